@@ -3,7 +3,7 @@
 
 use crate::hop::HopFailureCause;
 use crate::metrics::Family;
-use std::net::SocketAddr;
+use regions::HostPort;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
@@ -36,7 +36,7 @@ impl HopFailures {
 /// Connecting to a region failed. Logged when the cause changes. `docs/identities.md` has the fix for each `cause`.
 pub(crate) struct HopFailed<'a> {
     pub(crate) region: Option<&'a str>,
-    pub(crate) address: SocketAddr,
+    pub(crate) address: &'a HostPort,
     pub(crate) cause: HopFailureCause,
     pub(crate) error: &'a dyn std::fmt::Display,
     /// Whether the cause differs from that of the previous failure.

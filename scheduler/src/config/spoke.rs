@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
 use regions::region_list::find_region;
-use regions::{Catalogue, RegionId};
+use regions::{Catalogue, HostPort, RegionId};
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -24,8 +24,8 @@ section! {
         region: Option<String>;
         /// Listener for gateways.
         listen: SocketAddr, like "\"IP:PORT\"";
-        /// Address for gateways: that of the listener, unless there is a proxy or NAT in between.
-        advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
+        /// Address for gateways, with a name or an IP address: that of the listener, or of a load balancer in front.
+        advertise: HostPort, like "\"HOST:PORT\"";
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
         /// File with the token for the hub.
@@ -53,7 +53,7 @@ section! {
     /// Replica that is started independently.
     partial struct ReplicaEntry {
         /// Address of its listener.
-        endpoint: SocketAddr, like "\"127.0.0.1:7200\"", check is_reachable;
+        endpoint: HostPort, like "\"127.0.0.1:7200\"";
     }
 }
 
@@ -69,15 +69,6 @@ section! {
         /// Plaintext on any network, instead of the files.
         insecure: bool = false;
     }
-}
-
-/// Checks that other machines can reach this address.
-fn is_reachable(address: &SocketAddr) -> Result<(), String> {
-    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-        let fix = "write an address that they can connect to, such as \"10.0.0.7:7100\"";
-        return Err(format!("is unreachable for other processes; {fix}"));
-    }
-    Ok(())
 }
 
 /// Files of `[tls]`, for the ingress, which reads them.
@@ -99,7 +90,7 @@ pub struct SpokeConfig {
     /// Listen address of the ingress.
     pub listen: SocketAddr,
     /// Address at which gateways reach the ingress.
-    pub advertise: SocketAddr,
+    pub advertise: HostPort,
     /// The hubs.
     pub hub: Hubs,
     /// Token sent to the hubs.
@@ -107,7 +98,7 @@ pub struct SpokeConfig {
     /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
     /// Addresses of the replicas in the file.
-    pub replicas: Vec<SocketAddr>,
+    pub replicas: Vec<HostPort>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
@@ -161,7 +152,7 @@ impl SpokeConfig {
         let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
             files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read)
         });
-        let addresses = [("listen", file.listen), ("advertise", file.advertise)];
+        let addresses = [("listen", file.listen.map(HostPort::from)), ("advertise", file.advertise.clone())];
         let tls = file.tls.and_then(|section| tls(document, files, section, addresses));
         let replicas = file.replica.and_then(|entries| replicas(document, entries));
         let fixed = replicas.as_ref().map_or(0, Vec::len);
@@ -221,11 +212,11 @@ fn tls(
     document: &ConfigFile<'_>,
     files: &Files<'_>,
     section: Option<SpokeTlsSection>,
-    addresses: [(&str, Option<SocketAddr>); 2],
+    addresses: [(&str, Option<HostPort>); 2],
 ) -> Option<Option<TlsFiles>> {
     let Some(SpokeTlsSection { certificate, key, client_ca, insecure }) = section else {
         for (name, address) in addresses {
-            if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
+            if let Some(address) = address.filter(|address| !address.is_loopback()) {
                 let problem = format!(
                     "\"{address}\" is not a loopback address, and without [tls] requests would be sent in plaintext; \
                      add [tls] with certificate, key and client_ca, or with insecure = true"
@@ -249,10 +240,10 @@ fn tls(
     }
 }
 
-fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
+fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<HostPort>> {
     let mut known = BTreeSet::new();
     for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
-        if let Some(address) = endpoint.filter(|address| !known.insert(*address)) {
+        if let Some(address) = endpoint.as_ref().filter(|&address| !known.insert(address.clone())) {
             let problem = format!("\"{address}\" is the endpoint of another replica; remove one of them");
             document.problem(&format!("replica[{index}].endpoint"), problem);
         }
@@ -314,7 +305,7 @@ mod tests {
             "line 6: receipts.dirr: unknown key `dirr`; did you mean dir?; the keys are dir, key_file",
             "line 8: tls: needs certificate, key and client_ca",
             "line 14: scaling.orphan_timeout: \"2h\" is out of range; write a duration from \"1s\" to \"1h\"",
-            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write an address",
+            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write HOST:PORT",
         ];
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, part) in problems.iter().zip(expected) {
@@ -361,7 +352,7 @@ mod tests {
                 "listen: \"0.0.0.0:7100\" is not a loopback address",
                 "advertise: \"10.0.0.7:7100\" is not a loopback address",
                 "https://hub",
-                "replica 1: endpoint: \"10.0.0.8:0\" is unreachable",
+                "replica 1: endpoint: \"10.0.0.8:0\" has the port 0",
                 "replica 3: endpoint: \"10.0.0.8:9\" is the endpoint of another replica",
             ],
         );
