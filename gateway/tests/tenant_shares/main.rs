@@ -1,5 +1,7 @@
 //! Limits of a tenant at simulated gateways with the real limiters and the real division of the hub, in simulated time.
 
+#![expect(clippy::unwrap_used, reason = "names that do not parse fail the test")]
+
 use gateway_core::tenant::{Cost, GatewayShares, RateLimiter, RateLimits};
 use regions::Catalogue;
 use regions::id::TenantId;
@@ -137,7 +139,7 @@ impl SimulatedFleet {
 fn the_limit_holds_for_all_gateways_together_under_skewed_shifting_and_bursty_traffic() {
     let mut fleet = SimulatedFleet::new(4);
     println!("limit {LIMIT} requests/s; admitted/limit in each second of the phase");
-    let mut phase =
+    let phase =
         |fleet: &mut SimulatedFleet, name: &str, seconds: u64, settle: usize, demand: fn(u64) -> [u64; 4]| {
             let ratios: Vec<f64> = (0..seconds)
                 .map(|second| fleet.second(&demand(second)).iter().sum::<u64>() as f64 / LIMIT as f64)
