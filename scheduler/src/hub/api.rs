@@ -17,7 +17,7 @@ use super::demands::DemandRecords;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
-use super::shares::TenantDemandRecords;
+use super::tenant_demands::TenantDemandRecords;
 use super::{Current, PublishedTable};
 use crate::respond::{Code, ErrorResponse};
 

@@ -12,7 +12,7 @@
 //! A registration is a key in the store under the spoke's lease, written by `spokes`. The `controller` sees it through
 //! its watch, like every other change, lets [`scheduler_core::hub`] decide, and publishes. So with several hubs on one
 //! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`), demand of tenants
-//! (`shares`) and drains (`drains`) take the same way.
+//! (`tenant_demands`) and drains (`drains`) take the same way.
 //!
 //! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees
 //! these records through its watch too. The store also records which reader runs which table ([`readers`]), so that a
@@ -41,6 +41,7 @@ mod replicas;
 mod scrape;
 mod shares;
 mod spokes;
+mod tenant_demands;
 mod term_start;
 
 use std::future::{Future, IntoFuture};

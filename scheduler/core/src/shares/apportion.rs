@@ -1,7 +1,7 @@
 //! Division of one rate limit among gateways by their demand.
 //!
 //! Water-filling: a gateway gets its demand and a tenth more, up to a common level at which the limit is used up; what
-//! nobody demands is divided equally, so that every gateway can serve a burst. So the demand that one gateway claims,
+//! is not demanded is divided equally, so that every gateway can serve a burst. So the demand that one gateway claims,
 //! however large, takes nothing from gateways below the level.
 
 use super::{FLOOR, FLOORS_MAX};

@@ -54,7 +54,7 @@ pub struct ShareAllocator {
     epoch: u64,
     /// Highest number ever assigned.
     number: u64,
-    gateways: BTreeMap<GatewayInstance, GatewayState>,
+    gateways: BTreeMap<GatewayInstance, ShareHolder>,
     /// Changes that are being written.
     in_flight: Option<ShareChanges>,
     due: Instant,
@@ -95,7 +95,7 @@ impl UsableShares {
 }
 
 #[derive(Debug, Default)]
-struct GatewayState {
+struct ShareHolder {
     demand: BTreeMap<TenantId, PerLimit<u64>>,
     /// Shares in the store.
     issued: Option<TenantShares>,
@@ -107,7 +107,7 @@ struct GatewayState {
     silent_since: Option<Instant>,
 }
 
-impl GatewayState {
+impl ShareHolder {
     /// Adds shares that the gateway may apply from now on.
     fn issue(&mut self, shares: &TenantShares) {
         self.unacknowledged.push_back((shares.generation, UsableShares::exactly(shares)));
@@ -152,10 +152,10 @@ impl ShareAllocator {
     /// Creates an allocator that continues from the shares in the store. Gateways count as silent until they report.
     pub fn new(epoch: u64, stored: impl IntoIterator<Item = TenantShares>, now: Instant) -> ShareAllocator {
         let state = |shares: TenantShares| {
-            let mut state = GatewayState { silent_since: Some(now), ..GatewayState::default() };
+            let mut state = ShareHolder { silent_since: Some(now), ..ShareHolder::default() };
             state.issue(&shares);
             let gateway = shares.gateway.clone();
-            (gateway, GatewayState { issued: Some(shares), ..state })
+            (gateway, ShareHolder { issued: Some(shares), ..state })
         };
         let gateways: BTreeMap<_, _> = stored.into_iter().map(state).collect();
         let generations = gateways.values().filter_map(|state| state.issued.as_ref());
@@ -239,7 +239,7 @@ impl ShareAllocator {
     /// Returns the gateways whose shares are no longer reserved, except the one with the highest number: a successor that
     /// found no shares in the store would assign its numbers again.
     fn retired(&self, now: Instant) -> Vec<GatewayInstance> {
-        let number = |state: &GatewayState| state.issued.as_ref().map(|issued| issued.generation.number);
+        let number = |state: &ShareHolder| state.issued.as_ref().map(|issued| issued.generation.number);
         let highest = self.gateways.values().filter_map(number).max();
         let retired = self.gateways.iter().filter(|(_, state)| {
             is_over(state, now) && (number(state).is_none() || number(state) != highest)
@@ -326,7 +326,7 @@ impl ShareAllocator {
     /// Returns the tenants with demand or with shares of their own.
     fn listed(&self, live: &[GatewayInstance]) -> BTreeSet<TenantId> {
         let states = live.iter().map(|gateway| &self.gateways[gateway]);
-        let known = |state: &GatewayState| -> Vec<TenantId> {
+        let known = |state: &ShareHolder| -> Vec<TenantId> {
             let issued = state.issued.iter().flat_map(|issued| issued.tenants.keys());
             issued.chain(state.demand.keys()).cloned().collect()
         };
@@ -345,7 +345,7 @@ impl ShareAllocator {
             sum.zip(state.usable.of(tenant)).map(|(sum, share)| sum + u64::from(share))
         });
         let states: Vec<_> = live.iter().map(|gateway| &self.gateways[gateway]).collect();
-        let demand = |state: &GatewayState| {
+        let demand = |state: &ShareHolder| {
             tenant.and_then(|tenant| state.demand.get(tenant).copied()).unwrap_or_default()
         };
         let claims: Vec<PerLimit<Claim>> = states
@@ -386,7 +386,7 @@ impl ShareAllocator {
 }
 
 /// Returns whether the shares of a gateway are no longer reserved.
-fn is_over(state: &GatewayState, now: Instant) -> bool {
+fn is_over(state: &ShareHolder, now: Instant) -> bool {
     state.silent_since.is_some_and(|since| now.saturating_duration_since(since) >= SHARE_RETENTION)
 }
 
