@@ -1,8 +1,10 @@
 //! Command-line options.
 
+mod key;
 mod load;
 mod model;
 
+pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
 
@@ -40,6 +42,9 @@ pub(crate) enum CliCommand {
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
+    /// Create, list and revoke API keys of tenants
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Drain a region: move its traffic to other allowed regions
     Drain(DrainOptions),
     /// Audit receipts: verify that every request stayed in its allowed regions
@@ -256,6 +261,8 @@ pub(crate) enum ResourceKind {
     Regions,
     /// Traffic shares of the regions, with reasons, optionally of one deployment
     Plan,
+    /// Shares of the gateways in the rate limits of tenants, optionally of one tenant
+    Shares,
     /// Replicas and model revisions of each deployment, and pending changes with what they wait for
     Rollout,
 }

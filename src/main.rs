@@ -6,6 +6,7 @@ mod cli;
 mod drain;
 mod drill;
 mod explain;
+mod key;
 mod load;
 mod log;
 mod models;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         cli::CliCommand::Apply(options) => apply::apply(&options),
         cli::CliCommand::Get(options) => apply::get(&options),
         cli::CliCommand::Explain(options) => explain::main(&options),
+        cli::CliCommand::Key(command) => key::main(&command),
         cli::CliCommand::Drain(options) => drain::main(&options),
         cli::CliCommand::VerifyResidency(options) => verify::main(options),
         cli::CliCommand::Load(options) => load::main(*options),

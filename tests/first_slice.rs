@@ -6,6 +6,7 @@ mod applied;
 mod clients;
 mod cold_start;
 mod drilled;
+mod gateways;
 mod on_etcd;
 mod on_gpu;
 mod plan;

@@ -58,7 +58,7 @@ pub use region_list::parse_region_list;
 pub use residency::{Area, ResidencyPolicy};
 pub use route::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 pub use set::{RegionIndex, RegionSet};
-pub use tenant::{KeyDigest, TenantRules, parse_tenants, write_tenants};
+pub use tenant::{KeyDigest, LimitShare, PerLimit, TenantRules, parse_tenants, write_tenants};
 pub use weights::Share;
 pub use written::Unwritable;
 

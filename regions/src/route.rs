@@ -16,7 +16,7 @@ use crate::id::{DeploymentName, InstanceName, RegionId, TenantId};
 use crate::identity::ServedRevision;
 use crate::residency::ResidencyPolicy;
 use crate::set::RegionSet;
-use crate::tenant::TenantRules;
+use crate::tenant::{ApiKey, KeyDigest, TenantRules};
 
 /// Version of a route table. It only rises at each reader: a table with a lower one is rejected, regardless of the sender.
 ///
@@ -59,6 +59,8 @@ pub struct Tenants {
     pub all: BTreeMap<TenantId, TenantRules>,
     /// Tenants whose residency policy will be wider once every process has this table.
     pub widening: BTreeMap<TenantId, Widening>,
+    /// Keys that operators created, beside those of the rules.
+    pub keys: BTreeMap<KeyDigest, ApiKey>,
 }
 
 /// Announced widening of a residency policy. Gateways do not send requests under the wider policy yet; regions already

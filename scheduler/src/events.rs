@@ -8,7 +8,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 
 use crate::config::StoreConfig;
-use regions::{DeploymentName, Generation, HostPort, InstanceName, ModelRevision, RegionId};
+use regions::{DeploymentName, Generation, HostPort, InstanceName, ModelRevision, RegionId, TenantId};
 use scheduler_api::plan::TrafficClass;
 use scheduler_core::access::Denied;
 use scheduler_store::EtcdConfig;
@@ -41,6 +41,14 @@ crate::log::events! {
     /// An operator applied deployments or tenants.
     info!(changes, deployments, "configuration applied")
     ConfigurationApplied { changes: usize, deployments: usize }
+
+    /// An operator created an API key.
+    info!(id, %tenant, "API key created")
+    ApiKeyCreated<'a> { id: &'a str, tenant: &'a TenantId }
+
+    /// An operator revoked an API key.
+    info!(id, %tenant, "API key revoked")
+    ApiKeyRevoked<'a> { id: &'a str, tenant: &'a TenantId }
 
     /// A request was denied, for the first time since the hub started. Its token is missing or wrong: compare the
     /// tokens on both sides.

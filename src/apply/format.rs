@@ -5,7 +5,9 @@ use scheduler_api::apply::{
     AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, FieldV1, PendingWideningV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
-use scheduler_api::plan::{FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, WeightsV1};
+use scheduler_api::plan::{
+    AllSharesV1, FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, TenantShareV1, TenantSharesV1, WeightsV1,
+};
 use scheduler_api::route::{InstanceRouteV1, RegionRouteV1};
 
 /// Formats the changes, one line per field.
@@ -25,6 +27,26 @@ pub(super) fn difference(applied: &AppliedV1) -> String {
         lines.extend(fields.iter().map(|field| format!("  {}", format_field(field))));
     }
     lines.extend(notes.iter().map(|note| format!("note: {note}")));
+    lines.join("\n")
+}
+
+/// Formats the shares of the gateways in percent, one line per gateway and tenant.
+pub(super) fn shares(shares: &AllSharesV1) -> String {
+    if shares.gateways.is_empty() {
+        return "no gateway shares the limits of tenants".to_owned();
+    }
+    let percent = |millionths: u32| format!("{:.1} %", f64::from(millionths) / 10_000.0);
+    let mut lines = Vec::new();
+    for TenantSharesV1 { epoch, generation, gateway, instance, default, tenants, .. } in &shares.gateways {
+        let every = percent(*default);
+        lines.push(format!(
+            "{gateway} {instance:016x}: {every} of each limit (generation {epoch}.{generation})"
+        ));
+        for TenantShareV1 { tenant, requests, inputs, tokens, since: _ } in tenants {
+            let [requests, inputs, tokens] = [requests, inputs, tokens].map(|share| percent(*share));
+            lines.push(format!("  {tenant}: requests {requests}, inputs {inputs}, tokens {tokens}"));
+        }
+    }
     lines.join("\n")
 }
 

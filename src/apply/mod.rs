@@ -16,7 +16,7 @@ use scheduler_api::apply::{
     AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
 };
 use scheduler_api::paths;
-use scheduler_api::plan::PlanV1;
+use scheduler_api::plan::{AllSharesV1, PlanV1};
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, WireError, deployment};
@@ -149,6 +149,13 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                     floors.floors.retain(|floor| name.as_ref().is_none_or(|name| *name == floor.name));
                 }
                 if *json { pretty(&plan) } else { format::plan(&plan) }
+            }
+            ResourceKind::Shares => {
+                let mut shares: AllSharesV1 = hub.get(paths::TENANT_SHARES).await?;
+                for gateway in &mut shares.gateways {
+                    gateway.tenants.retain(|share| name.as_ref().is_none_or(|name| *name == share.tenant));
+                }
+                if *json { pretty(&shares) } else { format::shares(&shares) }
             }
             ResourceKind::Regions => {
                 let RouteTableV1 { mut regions, .. } = hub.get(paths::ROUTES).await?;

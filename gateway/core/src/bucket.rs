@@ -15,9 +15,14 @@
 //! obvious alternative, granting it from a full bucket and waiting off the debt, would undermine the limit: one request
 //! of a day's worth would pass.
 //!
+//! A bucket may hold a [share](TokenBucket::set_share) of its rate: it refills with this share of the rate, and its burst is
+//! this share of a period's worth. A charge within the whole burst but beyond that of the share passes when the bucket is
+//! full, and is paid off by waiting: otherwise a gateway with a small share could serve no large request at all.
+//!
 //! The charge is an estimate; [`TokenBucket::settle`] moves *paid until* to where the real cost would have put it, which may
 //! be beyond the burst: computed work is owed.
 
+use regions::tenant::LimitShare;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
@@ -30,18 +35,11 @@ pub struct RateQuota {
     pub period: Duration,
 }
 
-impl RateQuota {
-    /// Returns the time in which `units` are refilled.
-    fn time_for(self, units: u64) -> Duration {
-        let nanos = self.period.as_nanos() * u128::from(units) / u128::from(self.units.get());
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-    }
-}
-
 /// Token bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     rate: RateQuota,
+    share: LimitShare,
     paid_until: Instant,
 }
 
@@ -60,7 +58,39 @@ pub enum Shortfall {
 impl TokenBucket {
     /// Makes a full bucket.
     pub fn new(rate: RateQuota, now: Instant) -> TokenBucket {
-        TokenBucket { rate, paid_until: now }
+        TokenBucket { rate, share: LimitShare::WHOLE, paid_until: now }
+    }
+
+    /// Makes a full bucket of a share of this rate.
+    pub fn with_share(rate: RateQuota, share: LimitShare, now: Instant) -> TokenBucket {
+        TokenBucket { share, ..TokenBucket::new(rate, now) }
+    }
+
+    /// Replaces the share. Units that may be taken now stay as they are, up to the new burst, and so do owed units: a larger
+    /// share is not paid out at once, because another bucket has used it up to now.
+    pub fn set_share(&mut self, share: LimitShare, now: Instant) {
+        if share == self.share {
+            return;
+        }
+        let rescaled = |time: Duration| {
+            let nanos =
+                time.as_nanos() * u128::from(self.share.millionths()) / u128::from(share.millionths());
+            Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        };
+        let (owed, period) = (self.owed(now), self.rate.period);
+        self.paid_until = match owed.checked_sub(period) {
+            Some(debt) => now + period + rescaled(debt),
+            None => now + period.saturating_sub(rescaled(period - owed)),
+        };
+        self.share = share;
+    }
+
+    /// Returns the time in which `units` are refilled.
+    fn time_for(&self, units: u64) -> Duration {
+        let whole = self.rate.period.as_nanos() * u128::from(units) / u128::from(self.rate.units.get());
+        let nanos = whole.saturating_mul(u128::from(LimitShare::WHOLE.millionths()))
+            / u128::from(self.share.millionths());
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
     /// Returns the configured rate.
@@ -73,13 +103,14 @@ impl TokenBucket {
         if units > self.rate.units.get() {
             return Err(Shortfall::Never);
         }
-        let wait = (self.owed(now) + self.rate.time_for(units)).saturating_sub(self.rate.period);
+        let allowed = self.rate.period.saturating_sub(self.time_for(units));
+        let wait = self.owed(now).saturating_sub(allowed);
         if wait.is_zero() { Ok(()) } else { Err(Shortfall::NotYet { wait }) }
     }
 
     /// Takes `units`.
     pub fn take(&mut self, units: u64, now: Instant) {
-        self.paid_until = now + self.owed(now) + self.rate.time_for(units);
+        self.paid_until = now + self.owed(now) + self.time_for(units);
     }
 
     /// Corrects a charge of `estimate` to `actual`.
@@ -87,7 +118,7 @@ impl TokenBucket {
         if actual >= estimate {
             self.take(actual - estimate, now);
         } else {
-            let back = self.rate.time_for(estimate - actual);
+            let back = self.time_for(estimate - actual);
             self.paid_until = now + self.owed(now).saturating_sub(back);
         }
     }
@@ -95,7 +126,9 @@ impl TokenBucket {
     /// Returns the units that may be taken now.
     pub fn left(&self, now: Instant) -> u64 {
         let free = self.rate.period.saturating_sub(self.owed(now));
-        let units = free.as_nanos() * u128::from(self.rate.units.get()) / self.rate.period.as_nanos().max(1);
+        let refilled = free.as_nanos() * u128::from(self.rate.units.get());
+        let units = refilled.saturating_mul(self.share.millionths().into())
+            / (self.rate.period.as_nanos().max(1) * u128::from(LimitShare::WHOLE.millionths()));
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
@@ -160,6 +193,49 @@ mod tests {
         assert_eq!(bucket.left(now), 1);
         bucket.settle(9, 0, now + 60 * SECOND);
         assert_eq!(bucket.left(now + 60 * SECOND), 10, "units refilled by time are not returned twice");
+    }
+
+    fn share(millionths: u32) -> LimitShare {
+        LimitShare::new(millionths).unwrap()
+    }
+
+    #[test]
+    fn a_share_has_its_part_of_the_rate_and_of_the_burst() {
+        let now = some_instant();
+        let mut bucket = TokenBucket::with_share(per_second(100), share(250_000), now);
+        assert_eq!(bucket.left(now), 25);
+        bucket.take(25, now);
+        assert_eq!(bucket.check(1, now), Err(Shortfall::NotYet { wait: SECOND / 25 }));
+        assert_eq!(bucket.left(now + SECOND / 5), 5);
+    }
+
+    #[test]
+    fn a_charge_beyond_the_burst_of_the_share_passes_a_full_bucket_and_is_paid_off() {
+        let now = some_instant();
+        let mut bucket = TokenBucket::with_share(per_second(100), share(10_000), now);
+        assert_eq!(bucket.check(101, now), Err(Shortfall::Never), "the limit of the tenant stays");
+        assert_eq!(bucket.check(50, now), Ok(()));
+        bucket.take(50, now);
+        assert_eq!(bucket.check(1, now), Err(Shortfall::NotYet { wait: 50 * SECOND }));
+        bucket.set_share(share(500_000), now);
+        assert_eq!(bucket.check(1, now), Err(Shortfall::NotYet { wait: SECOND }), "49 units are owed");
+    }
+
+    #[test]
+    fn a_changed_share_pays_out_nothing_at_once() {
+        let now = some_instant();
+        let mut bucket = TokenBucket::with_share(per_second(100), share(100_000), now);
+        bucket.take(4, now);
+        bucket.set_share(share(800_000), now);
+        assert_eq!(bucket.left(now), 6);
+        assert!(bucket.left(now + SECOND / 8) >= 15, "it refills at 80 per second");
+        bucket.set_share(share(20_000), now);
+        assert_eq!(bucket.left(now), 2, "no more than the burst of the smaller share");
+        for _ in 0..1000 {
+            bucket.set_share(share(800_000), now);
+            bucket.set_share(share(20_000), now);
+        }
+        assert!(bucket.left(now) <= 2, "flapping creates no units");
     }
 
     proptest! {

@@ -14,10 +14,17 @@ use regions::tenant::KeyDigest;
 use sha2::Digest as _;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// SHA-256 digest of a secret.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
+
+impl From<Digest> for KeyDigest {
+    fn from(Digest(digest): Digest) -> KeyDigest {
+        KeyDigest(digest)
+    }
+}
 
 impl From<KeyDigest> for Digest {
     fn from(KeyDigest(digest): KeyDigest) -> Digest {
@@ -38,7 +45,16 @@ pub struct KeyRing {
     tenants: Vec<Arc<Tenant>>,
     /// Position of each tenant in the list.
     names: BTreeMap<TenantId, usize>,
-    keys: BTreeMap<Digest, usize>,
+    keys: BTreeMap<Digest, KeyEntry>,
+}
+
+/// Tenant and expiry of a key.
+#[derive(Clone, Copy)]
+struct KeyEntry {
+    /// Position of the tenant in the list.
+    tenant: usize,
+    /// Time from which on the key is rejected, in seconds since 1970.
+    expires_at: Option<u64>,
 }
 
 /// Credential of a request.
@@ -61,6 +77,8 @@ pub enum KeyProblem {
     Several,
     /// No tenant has this key.
     Unknown,
+    /// The key has expired.
+    Expired,
 }
 
 impl<'a> Credential<'a> {
@@ -125,8 +143,8 @@ impl KeyRing {
 
     /// Returns all digests of keys in order, each with its tenant: equal for two rings with the same keys.
     pub fn fingerprint(&self) -> Vec<u8> {
-        let one = |(Digest(digest), at): (&Digest, &usize)| {
-            [&digest[..], self.tenants[*at].id.as_str().as_bytes(), b"\n"].concat()
+        let one = |(Digest(digest), entry): (&Digest, &KeyEntry)| {
+            [&digest[..], self.tenants[entry.tenant].id.as_str().as_bytes(), b"\n"].concat()
         };
         self.keys.iter().flat_map(one).collect()
     }
@@ -141,8 +159,19 @@ impl KeyRing {
     /// Adds a key of which only the digest is known.
     #[must_use]
     pub fn add_digest(&mut self, digest: Digest, tenant: &TenantId) -> bool {
-        let Some(index) = self.names.get(tenant) else { return false };
-        self.keys.entry(digest).or_insert(*index) == index
+        self.add_expiring_digest(digest, tenant, None)
+    }
+
+    /// Adds a key that is rejected from `expires_at` on, in seconds since 1970.
+    #[must_use]
+    pub fn add_expiring_digest(
+        &mut self,
+        digest: Digest,
+        tenant: &TenantId,
+        expires_at: Option<u64>,
+    ) -> bool {
+        let Some(tenant) = self.names.get(tenant).copied() else { return false };
+        self.keys.entry(digest).or_insert(KeyEntry { tenant, expires_at }).tenant == tenant
     }
 
     /// Returns the current version of a tenant that was authenticated by a token, possibly with an older ring; `None`
@@ -156,14 +185,22 @@ impl KeyRing {
     /// by a token; `None` if the tenant was removed, or its key was revoked or moved to another tenant.
     pub fn current_for(&self, tenant: &Tenant, key: Option<&Digest>) -> Option<&Arc<Tenant>> {
         let Some(key) = key else { return self.current(tenant) };
-        let now = &self.tenants[*self.keys.get(key)?];
+        let now = &self.tenants[self.keys.get(key)?.tenant];
         (now.id == tenant.id).then_some(now)
     }
 
-    /// Returns the tenant of this key.
-    pub fn tenant(&self, credential: &Credential<'_>) -> Result<&Arc<Tenant>, KeyProblem> {
-        let index = self.keys.get(&credential.digest).ok_or(KeyProblem::Unknown)?;
-        Ok(&self.tenants[*index])
+    /// Returns the tenant of this key. `now` is the time since 1970; it is read only for a key that expires.
+    pub fn tenant(
+        &self,
+        credential: &Credential<'_>,
+        now: impl FnOnce() -> Duration,
+    ) -> Result<&Arc<Tenant>, KeyProblem> {
+        let KeyEntry { tenant, expires_at } =
+            *self.keys.get(&credential.digest).ok_or(KeyProblem::Unknown)?;
+        if expires_at.is_some_and(|expires_at| now().as_secs() >= expires_at) {
+            return Err(KeyProblem::Expired);
+        }
+        Ok(&self.tenants[tenant])
     }
 
     /// Returns the tenant of this name if it belongs to this issuer.
@@ -216,6 +253,29 @@ mod tests {
         assert_eq!(secret(None, [None, None]), Err(KeyProblem::Missing));
     }
 
+    /// Clock for keys that do not expire.
+    fn never() -> Duration {
+        panic!("only a key that expires needs the time")
+    }
+
+    #[test]
+    fn a_key_is_rejected_from_its_expiry_on() {
+        let mut ring = ring();
+        let digest = Digest::of(b"s3cret");
+        assert!(ring.add_expiring_digest(digest, &id("local"), Some(100)));
+        assert!(!ring.add_expiring_digest(digest, &id("other"), None), "one key, one tenant");
+        let credential = Credential::read(Some(b"Bearer s3cret")).unwrap();
+        let tenant = |seconds, millis| {
+            let now = Duration::from_secs(seconds) + Duration::from_millis(millis);
+            ring.tenant(&credential, || now).map(|tenant| tenant.id.as_str())
+        };
+        assert_eq!(tenant(99, 999), Ok("local"));
+        assert_eq!(
+            (tenant(100, 0), tenant(u64::MAX, 0)),
+            (Err(KeyProblem::Expired), Err(KeyProblem::Expired))
+        );
+    }
+
     #[test]
     fn only_a_known_key_is_authenticated() {
         let mut ring = ring();
@@ -225,8 +285,8 @@ mod tests {
         assert!(!ring.add_key("x", &id("unknown")));
         let check = |header: Option<&str>, expected: Result<&str, KeyProblem>| {
             let credential = Credential::read(header.map(str::as_bytes));
-            let tenant =
-                credential.and_then(|credential| ring.tenant(&credential).map(|tenant| tenant.id.as_str()));
+            let tenant = credential
+                .and_then(|credential| ring.tenant(&credential, never).map(|tenant| tenant.id.as_str()));
             assert_eq!(tenant, expected, "{header:?}")
         };
         check(Some("Bearer s3cret"), Ok("local"));
@@ -273,6 +333,6 @@ mod tests {
         let digest = KeyDigest(sha2::Sha256::digest("s3cret").into());
         assert!(ring.add_digest(digest.into(), &id("docs")));
         let credential = Credential::read(Some(b"Bearer s3cret")).unwrap();
-        assert_eq!(ring.tenant(&credential).map(|tenant| tenant.index), Ok(7));
+        assert_eq!(ring.tenant(&credential, never).map(|tenant| tenant.index), Ok(7));
     }
 }

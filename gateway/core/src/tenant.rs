@@ -6,12 +6,18 @@
 //! the body its inputs and tokens. A request that fails the second step is refunded the first one, so a rejection by a
 //! limit costs nothing; an invalid request has cost us as much as a valid one, and is charged as one. Inputs and tokens
 //! are estimates until the response reports the real numbers.
+//!
+//! Where several gateways serve a tenant, each applies its [share](RateLimiter::set_shares) of the limits, which the hub
+//! apportions by the [demand](TenantDemandMeter) that each gateway reports. Statuses and rejections name the limits of the
+//! tenant and the units that this gateway admits now.
 
 use crate::bucket::{RateQuota, Shortfall, TokenBucket};
 use crate::priority::Priorities;
+use regions::ewma::Ewma;
 use regions::id::{DeploymentName, TenantId};
 use regions::residency::ResidencyPolicy;
-use std::collections::BTreeSet;
+use regions::tenant::{LimitShare, PerLimit};
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::{Duration, Instant};
 
@@ -107,12 +113,98 @@ pub struct LimitExceeded {
     pub shortfall: Shortfall,
 }
 
+/// Shares of this gateway in the rate limits of all tenants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayShares {
+    /// Share of a tenant that is not listed.
+    pub default: LimitShare,
+    /// Shares of tenants.
+    pub tenants: BTreeMap<TenantId, PerLimit<LimitShare>>,
+}
+
+impl GatewayShares {
+    /// Creates equal shares of `gateways` gateways.
+    pub fn equal(gateways: u32) -> GatewayShares {
+        GatewayShares { default: LimitShare::equal(gateways), tenants: BTreeMap::new() }
+    }
+
+    /// Returns the shares of a tenant.
+    pub fn of(&self, tenant: &TenantId) -> PerLimit<LimitShare> {
+        self.tenants.get(tenant).copied().unwrap_or(PerLimit::each(|| self.default))
+    }
+}
+
 /// Rate limiter of one tenant.
 #[derive(Clone, Debug)]
 pub struct RateLimiter {
     requests: Option<TokenBucket>,
     inputs: Option<TokenBucket>,
     tokens: Option<TokenBucket>,
+    demand: TenantDemandMeter,
+}
+
+/// Half-life of a tenant's reported demand: it follows a shift of traffic within seconds and ignores a single request.
+const DEMAND_HALF_LIFE: Duration = Duration::from_millis(500);
+/// Demand in units per minute below which a tenant is not reported: less than one request in ten minutes.
+const DEMAND_MIN: f64 = 0.1;
+
+/// Meter of the demand of one tenant at this gateway, admitted or rejected.
+///
+/// The cost of a request that was rejected at its head is unknown. It counts as the mean of the tenant's requests whose
+/// body was read.
+#[derive(Clone, Debug, Default)]
+pub struct TenantDemandMeter {
+    /// Requests since the last report, and those of them whose cost is known.
+    requests: u64,
+    sized: u64,
+    inputs: u64,
+    tokens: u64,
+    /// Mean inputs and tokens of a request.
+    mean: Option<(f64, f64)>,
+    /// Units per minute.
+    rates: Option<PerLimit<Ewma>>,
+    last_report: Option<Instant>,
+}
+
+impl TenantDemandMeter {
+    fn count_request(&mut self) {
+        self.requests = self.requests.saturating_add(1);
+    }
+
+    fn count_cost(&mut self, Cost { inputs, tokens }: Cost) {
+        self.sized = self.sized.saturating_add(1);
+        self.inputs = self.inputs.saturating_add(inputs);
+        self.tokens = self.tokens.saturating_add(tokens);
+    }
+
+    /// Returns the demand in units per minute; `None` if there is none. To be called about once a second.
+    pub fn report(&mut self, now: Instant) -> Option<PerLimit<u64>> {
+        let since = self.last_report.replace(now).map(|last| now.saturating_duration_since(last));
+        let minutes = since.unwrap_or(Duration::from_secs(1)).as_secs_f64().max(0.01) / 60.0;
+        let (requests, sized) = (self.requests as f64, self.sized as f64);
+        if self.sized > 0 {
+            self.mean = Some((self.inputs as f64 / sized, self.tokens as f64 / sized));
+        }
+        let (inputs, tokens) = self.mean.unwrap_or((1.0, 1.0));
+        let sample = PerLimit {
+            requests: requests / minutes,
+            inputs: requests * inputs / minutes,
+            tokens: requests * tokens / minutes,
+        };
+        let before = self.rates.unwrap_or(PerLimit::each(|| Ewma::new(DEMAND_HALF_LIFE, 0.0, now)));
+        let rates = before.zip(sample).map(|(mut rate, sample)| {
+            rate.add(sample, now);
+            // The first sample after a pause has its full weight.
+            if rate.get() < DEMAND_MIN && sample > 0.0 {
+                Ewma::new(DEMAND_HALF_LIFE, sample, now)
+            } else {
+                rate
+            }
+        });
+        (self.requests, self.sized, self.inputs, self.tokens) = (0, 0, 0, 0);
+        self.rates = (rates.requests.get() >= DEMAND_MIN).then_some(rates);
+        self.rates.map(|rates| rates.map(|rate| rate.get().ceil() as u64))
+    }
 }
 
 /// State of one limit, as sent in `x-ratelimit-*`.
@@ -127,23 +219,49 @@ pub struct LimitStatus {
 }
 
 impl RateLimiter {
-    /// Makes a limiter with full buckets.
+    /// Makes a limiter with full buckets of the whole limits.
     pub fn new(limits: &RateLimits, now: Instant) -> RateLimiter {
+        RateLimiter::with_shares(limits, PerLimit::each(|| LimitShare::WHOLE), now)
+    }
+
+    /// Makes a limiter with full buckets of shares of the limits.
+    pub fn with_shares(limits: &RateLimits, shares: PerLimit<LimitShare>, now: Instant) -> RateLimiter {
         let RateLimits { requests_per_second, inputs_per_second, tokens_per_minute } = *limits;
-        let bucket = |units: Option<NonZeroU64>, seconds| {
-            units
-                .map(|units| TokenBucket::new(RateQuota { units, period: Duration::from_secs(seconds) }, now))
+        let bucket = |units: Option<NonZeroU64>, seconds, share| {
+            let quota = |units| RateQuota { units, period: Duration::from_secs(seconds) };
+            units.map(|units| TokenBucket::with_share(quota(units), share, now))
         };
         RateLimiter {
-            requests: bucket(requests_per_second, 1),
-            inputs: bucket(inputs_per_second, 1),
-            tokens: bucket(tokens_per_minute, 60),
+            requests: bucket(requests_per_second, 1, shares.requests),
+            inputs: bucket(inputs_per_second, 1, shares.inputs),
+            tokens: bucket(tokens_per_minute, 60, shares.tokens),
+            demand: TenantDemandMeter::default(),
         }
+    }
+
+    /// Replaces the shares of this gateway.
+    pub fn set_shares(&mut self, shares: PerLimit<LimitShare>, now: Instant) {
+        let PerLimit { requests, inputs, tokens } = shares;
+        for (bucket, share) in
+            [(&mut self.requests, requests), (&mut self.inputs, inputs), (&mut self.tokens, tokens)]
+        {
+            if let Some(bucket) = bucket {
+                bucket.set_share(share, now);
+            }
+        }
+    }
+
+    /// Returns the demand in units per minute since the last report; `None` if there is none, or no limit.
+    pub fn demand(&mut self, now: Instant) -> Option<PerLimit<u64>> {
+        let RateLimiter { requests, inputs, tokens, demand } = self;
+        let demand = demand.report(now)?;
+        [requests, inputs, tokens].into_iter().any(|bucket| bucket.is_some()).then_some(demand)
     }
 
     /// Charges one request at the head if the limits allow `at_least` this cost.
     pub fn enter(&mut self, at_least: Cost, now: Instant) -> Result<(), LimitExceeded> {
         let Cost { inputs, tokens } = at_least;
+        self.demand.count_request();
         longest([
             exceeded(LimitKind::Requests, self.requests.as_ref(), 1, now),
             exceeded(LimitKind::Inputs, self.inputs.as_ref(), inputs, now),
@@ -159,6 +277,7 @@ impl RateLimiter {
     /// refunds the request if a limit is exceeded.
     pub fn charge(&mut self, cost: Cost, now: Instant) -> Result<(), LimitExceeded> {
         let Cost { inputs, tokens } = cost;
+        self.demand.count_cost(cost);
         let paid = longest([
             exceeded(LimitKind::Inputs, self.inputs.as_ref(), inputs, now),
             exceeded(LimitKind::Tokens, self.tokens.as_ref(), tokens, now),
@@ -328,6 +447,52 @@ pub(crate) mod tests {
         assert_eq!(left(&limiter, now), (3, 90));
         limiter.refund(now);
         assert_eq!(left(&limiter, now), (4, 90));
+    }
+
+    #[test]
+    fn demand_counts_rejected_requests_at_the_mean_cost_of_the_others() {
+        let begin = some_instant();
+        let mut limiter = RateLimiter::new(&limits(10, 1000, 100_000), begin);
+        assert_eq!(limiter.demand(begin), None);
+        let cost = Cost { inputs: 4, tokens: 200 };
+        let second = |limiter: &mut RateLimiter, at: u32| {
+            let admitted = |_| admit(limiter, cost, begin + Duration::from_secs(at.into())).is_ok();
+            assert_eq!((0..40).map(admitted).filter(|admitted| *admitted).count(), 10);
+            limiter.demand(begin + Duration::from_secs(u64::from(at) + 1)).unwrap()
+        };
+        let first = second(&mut limiter, 0);
+        assert_eq!(
+            (first.requests, first.inputs, first.tokens),
+            (2400, 9600, 480_000),
+            "30 of 40 were rejected"
+        );
+        for at in 1..10 {
+            assert_eq!(second(&mut limiter, at), first);
+        }
+        let later = begin + Duration::from_secs(11);
+        assert_eq!(limiter.demand(later).unwrap().requests, 600, "two half-lives later");
+        for at in 12..60 {
+            limiter.demand(begin + Duration::from_secs(at));
+        }
+        assert_eq!(limiter.demand(begin + Duration::from_secs(60)), None);
+        let mut unlimited = RateLimiter::new(&RateLimits::default(), begin);
+        assert!(admit(&mut unlimited, cost, begin).is_ok());
+        assert_eq!(unlimited.demand(later), None);
+    }
+
+    #[test]
+    fn a_share_reduces_what_is_admitted_and_the_status_names_the_limit() {
+        let now = some_instant();
+        let quarter = LimitShare::new(250_000).unwrap();
+        let mut limiter = RateLimiter::with_shares(&limits(20, 0, 400), PerLimit::each(|| quarter), now);
+        for _ in 0..5 {
+            assert_eq!(admit(&mut limiter, ONE, now), Ok(()));
+        }
+        let exceeded = admit(&mut limiter, ONE, now).expect_err("one past the share");
+        assert_eq!((exceeded.kind, exceeded.limit.get()), (LimitKind::Requests, 20));
+        let (requests, tokens) = limiter.status(now);
+        assert_eq!(requests.map(|status| (status.limit.get(), status.remaining)), Some((20, 0)));
+        assert_eq!(tokens.map(|status| (status.limit.get(), status.remaining)), Some((400, 95)));
     }
 
     #[test]

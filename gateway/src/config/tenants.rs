@@ -187,7 +187,7 @@ mod tests {
         let ring = parse("[[tenant]]\nname = \"a\"\nkey_env = \"TWO_KEYS\"").expect("two keys");
         for key in ["Bearer old", "Bearer new"] {
             let credential = Credential::read(Some(key.as_bytes())).expect(key);
-            assert_eq!(ring.tenant(&credential).expect(key).id.as_str(), "a");
+            assert_eq!(ring.tenant(&credential, || std::time::Duration::ZERO).expect(key).id.as_str(), "a");
         }
     }
 

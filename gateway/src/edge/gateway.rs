@@ -17,7 +17,7 @@ use super::scatter::{SplitCapacity, Splitter};
 use super::table::{self, Current};
 use super::tenants::Tenants;
 use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
-use super::{EdgeError, reload, reports};
+use super::{EdgeError, reload, reports, shares};
 use crate::config::EdgeConfig;
 use crate::events::HopFailures;
 use crate::hop::RegionTransport;
@@ -28,6 +28,7 @@ use crate::request_body::BodyReader;
 use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
+use gateway_core::tenant::GatewayShares;
 use resolver::Resolver;
 use scheduler_api::reader::Reader;
 use scheduler_client::hub::ControlPlaneClient;
@@ -64,8 +65,10 @@ impl Gateway {
     pub(super) fn new(config: EdgeConfig) -> Result<Gateway, EdgeError> {
         let config = Arc::new(config);
         let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
-        let tenants = Arc::new(Tenants::from_file(&config.keys, metrics.clone()));
         let plan_counts: Arc<PlanCounts> = Arc::default();
+        let restored = shares::restore(&config, &plan_counts);
+        let gateway_shares = restored.as_ref().map_or(GatewayShares::equal(1), shares::applied);
+        let tenants = Arc::new(Tenants::from_file(&config.keys, gateway_shares, metrics.clone()));
         let current_weights = channel::Sender::new(weights::restore(&config, &plan_counts));
         let demand_recorder: Arc<DemandRecorder> = Arc::default();
         let region_monitor = Arc::new(RegionMonitor::new(config.point, &config.catalogue));
@@ -105,8 +108,8 @@ impl Gateway {
         })
     }
 
-    /// Starts the tasks that follow the hub and the regions.
-    pub(super) fn follow_control_plane(&self, tasks: &mut JoinSet<()>) {
+    /// Starts the tasks that follow the hub and the regions. The demand of tenants is reported until the gateway drains.
+    pub(super) fn follow_control_plane(&self, tasks: &mut JoinSet<()>, draining: &channel::Receiver<bool>) {
         let (config, client) = (self.config.clone(), self.client.clone());
         let (reader, views, tenants) = (self.table_reader.clone(), self.views.clone(), self.tenants.clone());
         let (metrics, policy_clock) = (self.metrics.clone(), self.policy_clock.clone());
@@ -133,6 +136,17 @@ impl Gateway {
                 region_monitor.clone(),
                 current_weights.clone(),
                 plan_counts.clone(),
+            )
+        }));
+        let (config, client, tenants) = (self.config.clone(), self.client.clone(), self.tenants.clone());
+        let (plan_counts, draining) = (self.plan_counts.clone(), draining.clone());
+        tasks.spawn(supervise("tenant shares", move || {
+            shares::follow(
+                config.clone(),
+                client.clone(),
+                tenants.clone(),
+                plan_counts.clone(),
+                draining.clone(),
             )
         }));
         let (config, upstream, views) = (self.config.clone(), self.upstream.clone(), self.views.clone());

@@ -37,6 +37,7 @@ mod responder;
 mod router;
 mod scatter;
 mod scrape;
+mod shares;
 mod table;
 mod tenant_limiters;
 pub(crate) mod tenants;
@@ -153,7 +154,7 @@ pub async fn run(
     let (recorder, receipt_writer) = gateway.start_receipts()?;
     let draining = channel::Sender::new(false);
     let mut tasks = JoinSet::new();
-    gateway.follow_control_plane(&mut tasks);
+    gateway.follow_control_plane(&mut tasks, &draining.subscribe());
     gateway.follow_files(&mut tasks);
 
     let state = gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref());

@@ -223,7 +223,8 @@ impl Authenticator {
         let authorization = session.get_header(AUTHORIZATION).map(http::HeaderValue::as_bytes);
         let keys = [single(session, headers::API_KEY)?, single(session, headers::X_API_KEY)?];
         let credential = Credential::of_request(authorization, keys).map_err(invalid_api_key)?;
-        match ring.tenant(&credential) {
+        let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        match ring.tenant(&credential, since_1970) {
             Ok(tenant) => Ok(Authenticated { tenant: tenant.clone(), key: Some(credential.digest) }),
             Err(_) if !self.tokens.is_empty() && jwt::has_token_shape(credential.secret) => {
                 let tenant =

@@ -55,6 +55,7 @@ pub(super) fn invalid_api_key(problem: KeyProblem) -> Rejection {
              them."
         }
         KeyProblem::NotBearer => "The header 'authorization' is not of the form 'Bearer KEY'.",
+        KeyProblem::Expired => "This API key has expired; get another one from the operator of this gateway.",
         KeyProblem::Unknown => {
             "This API key is unknown; check it, or get one from the operator of this gateway."
         }

@@ -3,14 +3,17 @@
 //! A request is charged for itself when its head was read and for its content when its body was read (see
 //! `gateway_core::tenant`). Unused tokens are refunded when it ends, however it ends: [`TokenReservation`] does that when it is
 //! dropped. The headers are those of OpenAI, which its clients and many others read; they are on successful responses and on
-//! rejections.
+//! rejections. `x-ratelimit-limit-*` is the limit of the tenant, for all gateways together; the remaining units and the time
+//! until they are complete are those of this gateway's share.
 
 use super::duration::openai_duration;
 use super::refusals::limit_exceeded;
 use crate::respond::Rejection;
 use gateway_core::decimal;
 use gateway_core::keys::KeyRing;
-use gateway_core::tenant::{Cost, LimitStatus, RateLimiter, RateLimits, Tenant};
+use gateway_core::tenant::{Cost, GatewayShares, LimitStatus, RateLimiter, RateLimits, Tenant};
+use regions::id::TenantId;
+use regions::tenant::PerLimit;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,10 +24,38 @@ pub(super) type Header = (&'static str, String);
 
 /// Rate limiters of the current tenants, by tenant index. A request in flight keeps the limiter that it was charged from, also
 /// if its tenant has been removed.
-pub(crate) struct TenantLimiters(RwLock<BTreeMap<usize, TenantLimiter>>);
+pub(crate) struct TenantLimiters(RwLock<CurrentLimiters>);
+
+/// Limiters of the current tenants, and the shares of this gateway.
+struct CurrentLimiters {
+    by_index: BTreeMap<usize, TenantLimiter>,
+    /// Whether the hub divides the limits: those of the route table, not those of this gateway's own file.
+    are_shared: bool,
+    shares: GatewayShares,
+}
+
+impl CurrentLimiters {
+    /// Returns the limiter of a tenant with full buckets.
+    fn limiter(&self, tenant: &Tenant, now: Instant) -> TenantLimiter {
+        let whole = GatewayShares::equal(1);
+        let shares = if self.are_shared { &self.shares } else { &whole };
+        let limiter = RateLimiter::with_shares(&tenant.limits, shares.of(&tenant.id), now);
+        TenantLimiter { id: tenant.id.clone(), limits: tenant.limits, limiter: Arc::new(Mutex::new(limiter)) }
+    }
+}
+
+/// Source of the current tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TenantSource {
+    /// This gateway's own file. Its limits are those of this gateway.
+    File,
+    /// The route table. Its limits are divided among all gateways.
+    Table,
+}
 
 /// Rate limiter of one tenant.
 struct TenantLimiter {
+    id: TenantId,
     limits: RateLimits,
     limiter: Arc<Mutex<RateLimiter>>,
 }
@@ -43,21 +74,51 @@ pub(super) struct TokenReservation {
 }
 
 impl TenantLimiters {
-    pub(crate) fn new(keys: &KeyRing, now: Instant) -> TenantLimiters {
-        let limiters = TenantLimiters(RwLock::default());
-        limiters.update(keys, now);
+    pub(crate) fn new(keys: &KeyRing, shares: GatewayShares, now: Instant) -> TenantLimiters {
+        let none = CurrentLimiters { by_index: BTreeMap::new(), are_shared: false, shares };
+        let limiters = TenantLimiters(RwLock::new(none));
+        limiters.update(keys, TenantSource::File, now);
         limiters
     }
 
     /// Replaces the set of tenants. A tenant with unchanged limits keeps its limiter; the limiters of removed tenants are deleted.
-    pub(crate) fn update(&self, keys: &KeyRing, now: Instant) {
+    pub(crate) fn update(&self, keys: &KeyRing, source: TenantSource, now: Instant) {
         let mut limiters = self.0.write();
-        let mut previous = std::mem::take(&mut *limiters);
+        limiters.are_shared = source == TenantSource::Table;
+        let mut previous = std::mem::take(&mut limiters.by_index);
         for tenant in keys.tenants() {
             let unchanged = previous.remove(&tenant.index).filter(|limiter| limiter.limits == tenant.limits);
-            limiters
-                .insert(tenant.index, unchanged.unwrap_or_else(|| TenantLimiter::new(&tenant.limits, now)));
+            let limiter = unchanged.unwrap_or_else(|| limiters.limiter(tenant, now));
+            limiters.by_index.insert(tenant.index, limiter);
         }
+    }
+
+    /// Replaces the shares of this gateway.
+    pub(super) fn set_shares(&self, shares: GatewayShares, now: Instant) {
+        let mut limiters = self.0.write();
+        if limiters.shares == shares {
+            return;
+        }
+        if limiters.are_shared {
+            for TenantLimiter { id, limits: _, limiter } in limiters.by_index.values() {
+                limiter.lock().set_shares(shares.of(id), now);
+            }
+        }
+        limiters.shares = shares;
+    }
+
+    /// Returns the demand of the tenants with limits and traffic, in units per minute; `None` if no limit is shared with other
+    /// gateways. To be called about once a second.
+    pub(super) fn demand(&self, now: Instant) -> Option<BTreeMap<TenantId, PerLimit<u64>>> {
+        let limiters = self.0.read();
+        let is_limited = |limiter: &TenantLimiter| limiter.limits != RateLimits::default();
+        if !limiters.are_shared || !limiters.by_index.values().any(is_limited) {
+            return None;
+        }
+        let limited = limiters.by_index.values().filter(|limiter| is_limited(limiter));
+        let demand =
+            limited.filter_map(|limited| Some((limited.id.clone(), limited.limiter.lock().demand(now)?)));
+        Some(demand.collect())
     }
 
     /// Charges a request of `tenant` of which only the head was read, or returns the rejection. `body_bytes` is its declared
@@ -74,20 +135,14 @@ impl TenantLimiters {
 
     fn limiter(&self, tenant: &Tenant) -> Arc<Mutex<RateLimiter>> {
         let limiters = self.0.read();
-        let limiter = limiters.get(&tenant.index).map(|tenant| tenant.limiter.clone());
+        let limiter = limiters.by_index.get(&tenant.index).map(|tenant| tenant.limiter.clone());
         // The table is being replaced: this is the last request of a removed tenant.
-        limiter.unwrap_or_else(|| TenantLimiter::new(&tenant.limits, Instant::now()).limiter)
+        limiter.unwrap_or_else(|| limiters.limiter(tenant, Instant::now()).limiter)
     }
 
     /// Returns the number of tenants with a limiter.
     pub(super) fn count(&self) -> usize {
-        self.0.read().len()
-    }
-}
-
-impl TenantLimiter {
-    fn new(limits: &RateLimits, now: Instant) -> TenantLimiter {
-        TenantLimiter { limits: *limits, limiter: Arc::new(Mutex::new(RateLimiter::new(limits, now))) }
+        self.0.read().by_index.len()
     }
 }
 

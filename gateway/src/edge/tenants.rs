@@ -11,14 +11,14 @@
 //! changed tenant keeps its state. The state of a removed tenant is deleted, and its index is not reused in the lifetime of
 //! this process; if the tenant is added again, it is a new one.
 
-use super::tenant_limiters::TenantLimiters;
+use super::tenant_limiters::{TenantLimiters, TenantSource};
 use crate::metrics::EdgeMetrics;
 use gateway_core::keys::KeyRing;
 use gateway_core::priority::Priorities;
-use gateway_core::tenant::{RateLimits, Tenant};
+use gateway_core::tenant::{GatewayShares, RateLimits, Tenant};
 use regions::id::TenantId;
 use regions::route::{self, RouteTable};
-use regions::tenant::{TenantLimits, TenantRules};
+use regions::tenant::{ApiKey, TenantLimits, TenantRules};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -44,11 +44,11 @@ struct TenantIndexes {
 }
 
 impl Tenants {
-    /// Creates the tenants of the file.
-    pub(crate) fn from_file(file: &KeyRing, metrics: Arc<EdgeMetrics>) -> Tenants {
+    /// Creates the tenants of the file, and applies `shares` to the limits of the tenants of a table.
+    pub(crate) fn from_file(file: &KeyRing, shares: GatewayShares, metrics: Arc<EdgeMetrics>) -> Tenants {
         let by_id: BTreeMap<_, _> = file.tenants().map(|tenant| (tenant.id.clone(), tenant.index)).collect();
         let indexes = TenantIndexes { next: by_id.len(), by_id, applied: None };
-        let limiters = TenantLimiters::new(file, Instant::now());
+        let limiters = TenantLimiters::new(file, shares, Instant::now());
         Tenants { file: RwLock::new(Arc::new(file.clone())), indexes: Mutex::new(indexes), limiters, metrics }
     }
 
@@ -66,7 +66,7 @@ impl Tenants {
         }
         let mut previous = std::mem::take(&mut indexes.by_id);
         let ring = file.reindexed(|id| indexes.index_of(&mut previous, id));
-        self.limiters.update(&ring, Instant::now());
+        self.limiters.update(&ring, TenantSource::File, Instant::now());
         self.metrics.tenants.adopt(&ring);
         let ring = Arc::new(ring);
         *self.file.write() = ring.clone();
@@ -90,8 +90,12 @@ impl Tenants {
             let is_unique = added && rules.keys.iter().all(|key| ring.add_digest((*key).into(), &rules.id));
             assert!(is_unique, "a table with a duplicate tenant name or key is refused when it is read");
         }
+        for (digest, ApiKey { tenant, expires_at }) in &tenants.keys {
+            let added = ring.add_expiring_digest((*digest).into(), tenant, *expires_at);
+            assert!(added, "a table with a key of two tenants or of none is refused when it is read");
+        }
         indexes.applied = Some(tenants.clone());
-        self.limiters.update(&ring, Instant::now());
+        self.limiters.update(&ring, TenantSource::Table, Instant::now());
         self.metrics.tenants.adopt(&ring);
         Arc::new(ring)
     }
@@ -149,7 +153,7 @@ mod tests {
     fn index(ring: &KeyRing, key: &str) -> Option<usize> {
         let header = format!("Bearer {key}");
         let credential = Credential::read(Some(header.as_bytes())).expect("a credential");
-        ring.tenant(&credential).ok().map(|tenant| tenant.index)
+        ring.tenant(&credential, || std::time::Duration::ZERO).ok().map(|tenant| tenant.index)
     }
 
     #[test]
@@ -160,7 +164,7 @@ mod tests {
         let own = first.tenants.as_ref().and_then(|tenants| tenants.all.values().next()).expect("a tenant");
         assert!(file.add(tenant(own, 0)) && file.add_key("of-the-file", &own.id));
         let metrics = Arc::new(EdgeMetrics::new(&Catalogue::builtin(), &file));
-        let tenants = Tenants::from_file(&file, metrics);
+        let tenants = Tenants::from_file(&file, GatewayShares::equal(1), metrics);
         let ring = tenants.apply_table(&RouteTable::empty());
         assert_eq!((index(&ring, "of-the-file"), index(&ring, "a")), (Some(0), None));
 
@@ -189,7 +193,7 @@ mod tests {
     fn state_of_removed_tenants_is_deleted_and_their_metrics_are_aggregated() {
         let file = KeyRing::default();
         let metrics = Arc::new(EdgeMetrics::new(&Catalogue::builtin(), &file));
-        let tenants = Tenants::from_file(&file, metrics.clone());
+        let tenants = Tenants::from_file(&file, GatewayShares::equal(1), metrics.clone());
         let limited = "limits = { requests_per_second = 1 }";
         let ring = tenants.apply_table(&table(&entry("a", limited)));
         let a = ring.tenants().next().expect("a").clone();

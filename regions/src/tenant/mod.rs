@@ -3,7 +3,9 @@
 //! The rules contain no secrets: a key is represented by its SHA-256, so reading the rules does not grant access. The
 //! gateway's runtime form is `gateway_core::tenant`; this module defines the file format and its validation.
 
+mod key;
 mod read;
+mod share;
 mod write;
 
 use std::collections::BTreeSet;
@@ -11,7 +13,9 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::str::FromStr;
 
+pub use key::{ApiKey, MAX_CREATED_KEYS, MAX_CREATED_KEYS_PER_TENANT};
 pub use read::{Limits, TenantEntry, parse_tenants, read_tenants, rules};
+pub use share::{LimitShare, PerLimit};
 pub use write::write_tenants;
 
 use crate::id::{DeploymentName, TenantId};
@@ -70,6 +74,19 @@ pub struct KeyDigest(pub [u8; 32]);
     "the value has {0} bytes; write a SHA-256 as 64 hexadecimal digits: `printf %s KEY | sha256sum` prints it"
 )]
 pub struct KeyDigestError(usize);
+
+impl TenantLimits {
+    /// Returns the limits in units per minute; `None` where there is none.
+    pub fn per_minute(&self) -> PerLimit<Option<u64>> {
+        let TenantLimits { requests_per_second, inputs_per_second, tokens_per_minute } = self;
+        let from_second = |limit: &Option<NonZeroU64>| limit.map(|limit| limit.get().saturating_mul(60));
+        PerLimit {
+            requests: from_second(requests_per_second),
+            inputs: from_second(inputs_per_second),
+            tokens: tokens_per_minute.map(NonZeroU64::get),
+        }
+    }
+}
 
 impl FromStr for KeyDigest {
     type Err = KeyDigestError;

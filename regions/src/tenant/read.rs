@@ -92,30 +92,23 @@ pub fn parse_tenants(
     ConfigFile::read(text, |document| read_tenants(document, catalogue))
 }
 
-/// Reads a tenants file to apply: without names of secrets, and with a key or an issuer for each tenant.
+/// Reads a tenants file to apply: without names of secrets. A tenant may have neither a key nor an issuer, because an
+/// operator may create its keys.
 pub fn read_tenants(
     document: &ConfigFile<'_>,
     catalogue: &Catalogue,
 ) -> Option<BTreeMap<TenantId, TenantRules>> {
     let entries = document.section::<AppliedTenants>()?.tenant?;
     let mut owners: BTreeMap<KeyDigest, &TenantId> = BTreeMap::new();
-    for (index, TenantEntry { name, key_sha256, issuer, .. }) in entries.iter().enumerate() {
+    for (index, TenantEntry { name, key_sha256, .. }) in entries.iter().enumerate() {
         let path = format!("tenant[{index}]");
-        let mut has_secret = false;
         for key in ["key_file", "key_env"].map(|key| format!("{path}.{key}")) {
             if document.has(&key) {
-                has_secret = true;
                 let fix = "write key_sha256 = [\"…\"], printed by `printf %s KEY | sha256sum`";
                 document.problem(&key, format!("secrets are not applied; {fix}"));
             }
         }
         let keys = key_sha256.as_ref().map(|keys| keys.as_deref().unwrap_or_default());
-        if keys.is_some_and(<[_]>::is_empty) && matches!(issuer, Some(None)) && !has_secret {
-            document.problem(
-                &path,
-                "it has neither key_sha256 nor an issuer, so no request can authenticate as it; write one",
-            );
-        }
         for (key, name) in keys.unwrap_or_default().iter().zip(std::iter::repeat(name)) {
             let Some(name) = name else { continue };
             if let Some(other) = owners.insert(*key, name).filter(|other| *other != name) {
@@ -213,7 +206,7 @@ mod tests {
     fn all_problems_are_reported_with_their_lines() {
         let text = "issuer = []\n[[tenant]]\nname = \"a b\"\nkey_sha256 = [\"s3cret\"]\nweight = 1001\npriorities = []\n\
                     [[tenant]]\nname = \"b\"\nkey_file = \"key\"\ndeployments = [\"a/b\"]\nresidency = { allow = [\"atlantis\"] }\n\
-                    priorities = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n[[tenant]]\nname = \"c\"\n";
+                    priorities = [\"fast\"]\nlimits = { inputs_per_second = 0 }\nwieght = 1\n";
         let problems = read(text).unwrap_err();
         for (line, part) in [
             (1, "[[issuer]] cannot be applied"),
@@ -227,7 +220,6 @@ mod tests {
             (12, "write interactive or bulk"),
             (13, "limits.inputs_per_second: 0 is out of range; write a whole number, 1 or more"),
             (14, "did you mean weight"),
-            (15, "neither key_sha256 nor an issuer"),
         ] {
             let reported = problems.iter().any(|(at, problem)| *at == line && problem.contains(part));
             assert!(reported, "line {line}: {part} in {problems:#?}");

@@ -4,15 +4,18 @@
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
 //! desired/deployments           DeploymentsV1        desired deployments, compressed if large
 //! desired/tenants               TenantsV1            desired tenants, if any were applied
+//! desired/keys                  CreatedKeysV1        created API keys, compressed if large
 //! spokes/{region}/{boot id}     RegisterV1           registration, under the spoke's lease
 //! instances/{region}/{name}     boot id              spoke with this instance name, under its lease
 //! leases/{region}/{boot id}     32 hex digits        identifier of the spoke's lease, under that lease
 //! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         last published table, compressed if large
 //! demand/{region}/{boot id}     DemandV1             demand of a gateway, under a lease of its own
+//! tenant-demand/{region}/{id}   TenantDemandV1       demand of tenants at a gateway, under a lease of its own
 //! drains/{region}               DrainV1              region that an operator drains
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
+//! plan/shares/{region}/{id}     TenantSharesV1       a gateway's shares of the tenants' limits, compressed if large
 //! leader                        a hub's address      hub that writes `routes`, under its lease
 //! ```
 //!
@@ -22,6 +25,7 @@
 use regions::{InstanceName, RegionId};
 
 use crate::lease::LeaseHolder;
+use crate::plan::GatewayInstance;
 use crate::reader::Reader;
 
 /// Epoch of the store, raised when the store is replaced or restored.
@@ -30,6 +34,8 @@ pub const EPOCH: &str = "meta/epoch";
 pub const DEPLOYMENTS: &str = "desired/deployments";
 /// Desired tenants.
 pub const TENANTS: &str = "desired/tenants";
+/// Created API keys.
+pub const CREATED_KEYS: &str = "desired/keys";
 /// Prefix of the readers.
 pub const READERS: &str = "readers/";
 /// Prefix of the spokes.
@@ -43,6 +49,8 @@ pub const ROUTES: &str = "routes";
 
 /// Prefix of the gateways' demand reports.
 pub const DEMAND: &str = "demand/";
+/// Prefix of the demand of tenants at the gateways.
+pub const TENANT_DEMAND: &str = "tenant-demand/";
 /// Prefix of the drains.
 pub const DRAINS: &str = "drains/";
 /// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
@@ -52,6 +60,8 @@ pub const PLAN: &str = "plan/";
 pub const WEIGHTS: &str = "plan/weights/";
 /// Prefix of the plan's floors.
 pub const FLOORS: &str = "plan/floors/";
+/// Prefix of the gateways' shares of the tenants' limits.
+pub const SHARES: &str = "plan/shares/";
 
 /// Address of the leading hub.
 pub const LEADER: &str = "leader";
@@ -87,6 +97,16 @@ pub fn demand(region: &RegionId, boot_id: u64) -> String {
     format!("{DEMAND}{region}/{boot_id:016x}")
 }
 
+/// Returns the key of the demand of tenants at a gateway.
+pub fn tenant_demand(GatewayInstance { region, id }: &GatewayInstance) -> String {
+    format!("{TENANT_DEMAND}{region}/{id:016x}")
+}
+
+/// Returns the key of a gateway's shares of the tenants' limits.
+pub fn shares(GatewayInstance { region, id }: &GatewayInstance) -> String {
+    format!("{SHARES}{region}/{id:016x}")
+}
+
 /// Returns the key of a drain.
 pub fn drain(region: &RegionId) -> String {
     format!("{DRAINS}{region}")
@@ -117,6 +137,18 @@ pub fn demand_of(key: &str) -> Option<(RegionId, u64)> {
     instance_of(key.strip_prefix(DEMAND)?)
 }
 
+/// Parses the key of the demand of tenants at a gateway.
+pub fn tenant_demand_of(key: &str) -> Option<GatewayInstance> {
+    let (region, id) = instance_of(key.strip_prefix(TENANT_DEMAND)?)?;
+    Some(GatewayInstance { region, id })
+}
+
+/// Parses the key of a gateway's shares of the tenants' limits.
+pub fn shares_of(key: &str) -> Option<GatewayInstance> {
+    let (region, id) = instance_of(key.strip_prefix(SHARES)?)?;
+    Some(GatewayInstance { region, id })
+}
+
 /// Parses the key of a drain.
 pub fn drain_of(key: &str) -> Option<RegionId> {
     key.strip_prefix(DRAINS)?.parse().ok()
@@ -141,6 +173,9 @@ mod tests {
             prop_assert!(key.starts_with(&spokes_of(&region)));
             prop_assert_eq!(spoke_of(&key), Some((region.clone(), boot_id)));
             prop_assert_eq!(demand_of(&demand(&region, boot_id)), Some((region.clone(), boot_id)));
+            let gateway = GatewayInstance { region: region.clone(), id: boot_id };
+            prop_assert_eq!(tenant_demand_of(&tenant_demand(&gateway)), Some(gateway.clone()));
+            prop_assert_eq!(shares_of(&shares(&gateway)), Some(gateway.clone()));
             prop_assert_eq!(drain_of(&drain(&region)), Some(region.clone()));
             let gateway = Reader { role: Role::Gateway, region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));

@@ -10,6 +10,7 @@
 //! plan, [`apply`] the operator's messages, [`paths`] the HTTP paths, and [`keys`] the keys of the hub's store. A
 //! [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
+pub mod api_key;
 pub mod apply;
 pub mod deployment;
 pub mod keys;

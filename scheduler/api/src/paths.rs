@@ -37,8 +37,16 @@ pub const ROLLOUT: &str = "/v1/rollout";
 pub const PLAN: &str = "/v1/plan";
 /// Demand of a gateway (`POST`); the response has its rows of the plan.
 pub const DEMAND: &str = "/v1/demand";
+/// Demand of tenants at a gateway (`POST`); the response has its shares of their rate limits.
+pub const TENANT_DEMAND: &str = "/v1/tenant-demand";
+/// Shares of all gateways in the tenants' rate limits.
+pub const TENANT_SHARES: &str = "/v1/tenant-shares";
 /// Change of deployments and tenants (`POST`).
 pub const APPLY: &str = "/v1/apply";
+/// Created API keys (`GET`), and creation of one (`POST`).
+pub const KEYS: &str = "/v1/keys";
+/// Revocation of an API key (`DELETE`).
+pub const KEY: &str = "/v1/keys/{id}";
 /// Promotion of the next model of a deployment (`POST`).
 pub const PROMOTE: &str = "/v1/deployments/{name}/promote";
 /// Drain of a region (`PUT`) and its end (`DELETE`).
@@ -79,6 +87,11 @@ pub fn demand(after: Option<Generation>) -> String {
 /// Returns the path of the promotion of `deployment`.
 pub fn promote(deployment: &DeploymentName) -> String {
     PROMOTE.replace("{name}", deployment.as_str())
+}
+
+/// Returns the path of the API key with this identifier.
+pub fn key(id: &str) -> String {
+    KEY.replace("{id}", id)
 }
 
 /// Returns the path of the drain of `region`.
@@ -158,9 +171,23 @@ mod tests {
         assert_eq!(reader(&own), format!("/v1/readers/{boot}"));
         assert_eq!([demand(None), demand(after)], ["/v1/demand", "/v1/demand?after=1.4"]);
         assert_eq!(promote(&"a.b".parse().unwrap()), "/v1/deployments/a.b/promote");
+        assert_eq!([KEYS, &key("00ff")], ["/v1/keys", "/v1/keys/00ff"]);
         assert_eq!(drain(&region), "/v1/drains/aws/us-east-1");
         assert_eq!(
-            [LIVEZ, READYZ, METRICS, SPOKES, DEPLOYMENTS, TENANTS, ROLLOUT, PLAN, APPLY, EXCHANGE],
+            [
+                LIVEZ,
+                READYZ,
+                METRICS,
+                SPOKES,
+                DEPLOYMENTS,
+                TENANTS,
+                ROLLOUT,
+                PLAN,
+                TENANT_DEMAND,
+                TENANT_SHARES,
+                APPLY,
+                EXCHANGE
+            ],
             [
                 "/livez",
                 "/readyz",
@@ -170,6 +197,8 @@ mod tests {
                 "/v1/tenants",
                 "/v1/rollout",
                 "/v1/plan",
+                "/v1/tenant-demand",
+                "/v1/tenant-shares",
                 "/v1/apply",
                 "/spoke/v1/exchange"
             ]

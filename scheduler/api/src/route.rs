@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::api_key::{TableKeyV1, read_table_keys, table_keys_v1};
 use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
@@ -41,6 +42,9 @@ pub struct RouteTableV1 {
     /// Announced wider residencies of tenants; absent if none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tenant_widening: Vec<WideningV1>,
+    /// Keys that operators created, beside those of the tenants; absent if none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub api_keys: Vec<TableKeyV1>,
 }
 
 /// Announced residency.
@@ -104,6 +108,7 @@ impl From<&RouteTable> for RouteTableV1 {
             revisions: revisions.as_ref().map(served_v1),
             tenants: tenants.as_ref().map(|tenants| tenants.all.values().map(TenantV1::from).collect()),
             tenant_widening: announced.map(widening_v1).collect(),
+            api_keys: tenants.as_ref().map(|tenants| table_keys_v1(&tenants.keys)).unwrap_or_default(),
         }
     }
 }
@@ -156,6 +161,7 @@ impl TryFrom<RouteTableV1> for RouteTable {
             revisions,
             tenants,
             tenant_widening,
+            api_keys,
         } = wire;
         let regions = entries("regions", ".id", regions, MAX_REGIONS, |at, region| {
             let RegionRouteV1 { id, instances, deployments, draining } = region;
@@ -174,7 +180,13 @@ impl TryFrom<RouteTableV1> for RouteTable {
         let known = BTreeMap::new();
         let announced =
             read_widening("tenant_widening", &tenant_widening, tenants.as_ref().unwrap_or(&known))?;
-        let tenants = tenants.map(|all| Tenants { all, widening: announced });
+        let keys = read_table_keys(api_keys, tenants.as_ref().unwrap_or(&known))?;
+        let is_used =
+            |digest| tenants.iter().flat_map(BTreeMap::values).any(|rules| rules.keys.contains(digest));
+        if let Some(at) = keys.keys().position(is_used) {
+            return Err(WireError::new(format!("api_keys[{at}].key_sha256"), "a tenant has this key too"));
+        }
+        let tenants = tenants.map(|all| Tenants { all, widening: announced, keys });
         let generation = Generation { epoch, number };
         Ok(RouteTable { generation, regions, deployments: deployed, widening, revisions, tenants })
     }
@@ -189,7 +201,8 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
     use proptest::sample::select;
-    use regions::{Deployment, DeploymentName, NextRevision, Scaling, ServedRevision};
+    use regions::tenant::{ApiKey, KeyDigest};
+    use regions::{Deployment, DeploymentName, NextRevision, Scaling, ServedRevision, TenantId};
     use serde_json::{Value, json};
 
     prop_compose! {
@@ -232,7 +245,9 @@ mod tests {
                 let all: BTreeMap<_, _> = each.into_iter().map(|tenant| (tenant.id.clone(), tenant)).collect();
                 let announced = Widening { to: to.parse().unwrap(), since: generation };
                 let widening = all.keys().take(2).map(|id| (id.clone(), announced.clone())).collect();
-                Tenants { all, widening }
+                let key = |tenant: &TenantId| ApiKey { tenant: tenant.clone(), expires_at: (number % 2 == 0).then_some(epoch) };
+                let keys = all.keys().take(1).map(|tenant| (KeyDigest([7; 32]), key(tenant))).collect();
+                Tenants { all, widening, keys }
             });
             let deployments: BTreeMap<_, _> = named.collect();
             let revisions = pinned.then(|| deployments.iter().take(3).map(served).collect());

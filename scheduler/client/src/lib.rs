@@ -11,10 +11,12 @@
 //! - [`snapshot`]: snapshot file of a message, with a checksum and a lock.
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
+//! - [`shares`]: exchange of the demand of tenants for shares of their rate limits.
 //! - [`operator`]: API for operators.
 
 pub mod hub;
 pub mod operator;
 pub mod plan;
+pub mod shares;
 pub mod snapshot;
 pub mod table;

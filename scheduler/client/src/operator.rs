@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use regions::{DeploymentName, RegionId};
 use reqwest::Method;
+use scheduler_api::api_key::{CreateKeyV1, CreatedKeyV1, CreatedKeysV1};
 use scheduler_api::apply::{AppliedV1, ApplyV1};
 use scheduler_api::deployment::PromotedV1;
 use scheduler_api::paths;
@@ -51,6 +52,34 @@ impl OperatorClient {
     /// When the hub does not respond, or rejects the request.
     pub async fn promote(&self, name: &DeploymentName) -> Result<PromotedV1, HubCallError> {
         self.send(&HubRequest::new(Method::POST, paths::promote(name), self.timeout)).await
+    }
+
+    /// Creates an API key.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn create_key(&self, message: &CreateKeyV1) -> Result<CreatedKeyV1, HubCallError> {
+        self.send(&HubRequest::post(paths::KEYS, message, self.timeout)).await
+    }
+
+    /// Returns the created API keys.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn keys(&self) -> Result<CreatedKeysV1, HubCallError> {
+        self.get(paths::KEYS).await
+    }
+
+    /// Revokes an API key.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or rejects the request.
+    pub async fn revoke_key(&self, id: &str) -> Result<(), HubCallError> {
+        let request = HubRequest::new(Method::DELETE, paths::key(id), self.timeout);
+        self.send::<IgnoredAny>(&request).await.map(drop)
     }
 
     /// Starts or ends the drain of a region.

@@ -1,4 +1,4 @@
-//! Snapshots of the hub's messages on disk (the route table, and a gateway's rows of the plan), each with a checksum, so
+//! Snapshots of the hub's messages on disk (the route table, and a gateway's rows of the plan and shares), each with a checksum, so
 //! that a process that starts while no hub responds uses the last valid ones.
 //!
 //! During a handover two gateways write the same file, because both still receive updates from the hub. So a writer holds
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use regions::{Generation, RouteTable};
 use scheduler_api::WireError;
-use scheduler_api::plan::{GatewayWeights, WeightsV1};
+use scheduler_api::plan::{GatewayWeights, TenantShares, TenantSharesV1, WeightsV1};
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::{self, AcceptedGeneration};
 use serde::Serialize;
@@ -45,6 +45,14 @@ impl PublishedMessage for WeightsV1 {
 
     fn generation(weights: &GatewayWeights) -> Generation {
         weights.generation
+    }
+}
+
+impl PublishedMessage for TenantSharesV1 {
+    type Content = TenantShares;
+
+    fn generation(shares: &TenantShares) -> Generation {
+        shares.generation
     }
 }
 

@@ -11,6 +11,7 @@
 //! - [`publish`]: next route table, if it differs from the last one.
 //! - [`plan`]: traffic plan: shares of each class by region, and minimum numbers of replicas against the loss of a
 //!   region.
+//! - [`shares`]: shares of gateways in the rate limits of tenants.
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
@@ -31,6 +32,7 @@ pub mod registry;
 pub mod revisions;
 pub mod rollout;
 pub mod scale;
+pub mod shares;
 pub mod spoke;
 pub mod table_watch;
 pub mod token;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::invariants;
-use crate::rollout::Staged;
+use crate::rollout::{Staged, StagedTenants};
 use regions::{Deployment, DeploymentName, Generation, RegionId, RegionRoute, RouteTable, Tenants};
 
 /// Returns the table that follows `previous`, if anything has changed. A region may serve names that are not deployed
@@ -27,7 +27,9 @@ pub fn publish(
     let known = previous.generation;
     let deployed = *deployments == previous.deployments && widening == previous.widening;
     let same_tenants = match (&tenants, &previous.tenants) {
-        (Some(now), Some(before)) => *now.all == before.all && now.widening == before.widening,
+        (Some(now), Some(before)) => {
+            *now.all == before.all && now.widening == before.widening && now.keys == before.keys
+        }
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     };
@@ -37,7 +39,11 @@ pub fn publish(
     }
     let generation = next_generation(previous, epoch);
     invariants::monotone(known, generation).expect("epochs never fall, and the number has just been raised");
-    let tenants = tenants.map(|staged| Tenants { all: staged.all.into_owned(), widening: staged.widening });
+    let tenants = tenants.map(|StagedTenants { all, widening, keys }| Tenants {
+        all: all.into_owned(),
+        widening,
+        keys,
+    });
     Some(RouteTable {
         generation,
         regions,
@@ -65,7 +71,6 @@ pub fn unknown<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rollout::StagedTenants;
     use proptest::prelude::*;
     use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
     use regions::{TenantId, TenantRules};
@@ -142,7 +147,11 @@ mod tests {
         let tenants = |text: &str| regions::parse_tenants(text, &regions::Catalogue::builtin()).unwrap();
         let one = tenants("[[tenant]]\nname = \"acme\"\nissuer = \"i\"\n");
         let next = |last: &RouteTable, tenants: Option<&BTreeMap<TenantId, TenantRules>>| {
-            let staged_tenants = |all| StagedTenants { all: Cow::Borrowed(all), widening: BTreeMap::new() };
+            let staged_tenants = |all| StagedTenants {
+                all: Cow::Borrowed(all),
+                widening: BTreeMap::new(),
+                keys: BTreeMap::new(),
+            };
             let staged = Staged { tenants: tenants.map(staged_tenants), ..staged(&all) };
             publish(last, 1, routes("aws/us-east-1", &["a"]), staged, &none)
         };

@@ -17,6 +17,7 @@ use super::demands::DemandRecords;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
+use super::tenant_demands::TenantDemandRecords;
 use super::{Current, PublishedTable};
 use crate::respond::{Code, ErrorResponse};
 
@@ -38,6 +39,8 @@ pub(super) struct HubApi<S> {
     pub(super) plans: Arc<PublishedPlan>,
     /// Demand that gateways have reported to this hub.
     pub(super) demands: Arc<DemandRecords>,
+    /// Demand of tenants that gateways have reported to this hub.
+    pub(super) tenant_demands: Arc<TenantDemandRecords>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.

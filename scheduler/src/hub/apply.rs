@@ -158,6 +158,7 @@ pub(super) async fn apply<S: Store>(
         }
         let served = deployments.as_ref().unwrap_or(&stored.deployments.all.deployments);
         notes.extend(not_deployed(tenants, served));
+        notes.extend(without_credentials(tenants));
         changes.extend(found);
     }
     notes.extend(changes.iter().filter_map(delay_note));
@@ -198,6 +199,18 @@ fn not_deployed(tenants: &TenantMap, served: &DeploymentMap) -> Option<String> {
         named.filter(|name| !served.contains_key(*name)).map(|name| name.as_str()).collect();
     let list: Vec<_> = missing.into_iter().collect();
     (!list.is_empty()).then(|| format!("tenants may use {}, which is not deployed", list.join(", ")))
+}
+
+/// Returns notes on tenants as which only requests with a created key can authenticate.
+fn without_credentials(tenants: &TenantMap) -> Vec<String> {
+    let bare = tenants.values().filter(|rules| rules.keys.is_empty() && rules.issuer.is_none());
+    let note = |rules: &TenantRules| {
+        let id = &rules.id;
+        format!(
+            "tenant {id} has neither key_sha256 nor an issuer: `meridian key create --tenant {id}` creates a key"
+        )
+    };
+    bare.map(note).collect()
 }
 
 /// Returns a note for the operator on a change that takes effect later.

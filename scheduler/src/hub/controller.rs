@@ -17,6 +17,7 @@ use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{Event, HubCommand, HubState};
 use scheduler_core::plan::{TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
+use scheduler_core::shares::ShareChanges;
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -202,6 +203,11 @@ impl<'a, S: Store> Controller<'a, S> {
                     }
                 }
                 HubCommand::PublishPlan(parts) => self.publisher.publish_plan(parts),
+                HubCommand::PersistShares(changes) => {
+                    if let Some(lost) = self.persist_shares(changes).await? {
+                        return Ok(Some(lost));
+                    }
+                }
             }
         }
         Ok(None)
@@ -214,20 +220,57 @@ impl<'a, S: Store> Controller<'a, S> {
             (parts.iter().map(put).collect::<Vec<_>>(), parts)
         });
         let (puts, parts) = packing.await.expect("packing does not panic");
-        for then in into_transactions(puts) {
+        let event = match self.write(into_transactions(puts)).await? {
+            Write::Done => Event::PlanPersisted(parts),
+            Write::Failed => Event::PlanPersistFailed,
+            Write::Rejected => return Ok(Some(LeadershipLost::WriteRejected)),
+        };
+        self.handle(event);
+        Ok(None)
+    }
+
+    /// Writes shares and deletes those of gateways that are gone, guarded by the term; returns the reason if the term is
+    /// over.
+    async fn persist_shares(&mut self, changes: ShareChanges) -> Result<Option<LeadershipLost>, HubError> {
+        let ShareChanges { issued, removed } = changes;
+        let packing = spawn_blocking(move || {
+            let put = |shares| {
+                let part = PlanPart::Shares(shares);
+                (records::key_of(&part), records::packed_part(&part))
+            };
+            issued.into_iter().map(put).collect::<Vec<_>>()
+        });
+        let mut transactions = into_transactions(packing.await.expect("packing does not panic"));
+        // A gateway is deleted after the others are written: the highest number must always be in the store.
+        let deletes: Vec<_> =
+            removed.iter().map(|gateway| Op::Delete { key: keys::shares(gateway) }).collect();
+        transactions.extend(deletes.chunks(TXN_OPS_MAX).map(<[Op]>::to_vec));
+        let event = match self.write(transactions).await? {
+            Write::Done => {
+                self.publisher.remove_shares(&removed);
+                Event::SharesPersisted
+            }
+            Write::Failed => Event::SharesPersistFailed,
+            Write::Rejected => return Ok(Some(LeadershipLost::WriteRejected)),
+        };
+        self.handle(event);
+        Ok(None)
+    }
+
+    /// Executes transactions, guarded by the term.
+    async fn write(&self, transactions: Vec<Vec<Op>>) -> Result<Write, HubError> {
+        for then in transactions {
             match self.store.txn(Txn { when: vec![self.term.guard()], then }).await {
                 Ok(outcome) if outcome.succeeded => self.publisher.report_store(None),
-                Ok(_) => return Ok(Some(LeadershipLost::WriteRejected)),
+                Ok(_) => return Ok(Write::Rejected),
                 Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
                 Err(error) => {
                     self.publisher.report_store(Some(&error));
-                    self.handle(Event::PlanPersistFailed);
-                    return Ok(None);
+                    return Ok(Write::Failed);
                 }
             }
         }
-        self.handle(Event::PlanPersisted(parts));
-        Ok(None)
+        Ok(Write::Done)
     }
 
     /// Writes the table, guarded by the term and the last known revision of the table.
@@ -283,6 +326,15 @@ impl<'a, S: Store> Controller<'a, S> {
         self.handle(Event::Persisted(theirs));
         Ok(None)
     }
+}
+
+/// Outcome of guarded writes.
+enum Write {
+    Done,
+    /// The outcome is unknown or a failure.
+    Failed,
+    /// The term is over.
+    Rejected,
 }
 
 /// Groups puts into as few transactions as their limits allow.

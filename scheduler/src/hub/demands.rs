@@ -17,7 +17,7 @@ use super::records;
 use crate::respond::{Code, ErrorResponse};
 
 /// Time after which a gateway without reports is forgotten.
-const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
+pub(super) const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
 /// A demand counts as changed if it differs by more than a tenth and by more than this number of tokens per second.
 const CHANGE_PART: u64 = 10;
 const CHANGE_TOKENS: u64 = 50;
@@ -87,7 +87,7 @@ impl DemandRecords {
 }
 
 /// Keeps a lease alive; returns `None` if it has ended or has no keys.
-async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Option<Lease>, StoreError> {
+pub(super) async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Option<Lease>, StoreError> {
     match store.lease_keep_alive(lease, Instant::now()).await {
         Ok(keys) => Ok((!keys.is_empty()).then_some(lease)),
         Err(StoreError::NoSuchLease(_)) => Ok(None),

@@ -158,7 +158,7 @@ impl<S: Store> ElectionCandidate<S> {
                 for change in &changes {
                     match change {
                         Event::Put(entry) => self.publish_entry(entry),
-                        Event::Delete { .. } => {}
+                        Event::Delete { key, .. } => self.publisher.remove_shares(&keys::shares_of(key)),
                     }
                 }
             }

@@ -21,7 +21,7 @@ use super::access::guarded;
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
-use super::{Current, LONG_POLLS_MAX, apply, drains, health, promote, spokes, stopped};
+use super::{Current, LONG_POLLS_MAX, api_keys, apply, drains, health, promote, shares, spokes, stopped};
 use crate::events::ReaderAhead;
 use crate::respond::{Code, ErrorResponse};
 
@@ -41,9 +41,13 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::TENANTS, get(apply::tenants::<S>))
         .route(paths::ROLLOUT, get(apply::rollout::<S>))
         .route(paths::PLAN, get(plan::<S>))
-        .route(paths::DEMAND, post(demand::<S>));
+        .route(paths::DEMAND, post(demand::<S>))
+        .route(paths::TENANT_DEMAND, post(shares::report::<S>))
+        .route(paths::TENANT_SHARES, get(shares::all::<S>));
     let operator = Router::new()
         .route(paths::APPLY, post(apply::apply::<S>).layer(DefaultBodyLimit::max(apply::BYTES_MAX)))
+        .route(paths::KEYS, get(api_keys::list::<S>).post(api_keys::create::<S>))
+        .route(paths::KEY, delete(api_keys::revoke::<S>))
         .route(paths::PROMOTE, post(promote::promote::<S>))
         .route(paths::DRAIN, put(drains::drain::<S>).delete(drains::undrain::<S>));
     probes
@@ -76,7 +80,7 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
-    let text = api.metrics.render(table, api.plans.places(), polls);
+    let text = api.metrics.render(table, (api.plans.places(), api.plans.sharing_gateways()), polls);
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
 }
 
@@ -183,6 +187,7 @@ mod tests {
             current,
             plans: Arc::default(),
             demands: Arc::default(),
+            tenant_demands: Arc::default(),
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),

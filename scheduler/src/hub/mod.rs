@@ -11,8 +11,8 @@
 //!
 //! A registration is a key in the store under the spoke's lease, written by `spokes`. The `controller` sees it through
 //! its watch, like every other change, lets [`scheduler_core::hub`] decide, and publishes. So with several hubs on one
-//! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`) and drains (`drains`)
-//! take the same way.
+//! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`), demand of tenants
+//! (`tenant_demands`) and drains (`drains`) take the same way.
 //!
 //! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees
 //! these records through its watch too. The store also records which reader runs which table ([`readers`]), so that a
@@ -24,6 +24,7 @@
 
 mod access;
 mod api;
+mod api_keys;
 mod apply;
 mod controller;
 mod demands;
@@ -38,7 +39,9 @@ mod readers;
 mod records;
 mod replicas;
 mod scrape;
+mod shares;
 mod spokes;
+mod tenant_demands;
 mod term_start;
 
 use std::future::{Future, IntoFuture};
@@ -197,6 +200,7 @@ async fn serve<S: Store>(
         current: current.clone(),
         plans: plans.clone(),
         demands: Arc::default(),
+        tenant_demands: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),

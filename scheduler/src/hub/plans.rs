@@ -8,7 +8,8 @@ use axum::body::Bytes;
 use regions::{Generation, RegionId};
 use scheduler_api::VERSION;
 use scheduler_api::plan::{
-    FloorV1, GatewayWeights, PlanV1, RegionFloors, RegionFloorsV1, WeightsV1, floors_to_wire,
+    AllSharesV1, FloorV1, GatewayInstance, GatewayWeights, PlanV1, RegionFloors, RegionFloorsV1,
+    TenantShares, TenantSharesV1, WeightsV1, floors_to_wire,
 };
 use scheduler_core::hub::planning::PlanPart;
 
@@ -22,6 +23,7 @@ pub(super) struct PublishedPlan(Mutex<PlanParts>);
 struct PlanParts {
     weights: BTreeMap<RegionId, Arc<CachedWeights>>,
     floors: BTreeMap<RegionId, RegionFloors>,
+    shares: BTreeMap<GatewayInstance, TenantShares>,
 }
 
 /// Weight rows for the gateways in one region.
@@ -59,6 +61,11 @@ impl PublishedPlan {
                     parts.floors.insert(floors.region.clone(), floors);
                 }
             }
+            PlanPart::Shares(shares) => {
+                if newer(parts.shares.get(&shares.gateway).map(|known| known.generation)) {
+                    parts.shares.insert(shares.gateway.clone(), shares);
+                }
+            }
         }
     }
 
@@ -72,6 +79,38 @@ impl PublishedPlan {
         let parts = self.parts();
         let rows = parts.weights.get(place)?;
         after.is_none_or(|after| rows.weights.generation > after).then(|| rows.clone())
+    }
+
+    /// Removes the shares of a gateway that is gone.
+    pub(super) fn remove_shares(&self, gateway: &GatewayInstance) {
+        self.parts().shares.remove(gateway);
+    }
+
+    /// Returns the number of gateways that share the tenants' limits with this one, and what it lacks of its shares.
+    pub(super) fn shares(
+        &self,
+        gateway: &GatewayInstance,
+        running: Option<Generation>,
+    ) -> (u32, Option<TenantShares>) {
+        let parts = self.parts();
+        match parts.shares.get(gateway) {
+            Some(shares) => (shares.gateways, shares.newer_than(running)),
+            None => {
+                let newest = parts.shares.values().max_by_key(|shares| shares.generation);
+                (newest.map_or(0, |shares| shares.gateways) + 1, None)
+            }
+        }
+    }
+
+    /// Returns the shares of all gateways.
+    pub(super) fn all_shares(&self) -> AllSharesV1 {
+        let gateways = self.parts().shares.values().map(TenantSharesV1::from).collect();
+        AllSharesV1 { version: VERSION, gateways }
+    }
+
+    /// Returns the number of gateways with shares.
+    pub(super) fn sharing_gateways(&self) -> usize {
+        self.parts().shares.len()
     }
 
     /// Returns the whole plan.

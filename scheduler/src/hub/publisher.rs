@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regions::{Generation, RouteTable};
+use scheduler_api::plan::GatewayInstance;
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_store::StoreError;
@@ -33,6 +34,11 @@ impl Publisher {
     /// Publishes those parts of a plan that are newer than the published ones.
     pub(super) fn publish_plan(&self, parts: impl IntoIterator<Item = PlanPart>) {
         parts.into_iter().for_each(|part| self.plans.publish(part));
+    }
+
+    /// Removes the shares of gateways that are gone.
+    pub(super) fn remove_shares<'a>(&self, gateways: impl IntoIterator<Item = &'a GatewayInstance>) {
+        gateways.into_iter().for_each(|gateway| self.plans.remove_shares(gateway));
     }
 
     /// Returns the generation of the published table.

@@ -13,12 +13,15 @@ use std::io::{Read, Write};
 use flate2::Compression;
 use flate2::read::ZlibDecoder;
 use flate2::write::ZlibEncoder;
+use regions::tenant::{ApiKey, KeyDigest};
 use regions::{Generation, RegionId, RouteTable, TenantId, TenantRules};
+use scheduler_api::api_key::{CreatedKeys, CreatedKeysV1};
 use scheduler_api::apply::ReaderV1;
 use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
 use scheduler_api::plan::{
-    DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1, WeightsV1,
+    DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
+    TenantDemand, TenantDemandV1, TenantShares, TenantSharesV1, WeightsV1,
 };
 use scheduler_api::reader::Reader;
 use scheduler_api::registration::RegisterV1;
@@ -128,6 +131,17 @@ pub(super) fn tenants(entry: &KeyValue) -> Result<BTreeMap<TenantId, TenantRules
     read::<TenantsV1, BTreeMap<TenantId, TenantRules>>(entry)
 }
 
+/// Parses the API keys of the entry `desired/keys`.
+pub(super) fn created_keys(entry: &KeyValue) -> Result<CreatedKeys, RecordError> {
+    read::<CreatedKeysV1, CreatedKeys>(entry)
+}
+
+/// Parses the API keys of the entry `desired/keys`, as gateways need them.
+pub(super) fn api_keys(entry: &KeyValue) -> Result<BTreeMap<KeyDigest, ApiKey>, RecordError> {
+    let keys = created_keys(entry)?;
+    Ok(keys.into_iter().map(|(digest, created)| (digest, created.key)).collect())
+}
+
 /// Parses the reader of an entry under `readers/`, and the generation of its table.
 pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordError> {
     let wire: ReaderV1 = serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))?;
@@ -154,6 +168,16 @@ pub(super) fn demand(entry: &KeyValue) -> Result<GatewayDemand, RecordError> {
     Ok(demand)
 }
 
+/// Parses the demand of tenants of an entry under `tenant-demand/`.
+pub(super) fn tenant_demand(entry: &KeyValue) -> Result<TenantDemand, RecordError> {
+    let demand = read::<TenantDemandV1, TenantDemand>(entry)?;
+    if entry.key != keys::tenant_demand(&demand.gateway) {
+        let problem = format!("the value belongs to {}", keys::tenant_demand(&demand.gateway));
+        return Err(unreadable(entry, problem));
+    }
+    Ok(demand)
+}
+
 /// Parses the region of an entry under `drains/`.
 pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
     let region = read::<DrainV1, RegionId>(entry)?;
@@ -167,6 +191,8 @@ pub(super) fn drain(entry: &KeyValue) -> Result<RegionId, RecordError> {
 pub(super) fn part(entry: &KeyValue) -> Result<PlanPart, RecordError> {
     let part = if entry.key.starts_with(keys::WEIGHTS) {
         read::<WeightsV1, GatewayWeights>(entry).map(PlanPart::Weights)
+    } else if entry.key.starts_with(keys::SHARES) {
+        read::<TenantSharesV1, TenantShares>(entry).map(PlanPart::Shares)
     } else {
         read::<RegionFloorsV1, RegionFloors>(entry).map(PlanPart::Floors)
     }?;
@@ -181,6 +207,7 @@ pub(super) fn key_of(part: &PlanPart) -> String {
     match part {
         PlanPart::Weights(weights) => keys::weights(&weights.gateway),
         PlanPart::Floors(floors) => keys::floors(&floors.region),
+        PlanPart::Shares(shares) => keys::shares(&shares.gateway),
     }
 }
 
@@ -189,6 +216,7 @@ pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
     match part {
         PlanPart::Weights(weights) => packed(&WeightsV1::from(weights)),
         PlanPart::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
+        PlanPart::Shares(shares) => packed(&TenantSharesV1::from(shares)),
     }
 }
 
@@ -212,8 +240,14 @@ pub(super) fn event(change: &store::Event) -> Option<Result<Event, RecordError>>
             Some(wanted(entry).map(Event::DeploymentsChanged))
         }
         store::Event::Put(entry) if key == keys::TENANTS => Some(tenants(entry).map(Event::TenantsChanged)),
+        store::Event::Put(entry) if key == keys::CREATED_KEYS => {
+            Some(api_keys(entry).map(Event::ApiKeysChanged))
+        }
         store::Event::Put(entry) if key.starts_with(keys::DEMAND) => {
             Some(demand(entry).map(Event::DemandReported))
+        }
+        store::Event::Put(entry) if key.starts_with(keys::TENANT_DEMAND) => {
+            Some(tenant_demand(entry).map(Event::TenantDemandReported))
         }
         store::Event::Put(entry) if key.starts_with(keys::DRAINS) => {
             Some(drain(entry).map(Event::DrainStarted))
@@ -230,6 +264,7 @@ fn deleted(key: &str) -> Option<Event> {
     let gateway = || keys::demand_of(key).map(|(region, boot_id)| GatewayBoot { region, boot_id });
     spoke()
         .or_else(|| gateway().map(Event::GatewayExpired))
+        .or_else(|| keys::tenant_demand_of(key).map(Event::TenantDemandExpired))
         .or_else(|| keys::drain_of(key).map(Event::DrainCancelled))
         .or_else(|| keys::reader_of(key).map(Event::ReaderExpired))
 }
@@ -353,7 +388,7 @@ mod tests {
         let alone = packed(&TenantsV1::from(&all));
         let read = tenants(&KeyValue { value: alone.clone().into(), ..entry(keys::TENANTS, "") });
         assert_eq!(read.as_ref(), Ok(&all));
-        let tenants = Some(regions::Tenants { all, widening: BTreeMap::new() });
+        let tenants = Some(regions::Tenants { all, ..regions::Tenants::default() });
         let table = packed(&RouteTableV1::from(&RouteTable { tenants, ..large_table() }));
         println!(
             "{MAX_TENANTS} tenants of two keys: {} bytes in the store, {} with a large table",

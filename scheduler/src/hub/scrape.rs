@@ -26,7 +26,11 @@ labels! {
         Rollout = paths::ROLLOUT,
         Plan = paths::PLAN,
         Demand = paths::DEMAND,
+        TenantDemand = paths::TENANT_DEMAND,
+        TenantShares = paths::TENANT_SHARES,
         Apply = paths::APPLY,
+        Keys = paths::KEYS,
+        Key = paths::KEY,
         Promote = paths::PROMOTE,
         Drain = paths::DRAIN,
         /// Path that is not served.
@@ -110,6 +114,8 @@ metric_set! {
         route_deployments: usize = "meridian_hub_route_deployments",
         /// Regions with gateways that have rows in the published traffic plan.
         plan_origins: usize = "meridian_hub_plan_origins",
+        /// Gateways with shares in the rate limits of tenants.
+        sharing_gateways: usize = "meridian_hub_sharing_gateways",
         /// Open long polls for the route table.
         polls: usize = "meridian_hub_polls",
         /// Limit on open long polls.
@@ -125,12 +131,12 @@ pub fn metrics() -> RoleMetrics {
 }
 
 impl HubMetrics {
-    /// Renders these metrics and the state of the hub: the published table, the origins of the published plan, and open
-    /// long polls with their limit.
+    /// Renders these metrics and the state of the hub: the published table, the origins and the sharing gateways of
+    /// the published plan, and open long polls with their limit.
     pub(super) fn render(
         &self,
         table: Option<&RouteTable>,
-        plan_origins: usize,
+        (plan_origins, sharing_gateways): (usize, usize),
         (polls, polls_max): (usize, usize),
     ) -> String {
         let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
@@ -141,6 +147,7 @@ impl HubMetrics {
             route_regions: table.map_or(0, |table| table.regions.len()),
             route_deployments: table.map_or(0, |table| table.deployments.len()),
             plan_origins,
+            sharing_gateways,
             polls,
             polls_max,
             panics: PanicMetrics::read(),

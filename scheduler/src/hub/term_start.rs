@@ -72,15 +72,21 @@ pub(super) fn read_all(entries: &[KeyValue]) -> StoreState {
     let readers = with_prefix(entries, keys::READERS).filter_map(|entry| readable(records::reader(entry)));
     let drains = with_prefix(entries, keys::DRAINS).filter_map(|entry| readable(records::drain(entry)));
     let demand = with_prefix(entries, keys::DEMAND).filter_map(|entry| readable(records::demand(entry)));
+    let tenant_demand =
+        with_prefix(entries, keys::TENANT_DEMAND).filter_map(|entry| readable(records::tenant_demand(entry)));
     let wanted = entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS);
     let deployments = wanted.and_then(|entry| readable(records::wanted(entry)));
+    let keys = entries.iter().find(|entry| entry.key == keys::CREATED_KEYS);
+    let api_keys = keys.and_then(|entry| readable(records::api_keys(entry)));
     let tenants = entries.iter().find(|entry| entry.key == keys::TENANTS);
     StoreState {
         spokes: spokes.collect(),
         deployments,
         tenants: tenants.and_then(|entry| readable(records::tenants(entry))),
+        api_keys,
         drains: drains.collect(),
         demand: demand.collect(),
+        tenant_demand: tenant_demand.collect(),
         readers: readers.collect(),
     }
 }

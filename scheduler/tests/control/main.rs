@@ -7,6 +7,7 @@ mod access;
 mod agent;
 mod apply;
 mod hub;
+mod keys;
 mod locks;
 mod plan;
 mod revisions;

@@ -4,17 +4,24 @@
 //! plan ([`WeightsV1`]) if they are newer. The gateway accepts the rows as a whole or not at all: if the shares of a
 //! row do not add up, a region occurs twice, or a reason is unknown, the current rows stay.
 //!
+//! With it, the gateway reports the demand of tenants and receives its shares of their rate limits ([`shares`]).
+//!
 //! The capacity of a spoke is part of its registration ([`super::registration`]); its floors are part of the lease
 //! response.
 
 mod capacity;
 mod demand;
 mod floors;
+mod shares;
 mod weights;
 
 pub use capacity::{CountV1, PoolV1, RegionCapacity, ReplicaCount, ReplicaPool};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
 pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
+pub use shares::{
+    AllSharesV1, GatewayInstance, SharesResponseV1, TenantDemand, TenantDemandV1, TenantShare, TenantShareV1,
+    TenantShares, TenantSharesV1, TenantUsageV1,
+};
 pub use weights::{GatewayWeights, NamedShare, RowV1, ShareV1, WeightsV1};
 
 use std::time::Duration;

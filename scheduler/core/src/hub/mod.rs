@@ -4,7 +4,8 @@
 //! *published*, so that a hub that crashes between the two has not shown any reader a generation that its successor
 //! would use again. Changes that arrive while a table is being persisted are collected in the next table.
 //!
-//! The traffic plan (see [`planning`]) is computed, persisted and published in the same way, once a second.
+//! The traffic plan (see [`planning`]) is computed, persisted and published in the same way, once a second, and so are the
+//! gateways' shares in the rate limits of tenants ([`crate::shares`]).
 //!
 //! The shell's loop is: wait for an event or for [`HubState::next_wakeup`], pass it to [`HubState::handle`] or
 //! [`HubState::handle_timeout`], then execute the commands of [`HubState::poll`] until it returns `None`.
@@ -21,12 +22,14 @@ use crate::publish::{next_generation, publish};
 use crate::registry::{RegisteredSpoke, Registry};
 use crate::revisions;
 use crate::rollout::Rollout;
+use crate::shares::{ShareAllocator, ShareChanges};
 use planning::{HubView, PlanPart, Planner};
+use regions::tenant::{ApiKey, KeyDigest};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
 use scheduler_api::deployment::{DesiredDeployments, Orders};
-use scheduler_api::plan::{GatewayBoot, GatewayDemand, TrafficClass};
+use scheduler_api::plan::{GatewayBoot, GatewayDemand, GatewayInstance, TenantDemand, TrafficClass};
 use scheduler_api::reader::Reader;
 
 /// Delay before the next attempt to persist a table that the store did not accept.
@@ -50,6 +53,8 @@ pub enum Event {
     DeploymentsChanged(DesiredDeployments),
     /// The complete set of tenants changed.
     TenantsChanged(BTreeMap<TenantId, TenantRules>),
+    /// The complete set of created API keys changed.
+    ApiKeysChanged(BTreeMap<KeyDigest, ApiKey>),
     /// A reader runs the table of this generation.
     Acknowledged(Reader, Generation),
     /// A reader has not been heard of for longer than its timeout.
@@ -58,6 +63,10 @@ pub enum Event {
     DemandReported(GatewayDemand),
     /// A gateway's demand report expired.
     GatewayExpired(GatewayBoot),
+    /// A gateway reported the demand of its tenants.
+    TenantDemandReported(TenantDemand),
+    /// A gateway's report of the demand of its tenants expired.
+    TenantDemandExpired(GatewayInstance),
     /// An operator started to drain a region.
     DrainStarted(RegionId),
     /// The drain of a region was cancelled.
@@ -68,6 +77,10 @@ pub enum Event {
     PlanPersisted(Vec<PlanPart>),
     /// The outcome of the last [`HubCommand::PersistPlan`] is unknown or a failure.
     PlanPersistFailed,
+    /// The store holds the shares of the last [`HubCommand::PersistShares`].
+    SharesPersisted,
+    /// The outcome of the last [`HubCommand::PersistShares`] is unknown or a failure.
+    SharesPersistFailed,
     /// The store holds this table: that of the last [`HubCommand::Persist`], or an earlier one whose outcome was
     /// unknown.
     Persisted(RouteTable),
@@ -84,10 +97,14 @@ pub struct StoreState {
     pub deployments: Option<DesiredDeployments>,
     /// All tenants, if any were ever applied and can be read.
     pub tenants: Option<BTreeMap<TenantId, TenantRules>>,
+    /// Created API keys, if they can be read.
+    pub api_keys: Option<BTreeMap<KeyDigest, ApiKey>>,
     /// Regions that are being drained.
     pub drains: Vec<RegionId>,
     /// Demand reports of all gateways.
     pub demand: Vec<GatewayDemand>,
+    /// Demand of tenants at all gateways.
+    pub tenant_demand: Vec<TenantDemand>,
     /// Generation that each reader runs.
     pub readers: BTreeMap<Reader, Generation>,
 }
@@ -106,6 +123,8 @@ pub enum HubCommand {
     PersistPlan(Vec<PlanPart>),
     /// Publish these parts of the plan.
     PublishPlan(Vec<PlanPart>),
+    /// Write these shares to the store, delete those of gateways that are gone, and report the result as an event.
+    PersistShares(ShareChanges),
 }
 
 /// Returns the epoch that must begin before anything is published on this store, if one is required.
@@ -143,6 +162,8 @@ pub struct HubState {
     orders: Orders,
     /// Desired tenants; `None` until an operator has applied some.
     tenants: Option<BTreeMap<TenantId, TenantRules>>,
+    /// Created API keys.
+    api_keys: BTreeMap<KeyDigest, ApiKey>,
     rollout: Rollout,
     registry: Registry,
     /// Table in the store.
@@ -154,6 +175,9 @@ pub struct HubState {
     planner: Planner,
     /// Progress of the last plan.
     plan_write: PlanWrite,
+    shares: ShareAllocator,
+    /// Shares in the store that are not published yet.
+    shares_to_publish: Vec<PlanPart>,
     now: Instant,
 }
 
@@ -190,12 +214,25 @@ impl HubState {
         let to_publish = table.is_some();
         let persisted = table.unwrap_or_else(RouteTable::empty);
         let registry = Registry::new(&persisted.regions, lapsed_keep, now);
+        let (mut shares_to_publish, mut stored_shares) = (Vec::new(), Vec::new());
+        let mut rest = Vec::new();
+        for part in plan {
+            match part {
+                PlanPart::Shares(shares) => {
+                    stored_shares.push(shares.clone());
+                    shares_to_publish.push(PlanPart::Shares(shares));
+                }
+                PlanPart::Weights(_) | PlanPart::Floors(_) => rest.push(part),
+            }
+        }
+        let (plan, shares) = (rest, ShareAllocator::new(epoch, stored_shares, now));
         let plan_write = if plan.is_empty() { PlanWrite::Idle } else { PlanWrite::ToPublish(plan.clone()) };
         let mut hub = HubState {
             epoch,
             deployments: persisted.deployments.clone(),
             orders: Orders::default(),
             tenants: persisted.tenants.as_ref().map(|tenants| tenants.all.clone()),
+            api_keys: persisted.tenants.as_ref().map(|tenants| tenants.keys.clone()).unwrap_or_default(),
             rollout,
             registry,
             persisted,
@@ -204,6 +241,8 @@ impl HubState {
             drains: BTreeSet::new(),
             planner: Planner::new(catalogue, epoch, plan, now),
             plan_write,
+            shares,
+            shares_to_publish,
             now,
         };
         hub.handle(Event::Listed(all), now);
@@ -218,22 +257,34 @@ impl HubState {
     pub fn handle(&mut self, event: Event, now: Instant) {
         self.now = self.now.max(now);
         match event {
-            Event::Listed(StoreState { spokes, deployments, tenants, drains, demand, readers }) => {
+            Event::Listed(StoreState {
+                spokes,
+                deployments,
+                tenants,
+                api_keys,
+                drains,
+                demand,
+                tenant_demand,
+                readers,
+            }) => {
                 self.registry.replace(spokes, now);
                 self.drains = drains.into_iter().collect();
                 self.registry.replace_gateways(demand.iter().map(gateway_reach), now);
                 self.planner.replace(demand, now);
+                self.shares.replace(tenant_demand, now);
                 self.rollout.replace(readers);
                 if let Some(DesiredDeployments { applied: _, deployments, orders }) = deployments {
                     (self.deployments, self.orders) = (deployments, orders);
                 }
                 self.tenants = tenants.or(self.tenants.take());
+                self.api_keys = api_keys.unwrap_or(std::mem::take(&mut self.api_keys));
             }
             Event::SpokeRegistered(spoke) => self.registry.put(spoke, now),
             Event::SpokeRemoved { region, boot_id } => self.registry.remove(&region, boot_id, now),
             Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, orders }) => {
                 (self.deployments, self.orders) = (deployments, orders);
             }
+            Event::ApiKeysChanged(keys) => self.api_keys = keys,
             Event::TenantsChanged(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
             Event::ReaderExpired(reader) => self.rollout.remove_reader(&reader),
@@ -246,6 +297,12 @@ impl HubState {
                 self.registry.gateway_expired(&gateway, now);
                 self.planner.gateway_expired(&gateway, now);
             }
+            Event::TenantDemandReported(demand) => self.shares.report(demand, now),
+            Event::TenantDemandExpired(gateway) => self.shares.expired(&gateway, now),
+            Event::SharesPersisted => {
+                self.shares_to_publish.extend(self.shares.written().into_iter().map(PlanPart::Shares));
+            }
+            Event::SharesPersistFailed => self.shares.write_failed(),
             Event::DrainStarted(region) => drop(self.drains.insert(region)),
             Event::DrainCancelled(region) => drop(self.drains.remove(&region)),
             Event::PlanComputed(plan) => {
@@ -275,7 +332,17 @@ impl HubState {
         if std::mem::take(&mut self.to_publish) {
             return Some(HubCommand::Publish(self.persisted.clone()));
         }
-        self.next_table().or_else(|| self.next_plan_command())
+        self.next_table().or_else(|| self.next_shares_command()).or_else(|| self.next_plan_command())
+    }
+
+    fn next_shares_command(&mut self) -> Option<HubCommand> {
+        if !self.shares_to_publish.is_empty() {
+            return Some(HubCommand::PublishPlan(std::mem::take(&mut self.shares_to_publish)));
+        }
+        // The published limits are those that gateways apply.
+        let none = BTreeMap::new();
+        let rules = self.persisted.tenants.as_ref().map_or(&none, |tenants| &tenants.all);
+        self.shares.divide(rules, self.now).map(HubCommand::PersistShares)
     }
 
     fn next_table(&mut self) -> Option<HubCommand> {
@@ -291,7 +358,8 @@ impl HubState {
                 let mut staged = rollout.stage(&deployments, last, next, in_doubt);
                 staged.revisions = revisions;
                 let tenants = self.tenants.as_ref();
-                staged.tenants = tenants.map(|tenants| rollout.stage_tenants(tenants, last, next, in_doubt));
+                staged.tenants = tenants
+                    .map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
                 let routes = self.registry.routes();
                 let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
                 self.table_write = TableWrite::InFlight;
@@ -337,7 +405,15 @@ impl HubState {
         };
         let settled = self.rollout.next_wakeup(&self.persisted);
         let planned = self.planner.next_due();
-        self.registry.next_expiry().into_iter().chain(retry).chain(settled).chain(planned).min()
+        let divided = self.shares.next_due();
+        self.registry
+            .next_expiry()
+            .into_iter()
+            .chain(retry)
+            .chain(settled)
+            .chain(planned)
+            .chain(divided)
+            .min()
     }
 
     /// Processes the passage of time.

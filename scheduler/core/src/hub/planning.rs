@@ -22,7 +22,7 @@ use regions::latency::prior_rtt;
 use regions::{Catalogue, Deployment, DeploymentName, Generation, RegionId, RegionIndex, Share};
 use scheduler_api::plan::{
     GatewayBoot, GatewayDemand, GatewayWeights, NamedShare, PLAN_PERIOD, RegionCapacity, RegionFloors,
-    TrafficClass,
+    TenantShares, TrafficClass,
 };
 
 /// Time for which the demand of an expired gateway is still planned for: three leases.
@@ -38,6 +38,8 @@ pub enum PlanPart {
     Weights(GatewayWeights),
     /// Floors of one region.
     Floors(RegionFloors),
+    /// Shares of one gateway in the rate limits of tenants ([`crate::shares`]).
+    Shares(TenantShares),
 }
 
 impl PlanPart {
@@ -46,6 +48,7 @@ impl PlanPart {
         match self {
             PlanPart::Weights(weights) => weights.generation,
             PlanPart::Floors(floors) => floors.generation,
+            PlanPart::Shares(shares) => shares.generation,
         }
     }
 }
@@ -204,6 +207,7 @@ impl Planner {
         let before = match &part {
             PlanPart::Weights(weights) => self.weights.get(&weights.gateway).map(|known| known.generation),
             PlanPart::Floors(floors) => self.floors.get(&floors.region).map(|known| known.generation),
+            PlanPart::Shares(_) => None,
         };
         if let Some(before) = before {
             invariants::monotone(before, generation).expect("plan numbers only rise");
@@ -211,6 +215,8 @@ impl Planner {
         match part {
             PlanPart::Weights(weights) => drop(self.weights.insert(weights.gateway.clone(), weights)),
             PlanPart::Floors(floors) => drop(self.floors.insert(floors.region.clone(), floors)),
+            // They have numbers of their own.
+            PlanPart::Shares(_) => {}
         }
     }
 

@@ -77,7 +77,10 @@ impl HubTest {
             match command {
                 HubCommand::Persist(table) => self.handle(Event::Persisted(table)),
                 HubCommand::Publish(table) => self.published.push(table),
-                HubCommand::Plan(..) | HubCommand::PersistPlan(_) | HubCommand::PublishPlan(_) => {
+                HubCommand::Plan(..)
+                | HubCommand::PersistPlan(_)
+                | HubCommand::PublishPlan(_)
+                | HubCommand::PersistShares(_) => {
                     panic!("there is no demand: {command:?}")
                 }
             }

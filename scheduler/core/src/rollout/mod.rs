@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::residency::MAX_POLICY_LEN;
-use regions::tenant::MAX_RESIDENCY_LEN;
+use regions::tenant::{ApiKey, KeyDigest, MAX_RESIDENCY_LEN};
 use regions::{
     Area, Catalogue, Deployment, DeploymentName, Generation, ResidencyPolicy, RouteTable, ServedRevision,
     TenantId, TenantRules, Widening,
@@ -102,6 +102,8 @@ pub struct StagedTenants<'a> {
     pub all: Cow<'a, BTreeMap<TenantId, TenantRules>>,
     /// Announced wider residencies of tenants.
     pub widening: BTreeMap<TenantId, Widening>,
+    /// Keys that operators created.
+    pub keys: BTreeMap<KeyDigest, ApiKey>,
 }
 
 impl Rollout {

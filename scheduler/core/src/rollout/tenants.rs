@@ -11,22 +11,24 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use regions::tenant::MAX_RESIDENCY_LEN;
+use regions::tenant::{ApiKey, KeyDigest, MAX_RESIDENCY_LEN};
 use regions::{Generation, RouteTable, TenantId, TenantRules};
 
 use super::{Rollout, StagedTenants};
 
 impl Rollout {
-    /// Returns the tenants of the table of generation `next`, which follows `last`. While the set of readers is
+    /// Returns the tenants, with their created `keys`, of the table of generation `next`, which follows `last`. While the set of readers is
     /// `in_doubt`, nothing is widened.
     pub fn stage_tenants<'a>(
         &self,
         desired: &'a BTreeMap<TenantId, TenantRules>,
+        keys: &BTreeMap<KeyDigest, ApiKey>,
         last: &RouteTable,
         next: Generation,
         in_doubt: bool,
     ) -> StagedTenants<'a> {
-        let mut staged = StagedTenants { all: Cow::Borrowed(desired), widening: BTreeMap::new() };
+        let (all, widening) = (Cow::Borrowed(desired), BTreeMap::new());
+        let mut staged = StagedTenants { all, widening, keys: published_keys(desired, keys) };
         let Some(last) = &last.tenants else { return staged };
         for (id, tenant) in desired {
             let Some(known) = last.all.get(id) else { continue };
@@ -45,6 +47,16 @@ impl Rollout {
         }
         staged
     }
+}
+
+/// Returns the created keys of these tenants. A key that the rules of a tenant have too is left out.
+fn published_keys(
+    tenants: &BTreeMap<TenantId, TenantRules>,
+    keys: &BTreeMap<KeyDigest, ApiKey>,
+) -> BTreeMap<KeyDigest, ApiKey> {
+    let is_used = |digest: &KeyDigest| tenants.values().any(|rules| rules.keys.contains(digest));
+    let published = keys.iter().filter(|(digest, key)| tenants.contains_key(&key.tenant) && !is_used(digest));
+    published.map(|(digest, key)| (*digest, key.clone())).collect()
 }
 
 #[cfg(test)]
@@ -72,13 +84,14 @@ mod tests {
     /// Returns the table that follows `last`.
     fn next(rollout: &Rollout, desired: &BTreeMap<TenantId, TenantRules>, last: &RouteTable) -> RouteTable {
         let generation = generation(last.generation.number + 1);
-        let StagedTenants { all, widening } = rollout.stage_tenants(desired, last, generation, false);
-        let tenants = Some(Tenants { all: all.into_owned(), widening });
+        let StagedTenants { all, widening, keys } =
+            rollout.stage_tenants(desired, &BTreeMap::new(), last, generation, false);
+        let tenants = Some(Tenants { all: all.into_owned(), widening, keys });
         RouteTable { generation, tenants, ..RouteTable::empty() }
     }
 
     fn residency_and_announcement(table: &RouteTable) -> (String, Option<String>) {
-        let Tenants { all, widening } = table.tenants.as_ref().unwrap();
+        let Tenants { all, widening, keys: _ } = table.tenants.as_ref().unwrap();
         let residency = all.values().next().unwrap().residency.to_string();
         (residency, widening.values().next().map(|widening| widening.to.to_string()))
     }

@@ -118,12 +118,14 @@ impl PlanningTest {
                         let name = match &part {
                             PlanPart::Weights(weights) => format!("rows {}", weights.gateway),
                             PlanPart::Floors(floors) => format!("floors {}", floors.region),
+                            PlanPart::Shares(_) => panic!("the planner makes no shares"),
                         };
                         self.published.insert(name, part);
                     }
                     continue;
                 }
                 HubCommand::Publish(_) => continue,
+                HubCommand::PersistShares(_) => Event::SharesPersisted,
             };
             self.hub.handle(event, self.now);
         }
@@ -265,7 +267,7 @@ fn a_region_gets_a_floor_against_the_loss_of_another() {
         .iter()
         .filter_map(|name| match &test.published[&format!("floors {name}")] {
             PlanPart::Floors(floors) => floors.floors.get("m"),
-            PlanPart::Weights(_) => None,
+            PlanPart::Weights(_) | PlanPart::Shares(_) => None,
         })
         .sum();
     assert_eq!(total, 2, "one replica in each of two regions is enough for ten tokens a second");
