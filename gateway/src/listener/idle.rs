@@ -28,6 +28,7 @@ async fn the_task_of_a_connection_has_no_memory_for_a_request() {
         timeouts: Timeouts::default(),
         security: Arc::new(TransportSecurity::Plaintext),
         refused: Arc::default(),
+        load_balancers: Arc::default(),
         peer: PeerKind::Client,
         stage,
         evict_idle: Notify::new(),
