@@ -6,6 +6,7 @@ use super::plan::{FleetPlan, ScriptedReplicas};
 use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result};
 use regions::id::RegionId;
+use regions::spiffe::Role;
 use regions::{EngineSpec, Task};
 use std::fmt::Write;
 use std::fs;
@@ -182,13 +183,9 @@ impl FleetFiles {
             .line(&hub_line(hubs));
         let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         document = self.receipts(Self::catalogue(document, plan), &name)?;
-        let IssuedCertificate { certificate, key } =
-            authority.region(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
-        document = document
-            .line("\n[tls]")
-            .text("certificate", certificate.display())
-            .text("key", key.display())
-            .text("client_ca", authority.file.display());
+        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
+        let identity = authority.process(Role::Spoke, place)?;
+        document = document.line("\n[identity]").text("dir", identity.display());
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
@@ -236,13 +233,9 @@ impl FleetFiles {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
-        let IssuedCertificate { certificate, key } =
-            authority.gateway(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
-        let document = document
-            .line("\n[region_tls]")
-            .text("certificate", certificate.display())
-            .text("key", key.display())
-            .text("region_ca", authority.file.display());
+        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
+        let identity = authority.process(Role::Gateway, place)?;
+        let document = document.line("\n[identity]").text("dir", identity.display());
         let document = self.receipts(document, "gateway")?;
         Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
     }

@@ -20,6 +20,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("replica-core", &["regions", "replica-api"]),
     ("metrics", &[]),
     ("supervision", &["metrics"]),
+    ("identity", &["configuration", "metrics", "regions", "supervision"]),
     ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
     ("scheduler-store", &["supervision"]),
     (
@@ -28,6 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "configuration",
             "gateway-core",
             "http1",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
@@ -41,6 +43,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "scheduler",
         &[
             "configuration",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",

@@ -12,21 +12,22 @@ pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
 
-use crate::hop::{RegionTlsSection, RegionTransport};
 pub use crate::listener::admission::AddressLimits;
 use crate::listener::admission::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::ReceiptsConfig;
-use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
 use bodies::BodiesSection;
 use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
+use identity::certificate::TlsIdentity;
+use identity::{IdentitySection, OwnName, Transport};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
+use regions::spiffe::Role;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
@@ -67,8 +68,8 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// TLS for clients; plaintext without this table.
         tls: Option<TlsSection>;
-        /// TLS to the regions.
-        region_tls: Option<RegionTlsSection>;
+        /// Identity towards regions and hubs.
+        identity: Option<IdentitySection>;
         /// HTTP version towards regions.
         region_http: u8 = 1, in 1..=2;
         /// Socket for upgrades with `--take-over`.
@@ -130,8 +131,8 @@ pub struct EdgeConfig {
     pub trusted_peers: Vec<IpAddr>,
     /// Certificate for clients; without it, clients connect over plaintext HTTP.
     pub tls: Option<Arc<TlsIdentity>>,
-    /// TLS to regions.
-    pub regions: RegionTransport,
+    /// Transport security of connections to regions and hubs.
+    pub transport: Transport,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -216,10 +217,10 @@ impl EdgeConfig {
             let loaded = TlsIdentity::load(files.path(certificate), files.path(key));
             loaded.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
         });
-        let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.region_tls);
-        let regions = transport.and_then(|(((_, region), catalogue), section)| {
-            let read = RegionTransport::read(section, files, region, catalogue);
-            read.map_err(|found| document.problems_by_key(found)).ok()
+        let identity = region.as_ref().zip(catalogue.as_ref()).zip(file.identity);
+        let transport = identity.and_then(|(((_, region), catalogue), section)| {
+            let name = OwnName::of(&[Role::Gateway], region);
+            Transport::read(section, document, files, &name, catalogue)
         });
         let cors = file.cors.flatten().and_then(|section| section.read(document));
         let total = file.timeouts.unwrap_or_default().body;
@@ -238,7 +239,7 @@ impl EdgeConfig {
             snapshot: files.path(file.snapshot?),
             policy_max_age: file.policy_max_age?,
             tls,
-            regions: regions?,
+            transport: transport?,
             region_http2: file.region_http? == 2,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,
@@ -342,7 +343,7 @@ mod tests {
     #[test]
     fn commented_keys_of_the_example_are_known() {
         let text = include_str!("../../../configs/gateway.toml").replace("# handover", "handover");
-        let text = ["[tls]", "[region_tls]", "certificate =", "key =", "region_ca ="]
+        let text = ["[tls]", "[identity]", "certificate =", "key =", "dir ="]
             .into_iter()
             .fold(text, |text, key| text.replace(&format!("# {key}"), key));
         let problems = parse(&text).err().expect("the files are missing");
@@ -351,23 +352,25 @@ mod tests {
     }
 
     #[test]
-    fn region_tls_needs_all_files_or_insecure() {
+    fn identity_needs_a_directory_all_files_or_insecure() {
         let with = |table: &str| {
             let text = include_str!("../../../configs/gateway.toml");
-            parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.regions)
+            parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.transport)
         };
-        assert!(matches!(with(""), Ok(RegionTransport::Loopback)));
-        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(RegionTransport::Plaintext)));
-        let files = "[region_tls]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nregion_ca = \"no.ca\"\n";
+        assert!(matches!(with(""), Ok(Transport::Loopback)));
+        assert!(matches!(with("[identity]\ninsecure = true"), Ok(Transport::Plaintext)));
+        let files = "[identity]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nauthorities = \"no.ca\"\n";
         let both = format!("{files}insecure = true");
-        for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {
+        for half in ["[identity]", "[identity]\nkey = \"no.key\"", &both] {
             let problems = with(half).expect_err(half);
-            assert!(problems.len() == 1 && problems[0].contains("region_tls: needs"), "{problems:#?}");
+            assert!(problems.len() == 1 && problems[0].contains("identity: needs"), "{problems:#?}");
         }
-        let problems = with(files).expect_err("no files");
-        let keys = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
-        assert!(problems.iter().zip(keys).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
-        assert_eq!(problems.len(), keys.len(), "{problems:#?}");
+        for files in [files, "[identity]\ndir = \"no\""] {
+            let problems = with(files).expect_err("no files");
+            let keys = ["identity.certificate", "identity.key", "identity.authorities"];
+            assert!(problems.iter().zip(keys).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
+            assert_eq!(problems.len(), keys.len(), "{problems:#?}");
+        }
     }
 
     #[test]
