@@ -57,6 +57,11 @@ impl Authority {
         self.issue(&format!("{role}-{}", region.id.as_str().replace('/', "-")), &name)
     }
 
+    /// Issues the identity of an operator or viewer; returns its directory.
+    pub(super) fn person(&self, role: Role) -> Result<PathBuf> {
+        self.issue(role.as_str(), &SpiffeId::person(TRUST_DOMAIN, role, "local")?)
+    }
+
     fn issue(&self, folder: &str, name: &SpiffeId) -> Result<PathBuf> {
         let (key, uri) = (KeyPair::generate().context("cannot generate a key")?, name.to_string());
         let mut params = with_validity(CertificateParams::default());

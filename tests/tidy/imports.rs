@@ -21,7 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("supervision", &["metrics"]),
     ("identity", &["configuration", "metrics", "regions", "supervision"]),
-    ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
+    ("scheduler-client", &["identity", "regions", "scheduler-api", "scheduler-core"]),
     ("scheduler-store", &["supervision"]),
     (
         "gateway",

@@ -28,10 +28,10 @@ use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
 use regions::spiffe::Role;
+use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
-use scheduler_core::token::Token;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -50,10 +50,6 @@ section! {
         region: String, like "\"aws/us-east-1\"";
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\"";
-        /// File with the token for the hub.
-        fleet_token_file: Option<PathBuf>;
-        /// Environment variable with that token, instead of the file.
-        fleet_token_env: Option<String>;
         /// File with the last route table, from which a restart serves without a hub.
         snapshot: PathBuf, like "\"gateway-routes\"";
         /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
@@ -121,8 +117,6 @@ pub struct EdgeConfig {
     pub point: GeoPoint,
     /// Hubs.
     pub hub: Hubs,
-    /// Token that authenticates the gateway to the hubs.
-    pub fleet: Option<Token>,
     /// Path of the last valid route table.
     pub snapshot: PathBuf,
     /// Requests of locked deployments are rejected when the last confirmation of the route table by a hub is older.
@@ -202,9 +196,6 @@ impl EdgeConfig {
             let found = find_region(&text, catalogue).map_err(|problem| document.problem("region", problem));
             found.ok().and_then(|id| Some((catalogue.get(&id)?.point, id)))
         });
-        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(file, variable)| {
-            files.secret(document, "fleet_token", file.as_deref(), variable.as_deref(), Token::read)
-        });
         // Without a tenants file the tenants are those that an operator applies.
         let tenants = file.tenants.flatten().zip(catalogue.as_ref()).and_then(|(path, catalogue)| {
             let tenants = TenantsFile::new(files.path(&path), files, catalogue);
@@ -222,6 +213,11 @@ impl EdgeConfig {
             let name = OwnName::of(&[Role::Gateway], region);
             Transport::read(section, document, files, &name, catalogue)
         });
+        if let (Some(hub), Some(transport)) = (&file.hub, &transport)
+            && let Err(problem) = check_transport(hub, transport)
+        {
+            document.problem("hub", problem);
+        }
         let cors = file.cors.flatten().and_then(|section| section.read(document));
         let total = file.timeouts.unwrap_or_default().body;
         let bodies = file.bodies.and_then(|section| section.read(document, total));
@@ -235,7 +231,6 @@ impl EdgeConfig {
             region,
             point,
             hub: file.hub?,
-            fleet,
             snapshot: files.path(file.snapshot?),
             policy_max_age: file.policy_max_age?,
             tls,
@@ -457,33 +452,6 @@ mod tests {
         for (problem, (at, part)) in problems.iter().zip(expected) {
             let line = 1 + text.lines().position(|line| line.starts_with(at)).expect(at);
             assert!(problem.starts_with(&format!("line {line}: {part}")), "{line} {part} in {problem}");
-        }
-    }
-
-    #[test]
-    fn the_token_of_the_fleet_has_one_source_and_a_minimum_length() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
-        let environment: BTreeMap<_, _> = [("TOKEN", "fedcba9876543210"), ("SHORT", "secret")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into();
-        let read = |lines: &str| {
-            let text = "listen = \"127.0.0.1:0\"\noperations = \"127.0.0.1:0\"\nregion = \"aws/us-east-1\"\n\
-                        hub = \"http://hub\"\nsnapshot = \"routes\"\n";
-            EdgeConfig::parse(&format!("{text}{lines}"), dir.path(), &environment)
-                .map(|config| config.fleet.map(|token| token.secret().to_owned()))
-        };
-        assert_eq!(read(""), Ok(None));
-        assert_eq!(read("fleet_token_file = \"token\""), Ok(Some("0123456789abcdef".to_owned())));
-        assert_eq!(read("fleet_token_env = \"TOKEN\""), Ok(Some("fedcba9876543210".to_owned())));
-        for (lines, part) in [
-            ("fleet_token_file = \"token\"\nfleet_token_env = \"TOKEN\"", "both set"),
-            ("fleet_token_file = \"gone\"", "cannot be read"),
-            ("fleet_token_env = \"GONE\"", "not set"),
-            ("fleet_token_env = \"SHORT\"", "has 6 bytes"),
-        ] {
-            let problems = format!("{:?}", read(lines).unwrap_err());
-            assert!(problems.contains(part) && !problems.contains("secret"), "{problems}");
         }
     }
 

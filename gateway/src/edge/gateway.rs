@@ -77,7 +77,7 @@ impl Gateway {
             demand_recorder: demand_recorder.clone(),
         };
         Ok(Gateway {
-            client: ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?,
+            client: ControlPlaneClient::new(&config.hub, &config.transport)?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),

@@ -11,11 +11,11 @@ use identity::{IdentitySection, OwnName, Transport};
 use regions::region_list::find_region;
 use regions::spiffe::Role;
 use regions::{Catalogue, RegionId};
+use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
-use scheduler_core::token::Token;
 
 use super::scaling::{REPLICAS_MAX, ScalingConfig, ScalingSection};
 
@@ -30,10 +30,6 @@ section! {
         advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
-        /// File with the token for the hub.
-        fleet_token_file: Option<PathBuf>;
-        /// Environment variable with that token, instead of the file.
-        fleet_token_env: Option<String>;
         /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
         policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
         /// Catalogue of clouds and regions; the built-in one if absent.
@@ -79,8 +75,6 @@ pub struct SpokeConfig {
     pub advertise: SocketAddr,
     /// The hubs.
     pub hub: Hubs,
-    /// Token sent to the hubs.
-    pub fleet: Option<Token>,
     /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
     /// Addresses of the replicas in the file.
@@ -133,9 +127,6 @@ impl SpokeConfig {
         let region = region.zip(catalogue.as_ref()).and_then(|(region, catalogue)| {
             find_region(&region, catalogue).map_err(|problem| document.problem("region", problem)).ok()
         });
-        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
-            files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read)
-        });
         let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.identity);
         let transport = transport.and_then(|((region, catalogue), section)| {
             let name = OwnName::of(&[Role::Spoke], region);
@@ -147,6 +138,11 @@ impl SpokeConfig {
                     transport.check_listener(document, name, address.ip());
                 }
             }
+        }
+        if let (Some(hub), Some(transport)) = (&file.hub, &transport)
+            && let Err(problem) = check_transport(hub, transport)
+        {
+            document.problem("hub", problem);
         }
         let replicas = file.replica.and_then(|entries| replicas(document, entries));
         let fixed = replicas.as_ref().map_or(0, Vec::len);
@@ -160,7 +156,6 @@ impl SpokeConfig {
                 listen: file.listen?,
                 advertise: file.advertise?,
                 hub: file.hub?,
-                fleet,
                 policy_max_age: file.policy_max_age?,
                 replicas: replicas?,
                 catalogue: catalogue?,

@@ -1,11 +1,10 @@
 //! Tests of a region's agent with a hub.
 
-use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
+use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
 use scheduler::scaling::Autoscaler;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
-use scheduler_core::token::Token;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -33,8 +32,7 @@ impl Agent {
             "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = {hubs:?}\n\
              [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[identity]\ninsecure = true\n"
         );
-        let mut config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
-        config.fleet = Some(Token::read(FLEET_TOKEN).unwrap());
+        let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
         let spoke = Arc::new(Mutex::new(config.spoke(7)));
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
