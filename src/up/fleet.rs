@@ -13,7 +13,7 @@ use regions::id::RegionId;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;

@@ -96,12 +96,12 @@ impl HubConfig {
             }),
         });
         let catalogue = catalogue.map(Arc::new);
-        let transport = catalogue.as_ref().zip(file.identity).and_then(|(catalogue, section)| {
-            let name = OwnName { roles: &[Role::Hub], region: None };
-            Transport::read(section, document, files, &name, catalogue)
-        });
+        let name = OwnName { roles: &[Role::Hub], region: None };
+        let transport = file
+            .identity
+            .and_then(|section| Transport::read(section, document, files, Some(name), catalogue.as_ref()));
         if let (Some(transport), Some(listen)) = (&transport, file.listen) {
-            transport.check_listener(document, "listen", listen.ip());
+            transport.check_listener(document, "listen", &listen.into());
         }
         Some(HubConfig {
             listen: file.listen?,

@@ -28,6 +28,7 @@ mod apply;
 mod connections;
 mod controller;
 mod demands;
+mod denials;
 mod drains;
 mod election;
 mod health;
@@ -64,7 +65,7 @@ use tokio::time::timeout;
 use crate::config::{HubConfig, StoreConfig};
 use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
-use connections::Peer;
+use connections::HubPeer;
 use controller::GracePeriods;
 use election::ElectionCandidate;
 use plans::PublishedPlan;
@@ -179,7 +180,6 @@ async fn serve<S: Store>(
     if transport.identity().is_none() {
         HubWithoutIdentity { listen: address }.emit();
     }
-    // A wrong clock makes an odd epoch, but still a higher one than the last.
     let operations = match config.operations {
         Some(address) => {
             let bound = TcpListener::bind(address).await;
@@ -187,6 +187,7 @@ async fn serve<S: Store>(
         }
         None => None,
     };
+    // A wrong clock makes an odd epoch, but still a higher one than the last.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     let (publish, current) = watch::channel(None);
@@ -242,7 +243,7 @@ async fn serve<S: Store>(
             essential("operations", async { drop(server.await) }).await;
         });
     }
-    let service = http::router(api).into_make_service_with_connect_info::<Peer>();
+    let service = http::router(api).into_make_service_with_connect_info::<HubPeer>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     tokio::pin!(election, server);
     let mut current = current;
