@@ -108,9 +108,9 @@ pub(crate) struct DrillOptions {
     /// Hub of that deployment, for drains
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB")]
     pub hub: Option<String>,
-    /// File with the operator token, for drains
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator, for drains
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Keep configurations and logs of the local fleet in this directory; by default they are deleted
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -217,9 +217,9 @@ pub(crate) struct ApplyOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Show the changes without applying them
     #[arg(long)]
     pub dry_run: bool,
@@ -241,10 +241,9 @@ pub(crate) struct GetOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token or the fleet token; by default the variable MERIDIAN_OPERATOR_TOKEN is used. Not
-    /// needed for a hub without a fleet token
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of a viewer or operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
@@ -291,9 +290,9 @@ pub(crate) struct DrainOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

@@ -2,7 +2,7 @@
 //!
 //! The key is drawn here and printed once. The hub receives its SHA-256, so neither the hub nor its store can reveal it.
 
-use crate::apply::{CommandError, client, run, token};
+use crate::apply::{CommandError, client, run};
 use crate::cli::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 use gateway_core::keys::Digest;
 use regions::tenant::KeyDigest;
@@ -29,8 +29,8 @@ pub(crate) fn main(command: &KeyCommand) -> ExitCode {
     }
 }
 
-fn operator(KeyHubOptions { hub, token_file, json: _ }: &KeyHubOptions) -> Result<OperatorClient, String> {
-    client(hub, Some(&token(token_file.as_deref())?), TIMEOUT)
+fn operator(KeyHubOptions { hub, identity, json: _ }: &KeyHubOptions) -> Result<OperatorClient, String> {
+    client(hub, identity.as_deref(), TIMEOUT)
 }
 
 /// Returns the error of a call; that of an invalid option is one of the command line.

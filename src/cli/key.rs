@@ -45,9 +45,9 @@ pub(crate) struct KeyHubOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

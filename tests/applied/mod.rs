@@ -12,7 +12,7 @@ fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) 
     let mut command = meridian();
     command.args(arguments).args(["--hub", &world.hub]);
     if arguments.first() == Some(&"get") {
-        command.args(["--token-file", &world.operator_token]);
+        command.args(["--identity", &world.identity]);
     }
     let Output { status, stdout, stderr } = command.output().expect("the binary starts");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -21,7 +21,7 @@ fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) 
 
 fn apply(world: &World, file: &Path, more: &[&str]) -> (Option<i32>, String, String) {
     let file = file.to_str().expect("a path in UTF-8");
-    let named = ["apply", file, "--token-file", &world.operator_token];
+    let named = ["apply", file, "--identity", &world.identity];
     operator(world, &[&named, more].concat())
 }
 
@@ -71,7 +71,10 @@ async fn applied_deployments_take_effect_with_their_residency_policies() {
         .await;
     let (code, said, _) = operator(&world, &["get", "rollout"]);
     assert!(code == Some(0) && said.contains("rollout complete"), "{said}");
-    assert!(said.contains(", 3 readers"), "the gateway and both spokes use the token of this fleet: {said}");
+    assert!(
+        said.contains(", 3 readers"),
+        "the gateway and both spokes have identities of this fleet: {said}"
+    );
     let (code, said, _) = operator(&world, &["get", "deployments", "later"]);
     assert!(code == Some(0) && said.contains("name = \"later\"") && !said.contains("minilm-eu"), "{said}");
 }
@@ -98,14 +101,13 @@ async fn invalid_files_are_rejected_with_their_lines_and_change_nothing() {
         &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
     );
     check("", &["--yes"], 2, &["is empty"]);
-    let other = world.file("other-token");
-    std::fs::write(&other, "0123456789abcdef").expect("written");
+    let viewer = world.file("identities/viewer");
     std::fs::write(&file, "deployment = []").expect("written");
-    let (file, other) = (file.to_str().expect("UTF-8"), other.to_str().expect("UTF-8"));
-    let (code, _, said) = operator(&world, &["apply", file, "--token-file", other, "--yes"]);
-    assert!(code == Some(1) && said.contains("not the operator token"), "{said}");
+    let (file, viewer) = (file.to_str().expect("UTF-8"), viewer.to_str().expect("UTF-8"));
+    let (code, _, said) = operator(&world, &["apply", file, "--identity", viewer, "--yes"]);
+    assert!(code == Some(1) && said.contains("it is open to: operator"), "{said}");
     let (code, _, said) = operator(&world, &["apply", file, "--yes"]);
-    assert!(code == Some(2) && said.contains("MERIDIAN_OPERATOR_TOKEN"), "{said}");
+    assert!(code == Some(2) && said.contains("MERIDIAN_IDENTITY"), "{said}");
     assert_eq!(operator(&world, &["get", "deployments"]).1, before);
     let (code, _, said) = operator(&world, &["get", "deployments", "missing"]);
     assert!(code == Some(1) && said.contains("no deployment `missing`"), "{said}");

@@ -60,7 +60,7 @@ impl FurtherGateway {
 fn key(world: &World, arguments: &[&str]) -> serde_json::Value {
     let mut command = meridian();
     command.arg("key").args(arguments);
-    command.args(["--json", "--hub", &world.hub, "--token-file", &world.operator_token]);
+    command.args(["--json", "--hub", &world.hub, "--identity", &world.identity]);
     let output = command.output().expect("the binary starts");
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).expect("JSON")
@@ -119,7 +119,7 @@ async fn a_created_key_is_accepted_and_a_revoked_one_rejected_by_three_gateways_
 
 fn apply(world: &World, file: &std::path::Path) {
     let applied = meridian()
-        .args(["apply", "--yes", "--hub", &world.hub, "--token-file", &world.operator_token])
+        .args(["apply", "--yes", "--hub", &world.hub, "--identity", &world.identity])
         .arg(file)
         .output()
         .expect("the binary starts");

@@ -21,8 +21,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("resolver-core", &["configuration", "regions"]),
     ("metrics", &[]),
     ("supervision", &["metrics"]),
+    ("identity", &["configuration", "metrics", "regions", "supervision"]),
     ("resolver", &["metrics", "regions", "resolver-core", "supervision"]),
-    ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
+    ("scheduler-client", &["identity", "regions", "resolver", "scheduler-api", "scheduler-core"]),
     ("scheduler-store", &["supervision"]),
     (
         "gateway",
@@ -30,6 +31,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "configuration",
             "gateway-core",
             "http1",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
@@ -44,6 +46,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "scheduler",
         &[
             "configuration",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",

@@ -1,12 +1,12 @@
 //! The client against a server with the behaviour of each test, over plaintext loopback.
 
 use super::*;
-use crate::hop::RegionTransport;
 use crate::request_head::UpstreamMethod;
 use gateway_core::multiplex::{CLOSE_AFTER, REQUESTS_BEFORE_OPENING};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
+use identity::Transport;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use resolver::{DnsSection, Resolver};
@@ -131,7 +131,7 @@ struct TestClient {
 fn client() -> Arc<TestClient> {
     let connector = Arc::new(
         Connector::to_regions(
-            &RegionTransport::Plaintext,
+            &Transport::Plaintext,
             true,
             &Arc::new(Catalogue::builtin()),
             Resolver::new(&DnsSection::default()),

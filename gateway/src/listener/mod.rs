@@ -26,13 +26,13 @@ mod proxied;
 
 use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
-use crate::events::{HopFailures, HopRefused};
-use crate::hop::{GatewayAcceptor, HopFailureCause};
+use crate::hop::GatewayAcceptor;
 use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 use admission::AddressLimits;
 use bytes::Bytes;
 use gateway_core::proxy_header::ProxiedPeer;
+use identity::{ConnectionFailureCause, ConnectionFailures, ConnectionRejected};
 pub(crate) use notice::AfterResponse;
 use notice::{ConnectionNotice, DrainStage, PeerKind};
 use pingora::listeners::tls::Acceptor;
@@ -83,7 +83,7 @@ pub(crate) struct Listener {
     security: Arc<TransportSecurity>,
     permits: Arc<Semaphore>,
     counts: Arc<ListenerMetrics>,
-    refused: Arc<HopFailures>,
+    refused: Arc<ConnectionFailures>,
     peer: PeerKind,
     limits: AddressLimits,
     load_balancers: Arc<[IpNetwork]>,
@@ -104,7 +104,7 @@ struct Shared<D> {
     handler: Arc<D>,
     timeouts: Timeouts,
     security: Arc<TransportSecurity>,
-    refused: Arc<HopFailures>,
+    refused: Arc<ConnectionFailures>,
     peer: PeerKind,
     /// If there are any, only they connect, with a PROXY protocol header.
     load_balancers: Arc<[IpNetwork]>,
@@ -154,7 +154,7 @@ impl Listener {
     }
 
     /// Sets the counters of rejected connections.
-    pub(crate) fn with_failure_counters(self, refused: Arc<HopFailures>) -> Listener {
+    pub(crate) fn with_failure_counters(self, refused: Arc<ConnectionFailures>) -> Listener {
         Listener { refused, ..self }
     }
 
@@ -360,19 +360,29 @@ impl<D: RequestHandler> Shared<D> {
         let stream = match &*self.security {
             TransportSecurity::Plaintext => Some(self.coalescing(stream)),
             TransportSecurity::Gateways(acceptor) => {
-                let handshake = Box::pin(acceptor.accept(stream, self.timeouts.head));
-                handshake.await.map(|stream| self.coalescing(stream))
+                let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
+                let Some((stream, guard)) = accepted else { return };
+                // Dropping the connection also ends its requests, as when the gateway disconnects.
+                return tokio::select! {
+                    () = self.serve_tls(self.coalescing(stream), &mut admitted) => {}
+                    () = guard.revoked() => {}
+                };
             }
             TransportSecurity::Clients(acceptor) => {
                 Box::pin(self.handshake(acceptor, stream, &admitted)).await
             }
         };
         let Some(stream) = stream else { return };
+        self.serve_tls(stream, &mut admitted).await;
+    }
+
+    /// Serves a connection with the negotiated protocol.
+    async fn serve_tls(self: &Arc<Self>, stream: Stream, admitted: &mut AdmittedConnection) {
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => {
-                Box::pin(h2::serve(self, stream, Bytes::new(), &mut admitted)).await;
+                Box::pin(h2::serve(self, stream, Bytes::new(), admitted)).await;
             }
-            _ => h1::serve(self, stream, &mut admitted).await,
+            _ => h1::serve(self, stream, admitted).await,
         }
     }
 
@@ -438,12 +448,14 @@ impl<D: RequestHandler> Shared<D> {
             Ok(Ok(None)) => None,
             Ok(Err(error)) => {
                 let reason = error.to_string();
-                HopRefused { cause: HopFailureCause::ProxyHeader, reason: &reason }.record(&self.refused);
+                ConnectionRejected { cause: ConnectionFailureCause::ProxyHeader, reason: &reason }
+                    .record(&self.refused);
                 None
             }
             Err(_) => {
                 let reason = "the PROXY protocol header timed out";
-                HopRefused { cause: HopFailureCause::ProxyHeader, reason }.record(&self.refused);
+                ConnectionRejected { cause: ConnectionFailureCause::ProxyHeader, reason }
+                    .record(&self.refused);
                 None
             }
         }
@@ -452,7 +464,7 @@ impl<D: RequestHandler> Shared<D> {
     /// Counts a connection of a peer that is no load balancer.
     fn reject_untrusted(&self) {
         let reason = "the peer is not in proxy_protocol_from";
-        HopRefused { cause: HopFailureCause::ProxyUntrusted, reason }.record(&self.refused);
+        ConnectionRejected { cause: ConnectionFailureCause::ProxyUntrusted, reason }.record(&self.refused);
     }
 
     fn coalescing(&self, stream: impl IO + 'static) -> Stream {
@@ -479,7 +491,7 @@ impl<D: RequestHandler> Shared<D> {
     /// Counts a TLS handshake on a plaintext port.
     fn reject_tls(&self) {
         let reason = "the peer sends TLS, and this port expects plaintext";
-        HopRefused { cause: HopFailureCause::UnexpectedTls, reason }.record(&self.refused);
+        ConnectionRejected { cause: ConnectionFailureCause::UnexpectedTls, reason }.record(&self.refused);
     }
 
     /// Completes when idle connections must be closed.

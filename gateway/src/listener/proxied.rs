@@ -49,10 +49,9 @@ mod tests {
     use super::super::admission::AddressLimits;
     use super::super::{AfterResponse, Listener, RequestHandler, StopReason};
     use crate::config::Timeouts;
-    use crate::events::HopFailures;
-    use crate::hop::HopFailureCause;
     use crate::metrics::{CloseReason, ListenerMetrics};
     use crate::respond;
+    use identity::{ConnectionFailureCause, ConnectionFailures};
     use pingora::protocols::http::ServerSession;
     use regions::IpNetwork;
     use std::net::SocketAddr;
@@ -76,7 +75,7 @@ mod tests {
 
     struct Served {
         address: SocketAddr,
-        refused: Arc<HopFailures>,
+        refused: Arc<ConnectionFailures>,
         metrics: Arc<ListenerMetrics>,
         task: tokio::task::JoinHandle<()>,
     }
@@ -84,7 +83,7 @@ mod tests {
     /// Serves connections of load balancers in this network, of which a client may have two.
     async fn serve(network: &str) -> Served {
         let network: IpNetwork = network.parse().unwrap();
-        let refused: Arc<HopFailures> = Arc::default();
+        let refused: Arc<ConnectionFailures> = Arc::default();
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let limits = AddressLimits { connections: 2, half_open: 2, exempt: Vec::new() };
         let listener = listener.with_proxy_protocol(vec![network]).with_address_limits(limits);
@@ -112,7 +111,7 @@ mod tests {
             String::from_utf8(received).unwrap()
         }
 
-        fn refused(&self, cause: HopFailureCause) -> u64 {
+        fn refused(&self, cause: ConnectionFailureCause) -> u64 {
             self.refused.counts.of(cause).get()
         }
     }
@@ -141,7 +140,7 @@ mod tests {
         assert!(response.starts_with("HTTP/1.1 200 ") && response.contains("\r\n127.0.0.1:"), "{response}");
         // A health check that only connects.
         drop(TcpStream::connect(served.address).await.unwrap());
-        assert_eq!(served.refused(HopFailureCause::ProxyHeader), 0);
+        assert_eq!(served.refused(ConnectionFailureCause::ProxyHeader), 0);
     }
 
     #[tokio::test]
@@ -153,18 +152,18 @@ mod tests {
         for (at, beginning) in beginnings.iter().enumerate() {
             let response = served.send(beginning).await;
             assert_eq!(response, "", "{beginning:?}");
-            assert_eq!(served.refused(HopFailureCause::ProxyHeader), at as u64 + 1, "{beginning:?}");
+            assert_eq!(served.refused(ConnectionFailureCause::ProxyHeader), at as u64 + 1, "{beginning:?}");
         }
         let mut truncated = TcpStream::connect(served.address).await.unwrap();
         truncated.write_all(&client(7)[..20]).await.unwrap();
         truncated.shutdown().await.unwrap();
         assert_eq!(truncated.read(&mut [0; 1]).await.unwrap_or(0), 0);
-        assert_eq!(served.refused(HopFailureCause::ProxyHeader), 5);
+        assert_eq!(served.refused(ConnectionFailureCause::ProxyHeader), 5);
         // The rest of the header never arrives.
         let mut slow = TcpStream::connect(served.address).await.unwrap();
         slow.write_all(SIGNATURE).await.unwrap();
         assert_eq!(slow.read(&mut [0; 1]).await.unwrap_or(0), 0);
-        assert_eq!(served.refused(HopFailureCause::ProxyHeader), 6);
+        assert_eq!(served.refused(ConnectionFailureCause::ProxyHeader), 6);
         assert!(served.send(&client(7)).await.starts_with("HTTP/1.1 200 "), "others are served");
     }
 
@@ -173,7 +172,7 @@ mod tests {
         let served = serve("10.0.0.0/8").await;
         for (at, beginning) in [client(7), Vec::new()].iter().enumerate() {
             assert_eq!(served.send(beginning).await, "");
-            assert_eq!(served.refused(HopFailureCause::ProxyUntrusted), at as u64 + 1);
+            assert_eq!(served.refused(ConnectionFailureCause::ProxyUntrusted), at as u64 + 1);
         }
     }
 

@@ -8,12 +8,14 @@
 //! In reading order:
 //!
 //! - [`hub`]: one request, and the connection of a long-running task to the hubs.
+//! - `connect`: a connection to a hub, with the identity of the process.
 //! - [`snapshot`]: snapshot file of a message, with a checksum and a lock.
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
 //! - [`shares`]: exchange of the demand of tenants for shares of their rate limits.
 //! - [`operator`]: API for operators.
 
+mod connect;
 pub mod hub;
 pub mod operator;
 pub mod plan;

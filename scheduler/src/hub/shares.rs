@@ -4,9 +4,11 @@
 use axum::Json;
 use axum::extract::State;
 use scheduler_api::VERSION;
+use scheduler_api::paths;
 use scheduler_api::plan::{AllSharesV1, SharesResponseV1, TenantDemand, TenantDemandV1, TenantSharesV1};
 use scheduler_store::Store;
 
+use super::access::Caller;
 use super::api::{Body, HubApi, json};
 use crate::respond::ErrorResponse;
 
@@ -14,10 +16,12 @@ use crate::respond::ErrorResponse;
 /// that are not in the published table, or have no limits there, are left out.
 pub(super) async fn report<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     body: Body,
 ) -> Result<Json<SharesResponseV1>, ErrorResponse> {
     let mut demand = TenantDemand::try_from(json::<TenantDemandV1>(body)?)?;
     api.check_region(&demand.gateway.region)?;
+    caller.check_region(&api, &demand.gateway.region, paths::TENANT_DEMAND)?;
     let published = api.current.borrow().clone();
     let tenants = published.as_ref().and_then(|published| published.table.tenants.as_ref());
     demand.tenants.retain(|tenant, _| {

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use resolver::Resolver;
-use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::hub::{ControlPlaneClient, HubClientError};
 use scheduler_client::snapshot::lock_directory;
 use scheduler_core::scale::TICK;
 use scheduler_core::spoke::Spoke;
@@ -75,7 +75,7 @@ pub enum ScalingError {
     Actuator(io::Error),
     /// The HTTP client cannot be created.
     #[error("cannot create the HTTP client for the hub: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] HubClientError),
 }
 
 /// Autoscaler of a region.
@@ -109,7 +109,7 @@ impl Autoscaler {
             .and_then(|()| dir.canonicalize())
             .and_then(|dir| Ok((lock_directory(&dir)?, dir)));
         let (lock, dir) = usable.map_err(|error| ScalingError::Folder { dir, error })?;
-        let client = ControlPlaneClient::resolving(&config.hub, config.fleet.as_ref(), resolver.clone())?;
+        let client = ControlPlaneClient::new(&config.hub, &config.transport, resolver.clone())?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {

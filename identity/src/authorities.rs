@@ -1,10 +1,10 @@
-//! Trusted certificate authorities of one end: certificates in a PEM file that is reloaded when it changes.
+//! Trusted certificate authorities of a process: certificates in a PEM file that is reloaded when it changes.
 //!
 //! To replace an authority without downtime, the file contains both the old and the new one as long as certificates of
 //! both are in use. Open connections stay open; new ones, including resumed sessions, are verified against the new
 //! list.
 
-use crate::tls::certificates;
+use crate::certificate::certificates;
 use rustls::RootCertStore;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::server::WebPkiClientVerifier;
@@ -14,12 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use supervision::RwLock;
 
+/// Maximum number of authorities: two while one is replaced, and some for the bundles of other issuers.
+pub const AUTHORITIES_MAX: usize = 8;
 /// Reload interval of the file.
 const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 
 /// Trust anchors from a PEM file.
 #[derive(Debug)]
-pub(super) struct TrustAnchors {
+pub struct TrustAnchors {
     /// Key of the file in the configuration.
     name: String,
     file: PathBuf,
@@ -29,16 +31,16 @@ pub(super) struct TrustAnchors {
 
 /// Parsed content of the file.
 #[derive(Clone, Debug)]
-pub(super) struct TrustedRoots {
+pub(crate) struct TrustedRoots {
     text: Arc<[u8]>,
-    pub(super) roots: Arc<RootCertStore>,
+    pub(crate) roots: Arc<RootCertStore>,
     /// Verifier of client certificates against the same roots.
-    pub(super) client_verifier: Arc<dyn ClientCertVerifier>,
+    pub(crate) client_verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl TrustAnchors {
     /// Loads the file that `table.key` names.
-    pub(super) fn load(table: &str, key: &str, file: PathBuf) -> Result<TrustAnchors, String> {
+    pub(crate) fn load(table: &str, key: &str, file: PathBuf) -> Result<TrustAnchors, String> {
         let (name, provider) = (format!("{table}.{key}"), Arc::new(ring::default_provider()));
         let text = std::fs::read(&file)
             .map_err(|error| format!("{name} = \"{}\" cannot be read: {error}", file.display()))?;
@@ -47,16 +49,16 @@ impl TrustAnchors {
         Ok(TrustAnchors { name, file, provider, current: RwLock::independent(current) })
     }
 
-    pub(super) fn current(&self) -> TrustedRoots {
+    pub(crate) fn current(&self) -> TrustedRoots {
         self.current.read().clone()
     }
 
-    pub(super) fn provider(&self) -> &Arc<CryptoProvider> {
+    pub(crate) fn provider(&self) -> &Arc<CryptoProvider> {
         &self.provider
     }
 
     /// Reloads the file periodically; never returns.
-    pub(super) async fn follow(self: Arc<TrustAnchors>) {
+    pub(crate) async fn follow(self: Arc<TrustAnchors>) {
         let mut interval = tokio::time::interval(RELOAD_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut last_problem = None;
@@ -98,7 +100,14 @@ impl TrustAnchors {
 
 fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<TrustedRoots, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(&text)? {
+    let certificates = certificates(&text)?;
+    if certificates.len() > AUTHORITIES_MAX {
+        let count = certificates.len();
+        return Err(format!(
+            "has {count} certificates, more than {AUTHORITIES_MAX}; remove unused authorities"
+        ));
+    }
+    for certificate in certificates {
         roots
             .add(certificate)
             .map_err(|error| format!("contains a certificate that is not an authority: {error}"))?;

@@ -1,19 +1,21 @@
-//! Causes of failed connections between gateway and region: a closed set of labels for logs and metrics.
+//! Causes of failed connections between processes: a closed set of labels for logs and metrics.
 
-use gateway_core::spiffe::WrongPeer;
 use metrics::labels;
+use regions::spiffe::WrongPeer;
 use rustls::{AlertDescription, CertificateError, Error, OtherError};
 use std::io;
 
 labels! {
     /// Cause of a failed connection.
-    pub(crate) enum HopFailureCause {
+    pub enum ConnectionFailureCause {
         /// The certificate is from a trusted authority but names another peer.
         WrongPeer = "wrong_peer",
         /// The certificate is not signed by a trusted authority, or not valid for this use.
         Untrusted = "untrusted",
         /// The certificate has expired, or is not valid yet.
         OutsideValidity = "outside_validity",
+        /// The certificate is revoked.
+        Revoked = "revoked",
         /// The peer does not send TLS.
         NotTls = "not_tls",
         /// The peer sends TLS on a plaintext port.
@@ -22,6 +24,8 @@ labels! {
         PlaintextForbidden = "plaintext_forbidden",
         /// The peer rejected our certificate or handshake.
         RejectedByPeer = "rejected_by_peer",
+        /// The limit of connections or handshakes is reached.
+        Overloaded = "overloaded",
         /// The handshake timed out.
         TimedOut = "timed_out",
         /// The connection of a load balancer does not begin with a valid PROXY protocol header.
@@ -33,36 +37,38 @@ labels! {
     }
 }
 
-impl HopFailureCause {
-    pub(super) fn of(error: &Error) -> HopFailureCause {
+impl ConnectionFailureCause {
+    /// Returns the cause of an error of TLS.
+    pub fn of(error: &Error) -> ConnectionFailureCause {
         match error {
             Error::InvalidCertificate(CertificateError::Other(OtherError(why))) if why.is::<WrongPeer>() => {
-                HopFailureCause::WrongPeer
+                ConnectionFailureCause::WrongPeer
             }
             Error::InvalidCertificate(
                 CertificateError::Expired
                 | CertificateError::ExpiredContext { .. }
                 | CertificateError::NotValidYet
                 | CertificateError::NotValidYetContext { .. },
-            ) => HopFailureCause::OutsideValidity,
-            Error::InvalidCertificate(_) => HopFailureCause::Untrusted,
-            Error::InvalidMessage(_) => HopFailureCause::NotTls,
+            ) => ConnectionFailureCause::OutsideValidity,
+            Error::InvalidCertificate(CertificateError::Revoked) => ConnectionFailureCause::Revoked,
+            Error::InvalidCertificate(_) => ConnectionFailureCause::Untrusted,
+            Error::InvalidMessage(_) => ConnectionFailureCause::NotTls,
             // Alerts of a TLS server that do not reject this client.
             Error::AlertReceived(AlertDescription::CloseNotify | AlertDescription::InternalError) => {
-                HopFailureCause::Other
+                ConnectionFailureCause::Other
             }
-            Error::AlertReceived(_) => HopFailureCause::RejectedByPeer,
-            _ => HopFailureCause::Other,
+            Error::AlertReceived(_) => ConnectionFailureCause::RejectedByPeer,
+            _ => ConnectionFailureCause::Other,
         }
     }
 
     /// Returns the cause of an I/O error, if TLS is the reason.
-    pub(crate) fn of_io(error: &io::Error) -> Option<HopFailureCause> {
-        error.get_ref()?.downcast_ref::<Error>().map(HopFailureCause::of)
+    pub fn of_io(error: &io::Error) -> Option<ConnectionFailureCause> {
+        error.get_ref()?.downcast_ref::<Error>().map(ConnectionFailureCause::of)
     }
 }
 
 /// Wraps a name mismatch in the error type of rustls verifiers.
-pub(super) fn wrong_peer(wrong: WrongPeer) -> Error {
+pub(crate) fn wrong_peer(wrong: WrongPeer) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(std::sync::Arc::new(wrong))))
 }
