@@ -49,8 +49,8 @@ fn call(options: &DrainOptions) -> Result<(OperatorClient, RegionId), String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_command_line_is_parsed_or_the_problem_is_reported() {
+    #[tokio::test]
+    async fn a_command_line_is_parsed_or_the_problem_is_reported() {
         let check = |hub: &str, region: &str, expected: Result<(), &str>| {
             let options = DrainOptions {
                 region: region.to_owned(),

@@ -360,13 +360,7 @@ impl<D: RequestHandler> Shared<D> {
         let stream = match &*self.security {
             TransportSecurity::Plaintext => Some(self.coalescing(stream)),
             TransportSecurity::Gateways(acceptor) => {
-                let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
-                let Some((stream, guard)) = accepted else { return };
-                // Dropping the connection also ends its requests, as when the gateway disconnects.
-                return tokio::select! {
-                    () = self.serve_tls(self.coalescing(stream), &mut admitted) => {}
-                    () = guard.revoked() => {}
-                };
+                return Box::pin(self.serve_gateway(acceptor, stream, &mut admitted)).await;
             }
             TransportSecurity::Clients(acceptor) => {
                 Box::pin(self.handshake(acceptor, stream, &admitted)).await
@@ -374,6 +368,22 @@ impl<D: RequestHandler> Shared<D> {
         };
         let Some(stream) = stream else { return };
         self.serve_tls(stream, &mut admitted).await;
+    }
+
+    /// Serves a connection of a gateway until its certificate is revoked.
+    async fn serve_gateway(
+        self: &Arc<Self>,
+        acceptor: &GatewayAcceptor,
+        stream: pingora::protocols::l4::stream::Stream,
+        admitted: &mut AdmittedConnection,
+    ) {
+        let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
+        let Some((stream, guard)) = accepted else { return };
+        // Dropping the connection also ends its requests, as when the gateway disconnects.
+        tokio::select! {
+            () = self.serve_tls(self.coalescing(stream), admitted) => {}
+            () = guard.revoked() => {}
+        }
     }
 
     /// Serves a connection with the negotiated protocol.

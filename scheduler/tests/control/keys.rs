@@ -108,12 +108,6 @@ async fn invalid_keys_are_rejected_and_change_nothing() {
     for id in ["b".repeat(16), "unknown".to_owned(), digest('a')] {
         assert_eq!(revoke(&hub, &id).await, 404, "{id}");
     }
-    for (method, path) in
-        [("GET", paths::KEYS), ("POST", paths::KEYS), ("DELETE", "/v1/keys/aaaaaaaaaaaaaaaa")]
-    {
-        let request = hub.client.request(method.parse().unwrap(), format!("{}{path}", hub.url));
-        assert_eq!(response(request).await.0, 403, "{method} {path} needs the operator");
-    }
     let table = hub.routes().await;
     assert_eq!((table.generation, keys(&table)), (generation, named(&[("a", false)])));
     hub.stop().await;
