@@ -39,9 +39,9 @@ def certificates(place):
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     openssl("req", "-x509", *key, "-subj", "/CN=fleet", "-days", "2", "-out", at("fleet.crt"), "-keyout", at("fleet.key"),
             "-addext", "keyUsage=critical,keyCertSign")
-    for name, kind in (("spoke", "region"), ("gateway", "gateway")):
+    for name in ("spoke", "gateway"):
         openssl("req", *key, "-subj", "/", "-out", at(f"{name}.csr"), "-keyout", at(f"{name}.key"))
-        uri = f"URI:spiffe://bench/{kind}/{REGION}/in/us-va"
+        uri = f"URI:spiffe://bench/{name}/{REGION}/in/us-va"
         more = place.write(f"{name}.ext", f"subjectAltName={uri}\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("x509", "-req", "-in", at(f"{name}.csr"), "-CA", at("fleet.crt"), "-CAkey", at("fleet.key"), "-days", "1",
                 "-CAcreateserial", "-extfile", more, "-out", at(f"{name}.crt"))
@@ -102,7 +102,7 @@ def connect(address, context, session=None):
 def handshakes(place, count):
     """CPU time of the spoke in µs for a connection with a full and with a resumed handshake."""
     certificates(place)
-    tls = '[tls]\ncertificate = "spoke.crt"\nkey = "spoke.key"\nclient_ca = "fleet.crt"\n'
+    tls = '[identity]\ncertificate = "spoke.crt"\nkey = "spoke.key"\nauthorities = "fleet.crt"\n'
     spoke = role(place, "spoke-tls", "spoke", spoke_config(peers.address(), tls))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
