@@ -32,6 +32,7 @@ pub mod region_list;
 pub mod residency;
 pub mod route;
 pub mod set;
+pub mod spiffe;
 pub mod tenant;
 pub mod weights;
 mod written;

@@ -15,6 +15,7 @@
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
 //! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]).
+//! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
@@ -23,6 +24,7 @@ pub mod bound;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod pki;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;
