@@ -12,6 +12,9 @@
 //! drains/{region}               DrainV1              region that an operator drains
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
+//! pki/trust                     TrustV1              trusted authorities and revoked certificates
+//! pki/tokens/{hash}             TokenRecordV1        join token, by the SHA-256 of its secret
+//! pki/certificates/{serial}     CertificateV1        issued certificate
 //! leader                        a hub's address      hub that writes `routes`, under its lease
 //! ```
 //!
@@ -49,6 +52,13 @@ pub const PLAN: &str = "plan/";
 pub const WEIGHTS: &str = "plan/weights/";
 /// Prefix of the plan's floors.
 pub const FLOORS: &str = "plan/floors/";
+
+/// Trusted authorities and revoked certificates.
+pub const TRUST: &str = "pki/trust";
+/// Prefix of the join tokens.
+pub const JOIN_TOKENS: &str = "pki/tokens/";
+/// Prefix of the issued certificates.
+pub const CERTIFICATES: &str = "pki/certificates/";
 
 /// Address of the leading hub.
 pub const LEADER: &str = "leader";
@@ -92,6 +102,16 @@ pub fn weights(region: &RegionId) -> String {
 /// Returns the key of a region's floors.
 pub fn floors(region: &RegionId) -> String {
     format!("{FLOORS}{region}")
+}
+
+/// Returns the key of a join token, by the hash of its secret.
+pub fn join_token(hash: &str) -> String {
+    format!("{JOIN_TOKENS}{hash}")
+}
+
+/// Returns the key of an issued certificate, by its serial number.
+pub fn certificate(serial: &str) -> String {
+    format!("{CERTIFICATES}{serial}")
 }
 
 /// Parses the key of a reader.

@@ -72,6 +72,14 @@ pub struct RenewV1 {
 pub struct IssuedV1 {
     /// Version of the message.
     pub version: MessageVersion,
+    /// Serial number.
+    pub serial: String,
+    /// Fingerprint of its authority.
+    pub authority: String,
+    /// First second of its validity.
+    pub not_before_s: u64,
+    /// Last second of its validity.
+    pub not_after_s: u64,
     /// Certificate, followed by that of its authority.
     pub certificate: String,
     /// Trusted authorities and revoked certificates.

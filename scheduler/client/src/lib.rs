@@ -12,9 +12,21 @@
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
 //! - [`operator`]: API for operators.
+//! - [`authority`]: client of the built-in certificate authority; [`identity_folder`]: the folder with the certificate;
+//!   [`membership`]: task that keeps the folder current.
 
+pub mod authority;
 pub mod hub;
+pub mod identity_folder;
+pub mod membership;
 pub mod operator;
 pub mod plan;
 pub mod snapshot;
 pub mod table;
+
+use std::time::{Duration, SystemTime};
+
+/// Returns the wall-clock time since 1970.
+pub fn unix_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}

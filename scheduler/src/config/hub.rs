@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use configuration::{ConfigFile, Files, Problem, section};
+use identity::{IdentitySection, OwnName, Transport};
+use regions::spiffe::Role;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 use scheduler_core::token::Token;
 
+use super::authority::{self, AuthorityConfig, AuthoritySection};
 use super::store::{self, StoreConfig, StoreSection};
 
 /// Lease time of a registration, and of a leader's term, and so the longest time without a leader after one dies. etcd checks leases twice a second at best, and holds them for at least two seconds;
@@ -39,6 +42,10 @@ section! {
         catalogue: Option<PathBuf>;
         /// Store of the hub; the embedded one without this table.
         store: Option<StoreSection>;
+        /// Identity for mutual TLS; plaintext on this machine only without this table.
+        identity: Option<IdentitySection>;
+        /// Built-in certificate authority; none without this table.
+        authority: Option<AuthoritySection>;
     }
 }
 
@@ -53,6 +60,10 @@ pub struct HubConfig {
     pub deployments: Vec<Deployment>,
     /// Tokens of operators, and of gateways and spokes. Without a fleet token the hub listens on loopback only.
     pub tokens: Tokens,
+    /// Transport security of the hub's connections.
+    pub transport: Transport,
+    /// Built-in authority, if there is one.
+    pub authority: Option<AuthorityConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -111,12 +122,23 @@ impl HubConfig {
         {
             document.problem("listen", problem);
         }
+        let catalogue = catalogue.map(Arc::new);
+        let identity = file.identity.and_then(|section| {
+            let dir = section.as_ref().and_then(|section| section.dir.clone());
+            let own = OwnName { roles: &[Role::Hub], region: None };
+            Some((Transport::read(section, document, files, &own, catalogue.as_ref()?)?, dir))
+        });
+        let authority = file.authority.zip(identity.as_ref()).and_then(|(section, (_, dir))| {
+            authority::read(document, files, section, dir.clone())
+        });
         Some(HubConfig {
+            transport: identity?.0,
+            authority: authority?,
             listen: file.listen?,
             store: store?,
             deployments: deployments?,
             tokens,
-            catalogue: Arc::new(catalogue?),
+            catalogue: catalogue?,
             lease_ttl: LEASE_TTL,
             lapsed_keep: LAPSED_KEEP,
             reader_keep: READER_TIMEOUT,

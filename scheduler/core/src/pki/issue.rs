@@ -113,6 +113,20 @@ impl ValidityPeriod {
     }
 }
 
+/// Time over which the processes of a fleet renew their certificates after another authority has begun to sign.
+pub const ROTATION_SPREAD: Duration = Duration::from_secs(30);
+
+/// Returns the time at which a certificate is renewed. One of an authority that does not sign any more is renewed soon,
+/// but not by all processes at once. `chance` is between 0 and 1.
+pub fn renewal(period: ValidityPeriod, is_of_old_authority: bool, chance: f64, now: Duration) -> Duration {
+    let due = period.renewal(chance);
+    // The time is divided into windows, so that repeated calls give the same time and it comes.
+    let window = ROTATION_SPREAD.as_secs().max(1);
+    let begin = Duration::from_secs(now.as_secs() / window * window);
+    let soon = begin + ROTATION_SPREAD.mul_f64(chance.clamp(0.0, 1.0));
+    if is_of_old_authority { due.min(soon) } else { due }
+}
+
 fn whole_seconds(time: Duration) -> Duration {
     Duration::from_secs(time.as_secs())
 }
@@ -146,6 +160,18 @@ mod tests {
             let (renewal, life) = (period.renewal(chance), period.not_after - period.not_before);
             prop_assert!(renewal >= period.not_before + life.mul_f64(0.449));
             prop_assert!(renewal <= period.not_before + life.mul_f64(0.551));
+        }
+
+        #[test]
+        fn a_certificate_of_an_old_authority_is_renewed_within_two_windows(
+            now in 1_500_000_000_u64..3_000_000_000, chance in 0.0..=1.0,
+        ) {
+            let now = Duration::from_secs(now);
+            let period = ValidityPeriod::starting(now, VALIDITY, now + DECADE).unwrap();
+            let second = Duration::from_secs(1);
+            let is_due = |at: Duration| renewal(period, true, chance, at) <= at;
+            prop_assert!((0..=60).any(|later| is_due(now + second * later)));
+            prop_assert_eq!(renewal(period, false, chance, now), period.renewal(chance));
         }
 
         #[test]

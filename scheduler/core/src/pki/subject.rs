@@ -6,7 +6,10 @@ use regions::{Catalogue, RegionId};
 /// Invalid owner of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// The trust domain or the name of a person is invalid.
+    /// The trust domain is invalid.
+    #[error("the trust domain must have 1 to 255 letters a to z, digits, `.`, `-` and `_`, such as m.example")]
+    InvalidDomain,
+    /// The name of a person is invalid.
     #[error("the name must have 1 to 64 letters, digits, `.`, `-` and `_`, such as alice")]
     InvalidName,
     /// A role of a process has no region, or one of a person has one.
@@ -15,6 +18,15 @@ pub enum SubjectError {
     /// The region is unknown.
     #[error("region {0} is not in the catalogue")]
     UnknownRegion(RegionId),
+}
+
+/// Checks a trust domain.
+///
+/// # Errors
+///
+/// [`SubjectError::InvalidDomain`].
+pub fn check_domain(domain: &str) -> Result<(), SubjectError> {
+    SpiffeId::person(domain, Role::Viewer, "x").map(drop).map_err(|_| SubjectError::InvalidDomain)
 }
 
 /// Returns the name of a process or a person: one of `region` and `person` is given, as the role requires. The

@@ -5,7 +5,7 @@
 //! copy is recognised as such, and is not taken for an expired token.
 //!
 //! ```text
-//! meridian-join-1.BASE64URL       number of fingerprints, fingerprints, secret, URLs of hubs, checksum
+//! meridian-join-1.BASE64URL       number of fingerprints, fingerprints, secret, addresses of hubs, checksum
 //! ```
 
 use std::fmt;
@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 
 use regions::spiffe::SpiffeId;
 use super::{from_hex, hex};
-use crate::hubs::{HUBS_MAX, Hubs};
+use crate::hubs::HUBS_MAX;
 
 /// Beginning of the text, with the version of the format.
 const PREFIX: &str = "meridian-join-1.";
@@ -111,7 +111,7 @@ impl fmt::Debug for JoinSecret {
 /// Join token as a person copies it.
 #[derive(Clone, Debug)]
 pub struct JoinToken {
-    hubs: Vec<String>,
+    addresses: Vec<String>,
     fingerprints: Vec<Fingerprint>,
     secret: JoinSecret,
 }
@@ -134,27 +134,27 @@ pub enum TokenTextError {
 }
 
 impl JoinToken {
-    /// Creates a token for hubs at these URLs, whose certificates an authority with one of the fingerprints has signed.
+    /// Creates a token for hubs at these addresses (`HOST:PORT`), whose certificates an authority with one of the
+    /// fingerprints has signed.
     ///
     /// # Errors
     ///
-    /// If the URLs or the number of fingerprints are invalid.
+    /// If the addresses or the number of fingerprints are invalid.
     pub fn new(
-        hubs: Vec<String>,
+        addresses: Vec<String>,
         fingerprints: Vec<Fingerprint>,
         secret: JoinSecret,
     ) -> Result<JoinToken, TokenTextError> {
         let is_valid = (1..=AUTHORITIES_MAX).contains(&fingerprints.len())
-            && (1..=HUBS_MAX).contains(&hubs.len())
-            && Hubs::at(&hubs).is_some()
-            && hubs.iter().all(|hub| !hub.contains(','));
-        let token = JoinToken { hubs, fingerprints, secret };
+            && (1..=HUBS_MAX).contains(&addresses.len())
+            && addresses.iter().all(|address| is_address(address));
+        let token = JoinToken { addresses, fingerprints, secret };
         if is_valid && token.text().len() <= TEXT_BYTES_MAX { Ok(token) } else { Err(TokenTextError::Invalid) }
     }
 
-    /// Returns the URLs of the hubs.
-    pub fn hubs(&self) -> &[String] {
-        &self.hubs
+    /// Returns the addresses of the hubs.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
     }
 
     /// Returns the fingerprints of the authorities, one of which has signed the certificate of a hub.
@@ -169,11 +169,11 @@ impl JoinToken {
 
     /// Returns the text, which contains the secret.
     pub fn text(&self) -> String {
-        let JoinToken { hubs, fingerprints, secret } = self;
+        let JoinToken { addresses, fingerprints, secret } = self;
         let mut bytes = vec![u8::try_from(fingerprints.len()).unwrap_or(0)];
         fingerprints.iter().for_each(|Fingerprint(digest)| bytes.extend_from_slice(digest));
         bytes.extend_from_slice(&secret.0);
-        bytes.extend_from_slice(hubs.join(",").as_bytes());
+        bytes.extend_from_slice(addresses.join(",").as_bytes());
         let checksum = Sha256::digest(&bytes);
         bytes.extend_from_slice(&checksum[..CHECKSUM_BYTES]);
         format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
@@ -198,11 +198,26 @@ impl FromStr for JoinToken {
         let (count, rest) = content.split_first().ok_or(TokenTextError::Invalid)?;
         let (digests, rest) =
             rest.split_at_checked(32 * usize::from(*count)).ok_or(TokenTextError::Invalid)?;
-        let (secret, hubs) = rest.split_first_chunk().ok_or(TokenTextError::Invalid)?;
-        let hubs = std::str::from_utf8(hubs).map_err(|_| TokenTextError::Invalid)?;
+        let (secret, addresses) = rest.split_first_chunk().ok_or(TokenTextError::Invalid)?;
+        let addresses = std::str::from_utf8(addresses).map_err(|_| TokenTextError::Invalid)?;
         let fingerprints = digests.as_chunks::<32>().0.iter().map(|digest| Fingerprint(*digest)).collect();
-        JoinToken::new(hubs.split(',').map(str::to_owned).collect(), fingerprints, JoinSecret(*secret))
+        JoinToken::new(addresses.split(',').map(str::to_owned).collect(), fingerprints, JoinSecret(*secret))
     }
+}
+
+/// Returns whether a text is `HOST:PORT`, with a name, an IPv4 address, or an IPv6 address in brackets.
+pub fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_port = port.parse::<u16>().is_ok_and(|number| number != 0 && number.to_string() == port);
+    let within = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    is_port
+        && match within {
+            Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => {
+                let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+                (1..=253).contains(&host.len()) && host.bytes().all(is_allowed)
+            }
+        }
 }
 
 /// Join token as the hub stores it.
@@ -319,17 +334,17 @@ mod tests {
             ports in proptest::collection::vec(1_u16.., 1..=HUBS_MAX), one: [u8; 32], other: Option<[u8; 32]>,
             secret: [u8; 20],
         ) {
-            let hubs: Vec<_> = ports.iter().map(|port| format!("http://hub.m.example:{port}")).collect();
+            let hubs: Vec<_> = ports.iter().map(|port| format!("hub.m.example:{port}")).collect();
             let fingerprints: Vec<_> = [Some(one), other].into_iter().flatten().map(Fingerprint).collect();
             let token = JoinToken::new(hubs.clone(), fingerprints.clone(), JoinSecret(secret)).unwrap();
             let read: JoinToken = format!(" {}\n", token.text()).parse().unwrap();
-            prop_assert_eq!((read.hubs, read.fingerprints), (hubs, fingerprints));
+            prop_assert_eq!((read.addresses, read.fingerprints), (hubs, fingerprints));
             prop_assert_eq!(read.secret.hash(), token.secret.hash());
         }
 
         #[test]
         fn a_changed_or_missing_character_is_recognised(secret: [u8; 20], at: prop::sample::Index, with in "[A-Za-z0-9_-]") {
-            let text = token(&["http://hub:7000"], &[[7; 32]], secret).unwrap().text();
+            let text = token(&["hub:7000"], &[[7; 32]], secret).unwrap().text();
             let at = PREFIX.len() + at.index(text.len() - PREFIX.len());
             let mut changed = text.clone();
             changed.replace_range(at..=at, &with);
@@ -347,13 +362,17 @@ mod tests {
 
     #[test]
     fn a_token_has_hubs_and_one_or_two_fingerprints() {
-        let hub = ["http://hub:7000"];
+        let hub = ["hub:7000"];
         assert!(token(&hub, &[[1; 32], [2; 32]], [0; 20]).is_ok());
         assert!(token(&hub, &[], [0; 20]).is_err());
         assert!(token(&hub, &[[1; 32]; 3], [0; 20]).is_err());
         assert!(token(&[], &[[1; 32]], [0; 20]).is_err());
         assert!(token(&["hub"], &[[1; 32]], [0; 20]).is_err());
-        assert!(token(&["http://hub:7000"; HUBS_MAX + 1], &[[1; 32]], [0; 20]).is_err());
+        assert!(token(&["hub:7000"; HUBS_MAX + 1], &[[1; 32]], [0; 20]).is_err());
+        for address in ["hub", "hub:", "hub:0", "hub:65536", ":1", "a,b:1", "http://hub:1", "::1:1", "[x]:1", "hub:+1"] {
+            assert!(token(&[address], &[[1; 32]], [0; 20]).is_err(), "{address}");
+        }
+        assert!(token(&["[::1]:1", "10.0.0.1:2"], &[[1; 32]], [0; 20]).is_ok());
         assert_eq!("x".parse::<JoinToken>().err(), Some(TokenTextError::Foreign));
         let long = format!("{PREFIX}{}", "A".repeat(TEXT_BYTES_MAX));
         assert_eq!(long.parse::<JoinToken>().err(), Some(TokenTextError::TooLong));
@@ -361,7 +380,7 @@ mod tests {
 
     #[test]
     fn debug_output_and_errors_have_no_secret() {
-        let token = token(&["http://hub:7000"], &[[1; 32]], [0xab; 20]).unwrap();
+        let token = token(&["hub:7000"], &[[1; 32]], [0xab; 20]).unwrap();
         let shown = format!("{token:?}");
         assert!(!shown.contains("ab, ab") && !shown.contains("abab") && shown.contains("JoinSecret"), "{shown}");
         assert!(token.secret().hash() != token.secret().reveal());
