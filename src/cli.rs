@@ -2,9 +2,14 @@
 
 mod load;
 mod model;
+mod pki;
 
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
+pub(crate) use pki::{
+    BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions, RotateOptions,
+    TokenOptions,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -40,6 +45,13 @@ pub(crate) enum CliCommand {
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
+    /// Manage the built-in certificate authority: join tokens, certificates, revocation, rotation
+    #[command(subcommand)]
+    Pki(PkiCommand),
+    /// Back up a hub: its store, the authority, its identity, and optionally receipts
+    Backup(BackupOptions),
+    /// Restore a hub from a backup, and begin a new epoch
+    Restore(RestoreOptions),
     /// Drain a region: move its traffic to other allowed regions
     Drain(DrainOptions),
     /// Audit receipts: verify that every request stayed in its allowed regions
@@ -120,6 +132,9 @@ pub(crate) struct GatewayOptions {
     /// requests and exits. Without a running gateway, start normally. Without this option, fail if a gateway is running
     #[arg(long)]
     pub take_over: bool,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -127,6 +142,9 @@ pub(crate) struct RoleOptions {
     /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -137,6 +155,9 @@ pub(crate) struct RegionalRoleOptions {
     /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -136,12 +136,7 @@ impl AuthorityConnection {
             .map_err(|error| folder_error(error.to_string()))?
             .map_err(|problems| folder_error(problems.join("; ")))?;
         let tls = TlsClient::new(Arc::new(identity), &[]).map_err(|error| folder_error(error.to_string()))?;
-        let tls = &tls;
-        first_reachable(addresses, async |address, tcp| {
-            let connected = tls.connect(ExpectedPeer { role: Role::Hub, region: None }, tcp).await?;
-            AuthorityConnection::new(address, connected.stream).await
-        })
-        .await
+        first_reachable(addresses, &HubHandshake::Member(tls)).await
     }
 
     /// Connects to the first reachable hub of a token, whose certificate is signed by its authority.
@@ -162,12 +157,7 @@ impl AuthorityConnection {
         config.resumption = Resumption::disabled();
         config.enable_sni = false;
         let connector = TlsConnector::from(Arc::new(config));
-        let connector = &connector;
-        first_reachable(token.addresses(), async |address, tcp| {
-            let name = ServerName::try_from("hub.identity.invalid").expect("a host name");
-            AuthorityConnection::new(address, connector.connect(name, tcp).await?).await
-        })
-        .await
+        first_reachable(token.addresses(), &HubHandshake::Joining(connector)).await
     }
 
     async fn new<IO>(address: &str, stream: IO) -> std::io::Result<AuthorityConnection>
@@ -266,10 +256,34 @@ impl AuthorityConnection {
     }
 }
 
-/// Connects to the first address at which `connect` succeeds. Of an address with several IP addresses, each is tried.
+/// Handshake with a hub.
+enum HubHandshake {
+    /// With a certificate of the fleet.
+    Member(TlsClient),
+    /// With the fingerprint of the authority in a token.
+    Joining(TlsConnector),
+}
+
+impl HubHandshake {
+    async fn connect(&self, address: &str, at: SocketAddr) -> std::io::Result<AuthorityConnection> {
+        let tcp = TcpStream::connect(at).await?;
+        match self {
+            HubHandshake::Member(tls) => {
+                let connected = tls.connect(ExpectedPeer { role: Role::Hub, region: None }, tcp).await?;
+                AuthorityConnection::new(address, connected.stream).await
+            }
+            HubHandshake::Joining(connector) => {
+                let name = ServerName::try_from("hub.identity.invalid").expect("a host name");
+                AuthorityConnection::new(address, connector.connect(name, tcp).await?).await
+            }
+        }
+    }
+}
+
+/// Connects to the first address at which the handshake succeeds. Of a name with several addresses, each is tried.
 async fn first_reachable(
     addresses: &[String],
-    mut connect: impl AsyncFnMut(&str, TcpStream) -> std::io::Result<AuthorityConnection>,
+    handshake: &HubHandshake,
 ) -> Result<AuthorityConnection, AuthorityError> {
     let mut problems = Vec::new();
     for address in addresses {
@@ -285,8 +299,8 @@ async fn first_reachable(
             }
         };
         for at in resolved {
-            let attempt = timeout(CONNECT_TIMEOUT, async { connect(address, TcpStream::connect(at).await?).await });
-            match attempt.await {
+            let attempt = timeout(CONNECT_TIMEOUT, handshake.connect(address, at)).await;
+            match attempt {
                 Ok(Ok(connection)) => return Ok(connection),
                 Ok(Err(error)) => problems.push(format!("{address}: {error}")),
                 Err(_) => problems.push(format!("{address}: no connection within {CONNECT_TIMEOUT:?}")),

@@ -8,6 +8,7 @@ mod agent;
 mod apply;
 mod hub;
 mod locks;
+mod pki;
 mod plan;
 mod revisions;
 mod tenants;

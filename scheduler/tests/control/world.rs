@@ -77,6 +77,8 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         lapsed_keep: LAPSED_KEEP,
         reader_keep: READER_TIMEOUT,
         settle: SETTLE_TIME,
+        transport: Default::default(),
+        authority: None,
         tokens: Tokens {
             operator: Some(Token::read(TOKEN).unwrap()),
             fleet: vec![Token::read(FLEET_TOKEN).unwrap()],

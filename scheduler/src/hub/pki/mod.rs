@@ -112,7 +112,9 @@ pub(super) async fn run<S: Store>(
         move || upkeep(authority.clone(), folder.clone(), identity.clone(), trust.clone())
     }));
     let reloading = identity.clone();
-    tasks.spawn(async { drop(essential("identity", reloading.follow()).await) });
+    tasks.spawn(async {
+        essential("identity", reloading.follow()).await;
+    });
     AuthorityStarted { address: listen }.emit();
     let service = router(api).into_make_service_with_connect_info::<Caller>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
