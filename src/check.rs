@@ -39,7 +39,7 @@ const KINDS: &[(ConfigKind, &str, &[&str])] = &[
     (
         ConfigKind::Gateway,
         "gateway",
-        &["snapshot", "trusted_peers", "timeouts", "bodies", "cors", "region_tls"],
+        &["snapshot", "trusted_peers", "timeouts", "bodies", "cors", "identity"],
     ),
     (ConfigKind::Hub, "hub", &["data", "store"]),
     (ConfigKind::Replica, "replica", &["model", "names", "engine", "embeddings"]),

@@ -7,8 +7,8 @@ mod pki;
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
 pub(crate) use pki::{
-    BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions, RotateOptions,
-    TokenOptions,
+    BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions,
+    RotateOptions, TokenOptions,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -115,9 +115,9 @@ pub(crate) struct DrillOptions {
     /// Hub of that deployment, for drains
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB")]
     pub hub: Option<String>,
-    /// File with the operator token, for drains
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator, for drains
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Keep configurations and logs of the local fleet in this directory; by default they are deleted
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -230,9 +230,9 @@ pub(crate) struct ApplyOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Show the changes without applying them
     #[arg(long)]
     pub dry_run: bool,
@@ -254,10 +254,9 @@ pub(crate) struct GetOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token or the fleet token; by default the variable MERIDIAN_OPERATOR_TOKEN is used. Not
-    /// needed for a hub without a fleet token
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of a viewer or operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
@@ -302,9 +301,9 @@ pub(crate) struct DrainOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// File with the operator token; by default the variable MERIDIAN_OPERATOR_TOKEN is used
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

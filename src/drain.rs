@@ -3,7 +3,7 @@
 //! The command records the desired state and does not wait for its effect: the hub publishes it in the route table, and the
 //! traffic plan moves the region's share away at a tenth per second. Requests with no other allowed region stay there.
 
-use crate::apply::{CommandError, client, run, token};
+use crate::apply::{CommandError, client, run};
 use crate::cli::DrainOptions;
 use regions::id::{IdError, RegionId};
 use reqwest::StatusCode;
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the hub is unreachable or rejects the request.
 pub(crate) fn main(options: &DrainOptions) -> ExitCode {
-    let DrainOptions { region, undo, hub: _, token_file: _, json } = options;
+    let DrainOptions { region, undo, hub: _, identity: _, json } = options;
     run(*json, async {
         let (hub, id) = call(options)?;
         hub.set_draining(&id, !undo).await.map_err(|error| match error.failure.status() {
@@ -40,9 +40,9 @@ pub(crate) fn main(options: &DrainOptions) -> ExitCode {
 
 /// Returns the hub and the region of the command line.
 fn call(options: &DrainOptions) -> Result<(OperatorClient, RegionId), String> {
-    let DrainOptions { region, hub, token_file, undo: _, json: _ } = options;
+    let DrainOptions { region, hub, identity, undo: _, json: _ } = options;
     let region = region.parse().map_err(|error: IdError| error.to_string())?;
-    Ok((client(hub, Some(&token(token_file.as_deref())?), TIMEOUT)?, region))
+    Ok((client(hub, identity.as_deref(), TIMEOUT)?, region))
 }
 
 #[cfg(test)]
@@ -51,15 +51,12 @@ mod tests {
 
     #[test]
     fn a_command_line_is_parsed_or_the_problem_is_reported() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("token");
-        std::fs::write(&file, "0123456789abcdef").unwrap();
         let check = |hub: &str, region: &str, expected: Result<(), &str>| {
             let options = DrainOptions {
                 region: region.to_owned(),
                 undo: false,
                 hub: hub.to_owned(),
-                token_file: Some(file.clone()),
+                identity: None,
                 json: false,
             };
             match (call(&options), expected) {
@@ -70,7 +67,9 @@ mod tests {
         };
         let hub = "http://127.0.0.1:7000";
         check(hub, "aws/us-east-1", Ok(()));
-        check("http://h:1/", "oci/ap-tokyo-1", Ok(()));
+        check("http://localhost:1/", "oci/ap-tokyo-1", Ok(()));
+        check("http://h:1/", "oci/ap-tokyo-1", Err("identity"));
+        check("https://h:1/", "oci/ap-tokyo-1", Err("--identity"));
         check(hub, "us-east-1", Err("such as gcp/europe-west4"));
         check("127.0.0.1:7000", "aws/us-east-1", Err("http://HOST:PORT"));
         check("mailto:a", "aws/us-east-1", Err("http://HOST:PORT"));

@@ -9,10 +9,9 @@ use crate::pki::{Joined, join};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
-use gateway::hop::{CredentialFiles, Credentials};
 use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::ReceiptsConfig;
-use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig, TlsFiles};
+use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
 use std::io::Write;
@@ -65,7 +64,9 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
     };
     // A hub with the authority renews its own certificate.
     let joined = if config.authority.is_some() { Joined::elsewhere() } else { joined };
-    run(joined, async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
+    run(joined, async |stop| {
+        scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await
+    })
 }
 
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
@@ -75,16 +76,16 @@ pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
     let region = options.region.as_deref();
-    let (config, receipts, tls) =
+    let (config, receipts) =
         match read_config(&options.config, |document, files| read_spoke(document, files, region)) {
             Ok(config) => config,
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
-    run(joined, async |stop| spoke_parts(config, receipts, tls, stop).await)
+    run(joined, async |stop| spoke_parts(config, receipts, stop).await)
 }
 
 /// Configuration of a spoke, with that of its ingress.
-type SpokeParts = (SpokeConfig, Option<ReceiptsConfig>, Option<Arc<Credentials>>);
+type SpokeParts = (SpokeConfig, Option<ReceiptsConfig>);
 
 /// Reads the configuration of a spoke, also the parts that the ingress validates.
 pub(crate) fn read_spoke(
@@ -92,20 +93,14 @@ pub(crate) fn read_spoke(
     files: &Files<'_>,
     region: Option<&str>,
 ) -> Option<SpokeParts> {
-    let ReadSpoke { config, receipts, tls } = SpokeConfig::read(document, files, region)?;
+    let ReadSpoke { config, receipts } = SpokeConfig::read(document, files, region)?;
     let receipts = receipts.and_then(|section| ReceiptsConfig::read(section, document, files));
-    let tls = tls.and_then(|(TlsFiles { certificate, key, client_ca: ca }, region, catalogue)| {
-        let credentials =
-            Credentials::of_region(CredentialFiles { certificate, key, ca }, &region, &catalogue);
-        credentials.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
-    });
-    Some((config?, receipts, tls))
+    Some((config?, receipts))
 }
 
 async fn spoke_parts(
     config: SpokeConfig,
     receipts: Option<ReceiptsConfig>,
-    tls: Option<Arc<Credentials>>,
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
@@ -116,7 +111,7 @@ async fn spoke_parts(
         region: config.region.clone(),
         catalogue: config.catalogue.clone(),
         receipts,
-        tls,
+        transport: config.transport.clone(),
         operations: config.operations,
         signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
     };

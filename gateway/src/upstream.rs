@@ -9,8 +9,7 @@
 //! client has received nothing, and the request can be retried in another region. Only a large response is streamed; it
 //! cannot be retried once it has begun.
 
-use crate::events::HopFailures;
-use crate::hop::{Connector, RegionTransport, UpstreamKey};
+use crate::hop::{Connector, UpstreamKey};
 use crate::http1::{self, Http1Client};
 use crate::http2::{self, Http2Client};
 use crate::metrics::{Family, HopEvent};
@@ -20,6 +19,8 @@ use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::{self, Peer, RegionConnection};
 use http::header::CONTENT_LENGTH;
 use http::response::Parts as Head;
+use identity::ConnectionFailures;
+use identity::Transport;
 use regions::catalogue::Catalogue;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -81,11 +82,11 @@ pub(crate) struct StreamedBody(UpstreamBody);
 impl Upstream {
     /// Creates the client of a gateway for regions; uses HTTP/2 where they support it, if `http2`.
     pub(crate) fn to_regions(
-        regions: &RegionTransport,
+        transport: &Transport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Upstream, rustls::Error> {
-        let connector = Arc::new(Connector::to_regions(regions, http2, catalogue)?);
+        let connector = Arc::new(Connector::to_regions(transport, http2, catalogue)?);
         let http2_client = http2.then(|| Http2Client::over(connector.clone()));
         Ok(Upstream { http1_client: Arc::new(Http1Client::over(connector.clone())), connector, http2_client })
     }
@@ -102,7 +103,7 @@ impl Upstream {
     }
 
     /// Returns the counters of connections that failed before a request was sent.
-    pub(crate) fn hop_failures(&self) -> &HopFailures {
+    pub(crate) fn hop_failures(&self) -> &ConnectionFailures {
         self.connector.failures()
     }
 

@@ -103,7 +103,9 @@ fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<TrustedR
     let certificates = certificates(&text)?;
     if certificates.len() > AUTHORITIES_MAX {
         let count = certificates.len();
-        return Err(format!("has {count} certificates, more than {AUTHORITIES_MAX}; remove unused authorities"));
+        return Err(format!(
+            "has {count} certificates, more than {AUTHORITIES_MAX}; remove unused authorities"
+        ));
     }
     for certificate in certificates {
         roots

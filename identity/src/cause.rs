@@ -24,6 +24,8 @@ labels! {
         PlaintextForbidden = "plaintext_forbidden",
         /// The peer rejected our certificate or handshake.
         RejectedByPeer = "rejected_by_peer",
+        /// The limit of connections or handshakes is reached.
+        Overloaded = "overloaded",
         /// The handshake timed out.
         TimedOut = "timed_out",
         /// Any other cause, such as a missing certificate or no common TLS version; the log contains the library's message.

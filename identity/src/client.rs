@@ -87,8 +87,8 @@ impl TlsClient {
         if current.are_current(&self.verifier) {
             return current;
         }
-        let renewed =
-            TlsConnectors::of(&self.verifier, self.protocols).expect("the same configuration was valid before");
+        let renewed = TlsConnectors::of(&self.verifier, self.protocols)
+            .expect("the same configuration was valid before");
         let renewed = Arc::new(renewed);
         *self.connectors.write() = renewed.clone();
         renewed

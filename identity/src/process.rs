@@ -3,10 +3,9 @@
 use crate::authorities::TrustAnchors;
 use crate::certificate::TlsIdentity;
 use crate::revocation::Revocations;
-use crate::verify::name_in;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
-use regions::spiffe::{Role, SpiffeId};
+use regions::spiffe::{Role, SpiffeId, WrongPeer};
 use rustls::pki_types::CertificateDer;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -157,6 +156,12 @@ impl ProcessIdentity {
             self.revocations.clone().follow()
         );
     }
+}
+
+/// Returns the only SPIFFE ID in a certificate.
+fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
+    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::InvalidId)?;
+    SpiffeId::of(parsed.valid_uri_names())
 }
 
 /// Returns the SPIFFE ID in our own certificate, or why peers would reject it.

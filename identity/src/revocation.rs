@@ -56,7 +56,9 @@ impl FromStr for SerialNumber {
     fn from_str(text: &str) -> Result<SerialNumber, String> {
         let wrong = || {
             let shown: String = text.chars().take(2 * SERIAL_BYTES_MAX).collect();
-            format!("\"{shown}\" is not a serial number; write an even number of hexadecimal digits, at most 40")
+            format!(
+                "\"{shown}\" is not a serial number; write an even number of hexadecimal digits, at most 40"
+            )
         };
         let digits = text.as_bytes();
         if digits.is_empty() || digits.len() % 2 == 1 || digits.len() > 2 * SERIAL_BYTES_MAX {
@@ -93,15 +95,19 @@ impl RevocationList {
     ///
     /// The problem of an invalid list.
     pub fn parse(text: &[u8]) -> Result<RevocationList, String> {
-        let read: RevokedV1 =
-            serde_json::from_slice(text).map_err(|error| format!("is not a list of revoked certificates: {error}"))?;
+        let read: RevokedV1 = serde_json::from_slice(text)
+            .map_err(|error| format!("is not a list of revoked certificates: {error}"))?;
         let RevokedV1 { version, generation, serials } = read;
         if version != 1 {
-            return Err(format!("has version {version}, and this release reads version 1; update this process"));
+            return Err(format!(
+                "has version {version}, and this release reads version 1; update this process"
+            ));
         }
         if serials.len() > REVOKED_MAX {
             let count = serials.len();
-            return Err(format!("has {count} serial numbers, more than {REVOKED_MAX}; remove expired certificates"));
+            return Err(format!(
+                "has {count} serial numbers, more than {REVOKED_MAX}; remove expired certificates"
+            ));
         }
         let serials = serials.iter().map(|serial| serial.parse()).collect::<Result<_, String>>()?;
         Ok(RevocationList { generation, serials })

@@ -2,9 +2,7 @@
 
 use crate::process::ProcessIdentity;
 use crate::stream::GuardedStream;
-use crate::verify::{PeerIdentity, Verifier};
-use regions::set::RegionIndex;
-use regions::spiffe::Role;
+use crate::verify::{AcceptedPeers, PeerIdentity, Verifier};
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -21,15 +19,6 @@ use tokio_rustls::server::TlsStream;
 
 /// First byte of a TLS connection: a handshake record (RFC 8446, 5.1).
 pub const HANDSHAKE_RECORD: u8 = 22;
-
-/// Peers that a listener accepts.
-#[derive(Clone, Copy, Debug)]
-pub struct AcceptedPeers {
-    /// Roles.
-    pub roles: &'static [Role],
-    /// Region, if only peers of one are accepted.
-    pub region: Option<RegionIndex>,
-}
 
 tokio::task_local! {
     /// Verification error of this task's handshake, for acceptors that return it only as text.

@@ -3,9 +3,8 @@
 use crate::cause::wrong_peer;
 use crate::process::ProcessIdentity;
 use crate::revocation::{ConnectionGuard, SerialNumber};
-use crate::server::AcceptedPeers;
 use regions::set::RegionIndex;
-use regions::spiffe::{Role, SpiffeId, WrongPeer};
+use regions::spiffe::{Role, SpiffeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
@@ -32,6 +31,15 @@ impl PeerIdentity {
     }
 }
 
+/// Peers that a listener accepts.
+#[derive(Clone, Copy, Debug)]
+pub struct AcceptedPeers {
+    /// Roles.
+    pub roles: &'static [Role],
+    /// Region, if only peers of one are accepted.
+    pub region: Option<RegionIndex>,
+}
+
 /// Peer that a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedPeer {
@@ -39,12 +47,6 @@ pub struct ExpectedPeer {
     pub role: Role,
     /// Region, if only one is correct.
     pub region: Option<RegionIndex>,
-}
-
-/// Returns the only SPIFFE ID in a certificate.
-pub(crate) fn name_in(certificate: &CertificateDer<'_>) -> Result<SpiffeId, WrongPeer> {
-    let parsed = webpki::EndEntityCert::try_from(certificate).map_err(|_| WrongPeer::InvalidId)?;
-    SpiffeId::of(parsed.valid_uri_names())
 }
 
 const SUFFIX: &str = ".identity.invalid";
@@ -124,8 +126,7 @@ impl Verifier {
         let id = SpiffeId::of(parsed.valid_uri_names()).map_err(wrong_peer)?;
         let serial = SerialNumber::of(parsed.serial());
         let ProcessIdentity { revocations, catalogue, .. } = &*self.0;
-        let region =
-            id.verify_as(roles, region, self.0.own(), catalogue.as_deref()).map_err(wrong_peer)?;
+        let region = id.verify_as(roles, region, self.0.own(), catalogue.as_deref()).map_err(wrong_peer)?;
         if revocations.contains(&serial) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
         }

@@ -11,6 +11,7 @@
 //! - [`deployment`] (over [`engine`]), [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
 //! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
 //! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
+//! - [`spiffe`]: names of processes and operators in their certificates.
 //! - [`health`]: health of a region as observed by a gateway; [`invariants`]: requirements of a routing decision.
 //!
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test

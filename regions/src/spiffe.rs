@@ -361,10 +361,7 @@ mod tests {
         assert_eq!((made.to_string().as_str(), made.region()), (OPERATOR, None));
         assert_eq!(SpiffeId::person("m.example", Role::Spoke, "jane"), Err(WrongPeer::InvalidId));
         assert_eq!(SpiffeId::person("m.example", Role::Viewer, "a/b"), Err(WrongPeer::InvalidId));
-        assert_eq!(
-            SpiffeId::process("m.example", Role::Viewer, &region, &de),
-            Err(WrongPeer::InvalidId)
-        );
+        assert_eq!(SpiffeId::process("m.example", Role::Viewer, &region, &de), Err(WrongPeer::InvalidId));
     }
 
     #[test]

@@ -12,7 +12,6 @@ use crate::config::StoreConfig;
 use regions::spiffe::SpiffeId;
 use regions::{DeploymentName, Generation, ModelRevision, RegionId};
 use scheduler_api::plan::TrafficClass;
-use scheduler_core::access::Denied;
 use scheduler_core::pki::rotation::CertificateRecord;
 use scheduler_core::pki::token::Fingerprint;
 use scheduler_store::EtcdConfig;
@@ -46,18 +45,15 @@ crate::log::events! {
     info!(changes, deployments, "configuration applied")
     ConfigurationApplied { changes: usize, deployments: usize }
 
-    /// A request was denied, for the first time since the hub started. Its token is missing or wrong: compare the
-    /// tokens on both sides.
-    warn!(path, %reason, "request denied; further ones are logged at debug level")
-    AccessDenied<'a> { path: &'a str, reason: &'a Denied }
+    /// A request of this peer was denied, for the first time for this reason. Its role or its region may not send it:
+    /// check that the process uses its own identity and its own region.
+    warn!(peer, path, reason, "request denied; further ones are logged at debug level")
+    AccessDenied<'a> { peer: &'a str, path: &'a str, reason: &'a str }
 
-    /// The hub has no fleet token and listens on a loopback address. Set `fleet_token_file`, unless all users of this
-    /// machine are trusted.
-    warn!(
-        %listen,
-        "no fleet token is configured; every process on this machine can register regions and read tenants"
-    )
-    FleetTokenMissing { listen: SocketAddr }
+    /// The hub has no identity, so every process that can connect may do everything. Configure `[identity]`, unless all
+    /// of them are trusted.
+    warn!(%listen, "no identity is configured; every process that can connect can register regions and change tenants")
+    HubWithoutIdentity { listen: SocketAddr }
 
     /// The limit of tracked readers is reached; further readers are not recorded. Stop gateways and spokes that are not
     /// needed.

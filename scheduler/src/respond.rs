@@ -4,8 +4,7 @@
 //! meaning as those of the client API (`docs/errors.md`) have the same name.
 
 use axum::Json;
-use axum::http::header::WWW_AUTHENTICATE;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use scheduler_api::WireError;
 use scheduler_store::StoreError;
@@ -27,10 +26,8 @@ pub(crate) enum Code {
     NotFound,
     /// The path exists with another method.
     MethodNotAllowed,
-    /// The request has no token, or one that this hub does not know.
-    Unauthenticated,
-    /// The request needs the operator token, but has the fleet token, or this hub has no operator token.
-    OperatorOnly,
+    /// The role or the region of the peer may not send this request.
+    Forbidden,
     /// The files to apply are invalid.
     InvalidFiles,
     /// Another writer has changed the same record.
@@ -58,8 +55,7 @@ impl Code {
             Code::BodyTooLarge => ("body_too_large", StatusCode::PAYLOAD_TOO_LARGE, CALLER),
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND, CALLER),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, CALLER),
-            Code::Unauthenticated => ("unauthenticated", StatusCode::UNAUTHORIZED, "authentication_error"),
-            Code::OperatorOnly => ("operator_only", StatusCode::FORBIDDEN, "permission_error"),
+            Code::Forbidden => ("forbidden", StatusCode::FORBIDDEN, "permission_error"),
             Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
             Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
             Code::LeaseNotFound => ("lease_not_found", StatusCode::NOT_FOUND, CALLER),
@@ -139,11 +135,6 @@ impl IntoResponse for ErrorResponse {
         let ErrorResponse { code, message, field } = self;
         let (code, status, kind) = code.parts();
         let body = HubErrorBody { error: HubErrorObject { message, kind, code, param: field } };
-        let mut response = (status, [(ERROR_HEADER, code)], Json(body)).into_response();
-        if status == StatusCode::UNAUTHORIZED {
-            // RFC 9110, 11.6.1: a 401 names the accepted scheme.
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
-        response
+        (status, [(ERROR_HEADER, code)], Json(body)).into_response()
     }
 }

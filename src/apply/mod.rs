@@ -9,8 +9,10 @@ mod replicas;
 
 use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
+use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::TenantRules;
 use regions::id::IdError;
+use regions::spiffe::Role;
 use reqwest::StatusCode;
 use scheduler_api::apply::{
     AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
@@ -23,18 +25,18 @@ use scheduler_api::{VERSION, WireError, deployment};
 use scheduler_client::hub::{HubCallError, HubFailure};
 use scheduler_client::operator::OperatorClient;
 use scheduler_core::hubs::Hubs;
-use scheduler_core::token::Token;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Timeout of a call; a hub retries its store for some seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Variable with the operator token, if no file is given.
-const TOKEN_VARIABLE: &str = "MERIDIAN_OPERATOR_TOKEN";
+/// Variable with the directory of the identity, if the command line has none.
+const IDENTITY_VARIABLE: &str = "MERIDIAN_IDENTITY";
 
 /// Failure of a command.
 #[derive(Debug)]
@@ -67,9 +69,9 @@ impl From<HubCallError> for CommandError {
 
 /// Runs `meridian apply`. Exit code 0 if the state was applied, 3 if the files are invalid.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
-    let ApplyOptions { files, hold, promote, hub, token_file, dry_run, yes, json } = options;
+    let ApplyOptions { files, hold, promote, hub, identity, dry_run, yes, json } = options;
     if let Some(name) = promote {
-        return promote_model(name, hub, token_file.as_deref(), *json);
+        return promote_model(name, hub, identity.as_deref(), *json);
     }
     run(*json, async {
         let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
@@ -80,17 +82,16 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
                 Err(problem) => problems.push(problem),
             }
         }
-        let token = token(token_file.as_deref()).map_err(|problem| problems.push(problem)).ok();
+        let client = client(hub, identity.as_deref(), TIMEOUT).map_err(|problem| problems.push(problem)).ok();
         let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
         if !(*dry_run || *yes || is_interactive) {
             problems.push(
                 "no terminal to confirm on: use --yes to apply, or --dry-run to see the changes".to_owned(),
             );
         }
-        if !problems.is_empty() {
+        let Some(hub) = client.filter(|_| problems.is_empty()) else {
             return Err(CommandError::Usage(problems));
-        }
-        let hub = client(hub, token.as_ref(), TIMEOUT)?;
+        };
         let first =
             ApplyV1 { version: VERSION, dry_run: true, base: None, hold: *hold, deployments, tenants };
         let preview = hub.apply(&first).await?;
@@ -110,9 +111,9 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
 }
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
-fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -> ExitCode {
+fn promote_model(name: &str, hub: &str, identity: Option<&Path>, json: bool) -> ExitCode {
     run(json, async {
-        let hub = client(hub, Some(&token(token_file)?), TIMEOUT)?;
+        let hub = client(hub, identity, TIMEOUT)?;
         let deployment = name.parse().map_err(|error: IdError| error.to_string())?;
         let promoted = hub.promote(&deployment).await?;
         Ok(if json {
@@ -126,9 +127,9 @@ fn promote_model(name: &str, hub: &str, token_file: Option<&Path>, json: bool) -
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { resource, name, hub, token_file, json } = options;
+    let GetOptions { resource, name, hub, identity, json } = options;
     run(*json, async {
-        let hub = client(hub, read_token(token_file.as_deref())?.as_ref(), TIMEOUT)?;
+        let hub = client(hub, identity.as_deref(), TIMEOUT)?;
         Ok(match resource {
             ResourceKind::Deployments => {
                 let desired = with_name(hub.get(paths::DEPLOYMENTS).await?, name.as_deref())?;
@@ -196,34 +197,27 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     Ok((kind, ApplyFileV1 { name, text }))
 }
 
-/// Creates a client of the hub at this URL.
-pub(crate) fn client(hub: &str, token: Option<&Token>, timeout: Duration) -> Result<OperatorClient, String> {
+/// Creates a client of the hub at this URL, with the identity in a directory.
+pub(crate) fn client(
+    hub: &str,
+    identity: Option<&Path>,
+    timeout: Duration,
+) -> Result<OperatorClient, String> {
     let hubs = Hubs::at([hub]);
-    let hubs = hubs.ok_or_else(|| format!("--hub {hub} is not a URL of a hub; write http://HOST:PORT"))?;
-    OperatorClient::new(&hubs, token, timeout).map_err(|error| error.to_string())
+    let hubs = hubs.ok_or_else(|| format!("--hub {hub} is not a URL of a hub; write https://HOST:PORT"))?;
+    if identity.is_none() && hubs.first_with_tls().is_some() {
+        return Err(format!("--hub {hub} uses TLS; give --identity DIR, or set {IDENTITY_VARIABLE}"));
+    }
+    OperatorClient::new(&hubs, &transport(identity)?, timeout).map_err(|error| error.to_string())
 }
 
-/// Returns the operator token, which is required.
-pub(crate) fn token(file: Option<&Path>) -> Result<Token, String> {
-    read_token(file)?.ok_or_else(|| {
-        format!("an operator token is required: give --token-file FILE, or set {TOKEN_VARIABLE}")
-    })
-}
-
-/// Returns the token of the file or of the variable, if any. A hub on loopback may be readable without one.
-fn read_token(file: Option<&Path>) -> Result<Option<Token>, String> {
-    let (source, text) = match file {
-        Some(file) => {
-            let text = std::fs::read_to_string(file);
-            let source = format!("--token-file {}", file.display());
-            (source.clone(), text.map_err(|error| format!("{source} cannot be read: {error}"))?)
-        }
-        None => match std::env::var(TOKEN_VARIABLE) {
-            Ok(text) if !text.trim().is_empty() => (TOKEN_VARIABLE.to_owned(), text),
-            Ok(_) | Err(_) => return Ok(None),
-        },
-    };
-    Token::read(&text).map(Some).map_err(|problem| format!("{source} {problem}"))
+/// Loads the identity of an operator or viewer. Without one, only a hub on this machine can be called.
+pub(crate) fn transport(identity: Option<&Path>) -> Result<Transport, String> {
+    let Some(dir) = identity else { return Ok(Transport::Loopback) };
+    let name = OwnName { roles: &[Role::Operator, Role::Viewer], region: None };
+    let loaded = ProcessIdentity::load(IdentityFiles::in_directory(dir), &name, None);
+    let loaded = loaded.map_err(|problems| format!("--identity: {}", problems.join("; ")))?;
+    Ok(Transport::Tls(Arc::new(loaded)))
 }
 
 fn confirm() -> bool {

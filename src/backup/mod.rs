@@ -64,10 +64,14 @@ pub(crate) fn backup(options: &BackupOptions) -> ExitCode {
         }
         let mut text = match entries {
             Some(entries) => format!("{} has {entries} entries of the store", file.display()),
-            None => format!("{} has no store: save that of etcd with `etcdctl snapshot save`", file.display()),
+            None => {
+                format!("{} has no store: save that of etcd with `etcdctl snapshot save`", file.display())
+            }
         };
         if passphrase.is_none() && hub.authority.is_some() {
-            text.push_str("; it has the key of the authority and is not encrypted: keep it where only operators read");
+            text.push_str(
+                "; it has the key of the authority and is not encrypted: keep it where only operators read",
+            );
         }
         Ok(text)
     })
@@ -78,7 +82,9 @@ async fn read_store(data: &Path, identity: Option<&Path>) -> Result<StoreBackupV
     let Some(identity) = identity else {
         let read = store::read_stopped(data).await;
         return read.map_err(|error| {
-            CommandError::Failed(format!("{error}; if the hub runs, give --identity with the folder of an operator"))
+            CommandError::Failed(format!(
+                "{error}; if the hub runs, give --identity with the folder of an operator"
+            ))
         });
     };
     let folder = IdentityFolder::new(identity);
@@ -154,8 +160,8 @@ pub(crate) fn restore(options: &RestoreOptions) -> ExitCode {
     run(options.json, async {
         let RestoreOptions { file, config, receipts, passphrase_file, json } = options;
         let passphrase = passphrase(passphrase_file.as_deref())?;
-        let text = fs::read_to_string(config)
-            .map_err(|error| format!("--config {}: {error}", config.display()))?;
+        let text =
+            fs::read_to_string(config).map_err(|error| format!("--config {}: {error}", config.display()))?;
         let targets = RestoreTargets::read(&text, crate::roles::base(config), receipts.as_deref())?;
         let failed = |error: io::Error| CommandError::Failed(format!("{}: {error}", file.display()));
         let backup = read(file, passphrase.as_ref(), &targets).map_err(failed)?;
@@ -245,9 +251,9 @@ fn read(
     from.by_ref().take(MAGIC.len() as u64).read_to_end(&mut magic)?;
     match (magic == MAGIC, passphrase) {
         (true, Some(passphrase)) => unpack(OpeningReader::new(from, passphrase)?, targets),
-        (true, None) => {
-            Err(io::Error::other(format!("is encrypted; give --passphrase-file, or set {PASSPHRASE_VARIABLE}")))
-        }
+        (true, None) => Err(io::Error::other(format!(
+            "is encrypted; give --passphrase-file, or set {PASSPHRASE_VARIABLE}"
+        ))),
         (false, _) => {
             let whole: Chain<Cursor<Vec<u8>>, BufReader<File>> = Cursor::new(magic).chain(from);
             unpack(whole, targets)
@@ -318,7 +324,8 @@ mod tests {
         fs::write(at("authority/authority-1.key"), "secret").expect("written");
         fs::write(at("receipts/2026/chain"), "receipt").expect("written");
         let folders = BTreeMap::from([(AUTHORITY, at("authority")), (RECEIPTS, at("receipts"))]);
-        let text = "data = \"new/data\"\n[authority]\ndir = \"new/authority\"\n[identity]\ndir = \"new/hub\"\n";
+        let text =
+            "data = \"new/data\"\n[authority]\ndir = \"new/authority\"\n[identity]\ndir = \"new/hub\"\n";
         for passphrase in [None, Some(Passphrase::read("correct horse battery").expect("long enough"))] {
             let file = at("backup");
             write(&file, passphrase.as_ref(), Some(&backup()), &folders).expect("written");
@@ -327,7 +334,7 @@ mod tests {
             assert_eq!(is_plain, passphrase.is_none());
             fs::remove_dir_all(at("new")).ok();
             let receipts = at("new/receipts");
-            let targets = RestoreTargets::read(text, dir.path(), Some(&receipts)).ok().expect("empty folders");
+            let targets = RestoreTargets::read(text, dir.path(), Some(&receipts)).expect("empty folders");
             assert_eq!(read(&file, passphrase.as_ref(), &targets).expect("it is intact"), Some(backup()));
             let key = at("new/authority/authority-1.key");
             assert_eq!(fs::read_to_string(&key).expect("restored"), "secret");
@@ -344,7 +351,7 @@ mod tests {
     #[test]
     fn a_path_out_of_the_folders_is_not_restored() {
         let dir = tempfile::tempdir().expect("a folder");
-        let targets = RestoreTargets::read("[authority]\ndir = \"a\"\n", dir.path(), None).ok().expect("empty");
+        let targets = RestoreTargets::read("[authority]\ndir = \"a\"\n", dir.path(), None).expect("empty");
         assert_eq!(targets.file(Path::new("authority/x")), Some(dir.path().join("a/x")));
         for path in ["authority", "authority/../x", "../x", "/etc/passwd", "receipts/x", "x"] {
             assert_eq!(targets.file(Path::new(path)), None, "{path}");

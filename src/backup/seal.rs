@@ -73,7 +73,11 @@ pub(super) struct SealingWriter<W> {
 
 impl<W: Write> SealingWriter<W> {
     /// Writes the header.
-    pub(super) fn new(mut to: W, passphrase: &Passphrase, salt: [u8; SALT_BYTES]) -> io::Result<SealingWriter<W>> {
+    pub(super) fn new(
+        mut to: W,
+        passphrase: &Passphrase,
+        salt: [u8; SALT_BYTES],
+    ) -> io::Result<SealingWriter<W>> {
         to.write_all(MAGIC)?;
         to.write_all(&salt)?;
         to.write_all(&ITERATIONS.to_be_bytes())?;
@@ -131,7 +135,9 @@ impl<R: Read> OpeningReader<R> {
     /// Reads the header after the magic bytes.
     pub(super) fn new(mut from: R, passphrase: &Passphrase) -> io::Result<OpeningReader<R>> {
         let (mut salt, mut iterations) = ([0; SALT_BYTES], [0; 4]);
-        from.read_exact(&mut salt).and_then(|()| from.read_exact(&mut iterations)).map_err(|_| truncated())?;
+        from.read_exact(&mut salt)
+            .and_then(|()| from.read_exact(&mut iterations))
+            .map_err(|_| truncated())?;
         let key = passphrase.key(&salt, u32::from_be_bytes(iterations))?;
         Ok(OpeningReader { from, key, number: 0, chunk: Vec::new(), at: 0, is_done: false })
     }
@@ -210,7 +216,9 @@ mod tests {
         let content: Vec<u8> = (0..2 * CHUNK_BYTES + 1).map(|at| (at % 251) as u8).collect();
         let whole = sealed(&content);
         assert!(opened(&whole, TEXT).expect("it is intact") == content);
-        assert!(opened(&whole, "another passphrase").is_err_and(|error| error.to_string().contains("passphrase")));
+        assert!(
+            opened(&whole, "another passphrase").is_err_and(|error| error.to_string().contains("passphrase"))
+        );
         let header = MAGIC.len() + SALT_BYTES + 4;
         let chunk = CHUNK_BYTES + 16 + 4;
         // Whole chunks are missing, exchanged or repeated.
@@ -233,7 +241,10 @@ mod tests {
             changed[at] ^= 1;
             assert!(opened(&changed, TEXT).is_err(), "byte {at}");
         }
-        assert!(opened(&whole[..whole.len() - 1], TEXT).is_err_and(|error| error.to_string().contains("truncated")));
+        assert!(
+            opened(&whole[..whole.len() - 1], TEXT)
+                .is_err_and(|error| error.to_string().contains("truncated"))
+        );
     }
 
     #[test]

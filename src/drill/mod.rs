@@ -165,7 +165,7 @@ async fn in_local_fleet(
     };
     let loads =
         run::loads(drill, &fleet.url(), KEY, catalogue).map_err(|found| anyhow::anyhow!(found.join("\n")))?;
-    let observer = Observer::new(fleet.operations(), &fleet.hubs(), fleet.operator_token()?);
+    let observer = Observer::new(fleet.operations(), &fleet.hubs(), fleet.operator())?;
     let executor = ActionExecutor::LocalFleet(control);
     // Processes that are dropped here are killed, including paused ones.
     tokio::select! {
@@ -182,10 +182,12 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
         .any(|(_, action)| matches!(action, drill::Action::Drain(_) | drill::Action::Undrain(_)));
     let operator = match (&options.hub, drains) {
         (_, false) => None,
-        (None, true) => bail!("this drill drains a region, which needs a hub: add --hub http://HOST:PORT"),
+        (None, true) => bail!(
+            "this drill drains a region, which needs a hub: add --hub https://HOST:PORT and --identity DIR"
+        ),
         (Some(hub), true) => {
-            let token = apply::token(options.token_file.as_deref()).map_err(anyhow::Error::msg)?;
-            Some(apply::client(hub, Some(&token), REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?)
+            let identity = options.identity.as_deref();
+            Some(apply::client(hub, identity, REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?)
         }
     };
     let catalogue = Catalogue::builtin();

@@ -1,13 +1,16 @@
 //! Observer of a drill: polls the gateway's view of the regions and every hub's route table ten times a second. Each is
 //! polled separately, so that a process without a response does not delay the others.
 
+use crate::apply;
 use loadtest::drill::Event;
 use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
 use scheduler_api::paths;
+use scheduler_client::operator::OperatorClient;
 use serde_json::Value;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 
@@ -67,17 +70,18 @@ impl ObservationLog {
 #[derive(Default)]
 pub(super) struct Observer {
     gateway: Option<SocketAddr>,
-    hubs: Vec<(String, SocketAddr)>,
-    /// Operator token for the hubs.
-    token: Option<String>,
+    hubs: Vec<(String, OperatorClient)>,
 }
 
 impl Observer {
-    /// Creates an observer of a gateway, by its operations address, and of all hubs.
-    pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], token: String) -> Observer {
-        let named = |(at, hub): (usize, &SocketAddr)| (format!("hub {}", at + 1), *hub);
-        let hubs = hubs.iter().enumerate().map(named).collect();
-        Observer { gateway: Some(gateway), hubs, token: Some(token) }
+    /// Creates an observer of a gateway, by its operations address, and of all hubs, with the identity of an operator.
+    pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], identity: &Path) -> anyhow::Result<Observer> {
+        let named = |(at, hub): (usize, &SocketAddr)| {
+            let client = apply::client(&format!("https://{hub}"), Some(identity), TIMEOUT);
+            Ok((format!("hub {}", at + 1), client.map_err(anyhow::Error::msg)?))
+        };
+        let hubs = hubs.iter().enumerate().map(named).collect::<anyhow::Result<_>>()?;
+        Ok(Observer { gateway: Some(gateway), hubs })
     }
 
     /// Polls forever.
@@ -85,7 +89,12 @@ impl Observer {
         let gateway = async {
             match self.gateway {
                 Some(address) => {
-                    poll(format!("http://{address}/routes"), None, |routes| gateway(&routes, log)).await
+                    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else {
+                        return;
+                    };
+                    let url = format!("http://{address}/routes");
+                    let read = async || client.get(&url).send().await.ok()?.json().await.ok();
+                    poll(read, |routes| gateway(&routes, log)).await
                 }
                 None => std::future::pending().await,
             }
@@ -93,9 +102,9 @@ impl Observer {
         // There are at most five hubs; their futures are polled in this task.
         let [one, two, three, four, five] = std::array::from_fn(|at| async move {
             match self.hubs.get(at) {
-                Some((name, address)) => {
-                    let url = format!("http://{address}{}", paths::ROUTES);
-                    poll(url, self.token.as_deref(), |table| hub(name, &table, log)).await;
+                Some((name, client)) => {
+                    let read = async || client.get(paths::ROUTES).await.ok();
+                    poll(read, |table| hub(name, &table, log)).await;
                 }
                 None => std::future::pending().await,
             }
@@ -104,16 +113,12 @@ impl Observer {
     }
 }
 
-async fn poll(url: String, token: Option<&str>, mut note: impl FnMut(Value)) {
-    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else { return };
+async fn poll(read: impl AsyncFn() -> Option<Value>, mut note: impl FnMut(Value)) {
     let mut ticks = tokio::time::interval(POLL_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let request = token.iter().fold(client.get(&url), |request, token| request.bearer_auth(token));
-        if let Ok(response) = request.send().await
-            && let Ok(value) = response.json().await
-        {
+        if let Some(value) = read().await {
             note(value);
         }
     }

@@ -1,6 +1,5 @@
 //! Joining of a role before it starts, and the task that keeps its identity folder current.
 
-use crate::roles::base;
 use scheduler_client::authority;
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_client::{membership, unix_time};
@@ -77,7 +76,7 @@ fn is_needed(has_certificate: bool, period: Option<ValidityPeriod>, now: Duratio
 fn identity_dir(config: &Path) -> Option<PathBuf> {
     let file: toml::Table = std::fs::read_to_string(config).ok()?.parse().ok()?;
     let dir = file.get("identity")?.get("dir")?.as_str()?;
-    Some(base(config).join(dir))
+    Some(config.parent().unwrap_or(Path::new(".")).join(dir))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::cli::{
 use regions::{Catalogue, RegionId, duration};
 use scheduler::hub::pki::init::{self, AuthorityFolders, NewAuthority};
 use scheduler_api::pki::{
-    CertificatesV1, NewTokenResponseV1, NewTokenV1, RevokeV1, RevokedV1, RotateV1, RotationV1,
+    CertificatesV1, NewTokenResponseV1, NewTokenV1, RevocationsV1, RevokeV1, RotateV1, RotationV1,
 };
 use scheduler_api::{VERSION, paths};
 use scheduler_client::authority::{self, AuthorityConnection, AuthorityError};
@@ -178,7 +178,9 @@ async fn issue(options: &IssueOptions) -> Result<String, CommandError> {
     let IssueOptions { role, name, out, validity, member } = options;
     let folder = IdentityFolder::new(out);
     if folder.has_certificate() {
-        return Err(format!("--out {} has a certificate already; choose another folder", out.display()).into());
+        return Err(
+            format!("--out {} has a certificate already; choose another folder", out.display()).into()
+        );
     }
     let validity = duration("validity", validity)?;
     let (mut connection, addresses) = connect(member).await?;
@@ -206,7 +208,8 @@ async fn list(options: &MemberOptions) -> Result<String, CommandError> {
     let (mut connection, _) = connect(options).await?;
     let listed: CertificatesV1 = connection.get(paths::CERTIFICATES).await?;
     if options.json {
-        return serde_json::to_string_pretty(&listed).map_err(|error| CommandError::Failed(error.to_string()));
+        return serde_json::to_string_pretty(&listed)
+            .map_err(|error| CommandError::Failed(error.to_string()));
     }
     let now = unix_time().as_secs();
     let left = |end: u64| duration::write(Duration::from_secs(end.saturating_sub(now) / 60 * 60));
@@ -231,7 +234,7 @@ async fn revoke(options: &RevokeOptions) -> Result<String, CommandError> {
     let RevokeOptions { target, own, member } = options;
     let (mut connection, _) = connect(member).await?;
     let request = RevokeV1 { version: VERSION, target: target.clone(), own: *own };
-    let RevokedV1 { version: _, revoked, tokens } = connection.post(paths::REVOKE, &request).await?;
+    let RevocationsV1 { version: _, revoked, tokens } = connection.post(paths::REVOKE, &request).await?;
     if member.json {
         return Ok(format!("{:#}", json!({"revoked": revoked, "tokens": tokens})));
     }
@@ -252,13 +255,8 @@ async fn rotate(options: &RotateOptions) -> Result<String, CommandError> {
     if !(*yes || *cancel) {
         return Ok(shown(&before, member.json));
     }
-    let request = RotateV1 {
-        version: VERSION,
-        phase: before.phase,
-        certificate,
-        cancel: *cancel,
-        force: *force,
-    };
+    let request =
+        RotateV1 { version: VERSION, phase: before.phase, certificate, cancel: *cancel, force: *force };
     let after: RotationV1 = connection.post(paths::ROTATION, &request).await?;
     Ok(shown(&after, member.json))
 }

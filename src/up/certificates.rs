@@ -1,15 +1,17 @@
-//! Certificates for mutual TLS between the gateway and the regions of a local fleet, created at each start.
+//! Identities of the processes and operators of a local fleet, created at each start.
 //!
 //! The certificate authority exists only while they are created: its key is never written, so that no reader of the
 //! directory can issue further certificates. In a real fleet an operator's own authority does this (SPIRE, cert-manager,
-//! Vault); the required content of a certificate is in `configs/gateway.toml` and `configs/spoke.toml`.
+//! Vault); the required content of a certificate is in `docs/identities.md`.
 
 use anyhow::{Context, Result};
+use identity::IdentityFiles;
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
 };
 use regions::catalogue::Region;
+use regions::spiffe::{Role, SpiffeId};
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,8 +28,8 @@ const BACKDATING: Duration = Duration::from_secs(24 * 3600);
 /// Certificate authority of the fleet, used during preparation only.
 pub(super) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    /// Path of its certificate.
-    pub(super) file: PathBuf,
+    /// Its certificate.
+    pem: String,
     dir: PathBuf,
 }
 
@@ -38,51 +40,46 @@ pub(super) struct IssuedCertificate {
 }
 
 impl Authority {
-    /// Creates an authority with its files in `dir`.
+    /// Creates an authority that writes identities to directories in `dir`.
     pub(super) fn create(dir: PathBuf) -> Result<Authority> {
-        fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
         let key = KeyPair::generate().context("cannot generate a key")?;
         let mut params = with_validity(CertificateParams::default());
         params.distinguished_name.push(DnType::CommonName, "Meridian local fleet");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let certificate = params.self_signed(&key).context("cannot create a certificate authority")?;
-        let file = dir.join("authority.crt");
-        fs::write(&file, certificate.pem())
-            .with_context(|| format!("{} cannot be written", file.display()))?;
-        Ok(Authority { issuer: Issuer::new(params, key), file, dir })
+        let pem = params.self_signed(&key).context("cannot create a certificate authority")?.pem();
+        Ok(Authority { issuer: Issuer::new(params, key), pem, dir })
     }
 
-    /// Issues the client certificate of a gateway near this region.
-    pub(super) fn gateway(&self, region: &Region) -> Result<IssuedCertificate> {
-        self.issue("gateway", region, ExtendedKeyUsagePurpose::ClientAuth)
+    /// Issues the identity of a process in this region; returns its directory.
+    pub(super) fn process(&self, role: Role, region: &Region) -> Result<PathBuf> {
+        let name = SpiffeId::process(TRUST_DOMAIN, role, &region.id, region.narrowest())?;
+        self.issue(&format!("{role}-{}", region.id.as_str().replace('/', "-")), &name)
     }
 
-    /// Issues the server certificate of this region's spoke.
-    pub(super) fn region(&self, region: &Region) -> Result<IssuedCertificate> {
-        self.issue("region", region, ExtendedKeyUsagePurpose::ServerAuth)
+    /// Issues the identity of an operator or viewer; returns its directory.
+    pub(super) fn person(&self, role: Role) -> Result<PathBuf> {
+        self.issue(role.as_str(), &SpiffeId::person(TRUST_DOMAIN, role, "local")?)
     }
 
-    fn issue(
-        &self,
-        role: &str,
-        region: &Region,
-        usage: ExtendedKeyUsagePurpose,
-    ) -> Result<IssuedCertificate> {
-        let name = format!("spiffe://{TRUST_DOMAIN}/{role}/{}/in/{}", region.id, region.narrowest().as_str());
-        let key = KeyPair::generate().context("cannot generate a key")?;
+    fn issue(&self, folder: &str, name: &SpiffeId) -> Result<PathBuf> {
+        let (key, uri) = (KeyPair::generate().context("cannot generate a key")?, name.to_string());
         let mut params = with_validity(CertificateParams::default());
-        params.distinguished_name.push(DnType::CommonName, format!("{role} {}", region.id));
-        params.subject_alt_names = vec![SanType::URI(name.as_str().try_into().context(name.clone())?)];
+        params.distinguished_name.push(DnType::CommonName, folder);
+        params.subject_alt_names = vec![SanType::URI(uri.as_str().try_into().context(uri.clone())?)];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![usage];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         let made =
             params.signed_by(&key, &self.issuer).with_context(|| format!("{name} cannot be signed"))?;
-        let file = format!("{role}-{}", region.id.as_str().replace('/', "-"));
-        let path = |ending: &str| self.dir.join(format!("{file}.{ending}"));
-        let issued = IssuedCertificate { certificate: path("crt"), key: path("key") };
-        issued.write(&made, &key)?;
-        Ok(issued)
+        let dir = self.dir.join(folder);
+        fs::create_dir_all(&dir).with_context(|| format!("{} cannot be created", dir.display()))?;
+        let IdentityFiles { certificate, key: key_file, authorities, revoked: _ } =
+            IdentityFiles::in_directory(&dir);
+        fs::write(&authorities, &self.pem)
+            .with_context(|| format!("{} cannot be written", authorities.display()))?;
+        IssuedCertificate { certificate, key: key_file }.write(&made, &key)?;
+        Ok(dir)
     }
 }
 

@@ -6,6 +6,7 @@ use super::plan::{FleetPlan, ScriptedReplicas};
 use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result};
 use regions::id::RegionId;
+use regions::spiffe::Role;
 use regions::{EngineSpec, Task};
 use std::fmt::Write;
 use std::fs;
@@ -84,15 +85,14 @@ impl FleetFiles {
         number: usize,
         listen: SocketAddr,
         etcd: Option<&EtcdCluster>,
+        authority: &Authority,
     ) -> Result<ProcessSpec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
         let document = TomlDocument::new("Hub of a local fleet.")
             .text("listen", listen)
-            .text("deployments", deployments.display())
-            .text("operator_token_file", self.operator_token()?.display())
-            .text("fleet_token_file", self.fleet_token()?.display());
+            .text("deployments", deployments.display());
         let document = Self::catalogue(document, plan);
         let document = match etcd {
             None => document.text("data", self.dir.join("hub").display()),
@@ -102,27 +102,12 @@ impl FleetFiles {
                 .line(&format!("endpoints = {:?}", etcd.endpoints()))
                 .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}")),
         };
+        // The certificates of all hubs name the region of the gateway, where they run.
+        let place = plan.catalogue.get(&plan.regions[0]).context("a planned region is in the catalogue")?;
+        let identity = authority.process(Role::Hub, place)?;
+        let document = document.line("\n[identity]").text("dir", identity.display());
         let name = if number == 0 { "hub".to_owned() } else { format!("hub-{}", number + 1) };
         Ok(self.spec("hub", None, number, &self.write(&name, document)?))
-    }
-
-    /// Returns the file with the operator token. Created once, so that it stays valid when the fleet is restarted.
-    pub(super) fn operator_token(&self) -> Result<PathBuf> {
-        self.token("operator-token")
-    }
-
-    /// Returns the file with the token that gateways and spokes send to the hubs.
-    fn fleet_token(&self) -> Result<PathBuf> {
-        self.token("fleet-token")
-    }
-
-    fn token(&self, name: &str) -> Result<PathBuf> {
-        let file = self.dir.join(name);
-        if !file.exists() {
-            write_secret(&file, &format!("{:032x}", rand::random::<u128>()))
-                .with_context(|| format!("{} cannot be written", file.display()))?;
-        }
-        Ok(file)
     }
 
     pub(super) fn replica(
@@ -178,17 +163,12 @@ impl FleetFiles {
             .text("listen", listen)
             .text("advertise", advertise)
             .text("operations", operations)
-            .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs));
         let name = format!("spoke-{}", region.as_str().replace('/', "-"));
         document = self.receipts(Self::catalogue(document, plan), &name)?;
-        let IssuedCertificate { certificate, key } =
-            authority.region(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
-        document = document
-            .line("\n[tls]")
-            .text("certificate", certificate.display())
-            .text("key", key.display())
-            .text("client_ca", authority.file.display());
+        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
+        let identity = authority.process(Role::Spoke, place)?;
+        document = document.line("\n[identity]").text("dir", identity.display());
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
@@ -221,7 +201,6 @@ impl FleetFiles {
             .text("listen", listen)
             .text("operations", operations)
             .text("region", region)
-            .text("fleet_token_file", self.fleet_token()?.display())
             .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
@@ -236,13 +215,9 @@ impl FleetFiles {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
-        let IssuedCertificate { certificate, key } =
-            authority.gateway(plan.catalogue.get(region).context("a planned region is in the catalogue")?)?;
-        let document = document
-            .line("\n[region_tls]")
-            .text("certificate", certificate.display())
-            .text("key", key.display())
-            .text("region_ca", authority.file.display());
+        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
+        let identity = authority.process(Role::Gateway, place)?;
+        let document = document.line("\n[identity]").text("dir", identity.display());
         let document = self.receipts(document, "gateway")?;
         Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
     }
@@ -272,8 +247,8 @@ pub(super) struct SpokeSettings<'a> {
 /// Returns the line `hub = "http://…"`, or a list of several.
 fn hub_line(hubs: &[SocketAddr]) -> String {
     match hubs {
-        [hub] => format!("hub = \"http://{hub}\""),
-        hubs => format!("hub = {:?}", hubs.iter().map(|hub| format!("http://{hub}")).collect::<Vec<_>>()),
+        [hub] => format!("hub = \"https://{hub}\""),
+        hubs => format!("hub = {:?}", hubs.iter().map(|hub| format!("https://{hub}")).collect::<Vec<_>>()),
     }
 }
 

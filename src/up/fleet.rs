@@ -13,7 +13,7 @@ use regions::id::RegionId;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -43,8 +43,8 @@ pub(crate) struct LocalFleet {
     pub(super) gateway: (ProcessSpec, SocketAddr),
     /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
-    /// File with the operator token of the hubs.
-    pub(super) operator_token: PathBuf,
+    /// Directory with the identity of the operator.
+    pub(super) operator: PathBuf,
     pub(super) operations: SocketAddr,
     pub(super) control: SocketAddr,
     pub(super) regions: Vec<PreparedRegion>,
@@ -74,12 +74,9 @@ impl LocalFleet {
         self.hubs.iter().map(|(_, address)| *address).collect()
     }
 
-    /// Returns the operator token of the hubs.
-    pub(crate) fn operator_token(&self) -> Result<String> {
-        let file = &self.operator_token;
-        let text = std::fs::read_to_string(file);
-        let text = text.with_context(|| format!("{} cannot be read", file.display()))?;
-        Ok(text.trim().to_owned())
+    /// Returns the directory with the identity of the operator.
+    pub(crate) fn operator(&self) -> &Path {
+        &self.operator
     }
 
     /// Starts everything, in dependency order.
@@ -140,7 +137,7 @@ impl LocalFleet {
             region_processes: Arc::new(self.regions.iter().map(processes).collect()),
             hubs: self.hubs.iter().map(|(spec, address)| (spec.name.clone(), *address)).collect(),
             store: members.map(|member| member.name.clone()).collect(),
-            operator_token: self.operator_token.clone(),
+            operator: self.operator.clone(),
             scripted: plan.scripted.is_some(),
             throttled: Arc::default(),
         })

@@ -52,7 +52,7 @@ pub(crate) struct FleetControl {
     pub hubs: Vec<(String, SocketAddr)>,
     /// Members of the etcd cluster; empty for an embedded store.
     pub store: Vec<String>,
-    pub operator_token: PathBuf,
+    pub operator: PathBuf,
     /// Whether the replicas are scripted.
     pub scripted: bool,
     /// Throttling tasks of real replicas.
@@ -178,10 +178,10 @@ impl FleetControl {
 
     /// Starts or ends a drain like an operator, at the first hub that responds.
     pub(crate) async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), String> {
-        let token = apply::token(Some(&self.operator_token))?;
-        let urls = self.hubs.iter().map(|(_, hub)| format!("http://{hub}"));
+        let urls = self.hubs.iter().map(|(_, hub)| format!("https://{hub}"));
         let hubs = Hubs::at(urls).ok_or("no hub")?;
-        let operator = OperatorClient::new(&hubs, Some(&token), REQUEST_TIMEOUT);
+        let transport = apply::transport(Some(&self.operator))?;
+        let operator = OperatorClient::new(&hubs, &transport, REQUEST_TIMEOUT);
         let operator = operator.map_err(|error| error.to_string())?;
         operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
     }

@@ -10,6 +10,7 @@ use super::process::ProcessSpec;
 use crate::cli::{StoreKind, UpOptions};
 use anyhow::{Context, Result};
 use regions::deployment::Deployment;
+use regions::spiffe::Role;
 use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -39,12 +40,14 @@ impl LocalFleet {
             StoreKind::Embedded => None,
             StoreKind::Etcd => Some(EtcdCluster::prepare(&files.dir, &files.logs(), &mut ports)?),
         };
+        let authority = Authority::create(files.dir.join("identities"))?;
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
-            hubs.push((files.hub(plan, number, *address, etcd.as_ref())?, *address));
+            hubs.push((files.hub(plan, number, *address, etcd.as_ref(), &authority)?, *address));
         }
+        let operator = authority.person(Role::Operator)?;
+        authority.person(Role::Viewer)?;
         let gateway_region = plan.regions.first().context("no region")?.clone();
-        let authority = Authority::create(files.dir.join("identities"))?;
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
             let (_, round_trip) = plan.distance(&gateway_region, region);
@@ -91,7 +94,7 @@ impl LocalFleet {
             hubs,
             gateway: (gateway, gateway_address),
             certificate: certificate.map(|made| made.certificate),
-            operator_token: files.operator_token()?,
+            operator,
             operations,
             control,
             regions,

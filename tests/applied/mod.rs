@@ -12,7 +12,7 @@ fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) 
     let mut command = meridian();
     command.args(arguments).args(["--hub", &world.hub]);
     if arguments.first() == Some(&"get") {
-        command.args(["--token-file", &world.operator_token]);
+        command.args(["--identity", &world.identity]);
     }
     let Output { status, stdout, stderr } = command.output().expect("the binary starts");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
@@ -21,7 +21,7 @@ fn operator(world: &World, arguments: &[&str]) -> (Option<i32>, String, String) 
 
 fn apply(world: &World, file: &Path, more: &[&str]) -> (Option<i32>, String, String) {
     let file = file.to_str().expect("a path in UTF-8");
-    let named = ["apply", file, "--token-file", &world.operator_token];
+    let named = ["apply", file, "--identity", &world.identity];
     operator(world, &[&named, more].concat())
 }
 
@@ -102,7 +102,7 @@ async fn invalid_files_are_rejected_with_their_lines_and_change_nothing() {
     std::fs::write(&other, "0123456789abcdef").expect("written");
     std::fs::write(&file, "deployment = []").expect("written");
     let (file, other) = (file.to_str().expect("UTF-8"), other.to_str().expect("UTF-8"));
-    let (code, _, said) = operator(&world, &["apply", file, "--token-file", other, "--yes"]);
+    let (code, _, said) = operator(&world, &["apply", file, "--identity", other, "--yes"]);
     assert!(code == Some(1) && said.contains("not the operator token"), "{said}");
     let (code, _, said) = operator(&world, &["apply", file, "--yes"]);
     assert!(code == Some(2) && said.contains("MERIDIAN_OPERATOR_TOKEN"), "{said}");

@@ -38,7 +38,7 @@ fn against(world: &World, drill: &str, token_file: &str) -> (Option<i32>, String
     let mut command = meridian();
     command.arg("drill").arg(&file).args(["--against", &world.url, "--hub", &world.hub]);
     let Output { status, stdout, stderr } =
-        command.args(["--token-file", token_file]).output().expect("the binary starts");
+        command.args(["--identity", token_file]).output().expect("the binary starts");
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     (status.code(), text(&stdout), text(&stderr))
 }
@@ -53,7 +53,7 @@ async fn a_drill_against_an_existing_fleet_executes_operators_actions_and_evalua
     assert!(problems.contains("action `drain region gcp/europe-west4` failed"), "{problems}");
     assert_eq!(world.route(EUROPE).await["draining"], false, "a drain without permission has no effect");
 
-    let (code, said, problems) = against(&world, DRAIN, &world.operator_token);
+    let (code, said, problems) = against(&world, DRAIN, &world.identity);
     assert_eq!(code, Some(0), "{said}\n{problems}");
     for part in [">> drain region gcp/europe-west4", ">> surge 2x on america", "4 of 4 expectations hold"] {
         assert!(said.contains(part), "{part} in {said}");
@@ -64,7 +64,7 @@ async fn a_drill_against_an_existing_fleet_executes_operators_actions_and_evalua
     assert_eq!(world.embed("minilm", "after it", &[ASHBURN]).await.header("x-meridian-region"), AMERICA);
 
     let wrong = DRAIN.replace("evacuated within 14s", "served_by gcp/europe-west4 within 14s");
-    let (code, said, _) = against(&world, &wrong, &world.operator_token);
+    let (code, said, _) = against(&world, &wrong, &world.identity);
     assert!(code == Some(3) && said.contains("FAILS"), "{said}");
 }
 

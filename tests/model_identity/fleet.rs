@@ -76,29 +76,21 @@ impl Fleet {
         let replicas: String =
             (0..REPLICAS).map(|number| format!("[[replica]]\nendpoint = \"{}\"\n", at(number))).collect();
         let files = [
-            ("operator", "operator-of-this-test".to_owned()),
-            ("fleet", "fleet-of-this-test-".to_owned() + "0123456789"),
             ("key", "local".to_owned()),
             ("tenants.toml", "[[tenant]]\nname = \"local\"\nkey_file = \"key\"\n".to_owned()),
-            (
-                "hub.toml",
-                format!(
-                    "listen = \"{hub}\"\ndata = \"hub\"\ndeployments = \"deployments.toml\"\n\
-                     operator_token_file = \"operator\"\nfleet_token_file = \"fleet\"\n"
-                ),
-            ),
+            ("hub.toml", format!("listen = \"{hub}\"\ndata = \"hub\"\ndeployments = \"deployments.toml\"\n")),
             (
                 "spoke.toml",
                 format!(
                     "region = \"aws/us-east-1\"\nlisten = \"{spoke}\"\nadvertise = \"{spoke}\"\nhub = \"http://{hub}\"\n\
-                     fleet_token_file = \"fleet\"\n{replicas}"
+                     {replicas}"
                 ),
             ),
             (
                 "gateway.toml",
                 format!(
                     "listen = \"{gateway}\"\noperations = \"{}\"\nregion = \"aws/us-east-1\"\nhub = \"http://{hub}\"\n\
-                     fleet_token_file = \"fleet\"\ntenants = \"tenants.toml\"\nsnapshot = \"gateway-routes\"\n",
+                     tenants = \"tenants.toml\"\nsnapshot = \"gateway-routes\"\n",
                     at(OPERATIONS)
                 ),
             ),

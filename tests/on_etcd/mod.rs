@@ -2,8 +2,15 @@
 
 use super::world::{World, meridian};
 use super::{RATE, load_in_stages};
+use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
+use regions::spiffe::Role;
+use reqwest::Method;
+use scheduler_api::paths;
+use scheduler_client::hub::{ControlPlaneClient, HubRequest};
+use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 const AMERICA: &str = "aws/us-east-1";
@@ -18,26 +25,26 @@ const OUTAGE_SECONDS: u32 = 8;
 /// Duration of the load before the outage and after it.
 const AROUND_SECONDS: u32 = 12;
 
-/// Client of a hub with the fleet token.
-struct Hub {
-    url: String,
-    fleet_token: String,
-    client: reqwest::Client,
-}
+/// Client of a hub, with the identity of the fleet's operator if the hub has an identity.
+struct Hub(ControlPlaneClient);
 
 impl Hub {
     /// Creates a client of the hub with this configuration file.
     fn of(config: &std::path::Path) -> Hub {
-        let config: toml::Table = std::fs::read_to_string(config).unwrap().parse().unwrap();
-        let url = format!("http://{}", config["listen"].as_str().unwrap());
-        let fleet_token = std::fs::read_to_string(config["fleet_token_file"].as_str().unwrap()).unwrap();
-        Hub { url, fleet_token, client: reqwest::Client::builder().no_proxy().build().unwrap() }
+        let text: toml::Table = std::fs::read_to_string(config).unwrap().parse().unwrap();
+        let (scheme, transport) = if text.contains_key("identity") {
+            let files = IdentityFiles::in_directory(&config.parent().unwrap().join("identities/operator"));
+            let name = OwnName { roles: &[Role::Operator], region: None };
+            ("https", Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, None).unwrap())))
+        } else {
+            ("http", Transport::Loopback)
+        };
+        let url = format!("{scheme}://{}", text["listen"].as_str().unwrap());
+        Hub(ControlPlaneClient::new(&Hubs::one(url), &transport).unwrap())
     }
 
     async fn routes(&self) -> Option<Value> {
-        let answer = self.client.get(format!("{}/v1/routes", self.url)).bearer_auth(&self.fleet_token);
-        let answer = answer.timeout(Duration::from_secs(1));
-        answer.send().await.ok()?.json().await.ok()
+        self.0.send(&HubRequest::new(Method::GET, paths::ROUTES, Duration::from_secs(1))).await.ok()
     }
 
     async fn generation(&self) -> Option<(u64, u64)> {
@@ -49,9 +56,8 @@ impl Hub {
     async fn register(&self, region: &str, port: u16, boot_id: u64) -> bool {
         let body = json!({"version": 1, "region": region, "endpoint": format!("127.0.0.1:{port}"), "boot_id": boot_id,
                           "deployments": []});
-        let request = self.client.post(format!("{}/v1/spokes", self.url)).bearer_auth(&self.fleet_token);
-        let request = request.body(body.to_string());
-        request.timeout(Duration::from_secs(8)).send().await.is_ok_and(|answer| answer.status().is_success())
+        let request = HubRequest::post(paths::SPOKES, &body, Duration::from_secs(8));
+        self.0.send::<Value>(&request).await.is_ok()
     }
 
     /// Returns the endpoint of a region in its route table.
@@ -86,6 +92,8 @@ async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_after
         std::env::var("MERIDIAN_OUTAGE_SECONDS").map_or(OUTAGE_SECONDS, |text| text.parse().unwrap());
     let world = World::up(&["--store", "etcd", "--regions", "2"]);
     let hub = Hub::of(&world.file("hub.toml"));
+    let (_second, second) = SecondHub::start(&world);
+    world.until("the second hub serves a table", async || second.routes().await.is_some()).await;
     let before = hub.generation().await.unwrap();
     let stages = [AROUND_SECONDS, outage, AROUND_SECONDS];
     let during = generations_rise(&hub, async {
@@ -102,7 +110,7 @@ async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_after
         for member in MEMBERS {
             world.press(&format!("restart?process={member}")).await;
         }
-        world.until("the store accepts registrations", async || hub.register(JAPAN, 7100, 7).await).await;
+        world.until("the store accepts registrations", async || second.register(JAPAN, 7100, 7).await).await;
         world.until("planning continues", async || hub.endpoint(JAPAN).await.is_some()).await;
     });
     let report = load_in_stages(&world, &stages, during).await;
@@ -122,7 +130,7 @@ async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_after
     assert!(after > before && after.0 == before.0, "{before:?} {after:?}");
 }
 
-/// Second hub on a fleet's etcd, killed when dropped.
+/// Second hub on a fleet's etcd, killed when dropped. It has no identity, so that the tests can register any spoke.
 struct SecondHub(Child);
 
 impl SecondHub {
@@ -132,6 +140,7 @@ impl SecondHub {
         drop(listener);
         let first: toml::Table = std::fs::read_to_string(world.file("hub.toml")).unwrap().parse().unwrap();
         let mut config = first;
+        config.remove("identity");
         config.insert("listen".to_owned(), address.to_string().into());
         let file = world.file("second-hub.toml");
         std::fs::write(&file, config.to_string()).unwrap();

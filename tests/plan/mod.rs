@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::process::Output;
 
 fn drain(world: &World, hub: &str, arguments: &[&str]) -> Output {
-    let named = ["drain", "--hub", hub, "--token-file", &world.operator_token];
+    let named = ["drain", "--hub", hub, "--identity", &world.identity];
     meridian().args(named).args(arguments).output().expect("the binary runs")
 }
 

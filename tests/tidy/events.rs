@@ -20,7 +20,7 @@ const ROLES: &[(&str, &[&str])] = &[
     ("Gateway and spoke", &["gateway/", "scheduler/client/"]),
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
-    ("All processes", &["supervision/", "src/roles.rs", "regions/", "scheduler/api/"]),
+    ("All processes", &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/"]),
     ("Command line", &["src/", "loadtest/"]),
 ];
 

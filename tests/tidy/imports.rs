@@ -20,7 +20,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("replica-core", &["regions", "replica-api"]),
     ("metrics", &[]),
     ("supervision", &["metrics"]),
-    ("scheduler-client", &["regions", "scheduler-api", "scheduler-core"]),
+    ("identity", &["configuration", "metrics", "regions", "supervision"]),
+    ("scheduler-client", &["identity", "regions", "scheduler-api", "scheduler-core", "supervision"]),
     ("scheduler-store", &["supervision"]),
     (
         "gateway",
@@ -28,6 +29,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "configuration",
             "gateway-core",
             "http1",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",
@@ -41,6 +43,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "scheduler",
         &[
             "configuration",
+            "identity",
             "scheduler-api",
             "scheduler-client",
             "scheduler-core",

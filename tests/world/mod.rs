@@ -29,7 +29,7 @@ pub(crate) struct World {
     /// Base URL of the hub.
     pub hub: String,
     /// File with the operator token.
-    pub operator_token: String,
+    pub identity: String,
     /// Certificate of the gateway, if clients use TLS.
     certificate: String,
     dir: tempfile::TempDir,
@@ -104,7 +104,7 @@ impl World {
             .expect("the binary starts");
         let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines();
         let (mut operations, mut control, mut certificate) = (String::new(), String::new(), String::new());
-        let (mut hub, mut operator_token) = (String::new(), String::new());
+        let (mut hub, mut identity) = (String::new(), String::new());
         let url = loop {
             let line = lines.next().expect("a world becomes ready").expect("text");
             println!("{line}");
@@ -114,7 +114,7 @@ impl World {
                 (Some("control"), Some(url)) => control = url.to_owned(),
                 (Some("hub"), Some(url)) => {
                     hub = url.to_owned();
-                    operator_token = words.next_back().expect("a file").trim_end_matches(')').to_owned();
+                    identity = words.next_back().expect("a file").trim_end_matches(')').to_owned();
                 }
                 (Some("certificate"), Some(file)) => certificate = file.to_owned(),
                 (Some("ready"), Some(url)) => break url.trim_end_matches("/v1").to_owned(),
@@ -124,7 +124,7 @@ impl World {
         // Further output is printed, so that the pipe does not fill up.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        World { up, url, operations, control, hub, operator_token, certificate, dir, client, _turn: turn }
+        World { up, url, operations, control, hub, identity, certificate, dir, client, _turn: turn }
     }
 
     /// Sends `POST /v1/embeddings` with this body and further headers.

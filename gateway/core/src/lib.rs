@@ -10,8 +10,7 @@
 //! 4. [`progress`]: timeouts of a body. [`memory`]: memory budget of all bodies. [`encoding`]: content coding of a
 //!    body. [`body`]: `model` and cost estimate of the JSON body, read without building a tree.
 //! 5. [`residency`]: allowed regions, a type without which nothing is sent. [`shed`]: admission control and load
-//!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit. [`spiffe`]: proven
-//!    identity of a region.
+//!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit.
 //! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
 //!    never from the client ([`outlier`]). [`cold`]: ranking of regions that would hold a request until a replica is
@@ -60,7 +59,6 @@ pub mod residency;
 pub mod route;
 pub mod scatter;
 pub mod shed;
-pub mod spiffe;
 pub mod spill;
 pub mod targets;
 pub mod tenant;

@@ -84,11 +84,11 @@
 //! The policies of two requests have the same type, so the compiler cannot detect a body of one with a connection of
 //! the other; that is the purpose of the assertion in [`send`].
 
-use crate::spiffe::{Role, SpiffeId, WrongPeer};
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
+use regions::spiffe::{Role, SpiffeId, WrongPeer};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -190,7 +190,7 @@ impl Peer {
     ///
     /// If it is no region of this fleet, or it has another residency policy than in the catalogue.
     pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
-        shown.verify(Role::Region, own, catalogue).map(|region| Peer(Some(region)))
+        shown.verify_as(&[Role::Spoke], None, own, Some(catalogue)).map(Peer)
     }
 }
 
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn a_body_is_sent_to_the_region_that_proved_its_identity() {
         let european = allowed("eu").open(region("gcp/europe-west4"), "there").unwrap();
-        let proven = peer("spiffe://m/region/gcp/europe-west4/in/nl");
+        let proven = peer("spiffe://m/spoke/gcp/europe-west4/in/nl");
         assert_eq!(send(allowed("eu").seal("body"), european, proven), ("body", "there"));
     }
 
@@ -284,7 +284,7 @@ mod tests {
     #[should_panic(expected = "opened to (invariant 1, Residency)")]
     fn a_body_is_not_sent_to_a_region_that_responds_at_the_address_of_another() {
         let european = allowed("eu").open(region("gcp/europe-west4"), ()).unwrap();
-        send(allowed("eu").seal(()), european, peer("spiffe://m/region/aws/us-east-1/in/us-va"));
+        send(allowed("eu").seal(()), european, peer("spiffe://m/spoke/aws/us-east-1/in/us-va"));
     }
 
     proptest! {

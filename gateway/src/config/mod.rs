@@ -12,25 +12,26 @@ pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
 
-use crate::hop::{RegionTlsSection, RegionTransport};
 pub use crate::listener::admission::AddressLimits;
 use crate::listener::admission::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::ReceiptsConfig;
-use crate::tls::TlsIdentity;
 use crate::tokens::Issuer;
 use bodies::BodiesSection;
 use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
+use identity::certificate::TlsIdentity;
+use identity::{IdentitySection, OwnName, Transport};
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
+use regions::spiffe::Role;
+use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
-use scheduler_core::token::Token;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -49,10 +50,6 @@ section! {
         region: String, like "\"aws/us-east-1\"";
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\"";
-        /// File with the token for the hub.
-        fleet_token_file: Option<PathBuf>;
-        /// Environment variable with that token, instead of the file.
-        fleet_token_env: Option<String>;
         /// File with the last route table, from which a restart serves without a hub.
         snapshot: PathBuf, like "\"gateway-routes\"";
         /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
@@ -67,8 +64,8 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// TLS for clients; plaintext without this table.
         tls: Option<TlsSection>;
-        /// TLS to the regions.
-        region_tls: Option<RegionTlsSection>;
+        /// Identity towards regions and hubs.
+        identity: Option<IdentitySection>;
         /// HTTP version towards regions.
         region_http: u8 = 1, in 1..=2;
         /// Socket for upgrades with `--take-over`.
@@ -120,8 +117,6 @@ pub struct EdgeConfig {
     pub point: GeoPoint,
     /// Hubs.
     pub hub: Hubs,
-    /// Token that authenticates the gateway to the hubs.
-    pub fleet: Option<Token>,
     /// Path of the last valid route table.
     pub snapshot: PathBuf,
     /// Requests of locked deployments are rejected when the last confirmation of the route table by a hub is older.
@@ -130,8 +125,8 @@ pub struct EdgeConfig {
     pub trusted_peers: Vec<IpAddr>,
     /// Certificate for clients; without it, clients connect over plaintext HTTP.
     pub tls: Option<Arc<TlsIdentity>>,
-    /// TLS to regions.
-    pub regions: RegionTransport,
+    /// Transport security of connections to regions and hubs.
+    pub transport: Transport,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -201,9 +196,6 @@ impl EdgeConfig {
             let found = find_region(&text, catalogue).map_err(|problem| document.problem("region", problem));
             found.ok().and_then(|id| Some((catalogue.get(&id)?.point, id)))
         });
-        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(file, variable)| {
-            files.secret(document, "fleet_token", file.as_deref(), variable.as_deref(), Token::read)
-        });
         // Without a tenants file the tenants are those that an operator applies.
         let tenants = file.tenants.flatten().zip(catalogue.as_ref()).and_then(|(path, catalogue)| {
             let tenants = TenantsFile::new(files.path(&path), files, catalogue);
@@ -216,11 +208,16 @@ impl EdgeConfig {
             let loaded = TlsIdentity::load(files.path(certificate), files.path(key));
             loaded.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
         });
-        let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.region_tls);
-        let regions = transport.and_then(|(((_, region), catalogue), section)| {
-            let read = RegionTransport::read(section, files, region, catalogue);
-            read.map_err(|found| document.problems_by_key(found)).ok()
+        let identity = region.as_ref().zip(catalogue.as_ref()).zip(file.identity);
+        let transport = identity.and_then(|(((_, region), catalogue), section)| {
+            let name = OwnName::of(&[Role::Gateway], region);
+            Transport::read(section, document, files, &name, catalogue)
         });
+        if let (Some(hub), Some(transport)) = (&file.hub, &transport)
+            && let Err(problem) = check_transport(hub, transport)
+        {
+            document.problem("hub", problem);
+        }
         let cors = file.cors.flatten().and_then(|section| section.read(document));
         let total = file.timeouts.unwrap_or_default().body;
         let bodies = file.bodies.and_then(|section| section.read(document, total));
@@ -234,11 +231,10 @@ impl EdgeConfig {
             region,
             point,
             hub: file.hub?,
-            fleet,
             snapshot: files.path(file.snapshot?),
             policy_max_age: file.policy_max_age?,
             tls,
-            regions: regions?,
+            transport: transport?,
             region_http2: file.region_http? == 2,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,
@@ -342,7 +338,7 @@ mod tests {
     #[test]
     fn commented_keys_of_the_example_are_known() {
         let text = include_str!("../../../configs/gateway.toml").replace("# handover", "handover");
-        let text = ["[tls]", "[region_tls]", "certificate =", "key =", "region_ca ="]
+        let text = ["[tls]", "[identity]", "certificate =", "key =", "dir ="]
             .into_iter()
             .fold(text, |text, key| text.replace(&format!("# {key}"), key));
         let problems = parse(&text).err().expect("the files are missing");
@@ -351,23 +347,25 @@ mod tests {
     }
 
     #[test]
-    fn region_tls_needs_all_files_or_insecure() {
+    fn identity_needs_a_directory_all_files_or_insecure() {
         let with = |table: &str| {
             let text = include_str!("../../../configs/gateway.toml");
-            parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.regions)
+            parse(&text.replace("[timeouts]", &format!("{table}\n[timeouts]"))).map(|config| config.transport)
         };
-        assert!(matches!(with(""), Ok(RegionTransport::Loopback)));
-        assert!(matches!(with("[region_tls]\ninsecure = true"), Ok(RegionTransport::Plaintext)));
-        let files = "[region_tls]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nregion_ca = \"no.ca\"\n";
+        assert!(matches!(with("").unwrap(), Transport::Loopback));
+        assert!(matches!(with("[identity]\ninsecure = true"), Ok(Transport::Plaintext)));
+        let files = "[identity]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nauthorities = \"no.ca\"\n";
         let both = format!("{files}insecure = true");
-        for half in ["[region_tls]", "[region_tls]\nkey = \"no.key\"", &both] {
+        for half in ["[identity]", "[identity]\nkey = \"no.key\"", &both] {
             let problems = with(half).expect_err(half);
-            assert!(problems.len() == 1 && problems[0].contains("region_tls: needs"), "{problems:#?}");
+            assert!(problems.len() == 1 && problems[0].contains("identity: needs"), "{problems:#?}");
         }
-        let problems = with(files).expect_err("no files");
-        let keys = ["region_tls.certificate", "region_tls.key", "region_tls.region_ca"];
-        assert!(problems.iter().zip(keys).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
-        assert_eq!(problems.len(), keys.len(), "{problems:#?}");
+        for files in [files, "[identity]\ndir = \"no\""] {
+            let problems = with(files).expect_err("no files");
+            let keys = ["identity.certificate", "identity.key", "identity.authorities"];
+            assert!(problems.iter().zip(keys).all(|(problem, key)| problem.contains(key)), "{problems:#?}");
+            assert_eq!(problems.len(), keys.len(), "{problems:#?}");
+        }
     }
 
     #[test]
@@ -454,33 +452,6 @@ mod tests {
         for (problem, (at, part)) in problems.iter().zip(expected) {
             let line = 1 + text.lines().position(|line| line.starts_with(at)).expect(at);
             assert!(problem.starts_with(&format!("line {line}: {part}")), "{line} {part} in {problem}");
-        }
-    }
-
-    #[test]
-    fn the_token_of_the_fleet_has_one_source_and_a_minimum_length() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
-        let environment: BTreeMap<_, _> = [("TOKEN", "fedcba9876543210"), ("SHORT", "secret")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into();
-        let read = |lines: &str| {
-            let text = "listen = \"127.0.0.1:0\"\noperations = \"127.0.0.1:0\"\nregion = \"aws/us-east-1\"\n\
-                        hub = \"http://hub\"\nsnapshot = \"routes\"\n";
-            EdgeConfig::parse(&format!("{text}{lines}"), dir.path(), &environment)
-                .map(|config| config.fleet.map(|token| token.secret().to_owned()))
-        };
-        assert_eq!(read(""), Ok(None));
-        assert_eq!(read("fleet_token_file = \"token\""), Ok(Some("0123456789abcdef".to_owned())));
-        assert_eq!(read("fleet_token_env = \"TOKEN\""), Ok(Some("fedcba9876543210".to_owned())));
-        for (lines, part) in [
-            ("fleet_token_file = \"token\"\nfleet_token_env = \"TOKEN\"", "both set"),
-            ("fleet_token_file = \"gone\"", "cannot be read"),
-            ("fleet_token_env = \"GONE\"", "not set"),
-            ("fleet_token_env = \"SHORT\"", "has 6 bytes"),
-        ] {
-            let problems = format!("{:?}", read(lines).unwrap_err());
-            assert!(problems.contains(part) && !problems.contains("secret"), "{problems}");
         }
     }
 

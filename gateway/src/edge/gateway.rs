@@ -19,8 +19,6 @@ use super::tenants::Tenants;
 use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
 use super::{EdgeError, reload, reports};
 use crate::config::EdgeConfig;
-use crate::events::HopFailures;
-use crate::hop::RegionTransport;
 use crate::listener::Listener;
 use crate::metrics::EdgeMetrics;
 use crate::receipts::{ReceiptsError, Recorder, WriterHandle};
@@ -28,6 +26,8 @@ use crate::request_body::BodyReader;
 use crate::tokens::TokenVerifier;
 use crate::upstream::Upstream;
 use gateway_core::receipt::entry::Role;
+use identity::ConnectionFailures;
+use identity::Transport;
 use scheduler_api::reader::Reader;
 use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
@@ -77,14 +77,14 @@ impl Gateway {
             demand_recorder: demand_recorder.clone(),
         };
         Ok(Gateway {
-            client: ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?,
+            client: ControlPlaneClient::new(&config.hub, &config.transport)?,
             table_reader: table::reader(&config),
             views: channel::Sender::new(table::restore(&config, &tenants, &metrics)),
             tokens: Arc::new(TokenVerifier::new(&config.issuers)),
             pools: Arc::default(),
             policy_clock: Arc::new(PolicyClock::of(&config.snapshot, config.policy_max_age)),
             upstream: Arc::new(Upstream::to_regions(
-                &config.regions,
+                &config.transport,
                 config.region_http2,
                 &config.catalogue,
             )?),
@@ -147,16 +147,16 @@ impl Gateway {
         if let Some(identity) = self.config.tls.clone() {
             tasks.spawn(supervise("certificate", move || identity.clone().follow()));
         }
-        match &self.config.regions {
-            RegionTransport::Tls(credentials) => {
-                let credentials = credentials.clone();
-                tasks.spawn(supervise("region credentials", move || credentials.clone().follow()));
+        match &self.config.transport {
+            Transport::Tls(identity) => {
+                let identity = identity.clone();
+                tasks.spawn(supervise("identity", move || identity.clone().follow()));
             }
-            RegionTransport::Plaintext => {
+            Transport::Plaintext => {
                 // Requests cross the network unencrypted. Configure certificates unless the network is trusted.
-                tracing::warn!("region connections use plaintext because of [region_tls]")
+                tracing::warn!("connections use plaintext because of [identity]")
             }
-            RegionTransport::Loopback => {}
+            Transport::Loopback => {}
         }
         if let Some(file) = self.config.tenants.clone() {
             let (issuers, tenants) = (self.config.issuers.clone(), self.tenants.clone());
@@ -247,7 +247,7 @@ impl Gateway {
     pub(super) fn operator_state(
         &self,
         listener: &Listener,
-        refused: Arc<HopFailures>,
+        refused: Arc<ConnectionFailures>,
         leaving: channel::Receiver<bool>,
         recorder: Option<&Recorder>,
     ) -> Operations {

@@ -120,7 +120,7 @@ pub enum EdgeError {
     Threads(#[source] io::Error),
     /// The HTTP client for the control plane cannot be built.
     #[error("cannot build the HTTP client for the control plane: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] scheduler_client::hub::HubClientError),
 }
 
 /// Description of a process for an error message.

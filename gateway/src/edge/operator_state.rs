@@ -10,11 +10,11 @@ use super::table::Current;
 use super::tenants::Tenants;
 use super::weights::PlanCounts;
 use crate::config::EdgeConfig;
-use crate::events::HopFailures;
 use crate::metrics::{EdgeMetrics, ListenerMetrics};
 use crate::receipts::ReceiptMetrics;
 use crate::request_body::BodyReader;
 use crate::upstream::Upstream;
+use identity::ConnectionFailures;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, watch};
@@ -45,7 +45,7 @@ pub(super) struct Operations {
     pub(super) explanations: Arc<Explanations>,
     pub(super) upstream: Arc<Upstream>,
     /// Rejected connections: clients that use TLS on a plaintext port.
-    pub(super) refused: Arc<HopFailures>,
+    pub(super) refused: Arc<ConnectionFailures>,
     /// Whether the gateway is draining.
     pub(super) leaving: watch::Receiver<bool>,
     /// Metrics of the receipts, if they are configured.

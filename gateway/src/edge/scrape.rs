@@ -3,10 +3,10 @@
 use super::explain::health_name;
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
-use crate::hop::HopFailureCause;
 use crate::metrics::{EdgeMetrics, Family, HopEvent, InGateway, ListenerScrape};
 use crate::receipts::ReceiptScrape;
 use gateway_core::circuit::BreakerState;
+use identity::ConnectionFailureCause;
 use metrics::page::RoleMetrics;
 use metrics::{ByName, Label, OneOf, Total, metric_set};
 use regions::Generation;
@@ -68,7 +68,7 @@ metric_set! {
         /// Limit on the memory reserved for the bodies of parts.
         parts_bytes_max: usize = "meridian_gateway_pieces_bytes_max",
         /// Failed TLS connections to regions, by cause.
-        hop_failures: &'a Family<HopFailureCause> = "meridian_gateway_hop_failures_total" ["cause"],
+        hop_failures: &'a metrics::Family<ConnectionFailureCause> = "meridian_gateway_hop_failures_total" ["cause"],
         /// HTTP/2 connections to regions, by event.
         hop_events: Option<&'a Family<HopEvent>> = "meridian_gateway_region_connections_total" ["event"],
         /// Open HTTP/2 connections to regions.

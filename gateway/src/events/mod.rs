@@ -14,7 +14,7 @@ mod request;
 
 pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
-pub(crate) use hop::{HopFailed, HopFailures, HopRefused};
+pub(crate) use hop::HopFailed;
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
 pub(crate) use region::{RegionEjected, RegionHealthWorsened};
 pub(crate) use request::{RequestEnded, RequestTimes};

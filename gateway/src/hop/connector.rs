@@ -4,34 +4,31 @@
 //! times a second, and a log line for each failed poll would hide everything else.
 
 use super::stream::TransportStream;
-use super::verify::{Verifier, server_name};
-use super::{Credentials, HTTP1, HTTP2, HopFailureCause, RegionTransport};
-use crate::events::{HopFailed, HopFailures};
+use super::{HTTP1, HTTP2};
+use crate::events::HopFailed;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
+use identity::verify::ExpectedPeer;
+use identity::{ConnectedPeer, ConnectionFailureCause, ConnectionFailures, TlsClient, Transport};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
-use rustls::client::Resumption;
-use rustls::pki_types::UnixTime;
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::version::TLS13;
-use rustls::{ClientConfig, HandshakeKind, RootCertStore};
+use regions::spiffe::Role;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use supervision::{Mutex, RwLock};
+use supervision::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 /// Minimum timeout of a handshake: the peer's kernel completes the TCP connect, but the handshake needs CPU time of its
 /// process, beside replicas that use every core. A slow handshake delays no request: the request plan retries elsewhere
 /// at its own deadline.
 const HANDSHAKE_MIN: Duration = Duration::from_secs(1);
-/// Maximum number of resumable sessions, over all regions: eight for each of a hundred.
-const SESSIONS_MAX: usize = 800;
+/// Offered protocols.
+const HTTP1_ONLY: &[&[u8]] = &[HTTP1];
+const HTTP2_FIRST: &[&[u8]] = &[HTTP2, HTTP1];
 
 /// Opens connections to the next hop.
 pub(crate) struct Connector {
@@ -40,9 +37,9 @@ pub(crate) struct Connector {
     http2: bool,
     /// Names of the regions for logs; `None` within a region.
     catalogue: Option<Arc<Catalogue>>,
-    failures: HopFailures,
+    failures: ConnectionFailures,
     /// Last logged failure of each region, removed when the region responds again.
-    last_failures: Mutex<BTreeMap<RegionIndex, HopFailureCause>>,
+    last_failures: Mutex<BTreeMap<RegionIndex, ConnectionFailureCause>>,
 }
 
 /// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
@@ -67,22 +64,6 @@ enum Mode {
     Tls(Box<TlsClient>),
 }
 
-struct TlsClient {
-    verifier: Verifier,
-    http2: bool,
-    connectors: RwLock<Arc<TlsConnectors>>,
-}
-
-/// TLS connectors for one set of own certificate and trusted authorities: the sessions are cached with them, because a
-/// session continues with the certificate with which it began.
-struct TlsConnectors {
-    certificate: Arc<CertifiedKey>,
-    roots: Arc<RootCertStore>,
-    resuming: TlsConnector,
-    /// Connector without session resumption.
-    fresh: TlsConnector,
-}
-
 impl Connector {
     /// Creates a connector for replicas within a region.
     pub(crate) fn within_the_region() -> Connector {
@@ -91,15 +72,16 @@ impl Connector {
 
     /// Creates a connector from a gateway to regions.
     pub(crate) fn to_regions(
-        regions: &RegionTransport,
+        transport: &Transport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Connector, rustls::Error> {
-        let mode = match regions {
-            RegionTransport::Loopback => Mode::Loopback,
-            RegionTransport::Plaintext => Mode::Plaintext,
-            RegionTransport::Tls(credentials) => {
-                Mode::Tls(Box::new(TlsClient::new(credentials.clone(), http2)?))
+        let mode = match transport {
+            Transport::Loopback => Mode::Loopback,
+            Transport::Plaintext => Mode::Plaintext,
+            Transport::Tls(identity) => {
+                let protocols = if http2 { HTTP2_FIRST } else { HTTP1_ONLY };
+                Mode::Tls(Box::new(TlsClient::new(identity.clone(), protocols)?))
             }
         };
         Ok(Connector::new(mode, http2, Some(catalogue.clone())))
@@ -107,11 +89,11 @@ impl Connector {
 
     fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>) -> Connector {
         let last_failures = Mutex::independent(BTreeMap::new());
-        Connector { mode, http2, catalogue, failures: HopFailures::default(), last_failures }
+        Connector { mode, http2, catalogue, failures: ConnectionFailures::default(), last_failures }
     }
 
     /// Returns the failure counters.
-    pub(crate) fn failures(&self) -> &HopFailures {
+    pub(crate) fn failures(&self) -> &ConnectionFailures {
         &self.failures
     }
 
@@ -124,9 +106,9 @@ impl Connector {
     ) -> Result<PeerConnection, AttemptFailure> {
         let UpstreamKey { region, address } = key;
         if matches!(self.mode, Mode::Loopback) && !address.ip().is_loopback() {
-            let error = "without [region_tls] requests are sent to loopback addresses only; configure certificates, or \
+            let error = "without [identity] requests are sent to loopback addresses only; configure an identity, or \
                          set insecure = true";
-            return Err(self.failed(key, HopFailureCause::PlaintextForbidden, &error));
+            return Err(self.failed(key, ConnectionFailureCause::PlaintextForbidden, &error));
         }
         let tcp = reach(address, limit).await?;
         let Mode::Tls(tls) = &self.mode else {
@@ -137,24 +119,42 @@ impl Connector {
                 http2: self.http2,
             });
         };
-        let connectors = tls.connectors();
+        let expected = ExpectedPeer { role: Role::Spoke, region: Some(region) };
         let limit_tls = limit.max(HANDSHAKE_MIN);
-        let mut connected = timeout(limit_tls, tls.handshake(&connectors.resuming, region, tcp)).await;
+        let mut connected = timeout(limit_tls, tls.resume(expected, tcp)).await;
         if matches!(connected, Ok(Ok(None))) {
             let tcp = reach(address, limit).await?;
-            connected = timeout(limit_tls, tls.handshake(&connectors.fresh, region, tcp)).await;
+            let full = timeout(limit_tls, tls.connect(expected, tcp)).await;
+            connected = full.map(|connected| connected.map(Some));
         }
         match connected {
-            Ok(Ok(Some(connected))) => Ok(connected),
-            Ok(Ok(None)) => unreachable!("a new session is not resumed"),
-            Ok(Err(error)) => match HopFailureCause::of_io(&error) {
+            Ok(Ok(Some(connected))) => self.proven(tls, connected, key),
+            Ok(Ok(None)) => unreachable!("a full handshake resumes no session"),
+            Ok(Err(error)) => match ConnectionFailureCause::of_io(&error) {
                 Some(cause) => Err(self.failed(key, cause, &error)),
                 None => {
                     tracing::debug!(%address, %error, "next hop closed the connection during the handshake");
                     Err(AttemptFailure::Unreachable)
                 }
             },
-            Err(elapsed) => Err(self.failed(key, HopFailureCause::TimedOut, &elapsed)),
+            Err(elapsed) => Err(self.failed(key, ConnectionFailureCause::TimedOut, &elapsed)),
+        }
+    }
+
+    /// Returns the connection with the proven region of the peer.
+    fn proven(
+        &self,
+        tls: &TlsClient,
+        connected: ConnectedPeer,
+        key: UpstreamKey,
+    ) -> Result<PeerConnection, AttemptFailure> {
+        let http2 = connected.protocol() == Some(HTTP2);
+        let ConnectedPeer { stream, peer } = connected;
+        let catalogue =
+            self.catalogue.as_ref().expect("connections with TLS lead to regions of the catalogue");
+        match Peer::proven(&peer.id, tls.identity().own(), catalogue) {
+            Ok(peer) => Ok(PeerConnection { stream: TransportStream::Tls(Box::new(stream)), peer, http2 }),
+            Err(wrong) => Err(self.failed(key, ConnectionFailureCause::WrongPeer, &wrong)),
         }
     }
 
@@ -168,7 +168,7 @@ impl Connector {
     /// Records a connection that failed before a response. A rejection of our certificate is only visible here: in TLS
     /// 1.3 the client completes its handshake before the server has verified the client's certificate.
     pub(crate) fn connection_failed(&self, key: UpstreamKey, error: &io::Error) {
-        if let Some(cause) = HopFailureCause::of_io(error) {
+        if let Some(cause) = ConnectionFailureCause::of_io(error) {
             self.failed(key, cause, error);
         }
     }
@@ -176,20 +176,20 @@ impl Connector {
     fn failed(
         &self,
         key: UpstreamKey,
-        cause: HopFailureCause,
+        cause: ConnectionFailureCause,
         error: &dyn std::fmt::Display,
     ) -> AttemptFailure {
         let is_new = self.last_failures().insert(key.region, cause) != Some(cause);
         let (region, address) = (self.region_name(key.region), key.address);
         HopFailed { region, address, cause, error, is_new }.record(&self.failures);
-        if cause == HopFailureCause::WrongPeer {
+        if cause == ConnectionFailureCause::WrongPeer {
             AttemptFailure::WrongPeer
         } else {
             AttemptFailure::Unreachable
         }
     }
 
-    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, HopFailureCause>> {
+    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, ConnectionFailureCause>> {
         self.last_failures.lock()
     }
 
@@ -209,81 +209,4 @@ async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, Attemp
         tracing::debug!(%address, %error, "next hop unreachable");
         AttemptFailure::Unreachable
     })
-}
-
-impl TlsClient {
-    fn new(credentials: Arc<Credentials>, http2: bool) -> Result<TlsClient, rustls::Error> {
-        let verifier = Verifier(credentials);
-        let connectors = TlsConnectors::of(&verifier, http2)?;
-        Ok(TlsClient { verifier, http2, connectors: RwLock::independent(Arc::new(connectors)) })
-    }
-
-    /// Returns connectors for the current certificate and authorities.
-    fn connectors(&self) -> Arc<TlsConnectors> {
-        let current = self.connectors.read().clone();
-        if current.are_current(&self.verifier) {
-            return current;
-        }
-        let renewed =
-            TlsConnectors::of(&self.verifier, self.http2).expect("the same configuration was valid before");
-        let renewed = Arc::new(renewed);
-        *self.connectors.write() = renewed.clone();
-        renewed
-    }
-
-    /// Performs the handshake and returns the proven identity of the peer. For a resumed session the library does not
-    /// verify the certificate again; if it is no longer valid, the peer may have a newer one: `None`.
-    async fn handshake(
-        &self,
-        connector: &TlsConnector,
-        region: RegionIndex,
-        tcp: TcpStream,
-    ) -> io::Result<Option<PeerConnection>> {
-        let stream = connector.connect(server_name(region), tcp).await?;
-        let (_, session) = stream.get_ref();
-        let chain = session.peer_certificates().unwrap_or_default();
-        let Some((certificate, others)) = chain.split_first() else {
-            return Err(io::Error::other(rustls::Error::NoCertificatesPresented));
-        };
-        let peer = match session.handshake_kind() {
-            Some(HandshakeKind::Resumed) => {
-                match self.verifier.region(certificate, others, region, UnixTime::now()) {
-                    Ok(peer) => peer,
-                    Err(_) => return Ok(None),
-                }
-            }
-            // The handshake verified the chain.
-            _ => self.verifier.named(certificate, region).map_err(io::Error::other)?,
-        };
-        let http2 = session.alpn_protocol() == Some(HTTP2);
-        Ok(Some(PeerConnection { stream: TransportStream::Tls(Box::new(stream)), peer, http2 }))
-    }
-}
-
-impl TlsConnectors {
-    fn of(verifier: &Verifier, http2: bool) -> Result<TlsConnectors, rustls::Error> {
-        let offered: &[&[u8]] = if http2 { &[HTTP2, HTTP1] } else { &[HTTP1] };
-        let Credentials { identity, anchors, .. } = &*verifier.0;
-        let (certificate, roots) = (identity.certified_key(), anchors.current().roots);
-        let connector = |resumption| {
-            let mut config = ClientConfig::builder_with_provider(anchors.provider().clone())
-                .with_protocol_versions(&[&TLS13])?
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(verifier.clone()))
-                .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certificate.clone())));
-            config.alpn_protocols = offered.iter().map(|protocol| protocol.to_vec()).collect();
-            config.resumption = resumption;
-            config.enable_sni = false;
-            Ok::<_, rustls::Error>(TlsConnector::from(Arc::new(config)))
-        };
-        let resuming = connector(Resumption::in_memory_sessions(SESSIONS_MAX))?;
-        let fresh = connector(Resumption::disabled())?;
-        Ok(TlsConnectors { certificate, roots, resuming, fresh })
-    }
-
-    fn are_current(&self, verifier: &Verifier) -> bool {
-        let Credentials { identity, anchors, .. } = &*verifier.0;
-        Arc::ptr_eq(&self.certificate, &identity.certified_key())
-            && Arc::ptr_eq(&self.roots, &anchors.current().roots)
-    }
 }

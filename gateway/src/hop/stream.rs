@@ -1,17 +1,17 @@
 //! Transport of a connection: TCP, or TLS over TCP.
 
+use identity::client::ClientStream;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
 
 /// Transport of a connection.
 #[derive(Debug)]
 pub(crate) enum TransportStream {
     Plaintext(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<ClientStream>),
 }
 
 impl TransportStream {
@@ -21,7 +21,10 @@ impl TransportStream {
         let tcp = match self {
             TransportStream::Plaintext(tcp) => &*tcp,
             TransportStream::Tls(tls) => {
-                let (tcp, session) = tls.get_mut();
+                if tls.is_revoked() {
+                    return false;
+                }
+                let (tcp, session) = tls.get_mut().get_mut();
                 let unread = session.process_new_packets().map(|state| state.plaintext_bytes_to_read());
                 if !matches!(unread, Ok(0)) {
                     return false;
@@ -36,7 +39,7 @@ impl TransportStream {
     pub(crate) fn tcp(&self) -> &TcpStream {
         match self {
             TransportStream::Plaintext(tcp) => tcp,
-            TransportStream::Tls(tls) => tls.get_ref().0,
+            TransportStream::Tls(tls) => tls.get_ref().get_ref().0,
         }
     }
 }

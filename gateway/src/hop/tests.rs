@@ -4,20 +4,28 @@
 mod authority;
 
 use super::*;
-use crate::events::HopFailures;
 use crate::http1::Http1Client;
 use crate::request_head::{RequestHead, UpstreamMethod};
 use authority::{Authority, Subject};
 use gateway_core::outcome::AttemptFailure;
+use identity::verify::Verifier;
+use identity::{
+    ConnectionFailureCause, ConnectionFailures, IdentityFiles, OwnName, ProcessIdentity, RevocationList,
+    Transport,
+};
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+use regions::catalogue::Catalogue;
+use regions::spiffe::Role;
 use rustls::HandshakeKind;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const FRANKFURT: &str = "spiffe://m/region/aws/eu-central-1/in/de";
+const FRANKFURT: &str = "spiffe://m/spoke/aws/eu-central-1/in/de";
 const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
 /// Longer than any expected step takes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,29 +46,31 @@ impl End {
     }
 
     /// Uses a certificate that `signer` signed, and trusts `trusts`.
-    fn with(&self, signer: &Authority, subject: &Subject<'_>, trusts: &Authority) -> Arc<Credentials> {
+    fn with(&self, signer: &Authority, subject: &Subject<'_>, trusts: &Authority) -> Arc<ProcessIdentity> {
         let [certificate, key, ca] = signer.write(self.dir.path(), "own", subject);
         std::fs::write(&ca, &trusts.pem).unwrap();
-        // Loaded here without the name check, so that tests may use any certificate.
-        Arc::new(Credentials {
-            identity: Arc::new(TlsIdentity::load(certificate, key).unwrap()),
-            anchors: Arc::new(TrustAnchors::load("tls", "ca", ca).unwrap()),
-            own: self.own.parse().unwrap(),
-            catalogue: Arc::new(Catalogue::builtin()),
-        })
+        let files = IdentityFiles {
+            certificate,
+            key,
+            authorities: ca,
+            revoked: Some(self.dir.path().join("revoked.json")),
+        };
+        // Loaded without the name check, so that tests may use any certificate.
+        let catalogue = Arc::new(Catalogue::builtin());
+        Arc::new(ProcessIdentity::unchecked(files, self.own.parse().unwrap(), &catalogue).unwrap())
     }
 }
 
 /// TLS server of a region that responds 204 to every request, with the number of request bytes that it has read.
 struct Served {
     address: SocketAddr,
-    failures: Arc<HopFailures>,
+    failures: Arc<ConnectionFailures>,
     bytes: Arc<AtomicU64>,
 }
 
-async fn serve(credentials: Arc<Credentials>) -> Served {
-    let failures: Arc<HopFailures> = Arc::default();
-    let acceptor = Arc::new(GatewayAcceptor::new(credentials, failures.clone()).unwrap());
+async fn serve(credentials: Arc<ProcessIdentity>) -> Served {
+    let failures: Arc<ConnectionFailures> = Arc::default();
+    let acceptor = Arc::new(GatewayAcceptor::new(&credentials, failures.clone()).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let bytes: Arc<AtomicU64> = Arc::default();
@@ -69,27 +79,32 @@ async fn serve(credentials: Arc<Credentials>) -> Served {
         while let Ok((tcp, _)) = listener.accept().await {
             let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
             tokio::spawn(async move {
-                let mut stream = acceptor.accept(tcp.into(), PATIENCE).await?;
-                let mut read = Vec::new();
-                while stream.read_buf(&mut read).await.ok()? > 0 {
-                    bytes.fetch_add(read.len() as u64, Ordering::SeqCst);
-                    if read.ends_with(b"\r\n\r\n") {
-                        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.ok()?;
-                        stream.flush().await.ok()?;
-                        read.clear();
+                let (mut stream, guard) = acceptor.accept(tcp.into(), PATIENCE).await?;
+                let served = async {
+                    let mut read = Vec::new();
+                    while stream.read_buf(&mut read).await.ok()? > 0 {
+                        bytes.fetch_add(read.len() as u64, Ordering::SeqCst);
+                        if read.ends_with(b"\r\n\r\n") {
+                            stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.ok()?;
+                            stream.flush().await.ok()?;
+                            read.clear();
+                        }
                     }
+                    Some(())
+                };
+                tokio::select! {
+                    served = served => served,
+                    () = guard.revoked() => None,
                 }
-                Some(())
             });
         }
     });
     served
 }
 
-fn client(credentials: Arc<Credentials>) -> Http1Client {
+fn client(credentials: Arc<ProcessIdentity>) -> Http1Client {
     Http1Client::over(Arc::new(
-        Connector::to_regions(&RegionTransport::Tls(credentials), false, &Arc::new(Catalogue::builtin()))
-            .unwrap(),
+        Connector::to_regions(&Transport::Tls(credentials), false, &Arc::new(Catalogue::builtin())).unwrap(),
     ))
 }
 
@@ -108,9 +123,9 @@ async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, AttemptFa
 }
 
 /// Returns the counted failures by cause.
-fn causes(failures: &HopFailures) -> Vec<String> {
+fn causes(failures: &ConnectionFailures) -> Vec<String> {
     let counted =
-        HopFailureCause::ALL.map(|cause| (cause.as_str().to_owned(), failures.counts.of(cause).get()));
+        ConnectionFailureCause::ALL.map(|cause| (cause.as_str().to_owned(), failures.counts.of(cause).get()));
     counted.into_iter().flat_map(|(cause, n)| std::iter::repeat_n(cause, n as usize)).collect()
 }
 
@@ -152,9 +167,9 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
-        "spiffe://m/region/gcp/europe-west3/in/de",
-        "spiffe://m/region/aws/eu-central-1/in/us-va",
-        "spiffe://other/region/aws/eu-central-1/in/de",
+        "spiffe://m/spoke/gcp/europe-west3/in/de",
+        "spiffe://m/spoke/aws/eu-central-1/in/us-va",
+        "spiffe://other/spoke/aws/eu-central-1/in/de",
         "spiffe://m/gateway/aws/eu-central-1/in/de",
         "https://m/region/aws/eu-central-1",
     ] {
@@ -187,7 +202,7 @@ async fn only_gateways_are_accepted() {
         assert_eq!(served.bytes.load(Ordering::SeqCst), 0, "{:?}", subject.uris);
     };
     for wrong in [
-        "spiffe://m/region/aws/us-east-1/in/us-va",
+        "spiffe://m/spoke/aws/us-east-1/in/us-va",
         "spiffe://other/gateway/aws/us-east-1/in/us-va",
         "spiffe://m/gateway/aws/us-east-1/in/de",
         "spiffe://m/replica/aws/us-east-1/in/us-va",
@@ -216,10 +231,11 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
         .with_safe_default_protocol_versions()
         .unwrap()
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verify::Verifier(credentials)))
+        .with_custom_certificate_verifier(Arc::new(Verifier::new(credentials)))
         .with_no_client_auth();
     let tcp = TcpStream::connect(served.address).await.unwrap();
-    let name = verify::server_name(key(served.address).region);
+    let name = format!("spoke-{}.identity.invalid", key(served.address).region.as_usize());
+    let name = rustls::pki_types::ServerName::try_from(name).unwrap();
     let mut anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
     assert!(anonymous.read_u8().await.is_err());
     assert_eq!(causes(&served.failures), ["not_tls", "other"]);
@@ -252,7 +268,7 @@ async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
 
 #[tokio::test]
 async fn plaintext_leaves_this_machine_only_if_configured() {
-    let check = async |regions: RegionTransport, address: &str, cause: &[&str]| {
+    let check = async |regions: Transport, address: &str, cause: &[&str]| {
         let client = Http1Client::over(Arc::new(
             Connector::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap(),
         ));
@@ -260,14 +276,14 @@ async fn plaintext_leaves_this_machine_only_if_configured() {
         assert!(opened.is_err(), "the port is closed");
         assert_eq!(causes(client.connector().failures()), cause, "{regions:?} {address}");
     };
-    check(RegionTransport::Loopback, "127.0.0.1:1", &[]).await;
-    check(RegionTransport::Loopback, "192.0.2.1:7100", &["plaintext_forbidden"]).await;
-    check(RegionTransport::Plaintext, "192.0.2.1:7100", &[]).await;
+    check(Transport::Loopback, "127.0.0.1:1", &[]).await;
+    check(Transport::Loopback, "192.0.2.1:7100", &["plaintext_forbidden"]).await;
+    check(Transport::Plaintext, "192.0.2.1:7100", &[]).await;
 }
 
 fn is_resumed(stream: &TransportStream) -> bool {
     let TransportStream::Tls(stream) = stream else { panic!("plaintext") };
-    stream.get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
+    stream.get_ref().get_ref().1.handshake_kind() == Some(HandshakeKind::Resumed)
 }
 
 /// Opens a connection and waits for a response, and so for the verdict of the acceptor.
@@ -283,16 +299,16 @@ async fn connects(client: &Http1Client, address: SocketAddr) -> Result<Transport
 #[tokio::test]
 async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
     let ours = Authority::new();
-    for short in [Role::Region, Role::Gateway] {
+    for short in [Role::Spoke, Role::Gateway] {
         let holds = |role| Duration::from_secs(if role == short { 5 } else { 3600 });
-        let region = Subject { holds: holds(Role::Region), ..Subject::named(FRANKFURT) };
+        let region = Subject { holds: holds(Role::Spoke), ..Subject::named(FRANKFURT) };
         let gateway = Subject { holds: holds(Role::Gateway), ..Subject::named(GATEWAY) };
         let served = serve(End::ingress().with(&ours, &region, &ours)).await;
         let client = client(End::gateway().with(&ours, &gateway, &ours));
         assert!(!is_resumed(&connects(&client, served.address).await.unwrap()));
         assert!(is_resumed(&connects(&client, served.address).await.unwrap()));
         until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
-        let failures = if short == Role::Region { client.connector().failures() } else { &*served.failures };
+        let failures = if short == Role::Spoke { client.connector().failures() } else { &*served.failures };
         assert_eq!(causes(failures)[0], "outside_validity", "{short:?}");
     }
 }
@@ -336,14 +352,46 @@ async fn authorities_and_certificates_are_replaced_while_both_ends_run() {
     until("the gateway uses its new certificate", works).await;
 }
 
+/// Certificates of both ends, of which one is revoked while they are connected.
+#[tokio::test]
+async fn a_revoked_certificate_ends_open_connections_within_two_seconds_and_makes_no_new_ones() {
+    let ours = Authority::new();
+    for revoked in [Role::Spoke, Role::Gateway] {
+        let (ingress_files, gateway_files) = (End::ingress(), End::gateway());
+        let ingress_end = ingress_files.with(&ours, &Subject::named(FRANKFURT), &ours);
+        let gateway_end = gateway_files.with(&ours, &Subject::named(GATEWAY), &ours);
+        let (files, owner, judge) = match revoked {
+            Role::Spoke => (&gateway_files, &ingress_end, gateway_end.clone()),
+            _ => (&ingress_files, &gateway_end, ingress_end.clone()),
+        };
+        tokio::spawn(judge.follow());
+        let serial = {
+            let chain = owner.certificate().certified_key();
+            let parsed = webpki::EndEntityCert::try_from(&chain.cert[0]).unwrap();
+            identity::SerialNumber::of(parsed.serial())
+        };
+        let (served, client) = (serve(ingress_end).await, client(gateway_end));
+        let mut open = connects(&client, served.address).await.unwrap();
+        let list = RevocationList { generation: 1, serials: [serial].into() };
+        std::fs::write(files.dir.path().join("revoked.json"), list.to_json()).unwrap();
+        let mut rest = Vec::new();
+        let ended = tokio::time::timeout(Duration::from_secs(2), open.read_to_end(&mut rest)).await;
+        assert!(ended.is_ok(), "{revoked}");
+        assert!(connects(&client, served.address).await.is_err(), "{revoked}");
+        let failures = if revoked == Role::Spoke { client.connector().failures() } else { &*served.failures };
+        assert_eq!(causes(failures), ["revoked"], "{revoked}");
+    }
+}
+
 #[test]
 fn invalid_files_are_reported_by_name_and_all_at_once() {
     let (dir, ours) = (tempfile::tempdir().unwrap(), Authority::new());
     let catalogue = Arc::new(Catalogue::builtin());
     let check = |files: [PathBuf; 3], words: &[&str]| {
         let [certificate, key, ca] = files;
-        let region = "aws/eu-central-1".parse().unwrap();
-        let read = Credentials::of_region(CredentialFiles { certificate, key, ca }, &region, &catalogue);
+        let name = OwnName::of(&[Role::Spoke], &"aws/eu-central-1".parse().unwrap());
+        let files = IdentityFiles { certificate, key, authorities: ca, revoked: None };
+        let read = ProcessIdentity::load(files, &name, Some(&catalogue));
         let problems = read.err().unwrap_or_default();
         assert_eq!(problems.len(), words.len(), "{problems:#?}");
         for (problem, word) in problems.iter().zip(words) {
@@ -353,13 +401,16 @@ fn invalid_files_are_reported_by_name_and_all_at_once() {
     let path = |name: &str| dir.path().join(name);
     let good = ours.write(dir.path(), "good", &Subject::named(FRANKFURT));
     check(good.clone(), &[]);
-    check([path("no.crt"), path("no.key"), path("no.ca")], &["tls.certificate", "tls.key", "tls.client_ca"]);
+    check(
+        [path("no.crt"), path("no.key"), path("no.ca")],
+        &["identity.certificate", "identity.key", "identity.authorities"],
+    );
     let [certificate, key, _] = good.clone();
     check([certificate, key.clone(), key], &["no certificate"]);
     for wrong in
-        [GATEWAY, "spiffe://m/region/aws/us-east-1/in/us-va", "spiffe://m/region/aws/eu-central-1/in/us"]
+        [GATEWAY, "spiffe://m/spoke/aws/us-east-1/in/us-va", "spiffe://m/spoke/aws/eu-central-1/in/us"]
     {
-        let expected = "its only URI must be spiffe://TRUST-DOMAIN/region/aws/eu-central-1/in/de";
+        let expected = "its only URI must be spiffe://TRUST-DOMAIN/spoke/aws/eu-central-1/in/de";
         check(ours.write(dir.path(), "wrong", &Subject::named(wrong)), &[expected]);
     }
 }

@@ -1,12 +1,12 @@
 //! The client against a server with the behaviour of each test, over plaintext loopback.
 
 use super::*;
-use crate::hop::RegionTransport;
 use crate::request_head::UpstreamMethod;
 use gateway_core::multiplex::{CLOSE_AFTER, REQUESTS_BEFORE_OPENING};
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
 use http::{Request, Response};
+use identity::Transport;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use std::net::SocketAddr;
@@ -129,7 +129,7 @@ struct TestClient {
 
 fn client() -> Arc<TestClient> {
     let connector = Arc::new(
-        Connector::to_regions(&RegionTransport::Plaintext, true, &Arc::new(Catalogue::builtin())).unwrap(),
+        Connector::to_regions(&Transport::Plaintext, true, &Arc::new(Catalogue::builtin())).unwrap(),
     );
     Arc::new(TestClient {
         http2: Http2Client::over(connector.clone()),

@@ -20,8 +20,7 @@ mod scrape;
 use crate::body_memory::BodyLimits;
 use crate::circuits::random_draw;
 use crate::config::Timeouts;
-use crate::events::HopFailures;
-use crate::hop::{Credentials, GatewayAcceptor};
+use crate::hop::GatewayAcceptor;
 use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
 use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
@@ -36,6 +35,8 @@ use gateway_core::receipt::entry::Role;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::timing;
 use hold::Hold;
+use identity::ConnectionFailures;
+use identity::Transport;
 use operations::OperationsHandler;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
@@ -89,8 +90,8 @@ pub struct IngressConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
-    /// Credentials for gateways and the authorities it trusts; without it, the listener is unauthenticated plaintext.
-    pub tls: Option<Arc<Credentials>>,
+    /// Transport security of the listener; without an identity, it is unauthenticated plaintext.
+    pub transport: Transport,
     /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
     /// Signals between the ingress and the scaler.
@@ -147,14 +148,14 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), IngressError> {
-    let IngressConfig { listen, region, signals, catalogue, receipts, tls, operations } = config;
+    let IngressConfig { listen, region, signals, catalogue, receipts, transport, operations } = config;
     let here = catalogue.index_of(&region).ok_or_else(|| IngressError::UnknownRegion(region.clone()))?;
     let bind = async |address| {
         Listener::bind(address).await.map_err(|source| IngressError::Bind { address, source })
     };
-    let refused: Arc<HopFailures> = Arc::default();
+    let refused: Arc<ConnectionFailures> = Arc::default();
     let acceptor =
-        tls.clone().map(|credentials| GatewayAcceptor::new(credentials, refused.clone())).transpose()?;
+        transport.identity().map(|identity| GatewayAcceptor::new(identity, refused.clone())).transpose()?;
     let listener = bind(listen).await?.for_gateways(acceptor).with_failure_counters(refused.clone());
     let listener = listener.with_connections_max(CONNECTIONS_MAX);
     let operations = match operations {
@@ -172,12 +173,12 @@ pub async fn run(
     let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
-    if tls.is_none() && !listen.ip().is_loopback() {
+    if transport.identity().is_none() && !listen.ip().is_loopback() {
         // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
-        tracing::warn!(%listen, "ingress accepts plaintext connections because of [tls]");
+        tracing::warn!(%listen, "ingress accepts plaintext connections because of [identity]");
     }
-    if let Some(credentials) = tls {
-        tasks.spawn(supervise("credentials", move || credentials.clone().follow()));
+    if let Some(identity) = transport.identity().cloned() {
+        tasks.spawn(supervise("identity", move || identity.clone().follow()));
     }
     ready(listener.address());
     // Gateways know from the reports that the ingress is draining.
@@ -246,7 +247,7 @@ struct Ingress {
     body_reader: BodyReader,
     metrics: IngressMetrics,
     /// Rejected connections.
-    refused: Arc<HopFailures>,
+    refused: Arc<ConnectionFailures>,
     /// Metrics of its listener, and the semaphore with a permit for each connection that can still be opened.
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,

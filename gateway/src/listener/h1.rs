@@ -7,12 +7,12 @@
 
 use super::admission::AdmittedConnection;
 use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, chunked, h2};
-use crate::hop::HANDSHAKE_RECORD;
 use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
 use gateway_core::head::{HeadProblem, HeadScanner, ScannedHead, origin_form};
 use http1::ChunkDecoder;
+use identity::server::HANDSHAKE_RECORD;
 use pingora::protocols::Stream;
 use pingora::protocols::http::ServerSession;
 use std::sync::Arc;

@@ -23,12 +23,12 @@ pub(crate) mod notice;
 
 use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
-use crate::events::{HopFailures, HopRefused};
-use crate::hop::{GatewayAcceptor, HopFailureCause};
+use crate::hop::GatewayAcceptor;
 use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 use admission::AddressLimits;
 use bytes::Bytes;
+use identity::{ConnectionFailureCause, ConnectionFailures, ConnectionRejected};
 pub(crate) use notice::AfterResponse;
 use notice::{ConnectionNotice, DrainStage, PeerKind};
 use pingora::listeners::tls::Acceptor;
@@ -78,7 +78,7 @@ pub(crate) struct Listener {
     security: Arc<TransportSecurity>,
     permits: Arc<Semaphore>,
     counts: Arc<ListenerMetrics>,
-    refused: Arc<HopFailures>,
+    refused: Arc<ConnectionFailures>,
     peer: PeerKind,
     limits: AddressLimits,
 }
@@ -98,7 +98,7 @@ struct Shared<D> {
     handler: Arc<D>,
     timeouts: Timeouts,
     security: Arc<TransportSecurity>,
-    refused: Arc<HopFailures>,
+    refused: Arc<ConnectionFailures>,
     peer: PeerKind,
     stage: watch::Receiver<DrainStage>,
     /// Wakes the connection that has been idle for longest, to be closed.
@@ -145,7 +145,7 @@ impl Listener {
     }
 
     /// Sets the counters of rejected connections.
-    pub(crate) fn with_failure_counters(self, refused: Arc<HopFailures>) -> Listener {
+    pub(crate) fn with_failure_counters(self, refused: Arc<ConnectionFailures>) -> Listener {
         Listener { refused, ..self }
     }
 
@@ -328,7 +328,16 @@ impl<D: RequestHandler> Shared<D> {
             TransportSecurity::Plaintext => {
                 return h1::serve(self, Box::new(self.coalescing(stream)), &mut admitted).await;
             }
-            TransportSecurity::Gateways(acceptor) => acceptor.accept(stream, self.timeouts.head).await,
+            TransportSecurity::Gateways(acceptor) => {
+                let accepted = acceptor.accept(stream, self.timeouts.head).await;
+                let Some((stream, guard)) = accepted else { return };
+                let stream: Stream = Box::new(self.coalescing(stream));
+                // Dropping the connection also ends its requests, as when the gateway disconnects.
+                return tokio::select! {
+                    () = self.serve_tls(stream, &mut admitted) => {}
+                    () = guard.revoked() => {}
+                };
+            }
             TransportSecurity::Clients(tls) => tokio::select! {
                 handshake = timeout(self.timeouts.head, tls.tls_handshake(stream)) => match handshake {
                     Ok(Ok(stream)) => Some(stream),
@@ -350,10 +359,14 @@ impl<D: RequestHandler> Shared<D> {
             },
         };
         let Some(stream) = stream else { return };
-        let stream: Stream = Box::new(self.coalescing(stream));
+        self.serve_tls(Box::new(self.coalescing(stream)), &mut admitted).await;
+    }
+
+    /// Serves a connection with the negotiated protocol.
+    async fn serve_tls(self: &Arc<Self>, stream: Stream, admitted: &mut AdmittedConnection) {
         match stream.selected_alpn_proto() {
-            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), &mut admitted).await,
-            _ => h1::serve(self, stream, &mut admitted).await,
+            Some(pingora::protocols::ALPN::H2) => h2::serve(self, stream, Bytes::new(), admitted).await,
+            _ => h1::serve(self, stream, admitted).await,
         }
     }
 
@@ -381,7 +394,7 @@ impl<D: RequestHandler> Shared<D> {
     /// Counts a TLS handshake on a plaintext port.
     fn reject_tls(&self) {
         let reason = "the peer sends TLS, and this port expects plaintext";
-        HopRefused { cause: HopFailureCause::UnexpectedTls, reason }.record(&self.refused);
+        ConnectionRejected { cause: ConnectionFailureCause::UnexpectedTls, reason }.record(&self.refused);
     }
 
     /// Completes when idle connections must be closed.

@@ -5,8 +5,8 @@
 //! where one code stands for several limits.
 
 use super::{Family, Gauge};
-use crate::hop::HopFailureCause;
 use gateway_core::flood::IdleFrame;
+use identity::ConnectionFailureCause;
 use metrics::{labels, metric_set};
 
 labels! {
@@ -144,7 +144,7 @@ metric_set! {
         /// Limit on open connections.
         pub(crate) connections_max: usize = "meridian_{role}_connections_max",
         /// Rejected connections, by cause.
-        pub(crate) refused: &'a Family<HopFailureCause> = "meridian_{role}_connections_refused_total" ["cause"],
+        pub(crate) refused: &'a metrics::Family<ConnectionFailureCause> = "meridian_{role}_connections_refused_total" ["cause"],
         /// Request bodies that were rejected, by reason.
         pub(crate) bodies: &'a Family<BodyRejection> = "meridian_{role}_bodies_rejected_total" ["reason"],
         /// Memory reserved for the request bodies in flight.

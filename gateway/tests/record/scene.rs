@@ -286,7 +286,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
         signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: Some(receipts),
-        tls: None,
+        transport: identity::Transport::Loopback,
         operations: None,
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));

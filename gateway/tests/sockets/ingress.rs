@@ -136,7 +136,7 @@ impl Scene {
             signals: IngressSignals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
-            tls: None,
+            transport: identity::Transport::Loopback,
             operations: None,
         };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

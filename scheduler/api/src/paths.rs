@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use regions::spiffe::Role;
 use regions::{DeploymentName, Generation, RegionId};
 
 use super::lease::{LeaseHolder, LeaseId};
@@ -61,6 +62,57 @@ pub const ROTATION: &str = "/v1/pki/rotation";
 pub const BACKUP: &str = "/v1/backup";
 /// Exchange of a gateway with a region (`POST`).
 pub const EXCHANGE: &str = "/spoke/v1/exchange";
+
+/// Method and path of the hub, with the roles that may use it.
+#[derive(Clone, Copy, Debug)]
+pub struct HubEndpoint {
+    /// Method.
+    pub method: &'static str,
+    /// Path.
+    pub path: &'static str,
+    /// Roles.
+    pub roles: &'static [Role],
+}
+
+const fn endpoint(method: &'static str, path: &'static str, roles: &'static [Role]) -> HubEndpoint {
+    HubEndpoint { method, path, roles }
+}
+
+/// Roles that follow the route table.
+const READERS: &[Role] = &[Role::Gateway, Role::Spoke];
+/// Roles that read the state of the fleet.
+const VIEWERS: &[Role] = &[Role::Viewer, Role::Operator];
+const OPERATORS: &[Role] = &[Role::Operator];
+
+/// All endpoints of the hub. A request to another pair of method and path is rejected. A spoke and a gateway moreover act
+/// only for the region in their certificate.
+pub const HUB_ENDPOINTS: &[HubEndpoint] = &[
+    endpoint("GET", LIVEZ, &Role::ALL),
+    endpoint("GET", READYZ, &Role::ALL),
+    endpoint("GET", METRICS, &Role::ALL),
+    endpoint("POST", SPOKES, &[Role::Spoke]),
+    endpoint("POST", KEEP_ALIVE, &[Role::Spoke]),
+    endpoint("DELETE", LEASE, &[Role::Spoke]),
+    endpoint("GET", ROUTES, &[Role::Gateway, Role::Spoke, Role::Viewer, Role::Operator]),
+    endpoint("DELETE", READER, READERS),
+    endpoint("GET", DEPLOYMENTS, VIEWERS),
+    endpoint("GET", TENANTS, VIEWERS),
+    endpoint("GET", ROLLOUT, VIEWERS),
+    endpoint("GET", PLAN, VIEWERS),
+    endpoint("POST", DEMAND, &[Role::Gateway]),
+    endpoint("POST", APPLY, OPERATORS),
+    endpoint("POST", PROMOTE, OPERATORS),
+    endpoint("PUT", DRAIN, OPERATORS),
+    endpoint("DELETE", DRAIN, OPERATORS),
+];
+
+/// Returns the roles that may send `method` to `path` of the hub; `None` if there is no such endpoint.
+pub fn roles(method: &str, path: &str) -> Option<&'static [Role]> {
+    // Servers respond to HEAD as to GET.
+    let method = if method == "HEAD" { "GET" } else { method };
+    let found = HUB_ENDPOINTS.iter().find(|known| known.method == method && known.path == path);
+    found.map(|known| known.roles)
+}
 
 /// Maximum time for which the hub holds a poll of the route table, whatever the query says.
 pub const POLL_WAIT_MAX: Duration = Duration::from_secs(30);

@@ -207,7 +207,7 @@ pub struct RevokeV1 {
 
 /// Response to [`RevokeV1`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RevokedV1 {
+pub struct RevocationsV1 {
     /// Version of the message.
     pub version: MessageVersion,
     /// The certificates that were revoked.

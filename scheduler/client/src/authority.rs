@@ -1,6 +1,6 @@
 //! Client of the built-in certificate authority: connection, joining, and requests with a certificate.
 //!
-//! A process that joins trusts nobody yet. It accepts a hub by the fingerprint of the authority in its token: the
+//! A process that joins has no trusted authority yet. It accepts a hub by the fingerprint of the authority in its token: the
 //! authority's certificate is part of the chain that the hub presents, and must have signed the hub's certificate. Only
 //! then the secret is sent.
 
@@ -81,7 +81,9 @@ impl AuthorityError {
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             AuthorityError::Rejected { status, .. } => Some(*status),
-            AuthorityError::Unreachable(_) | AuthorityError::Failed { .. } | AuthorityError::Folder(_) => None,
+            AuthorityError::Unreachable(_) | AuthorityError::Failed { .. } | AuthorityError::Folder(_) => {
+                None
+            }
         }
     }
 }
@@ -131,7 +133,8 @@ impl AuthorityConnection {
     ) -> Result<AuthorityConnection, AuthorityError> {
         let (files, own) = (folder.files(), OwnName { roles: &Role::ALL, region: None });
         let loaded = tokio::task::spawn_blocking(move || ProcessIdentity::load(files, &own, None)).await;
-        let folder_error = |problem: String| AuthorityError::Folder(format!("{}: {problem}", folder.path().display()));
+        let folder_error =
+            |problem: String| AuthorityError::Folder(format!("{}: {problem}", folder.path().display()));
         let identity = loaded
             .map_err(|error| folder_error(error.to_string()))?
             .map_err(|problems| folder_error(problems.join("; ")))?;
@@ -147,7 +150,8 @@ impl AuthorityConnection {
     pub async fn with_token(token: &JoinToken) -> Result<AuthorityConnection, AuthorityError> {
         let unusable = |error: Error| AuthorityError::Unreachable(error.to_string());
         let provider = Arc::new(ring::default_provider());
-        let verifier = PinnedAuthority { fingerprints: token.fingerprints().to_vec(), provider: provider.clone() };
+        let verifier =
+            PinnedAuthority { fingerprints: token.fingerprints().to_vec(), provider: provider.clone() };
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
@@ -198,7 +202,8 @@ impl AuthorityConnection {
         wait: Duration,
     ) -> Result<Option<TrustState>, AuthorityError> {
         let path = paths::trust(after, wait);
-        let wire: Option<scheduler_api::pki::TrustV1> = self.send(Method::GET, &path, Bytes::new(), wait).await?;
+        let wire: Option<scheduler_api::pki::TrustV1> =
+            self.send(Method::GET, &path, Bytes::new(), wait).await?;
         let read = wire.map(TrustState::try_from).transpose();
         read.map_err(|error| self.failed(format!("sent an invalid response: {error}")))
     }
@@ -241,10 +246,12 @@ impl AuthorityConnection {
             let response = self.sender.send_request(request).await.map_err(|error| error.to_string())?;
             let status = response.status();
             let body: Incoming = response.into_body();
-            let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
+            let body =
+                Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
             Ok::<_, String>((status, body.to_bytes()))
         });
-        let received = received.await.map_err(|_| self.failed(format!("did not respond within {limit:?}")))?;
+        let received =
+            received.await.map_err(|_| self.failed(format!("did not respond within {limit:?}")))?;
         let (status, body) =
             received.map_err(|problem| self.failed(format!("ended the connection: {problem}")))?;
         if !status.is_success() {
@@ -252,7 +259,8 @@ impl AuthorityConnection {
             return Err(AuthorityError::Rejected { address, status, message: message(&body) });
         }
         let text = if body.is_empty() { &b"null"[..] } else { &body };
-        serde_json::from_slice(text).map_err(|error| self.failed(format!("sent an invalid response: {error}")))
+        serde_json::from_slice(text)
+            .map_err(|error| self.failed(format!("sent an invalid response: {error}")))
     }
 }
 
@@ -287,7 +295,8 @@ async fn first_reachable(
 ) -> Result<AuthorityConnection, AuthorityError> {
     let mut problems = Vec::new();
     for address in addresses {
-        let resolved: Vec<SocketAddr> = match timeout(CONNECT_TIMEOUT, tokio::net::lookup_host(address)).await {
+        let resolved: Vec<SocketAddr> = match timeout(CONNECT_TIMEOUT, tokio::net::lookup_host(address)).await
+        {
             Ok(Ok(resolved)) => resolved.collect(),
             Ok(Err(error)) => {
                 problems.push(format!("{address}: {error}"));
@@ -352,7 +361,12 @@ const JOIN_ATTEMPTS: u32 = 20;
 const JOIN_PAUSE: Duration = Duration::from_millis(500);
 
 /// Writes an issued certificate and the trusted state to a folder. It blocks for two writes to the disk.
-fn accept(folder: &IdentityFolder, issued: &IssuedV1, key: &str, membership: &Membership) -> Result<(), String> {
+fn accept(
+    folder: &IdentityFolder,
+    issued: &IssuedV1,
+    key: &str,
+    membership: &Membership,
+) -> Result<(), String> {
     let offered = TrustState::try_from(issued.trust.clone()).map_err(|error| error.to_string())?;
     let current = folder.trust().ok().flatten();
     // Authorities first: the certificate may be one of a new authority.

@@ -3,18 +3,28 @@
 
 use std::time::Duration;
 
-use reqwest::header::CONTENT_TYPE;
-use reqwest::{Method, StatusCode};
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use identity::{ConnectionFailureCause, Transport};
 use scheduler_core::hubs::{Backoff, Failover, Hubs};
-use scheduler_core::token::Token;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use crate::connect::HubConnector;
 
 /// Maximum size of a response. The largest is a route table: 1,000 deployments in 64 regions are some 5 MiB.
 pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of characters of an error response that are logged.
 const MESSAGE_CHARS_MAX: usize = 512;
+/// Maximum number of idle connections to one hub: a long poll, a registration and a report, and one more.
+const IDLE_MAX: usize = 4;
+/// Time after which an idle connection is closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Request to a hub.
 #[derive(Clone, Debug)]
@@ -58,8 +68,16 @@ pub struct HubCallError {
 #[derive(Debug, thiserror::Error)]
 pub enum HubFailure {
     /// There is no response: the connection failed, or the time is over.
-    #[error("does not respond: {}", innermost(.0))]
-    Unreachable(#[from] reqwest::Error),
+    #[error("does not respond: {0}")]
+    Unreachable(String),
+    /// The peer at the address is not a hub of this fleet, or rejects this process.
+    #[error("is not connected: {reason} (cause {})", .cause.as_str())]
+    Untrusted {
+        /// Cause.
+        cause: ConnectionFailureCause,
+        /// Message of the verification.
+        reason: String,
+    },
     /// The hub rejected the request.
     #[error("returned {status}: {message}")]
     Rejected {
@@ -83,17 +101,49 @@ impl HubFailure {
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             HubFailure::Rejected { status, .. } => Some(*status),
-            HubFailure::Unreachable(_) | HubFailure::Invalid(_) | HubFailure::NoTable => None,
+            HubFailure::Unreachable(_)
+            | HubFailure::Untrusted { .. }
+            | HubFailure::Invalid(_)
+            | HubFailure::NoTable => None,
         }
     }
 }
 
-/// HTTP client of the hubs, with the token of the fleet or of an operator. Clones share the current hub.
+/// The hubs cannot be called with the transport of this process.
+#[derive(Debug, thiserror::Error)]
+pub enum HubClientError {
+    /// The URL of a hub does not fit the transport.
+    #[error("hub: {0}")]
+    Url(String),
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// HTTP client of the hubs, with the identity of the process. Clones share the current hub and the connections.
 #[derive(Clone, Debug)]
 pub struct ControlPlaneClient {
-    http: reqwest::Client,
+    http: Client<HubConnector, Full<Bytes>>,
     hubs: Hubs,
-    token: Option<Token>,
+}
+
+/// Checks whether the hubs can be called with this transport: plaintext stays on this machine unless the configuration
+/// permits it, and TLS needs an identity.
+///
+/// # Errors
+///
+/// The first URL that does not fit, with the fix.
+pub fn check_transport(hubs: &Hubs, transport: &Transport) -> Result<(), String> {
+    match (transport, hubs.first_with_tls(), hubs.first_in_plaintext_elsewhere()) {
+        (Transport::Loopback | Transport::Plaintext, Some(url), _) => Err(format!(
+            "\"{url}\" uses TLS, and there is no identity; add [identity] with dir, or write http://"
+        )),
+        (Transport::Loopback | Transport::Tls(_), _, Some(url)) => Err(format!(
+            "\"{url}\" uses plaintext and is not a loopback address; write https:// with [identity], or set \
+             identity.insecure = true"
+        )),
+        _ => Ok(()),
+    }
 }
 
 impl ControlPlaneClient {
@@ -101,10 +151,15 @@ impl ControlPlaneClient {
     ///
     /// # Errors
     ///
-    /// When the HTTP client cannot be created.
-    pub fn new(hubs: &Hubs, token: Option<&Token>) -> Result<ControlPlaneClient, reqwest::Error> {
-        let http = reqwest::Client::builder().no_proxy().build()?;
-        Ok(ControlPlaneClient { http, hubs: hubs.clone(), token: token.cloned() })
+    /// When the URL of a hub does not fit the transport, or TLS cannot be set up.
+    pub fn new(hubs: &Hubs, transport: &Transport) -> Result<ControlPlaneClient, HubClientError> {
+        check_transport(hubs, transport).map_err(HubClientError::Url)?;
+        let http = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_timer(hyper_util::rt::TokioTimer::new())
+            .pool_max_idle_per_host(IDLE_MAX)
+            .build(HubConnector::new(transport)?);
+        Ok(ControlPlaneClient { http, hubs: hubs.clone() })
     }
 
     /// Returns the hubs.
@@ -124,22 +179,14 @@ impl ControlPlaneClient {
 
     async fn send_to<M: DeserializeOwned>(&self, hub: &str, request: &HubRequest) -> Result<M, HubFailure> {
         let HubRequest { method, path, body, timeout, is_optional } = request;
-        let mut call = self.http.request(method.clone(), format!("{hub}{path}")).timeout(*timeout);
-        if let Some(token) = &self.token {
-            call = call.bearer_auth(token.secret());
+        let mut call = http::Request::builder().method(method.clone()).uri(format!("{hub}{path}"));
+        if body.is_some() {
+            call = call.header(CONTENT_TYPE, "application/json");
         }
-        if let Some(body) = body {
-            call = call.header(CONTENT_TYPE, "application/json").body(body.clone());
-        }
-        let mut response = call.send().await?;
-        let status = response.status();
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await? {
-            if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
-                return Err(HubFailure::Invalid(format!("it has more than {RESPONSE_BYTES_MAX} bytes")));
-            }
-            body.extend_from_slice(&chunk);
-        }
+        let sent = call.body(Full::from(body.clone().unwrap_or_default()));
+        let sent = sent.map_err(|error| HubFailure::Unreachable(error.to_string()))?;
+        let exchange = tokio::time::timeout(*timeout, self.exchange(sent)).await;
+        let (status, mut body) = exchange.map_err(|_| HubFailure::Unreachable("timed out".to_owned()))??;
         if *is_optional && status == StatusCode::NOT_FOUND {
             body.clear();
         } else if !status.is_success() {
@@ -147,6 +194,25 @@ impl ControlPlaneClient {
         }
         let text = if body.is_empty() { b"null" } else { body.as_slice() };
         serde_json::from_slice(text).map_err(|error| HubFailure::Invalid(error.to_string()))
+    }
+
+    /// Sends a request and reads the whole response.
+    async fn exchange(
+        &self,
+        request: http::Request<Full<Bytes>>,
+    ) -> Result<(StatusCode, Vec<u8>), HubFailure> {
+        let response = self.http.request(request).await.map_err(|error| failure(&error))?;
+        let (status, mut frames) = (response.status(), response.into_body());
+        let mut body = Vec::new();
+        while let Some(frame) = frames.frame().await {
+            let frame = frame.map_err(|error| failure(&error))?;
+            let Ok(chunk) = frame.into_data() else { continue };
+            if body.len() + chunk.len() > RESPONSE_BYTES_MAX {
+                return Err(HubFailure::Invalid(format!("it has more than {RESPONSE_BYTES_MAX} bytes")));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok((status, body))
     }
 }
 
@@ -162,13 +228,19 @@ pub(crate) fn message(body: &[u8]) -> String {
     }
 }
 
-/// Returns the innermost cause, which reqwest leaves out of its message.
-fn innermost(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(source) = cause.source() {
-        cause = source;
+/// Returns why a request failed: the innermost cause, which the client leaves out of its message.
+fn failure(error: &(dyn std::error::Error + 'static)) -> HubFailure {
+    let mut cause = error;
+    loop {
+        let io: Option<&std::io::Error> = cause.downcast_ref();
+        if let Some(cause) = io.and_then(ConnectionFailureCause::of_io) {
+            return HubFailure::Untrusted { cause, reason: io.map_or(String::new(), ToString::to_string) };
+        }
+        match cause.source() {
+            Some(source) => cause = source,
+            None => return HubFailure::Unreachable(cause.to_string()),
+        }
     }
-    cause.to_string()
 }
 
 /// Connection of a long-running task to the hubs. It calls the current hub until that fails, then the next one at once,
@@ -239,9 +311,13 @@ impl HubConnection {
             tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
         } else if self.failover.rounds() == 1 {
             let status = error.failure.status();
-            let is_denied = matches!(status, Some(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN));
-            let remedy =
-                is_denied.then_some("set fleet_token_file or fleet_token_env to the token of the hub");
+            let remedy = match &error.failure {
+                HubFailure::Untrusted { .. } => Some("compare the identities and authorities of both ends"),
+                _ if status == Some(StatusCode::FORBIDDEN) => {
+                    Some("use the identity of this role and region")
+                }
+                _ => None,
+            };
             // Requests continue, and changes of the configuration wait. Check the hubs and the network.
             tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
         }

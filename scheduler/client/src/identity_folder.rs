@@ -66,7 +66,8 @@ pub struct Membership {
 impl Membership {
     /// Returns the membership of the owner of an issued certificate.
     pub fn of(issued: &IssuedV1, addresses: Vec<String>) -> Membership {
-        let IssuedV1 { version: _, serial, authority, not_before_s, not_after_s, certificate: _, trust: _ } = issued;
+        let IssuedV1 { version: _, serial, authority, not_before_s, not_after_s, certificate: _, trust: _ } =
+            issued;
         Membership {
             version: VERSION,
             addresses,
@@ -203,7 +204,9 @@ impl IdentityFolder {
 /// When it cannot be created.
 pub fn create_private(dir: &Path) -> io::Result<()> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    created.map_err(|error| io::Error::new(error.kind(), format!("{} cannot be created: {error}", dir.display())))
+    created.map_err(|error| {
+        io::Error::new(error.kind(), format!("{} cannot be created: {error}", dir.display()))
+    })
 }
 
 /// Replaces a file by one that only its owner can read. After a crash, the file has its old or its new content.
@@ -309,7 +312,8 @@ mod tests {
             not_after: Duration::from_secs(9),
         };
         let state = TrustState::new("m".to_owned(), authority, Duration::from_secs(1));
-        let state = state.revoke([("0a0b".parse().unwrap(), Duration::from_secs(9))], Duration::ZERO).unwrap();
+        let state =
+            state.revoke([("0a0b".parse().unwrap(), Duration::from_secs(9))], Duration::ZERO).unwrap();
         folder.write_trust(&state).unwrap();
         assert_eq!(folder.trust().unwrap(), Some(state.clone()));
         let revoked = RevocationList::parse(&fs::read(dir.path().join(REVOKED)).unwrap()).unwrap();

@@ -8,6 +8,7 @@
 //! In reading order:
 //!
 //! - [`hub`]: one request, and the connection of a long-running task to the hubs.
+//! - `connect`: a connection to a hub, with the identity of the process.
 //! - [`snapshot`]: snapshot file of a message, with a checksum and a lock.
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
@@ -16,6 +17,7 @@
 //!   [`membership`]: task that keeps the folder current.
 
 pub mod authority;
+mod connect;
 pub mod hub;
 pub mod identity_folder;
 pub mod membership;

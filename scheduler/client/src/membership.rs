@@ -94,7 +94,9 @@ async fn step(
     }
     let wait = POLL.min(due - now);
     let offered = open.poll_trust(trust.as_ref().map(|trust| trust.generation), wait).await?;
-    let Some(accepted) = offered.and_then(|offered| offered.accept(trust.as_ref(), unix_time())) else { return Ok(()) };
+    let Some(accepted) = offered.and_then(|offered| offered.accept(trust.as_ref(), unix_time())) else {
+        return Ok(());
+    };
     folder.write_trust(&accepted).map_err(|error| AuthorityError::Folder(error.to_string()))?;
     tracing::info!(
         generation = accepted.generation,

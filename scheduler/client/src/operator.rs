@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use http::Method;
+use identity::Transport;
 use regions::{DeploymentName, RegionId};
-use reqwest::Method;
 use scheduler_api::apply::{AppliedV1, ApplyV1};
 use scheduler_api::deployment::PromotedV1;
 use scheduler_api::paths;
 use scheduler_core::hubs::Hubs;
-use scheduler_core::token::Token;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::hub::{ControlPlaneClient, HubCallError, HubRequest};
+use crate::hub::{ControlPlaneClient, HubCallError, HubClientError, HubRequest};
 
 /// Client of an operator.
 #[derive(Clone, Debug)]
@@ -21,18 +21,17 @@ pub struct OperatorClient {
 }
 
 impl OperatorClient {
-    /// Creates a client with the operator token; a hub on loopback may be readable without one. `timeout` is that of a
-    /// call to one hub.
+    /// Creates a client with the identity of an operator or viewer. `timeout` is that of a call to one hub.
     ///
     /// # Errors
     ///
-    /// When the HTTP client cannot be created.
+    /// When the URL of a hub does not fit the transport, or TLS cannot be set up.
     pub fn new(
         hubs: &Hubs,
-        token: Option<&Token>,
+        transport: &Transport,
         timeout: Duration,
-    ) -> Result<OperatorClient, reqwest::Error> {
-        Ok(OperatorClient { client: ControlPlaneClient::new(hubs, token)?, timeout })
+    ) -> Result<OperatorClient, HubClientError> {
+        Ok(OperatorClient { client: ControlPlaneClient::new(hubs, transport)?, timeout })
     }
 
     /// Applies files, or previews their effect.

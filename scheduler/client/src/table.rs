@@ -7,8 +7,8 @@
 //! residency only when every reader has it ([`scheduler_core::rollout`]). So a returned table must be in force before the
 //! next poll.
 
+use http::Method;
 use regions::RouteTable;
-use reqwest::Method;
 use scheduler_api::paths;
 use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;

@@ -3,10 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
 
 use axum::extract::{RawQuery, State};
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use identity::Transport;
 use regions::RegionId;
-use reqwest::Method as RequestMethod;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
 use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;
@@ -16,7 +16,6 @@ use scheduler_client::plan::PlanExchange;
 use scheduler_client::snapshot::{PublishedMessage, Snapshot, restore};
 use scheduler_client::table::{TablePoll, TableWatch, deregister};
 use scheduler_core::hubs::{Backoff, Hubs};
-use scheduler_core::token::Token;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -32,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Clone, Default)]
 struct ScriptedHub {
     responses: Arc<Mutex<VecDeque<(StatusCode, String)>>>,
-    /// Method, path and token of each request.
+    /// Method and path of each request.
     requests: Arc<Mutex<Vec<String>>>,
 }
 
@@ -43,11 +42,9 @@ impl ScriptedHub {
             method: Method,
             uri: Uri,
             RawQuery(query): RawQuery,
-            headers: HeaderMap,
         ) -> Response {
-            let token = headers.get("authorization").map_or("no token", |token| token.to_str().unwrap());
             let query = query.map(|query| format!("?{query}")).unwrap_or_default();
-            hub.requests.lock().unwrap().push(format!("{method} {}{query} {token}", uri.path()));
+            hub.requests.lock().unwrap().push(format!("{method} {}{query}", uri.path()));
             let next = hub.responses.lock().unwrap().pop_front();
             next.unwrap_or((StatusCode::NO_CONTENT, String::new())).into_response()
         }
@@ -81,7 +78,7 @@ async fn closed() -> String {
 
 fn client(urls: &[&str]) -> ControlPlaneClient {
     let hubs = Hubs::at(urls).unwrap();
-    ControlPlaneClient::new(&hubs, Some(&Token::read("token-of-the-fleet").unwrap())).unwrap()
+    ControlPlaneClient::new(&hubs, &Transport::Loopback).unwrap()
 }
 
 fn table(number: u64) -> (u16, Value) {
@@ -126,7 +123,7 @@ async fn only_newer_tables_are_accepted_and_each_is_on_disk_before_it_is_used() 
     }
     assert_eq!(
         hub.last_request(),
-        "GET /v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000 Bearer token-of-the-fleet"
+        "GET /v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
     );
 }
 
@@ -166,7 +163,7 @@ async fn a_failed_hub_is_left_at_once_and_the_next_call_is_delayed_after_all_hav
         ScriptedHub::start([(404, json!({})), (500, json!({})), (200, json!(8)), (200, json!(7))]).await;
     let client = client(&[&closed().await, &url]);
     let mut connection = HubConnection::new(client.clone(), "test", BACKOFF);
-    let request = HubRequest::new(RequestMethod::GET, "/", TIMEOUT).optional();
+    let request = HubRequest::new(Method::GET, "/", TIMEOUT).optional();
     let mut call = async || {
         connection.ready().await;
         let response = connection.call(&request, async |number: Option<u64>| match number {
@@ -196,7 +193,7 @@ async fn an_error_names_the_hub_and_its_reason_within_a_limit() {
         ScriptedHub::start([(401, rejected), (502, json!(long)), (503, json!("")), (200, json!("{"))]).await;
     let client = client(&[&url]);
     let error = async || {
-        let sent = client.send::<u64>(&HubRequest::new(RequestMethod::GET, "/", TIMEOUT)).await;
+        let sent = client.send::<u64>(&HubRequest::new(Method::GET, "/", TIMEOUT)).await;
         sent.unwrap_err().to_string()
     };
     assert_eq!(error().await, format!("the hub at {url} returned 401 Unauthorized: the token is unknown"));
@@ -212,7 +209,7 @@ async fn a_response_at_the_limit_is_read_and_one_past_it_is_rejected() {
     let text = |bytes: usize| (200, json!(format!("\"{}\"", "x".repeat(bytes - 2))));
     let (_hub, url) = ScriptedHub::start([text(RESPONSE_BYTES_MAX), text(RESPONSE_BYTES_MAX + 1)]).await;
     let client = client(&[&url]);
-    let receive = async || client.send::<String>(&HubRequest::new(RequestMethod::GET, "/", TIMEOUT)).await;
+    let receive = async || client.send::<String>(&HubRequest::new(Method::GET, "/", TIMEOUT)).await;
     assert!(receive().await.is_ok_and(|text| text.len() == RESPONSE_BYTES_MAX - 2));
     assert!(receive().await.unwrap_err().to_string().contains("it has more than"));
 }
@@ -246,7 +243,7 @@ async fn rows_of_another_gateway_and_older_rows_are_rejected_and_failures_change
         assert_eq!(client.hubs().current(), url, "a hub without a plan stays the current one");
     }
     assert_eq!(exchange.exchange(&demand).await.unwrap().map(|rows| rows.generation), None);
-    assert_eq!(hub.last_request(), "POST /v1/demand?after=1.3 Bearer token-of-the-fleet");
+    assert_eq!(hub.last_request(), "POST /v1/demand?after=1.3");
 }
 
 #[tokio::test]
@@ -254,10 +251,7 @@ async fn a_reader_is_deregistered_and_an_unreachable_hub_is_ignored() {
     let reader: Reader = format!("gateway/{REGION}/00000000000000ff").parse().unwrap();
     let (hub, url) = ScriptedHub::start([(202, json!(""))]).await;
     deregister(&client(&[&url]), &reader).await;
-    assert_eq!(
-        hub.last_request(),
-        "DELETE /v1/readers/gateway/aws/us-east-1/00000000000000ff Bearer token-of-the-fleet"
-    );
+    assert_eq!(hub.last_request(), "DELETE /v1/readers/gateway/aws/us-east-1/00000000000000ff");
     deregister(&client(&[&closed().await]), &reader).await;
 }
 
@@ -265,15 +259,15 @@ async fn a_reader_is_deregistered_and_an_unreachable_hub_is_ignored() {
 async fn an_operator_calls_each_hub_once_until_one_accepts() {
     let (first, second) = (ScriptedHub::start([(503, json!({}))]).await, ScriptedHub::start([]).await);
     let hubs = Hubs::at([&first.1, &second.1]).unwrap();
-    let operator = OperatorClient::new(&hubs, None, TIMEOUT).unwrap();
+    let operator = OperatorClient::new(&hubs, &Transport::Loopback, TIMEOUT).unwrap();
     let region: RegionId = REGION.parse().unwrap();
     operator.set_draining(&region, true).await.unwrap();
     operator.set_draining(&region, false).await.unwrap();
     assert_eq!((first.0.count(), second.0.count()), (1, 2));
-    assert_eq!(first.0.last_request(), "PUT /v1/drains/aws/us-east-1 no token");
-    assert_eq!(second.0.last_request(), "DELETE /v1/drains/aws/us-east-1 no token");
+    assert_eq!(first.0.last_request(), "PUT /v1/drains/aws/us-east-1");
+    assert_eq!(second.0.last_request(), "DELETE /v1/drains/aws/us-east-1");
     let hubs = Hubs::at([closed().await]).unwrap();
-    let operator = OperatorClient::new(&hubs, None, TIMEOUT).unwrap();
+    let operator = OperatorClient::new(&hubs, &Transport::Loopback, TIMEOUT).unwrap();
     let error = operator.get::<Value>(scheduler_api::paths::PLAN).await.unwrap_err();
     assert!(matches!(error.failure, HubFailure::Unreachable(_)), "{error}");
 }

@@ -16,6 +16,9 @@ use std::time::Duration;
 
 use configuration::{ConfigField, ConfigValue, NoLimit, OneOrMany, Rule};
 
+const HTTP: &str = "http://";
+const HTTPS: &str = "https://";
+
 /// Maximum length of the list: five hubs, and five replacements while they are rolled.
 pub const HUBS_MAX: usize = 10;
 
@@ -51,6 +54,20 @@ impl Hubs {
         self.urls.len()
     }
 
+    /// Returns the first hub that uses TLS.
+    pub fn first_with_tls(&self) -> Option<&str> {
+        self.urls.iter().map(String::as_str).find(|url| url.starts_with(HTTPS))
+    }
+
+    /// Returns the first hub that uses plaintext and is not on this machine.
+    pub fn first_in_plaintext_elsewhere(&self) -> Option<&str> {
+        let is_elsewhere = |url: &&str| match url.strip_prefix(HTTP) {
+            Some(authority) => !is_loopback(authority),
+            None => false,
+        };
+        self.urls.iter().map(String::as_str).find(is_elsewhere)
+    }
+
     /// Reports a failure of the hub at `url` and advances to the next hub, unless another caller already did.
     pub fn failed(&self, url: &str) {
         let Some(at) = self.urls.iter().position(|known| known == url) else { return };
@@ -80,7 +97,9 @@ impl ConfigValue for Hubs {
         for (index, text) in texts.iter().enumerate() {
             let url = text.trim_end_matches('/');
             let problem = match url {
-                url if !is_url(url) => "is not a hub URL; write \"http://HOST:PORT\"",
+                url if !is_url(url) => {
+                    "is not a hub URL; write \"https://HOST:PORT\", or http:// on this machine"
+                }
                 url if urls.iter().any(|known| known == url) => "is listed twice; remove one",
                 url => {
                     urls.push(url.to_owned());
@@ -157,9 +176,27 @@ impl Failover {
     }
 }
 
+/// Splits a URL into its scheme and the rest.
+fn scheme_and_authority(url: &str) -> Option<(&str, &str)> {
+    [HTTP, HTTPS].into_iter().find_map(|scheme| Some((scheme, url.strip_prefix(scheme)?)))
+}
+
+/// Returns whether the host and port of a URL are on this machine.
+fn is_loopback(authority: &str) -> bool {
+    if let Ok(address) = authority.parse::<std::net::SocketAddr>() {
+        return address.ip().is_loopback();
+    }
+    let host = match authority.rsplit_once(':') {
+        Some((host, _)) if !host.ends_with(':') && !authority.ends_with(']') => host,
+        _ => authority,
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// Returns whether `text` is `http://` followed by a valid host and port.
 fn is_url(text: &str) -> bool {
-    let Some(authority) = text.strip_prefix("http://") else { return false };
+    let Some((_, authority)) = scheme_and_authority(text) else { return false };
     let (host, port) = match authority.rsplit_once(':') {
         // The colons of an IPv6 address are inside its brackets.
         Some((host, port)) if !port.ends_with(']') => (host, port),

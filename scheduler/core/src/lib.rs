@@ -14,12 +14,10 @@
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
-//! - [`access`]: access control of the hub's paths, with bearer tokens ([`token`]).
 //! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
-pub mod access;
 pub mod bound;
 pub mod hub;
 pub mod hubs;
@@ -35,7 +33,6 @@ pub mod rollout;
 pub mod scale;
 pub mod spoke;
 pub mod table_watch;
-pub mod token;
 
 /// Returns an arbitrary instant for tests.
 #[cfg(test)]

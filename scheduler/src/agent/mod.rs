@@ -27,7 +27,7 @@ use scheduler_api::lease::{LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::paths;
 use scheduler_api::plan::floors_from_wire;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
-use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest};
+use scheduler_client::hub::{ControlPlaneClient, HubClientError, HubConnection, HubFailure, HubRequest};
 use scheduler_core::spoke::Spoke;
 use serde::de::IgnoredAny;
 use tokio::sync::watch;
@@ -56,7 +56,7 @@ const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 pub enum AgentError {
     /// The HTTP client cannot be created.
     #[error("cannot create the HTTP client for the hub: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] HubClientError),
 }
 
 /// Runs the agent until `shutdown`, then ends the lease.
@@ -69,7 +69,7 @@ pub async fn run(
     spoke: Arc<Mutex<Spoke>>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
-    let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
+    let client = ControlPlaneClient::new(&config.hub, &config.transport)?;
     let policy = TableFollower {
         client: client.clone(),
         snapshot: None,

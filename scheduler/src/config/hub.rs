@@ -9,10 +9,8 @@ use configuration::{ConfigFile, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
 use regions::spiffe::Role;
 use regions::{Catalogue, Deployment, parse_deployments};
-use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
-use scheduler_core::token::Token;
 
 use super::authority::{self, AuthorityConfig, AuthoritySection};
 use super::store::{self, StoreConfig, StoreSection};
@@ -30,20 +28,14 @@ section! {
         data: Option<PathBuf>;
         /// Initial deployments, until an operator applies some; none if absent.
         deployments: Option<PathBuf>;
-        /// File with the operator token, needed for all changes; without it changes are denied.
-        operator_token_file: Option<PathBuf>;
-        /// Environment variable with that token, instead of the file.
-        operator_token_env: Option<String>;
-        /// File with the tokens of gateways and spokes, one per line; without it the hub listens on loopback only.
-        fleet_token_file: Option<PathBuf>;
-        /// Environment variable with these tokens, instead of the file.
-        fleet_token_env: Option<String>;
+        /// Listener for probes and metrics, plaintext; that of the other requests if absent.
+        operations: Option<SocketAddr>;
+        /// Identity towards spokes, gateways and operators; without this table the hub listens on loopback only.
+        identity: Option<IdentitySection>;
         /// Catalogue of clouds and regions; the built-in one if absent.
         catalogue: Option<PathBuf>;
         /// Store of the hub; the embedded one without this table.
         store: Option<StoreSection>;
-        /// Identity for mutual TLS; plaintext on this machine only without this table.
-        identity: Option<IdentitySection>;
         /// Built-in certificate authority; none without this table.
         authority: Option<AuthoritySection>;
     }
@@ -58,9 +50,9 @@ pub struct HubConfig {
     pub store: StoreConfig,
     /// Deployments until an operator applies some; empty without a file.
     pub deployments: Vec<Deployment>,
-    /// Tokens of operators, and of gateways and spokes. Without a fleet token the hub listens on loopback only.
-    pub tokens: Tokens,
-    /// Transport security of the hub's connections.
+    /// Address for probes and metrics, besides the address above.
+    pub operations: Option<SocketAddr>,
+    /// Transport security of the listener. Without an identity, every client may use every path.
     pub transport: Transport,
     /// Built-in authority, if there is one.
     pub authority: Option<AuthorityConfig>,
@@ -108,36 +100,25 @@ impl HubConfig {
                 catalogue.as_ref().map_or(Ok(Vec::new()), |catalogue| parse_deployments(text, catalogue))
             }),
         });
-        let operator = file.operator_token_file.zip(file.operator_token_env).and_then(|(path, variable)| {
-            files.secret(document, "operator_token", path.as_deref(), variable.as_deref(), Token::read)
-        });
-        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
-            files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read_all)
-        });
-        // An unreadable token is reported by itself.
-        let misses_token = !["fleet_token_file", "fleet_token_env"].into_iter().any(|key| document.has(key));
-        let tokens = Tokens { fleet: fleet.unwrap_or_default(), operator };
-        if let Some(Err(problem)) =
-            file.listen.filter(|_| misses_token).map(|at| tokens.may_listen_at(at.ip()))
-        {
-            document.problem("listen", problem);
-        }
         let catalogue = catalogue.map(Arc::new);
-        let identity = file.identity.and_then(|section| {
-            let dir = section.as_ref().and_then(|section| section.dir.clone());
-            let own = OwnName { roles: &[Role::Hub], region: None };
-            Some((Transport::read(section, document, files, &own, catalogue.as_ref()?)?, dir))
+        let identity_dir =
+            file.identity.as_ref().map(|section| section.as_ref().and_then(|section| section.dir.clone()));
+        let transport = catalogue.as_ref().zip(file.identity).and_then(|(catalogue, section)| {
+            let name = OwnName { roles: &[Role::Hub], region: None };
+            Transport::read(section, document, files, &name, catalogue)
         });
-        let authority = file.authority.zip(identity.as_ref()).and_then(|(section, (_, dir))| {
-            authority::read(document, files, section, dir.clone())
-        });
+        if let (Some(transport), Some(listen)) = (&transport, file.listen) {
+            transport.check_listener(document, "listen", listen.ip());
+        }
+        let authority =
+            file.authority.and_then(|section| authority::read(document, files, section, identity_dir?));
         Some(HubConfig {
-            transport: identity?.0,
             authority: authority?,
             listen: file.listen?,
             store: store?,
             deployments: deployments?,
-            tokens,
+            operations: file.operations?,
+            transport: transport?,
             catalogue: catalogue?,
             lease_ttl: LEASE_TTL,
             lapsed_keep: LAPSED_KEEP,
@@ -177,55 +158,35 @@ mod tests {
     }
 
     #[test]
-    fn operator_token_has_one_source_and_a_minimum_length() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
-        std::fs::write(dir.path().join("short"), "0123456789abcde").unwrap();
-        let parse_line = |line: &str| {
-            let text = format!("listen = \"127.0.0.1:0\"\ndata = \"d\"\n{line}");
-            parse(&text, dir.path()).map(|config| config.tokens.operator.is_some())
-        };
-        assert_eq!(parse_line(""), Ok(false));
-        assert_eq!(parse_line("operator_token_file = \"token\""), Ok(true));
-        let check = |line: &str, part: &str| {
-            let problems = parse_line(line).expect_err(line);
-            assert!(problems.len() == 1 && problems[0].contains(part), "{part} in {problems:?}");
-        };
-        check("operator_token_file = \"short\"", "has 15 bytes, not 16");
-        check("operator_token_file = \"gone\"", "cannot be read");
-        check("operator_token_env = \"NOT_SET_ANYWHERE\"", "not set in the environment");
-        check("operator_token_file = \"token\"\noperator_token_env = \"X\"", "both set");
-        check("fleet_token_file = \"short\"", "fleet_token_file: \"short\" has 15 bytes");
-    }
-
-    #[test]
-    fn a_hub_that_other_machines_can_reach_needs_a_fleet_token() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("token"), "0123456789abcdef\n").unwrap();
+    fn a_hub_that_other_machines_can_reach_needs_an_identity() {
         let parse_at = |listen: &str, more: &str| {
             let text = format!("listen = \"{listen}\"\ndata = \"d\"\n{more}");
-            parse(&text, dir.path()).map(|config| config.tokens.fleet.len())
+            parse(&text, &configs()).map(|config| config.transport)
         };
         for loopback in ["127.0.0.1:7000", "[::1]:7000"] {
-            assert_eq!(parse_at(loopback, ""), Ok(0), "{loopback}");
+            assert!(matches!(parse_at(loopback, ""), Ok(Transport::Loopback)), "{loopback}");
         }
         for open in ["0.0.0.0:7000", "[::]:7000", "10.0.0.5:7000"] {
-            assert_eq!(parse_at(open, "fleet_token_file = \"token\""), Ok(1), "{open}");
+            assert!(
+                matches!(parse_at(open, "[identity]\ninsecure = true"), Ok(Transport::Plaintext)),
+                "{open}"
+            );
             let problems = parse_at(open, "").unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains("set fleet_token_file"), "{problems:?}");
-            let problems = parse_at(open, "fleet_token_file = \"gone\"").unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains("gone"), "{problems:?}");
+            assert!(problems.len() == 1 && problems[0].contains("add [identity]"), "{problems:?}");
+            let problems = parse_at(open, "[identity]\ndir = \"gone\"").unwrap_err();
+            assert!(problems.len() == 3 && problems[0].contains("gone"), "{problems:?}");
         }
     }
 
     #[test]
     fn five_mistakes_in_a_file_and_its_section_are_five_problems_with_their_lines() {
-        let text = "listen = \"7000\"\ndata = 1\noperator_token_env = \"NOT_SET_ANYWHERE\"\n[store]\nkind = \"etcdd\"\nprefix = \"\"\n";
+        let text =
+            "listen = \"7000\"\ndata = 1\noperations = \"7001\"\n[store]\nkind = \"etcdd\"\nprefix = \"\"\n";
         let problems = parse(text, &configs()).unwrap_err();
         let expected = [
             "line 1: listen: \"7000\" is not an address; write \"IP:PORT\"",
             "line 2: data: 1 is a number; write a string",
-            "line 3: operator_token_env: \"NOT_SET_ANYWHERE\" is not set in the environment; set",
+            "line 3: operations: \"7001\" is not an address; write",
             "line 5: store.kind: \"etcdd\" is unknown; did you mean etcd?; write \"embedded\" or \"etcd\"",
             "line 6: store.prefix: \"\" is empty; write the prefix",
         ];

@@ -12,5 +12,5 @@ pub use authority::AuthorityConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use scaling::{ActuatorConfig, ProcessConfig, REPLICAS_MAX, ScalingConfig};
-pub use spoke::{ReadSpoke, SpokeConfig, TlsFiles};
+pub use spoke::{ReadSpoke, SpokeConfig};
 pub use store::StoreConfig;

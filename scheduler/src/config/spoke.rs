@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
+use identity::{IdentitySection, OwnName, Transport};
 use regions::region_list::find_region;
+use regions::spiffe::Role;
 use regions::{Catalogue, RegionId};
+use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
-use scheduler_core::token::Token;
 
 use super::scaling::{REPLICAS_MAX, ScalingConfig, ScalingSection};
 
@@ -28,10 +30,6 @@ section! {
         advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
-        /// File with the token for the hub.
-        fleet_token_file: Option<PathBuf>;
-        /// Environment variable with that token, instead of the file.
-        fleet_token_env: Option<String>;
         /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
         policy_max_age: Duration = POLICY_MAX_AGE, in POLICY_MAX_AGE_MIN..=POLICY_MAX_AGE_MAX;
         /// Catalogue of clouds and regions; the built-in one if absent.
@@ -40,8 +38,8 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// Listener for operators, plaintext; that of the ingress if absent.
         operations: Option<SocketAddr>;
-        /// Mutual TLS 1.3 with gateways; without this table the listener is plaintext and must be on loopback.
-        tls: Option<SpokeTlsSection>;
+        /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
+        identity: Option<IdentitySection>;
         /// Actuator; without this table the region has only the replicas below.
         scaling: Option<ScalingSection>;
         /// Replicas that are started independently, one table each.
@@ -57,20 +55,6 @@ section! {
     }
 }
 
-section! {
-    /// Mutual TLS 1.3 with gateways. The files are checked for changes once a second.
-    struct SpokeTlsSection {
-        /// Certificate of the ingress; PEM.
-        certificate: Option<PathBuf>;
-        /// Private key of that certificate; PEM.
-        key: Option<PathBuf>;
-        /// Certificates of the authorities that sign gateways' certificates; PEM.
-        client_ca: Option<PathBuf>;
-        /// Plaintext on any network, instead of the files.
-        insecure: bool = false;
-    }
-}
-
 /// Checks that other machines can reach this address.
 fn is_reachable(address: &SocketAddr) -> Result<(), String> {
     if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
@@ -78,17 +62,6 @@ fn is_reachable(address: &SocketAddr) -> Result<(), String> {
         return Err(format!("is unreachable for other processes; {fix}"));
     }
     Ok(())
-}
-
-/// Files of `[tls]`, for the ingress, which reads them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// Certificate of the ingress.
-    pub certificate: PathBuf,
-    /// Private key of the ingress.
-    pub key: PathBuf,
-    /// Certificates of the CAs that sign gateways' certificates.
-    pub client_ca: PathBuf,
 }
 
 /// Configuration of a spoke: ingress, agent and scaler.
@@ -102,8 +75,6 @@ pub struct SpokeConfig {
     pub advertise: SocketAddr,
     /// The hubs.
     pub hub: Hubs,
-    /// Token sent to the hubs.
-    pub fleet: Option<Token>,
     /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
     /// Addresses of the replicas in the file.
@@ -112,8 +83,8 @@ pub struct SpokeConfig {
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
     pub operations: Option<SocketAddr>,
-    /// TLS files of the ingress; without them it uses plaintext.
-    pub tls: Option<TlsFiles>,
+    /// Transport security of connections with gateways, hubs and replicas.
+    pub transport: Transport,
     /// Autoscaling of further replicas, if configured.
     pub scaling: Option<ScalingConfig>,
 }
@@ -124,8 +95,6 @@ pub struct ReadSpoke {
     pub config: Option<SpokeConfig>,
     /// Storage of receipts, for the ingress.
     pub receipts: Option<ReceiptsSection>,
-    /// TLS files, with the region that the certificate must name.
-    pub tls: Option<(TlsFiles, RegionId, Arc<Catalogue>)>,
 }
 
 impl SpokeConfig {
@@ -158,38 +127,44 @@ impl SpokeConfig {
         let region = region.zip(catalogue.as_ref()).and_then(|(region, catalogue)| {
             find_region(&region, catalogue).map_err(|problem| document.problem("region", problem)).ok()
         });
-        let fleet = file.fleet_token_file.zip(file.fleet_token_env).and_then(|(path, variable)| {
-            files.secret(document, "fleet_token", path.as_deref(), variable.as_deref(), Token::read)
+        let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.identity);
+        let transport = transport.and_then(|((region, catalogue), section)| {
+            let name = OwnName::of(&[Role::Spoke], region);
+            Transport::read(section, document, files, &name, catalogue)
         });
-        let addresses = [("listen", file.listen), ("advertise", file.advertise)];
-        let tls = file.tls.and_then(|section| tls(document, files, section, addresses));
+        if let Some(transport) = &transport {
+            for (name, address) in [("listen", file.listen), ("advertise", file.advertise)] {
+                if let Some(address) = address {
+                    transport.check_listener(document, name, address.ip());
+                }
+            }
+        }
+        if let (Some(hub), Some(transport)) = (&file.hub, &transport)
+            && let Err(problem) = check_transport(hub, transport)
+        {
+            document.problem("hub", problem);
+        }
         let replicas = file.replica.and_then(|entries| replicas(document, entries));
         let fixed = replicas.as_ref().map_or(0, Vec::len);
         let scaling = file.scaling.and_then(|section| match section {
             None => Some(None),
             Some(section) => section.validate(document, files, fixed).map(Some),
         });
-        let identity = tls.clone().flatten().zip(region.clone()).zip(catalogue.clone());
         let config = || {
             Some(SpokeConfig {
                 region: region?,
                 listen: file.listen?,
                 advertise: file.advertise?,
                 hub: file.hub?,
-                fleet,
                 policy_max_age: file.policy_max_age?,
                 replicas: replicas?,
                 catalogue: catalogue?,
                 operations: file.operations?,
-                tls: tls?,
+                transport: transport?,
                 scaling: scaling?,
             })
         };
-        Some(ReadSpoke {
-            config: config(),
-            receipts: file.receipts.flatten(),
-            tls: identity.map(|((files, region), catalogue)| (files, region, catalogue)),
-        })
+        Some(ReadSpoke { config: config(), receipts: file.receipts.flatten() })
     }
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.
@@ -214,39 +189,6 @@ fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<
         document.problem("region", format!("is missing; write {example}"));
     }
     region
-}
-
-/// Requires TLS, unless both addresses are loopback or the file allows plaintext.
-fn tls(
-    document: &ConfigFile<'_>,
-    files: &Files<'_>,
-    section: Option<SpokeTlsSection>,
-    addresses: [(&str, Option<SocketAddr>); 2],
-) -> Option<Option<TlsFiles>> {
-    let Some(SpokeTlsSection { certificate, key, client_ca, insecure }) = section else {
-        for (name, address) in addresses {
-            if let Some(address) = address.filter(|address| !address.ip().is_loopback()) {
-                let problem = format!(
-                    "\"{address}\" is not a loopback address, and without [tls] requests would be sent in plaintext; \
-                     add [tls] with certificate, key and client_ca, or with insecure = true"
-                );
-                document.problem(name, problem);
-            }
-        }
-        return Some(None);
-    };
-    match (certificate, key, client_ca, insecure) {
-        (Some(certificate), Some(key), Some(client_ca), false) => {
-            let [certificate, key, client_ca] = [certificate, key, client_ca].map(|path| files.path(path));
-            Some(Some(TlsFiles { certificate, key, client_ca }))
-        }
-        (None, None, None, true) => Some(None),
-        _ => {
-            let problem = "needs certificate, key and client_ca, or insecure = true and none of the files";
-            document.problem("tls", problem);
-            None
-        }
-    }
 }
 
 fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
@@ -306,13 +248,13 @@ mod tests {
     #[test]
     fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
         let text = "region = \"aws/us-esat-1\"\nlisten = \"127.0.0.1:1\"\nadvertise = \"127.0.0.1:1\"\nhub = \"http://hub\"\n\
-                    [receipts]\ndirr = \"r\"\ndir = \"r\"\n[tls]\nkey = \"k\"\n[scaling]\nactuator = \"process\"\ndir = \"d\"\n\
+                    [receipts]\ndirr = \"r\"\ndir = \"r\"\n[identity]\nkey = \"k\"\n[scaling]\nactuator = \"process\"\ndir = \"d\"\n\
                     ports = \"7300-7399\"\norphan_timeout = \"2h\"\n[[replica]]\nendpoint = \"0.0.0.0:1\"\n";
         let problems = all(text, Path::new("."), None).unwrap_err();
         let expected = [
             "line 1: region: no region `aws/us-esat-1` in the catalogue; did you mean aws/us-east-1",
             "line 6: receipts.dirr: unknown key `dirr`; did you mean dir?; the keys are dir, key_file",
-            "line 8: tls: needs certificate, key and client_ca",
+            "line 8: identity: needs dir, or certificate, key and authorities",
             "line 14: scaling.orphan_timeout: \"2h\" is out of range; write a duration from \"1s\" to \"1h\"",
             "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write an address",
         ];
@@ -371,38 +313,35 @@ mod tests {
     fn commented_keys_of_the_example_are_known_keys() {
         let scaling =
             ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "orphan_timeout ="];
-        let keys =
-            ["operations =", "[tls]", "certificate =", "key =", "client_ca ="].into_iter().chain(scaling);
+        let keys = ["operations ="].into_iter().chain(scaling);
         let text = keys
             .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
         let config = parse(&text, None).unwrap();
         assert!(config.scaling.is_some());
         assert_eq!(config.operations.map(|address| address.port()), Some(7101));
-        assert_eq!(config.tls.map(|files| files.client_ca), Some(PathBuf::from("./gateways-ca.crt")));
     }
 
     #[test]
     fn plaintext_on_a_reachable_address_needs_an_explicit_setting() {
-        let with = |address: &str, tls: &str| {
+        let with = |address: &str, identity: &str| {
             let text = EXAMPLE.replace("127.0.0.1:7100", address);
             let (head, replicas) = text.split_once("[[replica]]").unwrap();
-            let text = format!("{head}\n{tls}\n[[replica]]{replicas}");
-            all(&text, Path::new("/etc/meridian"), None).map(|config| config.tls)
+            let text = format!("{head}\n{identity}\n[[replica]]{replicas}");
+            all(&text, Path::new("/etc/meridian"), None).map(|config| config.transport)
         };
-        let files = "[tls]\ncertificate = \"spoke.crt\"\nkey = \"spoke.key\"\nclient_ca = \"/ca.crt\"\n";
-        assert_eq!(with("127.0.0.1:7100", ""), Ok(None));
-        assert_eq!(with("10.0.0.7:7100", "[tls]\ninsecure = true\n"), Ok(None));
-        let read = with("10.0.0.7:7100", files).unwrap().unwrap();
-        let [certificate, key, client_ca] =
-            ["/etc/meridian/spoke.crt", "/etc/meridian/spoke.key", "/ca.crt"].map(PathBuf::from);
-        assert_eq!(read, TlsFiles { certificate, key, client_ca });
+        assert!(matches!(with("127.0.0.1:7100", ""), Ok(Transport::Loopback)));
+        assert!(matches!(with("10.0.0.7:7100", "[identity]\ninsecure = true\n"), Ok(Transport::Plaintext)));
         let problems = with("10.0.0.7:7100", "").unwrap_err();
         assert!(problems.len() == 2 && problems[0].contains("insecure = true"), "{problems:#?}");
+        let files = "[identity]\ncertificate = \"no.crt\"\nkey = \"no.key\"\nauthorities = \"no.ca\"\n";
+        let problems = with("127.0.0.1:7100", files).unwrap_err();
+        let keys = ["identity.certificate", "identity.key", "identity.authorities"];
+        assert!(problems.len() == 3 && keys.iter().all(|key| problems.iter().any(|it| it.contains(key))));
         for half in
-            [format!("{files}insecure = true\n"), "[tls]\nkey = \"spoke.key\"\n".into(), "[tls]\n".into()]
+            ["insecure = true\ndir = \"d\"", "key = \"spoke.key\"", "", "dir = \"d\"\nrevoked = \"r\""]
         {
-            let problems = with("127.0.0.1:7100", &half).unwrap_err();
-            assert!(problems.len() == 1 && problems[0].contains("tls: needs"), "{half}: {problems:#?}");
+            let problems = with("127.0.0.1:7100", &format!("[identity]\n{half}")).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains("identity: needs"), "{half}: {problems:#?}");
         }
     }
 

@@ -1,68 +1,141 @@
-//! Access control in front of the hub's paths, by [`scheduler_core::access`].
+//! Access control of the hub: which peers may use which path, by [`scheduler_api::paths::HUB_ENDPOINTS`].
 //!
-//! It is a layer around whole groups of paths, so a handler cannot forget it, and it runs before a body is read.
+//! It is a layer around all paths, so a handler cannot forget it, and it runs before a body is read. The handlers verify
+//! that a peer acts for its own region ([`Caller::check_region`]). A hub without an identity serves this machine only, and
+//! there every client may do everything.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
 
-use axum::Router;
-use axum::extract::{Request, State};
-use axum::http::HeaderMap;
-use axum::http::header::AUTHORIZATION;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, Request, State};
+use axum::http::request::Parts;
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use scheduler_core::access::{Access, Denied, Tokens};
+use identity::PeerIdentity;
+use metrics::{Family, labels};
+use regions::RegionId;
+use regions::spiffe::Role;
+use scheduler_api::paths;
+use scheduler_store::Store;
+use supervision::Mutex;
 
+use super::api::HubApi;
+use super::connections::Peer;
 use crate::events::AccessDenied;
 use crate::respond::{Code, ErrorResponse};
 
-/// Requires `access` for requests to `paths`.
-pub(super) fn guarded<S: Clone + Send + Sync + 'static>(
-    paths: Router<S>,
-    access: Access,
-    tokens: &Arc<Tokens>,
-) -> Router<S> {
-    let guard = Guard { tokens: tokens.clone(), access, has_denied: Arc::default() };
-    paths.route_layer(from_fn_with_state(guard, check))
+/// Maximum number of peers and reasons whose first denial is logged.
+const LOGGED_MAX: usize = 1024;
+
+labels! {
+    /// Reason for a denial.
+    #[derive(PartialOrd, Ord)]
+    pub(super) enum DenialReason {
+        /// The role of the peer may not use the path.
+        Role = "role",
+        /// The request names another region than the certificate of the peer.
+        Region = "region",
+    }
 }
 
-/// Guard of a group of paths.
-#[derive(Clone)]
-struct Guard {
-    tokens: Arc<Tokens>,
-    access: Access,
-    /// Set at the first denial, which is logged as a warning; a misconfigured gateway repeats its request.
-    has_denied: Arc<AtomicBool>,
+/// Counters of denied requests.
+#[derive(Debug, Default)]
+pub(super) struct Denials {
+    pub(super) counts: Family<DenialReason>,
+    /// Peers and reasons that were logged.
+    logged: Mutex<BTreeSet<(String, DenialReason)>>,
 }
 
-async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    match guard.tokens.check(guard.access, authorization(request.headers())) {
-        Ok(()) => next.run(request).await,
-        Err(denied) => {
-            let path = request.uri().path();
-            if guard.has_denied.swap(true, Ordering::Relaxed) {
-                tracing::debug!(path, reason = %denied, "request denied");
-            } else {
-                AccessDenied { path, reason: &denied }.emit();
-            }
-            denied_response(denied).into_response()
+impl Denials {
+    /// Counts a denial, and logs the first one of a peer for this reason.
+    fn record(&self, peer: &PeerIdentity, reason: DenialReason, path: &str, message: &str) {
+        self.counts.count(reason);
+        let name = peer.id.to_string();
+        let is_first = {
+            let mut logged = self.logged.lock();
+            logged.len() < LOGGED_MAX && logged.insert((name.clone(), reason))
+        };
+        if is_first {
+            AccessDenied { peer: &name, path, reason: message }.emit();
+        } else {
+            tracing::debug!(peer = name, path, reason = message, "request denied");
         }
     }
 }
 
-/// Returns the value of the Authorization header; of several such headers, none is accepted.
-fn authorization(headers: &HeaderMap) -> Option<&[u8]> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    match (values.next(), values.next()) {
-        (Some(only), None) => Some(only.as_bytes()),
-        (None, _) | (Some(_), Some(_)) => None,
+/// Peer that sent a request; none over plaintext.
+#[derive(Clone, Debug)]
+pub(super) struct Caller(pub(super) Option<PeerIdentity>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ErrorResponse;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ErrorResponse> {
+        let found = parts.extensions.get::<ConnectInfo<Peer>>();
+        let unknown = || ErrorResponse::new(Code::Internal, "The connection of the request is unknown.");
+        found.map(|ConnectInfo(peer)| Caller(peer.identity.clone())).ok_or_else(unknown)
     }
 }
 
-fn denied_response(denied: Denied) -> ErrorResponse {
-    let code = match denied {
-        Denied::NoToken(_) | Denied::UnknownToken(_) => Code::Unauthenticated,
-        Denied::NotAnOperator | Denied::NoOperatorConfigured => Code::OperatorOnly,
+impl Caller {
+    /// Verifies that a peer acts for the region in its certificate; operators act for every region.
+    pub(super) fn check_region<S: Store>(
+        &self,
+        api: &HubApi<S>,
+        region: &RegionId,
+        path: &str,
+    ) -> Result<(), ErrorResponse> {
+        let Some(peer) = &self.0 else { return Ok(()) };
+        match peer.id.region() {
+            None => Ok(()),
+            Some(own) if own == region => Ok(()),
+            Some(own) => {
+                let message = format!("a {} of {own} may not act for {region}", peer.role());
+                api.denials.record(peer, DenialReason::Region, path, &message);
+                let fix = "send the request from that region, with an identity of it";
+                Err(ErrorResponse::new(Code::Forbidden, format!("{message}; {fix}.")).with_field("region"))
+            }
+        }
+    }
+
+    /// Verifies the same, and that the peer has the role of a reader of the route table.
+    pub(super) fn check_reader<S: Store>(
+        &self,
+        api: &HubApi<S>,
+        reader: &scheduler_api::reader::Reader,
+        path: &str,
+    ) -> Result<(), ErrorResponse> {
+        let Some(peer) = &self.0 else { return Ok(()) };
+        let role = match reader.role {
+            scheduler_api::reader::Role::Gateway => Role::Gateway,
+            scheduler_api::reader::Role::Spoke => Role::Spoke,
+        };
+        if peer.role() != role {
+            let message = format!("a {} may not acknowledge route tables as a {role}", peer.role());
+            api.denials.record(peer, DenialReason::Role, path, &message);
+            return Err(ErrorResponse::new(Code::Forbidden, format!("{message}.")).with_field("reader"));
+        }
+        self.check_region(api, &reader.region, path)
+    }
+}
+
+/// Admits a request if the role of its peer may use the path.
+pub(super) async fn check<S: Store>(
+    State(api): State<HubApi<S>>,
+    caller: Caller,
+    request: Request,
+    next: Next,
+) -> Response {
+    let path = request.extensions().get().map_or("", MatchedPath::as_str);
+    let Some(roles) = paths::roles(request.method().as_str(), path) else {
+        let message = "This path does not support the method.";
+        return ErrorResponse::new(Code::MethodNotAllowed, message).into_response();
     };
-    ErrorResponse::new(code, format!("{denied}."))
+    let Some(peer) = &caller.0 else { return next.run(request).await };
+    if roles.contains(&peer.role()) {
+        return next.run(request).await;
+    }
+    let allowed = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(", ");
+    let message = format!("the role {} may not send {} to this path", peer.role(), request.method());
+    api.denials.record(peer, DenialReason::Role, path, &message);
+    ErrorResponse::new(Code::Forbidden, format!("{message}; it is open to: {allowed}.")).into_response()
 }

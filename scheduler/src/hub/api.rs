@@ -7,12 +7,13 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
+use identity::ConnectionFailures;
 use regions::{Catalogue, RegionId};
-use scheduler_core::access::Tokens;
 use serde::de::DeserializeOwned;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use super::access::Denials;
 use super::demands::DemandRecords;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
@@ -29,8 +30,6 @@ pub(super) struct HubApi<S> {
     pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) lease_ttl: Duration,
-    /// Tokens that authorise callers.
-    pub(super) tokens: Arc<Tokens>,
     /// Queue of reports about which reader runs which table.
     pub(super) readers: mpsc::Sender<ReaderReport>,
     pub(super) current: watch::Receiver<Current>,
@@ -45,6 +44,9 @@ pub(super) struct HubApi<S> {
     /// Checks of the hub's own state, one at a time.
     pub(super) health: HealthCheck,
     pub(super) metrics: Arc<HubMetrics>,
+    pub(super) denials: Arc<Denials>,
+    /// Connections that were rejected.
+    pub(super) refused: Arc<ConnectionFailures>,
 }
 
 impl<S> HubApi<S> {

@@ -65,9 +65,10 @@ impl From<StoreError> for RestoreError {
 /// When the store fails.
 pub(super) async fn content<S: Store>(store: &S) -> Result<StoreBackupV1, StoreError> {
     let entries = store.range("").await?.entries;
-    let entries = entries.iter().filter(|entry| entry.lease.is_none()).map(|KeyValue { key, value, .. }| {
-        BackupEntryV1 { key: key.clone(), value: STANDARD.encode(value) }
-    });
+    let entries = entries
+        .iter()
+        .filter(|entry| entry.lease.is_none())
+        .map(|KeyValue { key, value, .. }| BackupEntryV1 { key: key.clone(), value: STANDARD.encode(value) });
     Ok(StoreBackupV1 { version: VERSION, entries: entries.collect() })
 }
 
@@ -99,7 +100,8 @@ pub async fn restore(data: &Path, backup: &StoreBackupV1, now: Duration) -> Resu
         return Err(RestoreError::NotEmpty(data.to_owned()));
     }
     let (entries, epoch) = restored(backup, now)?;
-    std::fs::create_dir_all(data).map_err(|error| RestoreError::Store(format!("{}: {error}", data.display())))?;
+    std::fs::create_dir_all(data)
+        .map_err(|error| RestoreError::Store(format!("{}: {error}", data.display())))?;
     let store = open(data).await?;
     let written = write(&store, entries).await;
     store.close().await;
@@ -111,7 +113,7 @@ pub async fn restore(data: &Path, backup: &StoreBackupV1, now: Duration) -> Resu
     Ok(epoch)
 }
 
-async fn write(store: &EmbeddedStore, entries: Vec<(String, Vec<u8>)>) -> Result<(), StoreError> {
+async fn write(store: &EmbeddedStore, entries: RestoredEntries) -> Result<(), StoreError> {
     let mut entries = entries.into_iter().peekable();
     while entries.peek().is_some() {
         let part = entries.by_ref().take(ENTRIES_AT_ONCE);
@@ -121,9 +123,13 @@ async fn write(store: &EmbeddedStore, entries: Vec<(String, Vec<u8>)>) -> Result
     Ok(())
 }
 
+/// Keys and values of a store.
+type RestoredEntries = Vec<(String, Vec<u8>)>;
+
 /// Returns the entries of a restored store, with its new epoch.
-fn restored(backup: &StoreBackupV1, now: Duration) -> Result<(Vec<(String, Vec<u8>)>, u64), RestoreError> {
-    let invalid = |key: &str, problem: &dyn std::fmt::Display| RestoreError::Invalid(format!("`{key}`: {problem}"));
+fn restored(backup: &StoreBackupV1, now: Duration) -> Result<(RestoredEntries, u64), RestoreError> {
+    let invalid =
+        |key: &str, problem: &dyn std::fmt::Display| RestoreError::Invalid(format!("`{key}`: {problem}"));
     let mut entries = Vec::new();
     let mut epoch = 0;
     for BackupEntryV1 { key, value } in &backup.entries {
@@ -213,7 +219,8 @@ mod tests {
 
     #[test]
     fn the_epoch_rises_also_if_the_clock_is_behind_it() {
-        let entry = |key: &str, value: &str| BackupEntryV1 { key: key.to_owned(), value: STANDARD.encode(value) };
+        let entry =
+            |key: &str, value: &str| BackupEntryV1 { key: key.to_owned(), value: STANDARD.encode(value) };
         let epoch = |text: &str| {
             let backup = StoreBackupV1 { version: VERSION, entries: vec![entry(keys::EPOCH, text)] };
             restored(&backup, Duration::from_secs(100)).map(|(_, epoch)| epoch)

@@ -1,4 +1,4 @@
-//! HTTP server of the hub: the paths with their required access, and the handlers of long polls and demand reports. The
+//! HTTP server of the hub: the paths, and the handlers of long polls and demand reports. The
 //! other handlers are beside their operations.
 
 use std::sync::Arc;
@@ -13,11 +13,10 @@ use axum::{Json, Router};
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
 use scheduler_api::plan::{DemandV1, GatewayDemand, PlanV1};
-use scheduler_core::access::Access;
 use scheduler_store::Store;
 use supervision::request::{Panicked, contain};
 
-use super::access::guarded;
+use super::access::{Caller, check};
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
@@ -25,13 +24,21 @@ use super::{Current, LONG_POLLS_MAX, apply, drains, health, promote, spokes, sto
 use crate::events::ReaderAhead;
 use crate::respond::{Code, ErrorResponse};
 
-/// Routes of the hub with their required access. Only probes and metrics need no token.
-pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
-    let probes = Router::new()
+/// Probes and metrics, for operators on a listener of their own.
+pub(super) fn operations<S: Store>(api: HubApi<S>) -> Router {
+    probes().layer(from_fn_with_state(api.metrics.clone(), contained)).with_state(api)
+}
+
+fn probes<S: Store>() -> Router<HubApi<S>> {
+    Router::new()
         .route(paths::LIVEZ, get(health::live::<S>))
         .route(paths::READYZ, get(health::ready::<S>))
-        .route(paths::METRICS, get(scrape::<S>));
-    let fleet = Router::new()
+        .route(paths::METRICS, get(scrape::<S>))
+}
+
+/// Routes of the hub. Access is checked for all of them.
+pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
+    probes()
         .route(paths::SPOKES, post(spokes::register::<S>))
         .route(paths::KEEP_ALIVE, post(spokes::keep_alive::<S>))
         .route(paths::LEASE, delete(spokes::deregister::<S>))
@@ -41,14 +48,11 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::TENANTS, get(apply::tenants::<S>))
         .route(paths::ROLLOUT, get(apply::rollout::<S>))
         .route(paths::PLAN, get(plan::<S>))
-        .route(paths::DEMAND, post(demand::<S>));
-    let operator = Router::new()
+        .route(paths::DEMAND, post(demand::<S>))
         .route(paths::APPLY, post(apply::apply::<S>).layer(DefaultBodyLimit::max(apply::BYTES_MAX)))
         .route(paths::PROMOTE, post(promote::promote::<S>))
-        .route(paths::DRAIN, put(drains::drain::<S>).delete(drains::undrain::<S>));
-    probes
-        .merge(guarded(fleet, Access::Fleet, &api.tokens))
-        .merge(guarded(operator, Access::Operator, &api.tokens))
+        .route(paths::DRAIN, put(drains::drain::<S>).delete(drains::undrain::<S>))
+        .route_layer(from_fn_with_state(api.clone(), check::<S>))
         .fallback(async || ErrorResponse::new(Code::NotFound, "The hub has no such path."))
         .method_not_allowed_fallback(async || {
             ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
@@ -76,7 +80,8 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
-    let text = api.metrics.render(table, api.plans.places(), polls);
+    let rejected = (&api.denials.counts, &api.refused.counts);
+    let text = api.metrics.render(table, api.plans.places(), polls, rejected);
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
 }
 
@@ -84,6 +89,7 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
 /// with 204.
 async fn demand<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, ErrorResponse> {
@@ -91,6 +97,7 @@ async fn demand<S: Store>(
     let demand = GatewayDemand::try_from(json::<DemandV1>(body)?)?;
     let region = demand.gateway.region.clone();
     api.check_region(&region)?;
+    caller.check_region(&api, &region, paths::DEMAND)?;
     api.demands.record(&api.store, api.lease_ttl, demand).await?;
     Ok(match api.plans.rows(&region, after) {
         Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
@@ -107,10 +114,12 @@ async fn plan<S: Store>(State(api): State<HubApi<S>>) -> Json<PlanV1> {
 /// requested time.
 async fn routes<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ErrorResponse> {
     let RoutesQuery { after, wait, reader } = RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
     if let Some((reader, after)) = reader.zip(after) {
+        caller.check_reader(&api, &reader, paths::ROUTES)?;
         // A report that does not fit into the queue is repeated with the next poll.
         api.readers.try_send(ReaderReport::Runs(reader, after)).ok();
     }
@@ -146,9 +155,11 @@ async fn routes<S: Store>(
 /// Removes a reader that shuts down.
 async fn deregister_reader<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     Path(reader): Path<String>,
 ) -> Result<StatusCode, ErrorResponse> {
     let reader = parsed("reader", &reader)?;
+    caller.check_reader(&api, &reader, paths::READER)?;
     let full = |_| {
         ErrorResponse::new(
             Code::Overloaded,
@@ -178,7 +189,6 @@ mod tests {
             store: SimStore::new(),
             catalogue: Arc::new(Catalogue::builtin()),
             lease_ttl: Duration::from_secs(5),
-            tokens: Arc::default(),
             readers: mpsc::channel(1).0,
             current,
             plans: Arc::default(),
@@ -188,13 +198,15 @@ mod tests {
             reader_ahead: Arc::default(),
             health: HealthCheck::default(),
             metrics: Arc::default(),
+            denials: Arc::default(),
+            refused: Arc::default(),
         };
         (api, stop, publish)
     }
 
     async fn poll(api: &HubApi<SimStore>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
-        routes(State(api.clone()), query).await.into_response().status()
+        routes(State(api.clone()), Caller(None), query).await.into_response().status()
     }
 
     #[tokio::test]

@@ -14,7 +14,7 @@
 //! etcd, it does not matter which hub a spoke has registered with. Demand of gateways (`demands`) and drains (`drains`)
 //! take the same way.
 //!
-//! Operators change deployments and tenants with [`apply`], with an operator token ([`access`]); the controller sees
+//! Operators change deployments and tenants with [`apply`]; `access` admits each role to its paths; the controller sees
 //! these records through its watch too. The store also records which reader runs which table ([`readers`]), so that a
 //! wider residency takes effect only when every reader knows it.
 //!
@@ -26,6 +26,7 @@ mod access;
 mod api;
 mod apply;
 pub mod backup;
+mod connections;
 mod controller;
 mod demands;
 mod drains;
@@ -45,26 +46,27 @@ mod term_start;
 
 use std::future::{Future, IntoFuture};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
+use identity::Transport;
 use regions::RouteTable;
 use scheduler_api::keys;
-use scheduler_core::access::NoFleetToken;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::HealthCheck;
-use supervision::task::essential;
+use supervision::task::{essential, supervise};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{HubConfig, StoreConfig};
-use crate::events::{FleetTokenMissing, HubStarted, NEW_EPOCH};
+use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
+use connections::Peer;
 use controller::GracePeriods;
 use election::ElectionCandidate;
 use plans::PublishedPlan;
@@ -91,9 +93,9 @@ pub enum HubError {
         /// The system's error.
         source: io::Error,
     },
-    /// The address is reachable from other machines, and no fleet token is configured.
-    #[error("listen: {0}")]
-    Unprotected(#[from] NoFleetToken),
+    /// The address is reachable from other machines, and no identity is configured.
+    #[error("listen: {0} can be reached from other machines; add [identity] to the configuration of the hub")]
+    Unprotected(IpAddr),
     /// The folder of the store cannot be created.
     #[error("cannot create the folder {}: {source}", folder.display())]
     Folder {
@@ -149,7 +151,9 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
-    config.tokens.may_listen_at(config.listen.ip())?;
+    if !config.transport.permits(config.listen.ip()) {
+        return Err(HubError::Unprotected(config.listen.ip()));
+    }
     let bound = TcpListener::bind(config.listen).await;
     let listener = bound.map_err(|source| HubError::Bind { address: config.listen, source })?;
     match config.store.clone() {
@@ -175,14 +179,21 @@ async fn serve<S: Store>(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
-    let tokens = config.tokens;
+    let transport = config.transport;
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
     HubStarted { address, store: &config.store }.emit();
-    if tokens.fleet.is_empty() {
-        FleetTokenMissing { listen: address }.emit();
+    if transport.identity().is_none() {
+        HubWithoutIdentity { listen: address }.emit();
     }
     // A wrong clock makes an odd epoch, but still a higher one than the last.
+    let operations = match config.operations {
+        Some(address) => {
+            let bound = TcpListener::bind(address).await;
+            Some(bound.map_err(|source| HubError::Bind { address, source })?)
+        }
+        None => None,
+    };
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     // Bound before the hub is ready, so that a conflict is an error at start.
@@ -199,14 +210,14 @@ async fn serve<S: Store>(
     let metrics = Arc::<scrape::HubMetrics>::default();
     let (stop, stopping) = watch::channel(false);
     let (reports, received) = mpsc::channel(REPORTS_MAX);
-    let mut recorder_task = JoinSet::new();
+    let mut tasks = JoinSet::new();
     let recorder = ReaderRecorder::new(store.clone(), config.reader_keep);
-    recorder_task.spawn(async {
+    tasks.spawn(async {
         essential("readers", recorder.run(received)).await;
     });
     let authority = {
         let (store, catalogue, stopping) = (store.clone(), config.catalogue.clone(), stopping.clone());
-        let identity = config.transport.identity().cloned();
+        let identity = transport.identity().cloned();
         let configured = config.authority.zip(bound).zip(identity);
         async move {
             match configured {
@@ -223,7 +234,6 @@ async fn serve<S: Store>(
     let api = HubApi {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
-        tokens: Arc::new(tokens),
         readers: reports,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
@@ -234,6 +244,8 @@ async fn serve<S: Store>(
         reader_ahead: Arc::default(),
         health: HealthCheck::default(),
         metrics: metrics.clone(),
+        denials: Arc::default(),
+        refused: Arc::default(),
     };
     let candidate = ElectionCandidate {
         store,
@@ -246,8 +258,24 @@ async fn serve<S: Store>(
         lease: Mutex::independent(None),
     };
     let election = candidate.run(stopping.clone());
-    let server =
-        axum::serve(listener, http::router(api)).with_graceful_shutdown(stopped(stopping)).into_future();
+    let refused = api.refused.clone();
+    let (listener, acceptor) =
+        connections::listen(listener, transport.identity(), refused).map_err(HubError::Server)?;
+    tasks.spawn(async {
+        essential("connections", acceptor.run()).await;
+    });
+    if let Transport::Tls(identity) = &transport {
+        let identity = identity.clone();
+        tasks.spawn(supervise("identity", move || identity.clone().follow()));
+    }
+    if let Some(operations) = operations {
+        let server = axum::serve(operations, http::operations(api.clone())).into_future();
+        tasks.spawn(async {
+            essential("operations", async { drop(server.await) }).await;
+        });
+    }
+    let service = http::router(api).into_make_service_with_connect_info::<Peer>();
+    let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     tokio::pin!(election, server, authority);
     let mut current = current;
     let shut_down = async {
@@ -288,7 +316,7 @@ async fn serve<S: Store>(
             outcome.and(elected).and(served.map_err(HubError::Server))
         }
     };
-    recorder_task.shutdown().await;
+    tasks.shutdown().await;
     outcome
 }
 

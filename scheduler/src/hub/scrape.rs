@@ -1,10 +1,13 @@
 //! Metrics of a hub, and its `/metrics`.
 
 use axum::http::StatusCode;
+use identity::ConnectionFailureCause;
 use metrics::page::RoleMetrics;
 use metrics::{Counter, Family, Gauge, Histogram, Label, Sparse, labels, metric_set};
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
+
+use super::access::DenialReason;
 use supervision::panics::PanicMetrics;
 
 /// Role in the names of shared metrics.
@@ -114,6 +117,10 @@ metric_set! {
         polls: usize = "meridian_hub_polls",
         /// Limit on open long polls.
         polls_max: usize = "meridian_hub_polls_max",
+        /// Requests that were denied, by reason.
+        denied: &'a Family<DenialReason> = "meridian_hub_requests_denied_total" ["reason"],
+        /// Connections that were rejected, by cause.
+        refused: &'a Family<ConnectionFailureCause> = "meridian_hub_connections_refused_total" ["cause"],
         /// Panics.
         panics: PanicMetrics = set,
     }
@@ -126,12 +133,13 @@ pub fn metrics() -> RoleMetrics {
 
 impl HubMetrics {
     /// Renders these metrics and the state of the hub: the published table, the origins of the published plan, and open
-    /// long polls with their limit.
+    /// long polls with their limit, and rejected requests and connections.
     pub(super) fn render(
         &self,
         table: Option<&RouteTable>,
         plan_origins: usize,
         (polls, polls_max): (usize, usize),
+        (denied, refused): (&Family<DenialReason>, &Family<ConnectionFailureCause>),
     ) -> String {
         let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
         let scrape = HubScrape {
@@ -143,6 +151,8 @@ impl HubMetrics {
             plan_origins,
             polls,
             polls_max,
+            denied,
+            refused,
             panics: PanicMetrics::read(),
         };
         metrics::render(ROLE, &scrape)

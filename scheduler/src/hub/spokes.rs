@@ -19,6 +19,7 @@ use scheduler_core::publish::unknown;
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
+use super::access::Caller;
 use super::api::{Body, HubApi, json};
 use super::records;
 use crate::events::SpokeRegistered;
@@ -27,11 +28,13 @@ use crate::respond::{Code, ErrorResponse};
 /// Registers a spoke under a new lease.
 pub(super) async fn register<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     body: Body,
 ) -> Result<Json<LeaseV1>, ErrorResponse> {
     let registration = Registration::try_from(json::<RegisterV1>(body)?)?;
     let Registration { region, endpoint, boot_id, deployments, capacity: _, models: _ } = &registration;
     api.check_region(region)?;
+    caller.check_region(&api, region, paths::SPOKES)?;
     let key = keys::spoke(region, *boot_id);
     let registered = api.store.range(&keys::spokes_of(region)).await?.entries;
     let before = registered.iter().find(|entry| entry.key == key);
@@ -61,11 +64,13 @@ pub(super) async fn register<S: Store>(
 /// Keeps a spoke's lease alive and writes the reported region state if it has changed.
 pub(super) async fn keep_alive<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Json<LeaseV1>, ErrorResponse> {
     let (id, holder) = lease_and_holder(&id, query)?;
+    caller.check_region(&api, &holder.region, paths::KEEP_ALIVE)?;
     let state = json::<KeepAliveV1>(body)?.into_state()?;
     let lease = lease_of(&api, id, &holder).await?;
     api.store.lease_keep_alive(lease, Instant::now()).await?;
@@ -109,10 +114,12 @@ async fn update<S: Store>(
 /// Deregisters a spoke: revokes its lease.
 pub(super) async fn deregister<S: Store>(
     State(api): State<HubApi<S>>,
+    caller: Caller,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<StatusCode, ErrorResponse> {
     let (id, holder) = lease_and_holder(&id, query)?;
+    caller.check_region(&api, &holder.region, paths::LEASE)?;
     let lease = lease_of(&api, id, &holder).await?;
     api.store.lease_revoke(lease).await?;
     Ok(StatusCode::NO_CONTENT)

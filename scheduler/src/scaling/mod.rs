@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use scheduler_client::hub::ControlPlaneClient;
+use scheduler_client::hub::{ControlPlaneClient, HubClientError};
 use scheduler_client::snapshot::lock_directory;
 use scheduler_core::scale::TICK;
 use scheduler_core::spoke::Spoke;
@@ -74,7 +74,7 @@ pub enum ScalingError {
     Actuator(io::Error),
     /// The HTTP client cannot be created.
     #[error("cannot create the HTTP client for the hub: {0}")]
-    Client(#[from] reqwest::Error),
+    Client(#[from] HubClientError),
 }
 
 /// Autoscaler of a region.
@@ -108,7 +108,7 @@ impl Autoscaler {
             .and_then(|()| dir.canonicalize())
             .and_then(|dir| Ok((lock_directory(&dir)?, dir)));
         let (lock, dir) = usable.map_err(|error| ScalingError::Folder { dir, error })?;
-        let client = ControlPlaneClient::new(&config.hub, config.fleet.as_ref())?;
+        let client = ControlPlaneClient::new(&config.hub, &config.transport)?;
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {

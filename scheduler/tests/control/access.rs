@@ -1,103 +1,346 @@
-//! Access control of the hub, over HTTP: which token each path needs, and who may use a lease.
+//! Access control of the hub: which role may use which endpoint, over mutual TLS, and who may use a lease.
 
-use super::world::{
-    AMERICA, EUROPE, FLEET_TOKEN, Hub, Lease, TOKEN, config, port, registration, response, until,
-};
+#[path = "../../../gateway/tests/sockets/hop/authority.rs"]
+mod authority;
+
+use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, until};
+use authority::{Authority, Subject};
+use identity::{IdentityFiles, OwnName, ProcessIdentity, RevocationList, SerialNumber, Transport, Verifier};
+use regions::Catalogue;
+use regions::spiffe::Role;
 use reqwest::Method;
-use scheduler_api::paths;
-use serde_json::json;
+use scheduler::hub::HubError;
+use scheduler_api::paths::{self, HUB_ENDPOINTS};
+use scheduler_client::hub::{ControlPlaneClient, HubFailure, HubRequest};
+use scheduler_core::hubs::Hubs;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
-/// Returns a well-formed request for every path except the probes, and whether it needs the operator token.
-fn requests() -> Vec<(Method, String, String, bool)> {
-    let lease = format!("/v1/leases/{:032x}", 1);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const HUB: &str = "spiffe://m/hub/aws/us-east-1/in/us-va";
+
+/// Writes an identity and returns its transport.
+fn transport(dir: &Path, authority: &Authority, subject: &Subject<'_>, trusted: &Authority) -> Transport {
+    std::fs::create_dir_all(dir).unwrap();
+    let [certificate, key, authorities] = authority.write(dir, "own", subject);
+    std::fs::write(&authorities, &trusted.pem).unwrap();
+    let revoked = Some(dir.join("revoked.json"));
+    let files = IdentityFiles { certificate, key, authorities, revoked };
+    let name = OwnName { roles: &Role::ALL, region: None };
+    Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, None).unwrap()))
+}
+
+fn serial(transport: &Transport) -> SerialNumber {
+    let chain = transport.identity().unwrap().certificate().certified_key();
+    SerialNumber::of(webpki::EndEntityCert::try_from(&chain.cert[0]).unwrap().serial())
+}
+
+fn name(role: Role, region: &str) -> String {
+    match (role.is_process(), region) {
+        (false, _) => format!("spiffe://m/{role}/jane"),
+        (true, EUROPE) => format!("spiffe://m/{role}/{EUROPE}/in/nl"),
+        (true, _) => format!("spiffe://m/{role}/{AMERICA}/in/us-va"),
+    }
+}
+
+/// Returns a request in the name of a process of Europe for an endpoint.
+fn request(method: &str, path: &str) -> HubRequest {
+    let lease = format!("{:032x}", 1);
     let holder = format!("holder=spoke/{EUROPE}/{:016x}", 1);
-    let keep_alive = json!({"version": 1, "deployments": []}).to_string();
-    let demand = json!({"version": 1, "gateway": AMERICA, "boot_id": 1, "classes": []}).to_string();
-    let apply = json!({"version": 1, "dry_run": true, "deployments": []}).to_string();
-    let none = String::new;
-    vec![
-        (Method::POST, paths::SPOKES.to_owned(), registration(EUROPE, 7100, 1, &[]), false),
-        (Method::POST, format!("{lease}/keepalive?{holder}"), keep_alive, false),
-        (Method::DELETE, format!("{lease}?{holder}"), none(), false),
-        (Method::GET, paths::ROUTES.to_owned(), none(), false),
-        (Method::DELETE, format!("/v1/readers/gateway/{AMERICA}/{:016x}", 1), none(), false),
-        (Method::GET, paths::DEPLOYMENTS.to_owned(), none(), false),
-        (Method::GET, paths::TENANTS.to_owned(), none(), false),
-        (Method::GET, paths::ROLLOUT.to_owned(), none(), false),
-        (Method::GET, paths::PLAN.to_owned(), none(), false),
-        (Method::POST, paths::DEMAND.to_owned(), demand, false),
-        (Method::POST, paths::APPLY.to_owned(), apply, true),
-        (Method::PUT, format!("/v1/drains/{EUROPE}"), none(), true),
-        (Method::DELETE, format!("/v1/drains/{EUROPE}"), none(), true),
-    ]
-}
-
-#[tokio::test]
-async fn every_path_except_probes_needs_a_token_and_changes_need_the_operator_token() {
-    let dir = tempfile::tempdir().unwrap();
-    let hub = Hub::start(config(dir.path())).await;
-    let before = hub.routes().await.generation;
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let send = async |method: &Method, path: &str, body: &str, tokens: &[&str]| {
-        let request = client.request(method.clone(), format!("{}{path}", hub.url)).body(body.to_owned());
-        let with_tokens = tokens
-            .iter()
-            .fold(request, |request, token| request.header("authorization", format!("Bearer {token}")));
-        let (status, code, _) = response(with_tokens).await;
-        (status, code)
+    let body: Option<Value> = match path {
+        paths::SPOKES => Some(serde_json::from_str(&registration(EUROPE, 7100, 1, &[])).unwrap()),
+        paths::KEEP_ALIVE => Some(json!({"version": 1, "deployments": []})),
+        paths::DEMAND => Some(json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "classes": []})),
+        paths::APPLY => Some(json!({"version": 1, "dry_run": true, "deployments": []})),
+        _ => None,
     };
-    let denied = (401, "unauthenticated".to_owned());
-    for (method, path, body, operator) in requests() {
-        let what = format!("{method} {path}");
-        for tokens in
-            [&[][..], &["token-of-the-test-fleeX"], &["token-of-the-test-flee"], &[FLEET_TOKEN, "x"]]
-        {
-            assert_eq!(send(&method, &path, &body, tokens).await, denied, "{what} with {tokens:?}");
-        }
-        let (status, code) = send(&method, &path, &body, &[FLEET_TOKEN]).await;
-        if operator {
-            assert_eq!((status, code.as_str()), (403, "operator_only"), "{what} with the fleet token");
-        } else {
-            assert!(!matches!(status, 401 | 403), "{what} with the fleet token: {status} {code}");
-        }
-        let (status, code) = send(&method, &path, &body, &[TOKEN]).await;
-        assert!(!matches!(status, 401 | 403), "{what} with the operator token: {status} {code}");
+    let query =
+        if matches!(path, paths::KEEP_ALIVE | paths::LEASE) { format!("?{holder}") } else { String::new() };
+    let path = path
+        .replace("{lease}", &lease)
+        .replace("{*reader}", &format!("gateway/{EUROPE}/{:016x}", 1))
+        .replace("{cloud}/{name}", EUROPE)
+        .replace("{name}", "minilm");
+    match body {
+        Some(body) => HubRequest::post(path + &query, &body, TIMEOUT),
+        None => HubRequest::new(method.parse::<Method>().unwrap(), path + &query, TIMEOUT),
     }
-    for probe in [paths::LIVEZ, paths::READYZ, paths::METRICS] {
-        assert_eq!(send(&Method::GET, probe, "", &[]).await.0, 200, "{probe}");
+}
+
+/// Hub with an identity, and the authority of its fleet.
+struct Fleet {
+    dir: tempfile::TempDir,
+    authority: Authority,
+    hub: Hub,
+}
+
+impl Fleet {
+    async fn start() -> Fleet {
+        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        let mut config = config(dir.path());
+        let loaded = transport(&dir.path().join("identity"), &authority, &Subject::named(HUB), &authority);
+        // The hub verifies regions and jurisdictions against its catalogue.
+        let Transport::Tls(_) = loaded else { unreachable!() };
+        let files = dir.path().join("identity");
+        let files = IdentityFiles {
+            certificate: files.join("own.crt"),
+            key: files.join("own.key"),
+            authorities: files.join("own.ca"),
+            revoked: Some(files.join("revoked.json")),
+        };
+        let name = OwnName { roles: &[Role::Hub], region: None };
+        let catalogue = Arc::new(Catalogue::builtin());
+        config.transport =
+            Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, Some(&catalogue)).unwrap()));
+        let hub = Hub::start(config).await;
+        Fleet { dir, authority, hub }
     }
-    // Only requests with a valid token have changed anything.
-    let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
-    assert!(routes.generation > before);
-    hub.stop().await;
+
+    fn url(&self) -> String {
+        self.hub.url.replace("http://", "https://")
+    }
+
+    fn client(&self, transport: &Transport) -> ControlPlaneClient {
+        ControlPlaneClient::new(&Hubs::one(self.url()), transport).unwrap()
+    }
+
+    fn peer(&self, folder: &str, authority: &Authority, subject: &Subject<'_>) -> Transport {
+        transport(&self.dir.path().join(folder), authority, subject, &self.authority)
+    }
+
+    fn revoke(&self, generation: u64, serial: SerialNumber) {
+        let list = RevocationList { generation, serials: [serial].into() };
+        std::fs::write(self.dir.path().join("identity/revoked.json"), list.to_json()).unwrap();
+    }
+}
+
+/// Verdict on a request: admitted, denied, or not connected.
+async fn verdict(client: &ControlPlaneClient, request: &HubRequest) -> &'static str {
+    match client.send::<serde::de::IgnoredAny>(request).await {
+        Ok(_) => "yes",
+        Err(error) => match error.failure {
+            HubFailure::Rejected { status, .. } if status == 403 => "denied",
+            HubFailure::Rejected { .. } | HubFailure::Invalid(_) | HubFailure::NoTable => "yes",
+            HubFailure::Unreachable(_) | HubFailure::Untrusted { .. } => "no connection",
+        },
+    }
 }
 
 #[tokio::test]
-async fn a_denied_request_changes_nothing_and_names_the_required_token() {
+async fn each_endpoint_admits_its_roles_and_no_other_peer() {
+    let fleet = Fleet::start().await;
+    let other = Authority::new();
+    let mut peers: Vec<(String, Transport, Option<Role>, bool)> = Vec::new();
+    for role in Role::ALL {
+        let peer = fleet.peer(role.as_str(), &fleet.authority, &Subject::named(&name(role, EUROPE)));
+        peers.push((role.to_string(), peer, Some(role), true));
+    }
+    for role in [Role::Spoke, Role::Gateway] {
+        let what = format!("{role} elsewhere");
+        let peer = fleet.peer(&what, &fleet.authority, &Subject::named(&name(role, AMERICA)));
+        peers.push((what, peer, Some(role), false));
+    }
+    for role in [Role::Spoke, Role::Operator] {
+        let uri = name(role, EUROPE);
+        let subject = || Subject::named(&uri);
+        let cases = [
+            ("expired", &fleet.authority, Subject { expired: true, ..subject() }),
+            ("not yet valid", &fleet.authority, Subject { early: true, ..subject() }),
+            ("other authority", &other, subject()),
+            ("revoked", &fleet.authority, subject()),
+        ];
+        for (what, authority, subject) in cases {
+            let what = format!("{role} {what}");
+            let peer = fleet.peer(&what, authority, &subject);
+            peers.push((what, peer, None, false));
+        }
+    }
+    let other_domain = "spiffe://other/operator/jane";
+    peers.push((
+        "other domain".to_owned(),
+        fleet.peer("other domain", &fleet.authority, &Subject::named(other_domain)),
+        None,
+        false,
+    ));
+    let revoked = peers.iter().filter(|(what, ..)| what.ends_with("revoked"));
+    let serials = revoked.map(|(_, peer, ..)| serial(peer)).collect();
+    let list = RevocationList { generation: 1, serials };
+    std::fs::write(fleet.dir.path().join("identity/revoked.json"), list.to_json()).unwrap();
+    let revoked = peers.iter().find(|(what, ..)| what == "operator revoked").unwrap();
+    let plan = request("GET", paths::PLAN);
+    until("the list is in force", async || {
+        verdict(&fleet.client(&revoked.1), &plan).await == "no connection"
+    })
+    .await;
+
+    for (what, peer, role, is_own_region) in &peers {
+        let client = fleet.client(peer);
+        let mut admitted = BTreeSet::new();
+        for endpoint in HUB_ENDPOINTS {
+            let found = verdict(&client, &request(endpoint.method, endpoint.path)).await;
+            // A spoke cannot leave as a gateway, and processes act for their own region only.
+            let expected = match role {
+                None => "no connection",
+                Some(role) if !endpoint.roles.contains(role) => "denied",
+                Some(Role::Spoke) if endpoint.path == paths::READER => "denied",
+                Some(_) => {
+                    let is_regional =
+                        [paths::SPOKES, paths::KEEP_ALIVE, paths::LEASE, paths::READER, paths::DEMAND]
+                            .contains(&endpoint.path);
+                    if is_regional && !is_own_region { "denied" } else { "yes" }
+                }
+            };
+            if found == "yes" {
+                admitted.insert(format!("{} {}", endpoint.method, endpoint.path));
+            }
+            assert_eq!(found, expected, "{what}: {} {}", endpoint.method, endpoint.path);
+        }
+        println!("{what:24} {}", admitted.into_iter().collect::<Vec<_>>().join(", "));
+    }
+    let operator = fleet.client(&peers.iter().find(|(what, ..)| what == "operator").unwrap().1);
+    let unknown = HubRequest::new(Method::GET, "/v1/unknown", TIMEOUT);
+    let error = operator.send::<Value>(&unknown).await.unwrap_err();
+    assert_eq!(error.failure.status().map(|status| status.as_u16()), Some(404));
+    let denied = HubRequest::new(Method::DELETE, paths::APPLY, TIMEOUT);
+    let error = operator.send::<Value>(&denied).await.unwrap_err();
+    assert_eq!(error.failure.status().map(|status| status.as_u16()), Some(405));
+    fleet.hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_peer_without_a_certificate_or_in_plaintext_gets_no_byte() {
+    let fleet = Fleet::start().await;
+    let address = fleet.hub.url.strip_prefix("http://").unwrap().to_owned();
+    let mut clear = TcpStream::connect(&address).await.unwrap();
+    clear.write_all(b"GET /v1/routes HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut response = Vec::new();
+    clear.read_to_end(&mut response).await.ok();
+    assert_eq!(response.len(), 0);
+    let peer = fleet.peer("spoke", &fleet.authority, &Subject::named(&name(Role::Spoke, EUROPE)));
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier::new(peer.identity().unwrap().clone())))
+        .with_no_client_auth();
+    let tcp = TcpStream::connect(&address).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("hub-any.identity.invalid").unwrap();
+    let mut anonymous = tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+    anonymous.write_all(b"GET /v1/routes HTTP/1.1\r\nhost: x\r\n\r\n").await.ok();
+    let mut response = Vec::new();
+    anonymous.read_to_end(&mut response).await.ok();
+    assert_eq!(response.len(), 0);
+    // Half-open connections delay no other peer.
+    let mut silent = Vec::new();
+    for _ in 0..64 {
+        silent.push(TcpStream::connect(&address).await.unwrap());
+    }
+    let client = fleet.client(&peer);
+    assert_eq!(verdict(&client, &request("GET", paths::ROUTES)).await, "yes");
+    drop(silent);
+    fleet.hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_man_in_the_middle_with_another_authority_gets_no_request() {
+    let (fleet, other) = (Fleet::start().await, Authority::new());
     let dir = tempfile::tempdir().unwrap();
-    let hub = Hub::start(config(dir.path())).await;
-    let before = hub.routes().await;
-    let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("{}{}", hub.url, paths::SPOKES);
-    // Larger than the body limit: it is denied before it is read.
-    let response = client.post(url).body(vec![b' '; 3 << 20]).send().await.unwrap();
-    assert_eq!(response.status(), 401);
-    assert_eq!(response.headers()["www-authenticate"], "Bearer");
-    let body: serde_json::Value = response.json().await.unwrap();
-    let message = body["error"]["message"].as_str().unwrap();
-    assert!(message.contains("fleet token") && message.contains("authorization: Bearer"), "{message}");
-    assert_eq!(hub.routes().await, before);
-    hub.stop().await;
+    let mut between = config(dir.path());
+    between.transport =
+        transport(&dir.path().join("identity"), &other, &Subject::named(HUB), &fleet.authority);
+    let between = Hub::start(between).await;
+    let spoke = fleet.peer("spoke", &fleet.authority, &Subject::named(&name(Role::Spoke, EUROPE)));
+    let url = between.url.replace("http://", "https://");
+    let client = ControlPlaneClient::new(&Hubs::one(url), &spoke).unwrap();
+    let error = client.send::<Value>(&request("POST", paths::SPOKES)).await.unwrap_err();
+    assert!(error.to_string().contains("untrusted"), "{error}");
+    // A valid certificate of another role is not that of a hub.
+    let wrong = dir.path().join("wrong");
+    let uri = name(Role::Spoke, AMERICA);
+    let mut impostor = config(&wrong);
+    impostor.transport = transport(&wrong, &fleet.authority, &Subject::named(&uri), &fleet.authority);
+    let impostor = Hub::start(impostor).await;
+    let url = impostor.url.replace("http://", "https://");
+    let client = ControlPlaneClient::new(&Hubs::one(url), &spoke).unwrap();
+    let error = client.send::<Value>(&request("POST", paths::SPOKES)).await.unwrap_err();
+    assert!(error.to_string().contains("wrong_peer"), "{error}");
+    for hub in [between, impostor, fleet.hub] {
+        hub.stop().await;
+    }
 }
 
 #[tokio::test]
-async fn a_hub_without_a_fleet_token_listens_on_loopback_only() {
+async fn a_revoked_spoke_loses_its_open_connection_within_two_seconds() {
+    let fleet = Fleet::start().await;
+    let spoke = fleet.peer("spoke", &fleet.authority, &Subject::named(&name(Role::Spoke, EUROPE)));
+    let client = fleet.client(&spoke);
+    assert_eq!(verdict(&client, &request("POST", paths::SPOKES)).await, "yes");
+    let operator = fleet.peer("operator", &fleet.authority, &Subject::named(&name(Role::Operator, EUROPE)));
+    let operator = fleet.client(&operator);
+    let table: Value = operator.send(&request("GET", paths::ROUTES)).await.unwrap();
+    let (epoch, generation) = (&table["epoch"], &table["generation"]);
+    // The poll is held until the connection is closed; a newer table ends it too.
+    let path =
+        format!("{}?after={epoch}.{}&wait_ms=8000", paths::ROUTES, generation.as_u64().unwrap() + 1000);
+    let poll = HubRequest::new(Method::GET, path, TIMEOUT);
+    let begun = std::time::Instant::now();
+    let (ended, ()) = tokio::join!(client.send::<Option<Value>>(&poll), async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        fleet.revoke(1, serial(&spoke));
+    });
+    assert!(ended.is_err(), "{ended:?}");
+    assert!(begun.elapsed() < Duration::from_millis(2200), "{:?}", begun.elapsed());
+    assert_eq!(verdict(&client, &request("POST", paths::SPOKES)).await, "no connection");
+    assert_eq!(verdict(&operator, &request("GET", paths::PLAN)).await, "yes");
+    fleet.hub.stop().await;
+}
+
+/// A wider residency waits for every reader, so a forged acknowledgement could widen it too early.
+#[tokio::test]
+async fn a_forged_acknowledgement_neither_delays_a_wider_residency_nor_hastens_it() {
+    let fleet = Fleet::start().await;
+    let named = |folder: &str, role, region| {
+        fleet.client(&fleet.peer(folder, &fleet.authority, &Subject::named(&name(role, region))))
+    };
+    let (operator, gateway) =
+        (named("operator", Role::Operator, EUROPE), named("gateway", Role::Gateway, AMERICA));
+    let others =
+        [named("elsewhere", Role::Gateway, EUROPE), named("spoke", Role::Spoke, AMERICA), operator.clone()];
+    let reader = format!("gateway/{AMERICA}/00000000000000ff");
+    let poll = async |client: &ControlPlaneClient, reader: &str, after: &str| {
+        let path = format!("{}?after={after}&wait_ms=1&reader={reader}", paths::ROUTES);
+        verdict(client, &HubRequest::new(Method::GET, path, TIMEOUT)).await
+    };
+    let table: Value = operator.send(&request("GET", paths::ROUTES)).await.unwrap();
+    let generation = format!("{}.{}", table["epoch"], table["generation"]);
+    for other in &others {
+        assert_eq!(poll(other, &reader, &generation).await, "denied");
+        let path = format!("/v1/readers/{reader}");
+        assert_eq!(verdict(other, &HubRequest::new(Method::DELETE, path, TIMEOUT)).await, "denied");
+    }
+    let readers = async || {
+        let rollout: Value = operator.send(&request("GET", paths::ROLLOUT)).await.unwrap();
+        rollout["readers"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(readers().await, 0);
+    assert_eq!(poll(&gateway, &reader, &generation).await, "yes");
+    until("the reader itself is known", async || readers().await == 1).await;
+    fleet.hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_hub_without_an_identity_listens_on_loopback_only() {
     let dir = tempfile::tempdir().unwrap();
     let mut open = config(dir.path());
-    open.tokens.fleet.clear();
     open.listen = ([0, 0, 0, 0], 0).into();
-    let error = Hub::try_start(open.clone()).await.err().expect("the hub does not start").to_string();
-    assert!(error.contains("0.0.0.0") && error.contains("fleet_token_file"), "{error}");
+    let error = Hub::try_start(open.clone()).await.err().expect("the hub does not start");
+    assert!(matches!(error, HubError::Unprotected(_)) && error.to_string().contains("[identity]"), "{error}");
     open.listen = ([127, 0, 0, 1], 0).into();
     let hub = Hub::start(open).await;
     assert_eq!(reqwest::get(format!("{}{}", hub.url, paths::ROUTES)).await.unwrap().status(), 200);

@@ -1,11 +1,10 @@
 //! Tests of a region's agent with a hub.
 
-use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, config, port, ready, until};
+use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
 use scheduler::scaling::Autoscaler;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
-use scheduler_core::token::Token;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -31,10 +30,9 @@ impl Agent {
     fn of(hubs: &[&str]) -> Agent {
         let text = format!(
             "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = {hubs:?}\n\
-             [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[tls]\ninsecure = true\n"
+             [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[identity]\ninsecure = true\n"
         );
-        let mut config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
-        config.fleet = Some(Token::read(FLEET_TOKEN).unwrap());
+        let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();
         let spoke = Arc::new(Mutex::new(config.spoke(7)));
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
@@ -208,7 +206,7 @@ async fn a_second_spoke_cannot_use_the_directory_of_a_running_one() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!(
         "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = \"http://127.0.0.1:1\"\n\
-         [scaling]\nactuator = \"process\"\ndir = {:?}\nports = \"7300-7301\"\n[tls]\ninsecure = true\n",
+         [scaling]\nactuator = \"process\"\ndir = {:?}\nports = \"7300-7301\"\n[identity]\ninsecure = true\n",
         dir.path()
     );
     let config = SpokeConfig::parse(&text, Path::new("."), None).unwrap();

@@ -1,9 +1,8 @@
 //! Tests of `meridian apply` against a hub.
 
-use super::world::{AMERICA, EUROPE, FLEET_TOKEN, Hub, TOKEN, config, until};
-use regions::{DeploymentName, Generation, RouteTable};
+use super::world::{AMERICA, Hub, config, until};
+use regions::{DeploymentName, RouteTable};
 use scheduler_api::paths;
-use scheduler_core::token::Token;
 use scheduler_store::{EmbeddedStore, Store};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -24,15 +23,12 @@ fn message(text: &str, dry_run: bool, base: Option<u64>) -> String {
         .to_string()
 }
 
-async fn apply_as(hub: &Hub, token: &str, body: String) -> (u16, String, Value) {
-    let request = hub.client.post(format!("{}{}", hub.url, paths::APPLY)).bearer_auth(token).body(body);
-    let response = request.send().await.unwrap();
-    let code = response.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
-    (response.status().as_u16(), code.unwrap_or_default(), response.json().await.unwrap())
+async fn send(hub: &Hub, body: String) -> (u16, String, Value) {
+    hub.post(paths::APPLY, body).await
 }
 
 async fn apply(hub: &Hub, text: &str) -> Value {
-    let (status, _, body) = apply_as(hub, TOKEN, message(text, false, None)).await;
+    let (status, _, body) = send(hub, message(text, false, None)).await;
     assert_eq!(status, 200, "{body}");
     body
 }
@@ -60,7 +56,7 @@ async fn applied_deployments_are_published_and_survive_restarts() {
     assert_eq!(names, ["minilm", "minilm-eu"], "of the file");
 
     let text = deployment("minilm", "") + &locked("new", "eu");
-    let (status, _, preview) = apply_as(&hub, TOKEN, message(&text, true, None)).await;
+    let (status, _, preview) = send(&hub, message(&text, true, None)).await;
     let listed: Vec<_> = preview["changes"]
         .as_array()
         .unwrap()
@@ -101,7 +97,7 @@ async fn all_problems_are_reported_together_and_nothing_is_changed() {
     let text = deployment("good", "")
         + &deployment("good", "residency = { allow = [\"eu\"] }\nregions = [\"aws/us-east-1\"]")
         + &deployment("bad", "regions = [\"aws/us-esat-1\"]").replace("\"f32\"", "\"f33\"");
-    let (status, code, body) = apply_as(&hub, TOKEN, message(&text, false, None)).await;
+    let (status, code, body) = send(&hub, message(&text, false, None)).await;
     assert_eq!((status, code.as_str()), (422, "invalid_files"));
     let problems = body["problems"].as_array().unwrap();
     for (line, part) in
@@ -120,33 +116,6 @@ async fn all_problems_are_reported_together_and_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn only_the_operator_token_allows_changes() {
-    let dir = tempfile::tempdir().unwrap();
-    let hub = Hub::start(config(dir.path())).await;
-    let before = applied_deployments(&hub).await;
-    for token in ["", "0123456789abcdeX", "0123456789abcde", "0123456789abcdef0"] {
-        let (status, code, body) = apply_as(&hub, token, message("deployment = []", false, None)).await;
-        assert_eq!((status, code.as_str()), (401, "unauthenticated"), "{body}");
-        assert!(!body.to_string().contains("abcde"), "a token is not repeated: {body}");
-    }
-    let (status, code, _) = hub.post(paths::APPLY, message("deployment = []", false, None)).await;
-    assert_eq!(
-        (status, code.as_str()),
-        (403, "operator_only"),
-        "the fleet token is valid, but not sufficient"
-    );
-    assert_eq!(applied_deployments(&hub).await, before);
-    hub.stop().await;
-
-    let mut closed = config(dir.path());
-    closed.tokens.operator = None;
-    let hub = Hub::start(closed).await;
-    let (status, _, body) = apply_as(&hub, TOKEN, message("deployment = []", false, None)).await;
-    assert!(status == 403 && body.to_string().contains("operator_token_file"), "{body}");
-    hub.stop().await;
-}
-
-#[tokio::test]
 async fn of_two_concurrent_applies_one_gets_a_conflict_and_nothing_is_partial() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
@@ -156,8 +125,8 @@ async fn of_two_concurrent_applies_one_gets_a_conflict_and_nothing_is_partial() 
             deployment(&format!("{operator}-{round}"), "") + &deployment(&format!("{operator}-too"), "")
         };
         let (one, other) = tokio::join!(
-            apply_as(&hub, TOKEN, message(&text("one"), false, Some(base))),
-            apply_as(&hub, TOKEN, message(&text("other"), false, Some(base))),
+            send(&hub, message(&text("one"), false, Some(base))),
+            send(&hub, message(&text("other"), false, Some(base))),
         );
         let mut codes = [(one.0, "one"), (other.0, "other")];
         codes.sort_unstable();
@@ -217,85 +186,6 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     apply(&hub, &(locked("m", "de") + &deployment("other", ""))).await;
     let narrower = hub.until_routes("it is narrower", |table| table.generation > fourth.generation).await;
     assert_eq!(policy(&narrower, "m"), ("de".to_owned(), None), "at once");
-    hub.stop().await;
-}
-
-#[tokio::test]
-async fn unauthenticated_readers_neither_delay_a_wider_residency_nor_hasten_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut config = config(dir.path());
-    config.settle = Duration::from_millis(1);
-    // Two tokens are valid at the same time, during a rotation.
-    let tokens = format!("old-token-of-the-fleet\nnew-token-of-the-fleet\n{FLEET_TOKEN}");
-    config.tokens.fleet = Token::read_all(&tokens).unwrap();
-    let hub = Hub::start(config).await;
-    // Polls as this reader with this table. Without a valid token the poll is denied.
-    let without_token = reqwest::Client::builder().no_proxy().build().unwrap();
-    let poll_as = async |token: Option<&str>, reader: &str, generation: Generation| {
-        let url = format!("{}/v1/routes?after={generation}&wait_ms=1&reader={reader}", hub.url);
-        let request = without_token.get(url);
-        let request = token.iter().fold(request, |request, token| request.bearer_auth(token));
-        let known = token.is_some_and(|token| token.ends_with("-token-of-the-fleet"));
-        let status = request.send().await.unwrap().status();
-        assert!(if known { status.is_success() } else { status == 401 }, "{status}");
-    };
-    let readers = async || {
-        let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
-        let known = rollout["readers"].as_array().unwrap().iter();
-        known.map(|known| (known["reader"].clone(), known["generation"].clone())).collect::<Vec<_>>()
-    };
-    let (one, other) =
-        (format!("gateway/{AMERICA}/00000000000000ff"), format!("spoke/{EUROPE}/00000000000000ee"));
-    let known = |first: Generation, second: Generation| {
-        [(json!(one), json!(first.to_string())), (json!(other), json!(second.to_string()))]
-    };
-    apply(&hub, &locked("m", "eu")).await;
-    let first = hub.until_routes("it is there", |table| table.deployments.contains_key("m")).await.generation;
-    for unknown in 0..8_u64 {
-        let token = [None, Some("neither-of-the-two-")][unknown as usize % 2];
-        poll_as(token, &format!("gateway/{AMERICA}/{unknown:016x}"), Generation { epoch: 0, number: 0 })
-            .await;
-    }
-    poll_as(Some("old-token-of-the-fleet"), &one, first).await;
-    poll_as(Some("new-token-of-the-fleet"), &other, first).await;
-    until("only these two are known", async || readers().await == known(first, first)).await;
-
-    apply(&hub, &locked("m", "eea")).await;
-    let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
-    assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
-    // The first reader has it; for the second one, an unauthenticated poll claims so.
-    poll_as(None, &other, second.generation).await;
-    poll_as(Some("neither-of-the-two-"), &other, second.generation).await;
-    poll_as(Some("old-token-of-the-fleet"), &one, second.generation).await;
-    until("the one has it", async || readers().await == known(second.generation, first)).await;
-    apply(&hub, &(locked("m", "eea") + &deployment("another", ""))).await;
-    let third = hub.until_routes("the next table is there", |table| table.deployments.len() == 2).await;
-    assert_eq!(
-        policy(&third, "m"),
-        ("eu".to_owned(), Some("eea".to_owned())),
-        "unauthenticated polls have no effect"
-    );
-
-    poll_as(Some("new-token-of-the-fleet"), &other, second.generation).await;
-    let wider = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
-    assert_eq!(policy(&wider, "m"), ("eea".to_owned(), None), "unauthenticated readers are not waited for");
-
-    // A deregistered reader is not waited for; an unauthenticated request cannot deregister it.
-    apply(&hub, &(deployment("m", "") + &deployment("another", ""))).await;
-    let fourth = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
-    let deregister = async |token: &str, reader: &str| {
-        let request = hub.client.delete(format!("{}/v1/readers/{reader}", hub.url)).bearer_auth(token);
-        let response = request.send().await.unwrap();
-        (response.status().as_u16(), response.headers().get("x-meridian-error").is_some())
-    };
-    poll_as(Some("old-token-of-the-fleet"), &one, fourth.generation).await;
-    assert_eq!(deregister("neither-of-the-two-", &other).await, (401, true));
-    assert_eq!(deregister("old-token-of-the-fleet", "gateway/nowhere").await, (400, true));
-    assert_eq!(policy(&hub.routes().await, "m"), ("eea".to_owned(), Some("anywhere".to_owned())));
-    assert_eq!(deregister("new-token-of-the-fleet", &other).await, (202, false));
-    let wider =
-        hub.until_routes("a deregistered reader is not waited for", |table| table.widening.is_empty()).await;
-    assert_eq!(policy(&wider, "m"), ("anywhere".to_owned(), None));
     hub.stop().await;
 }
 

@@ -1,6 +1,6 @@
 //! Tests with a panic under each lock that a hub takes while it serves requests.
 
-use crate::world::{AMERICA, Hub, TOKEN, config};
+use crate::world::{AMERICA, Hub, config};
 use scheduler_api::paths;
 use serde_json::json;
 use std::time::Duration;
@@ -44,10 +44,6 @@ impl Subject for Hub {
         let mut failed = 0;
         for (method, path, body) in cases {
             let request = self.client.request(method.parse().unwrap(), format!("{}{path}", self.url));
-            let request = match path.starts_with("/v1/drains") {
-                true => request.header("authorization", format!("Bearer {TOKEN}")),
-                false => request,
-            };
             let status = request.body(body).send().await.map(|response| response.status().as_u16());
             // Some requests are rejected, since their object does not exist yet; that counts as a response too.
             failed += usize::from(!status.is_ok_and(|status| (200..500).contains(&status)));

@@ -6,15 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use identity::Transport;
 use regions::{Catalogue, RegionId, RouteTable, parse_deployments};
-use reqwest::header::{AUTHORIZATION, HeaderMap};
 use scheduler::config::{HubConfig, LEASE_TTL, StoreConfig};
 use scheduler::hub::{self, HubError};
 use scheduler_api::route::RouteTableV1;
-use scheduler_core::access::Tokens;
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
-use scheduler_core::token::Token;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -24,12 +22,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const AMERICA: &str = "aws/us-east-1";
-
-/// Operator token.
-pub(crate) const TOKEN: &str = "0123456789abcdef";
-
-/// Fleet token; the default token of the client of a [`Hub`].
-pub(crate) const FLEET_TOKEN: &str = "token-of-the-test-fleet";
 
 /// The lease of a spoke instance.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,12 +69,9 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         lapsed_keep: LAPSED_KEEP,
         reader_keep: READER_TIMEOUT,
         settle: SETTLE_TIME,
-        transport: Default::default(),
+        operations: None,
+        transport: Transport::Loopback,
         authority: None,
-        tokens: Tokens {
-            operator: Some(Token::read(TOKEN).unwrap()),
-            fleet: vec![Token::read(FLEET_TOKEN).unwrap()],
-        },
     }
 }
 
@@ -108,9 +97,7 @@ impl Hub {
         let Ok(address) = address.await else {
             return Err(task.await.unwrap().expect_err("it was not stopped"));
         };
-        let token = format!("Bearer {FLEET_TOKEN}").parse().unwrap();
-        let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
-        let client = reqwest::Client::builder().no_proxy().default_headers(headers).build().unwrap();
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
         Ok(Hub { url: format!("http://{address}"), client, stop, task })
     }
 

@@ -111,7 +111,7 @@ impl Region {
             region: id.parse().unwrap(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
-            tls: None,
+            transport: identity::Transport::Loopback,
             operations: None,
             signals: signals.clone(),
         };

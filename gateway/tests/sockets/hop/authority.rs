@@ -20,6 +20,8 @@ pub(crate) struct Subject<'a> {
     /// Validity from now.
     pub(crate) holds: Duration,
     pub(crate) expired: bool,
+    /// Valid from an hour after now.
+    pub(crate) early: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -30,6 +32,7 @@ impl<'a> Subject<'a> {
             uses: vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth],
             holds: Duration::from_secs(3600),
             expired: false,
+            early: false,
         }
     }
 }
@@ -54,6 +57,9 @@ impl Authority {
         let now = SystemTime::now();
         let past = now - Duration::from_secs(3600);
         params.not_before = (past - Duration::from_secs(3600)).into();
+        if subject.early {
+            params.not_before = (now + Duration::from_secs(1800)).into();
+        }
         params.not_after = if subject.expired { past.into() } else { (now + subject.holds).into() };
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }

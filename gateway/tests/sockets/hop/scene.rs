@@ -4,9 +4,10 @@
 use super::authority::{Authority, Subject};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
-use gateway::hop::{CredentialFiles, Credentials};
 use gateway::ingress::{IngressConfig, IngressSignals};
+use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::catalogue::Catalogue;
+use regions::spiffe::Role;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -54,10 +55,10 @@ impl<'a> Hop<'a> {
         Hop { shows: None, believes: None, http: 1 }
     }
 
-    fn files(self, dir: &Path, name: &str, uri: &str) -> Option<CredentialFiles> {
+    fn files(self, dir: &Path, name: &str, uri: &str) -> Option<IdentityFiles> {
         let [certificate, key, ca] = self.shows?.write(dir, name, &Subject::named(uri));
         std::fs::write(&ca, &self.believes?.pem).unwrap();
-        Some(CredentialFiles { certificate, key, ca })
+        Some(IdentityFiles { certificate, key, authorities: ca, revoked: None })
     }
 }
 
@@ -144,7 +145,7 @@ impl Scene {
             edge.http
         );
         if edge.files(dir.path(), "edge", "spiffe://m/gateway/aws/us-east-1/in/us-va").is_some() {
-            text += "[region_tls]\ncertificate = 'edge.crt'\nkey = 'edge.key'\nregion_ca = 'edge.ca'\n";
+            text += "[identity]\ncertificate = 'edge.crt'\nkey = 'edge.key'\nauthorities = 'edge.ca'\n";
         }
         let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new());
         let config = config.map_err(|problems| format!("{problems:#?}")).unwrap();
@@ -269,9 +270,11 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let region = id.parse().unwrap();
     let within = catalogue.get(&region).unwrap().narrowest().as_str();
     let name = id.replace('/', "-");
-    let files = hop.files(dir, &name, &format!("spiffe://m/region/{id}/in/{within}"));
-    let credentials = |files| Credentials::of_region(files, &region, &catalogue);
-    let tls = files.map(|files| Arc::new(credentials(files).map_err(|wrong| wrong.join("\n")).unwrap()));
+    let files = hop.files(dir, &name, &format!("spiffe://m/spoke/{id}/in/{within}"));
+    let name = OwnName::of(&[Role::Spoke], &region);
+    let load =
+        |files| ProcessIdentity::load(files, &name, Some(&catalogue)).map_err(|wrong| wrong.join("\n"));
+    let transport = files.map_or(Transport::Loopback, |files| Transport::Tls(Arc::new(load(files).unwrap())));
     let (replica, seen) = replica(takes).await;
     let operations = free_address();
     let config = IngressConfig {
@@ -280,7 +283,7 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
         signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
-        tls,
+        transport,
         operations: Some(operations),
     };
     let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica])));

@@ -74,7 +74,7 @@ async fn region(
         signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
-        tls: None,
+        transport: identity::Transport::Loopback,
         operations: None,
     };
     let (ready, bound) = oneshot::channel();

@@ -23,7 +23,7 @@ async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_respon
         signals: IngressSignals::default(),
         catalogue: Arc::new(Catalogue::builtin()),
         receipts: None,
-        tls: None,
+        transport: identity::Transport::Loopback,
         operations: None,
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

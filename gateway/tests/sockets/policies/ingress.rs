@@ -53,7 +53,7 @@ async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_re
         signals: IngressSignals::default(),
         catalogue: catalogue.clone(),
         receipts: None,
-        tls: None,
+        transport: identity::Transport::Loopback,
         operations: None,
     };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();

@@ -76,7 +76,11 @@ pub fn check_key(key: CsrKey) -> Result<(), NotIssued> {
 ///
 /// [`NotIssued::Validity`].
 pub fn check_validity(validity: Duration) -> Result<(), NotIssued> {
-    if (VALIDITY_MIN..=VALIDITY_MAX).contains(&validity) { Ok(()) } else { Err(NotIssued::Validity(validity)) }
+    if (VALIDITY_MIN..=VALIDITY_MAX).contains(&validity) {
+        Ok(())
+    } else {
+        Err(NotIssued::Validity(validity))
+    }
 }
 
 impl ValidityPeriod {

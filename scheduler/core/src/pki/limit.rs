@@ -30,7 +30,8 @@ impl FailedJoins {
     /// Returns the time for which this address must wait before its next attempt, if it has failed too often.
     pub fn delay(&self, address: IpAddr, now: Instant) -> Option<Duration> {
         let Window { began, failures } = self.by_address.get(&network(address))?;
-        let left = WINDOW.checked_sub(now.saturating_duration_since(*began)).filter(|left| !left.is_zero())?;
+        let left =
+            WINDOW.checked_sub(now.saturating_duration_since(*began)).filter(|left| !left.is_zero())?;
         (*failures >= FAILURES_MAX).then_some(left)
     }
 

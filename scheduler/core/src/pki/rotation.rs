@@ -18,8 +18,8 @@ use scheduler_api::WireError;
 use scheduler_api::pki::CertificateV1;
 use scheduler_api::{VERSION, parsed};
 
-use super::trust::{CertificateSerial, TrustState, TrustedAuthority, next_generation};
 use super::token::Fingerprint;
+use super::trust::{CertificateSerial, TrustState, TrustedAuthority, next_generation};
 
 /// Phase of the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,8 @@ pub enum RotationPhase {
 }
 
 impl RotationPhase {
-    const ALL: [RotationPhase; 3] = [RotationPhase::Single, RotationPhase::NextTrusted, RotationPhase::NextSigns];
+    const ALL: [RotationPhase; 3] =
+        [RotationPhase::Single, RotationPhase::NextTrusted, RotationPhase::NextSigns];
 
     /// Returns the phase of a state.
     pub fn of(state: &TrustState) -> RotationPhase {
@@ -86,8 +87,16 @@ impl TryFrom<CertificateV1> for CertificateRecord {
     type Error = WireError;
 
     fn try_from(wire: CertificateV1) -> Result<CertificateRecord, WireError> {
-        let CertificateV1 { version: _, serial, subject, not_before_s, not_after_s, authority, renewals, applied } =
-            wire;
+        let CertificateV1 {
+            version: _,
+            serial,
+            subject,
+            not_before_s,
+            not_after_s,
+            authority,
+            renewals,
+            applied,
+        } = wire;
         Ok(CertificateRecord {
             serial: parsed("serial", &serial)?,
             subject: parsed("subject", &subject)?,
@@ -102,7 +111,8 @@ impl TryFrom<CertificateV1> for CertificateRecord {
 
 impl From<&CertificateRecord> for CertificateV1 {
     fn from(record: &CertificateRecord) -> CertificateV1 {
-        let CertificateRecord { serial, subject, not_before, not_after, authority, renewals, applied } = record;
+        let CertificateRecord { serial, subject, not_before, not_after, authority, renewals, applied } =
+            record;
         CertificateV1 {
             version: VERSION,
             serial: serial.to_string(),
@@ -129,8 +139,10 @@ pub enum StepRejected {
     #[error("the certificate is that of the present authority; create another one")]
     SameAuthority,
     /// Only the second phase can be cancelled.
-    #[error("only the phase next_trusted can be cancelled: before, nothing has changed, and after it the next authority \
-             has signed certificates; finish the rotation, then begin another one")]
+    #[error(
+        "only the phase next_trusted can be cancelled: before, nothing has changed, and after it the next authority \
+             has signed certificates; finish the rotation, then begin another one"
+    )]
     NotCancellable,
     /// Processes are not ready.
     #[error("the step would interrupt the connections of {}; wait, revoke those that are gone, or force the step",
@@ -153,7 +165,9 @@ fn list(names: &[SpiffeId]) -> String {
 /// whose newest certificate is of the old authority.
 pub fn waiting_for(state: &TrustState, certificates: &[CertificateRecord], now: Duration) -> Vec<SpiffeId> {
     let valid = |record: &&CertificateRecord| {
-        record.subject.role().is_process() && record.not_after >= now && !state.revoked.contains_key(&record.serial)
+        record.subject.role().is_process()
+            && record.not_after >= now
+            && !state.revoked.contains_key(&record.serial)
     };
     let is_waited_for = |record: &&CertificateRecord| match RotationPhase::of(state) {
         RotationPhase::Single => false,
@@ -161,8 +175,12 @@ pub fn waiting_for(state: &TrustState, certificates: &[CertificateRecord], now: 
         RotationPhase::NextTrusted => record.renewals == 0 && record.applied < state.generation,
         RotationPhase::NextSigns => record.renewals == 0 && record.authority != state.signer().fingerprint,
     };
-    let mut names: Vec<SpiffeId> =
-        certificates.iter().filter(valid).filter(is_waited_for).map(|record| record.subject.clone()).collect();
+    let mut names: Vec<SpiffeId> = certificates
+        .iter()
+        .filter(valid)
+        .filter(is_waited_for)
+        .map(|record| record.subject.clone())
+        .collect();
     names.sort_by_key(ToString::to_string);
     names.dedup();
     names
@@ -252,19 +270,19 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Action {
+    enum RotationAction {
         Follow(usize),
         Renew(usize),
         Step,
         Cancel,
     }
 
-    fn action() -> impl Strategy<Value = Action> {
+    fn action() -> impl Strategy<Value = RotationAction> {
         prop_oneof![
-            (0_usize..4).prop_map(Action::Follow),
-            (0_usize..4).prop_map(Action::Renew),
-            Just(Action::Step),
-            Just(Action::Cancel),
+            (0_usize..4).prop_map(RotationAction::Follow),
+            (0_usize..4).prop_map(RotationAction::Renew),
+            Just(RotationAction::Step),
+            Just(RotationAction::Cancel),
         ]
     }
 
@@ -282,12 +300,12 @@ mod tests {
             for action in actions {
                 let records: Vec<_> = processes.iter().map(|it| it.record.clone()).collect();
                 match action {
-                    Action::Follow(at) => {
+                    RotationAction::Follow(at) => {
                         processes[at].trusts = state.authorities.iter().map(|it| it.fingerprint).collect();
                         processes[at].record.applied = state.generation;
                     }
-                    Action::Renew(at) => processes[at].record.authority = state.signer().fingerprint,
-                    Action::Step => {
+                    RotationAction::Renew(at) => processes[at].record.authority = state.signer().fingerprint,
+                    RotationAction::Step => {
                         let offered = Some(authority(next));
                         let changed = step(&state, RotationPhase::of(&state), offered, &records, false, NOW);
                         if let Ok(changed) = changed {
@@ -296,7 +314,7 @@ mod tests {
                             state = changed;
                         }
                     }
-                    Action::Cancel => {
+                    RotationAction::Cancel => {
                         if let Ok(changed) = cancel(&state, NOW) {
                             state = changed;
                         }
@@ -336,7 +354,10 @@ mod tests {
         assert!(step(&trusted, phase, None, &records, true, NOW).is_ok());
         let mut revoked = trusted.clone();
         revoked.revoked.insert(records[1].serial.clone(), NOW + NOW);
-        assert!(step(&revoked, phase, None, &records, false, NOW).is_ok(), "a revoked process is not waited for");
+        assert!(
+            step(&revoked, phase, None, &records, false, NOW).is_ok(),
+            "a revoked process is not waited for"
+        );
         assert!(step(&trusted, phase, None, &records, false, NOW * 3).is_ok(), "nor an expired one");
         records[1].applied = trusted.generation;
         let signs = step(&trusted, phase, None, &records, false, NOW).unwrap();

@@ -7,7 +7,9 @@ use regions::{Catalogue, RegionId};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// The trust domain is invalid.
-    #[error("the trust domain must have 1 to 255 letters a to z, digits, `.`, `-` and `_`, such as m.example")]
+    #[error(
+        "the trust domain must have 1 to 255 letters a to z, digits, `.`, `-` and `_`, such as m.example"
+    )]
     InvalidDomain,
     /// The name of a person is invalid.
     #[error("the name must have 1 to 64 letters, digits, `.`, `-` and `_`, such as alice")]
@@ -57,7 +59,9 @@ pub fn subject(
 /// or the name of a person.
 pub fn is_named(owner: &SpiffeId, text: &str) -> bool {
     let id = owner.to_string();
-    let Some((_, path)) = id.strip_prefix("spiffe://").and_then(|id| id.split_once('/')) else { return false };
+    let Some((_, path)) = id.strip_prefix("spiffe://").and_then(|id| id.split_once('/')) else {
+        return false;
+    };
     let (role, rest) = path.split_once('/').unwrap_or((path, ""));
     let without_jurisdiction = path.rsplit_once("/in/").filter(|_| owner.role().is_process());
     text == id
@@ -104,6 +108,8 @@ mod tests {
             assert!(!is_named(&spoke, name), "{name}");
         }
         let viewer = of(Role::Viewer, None, Some("bob")).unwrap();
-        assert!(is_named(&viewer, "bob") && is_named(&viewer, "viewer/bob") && !is_named(&viewer, "operator/bob"));
+        assert!(
+            is_named(&viewer, "bob") && is_named(&viewer, "viewer/bob") && !is_named(&viewer, "operator/bob")
+        );
     }
 }

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use scheduler_api::WireError;
 use scheduler_api::VERSION;
+use scheduler_api::WireError;
 use scheduler_api::pki::{TokenRecordV1, UsedTokenV1};
 use sha2::{Digest, Sha256};
 
-use regions::spiffe::SpiffeId;
 use super::{from_hex, hex};
 use crate::hubs::HUBS_MAX;
+use regions::spiffe::SpiffeId;
 
 /// Beginning of the text, with the version of the format.
 const PREFIX: &str = "meridian-join-1.";
@@ -120,13 +120,19 @@ pub struct JoinToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenTextError {
     /// The text is no token at all.
-    #[error("the join token does not begin with `{PREFIX}`; copy the whole line that `meridian pki token` prints")]
+    #[error(
+        "the join token does not begin with `{PREFIX}`; copy the whole line that `meridian pki token` prints"
+    )]
     Foreign,
     /// A character is wrong or missing.
-    #[error("the join token has a typo or is incomplete; copy the whole line that `meridian pki token` prints")]
+    #[error(
+        "the join token has a typo or is incomplete; copy the whole line that `meridian pki token` prints"
+    )]
     Typo,
     /// The text is too long.
-    #[error("the join token has more than {TEXT_BYTES_MAX} bytes; copy the line that `meridian pki token` prints")]
+    #[error(
+        "the join token has more than {TEXT_BYTES_MAX} bytes; copy the line that `meridian pki token` prints"
+    )]
     TooLong,
     /// The checksum is right, but the content is not.
     #[error("the join token is invalid; create another one with `meridian pki token`")]
@@ -149,7 +155,11 @@ impl JoinToken {
             && (1..=HUBS_MAX).contains(&addresses.len())
             && addresses.iter().all(|address| is_address(address));
         let token = JoinToken { addresses, fingerprints, secret };
-        if is_valid && token.text().len() <= TEXT_BYTES_MAX { Ok(token) } else { Err(TokenTextError::Invalid) }
+        if is_valid && token.text().len() <= TEXT_BYTES_MAX {
+            Ok(token)
+        } else {
+            Err(TokenTextError::Invalid)
+        }
     }
 
     /// Returns the addresses of the hubs.
@@ -214,7 +224,8 @@ pub fn is_address(text: &str) -> bool {
         && match within {
             Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
             None => {
-                let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+                let is_allowed =
+                    |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
                 (1..=253).contains(&host.len()) && host.bytes().all(is_allowed)
             }
         }
@@ -246,7 +257,9 @@ pub struct TokenUse {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRejected {
     /// No such token is stored.
-    #[error("the join token is unknown: it expired, or another fleet created it; create one with `meridian pki token`")]
+    #[error(
+        "the join token is unknown: it expired, or another fleet created it; create one with `meridian pki token`"
+    )]
     Unknown,
     /// Its time is over.
     #[error("the join token has expired; create another one with `meridian pki token`")]
@@ -323,7 +336,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn token(hubs: &[&str], fingerprints: &[[u8; 32]], secret: [u8; 20]) -> Result<JoinToken, TokenTextError> {
+    fn token(
+        hubs: &[&str],
+        fingerprints: &[[u8; 32]],
+        secret: [u8; 20],
+    ) -> Result<JoinToken, TokenTextError> {
         let hubs = hubs.iter().map(|hub| (*hub).to_owned()).collect();
         JoinToken::new(hubs, fingerprints.iter().map(|it| Fingerprint(*it)).collect(), JoinSecret(secret))
     }
@@ -369,7 +386,9 @@ mod tests {
         assert!(token(&[], &[[1; 32]], [0; 20]).is_err());
         assert!(token(&["hub"], &[[1; 32]], [0; 20]).is_err());
         assert!(token(&["hub:7000"; HUBS_MAX + 1], &[[1; 32]], [0; 20]).is_err());
-        for address in ["hub", "hub:", "hub:0", "hub:65536", ":1", "a,b:1", "http://hub:1", "::1:1", "[x]:1", "hub:+1"] {
+        for address in
+            ["hub", "hub:", "hub:0", "hub:65536", ":1", "a,b:1", "http://hub:1", "::1:1", "[x]:1", "hub:+1"]
+        {
             assert!(token(&[address], &[[1; 32]], [0; 20]).is_err(), "{address}");
         }
         assert!(token(&["[::1]:1", "10.0.0.1:2"], &[[1; 32]], [0; 20]).is_ok());
@@ -382,7 +401,10 @@ mod tests {
     fn debug_output_and_errors_have_no_secret() {
         let token = token(&["hub:7000"], &[[1; 32]], [0xab; 20]).unwrap();
         let shown = format!("{token:?}");
-        assert!(!shown.contains("ab, ab") && !shown.contains("abab") && shown.contains("JoinSecret"), "{shown}");
+        assert!(
+            !shown.contains("ab, ab") && !shown.contains("abab") && shown.contains("JoinSecret"),
+            "{shown}"
+        );
         assert!(token.secret().hash() != token.secret().reveal());
     }
 
@@ -390,7 +412,8 @@ mod tests {
     fn a_token_is_used_once_and_until_it_expires() {
         let subject: SpiffeId = "spiffe://m/operator/alice".parse().unwrap();
         let second = Duration::from_secs(1);
-        let mut record = TokenRecord { subject: subject.clone(), expires: second * 100, validity: second, used: None };
+        let mut record =
+            TokenRecord { subject: subject.clone(), expires: second * 100, validity: second, used: None };
         assert_eq!(record.join("a", second * 100), Ok(Join::Issue));
         assert_eq!(record.join("a", second * 101), Err(TokenRejected::Expired));
         record.used = Some(TokenUse { key_sha256: "a".into(), certificate: "pem".into() });

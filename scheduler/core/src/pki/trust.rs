@@ -92,7 +92,9 @@ pub struct TrustState {
 
 /// The limit of revoked certificates is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{REVOKED_MAX} revoked certificates have not expired yet; rotate the authority instead of revoking more")]
+#[error(
+    "{REVOKED_MAX} revoked certificates have not expired yet; rotate the authority instead of revoking more"
+)]
 pub struct TooManyRevoked;
 
 /// Returns the generation of a change at `now`.
@@ -172,18 +174,27 @@ impl TryFrom<TrustV1> for TrustState {
         let problem = |field: &str, problem: String| WireError { field: field.to_owned(), problem };
         if !(1..=AUTHORITIES_MAX).contains(&authorities.len()) {
             let count = authorities.len();
-            return Err(problem("authorities", format!("{count} entries; 1 or {AUTHORITIES_MAX} are trusted at a time")));
+            return Err(problem(
+                "authorities",
+                format!("{count} entries; 1 or {AUTHORITIES_MAX} are trusted at a time"),
+            ));
         }
         if signer >= authorities.len() {
             return Err(problem("signer", format!("{signer} is not the position of an authority")));
         }
         if revoked.len() > REVOKED_MAX {
-            return Err(problem("revoked", format!("{} entries; at most {REVOKED_MAX} are allowed", revoked.len())));
+            return Err(problem(
+                "revoked",
+                format!("{} entries; at most {REVOKED_MAX} are allowed", revoked.len()),
+            ));
         }
         let read_authority = |AuthorityV1 { fingerprint, certificate, not_after_s }| {
             if certificate.len() > AUTHORITY_BYTES_MAX {
                 let bytes = certificate.len();
-                return Err(problem("certificate", format!("{bytes} bytes; at most {AUTHORITY_BYTES_MAX} are allowed")));
+                return Err(problem(
+                    "certificate",
+                    format!("{bytes} bytes; at most {AUTHORITY_BYTES_MAX} are allowed"),
+                ));
             }
             Ok(TrustedAuthority {
                 fingerprint: parsed("fingerprint", &fingerprint)?,
@@ -325,7 +336,8 @@ pub(super) mod tests {
     fn the_maximum_of_revocations_is_accepted_and_one_more_is_not() {
         let state = TrustState::new("m".to_owned(), authority(1), Duration::ZERO);
         let end = Duration::from_secs(1);
-        let revoke = |count: u64| state.revoke((0..count).map(|number| (serial(number), end)), Duration::ZERO);
+        let revoke =
+            |count: u64| state.revoke((0..count).map(|number| (serial(number), end)), Duration::ZERO);
         assert!(revoke(REVOKED_MAX as u64).is_ok());
         assert_eq!(revoke(REVOKED_MAX as u64 + 1), Err(TooManyRevoked));
     }
@@ -333,7 +345,8 @@ pub(super) mod tests {
     #[test]
     fn invalid_states_are_rejected_with_the_field() {
         let valid = TrustV1::from(&TrustState::new("m".to_owned(), authority(1), Duration::ZERO));
-        let check = |wire: TrustV1, field: &str| assert_eq!(TrustState::try_from(wire).unwrap_err().field, field);
+        let check =
+            |wire: TrustV1, field: &str| assert_eq!(TrustState::try_from(wire).unwrap_err().field, field);
         check(TrustV1 { authorities: Vec::new(), ..valid.clone() }, "authorities");
         check(TrustV1 { authorities: vec![valid.authorities[0].clone(); 3], ..valid.clone() }, "authorities");
         check(TrustV1 { signer: 1, ..valid.clone() }, "signer");

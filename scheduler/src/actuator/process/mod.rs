@@ -36,7 +36,7 @@ use crate::config::{ProcessConfig, REPLICAS_MAX};
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
 use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
-use record::{AdoptedProcess, ProcessIdentity, ReplicaFiles};
+use record::{AdoptedProcess, ProcessStart, ReplicaFiles};
 
 /// Actuator that starts and stops processes.
 pub(crate) struct ProcessActuator {
@@ -60,7 +60,7 @@ struct ReplicaProcess {
 struct ProcessInfo {
     deployment: Arc<Deployment>,
     files: ReplicaFiles,
-    identity: ProcessIdentity,
+    identity: ProcessStart,
 }
 
 /// All replica processes.
@@ -248,7 +248,7 @@ impl ProcessSet {
             .map_err(failed("cannot start the program"))?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let pid = pid.expect("a child that was not waited for has a process id");
-        let identity = ProcessIdentity::read(pid).map_err(failed("cannot identify the process"))?;
+        let identity = ProcessStart::read(pid).map_err(failed("cannot identify the process"))?;
         let monitor =
             ProcessMonitor::started(child, identity).map_err(failed("cannot monitor the process"))?;
         files.write(identity, deployment, None).await.map_err(failed("cannot write its record"))?;

@@ -10,7 +10,7 @@ use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::record::ProcessIdentity;
+use super::record::ProcessStart;
 use crate::actuator::{ReadyEndpoint, ReplicaId};
 use crate::scaling::events::{ReplicaStartTimedOut, ReplicaStopTimedOut};
 
@@ -37,7 +37,7 @@ enum ExitSource {
     /// Child of this process.
     Child(Child),
     /// Process of an earlier parent, which is polled.
-    Polled(ProcessIdentity),
+    Polled(ProcessStart),
 }
 
 /// Exit of a replica process.
@@ -74,13 +74,13 @@ pub(super) struct MonitorContext {
 
 impl ProcessMonitor {
     /// Creates the monitor of a new child process.
-    pub(super) fn started(child: Child, identity: ProcessIdentity) -> io::Result<ProcessMonitor> {
+    pub(super) fn started(child: Child, identity: ProcessStart) -> io::Result<ProcessMonitor> {
         let process = pidfd_open(identity.pid, PidfdFlags::empty())?;
         Ok(ProcessMonitor { process, exit: ExitSource::Child(child) })
     }
 
     /// Creates the monitor of a process of an earlier spoke.
-    pub(super) fn adopted(process: OwnedFd, identity: ProcessIdentity) -> ProcessMonitor {
+    pub(super) fn adopted(process: OwnedFd, identity: ProcessStart) -> ProcessMonitor {
         ProcessMonitor { process, exit: ExitSource::Polled(identity) }
     }
 

@@ -29,7 +29,7 @@ struct ProcessRecordV1 {
 
 /// Running process of an earlier spoke, with its record.
 pub(super) struct AdoptedProcess {
-    pub(super) identity: ProcessIdentity,
+    pub(super) identity: ProcessStart,
     pub(super) process: OwnedFd,
     pub(super) deployment: Deployment,
     pub(super) took: Option<Duration>,
@@ -37,14 +37,14 @@ pub(super) struct AdoptedProcess {
 
 /// Process id with the start time, which together are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ProcessIdentity {
+pub(super) struct ProcessStart {
     pub(super) pid: Pid,
     started: u64,
 }
 
-impl ProcessIdentity {
+impl ProcessStart {
     /// Reads the identity of a running process.
-    pub(super) fn read(pid: Pid) -> io::Result<ProcessIdentity> {
+    pub(super) fn read(pid: Pid) -> io::Result<ProcessStart> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()))?;
         let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "unreadable /proc entry");
         // The second field is a name in brackets, with arbitrary characters.
@@ -54,12 +54,12 @@ impl ProcessIdentity {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process has ended"));
         }
         let started = rest.split_whitespace().nth(22 - 3).and_then(|ticks| ticks.parse().ok());
-        Ok(ProcessIdentity { pid, started: started.ok_or_else(unreadable)? })
+        Ok(ProcessStart { pid, started: started.ok_or_else(unreadable)? })
     }
 
     /// Returns whether the process is running.
     pub(super) fn is_running(&self) -> bool {
-        ProcessIdentity::read(self.pid).is_ok_and(|now| now == *self)
+        ProcessStart::read(self.pid).is_ok_and(|now| now == *self)
     }
 
     /// Returns a string for an identifier that is never reused.
@@ -99,11 +99,11 @@ impl ReplicaFiles {
     /// Writes the record.
     pub(super) async fn write(
         &self,
-        identity: ProcessIdentity,
+        identity: ProcessStart,
         deployment: &Deployment,
         took: Option<Duration>,
     ) -> io::Result<()> {
-        let ProcessIdentity { pid, started } = identity;
+        let ProcessStart { pid, started } = identity;
         let pid = pid.as_raw_nonzero().get();
         let took_ms = took.map(|took| took.as_millis() as u64);
         let record = ProcessRecordV1 { version: 1, pid, started, took_ms, deployment: deployment.into() };
@@ -130,7 +130,7 @@ impl ReplicaFiles {
             serde_json::from_slice(&bytes).ok()?;
         let pid = Pid::from_raw(pid).filter(|_| version == 1)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-        let identity = ProcessIdentity { pid, started };
+        let identity = ProcessStart { pid, started };
         let same = identity.is_running();
         let config = self.config();
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
@@ -163,16 +163,16 @@ mod tests {
         };
         let (mut ours, mut other) = (sleep(&config), sleep(Path::new("x")));
         let pid = |child: &std::process::Child| Pid::from_raw(child.id().cast_signed()).unwrap();
-        let identity = ProcessIdentity::read(pid(&ours)).unwrap();
+        let identity = ProcessStart::read(pid(&ours)).unwrap();
         let took = Some(Duration::from_millis(144));
         files.write(identity, &deployment(), took).await.unwrap();
         let found = files.running_process().await.unwrap();
         assert_eq!((found.identity, found.deployment, found.took), (identity, deployment(), took));
 
-        let later = ProcessIdentity { started: identity.started + 1, ..identity };
+        let later = ProcessStart { started: identity.started + 1, ..identity };
         files.write(later, &deployment(), None).await.unwrap();
         assert!(files.running_process().await.is_none(), "the process id was reused");
-        files.write(ProcessIdentity::read(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
+        files.write(ProcessStart::read(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
         assert!(files.running_process().await.is_none(), "not a replica of this spoke");
         files.write(identity, &deployment(), None).await.unwrap();
         ours.kill().unwrap();

@@ -70,7 +70,8 @@ pub fn create(request: &NewAuthority<'_>, now: Duration) -> Result<AuthorityFold
             return Err(format!("{} exists; choose another --dir", folder.display()));
         }
     }
-    let hub_name = subject(domain, Role::Hub, Some(region), None, catalogue).map_err(|error| error.to_string())?;
+    let hub_name =
+        subject(domain, Role::Hub, Some(region), None, catalogue).map_err(|error| error.to_string())?;
     let operator_name = subject(domain, Role::Operator, None, Some(operator), catalogue);
     let operator_name = operator_name.map_err(|error| error.to_string())?;
     let authority = create_authority(&authority_dir, domain, now)?;
@@ -81,8 +82,8 @@ pub fn create(request: &NewAuthority<'_>, now: Duration) -> Result<AuthorityFold
         let KeyRequest { key, csr } = KeyRequest::generate()?;
         let requested = RequestedKey::parse(&csr).map_err(|error| error.to_string())?;
         let serial = CertificateSerial::from_random(rand::random());
-        let period =
-            ValidityPeriod::starting(now, VALIDITY, authority.not_after).map_err(|error| error.to_string())?;
+        let period = ValidityPeriod::starting(now, VALIDITY, authority.not_after)
+            .map_err(|error| error.to_string())?;
         let order = CertificateOrder { subject: &name, serial: &serial, period, key: &requested.key };
         let certificate = sign(&signer, &authority, &order).map_err(|error| error.to_string())?;
         let record = CertificateRecord {

@@ -22,6 +22,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ServerConfig};
 use rustls::version::TLS13;
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+use supervision::task::contained;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -41,7 +42,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Sender of a request.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
+pub(super) struct AuthorityCaller {
     pub(super) address: SocketAddr,
     /// Identity, with a certificate.
     pub(super) peer: Option<PeerIdentity>,
@@ -54,13 +55,14 @@ pub(super) struct AuthorityListener {
     verifier: Verifier,
     anonymous: Arc<Semaphore>,
     connections: Arc<Semaphore>,
-    handshakes: JoinSet<Option<(AuthorityStream, Caller)>>,
+    handshakes: JoinSet<Option<(AuthorityStream, AuthorityCaller)>>,
 }
 
 impl AuthorityListener {
     pub(super) fn new(tcp: TcpListener, identity: &Arc<ProcessIdentity>) -> Result<AuthorityListener, Error> {
         let provider = Arc::new(ring::default_provider());
-        let verifier = OptionalClient { verifier: Verifier::new(identity.clone()), provider: provider.clone() };
+        let verifier =
+            OptionalClient { verifier: Verifier::new(identity.clone()), provider: provider.clone() };
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(Arc::new(verifier))
@@ -79,16 +81,15 @@ impl AuthorityListener {
     }
 
     fn begin(&mut self, tcp: TcpStream, address: SocketAddr) {
-        let (tls, verifier, connections) = (self.tls.clone(), self.verifier.clone(), self.connections.clone());
+        let (tls, verifier, connections) =
+            (self.tls.clone(), self.verifier.clone(), self.connections.clone());
         let Ok(permit) = self.anonymous.clone().try_acquire_owned() else {
             tracing::debug!(%address, limit = ANONYMOUS_MAX, "connection limit of the authority reached");
             return;
         };
         self.handshakes.spawn(async move {
-            let accepted = async {
-                timeout(ANONYMOUS_TIME_MAX, handshake(tls, &verifier, &connections, permit, tcp, address)).await
-            };
-            match supervision::task::contained("handshake", accepted).await? {
+            let accepted = handshake(tls, &verifier, &connections, permit, tcp, address);
+            match contained("handshake", timeout(ANONYMOUS_TIME_MAX, accepted)).await? {
                 Ok(Ok(accepted)) => Some(accepted),
                 Ok(Err(error)) => {
                     // A peer without a valid certificate, or one that is no TLS client. It received a TLS alert.
@@ -108,21 +109,21 @@ async fn handshake(
     anonymous: OwnedSemaphorePermit,
     tcp: TcpStream,
     address: SocketAddr,
-) -> io::Result<(AuthorityStream, Caller)> {
+) -> io::Result<(AuthorityStream, AuthorityCaller)> {
     tcp.set_nodelay(true)?;
     let stream = tls.accept(tcp).await?;
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let Some((certificate, others)) = chain.split_first() else {
         let end = Box::pin(sleep(ANONYMOUS_TIME_MAX));
         let stream = AuthorityStream { stream: Encrypted::Anonymous(stream, end), _permit: anonymous };
-        return Ok((stream, Caller { address, peer: None }));
+        return Ok((stream, AuthorityCaller { address, peer: None }));
     };
     let peer = verifier.client(certificate, others, ACCEPTED, UnixTime::now()).map_err(io::Error::other)?;
     let guard = verifier.admit(&peer).map_err(io::Error::other)?;
     let full = |_| io::Error::other("too many connections to the authority are open");
     let permit = connections.clone().try_acquire_owned().map_err(full)?;
     let stream = Encrypted::Known(GuardedStream::new(stream, guard));
-    Ok((AuthorityStream { stream, _permit: permit }, Caller { address, peer: Some(peer) }))
+    Ok((AuthorityStream { stream, _permit: permit }, AuthorityCaller { address, peer: Some(peer) }))
 }
 
 /// All roles may call the authority; the paths limit them further.
@@ -130,9 +131,9 @@ const ACCEPTED: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None 
 
 impl Listener for AuthorityListener {
     type Io = AuthorityStream;
-    type Addr = Caller;
+    type Addr = AuthorityCaller;
 
-    async fn accept(&mut self) -> (AuthorityStream, Caller) {
+    async fn accept(&mut self) -> (AuthorityStream, AuthorityCaller) {
         loop {
             tokio::select! {
                 accepted = self.tcp.accept() => match accepted {
@@ -148,13 +149,13 @@ impl Listener for AuthorityListener {
         }
     }
 
-    fn local_addr(&self) -> io::Result<Caller> {
-        self.tcp.local_addr().map(|address| Caller { address, peer: None })
+    fn local_addr(&self) -> io::Result<AuthorityCaller> {
+        self.tcp.local_addr().map(|address| AuthorityCaller { address, peer: None })
     }
 }
 
-impl Connected<IncomingStream<'_, AuthorityListener>> for Caller {
-    fn connect_info(stream: IncomingStream<'_, AuthorityListener>) -> Caller {
+impl Connected<IncomingStream<'_, AuthorityListener>> for AuthorityCaller {
+    fn connect_info(stream: IncomingStream<'_, AuthorityListener>) -> AuthorityCaller {
         stream.remote_addr().clone()
     }
 }

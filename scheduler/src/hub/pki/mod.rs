@@ -24,19 +24,19 @@ use axum::{Json, Router};
 use identity::{PeerIdentity, ProcessIdentity};
 use regions::Catalogue;
 use regions::spiffe::Role;
+use scheduler_api::keys;
 use scheduler_api::paths::{self, TrustQuery};
 use scheduler_api::pki::{
-    CertificatesV1, IssuedV1, JoinV1, NewTokenResponseV1, NewTokenV1, RenewV1, RevokeV1, RevokedV1, RotateV1,
-    RotationV1, TrustV1,
+    CertificatesV1, IssuedV1, JoinV1, NewTokenResponseV1, NewTokenV1, RenewV1, RevocationsV1, RevokeV1,
+    RotateV1, RotationV1, TrustV1,
 };
-use scheduler_api::keys;
 use scheduler_client::authority::{KeyRequest, install_issued};
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_core::pki::CLOCK_SKEW_MAX;
 use scheduler_core::pki::issue::{self, CSR_BYTES_MAX};
 use scheduler_core::pki::trust::{CertificateSerial, TrustState};
 use scheduler_store::{Event, Store, Watch};
-use supervision::task::{essential, supervise};
+use supervision::task::supervise;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -47,8 +47,8 @@ use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
 use crate::events::{AuthorityDenied, AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
 use crate::respond::{Code, ErrorResponse};
-use listener::{AuthorityListener, Caller};
-use service::{Authority, PkiError, unix_time};
+use listener::{AuthorityCaller, AuthorityListener};
+use service::{IssuingAuthority, PkiError, unix_time};
 use signer::{AuthoritySigner, CommandSigner, FileSigner};
 
 /// Maximum bytes of a body: a request for a certificate or the certificate of an authority, with its JSON.
@@ -62,7 +62,7 @@ const SKEW: Duration = CLOCK_SKEW_MAX;
 
 /// Shared state of the handlers.
 struct PkiApi<S> {
-    authority: Arc<Authority<S>>,
+    authority: Arc<IssuingAuthority<S>>,
     trust: watch::Receiver<Option<Arc<TrustState>>>,
     stopping: watch::Receiver<bool>,
 }
@@ -91,7 +91,7 @@ pub(super) async fn run<S: Store>(
         None => Arc::new(FileSigner::new(dir.clone())),
     };
     let created_in = (!external).then(|| dir.clone());
-    let authority = Arc::new(Authority::new(store.clone(), signer, catalogue, validity, created_in));
+    let authority = Arc::new(IssuingAuthority::new(store.clone(), signer, catalogue, validity, created_in));
     let listener = AuthorityListener::new(bound, &identity)
         .map_err(|error| HubError::Authority(format!("{listen}: {error}")))?;
     let (publish, trust) = watch::channel(None);
@@ -111,12 +111,8 @@ pub(super) async fn run<S: Store>(
         let (authority, identity) = (authority.clone(), identity.clone());
         move || upkeep(authority.clone(), folder.clone(), identity.clone(), trust.clone())
     }));
-    let reloading = identity.clone();
-    tasks.spawn(async {
-        essential("identity", reloading.follow()).await;
-    });
     AuthorityStarted { address: listen }.emit();
-    let service = router(api).into_make_service_with_connect_info::<Caller>();
+    let service = router(api).into_make_service_with_connect_info::<AuthorityCaller>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     let served = server.await.map_err(HubError::Server);
     tasks.shutdown().await;
@@ -124,7 +120,10 @@ pub(super) async fn run<S: Store>(
 }
 
 /// Writes the first state to the store, unless there is one.
-async fn begin<S: Store>(authority: &Arc<Authority<S>>, dir: &std::path::Path) -> Result<(), HubError> {
+async fn begin<S: Store>(
+    authority: &Arc<IssuingAuthority<S>>,
+    dir: &std::path::Path,
+) -> Result<(), HubError> {
     loop {
         match authority.store.get(keys::TRUST).await {
             Ok(Some(_)) => return Ok(()),
@@ -201,47 +200,73 @@ async fn apply(
 
 /// Deletes expired records, and renews the hub's own certificate, which needs no connection.
 async fn upkeep<S: Store>(
-    authority: Arc<Authority<S>>,
+    authority: Arc<IssuingAuthority<S>>,
     folder: IdentityFolder,
     identity: Arc<ProcessIdentity>,
     mut trust: watch::Receiver<Option<Arc<TrustState>>>,
 ) {
-    let chance: f64 = rand::random();
+    let mut chance: f64 = rand::random();
     loop {
-        if let Err(error) = renew_own(&authority, &folder, &identity, chance).await {
-            OwnCertificateFailed { error: &error }.emit();
-        }
+        let applied = trust.borrow_and_update().as_ref().map(|state| state.generation);
+        let next = match renew_own(&authority, &folder, &identity, chance, applied).await {
+            Ok(OwnCertificate::Kept(until)) => until.min(UPKEEP_PERIOD),
+            Ok(OwnCertificate::Renewed) => {
+                chance = rand::random();
+                UPKEEP_PERIOD
+            }
+            Err(error) => {
+                OwnCertificateFailed { error: &error }.emit();
+                UPKEEP_PERIOD
+            }
+        };
         // It is repeated; until then, expired records only occupy the store.
         authority.delete_expired(unix_time()).await.ok();
         tokio::select! {
             changed = trust.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(UPKEEP_PERIOD) => {}
+            () = tokio::time::sleep(next) => {}
         }
     }
 }
 
+/// Certificate of the hub itself, after a check.
+enum OwnCertificate {
+    /// It is renewed after this time.
+    Kept(Duration),
+    /// It was renewed.
+    Renewed,
+}
+
+/// Renews the hub's own certificate if it is due, and acknowledges the generation of the trusted state that the hub
+/// applies, like a process that polls.
 async fn renew_own<S: Store>(
-    authority: &Authority<S>,
+    authority: &IssuingAuthority<S>,
     folder: &IdentityFolder,
     identity: &Arc<ProcessIdentity>,
     chance: f64,
-) -> Result<(), PkiError> {
+    applied: Option<u64>,
+) -> Result<OwnCertificate, PkiError> {
     let invalid = |error: &dyn std::fmt::Display| PkiError::Invalid(error.to_string());
-    let Some(membership) = folder.membership().map_err(|error| invalid(&error))? else { return Ok(()) };
+    let Some(membership) = folder.membership().map_err(|error| invalid(&error))? else {
+        return Ok(OwnCertificate::Kept(UPKEEP_PERIOD));
+    };
     let signer = authority.signing_authority().await?;
     let now = unix_time();
     let is_old = signer.to_string() != membership.authority;
-    if issue::renewal(membership.period(), is_old, chance, now) > now {
-        return Ok(());
-    }
     let serial: CertificateSerial = scheduler_api::parsed("serial", &membership.serial)?;
+    if let Some(generation) = applied {
+        authority.applied(&serial, generation).await?;
+    }
+    let due = issue::renewal(membership.period(), is_old, chance, now);
+    if due > now {
+        return Ok(OwnCertificate::Kept(due - now));
+    }
     let KeyRequest { key, csr } = KeyRequest::generate().map_err(|error| invalid(&error))?;
     let issued = authority.renew(identity.own(), &serial, &csr, now).await?;
     let (folder, addresses) = (folder.clone(), membership.addresses);
     let installed = tokio::task::spawn_blocking(move || install_issued(&folder, &issued, &key, addresses));
     let installed = installed.await.map_err(|error| invalid(&error))?.map_err(|error| invalid(&error))?;
     OwnCertificateRenewed { serial: &installed.serial, expires_s: installed.not_after_s }.emit();
-    Ok(())
+    Ok(OwnCertificate::Renewed)
 }
 
 /// Access that a path of the authority requires.
@@ -257,9 +282,11 @@ const OPERATORS: Callers = Callers(&[Role::Operator]);
 
 fn router<S: Store>(api: PkiApi<S>) -> Router {
     let only = |paths: Router<PkiApi<S>>, callers: Callers| {
-        paths.route_layer(from_fn(move |ConnectInfo(caller): ConnectInfo<Caller>, request: Request, next: Next| {
-            authorize(callers, caller, request, next)
-        }))
+        paths.route_layer(from_fn(
+            move |ConnectInfo(caller): ConnectInfo<AuthorityCaller>, request: Request, next: Next| {
+                authorize(callers, caller, request, next)
+            },
+        ))
     };
     let anyone = Router::new().route(paths::JOIN, post(join::<S>));
     let members = Router::new().route(paths::RENEW, post(renew::<S>)).route(paths::TRUST, get(trust::<S>));
@@ -286,15 +313,23 @@ fn router<S: Store>(api: PkiApi<S>) -> Router {
 
 /// Limits the damage of a panic to the request that caused it.
 async fn contained(request: Request, next: Next) -> Response {
-    supervision::request::contain(next.run(request)).await.unwrap_or_else(|supervision::request::Panicked(reason)| {
-        // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
-        tracing::error!(reason, "request to the authority panicked");
-        ErrorResponse::new(Code::Internal, "The request failed because of a defect of this hub.").into_response()
-    })
+    supervision::request::contain(next.run(request)).await.unwrap_or_else(
+        |supervision::request::Panicked(reason)| {
+            // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
+            tracing::error!(reason, "request to the authority panicked");
+            ErrorResponse::new(Code::Internal, "The request failed because of a defect of this hub.")
+                .into_response()
+        },
+    )
 }
 
 /// Checks the role of a caller, before the body is read.
-async fn authorize(Callers(roles): Callers, caller: Caller, mut request: Request, next: Next) -> Response {
+async fn authorize(
+    Callers(roles): Callers,
+    caller: AuthorityCaller,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let denied = match caller.peer {
         Some(peer) if roles.contains(&peer.role()) => {
             request.extensions_mut().insert(peer);
@@ -303,18 +338,20 @@ async fn authorize(Callers(roles): Callers, caller: Caller, mut request: Request
         Some(peer) => {
             AuthorityDenied { path: request.uri().path(), peer: &peer.id }.emit();
             let roles = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
-            let message = format!("This path needs the certificate of the role {roles}; yours is {}.", peer.id);
-            ErrorResponse::new(Code::OperatorOnly, message)
+            let message =
+                format!("This path needs the certificate of the role {roles}; yours is {}.", peer.id);
+            ErrorResponse::new(Code::Forbidden, message)
         }
         None => ErrorResponse::new(
-            Code::Unauthenticated,
+            Code::Forbidden,
             "This path needs a client certificate of the fleet; join with a token first.",
         ),
     };
     denied.into_response()
 }
 
-type Peer = axum::Extension<PeerIdentity>;
+/// Identity of the caller, which [`authorize`] has verified.
+type AuthorizedPeer = axum::Extension<PeerIdentity>;
 
 fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
     Ok(scheduler_api::parsed("serial", &peer.serial.to_string())?)
@@ -322,7 +359,7 @@ fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
 
 async fn join<S: Store>(
     State(api): State<PkiApi<S>>,
-    ConnectInfo(caller): ConnectInfo<Caller>,
+    ConnectInfo(caller): ConnectInfo<AuthorityCaller>,
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
@@ -331,7 +368,7 @@ async fn join<S: Store>(
 
 async fn renew<S: Store>(
     State(api): State<PkiApi<S>>,
-    axum::Extension(peer): Peer,
+    axum::Extension(peer): AuthorizedPeer,
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let RenewV1 { version: _, csr } = json_of(body, BODY_BYTES_MAX)?;
@@ -342,7 +379,7 @@ async fn renew<S: Store>(
 /// time.
 async fn trust<S: Store>(
     State(api): State<PkiApi<S>>,
-    axum::Extension(peer): Peer,
+    axum::Extension(peer): AuthorizedPeer,
     RawQuery(query): RawQuery,
 ) -> Result<Json<Option<TrustV1>>, ErrorResponse> {
     let TrustQuery { after, wait } = TrustQuery::parse(query.as_deref().unwrap_or_default())?;
@@ -376,9 +413,9 @@ async fn certificates<S: Store>(State(api): State<PkiApi<S>>) -> Result<Json<Cer
 
 async fn revoke<S: Store>(
     State(api): State<PkiApi<S>>,
-    axum::Extension(peer): Peer,
+    axum::Extension(peer): AuthorizedPeer,
     body: Body,
-) -> Result<Json<RevokedV1>, ErrorResponse> {
+) -> Result<Json<RevocationsV1>, ErrorResponse> {
     let request: RevokeV1 = json_of(body, BODY_BYTES_MAX)?;
     Ok(Json(api.authority.revoke(&request, &serial_of(&peer)?, unix_time()).await?))
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant, SystemTime};
 use regions::Catalogue;
 use regions::spiffe::{Role, SpiffeId};
 use scheduler_api::pki::{
-    AuthorityV1, CertificateV1, CertificatesV1, IssuedV1, NewTokenResponseV1, NewTokenV1, OpenTokenV1, RevokeV1,
-    RevokedV1, RotateV1, RotationV1, TokenRecordV1, TrustV1,
+    AuthorityV1, CertificateV1, CertificatesV1, IssuedV1, NewTokenResponseV1, NewTokenV1, OpenTokenV1,
+    RevocationsV1, RevokeV1, RotateV1, RotationV1, TokenRecordV1, TrustV1,
 };
 use scheduler_api::{VERSION, WireError, keys, parsed};
 use scheduler_core::pki::issue::{self, NotIssued, ValidityPeriod};
@@ -45,7 +45,7 @@ const CERTIFICATES_MAX: usize = 50_000;
 const DELETED_AT_ONCE: usize = 100;
 
 /// The built-in authority.
-pub(super) struct Authority<S> {
+pub(super) struct IssuingAuthority<S> {
     pub(super) store: S,
     pub(super) signer: Arc<dyn AuthoritySigner>,
     pub(super) catalogue: Arc<Catalogue>,
@@ -111,7 +111,7 @@ impl From<PkiError> for ErrorResponse {
             PkiError::Record(error) => return error.into(),
             PkiError::Csr(InvalidCsr::TooLong(_)) => Code::BodyTooLarge,
             PkiError::Csr(_) | PkiError::Subject(_) | PkiError::Invalid(_) => Code::InvalidValue,
-            PkiError::Token(_) | PkiError::Revoked => Code::Unauthenticated,
+            PkiError::Token(_) | PkiError::Revoked => Code::Forbidden,
             PkiError::Step(_) | PkiError::Busy => Code::Conflict,
             PkiError::TooManyAttempts(_) | PkiError::Limit(_) | PkiError::Revocations(_) => Code::Overloaded,
             PkiError::NotFound(_) => Code::NotFound,
@@ -126,16 +126,24 @@ pub(super) fn unix_time() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-impl<S: Store> Authority<S> {
+impl<S: Store> IssuingAuthority<S> {
     pub(super) fn new(
         store: S,
         signer: Arc<dyn AuthoritySigner>,
         catalogue: Arc<Catalogue>,
         validity: Duration,
         folder: Option<std::path::PathBuf>,
-    ) -> Authority<S> {
+    ) -> IssuingAuthority<S> {
         let failed_joins = Mutex::independent(FailedJoins::default());
-        Authority { store, signer, catalogue, validity, folder, failed_joins, certificates: AtomicUsize::new(0) }
+        IssuingAuthority {
+            store,
+            signer,
+            catalogue,
+            validity,
+            folder,
+            failed_joins,
+            certificates: AtomicUsize::new(0),
+        }
     }
 
     /// Writes the state of the first authority, unless the store has one.
@@ -175,15 +183,20 @@ impl<S: Store> Authority<S> {
         let region = region.map(|region| parsed("region", &region)).transpose()?;
         let ttl = Duration::from_secs(ttl_s);
         if !(TTL_MIN..=TTL_MAX).contains(&ttl) {
-            return Err(PkiError::Invalid(format!("`ttl_s` ({ttl_s}) is not between {TTL_MIN:?} and {TTL_MAX:?}")));
+            return Err(PkiError::Invalid(format!(
+                "`ttl_s` ({ttl_s}) is not between {TTL_MIN:?} and {TTL_MAX:?}"
+            )));
         }
         let validity = validity_s.map_or(self.validity, Duration::from_secs);
         issue::check_validity(validity)?;
         let Stored { state, revision: _ } = self.trust().await?;
-        let subject = subject::subject(&state.domain, role, region.as_ref(), name.as_deref(), &self.catalogue)?;
+        let subject =
+            subject::subject(&state.domain, role, region.as_ref(), name.as_deref(), &self.catalogue)?;
         let stored = self.store.range(keys::JOIN_TOKENS).await?.entries.len();
         if stored >= TOKENS_MAX {
-            return Err(PkiError::Limit(format!("{TOKENS_MAX} join tokens are stored; wait until some expire")));
+            return Err(PkiError::Limit(format!(
+                "{TOKENS_MAX} join tokens are stored; wait until some expire"
+            )));
         }
         let secret = JoinSecret::from_random(rand::random());
         let record = TokenRecord { subject, expires: now + ttl, validity, used: None };
@@ -232,7 +245,8 @@ impl<S: Store> Authority<S> {
             }
             let order = (&token.subject, token.validity);
             let (record, certificate) = self.sign(order, &requested, &trust.state, now).await?;
-            let used = Some(TokenUse { key_sha256: requested.sha256.clone(), certificate: certificate.clone() });
+            let used =
+                Some(TokenUse { key_sha256: requested.sha256.clone(), certificate: certificate.clone() });
             let value = records::bytes(&TokenRecordV1::from(&TokenRecord { used, ..token }));
             let guard = Compare::ModRevision(key.clone(), entry.mod_revision);
             if self.write(&trust, &record, guard, put(key.clone(), value)).await? {
@@ -320,7 +334,8 @@ impl<S: Store> Authority<S> {
             let order = CertificateOrder { subject: &named, serial: &ordered, period, key: &key };
             signer::sign(&*signer, &signed_by, &order)
         });
-        let certificate = signed.await.map_err(|_| SignerError::Certificate("the signer panicked".to_owned()))??;
+        let certificate =
+            signed.await.map_err(|_| SignerError::Certificate("the signer panicked".to_owned()))??;
         let record = CertificateRecord {
             serial,
             subject,
@@ -345,7 +360,8 @@ impl<S: Store> Authority<S> {
         let key = keys::certificate(record.serial.as_str());
         let value = records::bytes(&CertificateV1::from(record));
         let when = vec![Compare::ModRevision(keys::TRUST.to_owned(), trust.revision), guard];
-        let written = self.store.txn(Txn { when, then: vec![put(key.clone(), value), change] }).await?.succeeded;
+        let written =
+            self.store.txn(Txn { when, then: vec![put(key.clone(), value), change] }).await?.succeeded;
         // Of two attempts of the store's client the first may have succeeded; no one else writes this key.
         let written = written || self.store.get(&key).await?.is_some();
         if written {
@@ -389,7 +405,10 @@ impl<S: Store> Authority<S> {
             certificates: certificates.iter().map(CertificateV1::from).collect(),
             revoked: revoked.keys().map(ToString::to_string).collect(),
             tokens: open
-                .map(|token| OpenTokenV1 { subject: token.subject.to_string(), expires_s: token.expires.as_secs() })
+                .map(|token| OpenTokenV1 {
+                    subject: token.subject.to_string(),
+                    expires_s: token.expires.as_secs(),
+                })
                 .collect(),
         })
     }
@@ -401,7 +420,7 @@ impl<S: Store> Authority<S> {
         request: &RevokeV1,
         own: &CertificateSerial,
         now: Duration,
-    ) -> Result<RevokedV1, PkiError> {
+    ) -> Result<RevocationsV1, PkiError> {
         let RevokeV1 { version: _, target, own: including_own } = request;
         let is_meant = |record: &CertificateRecord| {
             record.serial.as_str() == target || subject::is_named(&record.subject, target)
@@ -435,7 +454,7 @@ impl<S: Store> Authority<S> {
                 }
                 CertificatesRevoked { certificates: revoked.len(), tokens }.emit();
                 let revoked = revoked.values().map(CertificateV1::from).collect();
-                return Ok(RevokedV1 { version: VERSION, revoked, tokens });
+                return Ok(RevocationsV1 { version: VERSION, revoked, tokens });
             }
             let entries = meant.iter().map(|record| (record.serial.clone(), record.not_after));
             let next = trust.state.revoke(entries, now)?;
@@ -485,7 +504,8 @@ impl<S: Store> Authority<S> {
         let next = if cancel {
             rotation::cancel(&trust.state, now)?
         } else {
-            let next = match (present == RotationPhase::Single && seen == present, certificate, &self.folder) {
+            let next = match (present == RotationPhase::Single && seen == present, certificate, &self.folder)
+            {
                 (false, _, _) | (true, None, None) => None,
                 (true, Some(pem), _) => Some(self.given_authority(&pem, &trust.state)?),
                 (true, None, Some(folder)) => {
@@ -534,7 +554,8 @@ impl<S: Store> Authority<S> {
         let mut old: Vec<String> = entries.iter().filter(is_old).map(|entry| entry.key.clone()).collect();
         self.certificates.store(entries.len() - old.len(), Ordering::Relaxed);
         let tokens = self.store.range(keys::JOIN_TOKENS).await?.entries;
-        let is_old = |entry: &&KeyValue| records::join_token(entry).is_ok_and(|token| is_expired(token.expires, now));
+        let is_old =
+            |entry: &&KeyValue| records::join_token(entry).is_ok_and(|token| is_expired(token.expires, now));
         old.extend(tokens.iter().filter(is_old).map(|entry| entry.key.clone()));
         for part in old.chunks(DELETED_AT_ONCE) {
             let then = part.iter().map(|key| Op::Delete { key: key.clone() }).collect();

@@ -9,8 +9,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    PublicKeyData, SanType, SerialNumber, SignatureAlgorithm, SigningKey, SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm, SigningKey,
+    SubjectPublicKeyInfo,
 };
 use regions::spiffe::SpiffeId;
 use scheduler_core::pki::issue::{AUTHORITY_VALIDITY, ValidityPeriod};
@@ -36,7 +37,12 @@ const KEY_ENDING: &str = "key";
 /// Signature of the authority's key over the bytes of a certificate.
 pub(crate) trait AuthoritySigner: Send + Sync + 'static {
     /// Signs with the key of this authority. It may block.
-    fn sign(&self, authority: &Fingerprint, key: &SubjectPublicKeyInfo, bytes: &[u8]) -> Result<Vec<u8>, SignerError>;
+    fn sign(
+        &self,
+        authority: &Fingerprint,
+        key: &SubjectPublicKeyInfo,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, SignerError>;
 }
 
 /// Failed signature.
@@ -75,10 +81,16 @@ impl FileSigner {
 }
 
 impl AuthoritySigner for FileSigner {
-    fn sign(&self, authority: &Fingerprint, _: &SubjectPublicKeyInfo, bytes: &[u8]) -> Result<Vec<u8>, SignerError> {
+    fn sign(
+        &self,
+        authority: &Fingerprint,
+        _: &SubjectPublicKeyInfo,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, SignerError> {
         let file = path(&self.folder, authority, KEY_ENDING);
         let problem = |problem: String| SignerError::KeyFile { file: file.clone(), problem };
-        let text = std::fs::read_to_string(&file).map_err(|error| problem(format!("cannot be read: {error}")))?;
+        let text =
+            std::fs::read_to_string(&file).map_err(|error| problem(format!("cannot be read: {error}")))?;
         let key = KeyPair::from_pem(&text).map_err(|_| problem("has no usable private key".to_owned()))?;
         key.sign(bytes).map_err(|error| problem(format!("cannot sign: {error}")))
     }
@@ -122,12 +134,21 @@ impl CommandSigner {
             return Err(SignerError::Command(format!("wrote more than {SIGNATURE_BYTES_MAX} bytes")));
         }
         let status = child.wait().await.map_err(failed)?;
-        if status.success() { Ok(signature) } else { Err(SignerError::Command(format!("ended with {status}"))) }
+        if status.success() {
+            Ok(signature)
+        } else {
+            Err(SignerError::Command(format!("ended with {status}")))
+        }
     }
 }
 
 impl AuthoritySigner for CommandSigner {
-    fn sign(&self, authority: &Fingerprint, _: &SubjectPublicKeyInfo, bytes: &[u8]) -> Result<Vec<u8>, SignerError> {
+    fn sign(
+        &self,
+        authority: &Fingerprint,
+        _: &SubjectPublicKeyInfo,
+        bytes: &[u8],
+    ) -> Result<Vec<u8>, SignerError> {
         self.runtime.block_on(async {
             let run = timeout(SIGNER_TIMEOUT, self.run(authority, bytes)).await;
             run.map_err(|_| SignerError::Command(format!("did not end within {SIGNER_TIMEOUT:?}")))?
@@ -185,10 +206,15 @@ pub(crate) fn sign(
     let unusable = |problem: &str| SignerError::Authority(problem.to_owned());
     let der = der_of(&authority.certificate)?;
     let (_, parsed) = X509Certificate::from_der(&der).map_err(|_| unusable("is malformed"))?;
-    let key = SubjectPublicKeyInfo::from_der(parsed.public_key().raw)
-        .map_err(|_| unusable("has a key of an unsupported kind; use ECDSA P-256 or P-384, Ed25519, or RSA"))?;
-    let adapter =
-        SigningAdapter { signer, authority: authority.fingerprint, key, failure: std::cell::RefCell::default() };
+    let key = SubjectPublicKeyInfo::from_der(parsed.public_key().raw).map_err(|_| {
+        unusable("has a key of an unsupported kind; use ECDSA P-256 or P-384, Ed25519, or RSA")
+    })?;
+    let adapter = SigningAdapter {
+        signer,
+        authority: authority.fingerprint,
+        key,
+        failure: std::cell::RefCell::default(),
+    };
     let issuer = Issuer::from_ca_cert_der(&der.as_slice().into(), &adapter)
         .map_err(|error| SignerError::Authority(format!("is unusable: {error}")))?;
     let mut params = CertificateParams::default();
@@ -196,7 +222,8 @@ pub(crate) fn sign(
     params.distinguished_name.push(DnType::CommonName, common_name(order.subject));
     params.subject_alt_names = vec![SanType::URI(order.subject.to_string().try_into().map_err(rejected)?)];
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    params.extended_key_usages =
+        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     params.use_authority_key_identifier_extension = true;
     params.serial_number = Some(SerialNumber::from(serial_bytes(order.serial)));
     params.not_before = (std::time::UNIX_EPOCH + order.period.not_before).into();

@@ -15,7 +15,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 
 struct Scene {
     store: SimStore,
-    hubs: [Authority<SimStore>; 2],
+    hubs: [IssuingAuthority<SimStore>; 2],
     _dir: TempDir,
 }
 
@@ -36,7 +36,7 @@ impl Scene {
         let hubs = [(), ()].map(|()| {
             let signer = Arc::new(FileSigner::new(folders.authority.clone()));
             let folder = Some(folders.authority.clone());
-            Authority::new(store.clone(), signer, catalogue.clone(), issue::VALIDITY, folder)
+            IssuingAuthority::new(store.clone(), signer, catalogue.clone(), issue::VALIDITY, folder)
         });
         let (first, records) = init::read_first(&folders.authority, NOW).unwrap();
         hubs[0].begin(first, records).await.unwrap();
@@ -189,7 +189,8 @@ async fn a_revoked_certificate_is_not_renewed_and_neither_is_its_successor_left_
     let own = scene.hubs[0].certificates().await.unwrap();
     let admin = own.iter().find(|record| record.subject.to_string().ends_with("operator/admin")).unwrap();
     let request = |target: &str, own: bool| RevokeV1 { version: VERSION, target: target.to_owned(), own };
-    let revoke = async |target: &str, own: bool| scene.hubs[0].revoke(&request(target, own), &admin.serial, NOW).await;
+    let revoke =
+        async |target: &str, own: bool| scene.hubs[0].revoke(&request(target, own), &admin.serial, NOW).await;
     let before = scene.hubs[0].trust().await.unwrap().state.generation;
     let revoked = revoke("spoke/aws/eu-central-1", false).await.unwrap();
     assert_eq!((revoked.revoked.len(), revoked.tokens), (2, 1));
@@ -216,9 +217,9 @@ async fn a_renewal_that_races_with_a_revocation_leaves_no_valid_certificate() {
         let scene = Scene::new().await;
         let first = scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
         let request = RevokeV1 { version: VERSION, target: spoke().to_string(), own: false };
-        let (other, csr, first) = ("01ff".parse().unwrap(), csr(), serial(&first));
+        let (owner, other, csr, first) = (spoke(), "01ff".parse().unwrap(), csr(), serial(&first));
         let (renewed, revoked) = tokio::join!(
-            scene.hubs[0].renew(&spoke(), &first, &csr, NOW),
+            scene.hubs[0].renew(&owner, &first, &csr, NOW),
             scene.hubs[1].revoke(&request, &other, NOW)
         );
         revoked.unwrap();
@@ -307,7 +308,8 @@ async fn an_external_signer_signs_and_a_wrong_signature_is_rejected() {
         .await
         .unwrap()
     };
-    let openssl = format!("test ${{#MERIDIAN_AUTHORITY}} = 64 && openssl dgst -sha256 -sign {}", key.display());
+    let openssl =
+        format!("test ${{#MERIDIAN_AUTHORITY}} = 64 && openssl dgst -sha256 -sign {}", key.display());
     sign(&openssl).await.unwrap();
     for (command, problem) in [
         ("cat > /dev/null; echo wrong", "not one of the authority's key"),

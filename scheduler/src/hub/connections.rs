@@ -1,0 +1,220 @@
+//! Connections of the hub: accepted in one task, with the TLS handshakes in others.
+//!
+//! A peer that connects and sends nothing occupies one of a limited number of handshakes for a limited time, and no other
+//! peer waits for it. Connections beyond a limit are closed at once.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use identity::{
+    AcceptedPeers, ConnectionFailureCause, ConnectionFailures, ConnectionRejected, GuardedStream,
+    PeerIdentity, ProcessIdentity, ServerTls,
+};
+use regions::spiffe::Role;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
+
+/// Timeout of a handshake, after which the peer connects again.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of handshakes at a time. A handshake takes about a millisecond of CPU time.
+const HANDSHAKES_MAX: usize = 256;
+/// Maximum number of open connections: some for each of a thousand gateways and spokes.
+pub(super) const CONNECTIONS_MAX: usize = 8192;
+/// Number of accepted connections that wait for the server.
+const QUEUE: usize = 64;
+/// Pause after a failure to accept, such as a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// Peers that may connect; each path has its own roles.
+const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+
+/// Other end of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    address: SocketAddr,
+    /// Verified identity; none over plaintext.
+    pub(super) identity: Option<PeerIdentity>,
+}
+
+/// Open connection.
+pub(super) struct HubStream {
+    transport: HubTransport,
+    _permit: OwnedSemaphorePermit,
+}
+
+enum HubTransport {
+    Plaintext(TcpStream),
+    Tls(Box<GuardedStream<TlsStream<TcpStream>>>),
+}
+
+/// Accepted connections, for the server.
+pub(super) struct HubListener {
+    address: SocketAddr,
+    accepted: mpsc::Receiver<(HubStream, Peer)>,
+}
+
+/// Accepts connections; runs until the server ends.
+pub(super) struct Acceptor {
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    accepted: mpsc::Sender<(HubStream, Peer)>,
+    connections: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
+    failures: Arc<ConnectionFailures>,
+}
+
+/// Creates the listener of the server, and the acceptor that feeds it.
+pub(super) fn listen(
+    listener: TcpListener,
+    identity: Option<&Arc<ProcessIdentity>>,
+    failures: Arc<ConnectionFailures>,
+) -> io::Result<(HubListener, Acceptor)> {
+    let address = listener.local_addr()?;
+    let tls = identity.map(|identity| ServerTls::new(identity, PEERS, &[b"http/1.1"])).transpose();
+    let tls = tls.map_err(io::Error::other)?.map(Arc::new);
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let acceptor = Acceptor {
+        listener,
+        tls,
+        accepted: sender,
+        connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
+        failures,
+    };
+    Ok((HubListener { address, accepted: receiver }, acceptor))
+}
+
+impl Acceptor {
+    /// Accepts connections until the server ends.
+    pub(super) async fn run(self) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = self.accepted.closed() => return,
+            };
+            match accepted {
+                Ok((tcp, address)) => self.admit(tcp, address).await,
+                Err(error) => {
+                    // The process has too few file descriptors, or the network failed. Raise the limit of open files.
+                    tracing::warn!(%error, "failed to accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn admit(&self, tcp: TcpStream, address: SocketAddr) {
+        let Ok(permit) = self.connections.clone().try_acquire_owned() else {
+            let reason = "the maximum number of connections is open";
+            ConnectionRejected { cause: ConnectionFailureCause::Overloaded, reason }.record(&self.failures);
+            return;
+        };
+        tcp.set_nodelay(true).ok();
+        let Some(tls) = self.tls.clone() else {
+            let stream = HubStream { transport: HubTransport::Plaintext(tcp), _permit: permit };
+            self.accepted.send((stream, Peer { address, identity: None })).await.ok();
+            return;
+        };
+        let Ok(handshake) = self.handshakes.clone().try_acquire_owned() else {
+            let reason = "the maximum number of handshakes is in progress";
+            ConnectionRejected { cause: ConnectionFailureCause::Overloaded, reason }.record(&self.failures);
+            return;
+        };
+        let (accepted, failures) = (self.accepted.clone(), self.failures.clone());
+        let shaking = async move {
+            let done = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await;
+            drop(handshake);
+            match done {
+                Ok(Ok((stream, identity))) => {
+                    let transport = HubTransport::Tls(Box::new(stream));
+                    let peer = Peer { address, identity: Some(identity) };
+                    accepted.send((HubStream { transport, _permit: permit }, peer)).await.ok();
+                }
+                Ok(Err(error)) => {
+                    // A peer that disconnects during the handshake is a port check.
+                    if let Some(cause) = ConnectionFailureCause::of_io(&error) {
+                        ConnectionRejected { cause, reason: &error.to_string() }.record(&failures);
+                    }
+                }
+                Err(elapsed) => {
+                    let cause = ConnectionFailureCause::TimedOut;
+                    ConnectionRejected { cause, reason: &elapsed.to_string() }.record(&failures);
+                }
+            }
+        };
+        tokio::spawn(supervision::task::contained("handshake", shaking));
+    }
+}
+
+impl Listener for HubListener {
+    type Io = HubStream;
+    type Addr = Peer;
+
+    async fn accept(&mut self) -> (HubStream, Peer) {
+        match self.accepted.recv().await {
+            Some(accepted) => accepted,
+            // The acceptor has ended, so the hub stops.
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Peer> {
+        Ok(Peer { address: self.address, identity: None })
+    }
+}
+
+impl Connected<IncomingStream<'_, HubListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, HubListener>) -> Peer {
+        stream.remote_addr().clone()
+    }
+}
+
+impl std::fmt::Display for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.identity {
+            Some(identity) => write!(f, "{} at {}", identity.id, self.address),
+            None => write!(f, "{}", self.address),
+        }
+    }
+}
+
+impl AsyncRead for HubStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().transport {
+            HubTransport::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
+            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+        }
+    }
+}
+
+impl AsyncWrite for HubStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().transport {
+            HubTransport::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
+            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().transport {
+            HubTransport::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
+            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().transport {
+            HubTransport::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
+            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+        }
+    }
+}
