@@ -71,7 +71,7 @@ mod tests {
         check("http://h:1/", "oci/ap-tokyo-1", Err("identity"));
         check("https://h:1/", "oci/ap-tokyo-1", Err("--identity"));
         check(hub, "us-east-1", Err("such as gcp/europe-west4"));
-        check("127.0.0.1:7000", "aws/us-east-1", Err("http://HOST:PORT"));
-        check("mailto:a", "aws/us-east-1", Err("http://HOST:PORT"));
+        check("127.0.0.1:7000", "aws/us-east-1", Err("https://HOST:PORT"));
+        check("mailto:a", "aws/us-east-1", Err("https://HOST:PORT"));
     }
 }

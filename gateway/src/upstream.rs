@@ -21,8 +21,8 @@ use http::header::CONTENT_LENGTH;
 use http::response::Parts as Head;
 use identity::ConnectionFailures;
 use identity::Transport;
+use regions::HostPort;
 use regions::catalogue::Catalogue;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,7 @@ impl Upstream {
 
     async fn open(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         connect_timeout: Duration,
     ) -> Result<UpstreamConnection<'_>, AttemptFailure> {
         let Some(http2_client) = &self.http2_client else {
@@ -143,7 +143,7 @@ impl Upstream {
     /// returns the time from request to response.
     pub(crate) async fn send_own(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         head: &RequestHead,
         body: &Bytes,
         whole_max: usize,
@@ -154,7 +154,7 @@ impl Upstream {
             let response = match opened.send(head, body.clone()).await {
                 // Another idle connection or a new one: the number of idle ones is finite.
                 Err(AttemptFailure::StaleConnection) => continue,
-                result => self.buffer(result?, whole_max, key.address).await?,
+                result => self.buffer(result?, whole_max, &key.address).await?,
             };
             return Ok((response, sent.elapsed()));
         }
@@ -164,16 +164,16 @@ impl Upstream {
     /// which is buffered if it declares at most `whole_max` bytes; the caller bounds the time by dropping the future.
     pub(crate) async fn send(
         &self,
-        to: RegionConnection<SocketAddr>,
+        to: RegionConnection<HostPort>,
         connect_timeout: Duration,
         head: RequestHead,
         body: residency::SealedBody<Bytes>,
         whole_max: usize,
     ) -> Result<UpstreamResponse, AttemptFailure> {
-        let key = UpstreamKey { region: to.region(), address: *to.address() };
-        let opened = self.open(key, connect_timeout).await?;
+        let key = UpstreamKey { region: to.region(), address: to.address().clone() };
+        let opened = self.open(&key, connect_timeout).await?;
         let (body, address) = residency::send(body, to, opened.peer());
-        self.buffer(opened.send(&head, body).await?, whole_max, address).await
+        self.buffer(opened.send(&head, body).await?, whole_max, &address).await
     }
 
     /// Buffers the body if it declares at most `whole_max` bytes.
@@ -181,7 +181,7 @@ impl Upstream {
         &self,
         (head, mut body): (Head, UpstreamBody),
         whole_max: usize,
-        address: SocketAddr,
+        address: &HostPort,
     ) -> Result<UpstreamResponse, AttemptFailure> {
         let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
             return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });

@@ -2,6 +2,7 @@
 
 use crate::process::{IdentityFiles, OwnName, ProcessIdentity};
 use configuration::{ConfigFile, Files, section};
+use regions::HostPort;
 use regions::catalogue::Catalogue;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -38,13 +39,14 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Validates the section and loads its files, or records their problems.
+    /// Validates the section and loads its files, or records their problems. If the name or the catalogue is missing,
+    /// because of another problem of the file, the files are not loaded.
     pub fn read(
         section: Option<IdentitySection>,
         document: &ConfigFile<'_>,
         files: &Files<'_>,
-        expected: &OwnName,
-        catalogue: &Arc<Catalogue>,
+        expected: Option<OwnName>,
+        catalogue: Option<&Arc<Catalogue>>,
     ) -> Option<Transport> {
         let Some(section) = section else { return Some(Transport::Loopback) };
         let IdentitySection { dir, certificate, key, authorities, revoked, insecure } = section;
@@ -63,7 +65,7 @@ impl Transport {
                 return None;
             }
         };
-        let loaded = ProcessIdentity::load(named, expected, Some(catalogue));
+        let loaded = ProcessIdentity::load(named, &expected?, Some(catalogue?));
         let loaded = loaded.map_err(|problems| document.problems_by_key(problems)).ok()?;
         Some(Transport::Tls(Arc::new(loaded)))
     }
@@ -83,8 +85,8 @@ impl Transport {
 
     /// Records a problem of the key `name` if a listener at `address` would be in plaintext and reachable from other
     /// machines.
-    pub fn check_listener(&self, document: &ConfigFile<'_>, name: &str, address: IpAddr) {
-        if !self.permits(address) {
+    pub fn check_listener(&self, document: &ConfigFile<'_>, name: &str, address: &HostPort) {
+        if matches!(self, Transport::Loopback) && !address.is_loopback() {
             let problem = format!(
                 "\"{address}\" is not a loopback address, and without [identity] every process of the network could \
                  connect; add [identity] with dir, or with insecure = true"

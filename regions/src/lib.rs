@@ -4,6 +4,7 @@
 //!
 //! - [`id`], [`geography`], [`jurisdiction`]: value types. A region has a name, coordinates, and jurisdictions that
 //!   contain it.
+//! - [`address`]: host and port of an endpoint.
 //! - [`catalogue`]: the known regions, read from `configs/regions.toml`, validated, sorted and immutable. Each region
 //!   has an ordinal in it, and a [`RegionSet`] is a bit set of a few machine words.
 //! - [`residency`]: residency policies. A policy names areas and permits a set of regions; sets are only intersected.
@@ -17,6 +18,7 @@
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
 //! and the gateway run the same code.
 
+pub mod address;
 pub mod catalogue;
 pub mod deployment;
 pub mod engine;
@@ -38,6 +40,7 @@ pub mod tenant;
 pub mod weights;
 mod written;
 
+pub use address::{Host, HostName, HostPort};
 pub use catalogue::{Catalogue, Region};
 pub use configuration::{Problem, did_you_mean, duration};
 pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments, write_deployments};

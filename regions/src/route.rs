@@ -7,9 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 
+use crate::address::HostPort;
 use crate::catalogue::Catalogue;
 use crate::deployment::Deployment;
 use crate::id::{DeploymentName, RegionId, TenantId};
@@ -75,7 +75,7 @@ pub struct Widening {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionRoute {
     /// Address of the region's spoke.
-    pub endpoint: SocketAddr,
+    pub endpoint: HostPort,
     /// Deployments that had a ready replica at the region's last report.
     pub deployments: BTreeSet<DeploymentName>,
     /// Whether an operator drains the region: requests are sent to other allowed regions if there are any.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::config::StoreConfig;
 use regions::spiffe::SpiffeId;
-use regions::{DeploymentName, Generation, ModelRevision, RegionId};
+use regions::{DeploymentName, Generation, HostPort, ModelRevision, RegionId};
 use scheduler_api::plan::TrafficClass;
 use scheduler_core::pki::rotation::CertificateRecord;
 use scheduler_core::pki::token::Fingerprint;
@@ -62,7 +62,7 @@ crate::log::events! {
 
     /// A spoke registered.
     info!(%region, boot_id, %endpoint, lease, "spoke registered")
-    SpokeRegistered<'a> { region: &'a RegionId, boot_id: u64, endpoint: SocketAddr, lease: u64 }
+    SpokeRegistered<'a> { region: &'a RegionId, boot_id: u64, endpoint: &'a HostPort, lease: u64 }
 
     /// An operator requested that a region is drained.
     info!(%region, "drain requested")

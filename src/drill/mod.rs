@@ -187,7 +187,8 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
         ),
         (Some(hub), true) => {
             let identity = options.identity.as_deref();
-            Some(apply::client(hub, identity, REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?)
+            let client = apply::client(hub, identity, REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?;
+            Some(Box::new(client))
         }
     };
     let catalogue = Catalogue::builtin();

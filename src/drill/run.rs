@@ -24,7 +24,7 @@ pub(super) enum ActionExecutor {
     /// Local fleet of this process.
     LocalFleet(FleetControl),
     /// Operator of an existing deployment.
-    Operator(Option<OperatorClient>),
+    Operator(Option<Box<OperatorClient>>),
 }
 
 /// Returns the load generator options for each load of the drill, in order.

@@ -98,14 +98,13 @@ async fn invalid_files_are_rejected_with_their_lines_and_change_nothing() {
         &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
     );
     check("", &["--yes"], 2, &["is empty"]);
-    let other = world.file("other-token");
-    std::fs::write(&other, "0123456789abcdef").expect("written");
+    let viewer = world.file("identities/viewer");
     std::fs::write(&file, "deployment = []").expect("written");
-    let (file, other) = (file.to_str().expect("UTF-8"), other.to_str().expect("UTF-8"));
-    let (code, _, said) = operator(&world, &["apply", file, "--identity", other, "--yes"]);
-    assert!(code == Some(1) && said.contains("not the operator token"), "{said}");
+    let (file, viewer) = (file.to_str().expect("UTF-8"), viewer.to_str().expect("UTF-8"));
+    let (code, _, said) = operator(&world, &["apply", file, "--identity", viewer, "--yes"]);
+    assert!(code == Some(1) && said.contains("it is open to: operator"), "{said}");
     let (code, _, said) = operator(&world, &["apply", file, "--yes"]);
-    assert!(code == Some(2) && said.contains("MERIDIAN_OPERATOR_TOKEN"), "{said}");
+    assert!(code == Some(2) && said.contains("MERIDIAN_IDENTITY"), "{said}");
     assert_eq!(operator(&world, &["get", "deployments"]).1, before);
     let (code, _, said) = operator(&world, &["get", "deployments", "missing"]);
     assert!(code == Some(1) && said.contains("no deployment `missing`"), "{said}");

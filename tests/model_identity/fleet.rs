@@ -244,7 +244,7 @@ impl Fleet {
         let hub = format!("http://127.0.0.1:{}", self.ports[HUB]);
         let output = Command::new(env!("CARGO_BIN_EXE_meridian"))
             .args(arguments)
-            .args(["--hub", &hub, "--token-file", "operator"])
+            .args(["--hub", &hub])
             .current_dir(self.dir.path())
             .output()
             .unwrap();

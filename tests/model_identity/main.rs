@@ -35,8 +35,13 @@ async fn no_response_of_ten_thousand_is_of_the_wrong_model() {
                 && rollout.contains("1 of 1 replicas ready")
         })
         .await;
-    assert!(fleet.log("spoke").contains("replica identity mismatch"));
-    assert_eq!(fleet.metric("meridian_ingress_replicas_mismatched{deployment=\"d\"}").await, Some(2));
+    // The hub compares the reports with its table; the spoke finds the mismatches with its next poll of the replicas.
+    fleet
+        .until("the spoke counts and logs the mismatches", async |fleet| {
+            let mismatched = fleet.metric("meridian_ingress_replicas_mismatched{deployment=\"d\"}").await;
+            mismatched == Some(2) && fleet.log("spoke").contains("replica identity mismatch")
+        })
+        .await;
 
     // Restarts: the wrong replica restarts with the right model, and then the right one with the wrong model.
     fleet.replica(1, Kind::F32).await;

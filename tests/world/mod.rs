@@ -28,7 +28,7 @@ pub(crate) struct World {
     control: String,
     /// Base URL of the hub.
     pub hub: String,
-    /// File with the operator token.
+    /// Directory with the identity of the operator.
     pub identity: String,
     /// Certificate of the gateway, if clients use TLS.
     certificate: String,

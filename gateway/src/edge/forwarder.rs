@@ -221,7 +221,7 @@ impl Forwarder {
     ) -> Result<AttemptResponse, AttemptFailure> {
         let OutboundAttempt { region, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
-        let address = view.address(region).ok_or(AttemptFailure::Unreachable)?;
+        let address = view.address(region).ok_or(AttemptFailure::Unreachable)?.clone();
         let to = allowed.open(region, address);
         let to = to.expect("a plan targets only allowed regions (invariant 1, Residency)");
         let locked = policy.residency.is_locked();

@@ -16,13 +16,13 @@ use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
 use gateway_core::health::HealthReport;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use regions::HostPort;
 use regions::set::RegionIndex;
 use scheduler_api::paths;
 use scheduler_api::report::{
     DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
 };
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -45,7 +45,7 @@ pub(crate) async fn listen(
     region_monitor: Arc<RegionMonitor>,
     pools: Arc<AdmissionPools>,
 ) {
-    let mut receivers: BTreeMap<(RegionIndex, SocketAddr), tokio::task::AbortHandle> = BTreeMap::new();
+    let mut receivers: BTreeMap<(RegionIndex, HostPort), tokio::task::AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let gateway = Gateway { location: config.region.to_string(), boot_id: rand::random() };
     loop {
@@ -59,7 +59,7 @@ pub(crate) async fn listen(
             stays
         });
         for (region, address) in desired {
-            receivers.entry((region, address)).or_insert_with(|| {
+            receivers.entry((region, address.clone())).or_insert_with(|| {
                 let receiver = ReportReceiver {
                     key: UpstreamKey { region, address },
                     gateway: gateway.clone(),
@@ -121,7 +121,7 @@ impl ReportReceiver {
         head.put(HOST.as_str(), AUTHORITY);
         head.put(CONTENT_TYPE.as_str(), "application/json");
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
-        let received = self.upstream.send_own(self.key, &head, &body, REPORT_BYTES_MAX).await;
+        let received = self.upstream.send_own(&self.key, &head, &body, REPORT_BYTES_MAX).await;
         let (UpstreamResponse { head, body }, round_trip) =
             received.map_err(|failure| format!("{failure:?}"))?;
         match body {
@@ -138,7 +138,7 @@ impl ReportReceiver {
         let report = match Report::try_from(report) {
             Ok(report) => report,
             Err(error) => {
-                let address = self.key.address;
+                let address = &self.key.address;
                 // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }

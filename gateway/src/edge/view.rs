@@ -4,15 +4,14 @@ use gateway_core::keys::KeyRing;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::Tenant;
 use gateway_core::trail::PolicyVersion;
-use regions::ModelRevision;
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
 use regions::residency::{PolicyError, ResidencyPolicy};
 use regions::route::{Generation, RouteTable};
 use regions::set::{RegionIndex, RegionSet};
+use regions::{HostPort, ModelRevision};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use supervision::Mutex;
 
@@ -25,7 +24,7 @@ pub(crate) struct View {
     pub(crate) routed: RegionSet,
     /// Those of them that are draining.
     pub(crate) draining: RegionSet,
-    regions: BTreeMap<RegionIndex, SocketAddr>,
+    regions: BTreeMap<RegionIndex, HostPort>,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
 }
 
@@ -96,7 +95,7 @@ impl View {
         let mut regions = BTreeMap::new();
         for (id, route) in &table.regions {
             match catalogue.index_of(id) {
-                Some(index) => drop(regions.insert(index, route.endpoint)),
+                Some(index) => drop(regions.insert(index, route.endpoint.clone())),
                 None => {
                     // It receives no requests of this gateway. Give the gateway the `catalogue` of the hub.
                     tracing::warn!(region = %id, "region of the route table ignored because it is not in the catalogue")
@@ -164,11 +163,11 @@ impl View {
         self.deployments.values().map(|routed| &routed.deployment)
     }
 
-    pub(crate) fn address(&self, region: RegionIndex) -> Option<SocketAddr> {
-        self.regions.get(&region).copied()
+    pub(crate) fn address(&self, region: RegionIndex) -> Option<&HostPort> {
+        self.regions.get(&region)
     }
 
-    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionIndex, SocketAddr)> {
-        self.regions.iter().map(|(region, address)| (*region, *address))
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (RegionIndex, HostPort)> {
+        self.regions.iter().map(|(region, address)| (*region, address.clone()))
     }
 }

@@ -1,12 +1,12 @@
 //! Failed connections of a gateway to a region.
 
 use identity::{ConnectionFailureCause, ConnectionFailures};
-use std::net::SocketAddr;
+use regions::HostPort;
 
 /// Connecting to a region failed. Logged when the cause changes. `docs/identities.md` has the fix for each `cause`.
 pub(crate) struct HopFailed<'a> {
     pub(crate) region: Option<&'a str>,
-    pub(crate) address: SocketAddr,
+    pub(crate) address: &'a HostPort,
     pub(crate) cause: ConnectionFailureCause,
     pub(crate) error: &'a dyn std::fmt::Display,
     /// Whether the cause differs from that of the previous failure.

@@ -1,8 +1,7 @@
 //! Events of replicas whose model differs from the one their deployment specifies.
 
-use regions::{ModelRevision, RegionId};
+use regions::{HostPort, ModelRevision, RegionId};
 use scheduler_core::spoke::RevisionMismatch;
-use std::net::SocketAddr;
 
 /// A replica reports a model other than that of its deployment, and receives no requests. Start it with that model,
 /// or promote its revision.
@@ -33,7 +32,7 @@ impl ReplicaMismatch<'_> {
 /// sent again. Expected once after a replica was restarted with another model.
 pub(crate) struct RevisionChanged<'a> {
     pub(crate) region: &'a RegionId,
-    pub(crate) replica: SocketAddr,
+    pub(crate) replica: &'a HostPort,
     pub(crate) expected: ModelRevision,
     pub(crate) found: &'a str,
 }

@@ -10,12 +10,12 @@ use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use identity::verify::ExpectedPeer;
 use identity::{ConnectedPeer, ConnectionFailureCause, ConnectionFailures, TlsClient, Transport};
+use regions::HostPort;
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use regions::spiffe::Role;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::Mutex;
@@ -44,10 +44,10 @@ pub(crate) struct Connector {
 
 /// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
 /// connections do not lead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct UpstreamKey {
     pub(crate) region: RegionIndex,
-    pub(crate) address: SocketAddr,
+    pub(crate) address: HostPort,
 }
 
 /// Established connection, with the identity of the peer and the negotiated protocol.
@@ -101,11 +101,11 @@ impl Connector {
     /// minimum of [`HANDSHAKE_MIN`].
     pub(crate) async fn connect(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         limit: Duration,
     ) -> Result<PeerConnection, AttemptFailure> {
         let UpstreamKey { region, address } = key;
-        if matches!(self.mode, Mode::Loopback) && !address.ip().is_loopback() {
+        if matches!(self.mode, Mode::Loopback) && !address.is_loopback() {
             let error = "without [identity] requests are sent to loopback addresses only; configure an identity, or \
                          set insecure = true";
             return Err(self.failed(key, ConnectionFailureCause::PlaintextForbidden, &error));
@@ -119,7 +119,7 @@ impl Connector {
                 http2: self.http2,
             });
         };
-        let expected = ExpectedPeer { role: Role::Spoke, region: Some(region) };
+        let expected = ExpectedPeer { role: Role::Spoke, region: Some(*region) };
         let limit_tls = limit.max(HANDSHAKE_MIN);
         let mut connected = timeout(limit_tls, tls.resume(expected, tcp)).await;
         if matches!(connected, Ok(Ok(None))) {
@@ -146,7 +146,7 @@ impl Connector {
         &self,
         tls: &TlsClient,
         connected: ConnectedPeer,
-        key: UpstreamKey,
+        key: &UpstreamKey,
     ) -> Result<PeerConnection, AttemptFailure> {
         let http2 = connected.protocol() == Some(HTTP2);
         let ConnectedPeer { stream, peer } = connected;
@@ -167,7 +167,7 @@ impl Connector {
 
     /// Records a connection that failed before a response. A rejection of our certificate is only visible here: in TLS
     /// 1.3 the client completes its handshake before the server has verified the client's certificate.
-    pub(crate) fn connection_failed(&self, key: UpstreamKey, error: &io::Error) {
+    pub(crate) fn connection_failed(&self, key: &UpstreamKey, error: &io::Error) {
         if let Some(cause) = ConnectionFailureCause::of_io(error) {
             self.failed(key, cause, error);
         }
@@ -175,12 +175,12 @@ impl Connector {
 
     fn failed(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         cause: ConnectionFailureCause,
         error: &dyn std::fmt::Display,
     ) -> AttemptFailure {
         let is_new = self.last_failures().insert(key.region, cause) != Some(cause);
-        let (region, address) = (self.region_name(key.region), key.address);
+        let (region, address) = (self.region_name(key.region), &key.address);
         HopFailed { region, address, cause, error, is_new }.record(&self.failures);
         if cause == ConnectionFailureCause::WrongPeer {
             AttemptFailure::WrongPeer
@@ -199,9 +199,9 @@ impl Connector {
     }
 }
 
-async fn reach(address: SocketAddr, limit: Duration) -> Result<TcpStream, AttemptFailure> {
+async fn reach(address: &HostPort, limit: Duration) -> Result<TcpStream, AttemptFailure> {
     let reached = async {
-        let stream = timeout(limit, TcpStream::connect(address)).await??;
+        let stream = timeout(limit, TcpStream::connect(address.to_string())).await??;
         stream.set_nodelay(true)?;
         Ok::<_, io::Error>(stream)
     };

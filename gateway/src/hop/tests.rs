@@ -110,12 +110,12 @@ fn client(credentials: Arc<ProcessIdentity>) -> Http1Client {
 
 fn key(address: SocketAddr) -> UpstreamKey {
     let region = Catalogue::builtin().index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
-    UpstreamKey { region, address }
+    UpstreamKey { region, address: address.into() }
 }
 
 /// Sends a request and returns the status of its response.
 async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, AttemptFailure> {
-    let opened = client.open(key(address), PATIENCE).await?;
+    let opened = client.open(&key(address), PATIENCE).await?;
     let response = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = response.head.status.as_u16();
     response.body.finish(client);
@@ -143,7 +143,7 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
     let authority = Authority::new();
     let served = serve(End::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
     let client = client(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
-    let first = client.open(key(served.address), PATIENCE).await.unwrap();
+    let first = client.open(&key(served.address), PATIENCE).await.unwrap();
     assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
     for _ in 0..3 {
@@ -261,7 +261,7 @@ async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
     );
 
     // The kernel accepts the connection, but no process does.
-    let opened = client.open(key(address), Duration::from_millis(1)).await;
+    let opened = client.open(&key(address), Duration::from_millis(1)).await;
     assert_eq!(opened.err(), Some(AttemptFailure::Unreachable));
     assert_eq!(causes(client.connector().failures()), ["not_tls", "timed_out"]);
 }
@@ -272,7 +272,7 @@ async fn plaintext_leaves_this_machine_only_if_configured() {
         let client = Http1Client::over(Arc::new(
             Connector::to_regions(&regions, false, &Arc::new(Catalogue::builtin())).unwrap(),
         ));
-        let opened = client.open(key(address.parse().unwrap()), Duration::from_millis(1)).await;
+        let opened = client.open(&key(address.parse().unwrap()), Duration::from_millis(1)).await;
         assert!(opened.is_err(), "the port is closed");
         assert_eq!(causes(client.connector().failures()), cause, "{regions:?} {address}");
     };
@@ -288,7 +288,7 @@ fn is_resumed(stream: &TransportStream) -> bool {
 
 /// Opens a connection and waits for a response, and so for the verdict of the acceptor.
 async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, AttemptFailure> {
-    let PeerConnection { mut stream, .. } = client.connector().connect(key(address), PATIENCE).await?;
+    let PeerConnection { mut stream, .. } = client.connector().connect(&key(address), PATIENCE).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| AttemptFailure::Unreachable)?;
     stream.flush().await.map_err(|_| AttemptFailure::Unreachable)?;
     stream.read_u8().await.map_err(|_| AttemptFailure::Unreachable)?;

@@ -79,7 +79,7 @@ impl Http1Client {
     /// attempt that times out meanwhile. Trying after that would wait for the timeout once more for each permit before.
     pub(crate) async fn open(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         connect_timeout: Duration,
     ) -> Result<Http1Connection<'_>, AttemptFailure> {
         if let Some(opened) = self.take_idle(key) {
@@ -108,19 +108,23 @@ impl Http1Client {
     }
 
     /// Returns an idle connection.
-    pub(crate) fn take_idle(&self, key: UpstreamKey) -> Option<Http1Connection<'_>> {
+    pub(crate) fn take_idle(&self, key: &UpstreamKey) -> Option<Http1Connection<'_>> {
         let connection = self.pool.take(key)?;
         Some(Http1Connection { client: self, connection, reused: true })
     }
 
     /// Wraps a new connection.
-    pub(crate) fn ready(&self, key: UpstreamKey, connected: PeerConnection) -> Http1Connection<'_> {
-        Http1Connection { client: self, connection: PooledConnection::new(key, connected), reused: false }
+    pub(crate) fn ready(&self, key: &UpstreamKey, connected: PeerConnection) -> Http1Connection<'_> {
+        Http1Connection {
+            client: self,
+            connection: PooledConnection::new(key.clone(), connected),
+            reused: false,
+        }
     }
 
     /// Adds an idle connection to the pool.
-    pub(crate) fn put_idle(&self, key: UpstreamKey, connected: PeerConnection) {
-        self.pool.put(PooledConnection::new(key, connected));
+    pub(crate) fn put_idle(&self, key: &UpstreamKey, connected: PeerConnection) {
+        self.pool.put(PooledConnection::new(key.clone(), connected));
     }
 }
 
@@ -133,23 +137,22 @@ impl Http1Connection<'_> {
     /// Sends a request and waits for the head of its response; the caller bounds the time by dropping the future.
     pub(crate) async fn send(self, head: &RequestHead, body: &[u8]) -> Result<Http1Response, AttemptFailure> {
         let Http1Connection { client, mut connection, reused } = self;
-        let key = connection.key;
         // A server that rejects a body early responds before it has read all of it and closes; so a failed write does
         // not end the exchange, the response does.
         let sent = write_request(&mut connection.stream, &head.to_http1(), body).await;
         match read_head(&mut connection).await {
             Ok(UpstreamHead { head, framing, keep_alive }) => {
                 if !reused {
-                    client.connector.mark_healthy(key.region);
+                    client.connector.mark_healthy(connection.key.region);
                 }
                 // If the request was not written completely, the peer may still wait for the rest of it.
                 let keep_alive = keep_alive && sent.is_ok();
                 Ok(Http1Response { head, body: Http1Body { connection, framing, keep_alive } })
             }
             Err(error) => {
-                tracing::debug!(address = %key.address, reused, %error, "connection failed before a response");
+                tracing::debug!(address = %connection.key.address, reused, %error, "connection failed before a response");
                 if let Http1Error::Io(error) = &error {
-                    client.connector.connection_failed(key, error);
+                    client.connector.connection_failed(&connection.key, error);
                 }
                 let no_response = connection.buffer.is_empty() && matches!(error, Http1Error::Io(_));
                 Err(if reused && no_response {
@@ -291,8 +294,8 @@ mod tests {
     }
 
     async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), AttemptFailure> {
-        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
-        let opened = client.open(key, Duration::from_secs(5)).await?;
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address: address.into() };
+        let opened = client.open(&key, Duration::from_secs(5)).await?;
         let Http1Response { head, body: mut stream } = opened.send(&request(), BODY).await?;
         let mut body = Vec::new();
         while let Some(bytes) = stream.chunk().await.map_err(|_| AttemptFailure::Unreachable)? {
@@ -329,8 +332,8 @@ mod tests {
         let (address, _server) =
             server(&["HTTP/1.1 304 Not Modified\r\nx: close\r\ncontent-length: 3\r\n\r\n"]).await;
         let client = client();
-        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
-        let opened = client.open(key, Duration::from_secs(5)).await.unwrap();
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address: address.into() };
+        let opened = client.open(&key, Duration::from_secs(5)).await.unwrap();
         let mut response = opened.send(&request(), BODY).await.unwrap();
         assert_eq!(response.body.whole(3).await.unwrap(), "");
     }
@@ -350,15 +353,15 @@ mod tests {
         let (client, limit) = (client(), Duration::from_secs(5));
         let key = UpstreamKey {
             region: RegionIndex::new(0).expect("a number"),
-            address: listener.local_addr().unwrap(),
+            address: listener.local_addr().unwrap().into(),
         };
-        let limiter = client.pool.connect_limiter(key);
+        let limiter = client.pool.connect_limiter(&key);
         let all_but_one = futures_util::future::join_all((1..OPENING_MAX).map(|_| limiter.acquire())).await;
-        assert!(!client.open(key, limit).await.unwrap().reused, "at the limit");
+        assert!(!client.open(&key, limit).await.unwrap().reused, "at the limit");
         let last = limiter.acquire().await;
-        let mut next = std::pin::pin!(client.open(key, limit));
+        let mut next = std::pin::pin!(client.open(&key, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
-        client.put_idle(key, client.connector.connect(key, limit).await.unwrap());
+        client.put_idle(&key, client.connector.connect(&key, limit).await.unwrap());
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
     }
@@ -384,12 +387,12 @@ mod tests {
         let (client, limit) = (client(), Duration::from_millis(200));
         let key = UpstreamKey {
             region: RegionIndex::new(0).expect("a number"),
-            address: listener.local_addr().unwrap(),
+            address: listener.local_addr().unwrap().into(),
         };
         tokio::time::pause();
         let started = tokio::time::Instant::now();
         let all = (0..8 * OPENING_MAX).map(|_| async {
-            assert_eq!(client.open(key, limit).await.err(), Some(AttemptFailure::Unreachable));
+            assert_eq!(client.open(&key, limit).await.err(), Some(AttemptFailure::Unreachable));
             started.elapsed()
         });
         let slowest = futures_util::future::join_all(all).await.into_iter().max().unwrap();

@@ -104,12 +104,12 @@ impl ConnectionPool {
     }
 
     /// Takes an open connection to this upstream.
-    pub(super) fn take(&self, key: UpstreamKey) -> Option<PooledConnection> {
+    pub(super) fn take(&self, key: &UpstreamKey) -> Option<PooledConnection> {
         let now = Instant::now();
         loop {
             let IdleConnection { mut stream, peer, since } = self.lock().pop(key)?;
             if now.saturating_duration_since(since) < IDLE_TIMEOUT && stream.is_idle() {
-                return Some(PooledConnection { stream, buffer: BytesMut::new(), key, peer });
+                return Some(PooledConnection { stream, buffer: BytesMut::new(), key: key.clone(), peer });
             }
         }
     }
@@ -125,15 +125,15 @@ impl ConnectionPool {
     }
 
     /// Returns the limiter of concurrent connects to this upstream.
-    pub(super) fn connect_limiter(&self, key: UpstreamKey) -> Arc<ConnectLimiter> {
+    pub(super) fn connect_limiter(&self, key: &UpstreamKey) -> Arc<ConnectLimiter> {
         let limiters = &mut self.lock().limiters;
-        if let Some(limiter) = limiters.get(&key) {
+        if let Some(limiter) = limiters.get(key) {
             return limiter.clone();
         }
         limiters.retain(|_, limiter| Arc::strong_count(limiter) > 1);
         let create =
             || Arc::new(ConnectLimiter { free: Semaphore::new(OPENING_MAX), timeouts: AtomicU64::new(0) });
-        limiters.entry(key).or_insert_with(create).clone()
+        limiters.entry(key.clone()).or_insert_with(create).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, IdleConnections> {
@@ -142,8 +142,8 @@ impl ConnectionPool {
 }
 
 impl IdleConnections {
-    fn pop(&mut self, key: UpstreamKey) -> Option<IdleConnection> {
-        let popped = self.by_upstream.get_mut(&key)?.pop_back()?;
+    fn pop(&mut self, key: &UpstreamKey) -> Option<IdleConnection> {
+        let popped = self.by_upstream.get_mut(key)?.pop_back()?;
         self.count -= 1;
         Some(popped)
     }
@@ -180,7 +180,7 @@ mod tests {
     use tokio::net::{TcpListener, TcpStream};
 
     fn key(address: SocketAddr) -> UpstreamKey {
-        UpstreamKey { region: RegionIndex::new(0).expect("a number"), address }
+        UpstreamKey { region: RegionIndex::new(0).expect("a number"), address: address.into() }
     }
 
     async fn pair(listener: &TcpListener) -> (PooledConnection, TcpStream) {
@@ -212,13 +212,13 @@ mod tests {
             pool.put(connection);
             others.push(other);
         }
-        assert!(pool.take(key("127.0.0.1:1".parse().unwrap())).is_none());
-        let moved = UpstreamKey { region: RegionIndex::new(1).expect("a number"), address };
-        assert!(pool.take(moved).is_none(), "the address belongs to another region now");
+        assert!(pool.take(&key("127.0.0.1:1".parse().unwrap())).is_none());
+        let moved = UpstreamKey { region: RegionIndex::new(1).expect("a number"), address: address.into() };
+        assert!(pool.take(&moved).is_none(), "the address belongs to another region now");
         for expected in ports.into_iter().rev() {
-            assert_eq!(port(&pool.take(key(address)).unwrap()), expected);
+            assert_eq!(port(&pool.take(&key(address)).unwrap()), expected);
         }
-        assert!(pool.take(key(address)).is_none());
+        assert!(pool.take(&key(address)).is_none());
     }
 
     #[tokio::test]
@@ -234,13 +234,13 @@ mod tests {
             }
             connection.stream.tcp().readable().await.unwrap();
             pool.put(connection);
-            assert!(pool.take(key(address)).is_none(), "closed: {closes}");
+            assert!(pool.take(&key(address)).is_none(), "closed: {closes}");
         }
         let (mut connection, _other) = pair(&listener).await;
         connection.buffer.extend_from_slice(b"more than the response");
         let pool = ConnectionPool::new();
         pool.put(connection);
-        assert!(pool.take(key(address)).is_none());
+        assert!(pool.take(&key(address)).is_none());
     }
 
     #[tokio::test]
@@ -263,7 +263,7 @@ mod tests {
         };
         assert!(idle.push(key(address), first).is_empty());
         let other = key("127.0.0.1:1".parse().unwrap());
-        let old = idle.push(other, second);
+        let old = idle.push(other.clone(), second);
         assert_eq!((old.len(), idle.count), (1, 1));
         assert!(!idle.by_upstream.contains_key(&key(address)), "an unused upstream is removed");
         idle.count = IDLE_MAX;

@@ -275,7 +275,7 @@ impl AsyncRead for ActivityStream {
                 let state = &self.state;
                 state.last_received_ms.store(state.started.elapsed().as_millis() as u64, Relaxed);
             }
-            Poll::Ready(Err(error)) => self.state.connector.connection_failed(self.state.key, error),
+            Poll::Ready(Err(error)) => self.state.connector.connection_failed(&self.state.key, error),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
         read

@@ -109,7 +109,7 @@ impl Http2Client {
     /// Reserves a slot on a connection to `key`; opening a connection may take `connect_timeout`.
     pub(crate) async fn open(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         connect_timeout: Duration,
         http1: &Arc<Http1Client>,
     ) -> Result<Http2Slot, AttemptFailure> {
@@ -123,7 +123,7 @@ impl Http2Client {
                     connections.clone(),
                     self.connector.clone(),
                     http1.clone(),
-                    key,
+                    key.clone(),
                     connect_timeout,
                 );
                 self.spawn(opening);
@@ -146,18 +146,18 @@ impl Http2Client {
     /// Adds a connection that was opened for HTTP/1.1 to a region that turned out to support HTTP/2.
     pub(crate) async fn adopt(
         &self,
-        key: UpstreamKey,
+        key: &UpstreamKey,
         connected: PeerConnection,
     ) -> Result<(), AttemptFailure> {
         let connections = self.connections_to(key);
-        let driver = connections.take(key, connected, &self.connector).await?;
+        let driver = connections.take(key.clone(), connected, &self.connector).await?;
         self.spawn(driver);
         Ok(())
     }
 
-    fn connections_to(&self, key: UpstreamKey) -> Arc<UpstreamConnections> {
+    fn connections_to(&self, key: &UpstreamKey) -> Arc<UpstreamConnections> {
         let mut upstreams = self.upstreams.lock();
-        if let Some(connections) = upstreams.get(&key) {
+        if let Some(connections) = upstreams.get(key) {
             return connections.clone();
         }
         // Unused upstreams are removed when a new one is added.
@@ -167,7 +167,7 @@ impl Http2Client {
         let (opened, _) = watch::channel((0, Ok(())));
         let connections =
             UpstreamConnections { inner: Mutex::default(), opened, counts: self.counts.clone() };
-        upstreams.entry(key).or_insert(Arc::new(connections)).clone()
+        upstreams.entry(key.clone()).or_insert(Arc::new(connections)).clone()
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -231,7 +231,7 @@ impl UpstreamConnections {
         connected: PeerConnection,
         connector: &Arc<Connector>,
     ) -> Result<impl Future<Output = ()> + Send + use<>, AttemptFailure> {
-        let started = Connection::begin(key, connected, connector.clone(), self.counts.clone()).await;
+        let started = Connection::begin(key.clone(), connected, connector.clone(), self.counts.clone()).await;
         let (connection, driven) = started.map_err(|error| {
             tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
             AttemptFailure::Unreachable
@@ -264,13 +264,13 @@ async fn open_connection(
     connect_timeout: Duration,
 ) {
     let opened = async {
-        let connected = connector.connect(key, connect_timeout).await?;
+        let connected = connector.connect(&key, connect_timeout).await?;
         if connected.http2 {
             return connections.take(key, connected, &connector).await.map(Some);
         }
         connections.counts.count(HopEvent::Http1);
         connections.lock().is_http1 = true;
-        http1.put_idle(key, connected);
+        http1.put_idle(&key, connected);
         Ok(None)
     };
     // Other requests wait for the outcome, even a panic.

@@ -139,8 +139,8 @@ fn client() -> Arc<TestClient> {
 
 impl TestClient {
     async fn open(&self, address: SocketAddr) -> Result<Http2Stream, AttemptFailure> {
-        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address };
-        match self.http2.open(key, PATIENCE, &self.http1).await? {
+        let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address: address.into() };
+        match self.http2.open(&key, PATIENCE, &self.http1).await? {
             Http2Slot::Stream(stream) => Ok(stream),
             Http2Slot::Http1 => panic!("plaintext has no negotiation of HTTP/1.1"),
         }

@@ -17,12 +17,11 @@ use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
-use regions::ModelRevision;
+use regions::{HostPort, ModelRevision};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use scheduler_core::spoke;
 use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldRejection, ReleaseReason};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// Connect timeout. Replicas are in the same region; one that does not accept a connection in this time does not accept
@@ -256,12 +255,12 @@ impl Ingress {
     async fn send(
         &self,
         request: &ForwardedRequest,
-        replica: SocketAddr,
+        replica: &HostPort,
         revision: Option<ModelRevision>,
     ) -> Result<UpstreamResponse, AttemptFailure> {
         let ForwardedRequest { id, tenant, headers, path, policy, body, deadline, .. } = request;
         let to = policy
-            .open(self.here, replica)
+            .open(self.here, replica.clone())
             .expect("the residency policy was checked on arrival (invariant 1, Residency)");
         let left = deadline.saturating_duration_since(Instant::now());
         let left_ms = left.as_millis().max(1).to_string();

@@ -28,7 +28,7 @@ pub(super) async fn replicas(ingress: Arc<Ingress>, client: reqwest::Client, cha
                 let (client, spoke) = (client.clone(), ingress.spoke.clone());
                 let hold = ingress.hold.clone();
                 probes.spawn(supervise("replica status", move || {
-                    probe::watch(number, address, client.clone(), spoke.clone(), hold.clone())
+                    probe::watch(number, address.clone(), client.clone(), spoke.clone(), hold.clone())
                 }))
             });
         }

@@ -2,9 +2,9 @@
 
 use super::hold::Hold;
 use crate::events::ReplicaMismatch;
+use regions::HostPort;
 use replica_api::status::{StateV1, StatusV1};
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_millis(900);
 /// Polls the status of the replica at `address`.
 pub(super) async fn watch(
     number: usize,
-    address: SocketAddr,
+    address: HostPort,
     client: reqwest::Client,
     spoke: Arc<Mutex<Spoke>>,
     hold: Arc<Hold>,

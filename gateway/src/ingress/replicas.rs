@@ -14,11 +14,10 @@ use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
 use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
 use gateway_core::targets::{InFlightRequest, LatencyBaseline, TargetStatus, TargetTracker};
-use regions::ModelRevision;
+use regions::{HostPort, ModelRevision};
 use scheduler_core::spoke::{self, Eligibility, ReplicaOutcome, SelectedReplica, Spoke};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use supervision::{Mutex, MutexGuard};
@@ -37,7 +36,7 @@ pub(super) struct Replicas {
 /// Observations of the replicas.
 struct ReplicaObservations {
     /// Addresses by replica number.
-    addresses: BTreeMap<usize, SocketAddr>,
+    addresses: BTreeMap<usize, HostPort>,
     targets: TargetTracker<usize>,
     budgets: Budgets<usize>,
 }
@@ -55,7 +54,7 @@ impl Replicas {
     }
 
     /// Replaces the set of replicas by those in the spoke's list, and keeps the observations of those that remain.
-    pub(super) fn refresh(&self) -> BTreeMap<usize, SocketAddr> {
+    pub(super) fn refresh(&self) -> BTreeMap<usize, HostPort> {
         let mut observations = self.observations();
         let addresses = self.spoke.lock().endpoints();
         observations.targets.set_targets(addresses.keys().copied().collect::<Vec<_>>());
@@ -204,8 +203,8 @@ pub(super) struct ReplicaAttempt<'a> {
 }
 
 impl ReplicaAttempt<'_> {
-    pub(super) fn endpoint(&self) -> SocketAddr {
-        self.choice.endpoint
+    pub(super) fn endpoint(&self) -> &HostPort {
+        &self.choice.endpoint
     }
 
     /// Returns the model revision that the response must have, if the replica reports one.

@@ -289,7 +289,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
         transport: identity::Transport::Loopback,
         operations: None,
     };
-    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
+    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
     let (stop, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };

@@ -128,7 +128,7 @@ impl Scene {
     async fn with(scripts: [Script; 2]) -> Scene {
         let (first, at) = Replica::start(scripts[0]).await;
         let (second, beside) = Replica::start(scripts[1]).await;
-        let addresses = vec![at, beside];
+        let addresses = vec![at.into(), beside.into()];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),

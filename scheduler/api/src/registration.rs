@@ -3,14 +3,13 @@
 //! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 
-use regions::{DeploymentName, RegionId};
+use regions::{DeploymentName, HostPort, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
-use super::{MessageVersion, VERSION, WireError, endpoint, names, parsed, to_strings};
+use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
 
 /// Registration of a spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +17,7 @@ pub struct Registration {
     /// Region of the spoke.
     pub region: RegionId,
     /// Address at which gateways reach it.
-    pub endpoint: SocketAddr,
+    pub endpoint: HostPort,
     /// Random number drawn at each start of the spoke.
     pub boot_id: u64,
     /// Deployments that have a ready replica, or would start one on demand.
@@ -112,10 +111,10 @@ impl TryFrom<RegisterV1> for Registration {
     type Error = WireError;
 
     fn try_from(wire: RegisterV1) -> Result<Registration, WireError> {
-        let RegisterV1 { version: _, region, endpoint: at, boot_id, deployments, capacity, models } = wire;
+        let RegisterV1 { version: _, region, endpoint, boot_id, deployments, capacity, models } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
-            endpoint: endpoint("endpoint", &at)?,
+            endpoint: parsed("endpoint", &endpoint)?,
             boot_id,
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
@@ -233,7 +232,9 @@ mod tests {
             assert_eq!(error.field, named, "{error}");
         };
         check("region", json!("us-east-1"), "region");
-        check("endpoint", json!("0.0.0.0:7100"), "endpoint");
+        for unreachable in ["0.0.0.0:7100", "[::]:7100", "spoke.internal", "10.0.0.7:0", ""] {
+            check("endpoint", json!(unreachable), "endpoint");
+        }
         check("deployments", json!(["a", "b/c"]), "deployments[1]");
         check("deployments", json!(["a", "a"]), "deployments[1]");
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::deployment::{DeploymentV1, read_deployments};
 use super::revision::{ServedRevisionV1, read_served, served_v1};
 use super::tenant::{TenantV1, read_tenants};
-use super::{MessageVersion, VERSION, WireError, endpoint, entries, names, parsed, to_strings};
+use super::{MessageVersion, VERSION, WireError, entries, names, parsed, to_strings};
 use regions::set::MAX_REGIONS;
 use regions::{Generation, RegionRoute, RouteTable, Tenants, Widening};
 
@@ -132,10 +132,10 @@ impl TryFrom<RouteTableV1> for RouteTable {
             tenant_widening,
         } = wire;
         let regions = entries("regions", ".id", regions, MAX_REGIONS, |at, region| {
-            let RegionRouteV1 { id, endpoint: reached, deployments, draining } = region;
+            let RegionRouteV1 { id, endpoint, deployments, draining } = region;
             let at = |field: &str| format!("{at}.{field}");
             let route = RegionRoute {
-                endpoint: endpoint(at("endpoint"), &reached)?,
+                endpoint: parsed(at("endpoint"), &endpoint)?,
                 deployments: names(&at("deployments"), &deployments)?,
                 draining,
             };

@@ -314,7 +314,7 @@ impl Registry {
 fn route(spoke: &RegisteredSpoke) -> RegionRoute {
     let Registration { region: _, endpoint, boot_id: _, deployments, capacity: _, models: _ } =
         &spoke.registration;
-    RegionRoute { endpoint: *endpoint, deployments: deployments.clone(), draining: false }
+    RegionRoute { endpoint: endpoint.clone(), deployments: deployments.clone(), draining: false }
 }
 
 #[cfg(test)]

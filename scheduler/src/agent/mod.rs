@@ -204,7 +204,7 @@ impl Agent {
         let RegionState { deployments, capacity, models } = self.state();
         Registration {
             region: self.config.region.clone(),
-            endpoint: self.config.advertise,
+            endpoint: self.config.advertise.clone(),
             boot_id,
             deployments,
             capacity,

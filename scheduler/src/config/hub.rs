@@ -103,12 +103,12 @@ impl HubConfig {
         let catalogue = catalogue.map(Arc::new);
         let identity_dir =
             file.identity.as_ref().map(|section| section.as_ref().and_then(|section| section.dir.clone()));
-        let transport = catalogue.as_ref().zip(file.identity).and_then(|(catalogue, section)| {
-            let name = OwnName { roles: &[Role::Hub], region: None };
-            Transport::read(section, document, files, &name, catalogue)
-        });
+        let name = OwnName { roles: &[Role::Hub], region: None };
+        let transport = file
+            .identity
+            .and_then(|section| Transport::read(section, document, files, Some(name), catalogue.as_ref()));
         if let (Some(transport), Some(listen)) = (&transport, file.listen) {
-            transport.check_listener(document, "listen", listen.ip());
+            transport.check_listener(document, "listen", &listen.into());
         }
         let authority =
             file.authority.and_then(|section| authority::read(document, files, section, identity_dir?));

@@ -10,7 +10,7 @@ use configuration::{ConfigFile, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
 use regions::region_list::find_region;
 use regions::spiffe::Role;
-use regions::{Catalogue, RegionId};
+use regions::{Catalogue, HostPort, RegionId};
 use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
@@ -26,8 +26,8 @@ section! {
         region: Option<String>;
         /// Listener for gateways.
         listen: SocketAddr, like "\"IP:PORT\"";
-        /// Address for gateways: that of the listener, unless there is a proxy or NAT in between.
-        advertise: SocketAddr, like "\"IP:PORT\"", check is_reachable;
+        /// Address for gateways, with a name or an IP address: that of the listener, or of a load balancer in front.
+        advertise: HostPort, like "\"HOST:PORT\"";
         /// Hubs that publish the route table.
         hub: Hubs, like "\"http://HOST:PORT\", or a list of such";
         /// Maximum age of the route table for requests of deployments with a residency policy, while no hub responds.
@@ -51,17 +51,8 @@ section! {
     /// Replica that is started independently.
     partial struct ReplicaEntry {
         /// Address of its listener.
-        endpoint: SocketAddr, like "\"127.0.0.1:7200\"", check is_reachable;
+        endpoint: HostPort, like "\"127.0.0.1:7200\"";
     }
-}
-
-/// Checks that other machines can reach this address.
-fn is_reachable(address: &SocketAddr) -> Result<(), String> {
-    if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
-        let fix = "write an address that they can connect to, such as \"10.0.0.7:7100\"";
-        return Err(format!("is unreachable for other processes; {fix}"));
-    }
-    Ok(())
 }
 
 /// Configuration of a spoke: ingress, agent and scaler.
@@ -72,13 +63,13 @@ pub struct SpokeConfig {
     /// Listen address of the ingress.
     pub listen: SocketAddr,
     /// Address at which gateways reach the ingress.
-    pub advertise: SocketAddr,
+    pub advertise: HostPort,
     /// The hubs.
     pub hub: Hubs,
     /// Requests of locked deployments are rejected if no hub has confirmed the route table for longer.
     pub policy_max_age: Duration,
     /// Addresses of the replicas in the file.
-    pub replicas: Vec<SocketAddr>,
+    pub replicas: Vec<HostPort>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Listen address for operators; by default that of the ingress.
@@ -127,15 +118,16 @@ impl SpokeConfig {
         let region = region.zip(catalogue.as_ref()).and_then(|(region, catalogue)| {
             find_region(&region, catalogue).map_err(|problem| document.problem("region", problem)).ok()
         });
-        let transport = region.as_ref().zip(catalogue.as_ref()).zip(file.identity);
-        let transport = transport.and_then(|((region, catalogue), section)| {
-            let name = OwnName::of(&[Role::Spoke], region);
-            Transport::read(section, document, files, &name, catalogue)
-        });
+        let name = region.as_ref().map(|region| OwnName::of(&[Role::Spoke], region));
+        let transport = file
+            .identity
+            .and_then(|section| Transport::read(section, document, files, name, catalogue.as_ref()));
         if let Some(transport) = &transport {
-            for (name, address) in [("listen", file.listen), ("advertise", file.advertise)] {
+            for (name, address) in
+                [("listen", file.listen.map(HostPort::from)), ("advertise", file.advertise.clone())]
+            {
                 if let Some(address) = address {
-                    transport.check_listener(document, name, address.ip());
+                    transport.check_listener(document, name, &address);
                 }
             }
         }
@@ -191,10 +183,10 @@ fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<
     region
 }
 
-fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<SocketAddr>> {
+fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<HostPort>> {
     let mut known = BTreeSet::new();
     for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
-        if let Some(address) = endpoint.filter(|address| !known.insert(*address)) {
+        if let Some(address) = endpoint.as_ref().filter(|&address| !known.insert(address.clone())) {
             let problem = format!("\"{address}\" is the endpoint of another replica; remove one of them");
             document.problem(&format!("replica[{index}].endpoint"), problem);
         }
@@ -256,7 +248,7 @@ mod tests {
             "line 6: receipts.dirr: unknown key `dirr`; did you mean dir?; the keys are dir, key_file",
             "line 8: identity: needs dir, or certificate, key and authorities",
             "line 14: scaling.orphan_timeout: \"2h\" is out of range; write a duration from \"1s\" to \"1h\"",
-            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write an address",
+            "line 16: replica 1: endpoint: \"0.0.0.0:1\" is unreachable for other processes; write HOST:PORT",
         ];
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, part) in problems.iter().zip(expected) {
@@ -303,7 +295,7 @@ mod tests {
                 "listen: \"0.0.0.0:7100\" is not a loopback address",
                 "advertise: \"10.0.0.7:7100\" is not a loopback address",
                 "https://hub",
-                "replica 1: endpoint: \"10.0.0.8:0\" is unreachable",
+                "replica 1: endpoint: \"10.0.0.8:0\" has the port 0",
                 "replica 3: endpoint: \"10.0.0.8:9\" is the endpoint of another replica",
             ],
         );
@@ -314,8 +306,9 @@ mod tests {
         let scaling =
             ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "orphan_timeout ="];
         let keys = ["operations ="].into_iter().chain(scaling);
-        let text = keys
-            .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
+        let text = keys.fold(EXAMPLE.replace("# dir = \"identity\"", ""), |text, key| {
+            text.replace(&format!("\n# {key}"), &format!("\n{key}"))
+        });
         let config = parse(&text, None).unwrap();
         assert!(config.scaling.is_some());
         assert_eq!(config.operations.map(|address| address.port()), Some(7101));

@@ -4,63 +4,20 @@
 //! that a peer acts for its own region ([`Caller::check_region`]). A hub without an identity serves this machine only, and
 //! there every client may do everything.
 
-use std::collections::BTreeSet;
-
 use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use identity::PeerIdentity;
-use metrics::{Family, labels};
 use regions::RegionId;
 use regions::spiffe::Role;
 use scheduler_api::paths;
 use scheduler_store::Store;
-use supervision::Mutex;
 
 use super::api::HubApi;
-use super::connections::Peer;
-use crate::events::AccessDenied;
+use super::connections::HubPeer;
+use super::denials::DenialReason;
 use crate::respond::{Code, ErrorResponse};
-
-/// Maximum number of peers and reasons whose first denial is logged.
-const LOGGED_MAX: usize = 1024;
-
-labels! {
-    /// Reason for a denial.
-    #[derive(PartialOrd, Ord)]
-    pub(super) enum DenialReason {
-        /// The role of the peer may not use the path.
-        Role = "role",
-        /// The request names another region than the certificate of the peer.
-        Region = "region",
-    }
-}
-
-/// Counters of denied requests.
-#[derive(Debug, Default)]
-pub(super) struct Denials {
-    pub(super) counts: Family<DenialReason>,
-    /// Peers and reasons that were logged.
-    logged: Mutex<BTreeSet<(String, DenialReason)>>,
-}
-
-impl Denials {
-    /// Counts a denial, and logs the first one of a peer for this reason.
-    fn record(&self, peer: &PeerIdentity, reason: DenialReason, path: &str, message: &str) {
-        self.counts.count(reason);
-        let name = peer.id.to_string();
-        let is_first = {
-            let mut logged = self.logged.lock();
-            logged.len() < LOGGED_MAX && logged.insert((name.clone(), reason))
-        };
-        if is_first {
-            AccessDenied { peer: &name, path, reason: message }.emit();
-        } else {
-            tracing::debug!(peer = name, path, reason = message, "request denied");
-        }
-    }
-}
 
 /// Peer that sent a request; none over plaintext.
 #[derive(Clone, Debug)]
@@ -70,7 +27,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ErrorResponse;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ErrorResponse> {
-        let found = parts.extensions.get::<ConnectInfo<Peer>>();
+        let found = parts.extensions.get::<ConnectInfo<HubPeer>>();
         let unknown = || ErrorResponse::new(Code::Internal, "The connection of the request is unknown.");
         found.map(|ConnectInfo(peer)| Caller(peer.identity.clone())).ok_or_else(unknown)
     }

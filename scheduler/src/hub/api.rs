@@ -13,8 +13,8 @@ use serde::de::DeserializeOwned;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::access::Denials;
 use super::demands::DemandRecords;
+use super::denials::Denials;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;

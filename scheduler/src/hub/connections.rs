@@ -39,19 +39,19 @@ const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
 
 /// Other end of a connection.
 #[derive(Clone, Debug)]
-pub(super) struct Peer {
+pub(super) struct HubPeer {
     address: SocketAddr,
     /// Verified identity; none over plaintext.
     pub(super) identity: Option<PeerIdentity>,
 }
 
 /// Open connection.
-pub(super) struct HubStream {
-    transport: HubTransport,
+pub(super) struct AcceptedStream {
+    transport: AcceptedTransport,
     _permit: OwnedSemaphorePermit,
 }
 
-enum HubTransport {
+enum AcceptedTransport {
     Plaintext(TcpStream),
     Tls(Box<GuardedStream<TlsStream<TcpStream>>>),
 }
@@ -59,14 +59,14 @@ enum HubTransport {
 /// Accepted connections, for the server.
 pub(super) struct HubListener {
     address: SocketAddr,
-    accepted: mpsc::Receiver<(HubStream, Peer)>,
+    accepted: mpsc::Receiver<(AcceptedStream, HubPeer)>,
 }
 
 /// Accepts connections; runs until the server ends.
 pub(super) struct Acceptor {
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
-    accepted: mpsc::Sender<(HubStream, Peer)>,
+    accepted: mpsc::Sender<(AcceptedStream, HubPeer)>,
     connections: Arc<Semaphore>,
     handshakes: Arc<Semaphore>,
     failures: Arc<ConnectionFailures>,
@@ -120,8 +120,8 @@ impl Acceptor {
         };
         tcp.set_nodelay(true).ok();
         let Some(tls) = self.tls.clone() else {
-            let stream = HubStream { transport: HubTransport::Plaintext(tcp), _permit: permit };
-            self.accepted.send((stream, Peer { address, identity: None })).await.ok();
+            let stream = AcceptedStream { transport: AcceptedTransport::Plaintext(tcp), _permit: permit };
+            self.accepted.send((stream, HubPeer { address, identity: None })).await.ok();
             return;
         };
         let Ok(handshake) = self.handshakes.clone().try_acquire_owned() else {
@@ -135,9 +135,9 @@ impl Acceptor {
             drop(handshake);
             match done {
                 Ok(Ok((stream, identity))) => {
-                    let transport = HubTransport::Tls(Box::new(stream));
-                    let peer = Peer { address, identity: Some(identity) };
-                    accepted.send((HubStream { transport, _permit: permit }, peer)).await.ok();
+                    let transport = AcceptedTransport::Tls(Box::new(stream));
+                    let peer = HubPeer { address, identity: Some(identity) };
+                    accepted.send((AcceptedStream { transport, _permit: permit }, peer)).await.ok();
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
@@ -156,10 +156,10 @@ impl Acceptor {
 }
 
 impl Listener for HubListener {
-    type Io = HubStream;
-    type Addr = Peer;
+    type Io = AcceptedStream;
+    type Addr = HubPeer;
 
-    async fn accept(&mut self) -> (HubStream, Peer) {
+    async fn accept(&mut self) -> (AcceptedStream, HubPeer) {
         match self.accepted.recv().await {
             Some(accepted) => accepted,
             // The acceptor has ended, so the hub stops.
@@ -167,18 +167,18 @@ impl Listener for HubListener {
         }
     }
 
-    fn local_addr(&self) -> io::Result<Peer> {
-        Ok(Peer { address: self.address, identity: None })
+    fn local_addr(&self) -> io::Result<HubPeer> {
+        Ok(HubPeer { address: self.address, identity: None })
     }
 }
 
-impl Connected<IncomingStream<'_, HubListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, HubListener>) -> Peer {
+impl Connected<IncomingStream<'_, HubListener>> for HubPeer {
+    fn connect_info(stream: IncomingStream<'_, HubListener>) -> HubPeer {
         stream.remote_addr().clone()
     }
 }
 
-impl std::fmt::Display for Peer {
+impl std::fmt::Display for HubPeer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.identity {
             Some(identity) => write!(f, "{} at {}", identity.id, self.address),
@@ -187,34 +187,34 @@ impl std::fmt::Display for Peer {
     }
 }
 
-impl AsyncRead for HubStream {
+impl AsyncRead for AcceptedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().transport {
-            HubTransport::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
-            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+            AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
+            AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
         }
     }
 }
 
-impl AsyncWrite for HubStream {
+impl AsyncWrite for AcceptedStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut self.get_mut().transport {
-            HubTransport::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
-            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
+            AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().transport {
-            HubTransport::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
-            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+            AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
+            AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.get_mut().transport {
-            HubTransport::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
-            HubTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
+            AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
     }
 }

@@ -29,6 +29,7 @@ pub mod backup;
 mod connections;
 mod controller;
 mod demands;
+mod denials;
 mod drains;
 mod election;
 mod health;
@@ -66,7 +67,7 @@ use tokio::time::timeout;
 use crate::config::{HubConfig, StoreConfig};
 use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
-use connections::Peer;
+use connections::HubPeer;
 use controller::GracePeriods;
 use election::ElectionCandidate;
 use plans::PublishedPlan;
@@ -186,7 +187,6 @@ async fn serve<S: Store>(
     if transport.identity().is_none() {
         HubWithoutIdentity { listen: address }.emit();
     }
-    // A wrong clock makes an odd epoch, but still a higher one than the last.
     let operations = match config.operations {
         Some(address) => {
             let bound = TcpListener::bind(address).await;
@@ -194,6 +194,7 @@ async fn serve<S: Store>(
         }
         None => None,
     };
+    // A wrong clock makes an odd epoch, but still a higher one than the last.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     // Bound before the hub is ready, so that a conflict is an error at start.
@@ -274,7 +275,7 @@ async fn serve<S: Store>(
             essential("operations", async { drop(server.await) }).await;
         });
     }
-    let service = http::router(api).into_make_service_with_connect_info::<Peer>();
+    let service = http::router(api).into_make_service_with_connect_info::<HubPeer>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     tokio::pin!(election, server, authority);
     let mut current = current;

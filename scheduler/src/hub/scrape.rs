@@ -7,7 +7,7 @@ use metrics::{Counter, Family, Gauge, Histogram, Label, Sparse, labels, metric_s
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
 
-use super::access::DenialReason;
+use super::denials::DenialReason;
 use supervision::panics::PanicMetrics;
 
 /// Role in the names of shared metrics.

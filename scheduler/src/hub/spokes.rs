@@ -57,7 +57,7 @@ pub(super) async fn register<S: Store>(
         // It holds no key any more; if the revocation fails, it expires.
         api.store.lease_revoke(previous).await.ok();
     }
-    SpokeRegistered { region, boot_id: *boot_id, endpoint: *endpoint, lease: lease.0 }.emit();
+    SpokeRegistered { region, boot_id: *boot_id, endpoint, lease: lease.0 }.emit();
     Ok(Json(lease_response(&api, id, region, deployments)))
 }
 

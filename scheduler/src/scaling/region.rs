@@ -149,7 +149,7 @@ impl RegionScaler {
                 && replica.index.is_none()
             {
                 ReplicaReady { id, deployment: &running.deployment.name, took }.emit();
-                replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint)));
+                replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint.into())));
                 if let (Some(scaler), Some(took)) = (self.scalers.get_mut(&running.deployment.name), took) {
                     scaler.starts.record(took);
                 }

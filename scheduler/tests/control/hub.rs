@@ -209,7 +209,7 @@ async fn invalid_input_is_a_4xx_that_names_the_field() {
         "gcp/europe-west4",
     );
     check(with("region", json!("europe")).await, 400, invalid, json!("region"), "cloud/name");
-    check(with("endpoint", json!("here")).await, 400, invalid, json!("endpoint"), "IP:PORT");
+    check(with("endpoint", json!("here")).await, 400, invalid, json!("endpoint"), "HOST:PORT");
     check(with("deployments", json!(["a b"])).await, 400, invalid, json!("deployments[0]"), "a b");
     check(with("version", json!(2)).await, 400, "invalid_json", json!(null), "version 2");
     check(hub.post(paths::SPOKES, "{").await, 400, "invalid_json", json!(null), "EOF");

@@ -104,7 +104,7 @@ impl Region {
 
     async fn start(id: &str, ready: bool) -> Region {
         let (replica, at) = Replica::start(ready).await;
-        let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at])));
+        let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![at.into()])));
         let signals = IngressSignals::default();
         let config = IngressConfig {
             listen: "127.0.0.1:0".parse().unwrap(),

@@ -286,7 +286,7 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
         transport,
         operations: Some(operations),
     };
-    let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica])));
+    let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, vec![replica.into()])));
     let (stop, stopped) = oneshot::channel::<()>();
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };

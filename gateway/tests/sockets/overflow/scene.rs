@@ -67,7 +67,7 @@ async fn region(
     replica: SocketAddr,
     stopped: impl Future<Output = ()> + Send + 'static,
 ) -> SocketAddr {
-    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica])));
+    let spoke = Arc::new(Mutex::new(Spoke::new(id.parse().unwrap(), 1, vec![replica.into()])));
     let config = IngressConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
         region: id.parse().unwrap(),

@@ -12,7 +12,7 @@ use supervision::Mutex;
 #[tokio::test]
 async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_responds() {
     let replica = replica(Arc::default()).await;
-    let mut spoke = Spoke::new(REGION.parse().unwrap(), 1, vec![replica]);
+    let mut spoke = Spoke::new(REGION.parse().unwrap(), 1, vec![replica.into()]);
     let max = Duration::from_secs(60);
     let long_ago = Instant::now().checked_sub(Duration::from_secs(61));
     spoke.limit_policy_age(max, long_ago.expect("this machine has run for a minute"));

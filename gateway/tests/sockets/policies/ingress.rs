@@ -44,7 +44,7 @@ fn table(residency: &str, to: Option<&str>) -> RouteTable {
 #[tokio::test]
 async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_read() {
     let asked = Arc::new(AtomicU64::new(0));
-    let replicas = vec![replica(asked.clone()).await];
+    let replicas = vec![replica(asked.clone()).await.into()];
     let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, replicas)));
     let catalogue = Arc::new(Catalogue::builtin());
     let config = IngressConfig {

@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 
 use super::{from_hex, hex};
 use crate::hubs::HUBS_MAX;
+use regions::HostPort;
 use regions::spiffe::SpiffeId;
 
 /// Beginning of the text, with the version of the format.
@@ -217,18 +218,7 @@ impl FromStr for JoinToken {
 
 /// Returns whether a text is `HOST:PORT`, with a name, an IPv4 address, or an IPv6 address in brackets.
 pub fn is_address(text: &str) -> bool {
-    let Some((host, port)) = text.rsplit_once(':') else { return false };
-    let is_port = port.parse::<u16>().is_ok_and(|number| number != 0 && number.to_string() == port);
-    let within = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    is_port
-        && match within {
-            Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-            None => {
-                let is_allowed =
-                    |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
-                (1..=253).contains(&host.len()) && host.bytes().all(is_allowed)
-            }
-        }
+    text.parse::<HostPort>().is_ok()
 }
 
 /// Join token as the hub stores it.

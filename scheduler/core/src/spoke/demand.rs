@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn replicas_and_speed_are_reported_for_each_deployment() {
-        let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
+        let at = |port| regions::HostPort::from(([10, 0, 0, 1], port));
         let (mut spoke, now) =
             (Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=4).map(at).collect()), some_instant());
         let [a, b] = ["a", "b"].map(name);

@@ -10,8 +10,9 @@
 //! warm.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Instant;
+
+use regions::HostPort;
 
 use super::Spoke;
 use super::replica::ReplicaState;
@@ -47,7 +48,7 @@ pub(super) struct ReplicaFleet {
 }
 
 impl ReplicaFleet {
-    pub(super) fn of(endpoints: Vec<SocketAddr>) -> ReplicaFleet {
+    pub(super) fn of(endpoints: Vec<HostPort>) -> ReplicaFleet {
         let mut fleet = ReplicaFleet::default();
         for endpoint in endpoints {
             fleet.add(endpoint);
@@ -55,7 +56,7 @@ impl ReplicaFleet {
         fleet
     }
 
-    fn add(&mut self, endpoint: SocketAddr) -> usize {
+    fn add(&mut self, endpoint: HostPort) -> usize {
         let number = self.next;
         self.next += 1;
         self.replicas.insert(number, ReplicaState::new(endpoint));
@@ -83,7 +84,7 @@ impl ReplicaFleet {
 
 impl Spoke {
     /// Adds a replica without a status. Returns its number.
-    pub fn add_replica(&mut self, endpoint: SocketAddr) -> usize {
+    pub fn add_replica(&mut self, endpoint: HostPort) -> usize {
         self.replicas.add(endpoint)
     }
 
@@ -106,8 +107,8 @@ impl Spoke {
     }
 
     /// Returns the endpoint of each replica, by number.
-    pub fn endpoints(&self) -> BTreeMap<usize, SocketAddr> {
-        self.replicas.each().map(|(number, replica)| (number, replica.endpoint())).collect()
+    pub fn endpoints(&self) -> BTreeMap<usize, HostPort> {
+        self.replicas.each().map(|(number, replica)| (number, replica.endpoint().clone())).collect()
     }
 
     /// Returns the state of each of these replicas; removed ones are omitted.
@@ -161,11 +162,11 @@ mod tests {
         }
     }
 
-    fn at(port: u16) -> SocketAddr {
+    fn at(port: u16) -> HostPort {
         ([10, 0, 0, 1], port).into()
     }
 
-    fn spoke(replicas: Vec<SocketAddr>) -> Spoke {
+    fn spoke(replicas: Vec<HostPort>) -> Spoke {
         Spoke::new("aws/us-east-1".parse().unwrap(), 7, replicas)
     }
 

@@ -33,7 +33,6 @@ mod scaling_status;
 mod selection;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use arrivals::Arrivals;
@@ -47,7 +46,7 @@ use hold::HoldQueue;
 use model::ServedModels;
 pub use model::{RequestedRevision, RevisionMismatch};
 use provisioning::Provisioning;
-use regions::{Catalogue, DeploymentName, RegionId, ReportedModel, RouteTable};
+use regions::{Catalogue, DeploymentName, HostPort, RegionId, ReportedModel, RouteTable};
 use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
@@ -102,7 +101,7 @@ pub struct Spoke {
 
 impl Spoke {
     /// Creates a region with replicas at these endpoints, without any status yet.
-    pub fn new(region: RegionId, boot_id: u64, replicas: Vec<SocketAddr>) -> Spoke {
+    pub fn new(region: RegionId, boot_id: u64, replicas: Vec<HostPort>) -> Spoke {
         let replicas = ReplicaFleet::of(replicas);
         let (arrivals, demand_counters, grants) =
             (Arrivals::default(), DemandCounters::default(), Grants::default());

@@ -12,11 +12,11 @@
 //! next revision of the table. A replica that reports no revision is used only where nothing is pinned.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Instant;
 
 use regions::{
-    DeploymentName, ModelMatch, ModelRevision, NextRevision, ReportedModel, RouteTable, ServedRevision,
+    DeploymentName, HostPort, ModelMatch, ModelRevision, NextRevision, ReportedModel, RouteTable,
+    ServedRevision,
 };
 
 use super::Spoke;
@@ -38,7 +38,7 @@ pub struct RevisionMismatch {
     /// Number of the replica.
     pub replica: usize,
     /// Address of the replica.
-    pub endpoint: SocketAddr,
+    pub endpoint: HostPort,
     /// Deployment that it serves.
     pub deployment: DeploymentName,
     /// Served revision of the deployment.
@@ -165,7 +165,7 @@ impl Spoke {
             }
             found.push(RevisionMismatch {
                 replica: number,
-                endpoint: replica.endpoint(),
+                endpoint: replica.endpoint().clone(),
                 deployment: name.clone(),
                 expected,
                 found: model.cloned(),

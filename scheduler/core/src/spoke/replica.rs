@@ -5,11 +5,10 @@
 //! spoke's own requests, without delay, in tokens estimated before tokenization. Estimation errors, and requests whose
 //! end was not reported, are corrected by the next status.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::ReplicaStatus;
-use regions::{DeploymentName, ReportedModel};
+use regions::{DeploymentName, HostPort, ReportedModel};
 use scheduler_api::report::DISPATCH_AHEAD;
 
 /// Maximum age of a status: five poll intervals.
@@ -29,7 +28,7 @@ const UNMEASURED_TOKENS_MAX: u64 = 32 << 10;
 /// State of one replica, as its spoke knows it.
 #[derive(Debug)]
 pub(super) struct ReplicaState {
-    endpoint: SocketAddr,
+    endpoint: HostPort,
     /// Last status.
     status: Option<ReplicaStatus>,
     /// Time of the last contact, successful or not.
@@ -49,7 +48,7 @@ pub(super) struct ReplicaState {
 }
 
 impl ReplicaState {
-    pub(super) fn new(endpoint: SocketAddr) -> ReplicaState {
+    pub(super) fn new(endpoint: HostPort) -> ReplicaState {
         ReplicaState {
             endpoint,
             status: None,
@@ -63,8 +62,8 @@ impl ReplicaState {
         }
     }
 
-    pub(super) fn endpoint(&self) -> SocketAddr {
-        self.endpoint
+    pub(super) fn endpoint(&self) -> &HostPort {
+        &self.endpoint
     }
 
     pub(super) fn observe(&mut self, status: ReplicaStatus, now: Instant) {

@@ -1,9 +1,8 @@
 //! Replica selection, and the outcome of a request at its replica.
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use regions::{DeploymentName, ModelRevision};
+use regions::{DeploymentName, HostPort, ModelRevision};
 
 use super::{RequestedRevision, Spoke};
 
@@ -16,7 +15,7 @@ pub struct SelectedReplica {
     /// Number of the replica, as in [`Spoke::observe_replica`].
     pub index: usize,
     /// Address of the replica.
-    pub endpoint: SocketAddr,
+    pub endpoint: HostPort,
     /// Model revision that the response must have; `None` where replicas report none.
     pub revision: Option<ModelRevision>,
     tokens: u64,
@@ -155,7 +154,7 @@ impl Spoke {
         };
         let endpoint = self.replicas.with(index, |replica| {
             replica.sent(cost_tokens);
-            replica.endpoint()
+            replica.endpoint().clone()
         });
         let endpoint = endpoint.expect("a serving replica exists");
         Ok(SelectedReplica { index, endpoint, revision, tokens: cost_tokens })

@@ -32,7 +32,7 @@ fn status(pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
 
 impl SpokeTest {
     fn of(replicas: u16) -> SpokeTest {
-        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let at = |port| HostPort::from(([10, 0, 0, 1], port));
         let spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
         SpokeTest { spoke, now: some_instant() }
     }

@@ -10,10 +10,9 @@
 use super::*;
 use crate::spoke::hold::{HELD_MAX, HoldDecision, HoldRequest, HoldTicket, ReleaseReason};
 use crate::spoke::{PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke};
-use regions::DeploymentName;
 use regions::priority::Priority;
+use regions::{DeploymentName, HostPort};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 /// Time step.
 const TIME_STEP: Duration = Duration::from_millis(10);
@@ -54,7 +53,7 @@ struct SpokeQueue {
 
 impl SpokeQueue {
     fn new(start: Duration) -> SpokeQueue {
-        let at = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let at = |port| HostPort::from(([10, 0, 0, 1], port));
         // One endpoint for each replica that is started during the simulation.
         let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 1, (1..400).map(at).collect());
         let name: DeploymentName = "d".parse().unwrap();

@@ -22,7 +22,7 @@ struct HoldTest {
 
 impl HoldTest {
     fn cold(replicas: u16) -> HoldTest {
-        let at = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
+        let at = |port| regions::HostPort::from(([10, 0, 0, 1], port));
         let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 7, (1..=replicas).map(at).collect());
         spoke.set_start_time(&name("d"), Some(S));
         HoldTest { spoke, now: some_instant(), d: name("d") }
