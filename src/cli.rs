@@ -3,10 +3,15 @@
 mod key;
 mod load;
 mod model;
+mod pki;
 
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
+pub(crate) use pki::{
+    BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions,
+    RotateOptions, TokenOptions,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -45,6 +50,13 @@ pub(crate) enum CliCommand {
     /// Create, list and revoke API keys of tenants
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Manage the built-in certificate authority: join tokens, certificates, revocation, rotation
+    #[command(subcommand)]
+    Pki(PkiCommand),
+    /// Back up a hub: its store, the authority, its identity, and optionally receipts
+    Backup(BackupOptions),
+    /// Restore a hub from a backup, and begin a new epoch
+    Restore(RestoreOptions),
     /// Drain a region: move its traffic to other allowed regions
     Drain(DrainOptions),
     /// Audit receipts: verify that every request stayed in its allowed regions
@@ -125,6 +137,9 @@ pub(crate) struct GatewayOptions {
     /// requests and exits. Without a running gateway, start normally. Without this option, fail if a gateway is running
     #[arg(long)]
     pub take_over: bool,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -132,6 +147,9 @@ pub(crate) struct RoleOptions {
     /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -142,6 +160,9 @@ pub(crate) struct RegionalRoleOptions {
     /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -1,6 +1,7 @@
 //! Command-line interface: one binary with a subcommand for each role and each operation.
 
 mod apply;
+mod backup;
 mod check;
 mod cli;
 mod drain;
@@ -10,6 +11,7 @@ mod key;
 mod load;
 mod log;
 mod models;
+mod pki;
 mod roles;
 mod tune;
 mod up;
@@ -53,6 +55,9 @@ fn main() -> ExitCode {
         cli::CliCommand::Get(options) => apply::get(&options),
         cli::CliCommand::Explain(options) => explain::main(&options),
         cli::CliCommand::Key(command) => key::main(&command),
+        cli::CliCommand::Pki(command) => pki::main(&command),
+        cli::CliCommand::Backup(options) => backup::backup(&options),
+        cli::CliCommand::Restore(options) => backup::restore(&options),
         cli::CliCommand::Drain(options) => drain::main(&options),
         cli::CliCommand::VerifyResidency(options) => verify::main(options),
         cli::CliCommand::Load(options) => load::main(*options),

@@ -5,6 +5,7 @@
 
 use crate::cli::{ExecOptions, GatewayOptions, RegionalRoleOptions, RoleOptions, ScriptedReplicaOptions};
 use crate::log::{self, LogWriterThread};
+use crate::pki::{Joined, join};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
@@ -39,33 +40,49 @@ const FAILED_DRAIN: Duration = Duration::from_secs(20);
 
 /// Runs a gateway.
 pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
-    let config = match read(&options.config, EdgeConfig::read) {
+    let joined = match join(&options.config, options.join.as_deref()) {
+        Ok(joined) => joined,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
+    let config = match read_config(&options.config, EdgeConfig::read) {
         Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    run(async |stop| {
+    run(joined, async |stop| {
         gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
     })
 }
 
 /// Runs a hub.
 pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
-    let config = match read(&options.config, HubConfig::read) {
+    let joined = match join(&options.config, options.join.as_deref()) {
+        Ok(joined) => joined,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
+    let config = match read_config(&options.config, HubConfig::read) {
         Ok(config) => config,
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    run(async |stop| scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await)
+    // A hub with the authority renews its own certificate.
+    let joined = if config.authority.is_some() { Joined::elsewhere() } else { joined };
+    run(joined, async |stop| {
+        scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await
+    })
 }
 
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
 pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
+    let joined = match join(&options.config, options.join.as_deref()) {
+        Ok(joined) => joined,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
     let region = options.region.as_deref();
     let (config, receipts) =
-        match read(&options.config, |document, files| read_spoke(document, files, region)) {
+        match read_config(&options.config, |document, files| read_spoke(document, files, region)) {
             Ok(config) => config,
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
-    run(async |stop| spoke_parts(config, receipts, stop).await)
+    run(joined, async |stop| spoke_parts(config, receipts, stop).await)
 }
 
 /// Configuration of a spoke, with that of its ingress.
@@ -136,7 +153,11 @@ async fn spoke_parts(
 
 /// Runs a replica.
 pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
-    let config = match read(&options.config, |document, _| replica::Config::read(document)) {
+    let joined = match join(&options.config, options.join.as_deref()) {
+        Ok(joined) => joined,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
+    let config = match read_config(&options.config, |document, _| replica::Config::read(document)) {
         Ok(config) => config,
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
@@ -146,7 +167,7 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
             Err(problem) => return fail(EXIT_USAGE, &[problem]),
         };
     let region = options.region.clone();
-    run(async |stop| {
+    run(joined, async |stop| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
@@ -154,7 +175,7 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
 
 /// Runs a replica with simulated computation.
 pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
-    run(async |stop| {
+    run(Joined::elsewhere(), async |stop| {
         crate::up::scripted::run(options, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
@@ -182,8 +203,12 @@ pub(crate) fn with_parent(other: &ExecOptions) -> ExitCode {
     fail(EXIT_FAILED, &[format!("{} cannot be started: {error}", other.program)])
 }
 
-/// Runs a role on a new runtime until it ends; the first SIGTERM or SIGINT signals it to stop.
-fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Result<(), E>) -> ExitCode {
+/// Runs a role on a new runtime until it ends, and keeps its identity folder current; the first SIGTERM or SIGINT signals
+/// it to stop.
+fn run<E: std::fmt::Display>(
+    joined: Joined,
+    role: impl AsyncFnOnce(watch::Receiver<bool>) -> Result<(), E>,
+) -> ExitCode {
     let _log = log_to_stderr("info");
     if let Err(problem) = end_with_parent() {
         return fail(EXIT_FAILED, &[problem]);
@@ -216,7 +241,10 @@ fn run<E: std::fmt::Display>(role: impl AsyncFnOnce(watch::Receiver<bool>) -> Re
                 }
             }
         });
-        role(watch).await.map_err(|error| error.to_string())
+        let following = tokio::spawn(supervise_until_done("membership", move || joined.clone().follow()));
+        let outcome = role(watch).await.map_err(|error| error.to_string());
+        following.abort();
+        outcome
     });
     if let Some(reason) = process::failure() {
         let mut problems = vec![format!("failed: {reason}")];
@@ -288,7 +316,7 @@ pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
 }
 
 /// Reads a configuration file; on failure, returns all problems with file and line.
-fn read<T>(
+pub(crate) fn read_config<T>(
     file: &Path,
     read: impl FnOnce(&ConfigFile<'_>, &Files<'_>) -> Option<T>,
 ) -> Result<T, Vec<String>> {

@@ -5,11 +5,15 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use crate::config::StoreConfig;
+use regions::spiffe::SpiffeId;
 use regions::{DeploymentName, Generation, HostPort, InstanceName, ModelRevision, RegionId, TenantId};
 use scheduler_api::plan::TrafficClass;
+use scheduler_core::pki::rotation::CertificateRecord;
+use scheduler_core::pki::token::Fingerprint;
 use scheduler_store::EtcdConfig;
 
 /// Remedy for an unusable store.
@@ -94,6 +98,40 @@ crate::log::events! {
     error!(%error, "store unavailable; the published route table stays in force")
     StoreFailed<'a> { error: &'a dyn Display }
 
+    /// The built-in authority accepts requests.
+    info!(%address, "authority started")
+    AuthorityStarted { address: SocketAddr }
+
+    /// An operator created a join token. The log has no secret.
+    info!(%subject, ttl_s = ttl.as_secs(), "join token created")
+    JoinTokenCreated<'a> { subject: &'a SpiffeId, ttl: Duration }
+
+    /// A request to join was rejected. The reason says whether the token is unknown, expired or used. If it was used and none of
+    /// your processes has used it, revoke the certificate that was issued for it.
+    warn!(%address, %reason, "join rejected")
+    JoinRejected<'a> { address: IpAddr, reason: &'a dyn Display }
+
+    /// Certificates and unused tokens were revoked by an operator. Processes close the connections of their owners.
+    warn!(certificates, tokens, "certificates revoked")
+    CertificatesRevoked { certificates: usize, tokens: usize }
+
+    /// An operator took a step of the rotation of the authority; `signer` signs from now on.
+    warn!(phase, %signer, authorities, "rotation of the authority continued")
+    RotationStep<'a> { phase: &'static str, signer: &'a Fingerprint, authorities: usize }
+
+    /// A member of the fleet called a path of the authority for which its role has no access. Check what runs there.
+    warn!(path, %peer, "request to the authority denied")
+    AuthorityDenied<'a> { path: &'a str, peer: &'a SpiffeId }
+
+    /// The hub could not renew its own certificate, or not write its identity folder. It tries again; the present certificate
+    /// stays in use until it expires. Check the folder and the signer.
+    error!(%error, "own certificate not renewed")
+    OwnCertificateFailed<'a> { error: &'a dyn Display }
+
+    /// The hub renewed its own certificate.
+    info!(serial, expires_s, "own certificate renewed")
+    OwnCertificateRenewed<'a> { serial: &'a str, expires_s: u64 }
+
     /// A gateway has a newer table than this hub. `remedy` has the steps.
     error!(
         %reader, %ours, remedy = NEW_EPOCH,
@@ -101,6 +139,16 @@ crate::log::events! {
          tables of this hub"
     )
     ReaderAhead { reader: Generation, ours: Generation }
+}
+
+/// The authority issued a certificate, for a join token or for a certificate of the same owner.
+pub(crate) struct CertificateIssued;
+
+impl CertificateIssued {
+    pub(crate) fn emit(record: &CertificateRecord, cause: &'static str) {
+        let CertificateRecord { serial, subject, not_after, .. } = record;
+        tracing::info!(%serial, %subject, cause, expires_s = not_after.as_secs(), "certificate issued");
+    }
 }
 
 /// The hub accepts requests.

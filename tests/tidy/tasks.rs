@@ -15,6 +15,10 @@ const SEARCHED_CHARS: usize = 220;
 
 /// Exceptions, with the reason why the task does not end silently.
 const JOINED: &[(&str, &str)] = &[
+    (
+        "scheduler/src/hub/pki/signer.rs",
+        "a child process that the caller waits for, and kills at its timeout",
+    ),
     ("gateway/src/http2/mod.rs", "`Http2Client::spawn`, which contains its task"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
     ("replica/src/server.rs", "the role waits for it and ends with an error"),

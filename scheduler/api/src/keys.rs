@@ -16,6 +16,9 @@
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
 //! plan/shares/{region}/{id}     TenantSharesV1       a gateway's shares of the tenants' limits, compressed if large
+//! pki/trust                     TrustV1              trusted authorities and revoked certificates
+//! pki/tokens/{hash}             TokenRecordV1        join token, by the SHA-256 of its secret
+//! pki/certificates/{serial}     CertificateV1        issued certificate
 //! leader                        a hub's address      hub that writes `routes`, under its lease
 //! ```
 //!
@@ -62,6 +65,13 @@ pub const WEIGHTS: &str = "plan/weights/";
 pub const FLOORS: &str = "plan/floors/";
 /// Prefix of the gateways' shares of the tenants' limits.
 pub const SHARES: &str = "plan/shares/";
+
+/// Trusted authorities and revoked certificates.
+pub const TRUST: &str = "pki/trust";
+/// Prefix of the join tokens.
+pub const JOIN_TOKENS: &str = "pki/tokens/";
+/// Prefix of the issued certificates.
+pub const CERTIFICATES: &str = "pki/certificates/";
 
 /// Address of the leading hub.
 pub const LEADER: &str = "leader";
@@ -120,6 +130,16 @@ pub fn weights(region: &RegionId) -> String {
 /// Returns the key of a region's floors.
 pub fn floors(region: &RegionId) -> String {
     format!("{FLOORS}{region}")
+}
+
+/// Returns the key of a join token, by the hash of its secret.
+pub fn join_token(hash: &str) -> String {
+    format!("{JOIN_TOKENS}{hash}")
+}
+
+/// Returns the key of an issued certificate, by its serial number.
+pub fn certificate(serial: &str) -> String {
+    format!("{CERTIFICATES}{serial}")
 }
 
 /// Parses the key of a reader.

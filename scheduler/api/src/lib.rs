@@ -7,7 +7,7 @@
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to all
 //! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
-//! plan, [`apply`] the operator's messages, [`paths`] the HTTP paths, and [`keys`] the keys of the hub's store. A
+//! plan, [`apply`] the operator's messages, [`pki`] those of the certificate authority, [`paths`] the HTTP paths, and [`keys`] the keys of the hub's store. A
 //! [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
 pub mod api_key;
@@ -16,6 +16,7 @@ pub mod deployment;
 pub mod keys;
 pub mod lease;
 pub mod paths;
+pub mod pki;
 pub mod plan;
 pub mod reader;
 pub mod registration;

@@ -52,6 +52,22 @@ pub const KEY: &str = "/v1/keys/{id}";
 pub const PROMOTE: &str = "/v1/deployments/{name}/promote";
 /// Drain of a region (`PUT`) and its end (`DELETE`).
 pub const DRAIN: &str = "/v1/drains/{cloud}/{name}";
+/// Join with a token (`POST`), on the listener of the authority, like the other paths below `/v1/pki`.
+pub const JOIN: &str = "/v1/pki/join";
+/// Renewal of the caller's certificate (`POST`).
+pub const RENEW: &str = "/v1/pki/renew";
+/// Long poll of the trusted authorities and revoked certificates.
+pub const TRUST: &str = "/v1/pki/trust";
+/// Creation of a join token (`POST`).
+pub const JOIN_TOKENS: &str = "/v1/pki/tokens";
+/// Issued certificates.
+pub const CERTIFICATES: &str = "/v1/pki/certificates";
+/// Revocation (`POST`).
+pub const REVOKE: &str = "/v1/pki/revoke";
+/// Phase of the rotation of the authority, and its next step (`POST`).
+pub const ROTATION: &str = "/v1/pki/rotation";
+/// Content of the store, for a backup.
+pub const BACKUP: &str = "/v1/backup";
 /// Exchange of a gateway with a region (`POST`).
 pub const EXCHANGE: &str = "/spoke/v1/exchange";
 
@@ -154,6 +170,40 @@ pub fn key(id: &str) -> String {
 /// Returns the path of the drain of `region`.
 pub fn drain(region: &RegionId) -> String {
     DRAIN.replace("{cloud}", region.cloud()).replace("{name}", region.name())
+}
+
+/// Returns the path and query of the long poll for a trusted state newer than `after`, which the caller applies.
+pub fn trust(after: Option<u64>, wait: Duration) -> String {
+    let has = after.map_or(String::new(), |after| format!("after={after}&"));
+    format!("{TRUST}?{has}wait_ms={}", wait.as_millis())
+}
+
+/// Query of a poll of the trusted state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TrustQuery {
+    /// Generation that the response must exceed, and that the caller applies.
+    pub after: Option<u64>,
+    /// Time for which the hub holds the request, at most [`POLL_WAIT_MAX`].
+    pub wait: Duration,
+}
+
+impl TrustQuery {
+    /// Parses a query; all its values are optional.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid value.
+    pub fn parse(query: &str) -> Result<TrustQuery, WireError> {
+        let mut found = TrustQuery::default();
+        for (key, value) in pairs(query) {
+            match key {
+                "after" => found.after = Some(parsed(key, value)?),
+                "wait_ms" => found.wait = Duration::from_millis(parsed(key, value)?).min(POLL_WAIT_MAX),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
 }
 
 /// Query of a poll of the route table, and of a demand report, which has `after` only.
@@ -275,6 +325,17 @@ mod tests {
         for query in ["", "holder=", "holder=gateway/aws/us-east-1/00000000000000ff", "lease=1"] {
             assert_eq!(holder(query).unwrap_err().field, "holder", "{query}");
         }
+    }
+
+    #[test]
+    fn the_query_of_the_trusted_state_is_read_back() {
+        let read = |path: &str| TrustQuery::parse(path.split_once('?').unwrap().1);
+        for after in [None, Some(7)] {
+            let wait = Duration::from_secs(5);
+            assert_eq!(read(&trust(after, wait)), Ok(TrustQuery { after, wait }));
+        }
+        assert_eq!(TrustQuery::parse("wait_ms=60000").unwrap().wait, POLL_WAIT_MAX);
+        assert_eq!(TrustQuery::parse("after=x").unwrap_err().field, "after");
     }
 
     #[test]

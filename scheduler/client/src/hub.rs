@@ -222,7 +222,7 @@ impl ControlPlaneClient {
 }
 
 /// Returns the message of an error response.
-fn message(body: &[u8]) -> String {
+pub(crate) fn message(body: &[u8]) -> String {
     let object: Value = serde_json::from_slice(body).unwrap_or_default();
     let text = object["error"]["message"].as_str().map(Into::into);
     let text = text.unwrap_or_else(|| String::from_utf8_lossy(body));

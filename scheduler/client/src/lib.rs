@@ -14,11 +14,23 @@
 //! - [`plan`]: exchange of demand for the traffic plan.
 //! - [`shares`]: exchange of the demand of tenants for shares of their rate limits.
 //! - [`operator`]: API for operators.
+//! - [`authority`]: client of the built-in certificate authority; [`identity_folder`]: the folder with the certificate;
+//!   [`membership`]: task that keeps the folder current.
 
+pub mod authority;
 mod connect;
 pub mod hub;
+pub mod identity_folder;
+pub mod membership;
 pub mod operator;
 pub mod plan;
 pub mod shares;
 pub mod snapshot;
 pub mod table;
+
+use std::time::{Duration, SystemTime};
+
+/// Returns the wall-clock time since 1970.
+pub fn unix_time() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}

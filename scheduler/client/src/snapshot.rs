@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
 use crate::hub::HubFailure;
+use crate::unix_time;
 
 /// Message of the hub that has a generation.
 pub trait PublishedMessage: Serialize + DeserializeOwned + Send + 'static {
@@ -191,11 +192,6 @@ fn checksum(body: &[u8]) -> String {
 fn age(path: &Path) -> Option<Duration> {
     let written = fs::metadata(path).and_then(|file| file.modified()).ok()?;
     SystemTime::now().duration_since(written).ok()
-}
-
-/// Returns the wall-clock time since 1970.
-fn unix_time() -> Duration {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// Locks a directory for this process until the returned file is dropped or the process ends.

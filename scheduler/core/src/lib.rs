@@ -15,6 +15,7 @@
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
+//! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
@@ -22,6 +23,7 @@ pub mod bound;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod pki;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;

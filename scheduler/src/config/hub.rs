@@ -12,6 +12,7 @@ use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 
+use super::authority::{self, AuthorityConfig, AuthoritySection};
 use super::store::{self, StoreConfig, StoreSection};
 
 /// Lease time of a registration, and of a leader's term, and so the longest time without a leader after one dies. etcd checks leases twice a second at best, and holds them for at least two seconds;
@@ -35,6 +36,8 @@ section! {
         catalogue: Option<PathBuf>;
         /// Store of the hub; the embedded one without this table.
         store: Option<StoreSection>;
+        /// Built-in certificate authority; none without this table.
+        authority: Option<AuthoritySection>;
     }
 }
 
@@ -51,6 +54,8 @@ pub struct HubConfig {
     pub operations: Option<SocketAddr>,
     /// Transport security of the listener. Without an identity, every client may use every path.
     pub transport: Transport,
+    /// Built-in authority, if there is one.
+    pub authority: Option<AuthorityConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -96,6 +101,8 @@ impl HubConfig {
             }),
         });
         let catalogue = catalogue.map(Arc::new);
+        let identity_dir =
+            file.identity.as_ref().map(|section| section.as_ref().and_then(|section| section.dir.clone()));
         let name = OwnName { roles: &[Role::Hub], region: None };
         let transport = file
             .identity
@@ -103,7 +110,10 @@ impl HubConfig {
         if let (Some(transport), Some(listen)) = (&transport, file.listen) {
             transport.check_listener(document, "listen", &listen.into());
         }
+        let authority =
+            file.authority.and_then(|section| authority::read(document, files, section, identity_dir?));
         Some(HubConfig {
+            authority: authority?,
             listen: file.listen?,
             store: store?,
             deployments: deployments?,

@@ -1,12 +1,14 @@
 //! Readers of `hub.toml` and `spoke.toml`. Each file is read once and becomes a validated configuration, or a list of
 //! all problems.
 
+mod authority;
 mod hub;
 mod kubernetes;
 mod scaling;
 mod spoke;
 mod store;
 
+pub use authority::AuthorityConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use scaling::{ActuatorConfig, ProcessConfig, REPLICAS_MAX, ScalingConfig};

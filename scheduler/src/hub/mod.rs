@@ -26,6 +26,7 @@ mod access;
 mod api;
 mod api_keys;
 mod apply;
+pub mod backup;
 mod connections;
 mod controller;
 mod demands;
@@ -34,6 +35,7 @@ mod drains;
 mod election;
 mod health;
 mod http;
+pub mod pki;
 mod plans;
 mod promote;
 mod publisher;
@@ -77,6 +79,8 @@ use readers::{REPORTS_MAX, ReaderRecorder};
 use records::RecordError;
 pub use scrape::metrics;
 
+/// File of the embedded store.
+const STORE_FILE: &str = "hub.redb";
 /// Time for which requests may continue after shutdown began. Long polls end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.
@@ -121,6 +125,9 @@ pub enum HubError {
         /// Epoch of the table or the plan.
         published: u64,
     },
+    /// The built-in authority cannot be used.
+    #[error("authority: {0}")]
+    Authority(String),
     /// The server ended.
     #[error("the HTTP server ended: {0}")]
     Server(io::Error),
@@ -157,7 +164,7 @@ pub async fn run(
         StoreConfig::Embedded { data } => {
             let made = tokio::fs::create_dir_all(&data).await;
             made.map_err(|source| HubError::Folder { folder: data.clone(), source })?;
-            let opened = EmbeddedStore::open(&data.join("hub.redb"), Instant::now()).await;
+            let opened = EmbeddedStore::open(&data.join(STORE_FILE), Instant::now()).await;
             let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
             // The previous leader has closed the file, so its term is over, whatever its lease says.
             store.delete(keys::LEADER).await?;
@@ -193,6 +200,15 @@ async fn serve<S: Store>(
     // A wrong clock makes an odd epoch, but still a higher one than the last.
     let epoch_if_new =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
+    // Bound before the hub is ready, so that a conflict is an error at start.
+    let bound = match &config.authority {
+        Some(authority) => {
+            let address = authority.listen;
+            let bound = TcpListener::bind(address).await;
+            Some(bound.map_err(|source| HubError::Bind { address, source })?)
+        }
+        None => None,
+    };
     let (publish, current) = watch::channel(None);
     let plans = Arc::new(PublishedPlan::default());
     let metrics = Arc::<scrape::HubMetrics>::default();
@@ -203,6 +219,22 @@ async fn serve<S: Store>(
     tasks.spawn(async {
         essential("readers", recorder.run(received)).await;
     });
+    let authority = {
+        let (store, catalogue, stopping) = (store.clone(), config.catalogue.clone(), stopping.clone());
+        let identity = transport.identity().cloned();
+        let configured = config.authority.zip(bound).zip(identity);
+        async move {
+            match configured {
+                Some(((config, bound), identity)) => {
+                    pki::run(config, bound, store, identity, catalogue, stopping).await
+                }
+                None => {
+                    stopped(stopping).await;
+                    Ok(())
+                }
+            }
+        }
+    };
     let api = HubApi {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
@@ -249,7 +281,7 @@ async fn serve<S: Store>(
     }
     let service = http::router(api).into_make_service_with_connect_info::<HubPeer>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
-    tokio::pin!(election, server);
+    tokio::pin!(election, server, authority);
     let mut current = current;
     let shut_down = async {
         // The sender is gone only when the candidate has ended, which is seen below.
@@ -268,13 +300,15 @@ async fn serve<S: Store>(
         () = shut_down => First::Shutdown,
         outcome = &mut election => First::Candidate(outcome),
         outcome = &mut server => First::Server(outcome),
+        outcome = &mut authority => First::Authority(outcome),
     };
     stop.send_replace(true);
     let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
     let outcome = match first {
         First::Shutdown => {
-            let (elected, served) = tokio::join!(election, drained);
-            elected.and(served.map_err(HubError::Server))
+            let issuing = async { timeout(DRAIN, authority).await.unwrap_or(Ok(())) };
+            let (elected, served, issued) = tokio::join!(election, drained, issuing);
+            elected.and(served.map_err(HubError::Server)).and(issued)
         }
         First::Candidate(outcome) => {
             // The candidate's error is more specific than the server's.
@@ -282,6 +316,10 @@ async fn serve<S: Store>(
             outcome
         }
         First::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
+        First::Authority(outcome) => {
+            let (elected, served) = tokio::join!(election, drained);
+            outcome.and(elected).and(served.map_err(HubError::Server))
+        }
     };
     tasks.shutdown().await;
     outcome
@@ -292,6 +330,7 @@ enum First {
     Shutdown,
     Candidate(Result<(), HubError>),
     Server(io::Result<()>),
+    Authority(Result<(), HubError>),
 }
 
 /// Waits until the hub is stopped.

@@ -19,6 +19,7 @@ use scheduler_api::api_key::{CreatedKeys, CreatedKeysV1};
 use scheduler_api::apply::ReaderV1;
 use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::pki::{CertificateV1, TokenRecordV1, TrustV1};
 use scheduler_api::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
     TenantDemand, TenantDemandV1, TenantShares, TenantSharesV1, WeightsV1,
@@ -31,6 +32,9 @@ use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{WireError, keys};
 use scheduler_core::hub::Event;
 use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::pki::rotation::CertificateRecord;
+use scheduler_core::pki::token::TokenRecord;
+use scheduler_core::pki::trust::TrustState;
 use scheduler_core::registry::RegisteredSpoke;
 use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
@@ -50,6 +54,8 @@ impl fmt::Display for RecordError {
         write!(f, "record `{}` in the store is unreadable: {}", self.key, self.problem)
     }
 }
+
+impl std::error::Error for RecordError {}
 
 impl From<RecordError> for ErrorResponse {
     fn from(error: RecordError) -> ErrorResponse {
@@ -107,6 +113,21 @@ fn parse<Wire: DeserializeOwned, T: TryFrom<Wire, Error = WireError>>(
 
 fn unreadable(entry: &KeyValue, problem: impl ToString) -> RecordError {
     RecordError { key: entry.key.clone(), problem: problem.to_string() }
+}
+
+/// Parses the trusted state.
+pub(super) fn trust(entry: &KeyValue) -> Result<TrustState, RecordError> {
+    read::<TrustV1, _>(entry)
+}
+
+/// Parses a join token.
+pub(super) fn join_token(entry: &KeyValue) -> Result<TokenRecord, RecordError> {
+    read::<TokenRecordV1, _>(entry)
+}
+
+/// Parses an issued certificate.
+pub(super) fn certificate(entry: &KeyValue) -> Result<CertificateRecord, RecordError> {
+    read::<CertificateV1, _>(entry)
 }
 
 /// Parses the spoke of an entry under `spokes/`.

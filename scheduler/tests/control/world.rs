@@ -71,6 +71,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         settle: SETTLE_TIME,
         operations: None,
         transport: Transport::Loopback,
+        authority: None,
     }
 }
 

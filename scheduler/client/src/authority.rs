@@ -1,0 +1,470 @@
+//! Client of the built-in certificate authority: connection, joining, and requests with a certificate.
+//!
+//! A process that joins has no trusted authority yet. It accepts a hub by the fingerprint of the authority in its token: the
+//! authority's certificate is part of the chain that the hub presents, and must have signed the hub's certificate. Only
+//! then the secret is sent.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use identity::verify::ExpectedPeer;
+use identity::{OwnName, ProcessIdentity, TlsClient};
+use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use regions::spiffe::{Role, SpiffeId};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::version::TLS13;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use scheduler_api::pki::{IssuedV1, JoinV1, RenewV1};
+use scheduler_api::{VERSION, paths};
+use scheduler_core::pki::token::{Fingerprint, JoinToken};
+use scheduler_core::pki::trust::TrustState;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::hub::message;
+use crate::identity_folder::{IdentityFolder, Membership};
+
+/// Maximum time of a connection attempt with its handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a request beyond the time for which it waits for a change. An external signer takes up to ten seconds.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum bytes of a response. The largest has 8,192 revoked certificates.
+const RESPONSE_BYTES_MAX: usize = 4 << 20;
+
+/// Failed request to the authority.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// No hub of the list accepts a connection.
+    #[error("no hub is reachable: {0}")]
+    Unreachable(String),
+    /// The hub rejected the request.
+    #[error("the hub at {address} returned {status}: {message}")]
+    Rejected {
+        /// Address of the hub.
+        address: String,
+        /// Status.
+        status: StatusCode,
+        /// Message of the error object.
+        message: String,
+    },
+    /// The hub ended the connection, did not respond in time, or sent an invalid response.
+    #[error("the hub at {address} {problem}")]
+    Failed {
+        /// Address of the hub.
+        address: String,
+        /// The problem.
+        problem: String,
+    },
+    /// The identity folder cannot be used.
+    #[error("the identity folder {0}")]
+    Folder(String),
+}
+
+impl AuthorityError {
+    /// Returns the status of a rejection.
+    pub fn status(&self) -> Option<StatusCode> {
+        match self {
+            AuthorityError::Rejected { status, .. } => Some(*status),
+            AuthorityError::Unreachable(_) | AuthorityError::Failed { .. } | AuthorityError::Folder(_) => {
+                None
+            }
+        }
+    }
+}
+
+/// New key with a request for a certificate. The names in the certificate are the hub's decision, so it has none.
+pub struct KeyRequest {
+    /// Private key, in PEM.
+    pub key: String,
+    /// Request for a certificate, in PEM.
+    pub csr: String,
+}
+
+impl KeyRequest {
+    /// Generates a key (ECDSA P-256).
+    ///
+    /// # Errors
+    ///
+    /// When the system has no randomness.
+    pub fn generate() -> Result<KeyRequest, String> {
+        let failed = |error: rcgen::Error| format!("cannot generate a key: {error}");
+        let key = KeyPair::generate().map_err(failed)?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        let csr = params.serialize_request(&key).and_then(|csr| csr.pem()).map_err(failed)?;
+        Ok(KeyRequest { key: key.serialize_pem(), csr })
+    }
+}
+
+/// Open connection to a hub.
+#[derive(Debug)]
+pub struct AuthorityConnection {
+    address: String,
+    sender: SendRequest<Full<Bytes>>,
+    /// Task of the connection, which ends with this value.
+    _task: JoinSet<()>,
+}
+
+impl AuthorityConnection {
+    /// Connects with the certificate of a folder to the first reachable hub of these addresses.
+    ///
+    /// # Errors
+    ///
+    /// When no hub accepts the connection, or the folder cannot be used.
+    pub async fn with_identity(
+        folder: &IdentityFolder,
+        addresses: &[String],
+    ) -> Result<AuthorityConnection, AuthorityError> {
+        let (files, own) = (folder.files(), OwnName { roles: &Role::ALL, region: None });
+        let loaded = tokio::task::spawn_blocking(move || ProcessIdentity::load(files, &own, None)).await;
+        let folder_error =
+            |problem: String| AuthorityError::Folder(format!("{}: {problem}", folder.path().display()));
+        let identity = loaded
+            .map_err(|error| folder_error(error.to_string()))?
+            .map_err(|problems| folder_error(problems.join("; ")))?;
+        let tls = TlsClient::new(Arc::new(identity), &[]).map_err(|error| folder_error(error.to_string()))?;
+        first_reachable(addresses, &HubHandshake::Member(tls)).await
+    }
+
+    /// Connects to the first reachable hub of a token, whose certificate is signed by its authority.
+    ///
+    /// # Errors
+    ///
+    /// When no hub accepts the connection, or none has such a certificate.
+    pub async fn with_token(token: &JoinToken) -> Result<AuthorityConnection, AuthorityError> {
+        let unusable = |error: Error| AuthorityError::Unreachable(error.to_string());
+        let provider = Arc::new(ring::default_provider());
+        let verifier =
+            PinnedAuthority { fingerprints: token.fingerprints().to_vec(), provider: provider.clone() };
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(unusable)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
+            .with_no_client_auth();
+        config.resumption = Resumption::disabled();
+        config.enable_sni = false;
+        let connector = TlsConnector::from(Arc::new(config));
+        first_reachable(token.addresses(), &HubHandshake::Joining(connector)).await
+    }
+
+    async fn new<IO>(address: &str, stream: IO) -> std::io::Result<AuthorityConnection>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(std::io::Error::other)?;
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            // Its failure is that of the request.
+            supervision::task::contained("authority connection", connection).await.map(Result::ok);
+        });
+        Ok(AuthorityConnection { address: address.to_owned(), sender, _task: task })
+    }
+
+    /// Returns the address of the hub.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a request without a body.
+    ///
+    /// # Errors
+    ///
+    /// When there is no valid response with a status of success.
+    pub async fn get<M: DeserializeOwned>(&mut self, path: &str) -> Result<M, AuthorityError> {
+        self.send(Method::GET, path, Bytes::new(), Duration::ZERO).await
+    }
+
+    /// Polls for a newer trusted state; the hub holds the request for up to `wait`.
+    ///
+    /// # Errors
+    ///
+    /// When there is no valid response.
+    pub async fn poll_trust(
+        &mut self,
+        after: Option<u64>,
+        wait: Duration,
+    ) -> Result<Option<TrustState>, AuthorityError> {
+        let path = paths::trust(after, wait);
+        let wire: Option<scheduler_api::pki::TrustV1> =
+            self.send(Method::GET, &path, Bytes::new(), wait).await?;
+        let read = wire.map(TrustState::try_from).transpose();
+        read.map_err(|error| self.failed(format!("sent an invalid response: {error}")))
+    }
+
+    /// Sends a request with a JSON body.
+    ///
+    /// # Errors
+    ///
+    /// When there is no valid response with a status of success.
+    pub async fn post<M: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<M, AuthorityError> {
+        let body = serde_json::to_vec(body).expect("a message serialises to JSON");
+        self.send(Method::POST, path, body.into(), Duration::ZERO).await
+    }
+
+    fn failed(&self, problem: impl std::fmt::Display) -> AuthorityError {
+        AuthorityError::Failed { address: self.address.clone(), problem: problem.to_string() }
+    }
+
+    async fn send<M: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        wait: Duration,
+    ) -> Result<M, AuthorityError> {
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, "hub.identity.invalid")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| self.failed(error))?;
+        let limit = wait + REQUEST_TIMEOUT;
+        let received = timeout(limit, async {
+            self.sender.ready().await.map_err(|error| error.to_string())?;
+            let response = self.sender.send_request(request).await.map_err(|error| error.to_string())?;
+            let status = response.status();
+            let body: Incoming = response.into_body();
+            let body =
+                Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
+            Ok::<_, String>((status, body.to_bytes()))
+        });
+        let received =
+            received.await.map_err(|_| self.failed(format!("did not respond within {limit:?}")))?;
+        let (status, body) =
+            received.map_err(|problem| self.failed(format!("ended the connection: {problem}")))?;
+        if !status.is_success() {
+            let address = self.address.clone();
+            return Err(AuthorityError::Rejected { address, status, message: message(&body) });
+        }
+        let text = if body.is_empty() { &b"null"[..] } else { &body };
+        serde_json::from_slice(text)
+            .map_err(|error| self.failed(format!("sent an invalid response: {error}")))
+    }
+}
+
+/// Handshake with a hub.
+enum HubHandshake {
+    /// With a certificate of the fleet.
+    Member(TlsClient),
+    /// With the fingerprint of the authority in a token.
+    Joining(TlsConnector),
+}
+
+impl HubHandshake {
+    async fn connect(&self, address: &str, at: SocketAddr) -> std::io::Result<AuthorityConnection> {
+        let tcp = TcpStream::connect(at).await?;
+        match self {
+            HubHandshake::Member(tls) => {
+                let connected = tls.connect(ExpectedPeer { role: Role::Hub, region: None }, tcp).await?;
+                AuthorityConnection::new(address, connected.stream).await
+            }
+            HubHandshake::Joining(connector) => {
+                let name = ServerName::try_from("hub.identity.invalid").expect("a host name");
+                AuthorityConnection::new(address, connector.connect(name, tcp).await?).await
+            }
+        }
+    }
+}
+
+/// Connects to the first address at which the handshake succeeds. Of a name with several addresses, each is tried.
+async fn first_reachable(
+    addresses: &[String],
+    handshake: &HubHandshake,
+) -> Result<AuthorityConnection, AuthorityError> {
+    let mut problems = Vec::new();
+    for address in addresses {
+        let resolved: Vec<SocketAddr> = match timeout(CONNECT_TIMEOUT, tokio::net::lookup_host(address)).await
+        {
+            Ok(Ok(resolved)) => resolved.collect(),
+            Ok(Err(error)) => {
+                problems.push(format!("{address}: {error}"));
+                continue;
+            }
+            Err(_) => {
+                problems.push(format!("{address}: the name was not resolved within {CONNECT_TIMEOUT:?}"));
+                continue;
+            }
+        };
+        for at in resolved {
+            let attempt = timeout(CONNECT_TIMEOUT, handshake.connect(address, at)).await;
+            match attempt {
+                Ok(Ok(connection)) => return Ok(connection),
+                Ok(Err(error)) => problems.push(format!("{address}: {error}")),
+                Err(_) => problems.push(format!("{address}: no connection within {CONNECT_TIMEOUT:?}")),
+            }
+        }
+    }
+    Err(AuthorityError::Unreachable(problems.join("; ")))
+}
+
+/// Joins with a token: generates a key, obtains a certificate, and writes the folder.
+///
+/// # Errors
+///
+/// When no hub accepts the token, or the folder cannot be written. The folder stays as it was.
+pub async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
+    let folder_error = |problem: &dyn std::fmt::Display| {
+        AuthorityError::Folder(format!("{}: {problem}", folder.path().display()))
+    };
+    // A folder that cannot be written is found before the token is used up.
+    crate::identity_folder::create_private(folder.path()).map_err(|error| folder_error(&error))?;
+    let KeyRequest { key, csr } = KeyRequest::generate().map_err(|error| folder_error(&error))?;
+    let request = JoinV1 { version: VERSION, secret: token.secret().reveal(), csr };
+    let mut issued: Result<IssuedV1, AuthorityError> =
+        Err(AuthorityError::Unreachable("the token has no addresses".to_owned()));
+    // The same request is safe to repeat: for the same key a hub sends the same certificate.
+    for _ in 0..JOIN_ATTEMPTS {
+        issued = match AuthorityConnection::with_token(token).await {
+            Ok(mut connection) => connection.post(paths::JOIN, &request).await,
+            Err(error) => Err(error),
+        };
+        let is_final = match &issued {
+            Ok(_) => true,
+            Err(error) => error.status().is_some_and(|status| !status.is_server_error()),
+        };
+        if is_final {
+            break;
+        }
+        tokio::time::sleep(JOIN_PAUSE).await;
+    }
+    let issued = issued?;
+    let membership = Membership::of(&issued, token.addresses().to_vec());
+    accept(folder, &issued, &key, &membership).map_err(|error| folder_error(&error))?;
+    Ok(membership)
+}
+
+/// Attempts to join while no hub is reachable, as when a whole fleet starts at once.
+const JOIN_ATTEMPTS: u32 = 20;
+/// Pause between these attempts.
+const JOIN_PAUSE: Duration = Duration::from_millis(500);
+
+/// Writes an issued certificate and the trusted state to a folder. It blocks for two writes to the disk.
+fn accept(
+    folder: &IdentityFolder,
+    issued: &IssuedV1,
+    key: &str,
+    membership: &Membership,
+) -> Result<(), String> {
+    let offered = TrustState::try_from(issued.trust.clone()).map_err(|error| error.to_string())?;
+    let current = folder.trust().ok().flatten();
+    // Authorities first: the certificate may be one of a new authority.
+    if let Some(trust) = offered.accept(current.as_ref(), crate::unix_time()) {
+        folder.write_trust(&trust).map_err(|error| error.to_string())?;
+    }
+    folder.install(&issued.certificate, key, membership).map_err(|error| error.to_string())
+}
+
+/// Renews the certificate of a folder, over a connection with the present one.
+///
+/// # Errors
+///
+/// When the hub rejects the request, or the folder cannot be written. The present certificate stays.
+pub async fn renew(
+    folder: &IdentityFolder,
+    connection: &mut AuthorityConnection,
+    addresses: &[String],
+) -> Result<Membership, AuthorityError> {
+    let KeyRequest { key, csr } = KeyRequest::generate().map_err(AuthorityError::Folder)?;
+    let issued: IssuedV1 = connection.post(paths::RENEW, &RenewV1 { version: VERSION, csr }).await?;
+    let membership = Membership::of(&issued, addresses.to_vec());
+    let written = accept(folder, &issued, &key, &membership);
+    written.map_err(|error| AuthorityError::Folder(format!("{}: {error}", folder.path().display())))?;
+    Ok(membership)
+}
+
+/// Writes a certificate that the process has issued to itself, as a hub does.
+///
+/// # Errors
+///
+/// When the folder cannot be written.
+pub fn install_issued(
+    folder: &IdentityFolder,
+    issued: &IssuedV1,
+    key: &str,
+    addresses: Vec<String>,
+) -> Result<Membership, String> {
+    let membership = Membership::of(issued, addresses);
+    accept(folder, issued, key, &membership)?;
+    Ok(membership)
+}
+
+/// Verifier of a hub's certificate by the fingerprint of its authority.
+#[derive(Debug)]
+struct PinnedAuthority {
+    fingerprints: Vec<Fingerprint>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for PinnedAuthority {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let other_authority = || Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let authority = others.iter().find(|other| self.fingerprints.contains(&Fingerprint::of(other)));
+        let mut roots = RootCertStore::empty();
+        roots.add(authority.ok_or_else(other_authority)?.clone().into_owned())?;
+        let algorithms = self.provider.signature_verification_algorithms.all;
+        let parsed = ParsedCertificate::try_from(certificate)?;
+        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, algorithms)?;
+        let name = webpki::EndEntityCert::try_from(certificate)
+            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        let name = SpiffeId::of(name.valid_uri_names());
+        if name.is_ok_and(|name| name.role() == Role::Hub) {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            // Any process of the fleet has a certificate of the authority; only a hub may receive the secret.
+            Err(Error::InvalidCertificate(CertificateError::NotValidForName))
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, certificate, signed, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

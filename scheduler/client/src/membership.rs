@@ -1,0 +1,109 @@
+//! Task that keeps the identity folder of a process current: it renews the certificate at half of its life, and follows
+//! the trusted authorities and the revoked certificates.
+//!
+//! The trusted state is a long poll, so a revocation arrives at once while a hub is reachable; the process applies it
+//! from its folder, also after a restart without a hub. Without a hub the task tries again with backoff, and there is
+//! half of a certificate's life until it expires.
+
+use std::time::Duration;
+
+use scheduler_core::hubs::Backoff;
+use scheduler_core::pki::issue;
+use scheduler_core::pki::trust::TrustState;
+
+use crate::authority::{AuthorityConnection, AuthorityError, renew};
+use crate::identity_folder::{IdentityFolder, Membership};
+use crate::unix_time;
+
+/// Time for which a hub holds a poll.
+const POLL: Duration = Duration::from_secs(20);
+/// Delay after a failure.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+/// Delay after a rejected renewal, which has a cause that does not pass by itself.
+const REJECTED_BACKOFF: Backoff = Backoff { first: Duration::from_secs(10), max: Duration::from_secs(600) };
+
+/// Keeps a folder current until the returned future is dropped; ends at once for a folder that another tool fills.
+///
+/// # Errors
+///
+/// When the folder cannot be read.
+pub async fn follow(folder: IdentityFolder) -> std::io::Result<()> {
+    let Some(mut membership) = folder.membership()? else { return Ok(()) };
+    let mut trust = folder.trust()?;
+    // Where in its window each certificate is renewed.
+    let mut chance: f64 = rand::random();
+    let mut failures: u32 = 0;
+    let mut rejections: u32 = 0;
+    let mut connection = None;
+    loop {
+        let followed = step(&folder, &mut membership, &mut trust, &mut chance, &mut connection).await;
+        match followed {
+            Ok(()) => {
+                if failures > 0 {
+                    tracing::info!("authority reachable again");
+                }
+                (failures, rejections) = (0, 0);
+            }
+            Err(error) => {
+                connection = None;
+                failures += 1;
+                let backoff = match error.status() {
+                    Some(status) if status.is_client_error() => {
+                        rejections += 1;
+                        REJECTED_BACKOFF.delay(rejections, rand::random())
+                    }
+                    Some(_) | None => BACKOFF.delay(failures, rand::random()),
+                };
+                let left = membership.period().not_after.saturating_sub(unix_time());
+                if failures == 1 {
+                    // Connections continue with the present certificate, and revocations arrive late. Check the hubs;
+                    // after `expires_in_s` a new join token is needed.
+                    tracing::warn!(%error, expires_in_s = left.as_secs(), "authority unreachable; trying again");
+                }
+                tokio::time::sleep(backoff).await;
+            }
+        }
+    }
+}
+
+/// Renews the certificate if it is due, then polls once for the trusted state.
+async fn step(
+    folder: &IdentityFolder,
+    membership: &mut Membership,
+    trust: &mut Option<TrustState>,
+    chance: &mut f64,
+    connection: &mut Option<AuthorityConnection>,
+) -> Result<(), AuthorityError> {
+    if connection.is_none() {
+        *connection = Some(AuthorityConnection::with_identity(folder, &membership.addresses).await?);
+    }
+    let Some(open) = connection.as_mut() else { return Ok(()) };
+    let signer = trust.as_ref().map(|trust| trust.signer().fingerprint.to_string());
+    let is_of_old_authority = signer.is_some_and(|signer| signer != membership.authority);
+    let now = unix_time();
+    let due = issue::renewal(membership.period(), is_of_old_authority, *chance, now);
+    if due <= now {
+        let addresses = membership.addresses.clone();
+        *membership = renew(folder, open, &addresses).await?;
+        *trust = folder.trust().map_err(|error| AuthorityError::Folder(error.to_string()))?;
+        *chance = rand::random();
+        // The next connection uses the new certificate.
+        *connection = None;
+        tracing::info!(serial = membership.serial, expires_s = membership.not_after_s, "certificate renewed");
+        return Ok(());
+    }
+    let wait = POLL.min(due - now);
+    let offered = open.poll_trust(trust.as_ref().map(|trust| trust.generation), wait).await?;
+    let Some(accepted) = offered.and_then(|offered| offered.accept(trust.as_ref(), unix_time())) else {
+        return Ok(());
+    };
+    folder.write_trust(&accepted).map_err(|error| AuthorityError::Folder(error.to_string()))?;
+    tracing::info!(
+        generation = accepted.generation,
+        authorities = accepted.authorities.len(),
+        revoked = accepted.revoked.len(),
+        "trusted state updated"
+    );
+    *trust = Some(accepted);
+    Ok(())
+}

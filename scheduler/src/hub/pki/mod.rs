@@ -1,0 +1,445 @@
+//! Built-in certificate authority of a hub: listener, paths, and the hub's own identity folder.
+//!
+//! [`service`] has the operations, [`signer`] the signatures, `csr` the requests for certificates, [`listener`] the
+//! connections, [`init`] the first identities. The decisions are in [`scheduler_core::pki`].
+
+mod csr;
+pub mod init;
+mod listener;
+mod service;
+mod signer;
+
+pub use signer::{SignerError, create_authority};
+
+use std::future::IntoFuture;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, Request, State};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use identity::{PeerIdentity, ProcessIdentity};
+use regions::Catalogue;
+use regions::spiffe::Role;
+use scheduler_api::keys;
+use scheduler_api::paths::{self, TrustQuery};
+use scheduler_api::pki::{
+    CertificatesV1, IssuedV1, JoinV1, NewTokenResponseV1, NewTokenV1, RenewV1, RevocationsV1, RevokeV1,
+    RotateV1, RotationV1, TrustV1,
+};
+use scheduler_client::authority::{KeyRequest, install_issued};
+use scheduler_client::identity_folder::IdentityFolder;
+use scheduler_core::pki::CLOCK_SKEW_MAX;
+use scheduler_core::pki::issue::{self, CSR_BYTES_MAX};
+use scheduler_core::pki::trust::{CertificateSerial, TrustState};
+use scheduler_store::{Event, Store, Watch};
+use supervision::task::supervise;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::api::{Body, json_of};
+use super::backup;
+use super::{HubError, records, stopped};
+use crate::config::AuthorityConfig;
+use crate::events::{AuthorityDenied, AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
+use crate::respond::{Code, ErrorResponse};
+use listener::{AuthorityCaller, AuthorityListener};
+use service::{IssuingAuthority, PkiError, unix_time};
+use signer::{AuthoritySigner, CommandSigner, FileSigner};
+
+/// Maximum bytes of a body: a request for a certificate or the certificate of an authority, with its JSON.
+const BODY_BYTES_MAX: usize = 4 * CSR_BYTES_MAX;
+/// Pause after a failure of the store.
+const STORE_PAUSE: Duration = Duration::from_secs(1);
+/// Interval at which expired records are deleted, and the hub's own certificate is checked.
+const UPKEEP_PERIOD: Duration = Duration::from_secs(60);
+/// Part of a certificate's life that is before its issue.
+const SKEW: Duration = CLOCK_SKEW_MAX;
+
+/// Shared state of the handlers.
+struct PkiApi<S> {
+    authority: Arc<IssuingAuthority<S>>,
+    trust: watch::Receiver<Option<Arc<TrustState>>>,
+    stopping: watch::Receiver<bool>,
+}
+
+impl<S> Clone for PkiApi<S> {
+    fn clone(&self) -> PkiApi<S> {
+        let PkiApi { authority, trust, stopping } = self;
+        PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone() }
+    }
+}
+
+/// Runs the authority until `stopping`. `bound` is its listener, which the caller has bound so that a conflict is an error
+/// at start.
+pub(super) async fn run<S: Store>(
+    config: AuthorityConfig,
+    bound: TcpListener,
+    store: S,
+    identity: Arc<ProcessIdentity>,
+    catalogue: Arc<Catalogue>,
+    stopping: watch::Receiver<bool>,
+) -> Result<(), HubError> {
+    let AuthorityConfig { listen, dir, signer, validity, identity: folder } = config;
+    let external = signer.is_some();
+    let signer: Arc<dyn AuthoritySigner> = match signer {
+        Some(command) => Arc::new(CommandSigner::new(command, tokio::runtime::Handle::current())),
+        None => Arc::new(FileSigner::new(dir.clone())),
+    };
+    let created_in = (!external).then(|| dir.clone());
+    let authority = Arc::new(IssuingAuthority::new(store.clone(), signer, catalogue, validity, created_in));
+    let listener = AuthorityListener::new(bound, &identity)
+        .map_err(|error| HubError::Authority(format!("{listen}: {error}")))?;
+    let (publish, trust) = watch::channel(None);
+    let api = PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone() };
+    let mut tasks = JoinSet::new();
+    let beginning = begin(&authority, &dir);
+    tokio::select! {
+        begun = beginning => begun?,
+        () = stopped(stopping.clone()) => return Ok(()),
+    }
+    let folder = IdentityFolder::new(folder);
+    tasks.spawn(supervise("authority state", {
+        let (folder, identity) = (folder.clone(), identity.clone());
+        move || follow_trust(store.clone(), publish.clone(), folder.clone(), identity.clone())
+    }));
+    tasks.spawn(supervise("authority upkeep", {
+        let (authority, identity) = (authority.clone(), identity.clone());
+        move || upkeep(authority.clone(), folder.clone(), identity.clone(), trust.clone())
+    }));
+    AuthorityStarted { address: listen }.emit();
+    let service = router(api).into_make_service_with_connect_info::<AuthorityCaller>();
+    let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
+    let served = server.await.map_err(HubError::Server);
+    tasks.shutdown().await;
+    served
+}
+
+/// Writes the first state to the store, unless there is one.
+async fn begin<S: Store>(
+    authority: &Arc<IssuingAuthority<S>>,
+    dir: &std::path::Path,
+) -> Result<(), HubError> {
+    loop {
+        match authority.store.get(keys::TRUST).await {
+            Ok(Some(_)) => return Ok(()),
+            Ok(None) => {
+                let dir = dir.to_owned();
+                let read = tokio::task::spawn_blocking(move || init::read_first(&dir, unix_time())).await;
+                let read = read.unwrap_or_else(|error| Err(error.to_string()));
+                let (first, certificates) = read.map_err(HubError::Authority)?;
+                match authority.begin(first, certificates).await {
+                    Ok(()) => return Ok(()),
+                    Err(error) => crate::events::StoreFailed { error: &error }.emit(),
+                }
+            }
+            Err(error) => crate::events::StoreFailed { error: &error }.emit(),
+        }
+        tokio::time::sleep(STORE_PAUSE).await;
+    }
+}
+
+/// Follows the record of the trusted state: publishes it to the polls, and applies it to this hub.
+async fn follow_trust<S: Store>(
+    store: S,
+    publish: watch::Sender<Option<Arc<TrustState>>>,
+    folder: IdentityFolder,
+    identity: Arc<ProcessIdentity>,
+) {
+    loop {
+        if let Ok(range) = store.range(keys::TRUST).await {
+            for entry in range.entries.iter().filter(|entry| entry.key == keys::TRUST) {
+                apply(records::trust(entry), &publish, &folder, &identity).await;
+            }
+            let mut watch = store.watch(keys::TRUST, range.revision + 1);
+            while let Ok(events) = watch.next().await {
+                for event in events {
+                    if let Event::Put(entry) = event
+                        && entry.key == keys::TRUST
+                    {
+                        apply(records::trust(&entry), &publish, &folder, &identity).await;
+                    }
+                }
+            }
+        }
+        tokio::time::sleep(STORE_PAUSE).await;
+    }
+}
+
+async fn apply(
+    read: Result<TrustState, records::RecordError>,
+    publish: &watch::Sender<Option<Arc<TrustState>>>,
+    folder: &IdentityFolder,
+    identity: &Arc<ProcessIdentity>,
+) {
+    let Some(offered) = super::term_start::readable(read) else { return };
+    let folder = folder.clone();
+    let written = tokio::task::spawn_blocking(move || {
+        let current = folder.trust().ok().flatten();
+        let accepted = offered.clone().accept(current.as_ref(), unix_time());
+        if let Some(accepted) = &accepted {
+            folder.write_trust(accepted)?;
+        }
+        Ok::<_, io::Error>(accepted.or(current).unwrap_or(offered))
+    });
+    match written.await {
+        Ok(Ok(state)) => {
+            let serials = state.revoked.keys().filter_map(|serial| serial.as_str().parse().ok()).collect();
+            let list = identity::RevocationList { generation: state.generation, serials };
+            identity.revocations().accept(list);
+            publish.send_replace(Some(Arc::new(state)));
+        }
+        Ok(Err(error)) => OwnCertificateFailed { error: &error }.emit(),
+        Err(error) => OwnCertificateFailed { error: &error }.emit(),
+    }
+}
+
+/// Deletes expired records, and renews the hub's own certificate, which needs no connection.
+async fn upkeep<S: Store>(
+    authority: Arc<IssuingAuthority<S>>,
+    folder: IdentityFolder,
+    identity: Arc<ProcessIdentity>,
+    mut trust: watch::Receiver<Option<Arc<TrustState>>>,
+) {
+    let mut chance: f64 = rand::random();
+    loop {
+        let applied = trust.borrow_and_update().as_ref().map(|state| state.generation);
+        let next = match renew_own(&authority, &folder, &identity, chance, applied).await {
+            Ok(OwnCertificate::Kept(until)) => until.min(UPKEEP_PERIOD),
+            Ok(OwnCertificate::Renewed) => {
+                chance = rand::random();
+                UPKEEP_PERIOD
+            }
+            Err(error) => {
+                OwnCertificateFailed { error: &error }.emit();
+                UPKEEP_PERIOD
+            }
+        };
+        // It is repeated; until then, expired records only occupy the store.
+        authority.delete_expired(unix_time()).await.ok();
+        tokio::select! {
+            changed = trust.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(next) => {}
+        }
+    }
+}
+
+/// Certificate of the hub itself, after a check.
+enum OwnCertificate {
+    /// It is renewed after this time.
+    Kept(Duration),
+    /// It was renewed.
+    Renewed,
+}
+
+/// Renews the hub's own certificate if it is due, and acknowledges the generation of the trusted state that the hub
+/// applies, like a process that polls.
+async fn renew_own<S: Store>(
+    authority: &IssuingAuthority<S>,
+    folder: &IdentityFolder,
+    identity: &Arc<ProcessIdentity>,
+    chance: f64,
+    applied: Option<u64>,
+) -> Result<OwnCertificate, PkiError> {
+    let invalid = |error: &dyn std::fmt::Display| PkiError::Invalid(error.to_string());
+    let Some(membership) = folder.membership().map_err(|error| invalid(&error))? else {
+        return Ok(OwnCertificate::Kept(UPKEEP_PERIOD));
+    };
+    let signer = authority.signing_authority().await?;
+    let now = unix_time();
+    let is_old = signer.to_string() != membership.authority;
+    let serial: CertificateSerial = scheduler_api::parsed("serial", &membership.serial)?;
+    if let Some(generation) = applied {
+        authority.applied(&serial, generation).await?;
+    }
+    let due = issue::renewal(membership.period(), is_old, chance, now);
+    if due > now {
+        return Ok(OwnCertificate::Kept(due - now));
+    }
+    let KeyRequest { key, csr } = KeyRequest::generate().map_err(|error| invalid(&error))?;
+    let issued = authority.renew(identity.own(), &serial, &csr, now).await?;
+    let (folder, addresses) = (folder.clone(), membership.addresses);
+    let installed = tokio::task::spawn_blocking(move || install_issued(&folder, &issued, &key, addresses));
+    let installed = installed.await.map_err(|error| invalid(&error))?.map_err(|error| invalid(&error))?;
+    OwnCertificateRenewed { serial: &installed.serial, expires_s: installed.not_after_s }.emit();
+    Ok(OwnCertificate::Renewed)
+}
+
+/// Access that a path of the authority requires.
+#[derive(Clone, Copy, Debug)]
+struct Callers(&'static [Role]);
+
+/// Every certificate of the fleet.
+const MEMBERS: Callers = Callers(&Role::ALL);
+/// Persons that may read.
+const READERS: Callers = Callers(&[Role::Operator, Role::Viewer]);
+/// Persons that may change.
+const OPERATORS: Callers = Callers(&[Role::Operator]);
+
+fn router<S: Store>(api: PkiApi<S>) -> Router {
+    let only = |paths: Router<PkiApi<S>>, callers: Callers| {
+        paths.route_layer(from_fn(
+            move |ConnectInfo(caller): ConnectInfo<AuthorityCaller>, request: Request, next: Next| {
+                authorize(callers, caller, request, next)
+            },
+        ))
+    };
+    let anyone = Router::new().route(paths::JOIN, post(join::<S>));
+    let members = Router::new().route(paths::RENEW, post(renew::<S>)).route(paths::TRUST, get(trust::<S>));
+    let readers = Router::new()
+        .route(paths::CERTIFICATES, get(certificates::<S>))
+        .route(paths::ROTATION, get(rotation::<S>));
+    let operators = Router::new()
+        .route(paths::JOIN_TOKENS, post(create_token::<S>))
+        .route(paths::REVOKE, post(revoke::<S>))
+        .route(paths::ROTATION, post(rotate::<S>))
+        .route(paths::BACKUP, get(read_store::<S>));
+    anyone
+        .merge(only(members, MEMBERS))
+        .merge(only(readers, READERS))
+        .merge(only(operators, OPERATORS))
+        .fallback(async || ErrorResponse::new(Code::NotFound, "The authority has no such path."))
+        .method_not_allowed_fallback(async || {
+            ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn(contained))
+        .with_state(api)
+}
+
+/// Limits the damage of a panic to the request that caused it.
+async fn contained(request: Request, next: Next) -> Response {
+    supervision::request::contain(next.run(request)).await.unwrap_or_else(
+        |supervision::request::Panicked(reason)| {
+            // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
+            tracing::error!(reason, "request to the authority panicked");
+            ErrorResponse::new(Code::Internal, "The request failed because of a defect of this hub.")
+                .into_response()
+        },
+    )
+}
+
+/// Checks the role of a caller, before the body is read.
+async fn authorize(
+    Callers(roles): Callers,
+    caller: AuthorityCaller,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let denied = match caller.peer {
+        Some(peer) if roles.contains(&peer.role()) => {
+            request.extensions_mut().insert(peer);
+            return next.run(request).await;
+        }
+        Some(peer) => {
+            AuthorityDenied { path: request.uri().path(), peer: &peer.id }.emit();
+            let roles = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
+            let message =
+                format!("This path needs the certificate of the role {roles}; yours is {}.", peer.id);
+            ErrorResponse::new(Code::Forbidden, message)
+        }
+        None => ErrorResponse::new(
+            Code::Forbidden,
+            "This path needs a client certificate of the fleet; join with a token first.",
+        ),
+    };
+    denied.into_response()
+}
+
+/// Identity of the caller, which [`authorize`] has verified.
+type AuthorizedPeer = axum::Extension<PeerIdentity>;
+
+fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
+    Ok(scheduler_api::parsed("serial", &peer.serial.to_string())?)
+}
+
+async fn join<S: Store>(
+    State(api): State<PkiApi<S>>,
+    ConnectInfo(caller): ConnectInfo<AuthorityCaller>,
+    body: Body,
+) -> Result<Json<IssuedV1>, ErrorResponse> {
+    let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.join(&secret, &csr, caller.address.ip(), unix_time()).await?))
+}
+
+async fn renew<S: Store>(
+    State(api): State<PkiApi<S>>,
+    axum::Extension(peer): AuthorizedPeer,
+    body: Body,
+) -> Result<Json<IssuedV1>, ErrorResponse> {
+    let RenewV1 { version: _, csr } = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.renew(&peer.id, &serial_of(&peer)?, &csr, unix_time()).await?))
+}
+
+/// Responds with a newer trusted state as soon as there is one, or with `null` if there is none within the requested
+/// time.
+async fn trust<S: Store>(
+    State(api): State<PkiApi<S>>,
+    axum::Extension(peer): AuthorizedPeer,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Option<TrustV1>>, ErrorResponse> {
+    let TrustQuery { after, wait } = TrustQuery::parse(query.as_deref().unwrap_or_default())?;
+    if let Some(after) = after {
+        api.authority.applied(&serial_of(&peer)?, after).await?;
+    }
+    let mut current = api.trust.clone();
+    let is_newer = |state: &Option<Arc<TrustState>>| {
+        state.as_ref().is_some_and(|state| after.is_none_or(|after| state.generation > after))
+    };
+    let found = tokio::select! {
+        biased;
+        found = current.wait_for(is_newer) => found.ok().and_then(|state| state.clone()),
+        () = tokio::time::sleep(wait) => None,
+        () = stopped(api.stopping.clone()) => None,
+    };
+    Ok(Json(found.map(|state| TrustV1::from(&*state))))
+}
+
+async fn create_token<S: Store>(
+    State(api): State<PkiApi<S>>,
+    body: Body,
+) -> Result<Json<NewTokenResponseV1>, ErrorResponse> {
+    let request: NewTokenV1 = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.create_token(request, unix_time()).await?))
+}
+
+async fn certificates<S: Store>(State(api): State<PkiApi<S>>) -> Result<Json<CertificatesV1>, ErrorResponse> {
+    Ok(Json(api.authority.list(unix_time()).await?))
+}
+
+async fn revoke<S: Store>(
+    State(api): State<PkiApi<S>>,
+    axum::Extension(peer): AuthorizedPeer,
+    body: Body,
+) -> Result<Json<RevocationsV1>, ErrorResponse> {
+    let request: RevokeV1 = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.revoke(&request, &serial_of(&peer)?, unix_time()).await?))
+}
+
+async fn rotation<S: Store>(State(api): State<PkiApi<S>>) -> Result<Json<RotationV1>, ErrorResponse> {
+    Ok(Json(api.authority.rotation(unix_time()).await?))
+}
+
+async fn rotate<S: Store>(
+    State(api): State<PkiApi<S>>,
+    body: Body,
+) -> Result<Json<RotationV1>, ErrorResponse> {
+    let request: RotateV1 = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.rotate(request, unix_time()).await?))
+}
+
+async fn read_store<S: Store>(State(api): State<PkiApi<S>>) -> Result<Response, ErrorResponse> {
+    let content = backup::content(&api.authority.store).await?;
+    Ok(Json(content).into_response())
+}
+
+/// Returns an authority for tests of records.
+#[cfg(test)]
+pub(super) fn test_authority() -> scheduler_core::pki::trust::TrustedAuthority {
+    let dir = tempfile::tempdir().unwrap();
+    create_authority(&dir.path().join("authority"), "m", Duration::from_secs(1_800_000_000)).unwrap()
+}

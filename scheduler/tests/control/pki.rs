@@ -1,0 +1,224 @@
+//! Built-in authority of a running hub: joining, revocation, roles, and a restoration from a backup, over its listener.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use identity::{OwnName, ProcessIdentity, Transport};
+use regions::Catalogue;
+use regions::spiffe::Role;
+use scheduler::config::{AuthorityConfig, HubConfig};
+use scheduler::hub::backup;
+use scheduler::hub::pki::init::{self, NewAuthority};
+use scheduler_api::pki::{CertificatesV1, NewTokenResponseV1, NewTokenV1, RevocationsV1, RevokeV1};
+use scheduler_api::{VERSION, keys, paths};
+use scheduler_client::authority::{AuthorityConnection, join};
+use scheduler_client::identity_folder::IdentityFolder;
+use scheduler_client::{membership, unix_time};
+use scheduler_core::pki::token::JoinToken;
+
+use super::world::{Hub, config, until};
+
+/// Hub with an authority.
+struct Fleet {
+    dir: PathBuf,
+    address: String,
+}
+
+impl Fleet {
+    fn new(dir: &Path) -> Fleet {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let address = format!("127.0.0.1:{port}");
+        let request = NewAuthority {
+            dir: &dir.join("pki"),
+            domain: "m.example",
+            region: &"aws/us-east-1".parse().unwrap(),
+            operator: "admin",
+            addresses: vec![address.clone()],
+            catalogue: &Catalogue::builtin(),
+        };
+        init::create(&request, unix_time()).unwrap();
+        Fleet { dir: dir.to_owned(), address }
+    }
+
+    fn config(&self) -> HubConfig {
+        let hub = self.dir.join("pki/hub");
+        let own = OwnName { roles: &[Role::Hub], region: None };
+        let files = IdentityFolder::new(&hub).files();
+        let identity = ProcessIdentity::load(files, &own, Some(&Arc::new(Catalogue::builtin()))).unwrap();
+        HubConfig {
+            transport: Transport::Tls(Arc::new(identity)),
+            authority: Some(AuthorityConfig {
+                listen: self.address.parse().unwrap(),
+                dir: self.dir.join("pki/authority"),
+                signer: None,
+                validity: Duration::from_secs(7 * 24 * 3600),
+                identity: hub,
+            }),
+            ..config(&self.dir)
+        }
+    }
+
+    async fn operator(&self) -> AuthorityConnection {
+        self.connect(&IdentityFolder::new(self.dir.join("pki/operator"))).await
+    }
+
+    async fn connect(&self, folder: &IdentityFolder) -> AuthorityConnection {
+        let begun = Instant::now();
+        loop {
+            match AuthorityConnection::with_identity(folder, std::slice::from_ref(&self.address)).await {
+                Ok(connection) => return connection,
+                Err(error) => assert!(begun.elapsed() < Duration::from_secs(30), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn token(&self, role: &str, region: Option<&str>, name: Option<&str>) -> JoinToken {
+        let request = NewTokenV1 {
+            version: VERSION,
+            role: role.to_owned(),
+            region: region.map(str::to_owned),
+            name: name.map(str::to_owned),
+            ttl_s: 600,
+            validity_s: None,
+        };
+        let created: NewTokenResponseV1 =
+            self.operator().await.post(paths::JOIN_TOKENS, &request).await.unwrap();
+        let fingerprints = created.fingerprints.iter().map(|text| text.parse().unwrap()).collect();
+        JoinToken::new(vec![self.address.clone()], fingerprints, created.secret.parse().unwrap()).unwrap()
+    }
+
+    fn folder(&self, name: &str) -> IdentityFolder {
+        IdentityFolder::new(self.dir.join(name))
+    }
+}
+
+/// Returns the epoch in a backup.
+fn stored_epoch(backup: &backup::StoreBackupV1) -> u64 {
+    let entry = backup.entries.iter().find(|entry| entry.key == keys::EPOCH).unwrap();
+    let value = base64::engine::general_purpose::STANDARD.decode(&entry.value).unwrap();
+    String::from_utf8(value).unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let token = fleet.token("spoke", Some("aws/eu-central-1"), None).await;
+    let (spoke, gateway) = (fleet.folder("spoke"), fleet.folder("gateway"));
+    join(&spoke, &token).await.unwrap();
+    let again = join(&fleet.folder("thief"), &token).await.unwrap_err();
+    assert!(again.to_string().contains("used before"), "{again}");
+    assert!(!fleet.folder("thief").has_certificate());
+    let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    join(&gateway, &token).await.unwrap();
+
+    // The gateway follows the trusted state; the spoke holds a poll open.
+    let following = tokio::spawn(membership::follow(gateway.clone()));
+    let mut open = fleet.connect(&spoke).await;
+    let generation = spoke.trust().unwrap().unwrap().generation;
+    let held = tokio::spawn(async move { open.poll_trust(Some(generation), Duration::from_secs(20)).await });
+    let serial = spoke.membership().unwrap().unwrap().serial;
+    let request = RevokeV1 { version: VERSION, target: "spoke/aws/eu-central-1".to_owned(), own: false };
+    let mut operator = fleet.operator().await;
+    let begun = Instant::now();
+    let revoked: RevocationsV1 = operator.post(paths::REVOKE, &request).await.unwrap();
+    assert_eq!(revoked.revoked[0].serial, serial);
+    let knows =
+        || gateway.trust().unwrap().is_some_and(|trust| trust.revoked.keys().any(|it| it.as_str() == serial));
+    until("the gateway has the revocation on disk", async || knows()).await;
+    held.await.unwrap().ok();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    println!("revocation on the disk of another process, connection closed: {took:?}");
+    let refused = AuthorityConnection::with_identity(&spoke, std::slice::from_ref(&fleet.address)).await;
+    let refused = match refused {
+        // The server's verdict arrives with the first response.
+        Ok(mut connection) => connection.poll_trust(None, Duration::ZERO).await.map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(refused.is_err(), "a revoked certificate connects no more");
+    following.abort();
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_path_has_its_callers_and_a_hub_with_another_authority_receives_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let viewer = fleet.folder("viewer");
+    join(&viewer, &fleet.token("viewer", None, Some("bob")).await).await.unwrap();
+    let replica = fleet.folder("replica");
+    join(&replica, &fleet.token("replica", Some("aws/us-east-1"), None).await).await.unwrap();
+    let target = RevokeV1 { version: VERSION, target: "admin".to_owned(), own: false };
+    for (folder, may_read) in [(&viewer, true), (&replica, false)] {
+        let mut connection = fleet.connect(folder).await;
+        let listed = connection.get::<CertificatesV1>(paths::CERTIFICATES).await;
+        assert_eq!(listed.is_ok(), may_read);
+        let denied = connection.post::<RevocationsV1>(paths::REVOKE, &target).await.unwrap_err();
+        assert_eq!(denied.status().map(|status| status.as_u16()), Some(403), "{denied}");
+        assert!(denied.to_string().contains("operator"), "{denied}");
+        assert!(connection.poll_trust(None, Duration::ZERO).await.unwrap().is_some());
+    }
+    let token = fleet.token("spoke", Some("aws/eu-central-1"), None).await;
+    let mut anonymous = AuthorityConnection::with_token(&token).await.unwrap();
+    for path in [paths::CERTIFICATES, paths::TRUST, paths::ROTATION, paths::BACKUP] {
+        let denied = anonymous.get::<serde_json::Value>(path).await.unwrap_err();
+        assert_eq!(denied.status().map(|status| status.as_u16()), Some(403), "{path}: {denied}");
+    }
+    // A man in the middle with an authority of its own, at the address of the token.
+    let other = tempfile::tempdir().unwrap();
+    let impostor = Fleet::new(other.path());
+    let impostor_hub = Hub::start(impostor.config()).await;
+    impostor.operator().await;
+    let redirected =
+        JoinToken::new(vec![impostor.address.clone()], token.fingerprints().to_vec(), token.secret().clone());
+    let rejected = AuthorityConnection::with_token(&redirected.unwrap()).await.unwrap_err();
+    assert!(rejected.to_string().contains("UnknownIssuer"), "{rejected}");
+    impostor_hub.stop().await;
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_hub_is_restored_from_a_backup_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let spoke = fleet.folder("spoke");
+    join(&spoke, &fleet.token("spoke", Some("aws/eu-central-1"), None).await).await.unwrap();
+    let unused = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    let saved: backup::StoreBackupV1 = fleet.operator().await.get(paths::BACKUP).await.unwrap();
+    let before = stored_epoch(&saved);
+    // After the backup: a join, and a revocation, which the spoke learns.
+    join(&fleet.folder("gateway"), &unused).await.unwrap();
+    let request = RevokeV1 { version: VERSION, target: "gateway/aws/us-east-1".to_owned(), own: false };
+    fleet.operator().await.post::<RevocationsV1>(paths::REVOKE, &request).await.unwrap();
+    let mut connection = fleet.connect(&spoke).await;
+    let newest = connection.poll_trust(None, Duration::ZERO).await.unwrap().unwrap();
+    spoke.write_trust(&newest).unwrap();
+    hub.kill().await;
+
+    let data = dir.path().join("hub");
+    std::fs::rename(&data, dir.path().join("lost")).unwrap();
+    let epoch = backup::restore(&data, &saved, unix_time()).await.unwrap();
+    assert!(epoch > before);
+    let hub = Hub::start(fleet.config()).await;
+    assert_eq!(stored_epoch(&fleet.operator().await.get(paths::BACKUP).await.unwrap()), epoch);
+    // The used token is not valid again; members keep their certificates; the revocation is kept where it is known.
+    let reused = join(&fleet.folder("thief"), &unused).await.unwrap_err();
+    assert!(reused.to_string().contains("unknown"), "{reused}");
+    let mut connection = fleet.connect(&spoke).await;
+    let offered =
+        connection.poll_trust(Some(newest.generation), Duration::from_secs(20)).await.unwrap().unwrap();
+    let accepted = offered.accept(Some(&newest), unix_time()).unwrap();
+    assert!(newest.revoked.keys().all(|serial| accepted.revoked.contains_key(serial)));
+    join(&fleet.folder("gateway-2"), &fleet.token("gateway", Some("aws/us-east-1"), None).await)
+        .await
+        .unwrap();
+    hub.stop().await;
+}

@@ -1,0 +1,113 @@
+//! Joining of a role before it starts, and the task that keeps its identity folder current.
+
+use scheduler_client::authority;
+use scheduler_client::identity_folder::IdentityFolder;
+use scheduler_client::{membership, unix_time};
+use scheduler_core::pki::issue::ValidityPeriod;
+use scheduler_core::pki::token::JoinToken;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Identity folder of a role that the built-in authority keeps current.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined {
+    folder: Option<IdentityFolder>,
+}
+
+impl Joined {
+    /// Returns the value of a process whose folder is kept current elsewhere.
+    pub(crate) fn elsewhere() -> Joined {
+        Joined { folder: None }
+    }
+
+    /// Keeps the folder current until the process ends.
+    pub(crate) async fn follow(self) {
+        let Some(folder) = self.folder else { return };
+        if let Err(error) = membership::follow(folder.clone()).await {
+            // The present certificate is used until it expires. Check the folder, and restart the process.
+            tracing::error!(folder = %folder.path().display(), %error, "identity folder unreadable");
+        }
+        // A folder that another tool fills has nothing to follow.
+    }
+}
+
+/// Completes an interrupted renewal of a role's identity folder, and joins with `token` unless the folder has a valid
+/// certificate.
+pub(crate) fn join(config: &Path, token: Option<&str>) -> Result<Joined, Vec<String>> {
+    let token: Option<JoinToken> = token
+        .map(str::parse)
+        .transpose()
+        .map_err(|error: scheduler_core::pki::token::TokenTextError| vec![format!("--join: {error}")])?;
+    let Some(dir) = identity_dir(config) else {
+        return match token {
+            Some(_) => Err(vec![format!(
+                "--join: {} has no identity folder; add [identity] with dir",
+                config.display()
+            )]),
+            None => Ok(Joined::elsewhere()),
+        };
+    };
+    let folder = IdentityFolder::new(dir);
+    let unusable = |error: std::io::Error| vec![format!("identity.dir {}: {error}", folder.path().display())];
+    folder.recover().map_err(unusable)?;
+    let period = folder.membership().map_err(unusable)?.map(|membership| membership.period());
+    if let Some(token) = token
+        && is_needed(folder.has_certificate(), period, unix_time())
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| vec![format!("cannot start the async runtime: {error}")])?;
+        let joined = runtime.block_on(authority::join(&folder, &token));
+        joined.map_err(|error| vec![format!("--join: {error}")])?;
+    }
+    Ok(Joined { folder: Some(folder) })
+}
+
+/// Returns whether a process must join: a certificate of the folder is kept as long as it is valid.
+fn is_needed(has_certificate: bool, period: Option<ValidityPeriod>, now: Duration) -> bool {
+    match period {
+        _ if !has_certificate => true,
+        Some(period) => now > period.not_after,
+        // A certificate from elsewhere.
+        None => false,
+    }
+}
+
+/// Returns the identity folder of a configuration. Errors of the file are reported when the role reads it.
+fn identity_dir(config: &Path) -> Option<PathBuf> {
+    let file: toml::Table = std::fs::read_to_string(config).ok()?.parse().ok()?;
+    let dir = file.get("identity")?.get("dir")?.as_str()?;
+    Some(config.parent().unwrap_or(Path::new(".")).join(dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_valid_certificate_is_kept_and_an_expired_one_is_replaced() {
+        let second = Duration::from_secs(1);
+        let period = Some(ValidityPeriod { not_before: second, not_after: second * 10 });
+        assert!(is_needed(false, None, second) && is_needed(false, period, second));
+        assert!(!is_needed(true, period, second * 10));
+        assert!(is_needed(true, period, second * 11));
+        assert!(!is_needed(true, None, second));
+    }
+
+    #[test]
+    fn a_typo_and_a_missing_folder_are_reported_before_anything_is_sent() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let config = dir.path().join("spoke.toml");
+        std::fs::write(&config, "").expect("written");
+        let problem = |token: &str| join(&config, Some(token)).expect_err("it is rejected").join("\n");
+        assert!(problem("meridian-join-1.AAAA").contains("typo"), "{}", problem("meridian-join-1.AAAA"));
+        assert!(problem("x").contains("does not begin with"));
+        let fingerprint = scheduler_core::pki::token::Fingerprint::of(b"1");
+        let secret = scheduler_core::pki::token::JoinSecret::from_random([1; 20]);
+        let token = JoinToken::new(vec!["hub:7001".to_owned()], vec![fingerprint], secret).expect("a token");
+        assert!(problem(&token.text()).contains("add [identity] with dir"));
+        assert!(join(&config, None).is_ok_and(|joined| joined.folder.is_none()));
+        std::fs::write(&config, "[identity]\ndir = \"identity\"\n").expect("written");
+        let joined = join(&config, None).expect("a folder");
+        assert_eq!(joined.folder.map(|it| it.path().to_owned()), Some(dir.path().join("identity")));
+    }
+}
