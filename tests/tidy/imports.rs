@@ -23,7 +23,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("supervision", &["metrics"]),
     ("identity", &["configuration", "metrics", "regions", "supervision"]),
     ("resolver", &["metrics", "regions", "resolver-core", "supervision"]),
-    ("scheduler-client", &["identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"]),
+    (
+        "scheduler-client",
+        &["identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"],
+    ),
     ("scheduler-store", &["supervision"]),
     (
         "gateway",
