@@ -46,8 +46,7 @@ fn against(world: &World, drill: &str, identity: &str) -> (Option<i32>, String, 
 #[tokio::test]
 async fn a_drill_against_an_existing_fleet_executes_operators_actions_and_evaluates_responses() {
     let world = World::up(&["--regions", "2"]);
-    let other = world.file("no-identity");
-    std::fs::write(&other, "not-the-operators-token").expect("written");
+    let other = std::path::Path::new(&world.identity).with_file_name("viewer");
     let (code, said, problems) = against(&world, DRAIN, other.to_str().expect("UTF-8"));
     assert_eq!(code, Some(1), "{said}\n{problems}");
     assert!(problems.contains("action `drain region gcp/europe-west4` failed"), "{problems}");
