@@ -33,9 +33,9 @@ pub(crate) enum CliCommand {
     /// Run a hub: the control plane that publishes the route table
     Hub(RoleOptions),
     /// Run a spoke: the ingress, agent and scaler of a region
-    Spoke(RegionalRoleOptions),
+    Spoke(SpokeOptions),
     /// Run a replica: a model server
-    Replica(RegionalRoleOptions),
+    Replica(ReplicaOptions),
     /// Validate configuration files and report all problems; starts no process and opens no socket
     Check(CheckFilesOptions),
     /// Fetch models into the local cache, list them, build and verify their engines
@@ -153,7 +153,7 @@ pub(crate) struct RoleOptions {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct RegionalRoleOptions {
+pub(crate) struct SpokeOptions {
     /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
@@ -163,6 +163,16 @@ pub(crate) struct RegionalRoleOptions {
     /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
     #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
     pub join: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReplicaOptions {
+    /// Configuration file
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Region of this process, as cloud/region
+    #[arg(long, value_name = "REGION")]
+    pub region: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]

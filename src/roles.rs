@@ -3,7 +3,9 @@
 //! The role libraries never print, never install a signal handler and never exit; this module does. A role writes `ready
 //! ROLE [REGION] on ADDRESS` to stdout when it serves, and nothing else; its log goes to stderr.
 
-use crate::cli::{ExecOptions, GatewayOptions, RegionalRoleOptions, RoleOptions, ScriptedReplicaOptions};
+use crate::cli::{
+    ExecOptions, GatewayOptions, ReplicaOptions, RoleOptions, ScriptedReplicaOptions, SpokeOptions,
+};
 use crate::log::{self, LogWriterThread};
 use crate::pki::{Joined, join};
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
@@ -71,7 +73,7 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
 }
 
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
-pub(crate) fn spoke(options: &RegionalRoleOptions) -> ExitCode {
+pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
     let joined = match join(&options.config, options.join.as_deref()) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
@@ -152,11 +154,7 @@ async fn spoke_parts(
 }
 
 /// Runs a replica.
-pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
-    let joined = match join(&options.config, options.join.as_deref()) {
-        Ok(joined) => joined,
-        Err(problems) => return fail(EXIT_FAILED, &problems),
-    };
+pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
     let config = match read_config(&options.config, |document, _| replica::Config::read(document)) {
         Ok(config) => config,
         Err(problems) => return fail(EXIT_USAGE, &problems),
@@ -167,7 +165,7 @@ pub(crate) fn replica(options: &RegionalRoleOptions) -> ExitCode {
             Err(problem) => return fail(EXIT_USAGE, &[problem]),
         };
     let region = options.region.clone();
-    run(joined, async |stop| {
+    run(Joined::elsewhere(), async |stop| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
