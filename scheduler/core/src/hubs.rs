@@ -243,7 +243,7 @@ mod tests {
         let wrong = [
             "",
             "hub:7000",
-            "https://hub",
+            "ftp://hub",
             "http://",
             "http://hub:0",
             "http://hub:x",

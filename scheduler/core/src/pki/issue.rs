@@ -124,10 +124,12 @@ pub const ROTATION_SPREAD: Duration = Duration::from_secs(30);
 /// but not by all processes at once. `chance` is between 0 and 1.
 pub fn renewal(period: ValidityPeriod, is_of_old_authority: bool, chance: f64, now: Duration) -> Duration {
     let due = period.renewal(chance);
-    // The time is divided into windows, so that repeated calls give the same time and it comes.
+    // The time is divided into windows, so that repeated calls within one give the same time.
     let window = ROTATION_SPREAD.as_secs().max(1);
     let begin = Duration::from_secs(now.as_secs() / window * window);
-    let soon = begin + ROTATION_SPREAD.mul_f64(chance.clamp(0.0, 1.0));
+    // At least a second before the end of the window, so that a caller that waits for it does not find the next window.
+    let last = ROTATION_SPREAD.saturating_sub(Duration::from_secs(1));
+    let soon = begin + last.mul_f64(chance.clamp(0.0, 1.0));
     if is_of_old_authority { due.min(soon) } else { due }
 }
 
@@ -141,6 +143,17 @@ mod tests {
     use proptest::prelude::*;
 
     const DECADE: Duration = AUTHORITY_VALIDITY;
+
+    /// Found by the property below: the time was between the last second of a window and its end.
+    #[test]
+    fn a_renewal_at_the_end_of_a_window_is_not_missed() {
+        let now = Duration::from_secs(1_500_000_000);
+        let period = ValidityPeriod::starting(now, VALIDITY, now + DECADE).unwrap();
+        for chance in [0.974_717_143_020_864_3, 1.0] {
+            let at = now + Duration::from_secs(29);
+            assert!(renewal(period, true, chance, at) <= at, "{chance}");
+        }
+    }
 
     proptest! {
         #[test]
