@@ -42,6 +42,6 @@ pub use events::{ConnectionFailures, ConnectionRejected};
 pub use process::{IdentityFiles, OwnName, ProcessIdentity};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};
 pub use section::{IdentitySection, Transport};
-pub use server::ServerTls;
+pub use server::{AcceptedClient, ServerTls};
 pub use stream::GuardedStream;
 pub use verify::{AcceptedPeers, PeerIdentity, Verifier};

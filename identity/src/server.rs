@@ -47,7 +47,16 @@ pub fn server_config(
     accepted: AcceptedPeers,
     protocols: &[&[u8]],
 ) -> Result<ServerConfig, Error> {
-    let verifier = ClientVerifier { verifier: Verifier::new(identity.clone()), accepted };
+    configure(identity, accepted, true, protocols)
+}
+
+fn configure(
+    identity: &Arc<ProcessIdentity>,
+    accepted: AcceptedPeers,
+    is_required: bool,
+    protocols: &[&[u8]],
+) -> Result<ServerConfig, Error> {
+    let verifier = ClientVerifier { verifier: Verifier::new(identity.clone()), accepted, is_required };
     let mut config = ServerConfig::builder_with_provider(identity.anchors.provider().clone())
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(verifier))
@@ -62,6 +71,15 @@ pub struct ServerTls {
     acceptor: TlsAcceptor,
     verifier: Verifier,
     accepted: AcceptedPeers,
+    is_required: bool,
+}
+
+/// Client of a connection, after the handshake.
+pub enum AcceptedClient {
+    /// Verified peer.
+    Verified(Box<GuardedStream<TlsStream<TcpStream>>>, PeerIdentity),
+    /// Client without a certificate, where none is required.
+    Anonymous(Box<TlsStream<TcpStream>>),
 }
 
 impl ServerTls {
@@ -75,8 +93,30 @@ impl ServerTls {
         accepted: AcceptedPeers,
         protocols: &[&[u8]],
     ) -> Result<ServerTls, Error> {
-        let acceptor = TlsAcceptor::from(Arc::new(server_config(identity, accepted, protocols)?));
-        Ok(ServerTls { acceptor, verifier: Verifier::new(identity.clone()), accepted })
+        ServerTls::of(identity, accepted, true, protocols)
+    }
+
+    /// Creates the TLS of a listener that accepts these peers, and clients without a certificate.
+    ///
+    /// # Errors
+    ///
+    /// If the library rejects the configuration.
+    pub fn with_optional_client(
+        identity: &Arc<ProcessIdentity>,
+        accepted: AcceptedPeers,
+        protocols: &[&[u8]],
+    ) -> Result<ServerTls, Error> {
+        ServerTls::of(identity, accepted, false, protocols)
+    }
+
+    fn of(
+        identity: &Arc<ProcessIdentity>,
+        accepted: AcceptedPeers,
+        is_required: bool,
+        protocols: &[&[u8]],
+    ) -> Result<ServerTls, Error> {
+        let acceptor = TlsAcceptor::from(Arc::new(configure(identity, accepted, is_required, protocols)?));
+        Ok(ServerTls { acceptor, verifier: Verifier::new(identity.clone()), accepted, is_required })
     }
 
     /// Performs the handshake. The caller limits its time.
@@ -84,10 +124,7 @@ impl ServerTls {
     /// # Errors
     ///
     /// If the handshake fails or the peer is not accepted.
-    pub async fn accept(
-        &self,
-        tcp: TcpStream,
-    ) -> io::Result<(GuardedStream<TlsStream<TcpStream>>, PeerIdentity)> {
+    pub async fn accept(&self, tcp: TcpStream) -> io::Result<AcceptedClient> {
         let mut first = [0];
         if tcp.peek(&mut first).await? == 1 && first != [HANDSHAKE_RECORD] {
             return Err(io::Error::other(Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)));
@@ -95,12 +132,16 @@ impl ServerTls {
         let stream = self.acceptor.accept(tcp).await?;
         // For a resumed session the library does not verify the certificate again: verify that it is still valid.
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
-        let (certificate, others) =
-            chain.split_first().ok_or_else(|| io::Error::other(Error::NoCertificatesPresented))?;
+        let Some((certificate, others)) = chain.split_first() else {
+            return match self.is_required {
+                true => Err(io::Error::other(Error::NoCertificatesPresented)),
+                false => Ok(AcceptedClient::Anonymous(Box::new(stream))),
+            };
+        };
         let verified = self.verifier.client(certificate, others, self.accepted, UnixTime::now());
         let peer = verified.map_err(io::Error::other)?;
         let guard = self.verifier.admit(&peer).map_err(io::Error::other)?;
-        Ok((GuardedStream::new(stream, guard), peer))
+        Ok(AcceptedClient::Verified(Box::new(GuardedStream::new(stream, guard)), peer))
     }
 }
 
@@ -109,9 +150,14 @@ impl ServerTls {
 struct ClientVerifier {
     verifier: Verifier,
     accepted: AcceptedPeers,
+    is_required: bool,
 }
 
 impl ClientCertVerifier for ClientVerifier {
+    fn client_auth_mandatory(&self) -> bool {
+        self.is_required
+    }
+
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // No hints: a process has one certificate.
         &[]

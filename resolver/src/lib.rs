@@ -6,13 +6,13 @@
 //!
 //! - [`dns`]: the DNS client.
 //! - [`connect`]: TCP connection to an endpoint with several addresses.
-//! - [`hubs`]: the resolver as that of an HTTP client.
+//! - [`http`]: the resolver as that of an HTTP client.
 //! - [`events`]: log lines and metrics.
 
 pub mod connect;
 mod dns;
 mod events;
-mod hubs;
+mod http;
 
 pub use connect::ConnectError;
 pub use events::ResolverMetrics;

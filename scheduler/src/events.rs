@@ -119,10 +119,6 @@ crate::log::events! {
     warn!(phase, %signer, authorities, "rotation of the authority continued")
     RotationStep<'a> { phase: &'static str, signer: &'a Fingerprint, authorities: usize }
 
-    /// A member of the fleet called a path of the authority for which its role has no access. Check what runs there.
-    warn!(path, %peer, "request to the authority denied")
-    AuthorityDenied<'a> { path: &'a str, peer: &'a SpiffeId }
-
     /// The hub could not renew its own certificate, or not write its identity folder. It tries again; the present certificate
     /// stays in use until it expires. Check the folder and the signer.
     error!(%error, "own certificate not renewed")

@@ -30,11 +30,11 @@ use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
-use gateway_core::instances::InstanceIndex;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::residency::AllowedRegions;
 use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
+use regions::HostPort;
 use regions::id::InstanceName;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorCode, Remedy};
@@ -70,8 +70,8 @@ enum ForwardEvent<'a> {
 /// One attempt, as it is sent.
 struct OutboundAttempt {
     region: RegionIndex,
-    /// Instance of the region; `None` if it has none any more.
-    instance: Option<InstanceIndex>,
+    /// Address of the instance; `None` if the region has none.
+    address: Option<HostPort>,
     /// Number within the request, from 1.
     number: u32,
     cause: AttemptCause,
@@ -116,7 +116,7 @@ impl Forwarder {
         let (mut last_response, mut policy_rejection, mut race) = (None, None, Race::new(trail));
         loop {
             match next.step {
-                Step::Send { region, instance, attempt, cause, instead_of } => {
+                Step::Send { region, instance: _, attempt, cause, instead_of } => {
                     if let Some(late) = instead_of {
                         drop(race.cancel(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
                     }
@@ -124,21 +124,17 @@ impl Forwarder {
                         AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
                         cause => (attempt + before, cause),
                     };
-                    let name = instance.and_then(|instance| self.instance_name(instance));
+                    let mut in_flight =
+                        next.in_flight.take().expect("a step that sends has an in-flight guard");
+                    let (instance, address) = in_flight.take_spoke().unzip();
                     let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
                     let cause = if spills_over { AttemptCause::Spillover } else { cause };
                     let (began, key) = (Instant::now(), self.next_attempt_key());
                     let left = plan.time_left(began);
                     let policy = permit.newer_than(request);
-                    let attempt = OutboundAttempt { region, instance, number, cause, key, began, left };
+                    let attempt = OutboundAttempt { region, address, number, cause, key, began, left };
                     let completion = self.attempt(request, permit.clone(), attempt);
-                    let in_flight = next.in_flight.take().expect("a step that sends has an in-flight guard");
-                    race.start(
-                        cause,
-                        in_flight,
-                        AttemptStart { began, key, policy, instance: name },
-                        completion,
-                    );
+                    race.start(cause, in_flight, AttemptStart { began, key, policy, instance }, completion);
                 }
                 Step::Wait => {}
                 Step::RelayResponse | Step::NoRegionReachable if policy_rejection.is_some() => {
@@ -220,10 +216,6 @@ impl Forwarder {
         }
     }
 
-    fn instance_name(&self, instance: InstanceIndex) -> Option<InstanceName> {
-        self.region_monitor.states().instances.get(instance).map(|(name, _)| name.clone())
-    }
-
     /// Number of the next attempt, unique in the process.
     fn next_attempt_key(&self) -> u64 {
         self.recorder.as_ref().map_or(0, |recorder| recorder.number())
@@ -237,14 +229,9 @@ impl Forwarder {
         permit: Permit,
         attempt: OutboundAttempt,
     ) -> Result<AttemptResponse, AttemptFailure> {
-        let OutboundAttempt { region, instance, number, cause, key, began, left } = attempt;
+        let OutboundAttempt { region, address, number, cause, key, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
-        let address = {
-            let states = self.region_monitor.states();
-            let routed = instance.and_then(|instance| states.instances.get(instance));
-            let address = routed.map(|(_, address)| address).or_else(|| view.address(region));
-            address.cloned().ok_or(AttemptFailure::Unreachable)?
-        };
+        let address = address.or_else(|| view.address(region).cloned()).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
         let to = to.expect("a plan targets only allowed regions (invariant 1, Residency)");
         let locked = policy.residency.is_locked();

@@ -15,9 +15,11 @@ use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evid
 use gateway_core::plan::{ExpiredTimer, RequestPlan, Step};
 use gateway_core::targets::{InFlightRequest, TargetStatus};
 use rand::Rng;
+use regions::HostPort;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
 use regions::health::Health;
+use regions::id::InstanceName;
 use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -102,7 +104,9 @@ impl RegionMonitor {
                 let queue_wait = states.queue_wait(region, routing);
                 let request = Some(states.targets.began(region, now));
                 let instance = instance.map(|index| (index, states.instances.began(index, now)));
-                Some(InFlight { monitor: self, region, instance, queue_wait, request })
+                let routed = instance.and_then(|(index, _)| states.instances.get(index));
+                let spoke = routed.map(|(name, address)| (name.clone(), address.clone()));
+                Some(InFlight { monitor: self, region, instance, spoke, queue_wait, request })
             }
             Step::Wait
             | Step::RelayResponse
@@ -301,6 +305,8 @@ pub(crate) struct InFlight<'a> {
     region: RegionIndex,
     /// Its instance, and whether this request is the probe of the instance.
     instance: Option<(InstanceIndex, bool)>,
+    /// Name and address of that instance, until the attempt is sent.
+    spoke: Option<(InstanceName, HostPort)>,
     /// Expected wait in the queue of the region when it was sent.
     queue_wait: Duration,
     /// Registration as in flight; `None` once ended.
@@ -314,6 +320,11 @@ impl InFlight<'_> {
 
     pub(crate) fn instance(&self) -> Option<InstanceIndex> {
         self.instance.map(|(instance, _)| instance)
+    }
+
+    /// Takes the name and the address of the instance.
+    pub(crate) fn take_spoke(&mut self) -> Option<(InstanceName, HostPort)> {
+        self.spoke.take()
     }
 
     /// Ends the attempt after its outcome was recorded, under the held lock.

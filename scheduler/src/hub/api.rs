@@ -9,16 +9,16 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use identity::ConnectionFailures;
 use regions::{Catalogue, RegionId};
+use scheduler_api::plan::{GatewayDemand, TenantDemand};
 use serde::de::DeserializeOwned;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::demands::DemandRecords;
+use super::demands::GatewayReports;
 use super::denials::Denials;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
-use super::tenant_demands::TenantDemandRecords;
 use super::{Current, PublishedTable};
 use crate::respond::{Code, ErrorResponse};
 
@@ -37,9 +37,9 @@ pub(super) struct HubApi<S> {
     /// The published plan.
     pub(super) plans: Arc<PublishedPlan>,
     /// Demand that gateways have reported to this hub.
-    pub(super) demands: Arc<DemandRecords>,
+    pub(super) demands: Arc<GatewayReports<GatewayDemand>>,
     /// Demand of tenants that gateways have reported to this hub.
-    pub(super) tenant_demands: Arc<TenantDemandRecords>,
+    pub(super) tenant_demands: Arc<GatewayReports<TenantDemand>>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.

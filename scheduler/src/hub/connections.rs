@@ -1,7 +1,8 @@
-//! Connections of the hub: accepted in one task, with the TLS handshakes in others.
+//! Connections of the hub and of its authority: accepted in one task, with the TLS handshakes in others.
 //!
-//! A peer that connects and sends nothing occupies one of a limited number of handshakes for a limited time, and no other
-//! peer waits for it. Connections beyond a limit are closed at once.
+//! A peer that connects and sends nothing occupies one of a limited number of slots for a limited time
+//! ([`scheduler_core::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
+//! without a certificate, which only the authority accepts, keeps its slot as long as it is connected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,20 +14,22 @@ use std::time::Duration;
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
 use identity::{
-    AcceptedPeers, ConnectionFailureCause, ConnectionFailures, ConnectionRejected, GuardedStream,
-    PeerIdentity, ProcessIdentity, ServerTls,
+    AcceptedClient, AcceptedPeers, ConnectionFailureCause, ConnectionFailures, ConnectionRejected,
+    GuardedStream, PeerIdentity, ServerTls,
 };
 use regions::spiffe::Role;
+use scheduler_core::handshakes::{HandshakeSlots, NoSlot};
+use supervision::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
 /// Timeout of a handshake, after which the peer connects again.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of handshakes at a time. A handshake takes about a millisecond of CPU time.
-const HANDSHAKES_MAX: usize = 256;
+/// Maximum time of a connection without a certificate, which has one request.
+const ANONYMOUS_TIME_MAX: Duration = Duration::from_secs(10);
 /// Maximum number of open connections: some for each of a thousand gateways and spokes.
 pub(super) const CONNECTIONS_MAX: usize = 8192;
 /// Number of accepted connections that wait for the server.
@@ -35,13 +38,16 @@ const QUEUE: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Peers that may connect; each path has its own roles.
-const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+pub(super) const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+
+/// Offered protocols.
+pub(super) const HTTP1: &[&[u8]] = &[b"http/1.1"];
 
 /// Other end of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct HubPeer {
-    address: SocketAddr,
-    /// Verified identity; none over plaintext.
+    pub(super) address: SocketAddr,
+    /// Verified identity; none over plaintext or without a certificate.
     pub(super) identity: Option<PeerIdentity>,
 }
 
@@ -54,6 +60,31 @@ pub(super) struct AcceptedStream {
 enum AcceptedTransport {
     Plaintext(TcpStream),
     Tls(Box<GuardedStream<TlsStream<TcpStream>>>),
+    /// Without a certificate, until `end`.
+    Anonymous {
+        stream: Box<TlsStream<TcpStream>>,
+        end: Pin<Box<Sleep>>,
+        _slot: HandshakeSlot,
+    },
+}
+
+/// Slot of a connection whose peer is not authenticated yet; released when dropped.
+struct HandshakeSlot {
+    slots: Arc<Mutex<HandshakeSlots>>,
+    address: SocketAddr,
+}
+
+impl HandshakeSlot {
+    fn take(slots: &Arc<Mutex<HandshakeSlots>>, address: SocketAddr) -> Result<HandshakeSlot, NoSlot> {
+        slots.lock().take(address.ip())?;
+        Ok(HandshakeSlot { slots: slots.clone(), address })
+    }
+}
+
+impl Drop for HandshakeSlot {
+    fn drop(&mut self) {
+        self.slots.lock().release(self.address.ip());
+    }
 }
 
 /// Accepted connections, for the server.
@@ -68,26 +99,24 @@ pub(super) struct Acceptor {
     tls: Option<Arc<ServerTls>>,
     accepted: mpsc::Sender<(AcceptedStream, HubPeer)>,
     connections: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
+    handshakes: Arc<Mutex<HandshakeSlots>>,
     failures: Arc<ConnectionFailures>,
 }
 
 /// Creates the listener of the server, and the acceptor that feeds it.
 pub(super) fn listen(
     listener: TcpListener,
-    identity: Option<&Arc<ProcessIdentity>>,
+    tls: Option<ServerTls>,
     failures: Arc<ConnectionFailures>,
 ) -> io::Result<(HubListener, Acceptor)> {
     let address = listener.local_addr()?;
-    let tls = identity.map(|identity| ServerTls::new(identity, PEERS, &[b"http/1.1"])).transpose();
-    let tls = tls.map_err(io::Error::other)?.map(Arc::new);
     let (sender, receiver) = mpsc::channel(QUEUE);
     let acceptor = Acceptor {
         listener,
-        tls,
+        tls: tls.map(Arc::new),
         accepted: sender,
         connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
-        handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
+        handshakes: Arc::default(),
         failures,
     };
     Ok((HubListener { address, accepted: receiver }, acceptor))
@@ -124,20 +153,29 @@ impl Acceptor {
             self.accepted.send((stream, HubPeer { address, identity: None })).await.ok();
             return;
         };
-        let Ok(handshake) = self.handshakes.clone().try_acquire_owned() else {
-            let reason = "the maximum number of handshakes is in progress";
-            ConnectionRejected { cause: ConnectionFailureCause::Overloaded, reason }.record(&self.failures);
-            return;
+        let slot = match HandshakeSlot::take(&self.handshakes, address) {
+            Ok(slot) => slot,
+            Err(full) => {
+                let cause = ConnectionFailureCause::Overloaded;
+                return ConnectionRejected { cause, reason: &full.to_string() }.record(&self.failures);
+            }
         };
         let (accepted, failures) = (self.accepted.clone(), self.failures.clone());
         let shaking = async move {
-            let done = timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await;
-            drop(handshake);
-            match done {
-                Ok(Ok((stream, identity))) => {
-                    let transport = AcceptedTransport::Tls(Box::new(stream));
-                    let peer = HubPeer { address, identity: Some(identity) };
-                    accepted.send((AcceptedStream { transport, _permit: permit }, peer)).await.ok();
+            match timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await {
+                Ok(Ok(client)) => {
+                    let (transport, identity) = match client {
+                        AcceptedClient::Verified(stream, identity) => {
+                            drop(slot);
+                            (AcceptedTransport::Tls(stream), Some(identity))
+                        }
+                        AcceptedClient::Anonymous(stream) => {
+                            let end = Box::pin(sleep(ANONYMOUS_TIME_MAX));
+                            (AcceptedTransport::Anonymous { stream, end, _slot: slot }, None)
+                        }
+                    };
+                    let stream = AcceptedStream { transport, _permit: permit };
+                    accepted.send((stream, HubPeer { address, identity })).await.ok();
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
@@ -192,6 +230,12 @@ impl AsyncRead for AcceptedStream {
         match &mut self.get_mut().transport {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+            AcceptedTransport::Anonymous { stream, end, .. } => {
+                if end.as_mut().poll(cx).is_ready() || end.deadline() <= Instant::now() {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+                Pin::new(stream.as_mut()).poll_read(cx, into)
+            }
         }
     }
 }
@@ -201,6 +245,7 @@ impl AsyncWrite for AcceptedStream {
         match &mut self.get_mut().transport {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            AcceptedTransport::Anonymous { stream, .. } => Pin::new(stream.as_mut()).poll_write(cx, bytes),
         }
     }
 
@@ -208,6 +253,7 @@ impl AsyncWrite for AcceptedStream {
         match &mut self.get_mut().transport {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+            AcceptedTransport::Anonymous { stream, .. } => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
 
@@ -215,6 +261,7 @@ impl AsyncWrite for AcceptedStream {
         match &mut self.get_mut().transport {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            AcceptedTransport::Anonymous { stream, .. } => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
     }
 }

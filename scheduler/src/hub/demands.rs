@@ -1,12 +1,14 @@
-//! Demand reports of gateways, and how they are written to the store.
+//! Demand that gateways report, and how it is written to the store.
 //!
-//! A gateway reports its demand every second, mostly unchanged. An unchanged report is not written; only the lease of
-//! its key is kept alive. So the choice of hub does not matter either: a gateway stays with one hub for a while, and
-//! after a change the new hub writes the report under a lease of its own.
+//! A gateway reports every second, mostly without a change. An unchanged report is not written; only the lease of its key
+//! is kept alive. So the choice of hub does not matter either: a gateway stays with one hub for a while, and after a change
+//! the new hub writes the report under a lease of its own.
+//!
+//! There are two reports: the demand of traffic classes, here, and that of tenants ([`super::tenant_demands`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use supervision::{Mutex, MutexGuard};
+use supervision::Mutex;
 
 use scheduler_api::keys;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand};
@@ -22,72 +24,95 @@ pub(super) const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
 const CHANGE_PART: u64 = 10;
 const CHANGE_TOKENS: u64 = 50;
 
-/// Last written demand by gateway.
-#[derive(Default)]
-pub(super) struct DemandRecords(Mutex<BTreeMap<GatewayBoot, DemandRecord>>);
+/// Report of a gateway that is stored under a lease.
+pub(super) trait GatewayReport: Clone {
+    /// Identifies the gateway.
+    type Gateway: Clone + Ord;
 
-#[derive(Clone)]
-struct DemandRecord {
-    lease: Lease,
-    demand: GatewayDemand,
-    last_report: Instant,
+    /// Returns the gateway.
+    fn gateway(&self) -> &Self::Gateway;
+
+    /// Returns the key and the value of its record.
+    fn record(&self) -> (String, Vec<u8>);
+
+    /// Returns whether the decisions that follow from the report would hardly differ from those of `self`.
+    fn is_like(&self, now: &Self) -> bool;
 }
 
-impl DemandRecords {
-    fn records(&self) -> MutexGuard<'_, BTreeMap<GatewayBoot, DemandRecord>> {
-        self.0.lock()
-    }
+/// Last written report of each gateway.
+pub(super) struct GatewayReports<R: GatewayReport>(Mutex<BTreeMap<R::Gateway, WrittenReport<R>>>);
 
+#[derive(Clone)]
+pub(super) struct WrittenReport<R> {
+    pub(super) lease: Lease,
+    pub(super) report: R,
+    pub(super) last_report: Instant,
+}
+
+impl<R: GatewayReport> Default for GatewayReports<R> {
+    fn default() -> GatewayReports<R> {
+        GatewayReports(Mutex::default())
+    }
+}
+
+impl<R: GatewayReport> GatewayReports<R> {
     /// Returns the number of known gateways.
     pub(super) fn gateways(&self) -> usize {
-        self.records().len()
+        self.0.lock().len()
     }
 
-    /// Returns the record of this gateway, if any; an error if the limit of gateways is reached.
-    fn find(&self, gateway: &GatewayBoot, now: Instant) -> Result<Option<DemandRecord>, ErrorResponse> {
-        let mut all = self.records();
-        if let Some(record) = all.get_mut(gateway) {
-            record.last_report = now;
-            return Ok(Some(record.clone()));
+    /// Returns the last report of this gateway, if any; an error if the limit of gateways is reached.
+    pub(super) fn find(
+        &self,
+        gateway: &R::Gateway,
+        now: Instant,
+    ) -> Result<Option<WrittenReport<R>>, ErrorResponse> {
+        let mut all = self.0.lock();
+        if let Some(written) = all.get_mut(gateway) {
+            written.last_report = now;
+            return Ok(Some(written.clone()));
         }
         if all.len() >= GATEWAYS_MAX {
-            all.retain(|_, record| now.saturating_duration_since(record.last_report) <= GATEWAY_EXPIRY);
+            all.retain(|_, written| now.saturating_duration_since(written.last_report) <= GATEWAY_EXPIRY);
         }
         if all.len() >= GATEWAYS_MAX {
-            let message = format!("The plan has the maximum of {GATEWAYS_MAX} gateways; stop some.");
+            let message = format!("The maximum of {GATEWAYS_MAX} gateways report to this hub; stop some.");
             return Err(ErrorResponse::new(Code::Overloaded, message).with_field("gateway"));
         }
         Ok(None)
     }
 
-    /// Writes the demand of a gateway if it has changed.
+    /// Writes a report if it has changed.
     pub(super) async fn record<S: Store>(
         &self,
         store: &S,
         lease_ttl: Duration,
-        demand: GatewayDemand,
+        report: R,
     ) -> Result<(), ErrorResponse> {
         let now = Instant::now();
-        let before = self.find(&demand.gateway, now)?;
+        let before = self.find(report.gateway(), now)?;
         let alive = match &before {
-            Some(record) => keep_alive(store, record.lease).await?,
+            Some(written) => keep_alive(store, written.lease).await?,
             None => None,
         };
         let lease = match alive {
-            Some(_) if before.is_some_and(|record| is_like(&record.demand, &demand)) => return Ok(()),
+            Some(_) if before.is_some_and(|written| written.report.is_like(&report)) => return Ok(()),
             Some(lease) => lease,
             None => store.lease_grant(lease_ttl, now).await?,
         };
-        let GatewayBoot { region, boot_id } = &demand.gateway;
-        let value = records::packed(&DemandV1::from(&demand));
-        store.put(&keys::demand(region, *boot_id), value, Some(lease)).await?;
-        self.records().insert(demand.gateway.clone(), DemandRecord { lease, demand, last_report: now });
+        let (key, value) = report.record();
+        store.put(&key, value, Some(lease)).await?;
+        self.insert(WrittenReport { lease, report, last_report: now });
         Ok(())
+    }
+
+    pub(super) fn insert(&self, written: WrittenReport<R>) {
+        self.0.lock().insert(written.report.gateway().clone(), written);
     }
 }
 
 /// Keeps a lease alive; returns `None` if it has ended or has no keys.
-pub(super) async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Option<Lease>, StoreError> {
+async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Option<Lease>, StoreError> {
     match store.lease_keep_alive(lease, Instant::now()).await {
         Ok(keys) => Ok((!keys.is_empty()).then_some(lease)),
         Err(StoreError::NoSuchLease(_)) => Ok(None),
@@ -95,14 +120,27 @@ pub(super) async fn keep_alive<S: Store>(store: &S, lease: Lease) -> Result<Opti
     }
 }
 
-/// Returns whether the demand is so similar to the previous one that the plan would hardly differ, and no region's
-/// health does.
-fn is_like(before: &GatewayDemand, now: &GatewayDemand) -> bool {
-    let like = |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / CHANGE_PART).max(CHANGE_TOKENS);
-    before.reachable_regions == now.reachable_regions
-        && before.classes.len() == now.classes.len()
-        && before.classes.keys().eq(now.classes.keys())
-        && before.classes.values().zip(now.classes.values()).all(like)
+impl GatewayReport for GatewayDemand {
+    type Gateway = GatewayBoot;
+
+    fn gateway(&self) -> &GatewayBoot {
+        &self.gateway
+    }
+
+    fn record(&self) -> (String, Vec<u8>) {
+        let GatewayBoot { region, boot_id } = &self.gateway;
+        (keys::demand(region, *boot_id), records::packed(&DemandV1::from(self)))
+    }
+
+    /// The health of no region differs either.
+    fn is_like(&self, now: &GatewayDemand) -> bool {
+        let like =
+            |(one, other): (&u64, &u64)| one.abs_diff(*other) <= (*one / CHANGE_PART).max(CHANGE_TOKENS);
+        self.reachable_regions == now.reachable_regions
+            && self.classes.len() == now.classes.len()
+            && self.classes.keys().eq(now.classes.keys())
+            && self.classes.values().zip(now.classes.values()).all(like)
+    }
 }
 
 #[cfg(test)]
@@ -124,7 +162,7 @@ mod tests {
     fn small_changes_are_not_written_and_other_classes_are() {
         let check = |before: u64, now: u64, like: bool| {
             assert_eq!(
-                is_like(&demand(1, &[("a", before)]), &demand(1, &[("a", now)])),
+                demand(1, &[("a", before)]).is_like(&demand(1, &[("a", now)])),
                 like,
                 "{before} {now}"
             );
@@ -134,18 +172,16 @@ mod tests {
         check(1000, 899, false);
         check(0, CHANGE_TOKENS, true);
         check(0, CHANGE_TOKENS + 1, false);
-        assert!(!is_like(&demand(1, &[("a", 1)]), &demand(1, &[("b", 1)])));
-        assert!(!is_like(&demand(1, &[("a", 1)]), &demand(1, &[("a", 1), ("b", 0)])));
+        assert!(!demand(1, &[("a", 1)]).is_like(&demand(1, &[("b", 1)])));
+        assert!(!demand(1, &[("a", 1)]).is_like(&demand(1, &[("a", 1), ("b", 0)])));
     }
 
     #[test]
     fn limit_of_gateways_is_enforced_and_expired_gateways_free_slots() {
-        let (demands, now) = (DemandRecords::default(), Instant::now());
+        let (demands, now) = (GatewayReports::default(), Instant::now());
         let keep = |boot_id: u64, last_report| {
-            let demand = demand(boot_id, &[]);
-            demands
-                .records()
-                .insert(demand.gateway.clone(), DemandRecord { lease: Lease(boot_id), demand, last_report });
+            let report = demand(boot_id, &[]);
+            demands.insert(WrittenReport { lease: Lease(boot_id), report, last_report });
         };
         keep(0, now);
         (1..GATEWAYS_MAX as u64).for_each(|boot_id| keep(boot_id, now + Duration::from_secs(1)));

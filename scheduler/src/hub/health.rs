@@ -21,9 +21,11 @@ pub(super) async fn ready<S: Store>(State(api): State<HubApi<S>>) -> Result<&'st
 
 async fn locks<S: Store>(api: &HubApi<S>) -> Result<(), ErrorResponse> {
     let (plans, demands, current) = (api.plans.clone(), api.demands.clone(), api.current.clone());
+    let tenant_demands = api.tenant_demands.clone();
     let check = move || {
         plans.places();
         demands.gateways();
+        tenant_demands.gateways();
         drop(current.borrow());
         Ok(())
     };

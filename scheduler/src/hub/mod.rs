@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
-use identity::Transport;
+use identity::{ConnectionFailures, ServerTls, Transport};
 use regions::RouteTable;
 use scheduler_api::keys;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
@@ -70,9 +70,11 @@ use tokio::time::timeout;
 use crate::config::{HubConfig, StoreConfig};
 use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
-use connections::HubPeer;
+use connections::{HTTP1, HubPeer, PEERS};
 use controller::GracePeriods;
+use denials::Denials;
 use election::ElectionCandidate;
+use pki::AuthorityParts;
 use plans::PublishedPlan;
 use publisher::Publisher;
 use readers::{REPORTS_MAX, ReaderRecorder};
@@ -219,14 +221,17 @@ async fn serve<S: Store>(
     tasks.spawn(async {
         essential("readers", recorder.run(received)).await;
     });
+    let (refused, denials) = (Arc::<ConnectionFailures>::default(), Arc::<Denials>::default());
     let authority = {
         let (store, catalogue, stopping) = (store.clone(), config.catalogue.clone(), stopping.clone());
+        let (refused, denials) = (refused.clone(), denials.clone());
         let identity = transport.identity().cloned();
         let configured = config.authority.zip(bound).zip(identity);
         async move {
             match configured {
                 Some(((config, bound), identity)) => {
-                    pki::run(config, bound, store, identity, catalogue, stopping).await
+                    let parts = AuthorityParts { bound, store, identity, catalogue, refused, denials };
+                    pki::run(config, parts, stopping).await
                 }
                 None => {
                     stopped(stopping).await;
@@ -249,8 +254,8 @@ async fn serve<S: Store>(
         reader_ahead: Arc::default(),
         health: HealthCheck::default(),
         metrics: metrics.clone(),
-        denials: Arc::default(),
-        refused: Arc::default(),
+        denials,
+        refused: refused.clone(),
     };
     let candidate = ElectionCandidate {
         store,
@@ -263,9 +268,9 @@ async fn serve<S: Store>(
         lease: Mutex::independent(None),
     };
     let election = candidate.run(stopping.clone());
-    let refused = api.refused.clone();
-    let (listener, acceptor) =
-        connections::listen(listener, transport.identity(), refused).map_err(HubError::Server)?;
+    let tls = transport.identity().map(|identity| ServerTls::new(identity, PEERS, HTTP1)).transpose();
+    let tls = tls.map_err(|error| HubError::Server(io::Error::other(error)))?;
+    let (listener, acceptor) = connections::listen(listener, tls, refused).map_err(HubError::Server)?;
     tasks.spawn(async {
         essential("connections", acceptor.run()).await;
     });

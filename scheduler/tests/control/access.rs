@@ -13,14 +13,16 @@ use resolver::{DnsSection, Resolver};
 use scheduler::hub::HubError;
 use scheduler_api::paths::{self, HUB_ENDPOINTS};
 use scheduler_client::hub::{ControlPlaneClient, HubFailure, HubRequest};
+use scheduler_core::handshakes::SLOTS_PER_NETWORK_MAX;
 use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const HUB: &str = "spiffe://m/hub/aws/us-east-1/in/us-va";
@@ -248,6 +250,28 @@ async fn a_peer_without_a_certificate_or_in_plaintext_gets_no_byte() {
     }
     let client = fleet.client(&peer);
     assert_eq!(verdict(&client, &request("GET", paths::ROUTES)).await, "yes");
+    drop(silent);
+    fleet.hub.stop().await;
+}
+
+#[tokio::test]
+async fn silent_connections_of_one_network_do_not_exclude_others() {
+    let fleet = Fleet::start().await;
+    let address: SocketAddr = fleet.hub.url.strip_prefix("http://").unwrap().parse().unwrap();
+    let connect = async || {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 2], 0).into()).unwrap();
+        socket.connect(address).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for _ in 0..SLOTS_PER_NETWORK_MAX {
+        silent.push(connect().await);
+    }
+    let mut next = connect().await;
+    let closed = tokio::time::timeout(Duration::from_secs(3), next.read(&mut [0])).await;
+    assert!(matches!(closed, Ok(Ok(0) | Err(_))), "closed at once, before a handshake times out: {closed:?}");
+    let peer = fleet.peer("spoke", &fleet.authority, &Subject::named(&name(Role::Spoke, EUROPE)));
+    assert_eq!(verdict(&fleet.client(&peer), &request("GET", paths::ROUTES)).await, "yes");
     drop(silent);
     fleet.hub.stop().await;
 }

@@ -153,10 +153,10 @@ async fn each_path_has_its_callers_and_a_hub_with_another_authority_receives_no_
     let hub = Hub::start(fleet.config()).await;
     let viewer = fleet.folder("viewer");
     join(&viewer, &fleet.token("viewer", None, Some("bob")).await).await.unwrap();
-    let replica = fleet.folder("replica");
-    join(&replica, &fleet.token("replica", Some("aws/us-east-1"), None).await).await.unwrap();
+    let gateway = fleet.folder("gateway");
+    join(&gateway, &fleet.token("gateway", Some("aws/us-east-1"), None).await).await.unwrap();
     let target = RevokeV1 { version: VERSION, target: "admin".to_owned(), own: false };
-    for (folder, may_read) in [(&viewer, true), (&replica, false)] {
+    for (folder, may_read) in [(&viewer, true), (&gateway, false)] {
         let mut connection = fleet.connect(folder).await;
         let listed = connection.get::<CertificatesV1>(paths::CERTIFICATES).await;
         assert_eq!(listed.is_ok(), may_read);

@@ -1,11 +1,13 @@
 //! Limit on failed attempts to join, by the address of the caller.
 //!
 //! A secret cannot be guessed; the limit protects the store and the log from a caller that tries. A successful attempt
-//! is not counted, so a region that starts hundreds of replicas is not delayed.
+//! is not counted, so a fleet that starts at once behind one address is not delayed.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+
+use crate::handshakes::network;
 
 /// Maximum number of failed attempts of an address within [`WINDOW`].
 pub const FAILURES_MAX: u32 = 10;
@@ -47,14 +49,6 @@ impl FailedJoins {
         }
         let window = self.by_address.entry(address).or_insert(Window { began: now, failures: 0 });
         window.failures = window.failures.saturating_add(1);
-    }
-}
-
-/// Returns the address, or the network of 64 bits of an IPv6 address, of which a caller has all.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
     }
 }
 

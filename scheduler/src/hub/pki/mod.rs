@@ -1,11 +1,11 @@
 //! Built-in certificate authority of a hub: listener, paths, and the hub's own identity folder.
 //!
-//! [`service`] has the operations, [`signer`] the signatures, `csr` the requests for certificates, [`listener`] the
-//! connections, [`init`] the first identities. The decisions are in [`scheduler_core::pki`].
+//! [`service`] has the operations, [`signer`] the signatures, `csr` the requests for certificates, [`init`] the first
+//! identities. The decisions are in [`scheduler_core::pki`]. The listener has its own port, so that the other one of the
+//! hub requires a certificate, and a firewall can limit who may join.
 
 mod csr;
 pub mod init;
-mod listener;
 mod service;
 mod signer;
 
@@ -21,7 +21,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use identity::{PeerIdentity, ProcessIdentity};
+use identity::{ConnectionFailures, PeerIdentity, ProcessIdentity, ServerTls};
 use regions::Catalogue;
 use regions::spiffe::Role;
 use scheduler_api::keys;
@@ -36,18 +36,19 @@ use scheduler_core::pki::CLOCK_SKEW_MAX;
 use scheduler_core::pki::issue::{self, CSR_BYTES_MAX};
 use scheduler_core::pki::trust::{CertificateSerial, TrustState};
 use scheduler_store::{Event, Store, Watch};
-use supervision::task::supervise;
+use supervision::task::{essential, supervise};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::api::{Body, json_of};
 use super::backup;
+use super::connections::{self, HTTP1, HubPeer, PEERS};
+use super::denials::{DenialReason, Denials};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
-use crate::events::{AuthorityDenied, AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
+use crate::events::{AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
 use crate::respond::{Code, ErrorResponse};
-use listener::{AuthorityCaller, AuthorityListener};
 use service::{IssuingAuthority, PkiError, unix_time};
 use signer::{AuthoritySigner, CommandSigner, FileSigner};
 
@@ -65,25 +66,41 @@ struct PkiApi<S> {
     authority: Arc<IssuingAuthority<S>>,
     trust: watch::Receiver<Option<Arc<TrustState>>>,
     stopping: watch::Receiver<bool>,
+    denials: Arc<Denials>,
 }
 
 impl<S> Clone for PkiApi<S> {
     fn clone(&self) -> PkiApi<S> {
-        let PkiApi { authority, trust, stopping } = self;
-        PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone() }
+        let PkiApi { authority, trust, stopping, denials } = self;
+        PkiApi {
+            authority: authority.clone(),
+            trust: trust.clone(),
+            stopping: stopping.clone(),
+            denials: denials.clone(),
+        }
     }
 }
 
-/// Runs the authority until `stopping`. `bound` is its listener, which the caller has bound so that a conflict is an error
-/// at start.
+/// Parts of the hub that the authority shares.
+pub(super) struct AuthorityParts<S> {
+    /// Listener, which the caller has bound so that a conflict is an error at start.
+    pub(super) bound: TcpListener,
+    pub(super) store: S,
+    pub(super) identity: Arc<ProcessIdentity>,
+    pub(super) catalogue: Arc<Catalogue>,
+    /// Counters of rejected connections.
+    pub(super) refused: Arc<ConnectionFailures>,
+    /// Counters of denied requests.
+    pub(super) denials: Arc<Denials>,
+}
+
+/// Runs the authority until `stopping`.
 pub(super) async fn run<S: Store>(
     config: AuthorityConfig,
-    bound: TcpListener,
-    store: S,
-    identity: Arc<ProcessIdentity>,
-    catalogue: Arc<Catalogue>,
+    parts: AuthorityParts<S>,
     stopping: watch::Receiver<bool>,
 ) -> Result<(), HubError> {
+    let AuthorityParts { bound, store, identity, catalogue, refused, denials } = parts;
     let AuthorityConfig { listen, dir, signer, validity, identity: folder } = config;
     let external = signer.is_some();
     let signer: Arc<dyn AuthoritySigner> = match signer {
@@ -92,10 +109,13 @@ pub(super) async fn run<S: Store>(
     };
     let created_in = (!external).then(|| dir.clone());
     let authority = Arc::new(IssuingAuthority::new(store.clone(), signer, catalogue, validity, created_in));
-    let listener = AuthorityListener::new(bound, &identity)
-        .map_err(|error| HubError::Authority(format!("{listen}: {error}")))?;
+    let unusable = |error: &dyn std::fmt::Display| HubError::Authority(format!("{listen}: {error}"));
+    let tls = ServerTls::with_optional_client(&identity, PEERS, HTTP1).map_err(|error| unusable(&error))?;
+    let (listener, acceptor) =
+        connections::listen(bound, Some(tls), refused).map_err(|error| unusable(&error))?;
     let (publish, trust) = watch::channel(None);
-    let api = PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone() };
+    let api =
+        PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone(), denials };
     let mut tasks = JoinSet::new();
     let beginning = begin(&authority, &dir);
     tokio::select! {
@@ -111,8 +131,11 @@ pub(super) async fn run<S: Store>(
         let (authority, identity) = (authority.clone(), identity.clone());
         move || upkeep(authority.clone(), folder.clone(), identity.clone(), trust.clone())
     }));
+    tasks.spawn(async {
+        essential("authority connections", acceptor.run()).await;
+    });
     AuthorityStarted { address: listen }.emit();
-    let service = router(api).into_make_service_with_connect_info::<AuthorityCaller>();
+    let service = router(api).into_make_service_with_connect_info::<HubPeer>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     let served = server.await.map_err(HubError::Server);
     tasks.shutdown().await;
@@ -282,9 +305,10 @@ const OPERATORS: Callers = Callers(&[Role::Operator]);
 
 fn router<S: Store>(api: PkiApi<S>) -> Router {
     let only = |paths: Router<PkiApi<S>>, callers: Callers| {
+        let denials = api.denials.clone();
         paths.route_layer(from_fn(
-            move |ConnectInfo(caller): ConnectInfo<AuthorityCaller>, request: Request, next: Next| {
-                authorize(callers, caller, request, next)
+            move |ConnectInfo(caller): ConnectInfo<HubPeer>, request: Request, next: Next| {
+                authorize(callers, denials.clone(), caller, request, next)
             },
         ))
     };
@@ -326,21 +350,21 @@ async fn contained(request: Request, next: Next) -> Response {
 /// Checks the role of a caller, before the body is read.
 async fn authorize(
     Callers(roles): Callers,
-    caller: AuthorityCaller,
+    denials: Arc<Denials>,
+    caller: HubPeer,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let denied = match caller.peer {
+    let denied = match caller.identity {
         Some(peer) if roles.contains(&peer.role()) => {
             request.extensions_mut().insert(peer);
             return next.run(request).await;
         }
         Some(peer) => {
-            AuthorityDenied { path: request.uri().path(), peer: &peer.id }.emit();
-            let roles = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
-            let message =
-                format!("This path needs the certificate of the role {roles}; yours is {}.", peer.id);
-            ErrorResponse::new(Code::Forbidden, message)
+            let allowed = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
+            let message = format!("this path needs the role {allowed}, and the caller is {}", peer.id);
+            denials.record(&peer, DenialReason::Role, request.uri().path(), &message);
+            ErrorResponse::new(Code::Forbidden, format!("{message}."))
         }
         None => ErrorResponse::new(
             Code::Forbidden,
@@ -359,7 +383,7 @@ fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
 
 async fn join<S: Store>(
     State(api): State<PkiApi<S>>,
-    ConnectInfo(caller): ConnectInfo<AuthorityCaller>,
+    ConnectInfo(caller): ConnectInfo<HubPeer>,
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
