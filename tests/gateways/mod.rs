@@ -1,4 +1,7 @@
-//! Several gateways: the limits of tenants hold for all of them together, with and without the hub.
+//! Several gateways: the limits of tenants hold for all of them together, with and without the hub; and load balancers in
+//! front of them.
+
+mod balanced;
 
 use super::world::{World, meridian};
 use serde_json::json;
@@ -20,6 +23,10 @@ const GATEWAYS: usize = 4;
 struct FurtherGateway {
     process: Child,
     url: String,
+    /// Port for clients.
+    listen: u16,
+    /// Port for operators.
+    operations: u16,
 }
 
 impl Drop for FurtherGateway {
@@ -36,23 +43,29 @@ fn free_port() -> u16 {
 impl FurtherGateway {
     /// Starts a gateway with the configuration of the fleet's gateway, and its own ports and files.
     fn start(world: &World, number: usize) -> FurtherGateway {
+        FurtherGateway::start_with(world, number, |_| {})
+    }
+
+    /// The same with a changed configuration.
+    fn start_with(world: &World, number: usize, change: impl FnOnce(&mut toml::Table)) -> FurtherGateway {
         let text = std::fs::read_to_string(world.file("gateway.toml")).expect("a configuration");
         let mut config: toml::Table = text.parse().expect("TOML");
-        let (clients, operations) = (free_port(), free_port());
-        config.insert("listen".to_owned(), format!("127.0.0.1:{clients}").into());
+        let (listen, operations) = (free_port(), free_port());
+        config.insert("listen".to_owned(), format!("127.0.0.1:{listen}").into());
         config.insert("operations".to_owned(), format!("127.0.0.1:{operations}").into());
         for key in ["handover", "receipts"] {
             config.remove(key);
         }
         let snapshot = world.file(&format!("gateway-{number}-routes"));
         config.insert("snapshot".to_owned(), snapshot.display().to_string().into());
+        change(&mut config);
         let file = world.file(&format!("gateway-{number}.toml"));
         std::fs::write(&file, config.to_string()).expect("written");
         let log = std::fs::File::create(world.file(&format!("gateway-{number}.log"))).expect("a log");
         let mut command: Command = meridian();
         command.args(["gateway", "--config"]).arg(&file).stdout(log.try_clone().expect("a file")).stderr(log);
         let process = command.spawn().expect("the binary starts");
-        FurtherGateway { process, url: format!("http://127.0.0.1:{clients}") }
+        FurtherGateway { process, url: format!("http://127.0.0.1:{listen}"), listen, operations }
     }
 }
 
