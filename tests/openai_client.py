@@ -1,9 +1,9 @@
-"""The stock OpenAI client against a Meridian gateway: only base_url and api_key are changed.
+"""Tests a Meridian gateway with the unmodified OpenAI client: only base_url and api_key are changed.
 
     python openai_client.py http://127.0.0.1:8080
 
 Embeds 500 texts in one call and the same texts in 50 concurrent calls, and checks that each text has the same vector
-both times: so order is kept within a call, and no call got another's rows.
+both times: the order within a call is preserved, and no call gets the rows of another call.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ assert [row.index for row in answer.data] == list(range(500))
 at_once = [row.embedding for row in answer.data]
 assert all(len(vector) == 384 for vector in at_once)
 assert all(abs(math.fsum(x * x for x in vector) - 1) < 1e-4 for vector in at_once)
-assert len({tuple(vector) for vector in at_once}) == 500, "different texts have different vectors"
+assert len({tuple(vector) for vector in at_once}) == 500, "different texts must have different vectors"
 assert answer.usage.total_tokens > 500 * 8
 
 
@@ -32,17 +32,17 @@ async def concurrently():
 
 
 for number, (one, other) in enumerate(zip(at_once, asyncio.run(concurrently()), strict=True)):
-    assert max(abs(a - b) for a, b in zip(one, other)) < 1e-6, f"text {number} has two vectors"
+    assert max(abs(a - b) for a, b in zip(one, other)) < 1e-6, f"text {number} has different vectors in the two calls"
 
 floats = client.embeddings.create(model="minilm", input=texts[0], encoding_format="float").data[0].embedding
-assert max(abs(a - b) for a, b in zip(floats, at_once[0])) < 1e-6, "base64 and float are the same numbers"
+assert max(abs(a - b) for a, b in zip(floats, at_once[0])) < 1e-6, "base64 and float must encode the same numbers"
 
 try:
     client.embeddings.create(model="no-such-model", input="x")
 except NotFoundError as error:
     assert error.code == "model_not_found", error.code
 else:
-    raise AssertionError("an unknown model is not found")
+    raise AssertionError("an unknown model must be rejected with NotFoundError")
 
 assert "minilm" in [model.id for model in client.models.list()]
 print("500 texts in one call, 50 calls at once: in order")

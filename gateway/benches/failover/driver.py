@@ -1,12 +1,13 @@
-"""The failover bench: two replicas behind a proxy, sixteen callers who ask again as soon as they are answered, and a fault.
+"""Failover benchmark: two replicas behind a proxy, sixteen clients in a closed loop, and a fault.
 
-Each case has processes of its own, so that no proxy begins with what another one's fault has taught it. The others are
-there twice: as a package installs them, and as their users tune them for this (retries of POST, short timeouts, outlier
-detection). Meridian is there twice too: its edge over two regions, and its ingress over two replicas; both as they come.
+Each case starts its own processes, so that no proxy has state from an earlier fault. Each peer runs with two
+configurations: that of its package, and one that its users tune for these faults (retries of POST, short timeouts,
+outlier detection). Meridian runs twice too, with default configurations: its gateway over two regions, and its
+ingress over two replicas.
 
-crash    one replica is killed              freeze   one is stopped: its sockets stay open and take bytes
-slow     one needs 400 ms instead of 20     drain    the proxy is told to go, every replica needs 300 ms
-stale    every replica closes a kept connection when the second request comes, without an answer
+crash    one replica is killed              freeze   one is stopped: its sockets stay open and accept bytes
+slow     one takes 400 ms instead of 20     drain    the proxy is terminated, every replica takes 300 ms
+stale    every replica closes a keep-alive connection at the second request, without a response
 """
 
 import argparse
@@ -21,14 +22,13 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
 import peers  # noqa: E402
-from processes import Failed, Missing, Process, embeds, get  # noqa: E402
+from processes import Failed, Missing, Process, get  # noqa: E402
 
 CALLERS = 16
 LOAD_CORE, PROXY_CORE = 0, 1
-# Milliseconds that a replica needs, and a slow one.
+# Response time in ms of a replica, of a slow replica, and of both replicas in `drain`.
 FAST, SLOW, DRAINING = 20, 400, 300
-# An answer that took longer came from the slow replica.
-SLOW_SEEN_MS = 200
+# A response that took longer came from the slow replica.
 STALE_REQUESTS = 6
 
 NGINX_TUNED = """proxy_next_upstream error timeout http_502 http_503 non_idempotent;
@@ -84,7 +84,7 @@ def envoy_tuned(place, upstreams):
 
 
 def meridian_ingress(place, upstreams):
-    """A region's ingress over replicas; who asks it is an edge, and says so in its headers."""
+    """Starts the ingress of a region over replicas. Requests have the headers that a gateway sends."""
     listen, hub, name = peers.address(), peers.address(), "meridian-ingress"
     replicas = "".join(f'[[replica]]\nendpoint = "{one}"\n' for one in upstreams)
     config = place.write(
@@ -92,12 +92,12 @@ def meridian_ingress(place, upstreams):
         f'region = "{peers.REGIONS[0]}"\nlisten = "{listen}"\nadvertise = "{listen}"\nhub = "http://{hub}"\n{replicas}',
     )
     command = [os.path.join(place.tools, "world"), "hub", hub, f"{peers.REGIONS[0]}={listen}"]
-    teller = Process(f"{name}-hub", command, place.log(f"{name}-hub"))
+    helper = Process(f"{name}-hub", command, place.log(f"{name}-hub"))
     process = place.start(name, [place.meridian, "spoke", "--config", config], {"MERIDIAN_LOG": "warn"})
-    process.until(lambda: get(f"http://{listen}/readyz")[0] == 200, "its readiness")
-    # Both replicas have been heard after two rounds of questions.
+    process.until(lambda: get(f"http://{listen}/readyz")[0] == 200, "readiness")
+    # After two rounds of status requests the ingress has the status of both replicas.
     time.sleep(0.5)
-    return peers.Proxy(name, listen, process, ["x-meridian-deployment: bench", "x-request-id: bench"], [teller])
+    return peers.Proxy(name, listen, process, ["x-meridian-deployment: bench", "x-request-id: bench"], [helper])
 
 
 def meridian_edge(place, upstreams):
@@ -114,12 +114,12 @@ PROXIES = {
     "envoy": peers.envoy,
     "envoy-tuned": envoy_tuned,
 }
-# How each is told to finish what it has and go.
-GO = {"nginx": signal.SIGQUIT, "haproxy": signal.SIGUSR1}
+# Signals for a graceful shutdown, where it is not SIGTERM.
+GRACEFUL_SIGNALS = {"nginx": signal.SIGQUIT, "haproxy": signal.SIGUSR1}
 
 
-class Scene:
-    """Replicas and a proxy before them."""
+class Setup:
+    """Replicas, and a proxy in front of them."""
 
     def __init__(self, place, name, delays_ms, stale=False):
         self.replicas, self.proxy, self.name, self.place = [], None, name, place
@@ -131,7 +131,7 @@ class Scene:
             self.replicas.append(Process(label, command, place.log(label), LOAD_CORE))
         try:
             for replica, address in zip(self.replicas, addresses):
-                replica.until(lambda: get(f"http://{address}/health")[0] == 200, "an answer")  # noqa: B023
+                replica.until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
             self.proxy = PROXIES[name](place, addresses)
         except (Failed, Missing):
             self.end()
@@ -146,74 +146,76 @@ class Scene:
             one.end()
 
 
-def seen(load):
+def result_of(load):
     output, _ = load.communicate()
     if load.returncode != 0:
-        raise Failed(f"the load generator ended with {load.returncode}")
+        raise Failed(f"the load generator exited with status {load.returncode}")
     return json.loads(output)
 
 
 def fault(place, name, seconds, number):
-    """A third into the run one replica gets a signal."""
-    scene = Scene(place, name, (FAST, FAST))
+    """Runs load and sends a signal to one replica after a third of the run; returns the result."""
+    setup = Setup(place, name, (FAST, FAST))
     try:
-        load = scene.load("closed", CALLERS, seconds, 0)
+        load = setup.load("closed", CALLERS, seconds, 0)
         time.sleep(seconds / 3)
-        scene.replicas[0].signal(number)
-        return seen(load)
+        setup.replicas[0].signal(number)
+        return result_of(load)
     finally:
-        scene.end()
+        setup.end()
 
 
 def crash(place, name, seconds):
-    told = fault(place, name, seconds, signal.SIGKILL)
-    return {"failed": told["failed"], "completed": told["completed"], "max ms": round(told["max_ms"])}
+    result = fault(place, name, seconds, signal.SIGKILL)
+    return {"failed": result["failed"], "completed": result["completed"], "max ms": round(result["max_ms"])}
 
 
 def freeze(place, name, seconds):
-    told = fault(place, name, seconds, signal.SIGSTOP)
-    row = {"failed": told["failed"], "completed": told["completed"], "p99 ms": round(told["p99_ms"])}
-    return {**row, "over 0.5 s": told["over_500_ms"], "max ms": round(told["max_ms"])}
+    result = fault(place, name, seconds, signal.SIGSTOP)
+    row = {"failed": result["failed"], "completed": result["completed"], "p99 ms": round(result["p99_ms"])}
+    return {**row, "over 0.5 s": result["over_500_ms"], "max ms": round(result["max_ms"])}
 
 
 def slow(place, name, seconds):
-    scene = Scene(place, name, (SLOW, FAST))
+    setup = Setup(place, name, (SLOW, FAST))
     try:
-        told = seen(scene.load("closed", CALLERS, seconds, 1))
+        result = result_of(setup.load("closed", CALLERS, seconds, 1))
     finally:
-        scene.end()
-    share = 100 * told["over_200_ms"] / max(told["completed"], 1)
-    row = {"rps": round(told["per_second"]), "% slow": f"{share:.1f}", "failed": told["failed"]}
-    return {**row, "p50 ms": round(told["p50_ms"]), "p99 ms": round(told["p99_ms"])}
+        setup.end()
+    share = 100 * result["over_200_ms"] / max(result["completed"], 1)
+    row = {"rps": round(result["per_second"]), "% slow": f"{share:.1f}", "failed": result["failed"]}
+    return {**row, "p50 ms": round(result["p50_ms"]), "p99 ms": round(result["p99_ms"])}
 
 
 def drain(place, name, _seconds):
-    scene = Scene(place, name, (DRAINING, DRAINING))
+    setup = Setup(place, name, (DRAINING, DRAINING))
     try:
-        load = scene.load("drain", CALLERS, 12)
+        load = setup.load("drain", CALLERS, 12)
         time.sleep(2)
-        told_at = time.time()
-        os.kill(scene.proxy.process.process.pid, GO.get(name.split("-")[0], signal.SIGTERM))
-        told = seen(load)
+        signalled_at = time.time()
+        os.kill(setup.proxy.process.process.pid, GRACEFUL_SIGNALS.get(name.split("-")[0], signal.SIGTERM))
+        result = result_of(load)
         try:
-            scene.proxy.process.process.wait(timeout=15)
-            after = round((time.time() - max(told["last_answer"], told_at)) * 1e3)
-            row = {"exit after the last answer, ms": after, "exit after the signal, s": f"{time.time() - told_at:.1f}"}
+            setup.proxy.process.process.wait(timeout=15)
+            after = round((time.time() - max(result["last_answer"], signalled_at)) * 1e3)
+            exit_s = f"{time.time() - signalled_at:.1f}"
+            row = {"exit after the last response, ms": after, "exit after the signal, s": exit_s}
         except subprocess.TimeoutExpired:
-            row = {"exit after the last answer, ms": "> 15 s", "exit after the signal, s": "> 15"}
-        return {"answered": told["answered"], "lost": told["lost"], "told to close": told["closed"], **row}
+            row = {"exit after the last response, ms": "> 15 s", "exit after the signal, s": "> 15"}
+        closed = {"responses with `connection: close`": result["closed"]}
+        return {"completed": result["answered"], "lost": result["lost"], **closed, **row}
     finally:
-        scene.end()
+        setup.end()
 
 
 def stale(place, name, _seconds):
-    scene = Scene(place, name, (0, 0), stale=True)
+    setup = Setup(place, name, (0, 0), stale=True)
     try:
-        host, port = scene.proxy.address.split(":")
+        host, port = setup.proxy.address.split(":")
         statuses = []
         for _ in range(STALE_REQUESTS):
             client = http.client.HTTPConnection(host, int(port), timeout=5)
-            headers = {"content-type": "application/json", **dict(one.split(": ", 1) for one in scene.proxy.headers)}
+            headers = {"content-type": "application/json", **dict(one.split(": ", 1) for one in setup.proxy.headers)}
             try:
                 client.request("POST", "/v1/embeddings", b'{"model":"bench","input":"x"}', headers)
                 statuses.append(str(client.getresponse().status))
@@ -222,7 +224,7 @@ def stale(place, name, _seconds):
             client.close()
         return {"statuses": " ".join(statuses)}
     finally:
-        scene.end()
+        setup.end()
 
 
 CASES = {"crash": crash, "freeze": freeze, "slow": slow, "drain": drain, "stale": stale}
@@ -236,19 +238,20 @@ def table(case, rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gateway/benches/failover/run", description="What faults cost behind a proxy.")
+    description = "Measures requests through a proxy during faults."
+    parser = argparse.ArgumentParser(prog="gateway/benches/failover/run", description=description)
     parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--only", default=",".join(PROXIES), help="names, by comma")
-    parser.add_argument("--case", default=",".join(CASES), help="cases, by comma")
-    parser.add_argument("--seconds", type=float, default=9.0, help="of crash, freeze and slow (default 9)")
-    parser.add_argument("--quick", action="store_true", help="five seconds, and the peers as they are tuned")
+    parser.add_argument("--only", default=",".join(PROXIES), help="comma-separated names of proxies (default: all)")
+    parser.add_argument("--case", default=",".join(CASES), help="comma-separated cases (default: all)")
+    parser.add_argument("--seconds", type=float, default=9.0, help="seconds of crash, freeze and slow (default 9)")
+    parser.add_argument("--quick", action="store_true", help="five seconds, and of the peers only the tuned ones")
     options = parser.parse_args()
     names, cases = options.only.split(","), options.case.split(",")
     unknown = [one for one in names if one not in PROXIES] + [one for one in cases if one not in CASES]
     if unknown:
-        raise SystemExit(f"there is no {unknown[0]}; there are {', '.join([*PROXIES, *CASES])}")
+        raise SystemExit(f"unknown proxy or case {unknown[0]}; use {', '.join([*PROXIES, *CASES])}")
     seconds = 5.0 if options.quick else options.seconds
     if options.quick:
         names = [name for name in names if f"{name}-tuned" not in PROXIES]
@@ -260,7 +263,7 @@ def main():
             try:
                 rows[name] = CASES[case](place, name, seconds)
             except Missing as missing:
-                print(f"{name} is not here and left out; it comes with: {missing}", file=sys.stderr)
+                print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
             except Failed as failed:
                 print(f"{name}, {case}: {failed}", file=sys.stderr)
         if rows:

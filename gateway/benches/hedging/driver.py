@@ -1,11 +1,11 @@
-"""The hedging bench: two regions of 20 ms, of which the nearest stalls now and then, with hedging and without.
+"""Hedging benchmark: two regions of 20 ms, of which the primary stalls at random, with and without hedging.
 
-So many requests a second, whatever the answers do. Rounds interleave, and each has an edge of its own, so that none begins
-with what another has learnt. What is counted as extra is every attempt beyond one for each request, by the edge's own
-count, with its cause: a hedge is asked beside the first, a late attempt instead of it.
+The load is a fixed rate in an open loop. Rounds interleave, and each run starts its own gateway, so that no gateway has
+state from an earlier run. Extra attempts are those beyond the first one of each request, by cause, from the gateway's
+metrics: a hedged attempt runs beside the first one, an attempt after a timeout replaces it.
 
-Hedging may cost two requests of a hundred. So it can hide stalls that are as rare as that, and of those that are more
-frequent only a part; the rest is left to whatever finds out that a region is not well.
+The hedging budget is 2 % of the requests. Hedging can therefore hide stalls up to that frequency, and a part of more
+frequent ones; the others are left to timeouts and outlier detection.
 """
 
 import argparse
@@ -26,26 +26,26 @@ CALLERS = 64
 LOAD_CORE, PROXY_CORE = 0, 1
 REPLICA_MS, STALL_MS = 20, 200
 WARM_UP_SECONDS = 1.0
-# Stalls of a thousand requests: fewer than the budget of hedges pays for, and more.
+# Stalls per thousand requests: one case within the hedging budget, and one above it.
 CASES = (15, 50)
 ATTEMPT = re.compile(r'^meridian_gateway_attempts_total\{([^}]*)\} (\d+)$', re.MULTILINE)
 
 
 def attempts(proxy):
-    """How many attempts there were, by cause, and those of the region that stalls."""
+    """Returns the number of attempts by cause, and the number of attempts at the region that stalls."""
     status, text = get(f"http://{proxy.operations}/metrics")
     if status != 200:
-        raise Failed("the edge does not tell its metrics")
-    by_cause, of_first = {}, 0
+        raise Failed("the gateway does not serve its metrics")
+    by_cause, of_primary = {}, 0
     for labels, count in ATTEMPT.findall(text):
         labels = dict(one.replace('"', "").split("=", 1) for one in labels.split(","))
         by_cause[labels["cause"]] = by_cause.get(labels["cause"], 0) + int(count)
-        of_first += int(count) if labels["region"] == peers.REGIONS[0] else 0
-    return by_cause, of_first
+        of_primary += int(count) if labels["region"] == peers.REGIONS[0] else 0
+    return by_cause, of_primary
 
 
-def turn(place, permille, hedge, rate, seconds):
-    """One run behind an edge of its own."""
+def measure_run(place, permille, hedge, rate, seconds):
+    """Runs the load through a new gateway; returns its result and the shares of attempts."""
     upstreams, regions = [peers.address(), peers.address()], []
     try:
         for number, address in enumerate(upstreams):
@@ -53,53 +53,56 @@ def turn(place, permille, hedge, rate, seconds):
             command += ["stalls", str(permille), str(STALL_MS)] if number == 0 else []
             region = Process(f"region-{number}", command, place.log(f"region-{number}"), LOAD_CORE)
             regions.append(region)
-            region.until(lambda: get(f"http://{address}/health")[0] == 200, "an answer")  # noqa: B023
+            region.until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
         proxy = peers.meridian(place, upstreams, "hedging", more=f"hedge = {str(hedge).lower()}\n")
         regions.append(proxy)
         command = ["taskset", "-c", str(LOAD_CORE), os.path.join(place.tools, "load"), "rate", proxy.address]
         command += [str(CALLERS), str(seconds), str(WARM_UP_SECONDS), str(rate), *proxy.headers]
         before, _ = attempts(proxy)
-        seen = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        # The last accounts are closed when their answers are written.
+        result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        # The gateway counts the attempts of a request after it has written the response.
         time.sleep(0.2)
-        after, of_first = attempts(proxy)
+        after, of_primary = attempts(proxy)
     finally:
         for one in reversed(regions):
             one.end()
     made = {cause: count - before.get(cause, 0) for cause, count in after.items()}
-    extra = {cause: 100 * count / seen["sent"] for cause, count in made.items() if cause != "first" and count}
-    return {**seen, "extra": extra, "stalling": 100 * of_first / sum(after.values())}
+    extra = {cause: 100 * count / result["sent"] for cause, count in made.items() if cause != "first" and count}
+    return {**result, "extra": extra, "stalling": 100 * of_primary / sum(after.values())}
 
 
 def row(runs):
-    middle = lambda key: statistics.median(run[key] for run in runs)  # noqa: E731
+    median = lambda key: statistics.median(run[key] for run in runs)  # noqa: E731
     causes = sorted({cause for run in runs for cause in run["extra"]})
     extra = {cause: statistics.median(run["extra"].get(cause, 0) for run in runs) for cause in causes}
-    told = ", ".join(f"{cause} {share:.1f}" for cause, share in extra.items()) or "none"
-    cells = [f"{middle('p50_ms'):.0f}", f"{middle('p95_ms'):.0f}", f"{middle('p99_ms'):.0f}", f"{middle('max_ms'):.0f}"]
-    return [*cells, told, f"{middle('stalling'):.0f}", str(sum(run["failed"] for run in runs))]
+    shares = ", ".join(f"{cause} {share:.1f}" for cause, share in extra.items()) or "none"
+    cells = [f"{median('p50_ms'):.0f}", f"{median('p95_ms'):.0f}", f"{median('p99_ms'):.0f}", f"{median('max_ms'):.0f}"]
+    return [*cells, shares, f"{median('stalling'):.0f}", str(sum(run["failed"] for run in runs))]
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gateway/benches/hedging/run", description="What hedging does and costs.")
+    description = "Measures the effect and the cost of hedging."
+    parser = argparse.ArgumentParser(prog="gateway/benches/hedging/run", description=description)
     parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each run (default 8)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each kind (default 3)")
-    parser.add_argument("--rate", type=float, default=400.0, help="requests a second (default 400)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="duration of each run in seconds (default 8)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default 3)")
+    parser.add_argument("--rate", type=float, default=400.0, help="requests per second (default 400)")
     options = parser.parse_args()
     place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
     runs = {}
     for _ in range(options.rounds):
         for permille in CASES:
             for hedge in (True, False):
-                runs.setdefault((permille, hedge), []).append(turn(place, permille, hedge, options.rate, options.seconds))
-    print(f"{options.rate:.0f} requests a second, regions of {REPLICA_MS} ms; the nearest stalls for {STALL_MS} ms")
-    print("| stalls | hedging | p50 ms | p95 ms | p99 ms | max ms | extra attempts, % of requests | asked there, % | failed |")
+                run = measure_run(place, permille, hedge, options.rate, options.seconds)
+                runs.setdefault((permille, hedge), []).append(run)
+    print(f"{options.rate:.0f} requests/s, regions of {REPLICA_MS} ms; the primary stalls for {STALL_MS} ms")
+    heads = ("stalls", "hedging", "p50 ms", "p95 ms", "p99 ms", "max ms", "extra attempts, % of requests")
+    print("| " + " | ".join((*heads, "sent to the primary, %", "failed")) + " |")
     print("|---|---|---:|---:|---:|---:|---|---:|---:|")
-    for (permille, hedge), found in runs.items():
-        print(f"| {permille / 10:g} % | {'on' if hedge else 'off'} | " + " | ".join(row(found)) + " |")
+    for (permille, hedge), results in runs.items():
+        print(f"| {permille / 10:g} % | {'on' if hedge else 'off'} | " + " | ".join(row(results)) + " |")
 
 
 if __name__ == "__main__":

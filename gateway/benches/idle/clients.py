@@ -1,7 +1,7 @@
-"""Clients that keep their connections: one request each over HTTP/1.1 or HTTP/2, in the clear or over TLS, then nothing.
+"""Clients with idle connections: one request per connection over HTTP/1.1 or HTTP/2, in plaintext or over TLS.
 
-The sockets are raw, so that a connection costs the client little, and sends exactly what is written here. A source address
-has at most SOURCE_CONNECTIONS connections, far fewer than it has ports; the addresses are those of the loopback network.
+Raw sockets keep the cost of a connection in the client low and send exactly the bytes below. A source address has at
+most SOURCE_CONNECTIONS connections, far fewer than it has ports; the addresses are in the loopback network.
 """
 
 import socket
@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 SOURCE_CONNECTIONS = 2_000
-# Concurrent handshakes and requests. The proxy serves so many at once, and all others are idle.
+# Number of concurrent handshakes and requests; all other connections are idle.
 CALLERS = 16
 TIMEOUT = 30.0
 MODEL = "bench"
@@ -24,7 +24,7 @@ FRAME_BYTES = 16 << 10
 
 
 class Broken(Exception):
-    """A connection that was closed, or a response that is not 200."""
+    """The connection was closed, or the status of a response is not 200."""
 
 
 def body(size):
@@ -33,7 +33,7 @@ def body(size):
 
 
 class Connection:
-    """A kept connection to the proxy."""
+    """Keep-alive connection to the proxy."""
 
     def __init__(self, number, address, headers, tls, http2):
         self.headers, self.http2, self.stream = headers, http2, 1
@@ -47,32 +47,32 @@ class Connection:
         self.socket = raw if tls is None else tls.wrap_socket(raw, server_hostname="localhost")
         if http2:
             self.socket.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
-            # The windows for large requests apply once the settings are acknowledged.
+            # The flow-control windows for large requests apply after the SETTINGS frame of the proxy.
             while self.next_frame()[0] != SETTINGS:
                 pass
 
-    def ask(self, size):
+    def send_request(self, size):
         """Sends a request with a body of this size and reads its response."""
         if self.http2:
-            self.ask_http2(body(size))
+            self.send_http2(body(size))
         else:
-            self.ask_http1(body(size))
+            self.send_http1(body(size))
 
-    def ask_http1(self, text):
+    def send_http1(self, text):
         lines = ["POST /v1/embeddings HTTP/1.1", f"host: {self.host}", "content-type: application/json"]
         lines += [*self.headers, f"content-length: {len(text)}", "", ""]
         self.socket.sendall("\r\n".join(lines).encode() + text)
-        seen = b""
-        while b"\r\n\r\n" not in seen:
-            seen += self.read()
-        head, rest = seen.split(b"\r\n\r\n", 1)
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self.receive()
+        head, rest = received.split(b"\r\n\r\n", 1)
         if not head.startswith(b"HTTP/1.1 200"):
             raise Broken(head.split(b"\r\n", 1)[0].decode())
         length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         while len(rest) < length:
-            rest += self.read()
+            rest += self.receive()
 
-    def ask_http2(self, text):
+    def send_http2(self, text):
         fields = [(":method", "POST"), (":scheme", "http"), (":path", "/v1/embeddings"), (":authority", self.host)]
         fields += [("content-type", "application/json"), *(line.split(": ", 1) for line in self.headers)]
         block = b"".join(literal(name, value) for name, value in fields)
@@ -90,30 +90,30 @@ class Connection:
                 return
 
     def next_frame(self):
-        """Kind, flags, stream and payload of the next frame; settings are acknowledged."""
-        head = self.exactly(9)
+        """Returns kind, flags, stream and payload of the next frame; acknowledges SETTINGS."""
+        head = self.receive_exactly(9)
         kind, flags, stream = head[3], head[4], int.from_bytes(head[5:])
-        payload = self.exactly(int.from_bytes(head[:3]))
+        payload = self.receive_exactly(int.from_bytes(head[:3]))
         if kind == SETTINGS and not flags & ACK:
             self.socket.sendall(frame(SETTINGS, ACK, 0, b""))
         if kind == GOAWAY:
             raise Broken("GOAWAY")
         return kind, flags, stream, payload
 
-    def read(self):
-        got = self.socket.recv(64 << 10)
-        if not got:
+    def receive(self):
+        data = self.socket.recv(64 << 10)
+        if not data:
             raise Broken("closed")
-        return got
+        return data
 
-    def exactly(self, length):
-        got = b""
-        while len(got) < length:
-            piece = self.socket.recv(length - len(got))
+    def receive_exactly(self, length):
+        data = b""
+        while len(data) < length:
+            piece = self.socket.recv(length - len(data))
             if not piece:
                 raise Broken("closed")
-            got += piece
-        return got
+            data += piece
+        return data
 
     def close(self):
         self.socket.close()
@@ -124,7 +124,7 @@ def frame(kind, flags, stream, payload):
 
 
 def literal(name, value):
-    """A header without indexing and without Huffman coding; names and values here are shorter than 127 bytes."""
+    """Encodes a header without indexing and Huffman coding; names and values here are shorter than 127 bytes."""
     name, value = name.encode(), value.encode()
     return bytes([0, len(name)]) + name + bytes([len(value)]) + value
 
@@ -137,21 +137,22 @@ def tls_context(http2):
 
 
 def open_all(count, address, headers, tls, http2):
-    """Opens so many connections, each with one small request."""
+    """Opens `count` connections and sends one small request over each."""
     local = threading.local()
 
     def opened(number):
         if tls is not None and not hasattr(local, "context"):
-            # One for each thread: a context has a lock.
+            # One context per thread, because a context has a lock.
             local.context = tls_context(http2)
         connection = Connection(number, address, headers, getattr(local, "context", None), http2)
-        connection.ask(SMALL_BODY)
+        connection.send_request(SMALL_BODY)
         return connection
 
     with ThreadPoolExecutor(CALLERS) as threads:
         return list(threads.map(opened, range(count)))
 
 
-def ask_all(connections, size):
+def send_requests(connections, size):
+    """Sends one request with a body of `size` bytes over each connection."""
     with ThreadPoolExecutor(CALLERS) as threads:
-        list(threads.map(lambda one: one.ask(size), connections))
+        list(threads.map(lambda one: one.send_request(size), connections))

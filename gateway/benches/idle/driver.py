@@ -1,9 +1,10 @@
-"""The idle bench: the memory that a proxy needs for a client connection that is kept and waits for its next request.
+"""Idle connection benchmark: memory of a proxy for a keep-alive client connection that waits for its next request.
 
-Each case has a process of its own. It serves a burst of requests first, so that caches, threads and the allocator's pages
-are there; then the connections are opened, each with one small request, and the figure is the growth of the process's
-resident memory divided by their number. Then a part of the connections sends a large request, and then all are closed:
-what a large request leaves behind, and what is given back.
+Each case starts its own process. The process first serves a burst of requests, so that caches, threads and pages of
+the allocator exist. Then the connections are opened, each with one small request; the figure is the growth of the
+resident memory divided by their number. Then some of the connections send a large request, and finally all are
+closed. This shows the memory that connections keep after a large request, and the memory that the process keeps after
+all are closed.
 """
 
 import argparse
@@ -21,16 +22,16 @@ from processes import Failed, Missing, Process, embeds  # noqa: E402
 
 LOAD_CORE, PROXY_CORE = 0, 1
 CONNECTIONS_MAX = 15_000
-# Descriptors beside the connections: the proxy's upstream connections and files.
+# File descriptors for the proxy's upstream connections and files.
 RESERVED_DESCRIPTORS = 500
-# Connections that send a large request, of all.
+# Share of the connections that send a large request.
 LARGE_SHARE = 0.1
 WARM_UP_CONNECTIONS = 64
-# Between the last request and a measurement, for what ends after a response (log lines, receipts).
+# Pause between the last request and a measurement, for work after a response (log lines, receipts).
 SETTLE_SECONDS = 3
 KEEP_SECONDS = 900
 KINDS = {"http/1.1": (False, False), "http/1.1 tls": (True, False), "http/2": (False, True), "http/2 tls": (True, True)}
-# The kinds that the peers are measured with.
+# Kinds of connection in the measurements of the peers.
 PEER_KINDS = ("http/1.1", "http/1.1 tls")
 
 
@@ -47,7 +48,7 @@ def haproxy(place, upstreams, tls, connections):
 
 
 def nginx(place, upstreams, tls, connections):
-    # It closes idle connections when less than a sixteenth of them is free.
+    # nginx closes idle connections when less than a sixteenth of its connections is free.
     connections += connections // 8
     return peers.nginx(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
 
@@ -70,7 +71,7 @@ class Certificate:
 
 
 def settled(process):
-    """Resident memory in bytes after a pause."""
+    """Returns the resident memory in bytes after a pause."""
     time.sleep(SETTLE_SECONDS)
     return process.rss_mb() * 1e6
 
@@ -84,19 +85,19 @@ def measure(place, name, kind, certificate, upstream, count):
             return clients.open_all(number, proxy.address, proxy.headers, tls, http2)
 
         first = opened(WARM_UP_CONNECTIONS)
-        clients.ask_all(first, clients.LARGE_BODY)
+        clients.send_requests(first, clients.LARGE_BODY)
         for one in first:
             one.close()
         before = settled(proxy.process)
-        begun = time.monotonic()
+        started = time.monotonic()
         kept = opened(count)
-        took = time.monotonic() - begun
+        elapsed = time.monotonic() - started
         idle = settled(proxy.process)
         large = kept[: int(count * LARGE_SHARE)]
-        clients.ask_all(large, clients.LARGE_BODY)
+        clients.send_requests(large, clients.LARGE_BODY)
         after_large = settled(proxy.process)
         for one in kept:
-            one.ask(clients.SMALL_BODY)
+            one.send_request(clients.SMALL_BODY)
             one.close()
         after = settled(proxy.process)
         return {
@@ -104,20 +105,21 @@ def measure(place, name, kind, certificate, upstream, count):
             "kb": (idle - before) / count / 1e3,
             "large_mb": (after_large - idle) / 1e6,
             "left_mb": (after - before) / 1e6,
-            "opened_per_second": count / took,
+            "opened_per_second": count / elapsed,
         }
     finally:
         proxy.end()
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gateway/benches/idle/run", description="Memory of kept client connections.")
+    description = "Measures the memory of idle client connections."
+    parser = argparse.ArgumentParser(prog="gateway/benches/idle/run", description=description)
     parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--only", default=",".join(PROXIES), help="names, by comma")
-    parser.add_argument("--kind", default=",".join(KINDS), help="kinds of connection, by comma")
-    parser.add_argument("--connections", type=int, default=CONNECTIONS_MAX, help="at most (default 15000)")
+    parser.add_argument("--only", default=",".join(PROXIES), help="comma-separated names of proxies (default: all)")
+    parser.add_argument("--kind", default=",".join(KINDS), help="comma-separated kinds of connection (default: all)")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS_MAX, help="maximum connections (default 15000)")
     options = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -127,10 +129,10 @@ def main():
     certificate = Certificate(place)
     address = peers.address()
     upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
-    upstream.until(lambda: embeds(address, []), "an answer")
+    upstream.until(lambda: embeds(address, []), "a response")
     print(f"{LARGE_SHARE:.0%} of the connections send a large request after the first measurement\n")
-    heads = ("proxy", "connections", "MB before", "kB per connection", "MB more after large requests")
-    heads += ("MB left after the close", "opened/s")
+    heads = ("proxy", "connections", "MB before", "kB per connection", "MB growth after large requests")
+    heads += ("MB left after closing", "opened/s")
     print("| " + " | ".join(heads) + " |")
     print("|---|---|" + "---:|" * (len(heads) - 2))
     try:
@@ -138,12 +140,12 @@ def main():
             for name in options.only.split(","):
                 if name != "meridian" and kind not in PEER_KINDS:
                     continue
-                # HAProxy does not start unless it may open two files for each connection.
+                # HAProxy starts only if it may open two file descriptors per connection.
                 own = min(count, (hard - 2 * RESERVED_DESCRIPTORS) // 2 - RESERVED_DESCRIPTORS) if name == "haproxy" else count
                 try:
                     row = measure(place, name, kind, certificate, address, own)
                 except Missing as missing:
-                    print(f"{name} is not installed and left out; it comes with: {missing}", file=sys.stderr)
+                    print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
                     continue
                 cells = [name, f"{own} {kind}", f"{row['base_mb']:.0f}", f"{row['kb']:.2f}", f"{row['large_mb']:+.0f}"]
                 cells += [f"{row['left_mb']:.0f}", f"{row['opened_per_second']:.0f}"]

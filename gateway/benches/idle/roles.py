@@ -1,8 +1,8 @@
-"""The roles bench: memory of each role at idle, and mutual TLS handshakes at the listener of a spoke.
+"""Benchmark of roles: memory of each role at idle, and mutual TLS handshakes at the listener of a spoke.
 
-A hub, a spoke and a gateway with the defaults of a configuration, started and left alone. Then clients with the certificate
-of a gateway connect to a spoke, send a request that it rejects, and disconnect. The figure is the CPU time of the spoke for
-such a connection, with a full handshake (both certificates are verified) and with a resumed one.
+A hub, a spoke and a gateway with default configurations run without load. Then clients with the certificate of a
+gateway connect to a spoke, send a request that it rejects, and disconnect. The figure is the CPU time of the spoke
+for such a connection, with a full handshake (both certificates are verified) and with a resumed one.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def openssl(*words):
 
 
 def certificates(place):
-    """An authority, and a certificate of a spoke and of a gateway that it has signed."""
+    """Creates an authority, and certificates of a spoke and of a gateway that the authority has signed."""
     at = lambda name: os.path.join(place.files, name)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     openssl("req", "-x509", *key, "-subj", "/CN=fleet", "-days", "2", "-out", at("fleet.crt"), "-keyout", at("fleet.key"),
@@ -48,7 +48,7 @@ def certificates(place):
 
 
 def role(place, name, words, config):
-    """Starts a role, and waits until its listener accepts."""
+    """Starts a role and waits until its listener accepts connections."""
     path = place.write(f"idle-{name}.toml", config)
     listen = config.split('listen = "', 1)[1].split('"', 1)[0]
     process = place.start(f"idle-{name}", [place.meridian, words, "--config", path])
@@ -58,7 +58,7 @@ def role(place, name, words, config):
         with socket.socket() as probe:
             return probe.connect_ex((host, int(port))) == 0
 
-    process.until(accepts, "its listener")
+    process.until(accepts, "its listener to accept connections")
     process.address = (host, int(port))
     return process
 
@@ -69,7 +69,7 @@ def spoke_config(hub, more=""):
 
 
 def idle_roles(place):
-    """Resident memory of each role in MB."""
+    """Returns the resident memory of each role in MB."""
     hub = peers.address()
     for name in ("idle-hub-data", "idle-routes"):
         shutil.rmtree(os.path.join(place.files, name), ignore_errors=True)
@@ -86,7 +86,7 @@ def idle_roles(place):
 
 
 def connect(address, context, session=None):
-    """One connection with one request; returns the session for the next, and whether this one was resumed."""
+    """Sends one request over a new connection; returns its session, and whether it resumed `session`."""
     with socket.create_connection(address, timeout=10) as raw:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with context.wrap_socket(raw, server_hostname="spoke", session=session) as stream:
@@ -95,12 +95,12 @@ def connect(address, context, session=None):
             while piece := stream.recv(64 << 10):
                 response += piece
             if not response.startswith(b"HTTP/1.1 4"):
-                raise Failed(f"the spoke responded {response[:80]}")
+                raise Failed(f"unexpected response of the spoke: {response[:80]}")
             return stream.session, stream.session_reused
 
 
 def handshakes(place, count):
-    """CPU time of the spoke in µs for a connection with a full and with a resumed handshake."""
+    """Returns the CPU time of the spoke in µs for a connection with a full and with a resumed handshake."""
     certificates(place)
     tls = '[identity]\ncertificate = "spoke.crt"\nkey = "spoke.key"\nauthorities = "fleet.crt"\n'
     spoke = role(place, "spoke-tls", "spoke", spoke_config(peers.address(), tls))
@@ -108,7 +108,7 @@ def handshakes(place, count):
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(os.path.join(place.files, "gateway.crt"), os.path.join(place.files, "gateway.key"))
-    took = {}
+    cpu_us = {}
     try:
         for kind in ("full", "resumed"):
             session = None
@@ -117,20 +117,21 @@ def handshakes(place, count):
                     before = spoke.cpu_seconds()
                 latest, resumed = connect(spoke.address, context, session)
                 if number >= 0 and resumed != (kind == "resumed"):
-                    raise Failed(f"handshake {number} of the {kind} ones is not {kind}")
+                    raise Failed(f"handshake {number} is not {kind}")
                 session = latest if kind == "resumed" else None
-            took[kind] = (spoke.cpu_seconds() - before) / count * 1e6
-        return took
+            cpu_us[kind] = (spoke.cpu_seconds() - before) / count * 1e6
+        return cpu_us
     finally:
         spoke.end()
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gateway/benches/idle/roles", description="Memory of roles, and TLS handshakes.")
+    description = "Measures the memory of roles, and TLS handshakes."
+    parser = argparse.ArgumentParser(prog="gateway/benches/idle/roles", description=description)
     parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--handshakes", type=int, default=HANDSHAKES, help="of each kind (default 3000)")
+    parser.add_argument("--handshakes", type=int, default=HANDSHAKES, help="handshakes of each kind (default 3000)")
     options = parser.parse_args()
     place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
     print("| role at idle | resident MB |\n|---|---:|")

@@ -1,9 +1,10 @@
-"""The proxy bench: what a request costs in Meridian's edge with everything on, beside proxies that only pass it on.
+"""Gateway overhead benchmark: cost of a request in Meridian's gateway, and in proxies that only forward.
 
-A POST of 300 bytes to /v1/embeddings and an answer of 8 KB, over connections that are kept. A proxy has a core for itself;
-who asks and who answers share another. Rounds interleave (A B C A B C …), the others are stopped meanwhile, and so what
-disturbs the machine disturbs all of them; rounds in which something else took a part of it are left out where there are
-others. A figure is the median over the rounds, a ratio the median of the rounds' own ratios.
+Meridian runs with all features. The load is a POST of 300 bytes to /v1/embeddings with a response of 8 KB, over
+keep-alive connections. The proxy has one core; load generator and upstream share another. Rounds interleave
+(A B C A B C …) and the other proxies are stopped meanwhile, so that disturbances affect all of them. Rounds in which
+other processes took more than FOREIGN_MAX cores are dropped if others remain. A figure is the median over the rounds,
+a ratio the median of the ratios of each round.
 """
 
 import argparse
@@ -33,17 +34,18 @@ PROXIES = {
 }
 BASE = "pingora"
 CALLERS = 16
-# A part of a round before it counts: connections, caches, and Meridian hearing its regions after it was stopped.
+# Warm-up of a run, not measured: opens connections, fills caches, and refreshes the health of Meridian's regions after
+# the pause.
 WARM_UP_SECONDS = 0.7
-# Processor time of others, in cores, above which a round is disturbed.
+# CPU time of other processes, in cores; a round above it is disturbed.
 FOREIGN_MAX = 0.15
 IDLE_CONNECTIONS = 1_000
-# Who asks and who answers; the proxy's own core is the other one.
+# Load generator and upstream share the first core; the proxy has the second.
 LOAD_CORE, PROXY_CORE = 0, 1
 
 
 def load(place, proxy, kind, *numbers):
-    """Runs the load generator against a proxy and returns what it saw."""
+    """Runs the load generator against a proxy and returns its result."""
     command = ["taskset", "-c", str(LOAD_CORE), os.path.join(place.tools, "load"), kind, proxy.address]
     command += [*map(str, numbers), *proxy.headers]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,36 +60,36 @@ def children_seconds():
 
 
 class Direct:
-    """No proxy: what the bench itself costs."""
+    """Upstream without a proxy: the cost of the benchmark itself."""
 
     def __init__(self, address):
         self.name, self.address, self.headers = "direct", address, []
 
 
-def turn(place, proxy, upstream, *kind):
-    """One run under a kind of load: what the proxy gave, what it used, and what others took meanwhile."""
+def measure_run(place, proxy, upstream, *kind):
+    """Runs one kind of load; returns its result, CPU time and memory of the proxy, and CPU time of other processes."""
     proxy.process.resume()
     proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
-    watched = (proxy.process, upstream, *proxy.beside)
+    watched = (proxy.process, upstream, *proxy.helpers)
     before = [one.cpu_seconds() for one in watched], busy_seconds(), children_seconds()
-    began = time.monotonic()
-    seen = load(place, proxy, *kind)
-    took = time.monotonic() - began
+    started = time.monotonic()
+    result = load(place, proxy, *kind)
+    elapsed = time.monotonic() - started
     used = [one.cpu_seconds() - then for one, then in zip(watched, before[0])]
     foreign = busy_seconds() - before[1] - sum(used) - (children_seconds() - before[2])
     proxy.process.pause()
     return {
-        **seen,
-        "cpu_us": used[0] / seen["sent"] * 1e6,
+        **result,
+        "cpu_us": used[0] / result["sent"] * 1e6,
         "rss_mb": proxy.process.rss_mb(),
-        "foreign": max(foreign / took, 0.0),
+        "foreign": max(foreign / elapsed, 0.0),
     }
 
 
 def at_half_load(place, proxy, upstream, address, rate, seconds):
-    """The median and the 99th percentile through the proxy and without it, at half of what it gives."""
+    """Returns the p99 at half of `rate`, and the p50 and p99 that the proxy adds to those without a proxy."""
     direct = load(place, Direct(address), "rate", CALLERS, seconds, 0.2, rate / 2)
-    through = turn(place, proxy, upstream, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
+    through = measure_run(place, proxy, upstream, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
     return {
         "foreign": through["foreign"],
         "p99_ms": through["p99_ms"],
@@ -97,37 +99,37 @@ def at_half_load(place, proxy, upstream, address, rate, seconds):
 
 
 def idle_memory(place, proxy):
-    """MB that so many idle connections take."""
+    """Returns the memory of a thousand idle connections in MB."""
     proxy.process.resume()
     proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
     before = proxy.process.rss_mb()
     command = [os.path.join(place.tools, "load"), "idle", proxy.address, str(IDLE_CONNECTIONS), *proxy.headers]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        held = holder.stdout.readline()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
+        output = client.stdout.readline()
         after = proxy.process.rss_mb()
-        holder.stdin.close()
-        holder.wait(timeout=30)
+        client.stdin.close()
+        client.wait(timeout=30)
     proxy.process.pause()
-    if not held:
-        raise Failed(f"{proxy.name} does not hold {IDLE_CONNECTIONS} connections")
+    if not output:
+        raise Failed(f"{proxy.name} does not keep {IDLE_CONNECTIONS} connections open")
     return (after - before) * 1_000 / IDLE_CONNECTIONS
 
 
-def calm(rounds):
-    """The rounds that nothing disturbed, or all of them."""
+def undisturbed(rounds):
+    """Returns the undisturbed rounds, or all rounds if there are none."""
     return [one for one in rounds if one["foreign"] <= FOREIGN_MAX] or rounds
 
 
-def middle(rounds, key):
-    return statistics.median(one[key] for one in calm(rounds))
+def median(rounds, key):
+    return statistics.median(one[key] for one in undisturbed(rounds))
 
 
 def table(rows):
     heads = ("proxy", "rps", "p50 ms", "p99 ms", "CPU µs/req", "of pingora", "RSS MB", "MB/1k idle", "p99 half")
-    heads += ("p50 added", "p99 added", "from", "to", "failed", "rounds")
+    heads += ("p50 added", "p99 added", "min", "max", "failed", "rounds")
     lines = [heads]
     for name, row in rows.items():
-        half = calm(row.get("half", []))
+        half = undisturbed(row.get("half", []))
         cells = [name, f"{row['per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}"]
         cells += [f"{row['cpu_us']:.1f}", f"{row['ratio']:.2f}" if "ratio" in row else "", f"{row['rss_mb']:.0f}"]
         cells += [f"{row['idle_mb']:.1f}" if "idle_mb" in row else ""]
@@ -135,7 +137,7 @@ def table(rows):
         added = of("added_p99_ms")
         figures = [f"{statistics.median(of(key)):.2f}" for key in ("p99_ms", "added_p50_ms", "added_p99_ms") if half]
         cells += [*figures, f"{min(added):.2f}", f"{max(added):.2f}"] if half else [""] * 5
-        cells += [str(row["failed"]), f"{row['calm']}/{row['rounds']}"]
+        cells += [str(row["failed"]), f"{row['undisturbed']}/{row['rounds']}"]
         lines.append(tuple(cells))
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     for number, line in enumerate(lines):
@@ -150,17 +152,17 @@ def processor():
         return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
 
 
-def start(place, wanted, upstream):
-    """The proxies that are here; those that are not are named."""
+def start(place, names_wanted, upstream):
+    """Starts the installed proxies and returns them; prints the names of the others."""
     proxies = []
-    for name in wanted:
+    for name in names_wanted:
         try:
             proxy = PROXIES[name](place, [upstream])
         except Missing as missing:
-            print(f"{name} is not here and left out; it comes with: {missing}", file=sys.stderr)
+            print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
             continue
         except Failed as failed:
-            print(f"{name} is left out: {failed}", file=sys.stderr)
+            print(f"{name} is skipped: {failed}", file=sys.stderr)
             continue
         proxy.process.pause()
         proxies.append(proxy)
@@ -168,32 +170,34 @@ def start(place, wanted, upstream):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="gateway/benches/proxy/run", description="What a request costs in a proxy.")
+    description = "Measures the cost of a request in a proxy."
+    parser = argparse.ArgumentParser(prog="gateway/benches/proxy/run", description=description)
     parser.add_argument("--made", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--tools", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
-    parser.add_argument("--only", default=",".join(name.replace(", ", "/") for name in PROXIES), help="names, by comma")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run (default 5)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each proxy (default 5)")
-    parser.add_argument("--quick", action="store_true", help="two rounds of two seconds, neither LiteLLM nor half load")
-    parser.add_argument("--no-extras", action="store_true", help="neither half load nor idle connections")
+    names = ",".join(name.replace(", ", "/") for name in PROXIES)
+    parser.add_argument("--only", default=names, help="comma-separated names of proxies (default: all)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="duration of each run in seconds (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
+    parser.add_argument("--quick", action="store_true", help="two rounds of two seconds, without LiteLLM and half load")
+    parser.add_argument("--no-extras", action="store_true", help="skip half load and idle connections")
     options = parser.parse_args()
     if os.cpu_count() < 2:
-        raise SystemExit("the bench needs two cores: one for the proxy, one for who asks and who answers")
+        raise SystemExit("the benchmark needs two cores: one for the proxy, one for load generator and upstream")
 
-    wanted = [name.replace("/", ", ") for name in options.only.split(",")]
-    unknown = [name for name in wanted if name not in PROXIES]
+    names_wanted = [name.replace("/", ", ") for name in options.only.split(",")]
+    unknown = [name for name in names_wanted if name not in PROXIES]
     if unknown:
-        raise SystemExit(f"there is no {unknown[0]}; there are {', '.join(PROXIES)}")
+        raise SystemExit(f"unknown proxy {unknown[0]}; use {', '.join(PROXIES)}")
     seconds, rounds = (2.0, 2) if options.quick else (options.seconds, options.rounds)
     if options.quick:
-        wanted = [name for name in wanted if name != "litellm"]
+        names_wanted = [name for name in names_wanted if name != "litellm"]
 
     place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
     address = peers.address()
     upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
-    upstream.until(lambda: embeds(address, []), "an answer")
-    proxies = start(place, wanted, address)
+    upstream.until(lambda: embeds(address, []), "a response")
+    proxies = start(place, names_wanted, address)
     report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}}
     measured = report["rounds"]
     try:
@@ -202,14 +206,14 @@ def main():
             begin = number % len(proxies)
             for proxy in proxies[begin:] + proxies[:begin]:
                 measured.setdefault(proxy.name, []).append(
-                    turn(place, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
+                    measure_run(place, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
                 )
         if not (options.quick or options.no_extras):
-            # One round says little: who asks, who answers and the proxy have two cores, and what takes one of them for some
-            # milliseconds is in the 99th percentile of whoever had his turn.
+            # A single round is not enough: load generator, upstream and proxy use both cores, and a process that
+            # takes one of them for some milliseconds raises the p99 of the proxy under test.
             for _ in range(rounds):
                 for proxy in proxies:
-                    rate = middle(measured[proxy.name], "per_second")
+                    rate = median(measured[proxy.name], "per_second")
                     half = at_half_load(place, proxy, upstream, address, rate, seconds)
                     report["half"].setdefault(proxy.name, []).append(half)
         if not options.no_extras:
@@ -227,27 +231,27 @@ def main():
         upstream.end()
 
     rows = {}
-    for name in (name for name in wanted if name in measured):
+    for name in (name for name in names_wanted if name in measured):
         runs = measured[name]
-        row = {key: middle(runs, key) for key in ("per_second", "p50_ms", "p99_ms", "cpu_us", "rss_mb")}
+        row = {key: median(runs, key) for key in ("per_second", "p50_ms", "p99_ms", "cpu_us", "rss_mb")}
         row["failed"] = sum(one["failed"] for one in runs)
-        row["calm"], row["rounds"] = sum(one["foreign"] <= FOREIGN_MAX for one in runs), len(runs)
+        row["undisturbed"], row["rounds"] = sum(one["foreign"] <= FOREIGN_MAX for one in runs), len(runs)
         if BASE in measured:
             pairs = [(one, base) for one, base in zip(runs, measured[BASE])]
-            still = [pair for pair in pairs if max(one["foreign"] for one in pair) <= FOREIGN_MAX] or pairs
-            row["ratio"] = statistics.median(one["cpu_us"] / base["cpu_us"] for one, base in still)
+            undisturbed_pairs = [pair for pair in pairs if max(one["foreign"] for one in pair) <= FOREIGN_MAX] or pairs
+            row["ratio"] = statistics.median(one["cpu_us"] / base["cpu_us"] for one, base in undisturbed_pairs)
         for key in ("half", "idle_mb"):
             if name in report[key]:
                 row[key] = report[key][name]
         rows[name] = row
-    print(f"{report['machine']}, kernel {platform.release()}; {CALLERS} callers, {rounds} rounds of {seconds:g} s")
-    print(f"who asks and who answers, without a proxy: {ceiling:,.0f} rps\n")
+    print(f"{report['machine']}, kernel {platform.release()}; {CALLERS} clients, {rounds} rounds of {seconds:g} s")
+    print(f"load generator and upstream without a proxy: {ceiling:,.0f} rps\n")
     table(rows)
     with open(os.path.join(place.made, "report.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
-    print(f"\nevery round is in {os.path.join(place.made, 'report.json')}")
+    print(f"\nfigures of every round: {os.path.join(place.made, 'report.json')}")
     if any(report["missing_receipts"].values()):
-        raise SystemExit(f"receipts are missing, so that this is not what a request costs: {report['missing_receipts']}")
+        raise SystemExit(f"receipts are missing, so the cost of a request is understated: {report['missing_receipts']}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How each proxy is started: one worker, connections to the upstreams kept, no access log, as its documentation tunes it.
+"""Configuration of each proxy: one worker, keep-alive connections to the upstreams, no access log, tuned as documented.
 
-A peer takes the address that it listens on and the upstreams' addresses, and is a `Proxy`, or `Missing` with the line that
-gets it.
+The function of a peer takes the addresses of the upstreams, starts the peer on a free address, and returns a `Proxy`.
+If the peer is not installed, it raises `Missing` with the command that installs it.
 """
 
 import json
@@ -11,25 +11,25 @@ import shutil
 from processes import Failed, Missing, Process, embeds, free_port, get
 
 KEY = "bench-key"
-# Meridian's regions, one for each upstream; both in the residency of the deployment.
+# Meridian's regions, one per upstream; the residency policy of the deployment allows all of them.
 REGIONS = ("aws/us-east-1", "gcp/us-east1", "aws/us-west-2")
 
 
 class Proxy:
-    """A proxy that runs, and how to reach it."""
+    """Running proxy, with its address, the headers of its requests, and its helper processes."""
 
-    def __init__(self, name, address, process, headers=(), beside=(), tls=None):
+    def __init__(self, name, address, process, headers=(), helpers=(), tls=None):
         self.name, self.address, self.process = name, address, process
-        self.headers, self.beside = list(headers), list(beside)
+        self.headers, self.helpers = list(headers), list(helpers)
         process.until(lambda: embeds(address, self.headers, tls is not None), "an embedding")
 
     def end(self):
-        for process in (self.process, *self.beside):
+        for process in (self.process, *self.helpers):
             process.end()
 
 
 class Place:
-    """Where a bench keeps its files and finds its programs."""
+    """Files, programs and proxy core of a benchmark."""
 
     def __init__(self, made, tools, meridian, core):
         self.made, self.tools, self.meridian, self.core = os.path.abspath(made), tools, meridian, core
@@ -67,7 +67,7 @@ def address():
 
 
 def bare_pingora(place, upstreams, name="pingora"):
-    """Pingora's quick start: passes on what comes. It has one upstream."""
+    """Starts Pingora's quick start, which forwards every request to one upstream."""
     listen = address()
     command = [os.path.join(place.tools, "bare-pingora"), listen, upstreams[0]]
     return Proxy(name, listen, place.start(name, command))
@@ -196,7 +196,7 @@ def envoy(place, upstreams, name="envoy", route=None, cluster=None):
         }
     }
     path = place.write(f"{name}.json", json.dumps(config))
-    # Hot restart shares memory between processes by this number; here nobody restarts.
+    # Hot restart shares memory between processes with the same base id; this benchmark does not restart Envoy.
     command = [program, "-c", path, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"]
     return Proxy(name, listen, place.start(name, command))
 
@@ -239,11 +239,11 @@ def litellm(place, upstreams, name="litellm"):
 
 
 def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more="", tls=None):
-    """Meridian's edge with everything on: each upstream is a region."""
+    """Starts Meridian's gateway with all features enabled; each upstream is a region."""
     listen, operations, hub = address(), address(), address()
     key = place.write("meridian.key", KEY)
-    kept = os.path.join(place.files, f"{name}-receipts")
-    shutil.rmtree(kept, ignore_errors=True)
+    receipts_dir = os.path.join(place.files, f"{name}-receipts")
+    shutil.rmtree(receipts_dir, ignore_errors=True)
     pseudonyms = place.write("pseudonyms.key", KEY * 4)
     limits = "{ requests_per_second = 10000000, inputs_per_second = 10000000, tokens_per_minute = 100000000000 }"
     place.write(
@@ -257,24 +257,24 @@ def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_
         f"{name}.toml",
         f'listen = "{listen}"\noperations = "{operations}"\nregion = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
         f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n{more}'
-        + (f'[receipts]\ndir = "{kept}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
+        + (f'[receipts]\ndir = "{receipts_dir}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
     )
     routes = [f"{region}={one}" for region, one in zip(REGIONS, upstreams)]
-    teller = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
+    helper = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
     process = place.start(name, [place.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
-    process.until(lambda: healthy(operations) == len(upstreams), "the health of its regions")
-    proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [teller], tls)
+    process.until(lambda: healthy(operations) == len(upstreams), "healthy regions")
+    proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [helper], tls)
     proxy.operations = operations
     return proxy
 
 
 def missing_receipts(proxy):
-    """Receipts that Meridian did not write, by its own account; what was not written did not cost anything either."""
+    """Returns the number of missing receipts from Meridian's metrics; a missing receipt cost no CPU time."""
     proxy.process.resume()
     status, text = get(f"http://{proxy.operations}/metrics")
     proxy.process.pause()
     if status != 200:
-        raise Failed(f"{proxy.name} does not tell its metrics")
+        raise Failed(f"{proxy.name} does not serve its metrics")
     samples = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("meridian_receipts_missing_total")]
     return sum(int(value) for _, value in samples)
 
@@ -285,10 +285,10 @@ def healthy(operations):
 
 
 def meridian_quiet(place, upstreams):
-    """The same without its line for each request, as the others are measured."""
+    """Starts Meridian without its log line per request; the peers have no access log either."""
     return meridian(place, upstreams, "meridian, no log", "warn")
 
 
 def meridian_unreceipted(place, upstreams):
-    """The same without receipts, which is what they cost."""
+    """Starts Meridian without receipts; the difference is the cost of the receipts."""
     return meridian(place, upstreams, "meridian, no receipts", receipts=False)

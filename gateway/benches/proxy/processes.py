@@ -1,4 +1,4 @@
-"""Processes of a bench: started on a core of their own, asked for what they use, stopped while it is not their turn."""
+"""Processes of a benchmark: pinned to a core, measured through /proc, and stopped while another one is measured."""
 
 import os
 import signal
@@ -17,21 +17,21 @@ UNCHECKED.check_hostname, UNCHECKED.verify_mode = False, ssl.CERT_NONE
 
 
 class Missing(Exception):
-    """A peer that is not on this machine, and how to get it."""
+    """A peer is not installed; the message is the command that installs it."""
 
 
 class Failed(Exception):
-    """A peer that does not do what it should."""
+    """A process or a request failed."""
 
 
 def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 class Process:
-    """A process and its children."""
+    """Process with its children."""
 
     def __init__(self, name, command, log, core=None, environment=None):
         self.name, self.log = name, log
@@ -47,19 +47,19 @@ class Process:
                 start_new_session=True,
             )
 
-    def until(self, holds, what):
-        """Waits until `holds`."""
+    def until(self, condition, description):
+        """Waits until `condition()` is true; fails after START_SECONDS, or if the process exits."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if self.process.poll() is not None:
-                raise Failed(f"{self.name} ended with {self.process.returncode}; see {self.log}")
-            if holds():
+                raise Failed(f"{self.name} exited with status {self.process.returncode}; see {self.log}")
+            if condition():
                 return
             time.sleep(0.05)
-        raise Failed(f"{self.name}: {what} did not come within {START_SECONDS} s; see {self.log}")
+        raise Failed(f"{self.name}: timeout after {START_SECONDS} s, waiting for {description}; see {self.log}")
 
     def tree(self):
-        """This process and all below it."""
+        """Returns the ids of this process and its descendants."""
         parents = {}
         for entry in os.listdir("/proc"):
             if entry.isdigit():
@@ -112,17 +112,17 @@ class Process:
 
 
 def busy_seconds():
-    """Of all processors together, since the machine started; with what other machines took of them, if this is a virtual one."""
+    """Returns the busy time of all CPUs since boot, including the time stolen by other virtual machines."""
     with open("/proc/stat", encoding="ascii") as file:
         user, nice, system, _idle, _iowait, irq, softirq, steal, *_ = map(int, file.readline().split()[1:])
     return (user + nice + system + irq + softirq + steal) / TICKS
 
 
 def get(url):
-    """Status and text; status 0 if nobody answers."""
+    """Returns status and body of a response; status 0 without a response."""
     try:
-        with urllib.request.urlopen(url, timeout=2) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, ""
     except (OSError, ValueError):
@@ -130,14 +130,14 @@ def get(url):
 
 
 def embeds(address, headers, tls=False):
-    """Whether an embedding comes back; over TLS the certificate is not checked."""
+    """Returns whether a request gets an embedding; over TLS, the certificate is not verified."""
     request = urllib.request.Request(
         f"{'https' if tls else 'http'}://{address}/v1/embeddings",
         b'{"model":"bench","input":"x"}',
         {"content-type": "application/json", **dict(header.split(": ", 1) for header in headers)},
     )
     try:
-        with urllib.request.urlopen(request, timeout=5, context=UNCHECKED if tls else None) as answer:
-            return answer.status == 200 and b'"embedding"' in answer.read()
+        with urllib.request.urlopen(request, timeout=5, context=UNCHECKED if tls else None) as response:
+            return response.status == 200 and b'"embedding"' in response.read()
     except (OSError, ValueError):
         return False

@@ -87,7 +87,7 @@ def openai(url, batch, in_flight):
             return await asyncio.gather(*(one(begin) for begin in range(0, len(texts), batch)))
 
     def embed(texts):
-        # Kept as lists, as the client returns them; an array would cost it more.
+        # Kept as lists, as the client returns them; a conversion to an array would add to its cost.
         responses = asyncio.run(all_of(texts))
         assert sum(len(response.data) for response in responses) == len(texts)
         return responses, responses[0].data[0].embedding[:2], responses[-1].data[-1].embedding[:2]
@@ -144,7 +144,7 @@ class Child:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Bench of bulk embedding clients")
+    parser = argparse.ArgumentParser(description="Benchmark of bulk embedding clients")
     parser.add_argument("--ours", required=True, help="Meridian's bench binary")
     parser.add_argument("--texts", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=128, help="texts per request")
@@ -180,7 +180,7 @@ def main():
             client.end()
 
     where = "on any core" if client_core is None else f"server on core {server_core}, clients on core {client_core}"
-    print(f"{arguments.texts} texts, {arguments.batch} a request, {arguments.in_flight} in flight, {arguments.rounds} rounds; {where}")
+    print(f"{arguments.texts} texts, {arguments.batch} per request, {arguments.in_flight} in flight, {arguments.rounds} rounds; {where}")
     print(f"{'client':<22} {'texts/s':>9} {'CPU µs/text':>12} {'speedup of ours':>19} {'our CPU / its CPU':>17}")
     for name in names:
         took, cpu = (statistics.median(one[name][what] for one in rounds) for what in (0, 1))

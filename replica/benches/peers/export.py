@@ -1,11 +1,11 @@
-"""The same weights in the peers' own formats, made once and kept.
+"""Exports the weights to the formats of the peers, once, and keeps the files.
 
-From the folder of a sentence-transformers model to ONNX (as exported, fused by ONNX Runtime's transformer optimiser, and
-quantised dynamically) and to OpenVINO (as converted, and quantised by NNCF after training, calibrated on texts of the
-mixes). Pooling and normalisation are inside each graph, so that no peer pays for them in Python.
+Converts a sentence-transformers model to ONNX (as exported, fused by ONNX Runtime's transformer optimiser, and
+quantised dynamically) and to OpenVINO (as converted, and quantised after training by NNCF, calibrated on texts of the
+mixes). Each graph contains pooling and normalisation, so that no peer computes them in Python.
 
-A peer is given its best: attention must come out fused, or this fails; a bench against a badly exported peer says
-nothing.
+Each peer gets its fastest form: the export fails if attention is not fused, because a comparison with a badly exported
+peer is meaningless.
 """
 
 import os
@@ -17,7 +17,7 @@ HIDDEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def make(model_folder: str, out: str, calibration: list[str]) -> None:
-    """Makes what is missing in `out`."""
+    """Creates the missing files in `out`."""
     os.makedirs(out, exist_ok=True)
     place = lambda name: os.path.join(out, name)  # noqa: E731
     if not os.path.exists(place("f32.onnx")):
@@ -36,7 +36,7 @@ def export_onnx(model_folder: str, path: str) -> None:
     from transformers import AutoModel
 
     class Sentence(torch.nn.Module):
-        """The transformer, the mean over what is not padding, and length one."""
+        """Transformer with mean pooling over the tokens that are not padding, and normalisation to length one."""
 
         def __init__(self, transformer):
             super().__init__()
@@ -50,7 +50,7 @@ def export_onnx(model_folder: str, path: str) -> None:
             mean = (hidden * weight).sum(1) / weight.sum(1)
             return torch.nn.functional.normalize(mean, dim=1)
 
-    # The optimiser knows attention by its plain form; scaled_dot_product_attention would be left unfused.
+    # The optimiser recognises attention in its plain form only; scaled_dot_product_attention would not be fused.
     transformer = AutoModel.from_pretrained(model_folder, attn_implementation="eager").eval()
     example = torch.ones((2, 7), dtype=torch.int64)
     axes = {name: {0: "batch", 1: "tokens"} for name in HIDDEN_INPUTS}
@@ -86,8 +86,8 @@ def quantise_onnx(f32: str, path: str) -> None:
     from onnx import TensorProto
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    # Signed weights against unsigned activations is the form that VNNI multiplies in one instruction. The types of what
-    # the fused operators put out are not inferred and have to be told.
+    # VNNI multiplies signed weights by unsigned activations in one instruction. The output types of the fused operators
+    # are not inferred and must be set.
     quantize_dynamic(
         f32,
         written_whole(path),
@@ -128,5 +128,5 @@ def quantise_openvino(model_folder: str, f32: str, path: str, calibration: list[
 
 
 def written_whole(path: str) -> str:
-    """Another name, under which a file is written before it gets its own."""
+    """Returns the temporary name of a file, which is renamed once it is complete."""
     return path.replace(".onnx", ".new.onnx")

@@ -1,7 +1,7 @@
-"""The HTTP part: our replica against Infinity, one load generator for both, callers in a closed loop.
+"""HTTP part of the bench: compares our replica with Infinity, using one closed-loop load generator for both.
 
-Each server runs alone (the other one is stopped with SIGSTOP, so that both stay warm and rounds interleave) and is asked
-for OpenAI embeddings of one short text a request. The generator is `peers load` of our side.
+Each server runs alone: the others are stopped with SIGSTOP, so that all stay warm and rounds are interleaved. A request
+is an OpenAI embeddings request with one short text. The generator is `peers load` of our side.
 """
 
 import json
@@ -20,7 +20,7 @@ START_SECONDS = 120
 
 
 class Server:
-    """A process that serves /v1/embeddings on a port of its own, stopped while it is not its turn."""
+    """Server process with /v1/embeddings on a separate port, stopped while another server is measured."""
 
     def __init__(self, name, command, port, ready_path, embed_path, model, log, environment=None):
         self.name, self.port, self.embed_path, self.model = name, port, embed_path, model
@@ -39,7 +39,7 @@ class Server:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until:
             if self.process.poll() is not None:
-                raise SystemExit(f"{self.name} ended with {self.process.returncode}; see {self.log.name}")
+                raise SystemExit(f"{self.name} exited with status {self.process.returncode}; see {self.log.name}")
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2):
                     return
@@ -49,7 +49,7 @@ class Server:
         raise SystemExit(f"{self.name} is not ready after {START_SECONDS} s; see {self.log.name}")
 
     def vectors(self, texts):
-        """For the comparison before the load."""
+        """Returns the vectors of `texts`, for the comparison before the load."""
         self.resume()
         body = json.dumps({"model": self.model, "input": texts}).encode()
         headers = {"content-type": "application/json"}

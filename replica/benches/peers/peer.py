@@ -1,9 +1,9 @@
-"""A peer in Python: ONNX Runtime, OpenVINO or sentence-transformers, speaking the protocol of `driver.py`.
+"""Peer in Python: ONNX Runtime, OpenVINO or sentence-transformers, with the protocol of `driver.py`.
 
 `peer.py KIND MODEL_FOLDER MADE_FOLDER THREADS`
 
-Each is used as its own documentation recommends for a CPU: its threads set, the Rust tokenizer in one call for the whole
-batch, padding to the longest text of the batch, pooling inside the graph.
+Each library is used as its documentation recommends for a CPU: with its thread count set, the Rust tokenizer in one
+call for the whole batch, padding to the longest text of the batch, and pooling inside the graph.
 """
 
 import json
@@ -37,7 +37,7 @@ def onnxruntime(model_folder, graph, threads):
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    # Fusing may have left out an input that changes nothing.
+    # Fusion may have removed an input without effect.
     wanted = [given.name for given in session.get_inputs()]
     tokenizer = tokenizer_of(model_folder)
 
@@ -74,7 +74,7 @@ def sentence_transformers(model_folder, threads):
     model = sentence_transformers.SentenceTransformer(model_folder, device="cpu")
 
     def embed(texts):
-        # It sorts by length within a call by itself.
+        # The library sorts the texts of a call by length.
         return model.encode(texts, batch_size=len(texts), normalize_embeddings=True)
 
     return embed, f"sentence-transformers {sentence_transformers.__version__}, torch {torch.__version__}"
@@ -93,11 +93,11 @@ def load(kind, model_folder, made_folder, threads):
             return openvino(model_folder, made("int8.xml"), threads)
         case "sentence-transformers":
             return sentence_transformers(model_folder, threads)
-    sys.exit(f"no peer is called {kind}")
+    sys.exit(f"unknown peer: {kind}")
 
 
 def main():
-    # What a library prints must not stand among the answers.
+    # Output of the libraries must not mix with the responses, so stdout is redirected to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -125,7 +125,7 @@ def main():
                     seconds.append(time.perf_counter() - begin)
                 say({"seconds": seconds})
             case other:
-                sys.exit(f"no order is called {other}")
+                sys.exit(f"unknown command: {other}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What people read: the figures of a run as tables."""
+"""Tables of the figures of a run, for the terminal."""
 
 
 def in_process_table(report):
-    """One line a cell and peer, ours first; tokens per second, and the p50 of a lone text."""
+    """Returns a table with a row per peer, ours first, and a column per cell: tokens/s, and p50 of single texts."""
     names = []
     for row in report["cells"]:
         names += [name for name in row["peers"] if name not in names]
@@ -27,7 +27,7 @@ def in_process_table(report):
 
 
 def http_table(report):
-    """One line a server and number of callers."""
+    """Returns a table with a row per server and number of callers."""
     lines = [("over HTTP", "callers", "texts/s", "p50 ms", "p99 ms", "ours / it")]
     for row in report["rows"]:
         ratio = f"{row['ratio']:.2f} x" if "ratio" in row else ""
@@ -37,7 +37,7 @@ def http_table(report):
 
 
 def short(name):
-    """A peer's name where there is little room."""
+    """Returns the abbreviated name of a peer."""
     for long, brief in (("onnxruntime", "ort"), ("openvino", "ov"), ("sentence-transformers", "st")):
         name = name.replace(long, brief)
     return name

@@ -1,7 +1,7 @@
-"""What is embedded: texts of known length, made of everyday words.
+"""Generated input texts of known length, made of common words.
 
-Each word is one token of the model's vocabulary, so a text of n tokens is n - 2 words between the two special tokens, and
-all peers, which tokenise for themselves, see exactly the lengths that are asked for.
+Each word is one token of the model's vocabulary, so a text of n tokens has n - 2 words between the two special tokens.
+Each peer tokenises the texts itself and gets exactly these lengths.
 """
 
 import math
@@ -20,19 +20,19 @@ summer support table ticket today train travel village water weather window wint
 
 
 class Texts:
-    """A source of texts, the same in every run."""
+    """Generator of texts with a fixed seed, so that every run has the same texts."""
 
     def __init__(self, vocabulary):
         self.random = random.Random(SEED)
         self.words = [word for word in WORDS if word in vocabulary]
         if len(self.words) < len(WORDS) // 2:
-            raise SystemExit("the model's vocabulary has few whole English words; the texts need another list")
+            raise SystemExit("fewer than half of WORDS are in the model's vocabulary; replace the list")
 
     def of(self, tokens):
         return " ".join(self.random.choice(self.words) for _ in range(tokens - SPECIAL_TOKENS))
 
     def short(self, count):
-        """Search queries: 8 to 16 tokens."""
+        """Search queries of 8 to 16 tokens."""
         return [self.of(self.random.randint(8, 16)) for _ in range(count)]
 
     def passage(self, count):
@@ -40,7 +40,7 @@ class Texts:
         return [self.of(128) for _ in range(count)]
 
     def mixed(self, count):
-        """What traffic is like: log-normal with the median at 40, cut to 8 to 256."""
+        """Texts with lengths as in real traffic: log-normal with median 40, clamped to 8 to 256 tokens."""
         normal = (self.random.gauss(0.0, 0.8) for _ in range(count))
         return [self.of(int(min(max(40 * math.exp(z), 8), 256))) for z in normal]
 

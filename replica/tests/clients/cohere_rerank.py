@@ -1,6 +1,6 @@
-"""The stock cohere client against a replica: rerank in version 1 and 2, by a cross-encoder and by similarity.
+"""Tests a replica with the unmodified cohere client: rerank v1 and v2, by a cross-encoder and by similarity.
 
-usage: cohere_rerank.py URL_OF_A_RERANKER URL_OF_A_MODEL_THAT_EMBEDS
+usage: cohere_rerank.py RERANKER_URL EMBEDDING_MODEL_URL
 """
 
 import sys
@@ -37,5 +37,5 @@ for url in sys.argv[1:3]:
         except cohere.BadRequestError as refused:
             assert refused.body["error"]["code"] == "empty_input", refused.body
         else:
-            raise AssertionError("no documents were ranked")
+            raise AssertionError("a request without documents must be rejected")
 print("cohere", cohere.__version__, "works")

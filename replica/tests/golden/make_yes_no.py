@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Makes small language models that judge pairs by the words "yes" and "no", and what sentence-transformers computes with them.
+"""Generates small LLM rerankers (yes/no logits) and the reference outputs of sentence-transformers.
 
 Writes, for each row of the table below, a folder in `families/`: the model as sentence-transformers' CrossEncoder saves it
 (a transformer, LogitScore, a chat template), and the reference:
 
-- golden.json and golden.f32: as make_families.py writes them, the scores of sequences of token ids. Some end in the id of
-  padding: of a rendered template the very last token is read, whatever it is;
-- pairs.json: pairs of texts, and for each how many tokens it was cut to, the ids that it became, the raw score, the score
-  that `predict` gives, and whether it lost nothing but tokens of its document, and not more than leave it half of the
-  room. (sentence-transformers cuts what was rendered at its end and writes the end of the template over that. Of a
-  template in which the query comes last the query is lost, and of one in which it comes first, a long one leaves no
-  room for a document. The replica does neither.)
+- golden.json and golden.f32: as make_families.py writes them, the scores of sequences of token ids. Some end in the
+  padding id: the last token of a rendered template is read, whatever its id is;
+- pairs.json: pairs of texts, and for each the token count it was truncated to, its ids, the raw score, the score
+  returned by `predict`, and whether it lost only tokens of its document and the document kept at least half of the
+  available length. (sentence-transformers truncates the rendered text at its end and overwrites that end with the end
+  of the template. A template with the query last loses the query; with the query first, a long query leaves no tokens
+  for the document. The replica does neither.)
 
-make_families.py says how weights are drawn and what is checked of them, and how to run it.
+make_families.py documents the random weights, the checks, and how to run the scripts.
     venv/bin/python make_yes_no.py [NAME...]
 """
 
@@ -46,8 +46,8 @@ from tokenizers import AddedToken
 MAX_TOKENS = 96
 SIZES = dict(DECODER, max_position_embeddings=MAX_TOKENS)
 
-# Content in parts, with a task before it. What the blocks leave of line ends and indentation is part of what is tested,
-# and so is the empty line at the end, of which Jinja keeps one line end.
+# Content in parts, after a task. The test includes the line ends and indentation that the blocks leave, and the empty
+# line at the end, of which Jinja keeps one line end.
 STRUCTURED = """\
 {# One pair, and the task that it is judged by. #}
 {% set found = namespace(task="", query="", document="") %}
@@ -73,7 +73,7 @@ d: {{ found.document }}<|im_end|>
 
 """
 
-# Content as a text, the query last, and a special token from the tokenizer's configuration.
+# Content as a string, the query last, and a special token from the tokenizer's configuration.
 FLAT = """\
 {{- bos_token -}}
 text {{ messages | selectattr("role", "eq", "document") | map(attribute="content") | first }}
@@ -96,7 +96,7 @@ def llama_tokenizer():
     return tokenizer, names
 
 
-# name: (class, its arguments, the kind of floats, tokenizer, template, words, prompts, the default one, the function)
+# name: (class, its arguments, number format, tokenizer, template, words, prompts, default prompt, activation function)
 YES_NO = {
     "qwen3_yes_no": (
         "Qwen3",
@@ -137,7 +137,7 @@ PAIRS = [
 
 
 class Judge(torch.nn.Module):
-    """The two last modules on token ids, with the face of a model of labels."""
+    """Last two modules applied to token ids, with the interface of a sequence classification model."""
 
     def __init__(self, encoder):
         super().__init__()
@@ -155,7 +155,7 @@ def load(folder, dtype):
 
 
 class Auto:
-    """Reads a judge back, as the classes of transformers read models back."""
+    """Loader of a `Judge`, with the interface of the auto classes of transformers."""
 
     @staticmethod
     def from_pretrained(folder, dtype, attn_implementation):

@@ -1,19 +1,20 @@
 //! Load generator: a closed loop, a fixed rate, or idle connections.
 //!
 //! ```text
-//! load closed ADDRESS CALLERS SECONDS WARM_UP [HEADER…]         each sends the next request after its response
-//! load rate   ADDRESS CALLERS SECONDS WARM_UP RATE [HEADER…]    a fixed number of requests a second, open loop
-//! load idle   ADDRESS CONNECTIONS [HEADER…]                     one request each; held until stdin ends
-//! load drain  ADDRESS CALLERS SECONDS [HEADER…]                 each stops at connection: close or a refused connect
+//! load closed ADDRESS CALLERS SECONDS WARM_UP [HEADER…]         each sends the next request after a response
+//! load rate   ADDRESS CALLERS SECONDS WARM_UP RATE [HEADER…]    a fixed number of requests per second, open loop
+//! load idle   ADDRESS CONNECTIONS [HEADER…]                     one request each; kept open until stdin ends
+//! load drain  ADDRESS CALLERS SECONDS [HEADER…]                 each stops at `connection: close`, or if refused
 //! ```
 //!
-//! Prints one JSON object. A caller is a thread with a blocking socket: cheap enough for some dozens, and its clock is
-//! exact. A request that takes longer than [`TIMEOUT`] or whose status is not 2xx has failed; the caller then
-//! reconnects.
+//! Prints one JSON object. A caller ("each" above) is a thread with a blocking socket: cheap enough for some
+//! dozens, and with exact timing. A request fails after [`TIMEOUT`], with an I/O error, or with a status
+//! other than 2xx. The caller reconnects after a timeout or an I/O error.
 //!
-//! At a fixed rate each caller has its own schedule. A request is timed from when it was sent if its caller was idle at
-//! the scheduled time, and else from the scheduled time, so that a slow response also counts for the requests that
-//! waited behind it, and the timer resolution of this machine is not counted.
+//! At a fixed rate each caller has its own schedule. The latency of a request starts when it is sent if its
+//! caller was idle at the scheduled time, and otherwise at the scheduled time. A slow response therefore also
+//! counts for the requests queued behind it (no coordinated omission), and the timer resolution of the
+//! machine is not counted.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,9 +24,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Request timeout.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a request body.
+/// Size of a request body in bytes.
 const BODY_BYTES: usize = 300;
-/// Pause between connection attempts to a proxy that refuses: a client that retries in a tight loop measures itself.
+/// Delay after a failed connection attempt. A client that retries in a tight loop would measure itself.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -100,9 +101,9 @@ fn request(address: &str, headers: &[&str]) -> Vec<u8> {
 struct Seen {
     micros: Vec<u32>,
     failed: u64,
-    /// All requests, including the warm-up.
+    /// Number of requests, including the warm-up.
     sent: u64,
-    /// Longest request, including failures.
+    /// Maximum latency, including failed requests.
     longest: Duration,
 }
 
@@ -217,7 +218,7 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads one response; returns its status, and whether the connection can be reused.
+/// Reads one response; returns its status and whether the connection can be reused.
 fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
     let mut filled = 0;
     let mut ends: Option<(usize, End)> = None;
@@ -266,15 +267,15 @@ enum End {
     Chunked,
 }
 
-/// End of the last request of a caller.
+/// Outcome of the connection of a caller in `drain`.
 enum Went {
-    /// The response announced the close, or the connection was closed after a response.
+    /// A response had `connection: close`, or the connection was closed while idle.
     ToldToClose,
-    /// New connections are refused.
+    /// The connection was refused.
     Refused,
-    /// A request was sent and got no response.
+    /// A request failed: no response, or a status other than 200.
     Lost,
-    /// The time was over.
+    /// The connection was open until the end of the run.
     Stayed,
 }
 
@@ -313,7 +314,7 @@ fn run_until_closed(load: &Load, end: Instant) -> (u64, SystemTime, Went) {
     let mut buffer = vec![0; 64 << 10];
     let Ok(mut stream) = connect(load.address) else { return (answered, last, Went::Refused) };
     while Instant::now() < end {
-        // A connection that was closed while idle has lost no request.
+        // A connection that is closed while idle loses no request.
         let idle = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
         if stream.set_nonblocking(false).is_err() || matches!(idle, Ok(0)) {
             return (answered, last, Went::ToldToClose);

@@ -1,16 +1,16 @@
-//! Upstreams of the proxies: responds to every request with the same 8 KB after the same time, at almost no cost.
+//! Upstream of the proxies: sends the same response of 8 KB after a fixed delay, at almost no CPU cost; and a mock hub.
 //!
 //! ```text
-//! world upstream LISTEN DELAY_MS [REGION [stale | stalls PERMILLE MS]]   a replica and, for Meridian, a region's ingress
-//! world hub LISTEN REGION=ADDRESS…                                       the route table of these regions, once
+//! world upstream LISTEN DELAY_MS [REGION [stale | stalls PERMILLE MS]]   replica and, for Meridian, a region's ingress
+//! world hub LISTEN REGION=ADDRESS…                                       hub with one route table of these regions
 //! ```
 //!
-//! One thread a connection and one write a response: with a few dozen connections this is the cheapest, and a thread
-//! may sleep with microsecond precision, which a timer wheel may not. An upstream responds to `/v1/embeddings` with an
-//! embedding that every peer's parser accepts, and to status requests of each gateway (reports, status, health) in its
-//! format. One that is `stale` closes a connection without a response when a second embedding is requested on it: the
-//! keep-alive race, on purpose. One that stalls delays PERMILLE of a thousand embeddings by MS, drawn by a generator
-//! that always starts with the same seed.
+//! One thread per connection and one write per response: the cheapest design for a few dozen connections, and
+//! a thread can sleep with microsecond precision, which a timer wheel cannot. An upstream responds to
+//! `/v1/embeddings` with an embedding that every peer's parser accepts, and to status requests of each
+//! gateway (reports, status, health) in its format. With `stale` it closes a connection without a response at
+//! the second request for an embedding, to simulate the keep-alive race. With `stalls` it delays PERMILLE of
+//! a thousand embeddings by MS, drawn by a generator with a fixed seed.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of a response body.
+/// Size of a response body in bytes.
 const ANSWER_BYTES: usize = 8_192;
-/// Name of the deployment that the load requests.
+/// Name of the deployment in the requests of the load generator.
 const MODEL: &str = "bench";
 /// Long-poll timeout of the hub.
 const HELD: Duration = Duration::from_secs(15);
-/// Maximum size of a request.
+/// Maximum size of a request in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
@@ -65,7 +65,7 @@ fn serve(
         let (stream, _) = socket.accept()?;
         stream.set_nodelay(true)?;
         let each = each.clone();
-        // A broken connection is handled by the proxy.
+        // The proxy handles a broken connection.
         thread::Builder::new().stack_size(128 << 10).spawn(move || each(stream).ok())?;
     }
 }
@@ -95,7 +95,7 @@ impl Stalls {
     }
 }
 
-/// Request: its head in lower case, its body, and all bytes read.
+/// Request with its head in lower case, and its body.
 struct Request<'a> {
     head: &'a str,
     body: &'a [u8],
@@ -107,7 +107,7 @@ impl Request<'_> {
     }
 }
 
-/// Reads one request into `buffer`; `None` when the peer has closed.
+/// Reads one request into `buffer`; `None` if the client closed the connection or the request is too large.
 fn read<'a>(stream: &mut TcpStream, buffer: &'a mut Vec<u8>) -> io::Result<Option<Request<'a>>> {
     buffer.clear();
     let mut chunk = [0; 16 << 10];
@@ -235,13 +235,13 @@ fn report(region: &str, sequence: u64) -> String {
     )
 }
 
-/// Status of a replica.
+/// Status report of a replica.
 const STATUS: &str = "{\"version\":1,\"names\":[\"bench\"],\"model\":\"bench\",\"state\":\"ready\",\"pending_tokens\":0,\
                       \"pending_inputs\":0,\"requests_total\":0,\"tokens_per_second\":0.0}";
 const MODELS: &str = "{\"object\":\"list\",\"data\":[{\"id\":\"bench\",\"object\":\"model\",\"created\":0,\
                       \"owned_by\":\"bench\"}]}";
 
-/// Returns a table with one deployment, locked to two jurisdictions so that residency is evaluated.
+/// Returns a route table with one deployment. Its residency allows two jurisdictions, so that the policy is evaluated.
 fn table(regions: &[&str]) -> String {
     let rows: Vec<String> = regions
         .iter()
