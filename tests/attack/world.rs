@@ -16,11 +16,6 @@ pub(crate) const OUR_CORE: usize = 0;
 /// Core of the attackers.
 pub(crate) const THEIR_CORE: usize = 1;
 
-/// Simulated speed of the replica. One of the cases is a valid request of 100,000 inputs; at a tenth of this speed it would
-/// occupy the accelerator for a second, and the measurement would be that of the queue of a busy accelerator
-/// (`cargo bench -p replica --bench dual_profile`) and not of an attack on the listener.
-const INPUTS_PER_SECOND: &str = "10000000";
-
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -67,15 +62,7 @@ impl World {
         let listen = replica.to_string();
         world.spawn(
             "replica",
-            &[
-                "scripted-replica",
-                "--listen",
-                &listen,
-                "--inputs-per-second",
-                INPUTS_PER_SECOND,
-                "--name",
-                "anywhere",
-            ],
+            &["scripted-replica", "--listen", &listen, "--inputs-per-second", "100000", "--name", "anywhere"],
         );
         world.spawn("spoke", &["spoke", "--config", "spoke.toml"]);
         world.spawn("gateway", &["gateway", "--config", "gateway.toml"]);
