@@ -21,7 +21,7 @@ const GATEWAYS: usize = 4;
 
 /// Further gateway process beside the one of the fleet.
 struct FurtherGateway {
-    process: Child,
+    process: Killed,
     url: String,
     /// Port for clients.
     listen: u16,
@@ -29,10 +29,20 @@ struct FurtherGateway {
     operations: u16,
 }
 
-impl Drop for FurtherGateway {
+/// Process that is killed at the end of the test, or before.
+struct Killed(Child);
+
+impl Killed {
+    /// Kills the process with SIGKILL and waits for its end.
+    fn kill(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+impl Drop for Killed {
     fn drop(&mut self) {
-        self.process.kill().ok();
-        self.process.wait().ok();
+        self.kill();
     }
 }
 
@@ -64,7 +74,7 @@ impl FurtherGateway {
         let log = std::fs::File::create(world.file(&format!("gateway-{number}.log"))).expect("a log");
         let mut command: Command = meridian();
         command.args(["gateway", "--config"]).arg(&file).stdout(log.try_clone().expect("a file")).stderr(log);
-        let process = command.spawn().expect("the binary starts");
+        let process = Killed(command.spawn().expect("the binary starts"));
         FurtherGateway { process, url: format!("http://127.0.0.1:{listen}"), listen, operations }
     }
 }

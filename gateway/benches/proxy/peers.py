@@ -280,8 +280,9 @@ def missing_receipts(proxy):
 
 
 def healthy(operations):
+    """Returns the number of healthy regions of a gateway."""
     status, text = get(f"http://{operations}/routes")
-    return text.count('"health":"healthy"') if status == 200 else 0
+    return sum(region["health"] == "healthy" for region in json.loads(text)["regions"]) if status == 200 else 0
 
 
 def meridian_quiet(place, upstreams):

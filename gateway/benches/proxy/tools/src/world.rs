@@ -230,7 +230,7 @@ fn answer() -> Vec<u8> {
 
 fn report(region: &str, sequence: u64) -> String {
     format!(
-        "{{\"version\":1,\"region\":\"{region}\",\"boot_id\":1,\"sequence\":{sequence},\"draining\":false,\
+        "{{\"version\":1,\"region\":\"{region}\",\"instance\":\"a\",\"boot_id\":1,\"sequence\":{sequence},\"draining\":false,\
          \"deployments\":[{{\"name\":\"{MODEL}\",\"ready\":1,\"pending_tokens\":0,\"tokens_per_second\":0.0}}]}}"
     )
 }
