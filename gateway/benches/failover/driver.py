@@ -197,13 +197,13 @@ def drain(place, name, _seconds):
         result = result_of(load)
         try:
             setup.proxy.process.process.wait(timeout=15)
-            after = round((time.time() - max(result["last_answer"], signalled_at)) * 1e3)
+            after = round((time.time() - max(result["last_response"], signalled_at)) * 1e3)
             exit_s = f"{time.time() - signalled_at:.1f}"
             row = {"exit after the last response, ms": after, "exit after the signal, s": exit_s}
         except subprocess.TimeoutExpired:
             row = {"exit after the last response, ms": "> 15 s", "exit after the signal, s": "> 15"}
         closed = {"responses with `connection: close`": result["closed"]}
-        return {"completed": result["answered"], "lost": result["lost"], **closed, **row}
+        return {"completed": result["completed"], "lost": result["lost"], **closed, **row}
     finally:
         setup.end()
 

@@ -20,8 +20,9 @@ impl ProxyHttp for Through {
 }
 
 fn main() {
-    let mut given = std::env::args().skip(1);
-    let (Some(listen), Some(Ok(upstream))) = (given.next(), given.next().map(|address| address.parse()))
+    let mut arguments = std::env::args().skip(1);
+    let (Some(listen), Some(Ok(upstream))) =
+        (arguments.next(), arguments.next().map(|address| address.parse()))
     else {
         eprintln!("bare-pingora wants LISTEN UPSTREAM, two addresses");
         std::process::exit(2);

@@ -30,9 +30,9 @@ const BODY_BYTES: usize = 300;
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let given: Vec<String> = std::env::args().skip(1).collect();
-    let given: Vec<&str> = given.iter().map(String::as_str).collect();
-    match given.as_slice() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
         ["closed", address, callers, seconds, warm_up, headers @ ..] => {
             run(Load::new(address, callers, seconds, warm_up, None, headers)?)
         }
@@ -59,7 +59,7 @@ struct Load {
     time: Duration,
     warm_up: Duration,
     /// Interval between two requests of one caller.
-    beat: Option<Duration>,
+    interval: Option<Duration>,
     request: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ impl Load {
             callers,
             time: Duration::from_secs_f64(seconds.parse()?),
             warm_up: Duration::from_secs_f64(warm_up.parse()?),
-            beat: rate.map(|rate| Duration::from_secs_f64(f64::from(callers) / rate)),
+            interval: rate.map(|rate| Duration::from_secs_f64(f64::from(callers) / rate)),
             request: request(address, headers),
         })
     }
@@ -98,7 +98,7 @@ fn request(address: &str, headers: &[&str]) -> Vec<u8> {
 
 /// Results of one caller.
 #[derive(Default)]
-struct Seen {
+struct CallerResult {
     micros: Vec<u32>,
     failed: u64,
     /// Number of requests, including the warm-up.
@@ -119,13 +119,13 @@ fn run(load: Load) {
                 .expect("a thread")
         })
         .collect();
-    let mut all = Seen::default();
+    let mut all = CallerResult::default();
     for caller in callers {
-        let seen = caller.join().expect("a caller does not panic");
-        all.micros.extend(seen.micros);
-        all.failed += seen.failed;
-        all.sent += seen.sent;
-        all.longest = all.longest.max(seen.longest);
+        let result = caller.join().expect("a caller does not panic");
+        all.micros.extend(result.micros);
+        all.failed += result.failed;
+        all.sent += result.sent;
+        all.longest = all.longest.max(result.longest);
     }
     all.micros.sort_unstable();
     let at = |share: f64| {
@@ -149,41 +149,42 @@ fn run(load: Load) {
     );
 }
 
-fn call(load: &Load, number: u32, begun: Instant) -> Seen {
+fn call(load: &Load, number: u32, begun: Instant) -> CallerResult {
     let counts_from = begun + load.warm_up;
     let end = counts_from + load.time;
-    let mut seen = Seen::default();
+    let mut result = CallerResult::default();
     let mut caller = Caller { address: load.address, stream: None, buffer: vec![0; 64 << 10] };
-    let mut due = begun + load.beat.unwrap_or_default().mul_f64(f64::from(number) / f64::from(load.callers));
+    let mut due =
+        begun + load.interval.unwrap_or_default().mul_f64(f64::from(number) / f64::from(load.callers));
     loop {
         let mut sent = Instant::now();
-        if let Some(beat) = load.beat {
+        if let Some(interval) = load.interval {
             if sent < due {
                 thread::sleep(due - sent);
                 sent = Instant::now();
             } else {
                 sent = due;
             }
-            due += beat;
+            due += interval;
         }
         if sent >= end {
-            return seen;
+            return result;
         }
-        let answered = caller.ask(&load.request);
+        let response = caller.send(&load.request);
         let took = sent.elapsed();
-        seen.sent += 1;
-        if answered.is_err() {
+        result.sent += 1;
+        if response.is_err() {
             caller.stream = None;
         }
         if sent < counts_from {
             continue;
         }
-        seen.longest = seen.longest.max(took);
-        match answered {
+        result.longest = result.longest.max(took);
+        match response {
             Ok(status) if (200..300).contains(&status) => {
-                seen.micros.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
+                result.micros.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
             }
-            Ok(_) | Err(_) => seen.failed += 1,
+            Ok(_) | Err(_) => result.failed += 1,
         }
     }
 }
@@ -196,13 +197,13 @@ struct Caller {
 
 impl Caller {
     /// Sends one request and returns the status.
-    fn ask(&mut self, request: &[u8]) -> io::Result<u16> {
+    fn send(&mut self, request: &[u8]) -> io::Result<u16> {
         let mut stream = match self.stream.take() {
             Some(stream) => stream,
             None => connect(self.address)?,
         };
         stream.write_all(request)?;
-        let (status, keep) = read_answer(&mut stream, &mut self.buffer)?;
+        let (status, keep) = read_response(&mut stream, &mut self.buffer)?;
         if keep {
             self.stream = Some(stream);
         }
@@ -219,7 +220,7 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Reads one response; returns its status and whether the connection can be reused.
-fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
+fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
     let mut filled = 0;
     let mut ends: Option<(usize, End)> = None;
     let mut keep = true;
@@ -247,7 +248,7 @@ fn read_answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16,
             let end = match length.and_then(|length| length.trim().parse::<usize>().ok()) {
                 Some(length) => End::At(head + 4 + length),
                 None if text.contains("\r\ntransfer-encoding: chunked") => End::Chunked,
-                None => return Err(io::Error::other("an answer without a length")),
+                None => return Err(io::Error::other("a response without a length")),
             };
             ends = Some((head + 4, end));
         }
@@ -268,9 +269,9 @@ enum End {
 }
 
 /// Outcome of the connection of a caller in `drain`.
-enum Went {
+enum ConnectionEnd {
     /// A response had `connection: close`, or the connection was closed while idle.
-    ToldToClose,
+    Closed,
     /// The connection was refused.
     Refused,
     /// A request failed: no response, or a status other than 200.
@@ -291,46 +292,46 @@ fn drain(load: Load) {
                 .expect("a thread")
         })
         .collect();
-    let (mut answered, mut closed, mut refused, mut lost, mut last) = (0, 0, 0, 0, UNIX_EPOCH);
+    let (mut completed, mut closed, mut refused, mut lost, mut last) = (0, 0, 0, 0, UNIX_EPOCH);
     for caller in callers {
-        let (count, answer, went) = caller.join().expect("a caller does not panic");
-        answered += count;
-        last = last.max(answer);
-        match went {
-            Went::ToldToClose => closed += 1,
-            Went::Refused => refused += 1,
-            Went::Lost => lost += 1,
-            Went::Stayed => {}
+        let (count, last_response, end) = caller.join().expect("a caller does not panic");
+        completed += count;
+        last = last.max(last_response);
+        match end {
+            ConnectionEnd::Closed => closed += 1,
+            ConnectionEnd::Refused => refused += 1,
+            ConnectionEnd::Lost => lost += 1,
+            ConnectionEnd::Stayed => {}
         }
     }
     let last = last.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     println!(
-        "{{\"answered\":{answered},\"closed\":{closed},\"refused\":{refused},\"lost\":{lost},\"last_answer\":{last:.3}}}"
+        "{{\"completed\":{completed},\"closed\":{closed},\"refused\":{refused},\"lost\":{lost},\"last_response\":{last:.3}}}"
     );
 }
 
-fn run_until_closed(load: &Load, end: Instant) -> (u64, SystemTime, Went) {
-    let (mut answered, mut last) = (0, UNIX_EPOCH);
+fn run_until_closed(load: &Load, end: Instant) -> (u64, SystemTime, ConnectionEnd) {
+    let (mut completed, mut last) = (0, UNIX_EPOCH);
     let mut buffer = vec![0; 64 << 10];
-    let Ok(mut stream) = connect(load.address) else { return (answered, last, Went::Refused) };
+    let Ok(mut stream) = connect(load.address) else { return (completed, last, ConnectionEnd::Refused) };
     while Instant::now() < end {
         // A connection that is closed while idle loses no request.
         let idle = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
         if stream.set_nonblocking(false).is_err() || matches!(idle, Ok(0)) {
-            return (answered, last, Went::ToldToClose);
+            return (completed, last, ConnectionEnd::Closed);
         }
-        let asked = stream.write_all(&load.request).and_then(|()| read_answer(&mut stream, &mut buffer));
-        match asked {
+        let response = stream.write_all(&load.request).and_then(|()| read_response(&mut stream, &mut buffer));
+        match response {
             Ok((200, keep)) => {
-                (answered, last) = (answered + 1, SystemTime::now());
+                (completed, last) = (completed + 1, SystemTime::now());
                 if !keep {
-                    return (answered, last, Went::ToldToClose);
+                    return (completed, last, ConnectionEnd::Closed);
                 }
             }
-            Ok(_) | Err(_) => return (answered, last, Went::Lost),
+            Ok(_) | Err(_) => return (completed, last, ConnectionEnd::Lost),
         }
     }
-    (answered, last, Went::Stayed)
+    (completed, last, ConnectionEnd::Stayed)
 }
 
 fn hold(address: &str, connections: usize, headers: &[&str]) -> Result<(), Box<dyn std::error::Error>> {
@@ -338,7 +339,7 @@ fn hold(address: &str, connections: usize, headers: &[&str]) -> Result<(), Box<d
     let mut held = Vec::with_capacity(connections);
     for _ in 0..connections {
         let mut caller = Caller { address: parsed, stream: None, buffer: vec![0; 64 << 10] };
-        let status = caller.ask(&request)?;
+        let status = caller.send(&request)?;
         if status != 200 {
             return Err(format!("status {status}").into());
         }

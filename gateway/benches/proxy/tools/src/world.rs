@@ -20,18 +20,18 @@ use std::thread;
 use std::time::Duration;
 
 /// Size of a response body in bytes.
-const ANSWER_BYTES: usize = 8_192;
+const RESPONSE_BYTES: usize = 8_192;
 /// Name of the deployment in the requests of the load generator.
 const MODEL: &str = "bench";
 /// Long-poll timeout of the hub.
-const HELD: Duration = Duration::from_secs(15);
+const LONG_POLL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum size of a request in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 fn main() -> io::Result<()> {
-    let given: Vec<String> = std::env::args().skip(1).collect();
-    let given: Vec<&str> = given.iter().map(String::as_str).collect();
-    match given.as_slice() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
         ["upstream", listen, delay_ms, region @ ..] => {
             let delay = Duration::from_millis(delay_ms.parse().map_err(io::Error::other)?);
             let stale = region.get(1) == Some(&"stale");
@@ -40,8 +40,8 @@ fn main() -> io::Result<()> {
                 _ => Stalls::default(),
             });
             let region = region.first().copied().unwrap_or("aws/us-east-1").to_owned();
-            let answer = answer();
-            serve(listen, move |stream| upstream(stream, || delay + stalls.next(), &region, stale, &answer))
+            let response = response();
+            serve(listen, move |stream| upstream(stream, || delay + stalls.next(), &region, stale, &response))
         }
         ["hub", listen, regions @ ..] => {
             let table = table(regions);
@@ -152,7 +152,7 @@ fn upstream(
     delay: impl Fn() -> Duration,
     region: &str,
     stale: bool,
-    answer: &[u8],
+    response: &[u8],
 ) -> io::Result<()> {
     let mut buffer = Vec::new();
     let mut served = 0;
@@ -167,7 +167,7 @@ fn upstream(
                 if !delay.is_zero() {
                     thread::sleep(delay);
                 }
-                stream.write_all(answer)?;
+                stream.write_all(response)?;
             }
             "/spoke/v1/exchange" => {
                 let sequence = number_after(request.body, b"\"sequence\":");
@@ -188,7 +188,7 @@ fn hub(mut stream: TcpStream, table: &str) -> io::Result<()> {
     let mut buffer = Vec::new();
     while let Some(request) = read(&mut stream, &mut buffer)? {
         if request.path().contains("after=") {
-            thread::sleep(HELD);
+            thread::sleep(LONG_POLL_TIMEOUT);
             stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n")?;
         } else {
             write_json(&mut stream, table)?;
@@ -206,7 +206,7 @@ fn write_json(stream: &mut TcpStream, body: &str) -> io::Result<()> {
 }
 
 /// Returns an embedding of the response size, with the headers of a replica.
-fn answer() -> Vec<u8> {
+fn response() -> Vec<u8> {
     let mut vector = String::new();
     let body = |vector: &str| {
         format!(
@@ -214,7 +214,7 @@ fn answer() -> Vec<u8> {
              \"model\":\"{MODEL}\",\"usage\":{{\"prompt_tokens\":60,\"total_tokens\":60}}}}"
         )
     };
-    let room = ANSWER_BYTES - body("").len();
+    let room = RESPONSE_BYTES - body("").len();
     while vector.len() + 12 < room {
         let comma = if vector.is_empty() { "" } else { "," };
         vector += &format!("{comma}0.{:08}", vector.len() * 7919 % 99_999_999);
