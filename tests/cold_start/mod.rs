@@ -3,6 +3,8 @@
 //!
 //! A start takes a tenth of a second or two, too short to observe. So the new process is paused during its start
 //! (SIGSTOP), which also makes the start longer than estimated, and is resumed when all requests are held.
+//!
+//! Deployments that sleep cost no reports: their loads are sent once.
 
 use super::world::{Answer, World};
 use super::{AMERICA, cosine, fixture};
@@ -126,4 +128,40 @@ async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales
     let (start, started) = (milliseconds(&again, "x-meridian-cold-start-ms"), again.took.as_millis());
     assert!(u128::from(start) <= started, "{start} of {started} ms");
     assert_eq!(ingress_status(&world).await["held"], 0);
+}
+
+/// Reads a counter of the region's ingress.
+async fn ingress_counter(world: &World, name: &str) -> u64 {
+    let question = b"GET /metrics HTTP/1.1\r\nhost: spoke\r\nconnection: close\r\n\r\n";
+    let said = world.send_to_spoke(AMERICA, "operations", question).await;
+    let value = said.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("{name} in {said}"))
+}
+
+#[tokio::test]
+async fn reports_of_an_idle_region_contain_no_loads() {
+    const DEPLOYMENTS: usize = 200;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let deployments: String =
+        (0..DEPLOYMENTS).map(|number| SLEEPS.replace("\"minilm\"", &format!("\"idle-{number}\""))).collect();
+    std::fs::write(file.path(), deployments).unwrap();
+    let world = World::up(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
+    let last = format!("idle-{}", DEPLOYMENTS - 1);
+    let counters = async || {
+        let exchanges = ingress_counter(&world, "meridian_ingress_exchanges_total").await;
+        (exchanges, ingress_counter(&world, "meridian_ingress_report_loads_total").await)
+    };
+    world
+        .until("the gateway knows all deployments", async || {
+            world.route(AMERICA).await["held_for_ms"][&last].is_u64()
+        })
+        .await;
+    // The start times of the last deployments may have been reported a moment before.
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    let before = counters().await;
+    assert!(before.1 >= DEPLOYMENTS as u64, "the first report has all loads: {before:?}");
+    world.until("reports", async || counters().await.0 >= before.0 + 10).await;
+    let after = counters().await;
+    assert_eq!(after.1, before.1, "{} reports had loads that did not change", after.0 - before.0);
+    assert!(world.route(AMERICA).await["held_for_ms"][&last].is_u64(), "the gateway keeps all loads");
 }

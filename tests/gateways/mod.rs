@@ -1,7 +1,8 @@
 //! Several gateways: the limits of tenants hold for all of them together, with and without the hub; and load balancers in
-//! front of them.
+//! front of them, or a client that knows several.
 
 mod balanced;
+mod endpoints;
 
 use super::world::{World, meridian};
 use serde_json::json;

@@ -24,6 +24,7 @@ use regions::health::Health;
 use regions::id::{DeploymentName, InstanceName};
 use regions::set::RegionIndex;
 use scheduler_api::report::{DeploymentLoad, Report};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -268,18 +269,16 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
                 is_ejected: !circuits.state(index, now).admits(draw),
             }
         };
-        let ranked = || each.iter().map(|(index, instance)| (rank(*index, instance), *index, instance));
-        let best = ranked().map(|(rank, _, _)| rank).min()?;
-        let fit =
-            || ranked().filter(|(rank, _, _)| *rank == best).map(|(_, index, instance)| (index, instance));
-        let fastest = fit().filter_map(|(_, instance)| Some(instance.latency?.0)).min();
-        let count = fit().count();
-        let draw = usize::from(draw.get());
-        let first = draw % count;
-        let second = if count == 1 { first } else { (first + 1 + draw / count % (count - 1)) % count };
-        let cost = |slot: usize| fit().nth(slot).map(|(_, instance)| instance.cost(fastest, now));
-        let slot = if cost(second) < cost(first) { second } else { first };
-        let (instance, _) = fit().nth(slot)?;
+        let mut ranked = each.iter().map(|(index, instance)| (rank(*index, instance), *index));
+        let first = ranked.next().map(|(rank, index)| (rank, index, 1))?;
+        let (best, only, count) =
+            ranked.fold(first, |(best, first, count), (rank, index)| match rank.cmp(&best) {
+                Ordering::Less => (rank, index, 1),
+                Ordering::Equal => (best, first, count + 1),
+                Ordering::Greater => (best, first, count),
+            });
+        let fit = || each.iter().filter(|(index, instance)| rank(**index, instance) == best);
+        let instance = if count == 1 { only } else { faster_of_two(fit, count, draw, now)? };
         let is_alternative = !(best.is_tried || best.is_down || best.is_draining || best.lacks_deployment);
         Some(SelectedInstance { instance, is_alternative })
     }
@@ -389,6 +388,25 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         });
         all.collect()
     }
+}
+
+/// Draws two of `count` instances, at least two, and returns the one with the lower cost (power of two choices).
+fn faster_of_two<'a, A: 'a, I>(
+    fit: impl Fn() -> I,
+    count: usize,
+    draw: Permille,
+    now: Instant,
+) -> Option<InstanceIndex>
+where
+    I: Iterator<Item = (&'a InstanceIndex, &'a Instance<A>)>,
+{
+    let fastest = fit().filter_map(|(_, instance)| Some(instance.latency?.0)).min();
+    let draw = usize::from(draw.get());
+    let first = draw % count;
+    let second = (first + 1 + draw / count % (count - 1)) % count;
+    let cost = |slot: usize| fit().nth(slot).map(|(_, instance)| instance.cost(fastest, now));
+    let slot = if cost(second) < cost(first) { second } else { first };
+    fit().nth(slot).map(|(instance, _)| *instance)
 }
 
 impl<A> Instance<A> {

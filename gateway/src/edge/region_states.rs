@@ -166,15 +166,16 @@ impl RegionStates {
         combined
     }
 
-    /// Returns the spillover demand of the last period in tokens, for each deployment that the region of an instance
-    /// serves. Each of its instances is asked for the whole and grants its share.
+    /// Returns the spillover demand of the last period in tokens, for each deployment with demand that the region of an
+    /// instance serves. Each of its instances is asked for the whole and grants its share.
     pub(super) fn spillover_demand(
         &self,
         instance: InstanceIndex,
         now: Instant,
     ) -> BTreeMap<DeploymentName, u64> {
         let served = self.loads.in_region(instance.region());
-        served.map(|(name, _)| (name.clone(), self.spill.demand(name, now))).collect()
+        let demand = served.map(|(name, _)| (name, self.spill.demand(name, now)));
+        demand.filter(|(_, tokens)| *tokens > 0).map(|(name, tokens)| (name.clone(), tokens)).collect()
     }
 
     /// Returns the last reported load of a deployment in `region`; the default without a report.

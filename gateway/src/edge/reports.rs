@@ -22,13 +22,14 @@ use gateway_core::instances::InstanceIndex;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::id::InstanceName;
 use scheduler_api::paths;
+use scheduler_api::report::delta::{ReportDecoder, ReportError};
 use scheduler_api::report::{
-    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
+    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, ReportV1,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use supervision::task::{contained, supervise};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -73,8 +74,7 @@ pub(crate) async fn listen(
                     upstream: upstream.clone(),
                     region_monitor: region_monitor.clone(),
                     pools: pools.clone(),
-                    newest: AtomicU64::new(0),
-                    is_foreign: AtomicBool::new(false),
+                    received: Mutex::new(ReceivedReports::default()),
                 };
                 let receiver = Arc::new(receiver);
                 tasks.spawn(supervise("reports of a region", move || receiver.clone().listen()))
@@ -95,10 +95,17 @@ struct ReportReceiver {
     upstream: Arc<Upstream>,
     region_monitor: Arc<RegionMonitor>,
     pools: Arc<AdmissionPools>,
+    received: Mutex<ReceivedReports>,
+}
+
+/// Reports of one instance so far.
+#[derive(Default)]
+struct ReceivedReports {
     /// Sequence number of the newest accepted report; an older one that arrives later is ignored.
-    newest: AtomicU64,
+    newest: u64,
+    decoder: ReportDecoder,
     /// Whether the last report was one of another spoke.
-    is_foreign: AtomicBool,
+    is_foreign: bool,
 }
 
 impl ReportReceiver {
@@ -118,7 +125,8 @@ impl ReportReceiver {
     async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
         let sent_at = Instant::now();
         let desired = self.region_monitor.states().spillover_demand(self.index, Instant::now());
-        let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, requested: desired };
+        let known = self.received.lock().decoder.known();
+        let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, known, requested: desired };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
             Ok(Ok((report, round_trip))) => self.accept(report, round_trip, sent_at),
             Ok(Err(error)) => tracing::debug!(address = %self.key.address, error, "region report failed"),
@@ -147,33 +155,38 @@ impl ReportReceiver {
     }
 
     fn accept(&self, report: ReportV1, round_trip: Duration, sent_at: Instant) {
-        let report = match Report::try_from(report) {
+        let received = &mut *self.received.lock();
+        if received.newest >= report.sequence {
+            return;
+        }
+        received.newest = report.sequence;
+        let address = &self.key.address;
+        let report = match received.decoder.decode(report) {
             Ok(report) => report,
-            Err(error) => {
-                let address = &self.key.address;
-                // The spoke at this address runs another version. Upgrade the older one.
+            // The next request asks for all loads.
+            Err(error @ (ReportError::UnknownBase { .. } | ReportError::Outdated { .. })) => {
+                return tracing::debug!(%address, %error, "region report ignored");
+            }
+            // The spoke at this address runs another version. Upgrade the older one.
+            Err(error @ (ReportError::Invalid(_) | ReportError::Checksum { .. })) => {
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }
         };
-        if self.newest.fetch_max(report.sequence, Ordering::Relaxed) >= report.sequence {
-            return;
-        }
         let region = self.key.region;
         let combined = {
             let now = Instant::now();
             let states = &mut *self.region_monitor.states();
             let region = &states.catalogue.region(region).id;
             let is_foreign = report.instance != self.name || report.region != *region;
-            let was_foreign = self.is_foreign.swap(is_foreign, Ordering::Relaxed);
+            let was_foreign = std::mem::replace(&mut received.is_foreign, is_foreign);
             if is_foreign {
-                let (instance, address, reported) =
-                    (&self.name, &self.key.address, (&report.region, &report.instance));
+                let (instance, reported) = (&self.name, (&report.region, &report.instance));
                 if !was_foreign {
                     ForeignReport { region, instance, address, reported }.record();
                 }
                 return;
             }
-            states.load_reported(self.index, &report, round_trip, sent_at, now)
+            states.load_reported(self.index, report, round_trip, sent_at, now)
         };
         self.pools.reported(region, &combined);
         // A deployment whose requests the region holds until a replica is ready counts as served.

@@ -51,7 +51,7 @@ use replicas::Replicas;
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use resolver::Resolver;
 use scheduler_api::paths;
-use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX, ReportV1};
+use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{RequestedRevision, Spoke, TrafficOrigin};
 pub use scrape::metrics;
@@ -322,8 +322,9 @@ impl Ingress {
             Rejection::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
-        let report = self.spoke.lock().exchange(&question, Instant::now());
-        let body = serde_json::to_vec(&ReportV1::from(report)).expect("a report serialises to JSON");
+        let report = self.spoke.lock().encoded_exchange(&question, Instant::now());
+        self.metrics.loads_sent.add(report.deployments.len() as u64);
+        let body = serde_json::to_vec(&report).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
     }
 

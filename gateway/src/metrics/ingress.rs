@@ -21,6 +21,8 @@ metric_set! {
         pub(crate) bytes_out: Counter = "meridian_ingress_response_bytes_total",
         /// Reports sent to gateways.
         pub(crate) exchanges: Counter = "meridian_ingress_exchanges_total",
+        /// Loads of deployments in the reports sent to gateways: those that had changed, or all.
+        pub(crate) loads_sent: Counter = "meridian_ingress_report_loads_total",
     }
 }
 

@@ -222,7 +222,8 @@ impl Running {
                 edge.sequence += 1;
                 let wanted = [(self.name.clone(), edge.spill.demand(&self.name, self.now))].into();
                 let who = Gateway { location: String::new(), boot_id: gateway as u64 };
-                let question = ExchangeRequest { gateway: who, sequence: edge.sequence, requested: wanted };
+                let question =
+                    ExchangeRequest { gateway: who, sequence: edge.sequence, known: None, requested: wanted };
                 let (there, asked) = (edge.rtt[region] / 2, self.now);
                 self.later(there, Event::Answers { region, gateway, question, asked });
                 self.later(EXCHANGE_PERIOD, Event::Questions { gateway, region });

@@ -1,7 +1,7 @@
 //! Endpoint selection.
 //!
-//! A request is sent to the endpoint with the fewest requests in flight relative to its weight. A failing endpoint is
-//! ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only
+//! A request is sent to the endpoint with the fewest requests in flight relative to its weight, and to equally loaded
+//! ones in turn. The requests of all operations of a client count. A failing endpoint is ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only
 //! while all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no
 //! request at all does not help.
 
@@ -12,16 +12,20 @@ const BASE_EJECTION_TIME: Duration = Duration::from_secs(1);
 /// Longest ejection.
 const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
 
-/// Endpoints of one operation, by index.
+/// Endpoints of a client, by index.
 #[derive(Clone, Debug)]
 pub struct EndpointSelector {
     all: Vec<EndpointState>,
+    /// Requests so far.
+    picks: u64,
 }
 
 #[derive(Clone, Debug)]
 struct EndpointState {
     weight: f64,
     in_flight: u32,
+    /// Number of the latest request.
+    last_pick: u64,
     consecutive_failures: u32,
     ejected_until: Option<Instant>,
 }
@@ -29,11 +33,16 @@ struct EndpointState {
 impl EndpointSelector {
     /// Creates the selection for endpoints of these weights; at least one.
     pub fn new(weights: impl IntoIterator<Item = f64>) -> EndpointSelector {
-        let state =
-            |weight| EndpointState { weight, in_flight: 0, consecutive_failures: 0, ejected_until: None };
+        let state = |weight| EndpointState {
+            weight,
+            in_flight: 0,
+            last_pick: 0,
+            consecutive_failures: 0,
+            ejected_until: None,
+        };
         let all: Vec<EndpointState> = weights.into_iter().map(state).collect();
         assert!(!all.is_empty(), "checked with the settings");
-        EndpointSelector { all }
+        EndpointSelector { all, picks: 0 }
     }
 
     /// Selects the endpoint of a request and counts the request as in flight. Avoids `avoid` if there is an equal
@@ -43,17 +52,19 @@ impl EndpointSelector {
             let ejected = state.ejected_until.filter(|until| *until > now);
             let standby = state.weight <= 0.0;
             let load = f64::from(state.in_flight + 1) / if standby { 1.0 } else { state.weight };
-            (ejected.is_some(), Some(*index) == avoid, standby, ejected, load, *index)
+            (ejected.is_some(), Some(*index) == avoid, standby, ejected, load, state.last_pick)
         };
         let best = self.all.iter().enumerate().min_by(|one, other| {
-            let ((a, b, c, d, load, index), other) = (rank(one), rank(other));
+            let ((a, b, c, d, load, last_pick), other) = (rank(one), rank(other));
             (a, b, c, d)
                 .cmp(&(other.0, other.1, other.2, other.3))
                 .then(load.total_cmp(&other.4))
-                .then(index.cmp(&other.5))
+                .then(last_pick.cmp(&other.5))
         });
         let index = best.expect("there is at least one").0;
+        self.picks += 1;
         self.all[index].in_flight += 1;
+        self.all[index].last_pick = self.picks;
         index
     }
 
@@ -89,6 +100,20 @@ mod tests {
         let mut counts = [0; 3];
         (0..40).for_each(|_| counts[endpoints.pick(now, None)] += 1);
         assert_eq!(counts, [30, 10, 0]);
+    }
+
+    #[test]
+    fn requests_that_follow_one_another_alternate_between_equal_endpoints() {
+        let now = Instant::now();
+        let mut endpoints = EndpointSelector::new([1.0, 1.0, 1.0]);
+        let picks: Vec<usize> = (0..6)
+            .map(|_| {
+                let index = endpoints.pick(now, None);
+                endpoints.finished(index, true, now);
+                index
+            })
+            .collect();
+        assert_eq!(picks, [0, 1, 2, 0, 1, 2]);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod split;
 pub mod window;
 
 use std::ops::Range;
+use std::sync::Mutex;
 
 use ::http::Method;
 use serde_json::{Map, Value};
@@ -41,6 +42,7 @@ pub use crate::scan::DecodeError;
 
 use self::body::BodyTemplate;
 use self::embeddings::{EmbeddingsMetadata, VectorBlock};
+use self::endpoints::EndpointSelector;
 use self::http::{ClientTls, EndpointClient};
 use self::operation::{BulkJob, OperationRoute, execute};
 use crate::endpoint::authorization;
@@ -48,10 +50,12 @@ use crate::endpoint::authorization;
 /// Progress callback, called after every response.
 pub type ProgressCallback<'a> = &'a mut (dyn FnMut(OperationProgress) + Send);
 
-/// Bulk client. Connections are kept between operations, which may run concurrently.
+/// Bulk client. Connections, and the load and ejections of endpoints, are kept between operations, which may run
+/// concurrently.
 pub struct Client {
     clients: Vec<EndpointClient>,
-    weights: Vec<f64>,
+    /// Load and ejections of the endpoints, of all operations.
+    endpoints: Mutex<EndpointSelector>,
 }
 
 /// Options of an embedding operation.
@@ -136,7 +140,8 @@ impl Client {
         if !problems.is_empty() {
             return Err(ClientError::Invalid(problems));
         }
-        Ok(Client { clients, weights: endpoints.iter().map(|endpoint| endpoint.weight).collect() })
+        let endpoints = EndpointSelector::new(endpoints.iter().map(|endpoint| endpoint.weight));
+        Ok(Client { clients, endpoints: Mutex::new(endpoints) })
     }
 
     /// Embeds texts by `POST /v1/embeddings`.
@@ -274,7 +279,7 @@ impl Client {
     }
 
     fn route<'a>(&'a self, path: &'a str) -> OperationRoute<'a> {
-        OperationRoute { clients: &self.clients, weights: &self.weights, method: Method::POST, path }
+        OperationRoute { clients: &self.clients, endpoints: &self.endpoints, method: Method::POST, path }
     }
 }
 

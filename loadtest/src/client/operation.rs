@@ -1,6 +1,7 @@
 //! Execution of an operation: many requests, of which up to a few hundred are in flight.
 //!
-//! One loop owns all state: open requests, requests waiting for a retry, budgets. It passes the current time and
+//! One loop owns all state of its operation: open requests, requests waiting for a retry, budgets. The load and the
+//! ejections of the endpoints are shared by the operations of a client. The loop passes the current time and
 //! random draws to the pure decisions ([`super::retry`], [`replica_api::retry`], [`super::endpoints`]). Attempts are
 //! futures that the loop polls itself instead of tasks: dropping the operation drops them and their connections, and
 //! reading, decoding and sending the next request stay on one core.
@@ -8,6 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
@@ -73,7 +75,7 @@ pub(super) struct BulkJob<B, R> {
 /// Endpoints, method and path of an operation.
 pub(super) struct OperationRoute<'a> {
     pub(super) clients: &'a [EndpointClient],
-    pub(super) weights: &'a [f64],
+    pub(super) endpoints: &'a Mutex<EndpointSelector>,
     pub(super) method: Method,
     pub(super) path: &'a str,
 }
@@ -124,7 +126,7 @@ where
     let mut operation = OperationState {
         preference,
         deadline: preference.total_timeout.map(|total| start + total),
-        endpoints: EndpointSelector::new(route.weights.iter().copied()),
+        endpoints: route.endpoints,
         retries: RetryBudget::with_share(preference.retry_share, start),
         hedges: HedgeBudget::with_share(preference.hedge_share),
         window: ConcurrencyWindow::new(preference.in_flight_max),
@@ -225,7 +227,7 @@ fn name(
 struct OperationState<'a> {
     preference: &'a Preference,
     deadline: Option<Instant>,
-    endpoints: EndpointSelector,
+    endpoints: &'a Mutex<EndpointSelector>,
     retries: RetryBudget,
     hedges: HedgeBudget,
     window: ConcurrencyWindow,
@@ -243,7 +245,20 @@ struct OperationState<'a> {
     hedge_queue: VecDeque<(Instant, usize)>,
 }
 
+impl Drop for OperationState<'_> {
+    /// Attempts in flight end with the operation.
+    fn drop(&mut self) {
+        for attempt in self.open.values().flat_map(|open| &open.running) {
+            self.endpoints().aborted(attempt.endpoint);
+        }
+    }
+}
+
 impl OperationState<'_> {
+    fn endpoints(&self) -> MutexGuard<'_, EndpointSelector> {
+        self.endpoints.lock().expect("no panic while the lock is held")
+    }
+
     /// Returns the next attempt to send now, and its endpoint.
     fn next_attempt(&mut self, now: Instant) -> Option<(usize, usize)> {
         let number = self.hedge(now).or_else(|| {
@@ -251,7 +266,7 @@ impl OperationState<'_> {
             has_capacity.then(|| self.retry(now).or_else(|| self.start_next())).flatten()
         })?;
         let last = self.open.get(&number).map(|open| open.last);
-        Some((number, self.endpoints.pick(now, last)))
+        Some((number, self.endpoints().pick(now, last)))
     }
 
     fn retry(&mut self, now: Instant) -> Option<usize> {
@@ -336,7 +351,7 @@ impl OperationState<'_> {
 
     /// Handles a response to `number` and aborts its other attempts.
     fn completed(&mut self, number: usize, attempt: u32, endpoint: usize, now: Instant) -> OpenRequest {
-        self.endpoints.finished(endpoint, true, now);
+        self.endpoints().finished(endpoint, true, now);
         self.retries.succeeded();
         self.hedges.deposit();
         self.window.succeeded();
@@ -345,7 +360,7 @@ impl OperationState<'_> {
         self.running -= open.running.len();
         for other in open.running.drain(..).filter(|other| other.attempt != attempt) {
             other.handle.abort();
-            self.endpoints.aborted(other.endpoint);
+            self.endpoints().aborted(other.endpoint);
         }
         open
     }
@@ -359,7 +374,7 @@ impl OperationState<'_> {
         failure: &HttpAttemptError,
         now: Instant,
     ) -> Option<u32> {
-        self.endpoints.finished(endpoint, !retry::is_endpoint_failure(failure), now);
+        self.endpoints().finished(endpoint, !retry::is_endpoint_failure(failure), now);
         let draw = self.rng.random();
         let open = self.open.get_mut(&number).expect("an attempt belongs to an open request");
         self.running -= 1;

@@ -259,6 +259,51 @@ async fn other_endpoints_replace_an_unreachable_one() {
 }
 
 #[tokio::test]
+async fn operations_of_a_client_alternate_between_endpoints_and_share_ejections() {
+    let gone = Server::start(|_, _| Reaction::Respond).await;
+    let (one, other) =
+        (Server::start(|_, _| Reaction::Respond).await, Server::start(|_, _| Reaction::Respond).await);
+    gone.stop().await;
+    let client = client(&[(&gone, 1.0), (&one, 1.0), (&other, 1.0)]);
+    let mut retried = 0;
+    for _ in 0..20 {
+        let embedded = embed(&client, 1, &fast_retries()).await.unwrap();
+        retried += u32::from(embedded.run.requests[0].attempts > 1);
+    }
+    assert_eq!(retried, 1, "only the first operation tries the unreachable endpoint within its ejection");
+    let counts = [one.request_count(), other.request_count()];
+    assert!(counts.iter().all(|count| (9..=11).contains(count)), "{counts:?}");
+}
+
+#[tokio::test]
+async fn a_dropped_operation_does_not_count_as_load_of_its_endpoint() {
+    let hangs = Server::start(|number, _| if number == 0 { Reaction::Hang } else { Reaction::Respond }).await;
+    let other = Server::start(|_, _| Reaction::Respond).await;
+    let client = client(&[(&hangs, 1.0), (&other, 1.0)]);
+    let preference = fast_retries();
+    let mut operation = Box::pin(embed(&client, 1, &preference));
+    while hangs.hanging_count() == 0 {
+        tokio::select! {
+            biased;
+            ended = &mut operation => panic!("{ended:?}"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    embed(&client, 10, &preference).await.unwrap();
+    embed(&client, 10, &preference).await.unwrap();
+    assert_eq!(
+        (hangs.request_count(), other.request_count()),
+        (1, 2),
+        "an endpoint with a request in flight"
+    );
+    drop(operation);
+    for _ in 0..4 {
+        embed(&client, 10, &preference).await.unwrap();
+    }
+    assert_eq!((hangs.request_count(), other.request_count()), (3, 4));
+}
+
+#[tokio::test]
 async fn invalid_arguments_are_rejected_before_anything_is_sent() {
     let server = Server::start(|_, _| Reaction::Respond).await;
     let error = Preference { in_flight_max: 0, retry_share: -1.0, ..fast_retries() };

@@ -305,7 +305,8 @@ fn granted(region: &mut SpokeTest, local: u64, deployment: &str) -> u64 {
     let names = region.spoke.deployments_ready(region.now);
     let requested = names.into_iter().map(|name| (name, 1_000_000)).collect();
     let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: 1 };
-    let report = region.spoke.exchange(&ExchangeRequest { gateway, sequence: 1, requested }, region.now);
+    let report =
+        region.spoke.exchange(&ExchangeRequest { gateway, sequence: 1, known: None, requested }, region.now);
     let granted = report.deployments[&name(deployment)].granted_tokens;
     assert_eq!(region.spoke.granted(&name(deployment)), granted);
     granted
@@ -367,7 +368,7 @@ fn the_spokes_of_a_region_together_report_its_load_and_grant_at_most_its_spare_c
     let exchange = |region: &mut SpokeTest, gateway: u64| {
         let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: gateway };
         let requested = BTreeMap::from([(name("minilm"), 1_000_000)]);
-        let request = ExchangeRequest { gateway, sequence: 1, requested };
+        let request = ExchangeRequest { gateway, sequence: 1, known: None, requested };
         region.spoke.exchange(&request, region.now).deployments[&name("minilm")]
     };
     let mut alone = SpokeTest::with(&[(900, 3000.0), (0, 3000.0)]);

@@ -1,7 +1,10 @@
 //! Exchange between a gateway and a region, five times a second, at the gateway's request.
 //!
-//! The exchange is direct, without hub or store. The response has a constant size under load, and repeats the sequence
-//! number of its request, so that a gateway recognizes outdated responses.
+//! The exchange is direct, without hub or store. Request and response contain what has changed ([`delta`]), so that
+//! idle deployments cost nothing. The response repeats the sequence number of its request, so that a gateway recognizes
+//! outdated responses.
+
+pub mod delta;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,8 +45,19 @@ pub struct ExchangeRequest {
     pub gateway: Gateway,
     /// Sequence number of this gateway's requests to this region.
     pub sequence: u64,
+    /// State of the spoke's loads that the gateway has. `None`: the response has all loads.
+    pub known: Option<KnownState>,
     /// Overflow of the gateway in the last period, in tokens; absent deployments have none.
     pub requested: BTreeMap<DeploymentName, u64>,
+}
+
+/// State of the loads of one process of a spoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownState {
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Number of the state; later states have higher ones.
+    pub number: u64,
 }
 
 /// Report of a spoke instance to a gateway. The instances of a region serve the same replicas, and each reports its
@@ -93,9 +107,11 @@ pub struct ExchangeRequestV1 {
     pub boot_id: u64,
     /// Sequence number of this gateway's requests to this region.
     pub sequence: u64,
-    /// Overflow of the gateway by deployment: every deployment of the last report, so that the size is constant under
-    /// load.
-    #[serde(default)]
+    /// State of the spoke's loads that the gateway has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<KnownState>,
+    /// Overflow of the gateway by deployment, without those that have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub requested: Vec<OverflowV1>,
 }
 
@@ -121,10 +137,30 @@ pub struct ReportV1 {
     pub boot_id: u64,
     /// Sequence number of the request.
     pub sequence: u64,
-    /// Deployments that the region serves, or would serve on demand.
+    /// Deployments that the region serves, or would serve on demand: all, or those that have changed since the base of
+    /// `state`, and those with a grant.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DeploymentReportV1>,
     /// Whether the instance is draining.
     pub draining: bool,
+    /// State of the loads. Absent from spokes that always send all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<ReportStateV1>,
+}
+
+/// State of a spoke's loads in a report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportStateV1 {
+    /// Number of the state.
+    pub number: u64,
+    /// State since which the report has the changes. Absent: it has all loads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// Deployments that have been removed since the base.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<String>,
+    /// Checksum of all loads of the state, without grants.
+    pub checksum: u64,
 }
 
 /// Report of one deployment in a region.
@@ -153,7 +189,7 @@ pub struct DeploymentReportV1 {
 
 impl From<ExchangeRequest> for ExchangeRequestV1 {
     fn from(request: ExchangeRequest) -> ExchangeRequestV1 {
-        let ExchangeRequest { gateway: Gateway { location, boot_id }, sequence, requested } = request;
+        let ExchangeRequest { gateway: Gateway { location, boot_id }, sequence, known, requested } = request;
         let requested =
             requested.into_iter().map(|(name, tokens)| OverflowV1 { name: name.to_string(), tokens });
         ExchangeRequestV1 {
@@ -161,6 +197,7 @@ impl From<ExchangeRequest> for ExchangeRequestV1 {
             gateway: location,
             boot_id,
             sequence,
+            known,
             requested: requested.collect(),
         }
     }
@@ -170,7 +207,7 @@ impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
     type Error = WireError;
 
     fn try_from(wire: ExchangeRequestV1) -> Result<ExchangeRequest, WireError> {
-        let ExchangeRequestV1 { version: _, gateway, boot_id, sequence, requested } = wire;
+        let ExchangeRequestV1 { version: _, gateway, boot_id, sequence, known, requested } = wire;
         if gateway.len() > GATEWAY_BYTES_MAX {
             let problem = format!("it has {} bytes; at most {GATEWAY_BYTES_MAX} are allowed", gateway.len());
             return Err(WireError::new("gateway".to_owned(), problem));
@@ -179,7 +216,8 @@ impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
             let OverflowV1 { name, tokens } = overflow;
             Ok((parsed(format!("{at}.name"), &name)?, tokens))
         })?;
-        Ok(ExchangeRequest { gateway: Gateway { location: gateway, boot_id }, sequence, requested })
+        let gateway = Gateway { location: gateway, boot_id };
+        Ok(ExchangeRequest { gateway, sequence, known, requested })
     }
 }
 
@@ -196,8 +234,7 @@ impl From<Report> for ReportV1 {
                 granted_tokens,
             } = load;
             let name = name.to_string();
-            let ready_in_ms =
-                ready_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).min(READY_IN_MS_MAX));
+            let ready_in_ms = ready_in.map(ready_in_ms);
             DeploymentReportV1 {
                 name,
                 ready,
@@ -217,15 +254,23 @@ impl From<Report> for ReportV1 {
             sequence,
             deployments: each.collect(),
             draining,
+            state: None,
         }
     }
 }
 
+/// Returns a time to readiness in milliseconds, within its limit.
+fn ready_in_ms(left: Duration) -> u64 {
+    u64::try_from(left.as_millis()).unwrap_or(u64::MAX).min(READY_IN_MS_MAX)
+}
+
+/// Converts a report with all loads; [`delta::ReportDecoder`] converts one with changes.
 impl TryFrom<ReportV1> for Report {
     type Error = WireError;
 
     fn try_from(wire: ReportV1) -> Result<Report, WireError> {
-        let ReportV1 { version: _, region, instance, boot_id, sequence, deployments, draining } = wire;
+        let ReportV1 { version: _, region, instance, boot_id, sequence, deployments, draining, state: _ } =
+            wire;
         let deployments = entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
             let DeploymentReportV1 {
                 name,
@@ -298,10 +343,12 @@ mod tests {
         fn a_request_survives_a_round_trip(
             boot_id: u64,
             sequence: u64,
+            known: Option<(u64, u64)>,
             requested in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
         ) {
             let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id };
-            let request = ExchangeRequest { gateway, sequence, requested };
+            let known = known.map(|(boot_id, number)| KnownState { boot_id, number });
+            let request = ExchangeRequest { gateway, sequence, known, requested };
             let text = serde_json::to_string(&ExchangeRequestV1::from(request.clone())).unwrap();
             let wire: ExchangeRequestV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(ExchangeRequest::try_from(wire), Ok(request));
@@ -357,6 +404,7 @@ mod tests {
                 gateway,
                 boot_id: 1,
                 sequence: 1,
+                known: None,
                 requested: vec![one],
             };
             assert!(ExchangeRequest::try_from(wire.clone()).is_ok());

@@ -1,0 +1,389 @@
+//! Reports as changes since a state that the gateway has.
+//!
+//! ```text
+//!  gateway                                spoke
+//!  "known": state 7 ────────────────────▶ compares its loads with those of its last state
+//!  applies the changes, compares ◀─────── state 9: changes since 7, removed names, checksum of all loads
+//!  the checksum; has state 9
+//! ```
+//!
+//! A report then costs as much as has changed, whatever is deployed. The spoke keeps one history for all gateways: the
+//! number of the state in which each load changed last. Changes are absolute values, so those since an earlier state
+//! can be applied to a later one, as happens while several requests are in flight. A gateway without a state, or with
+//! one that the spoke does not know (it restarted, or forgot removed names), receives all loads. So does a gateway
+//! whose checksum differs. Grants belong to one exchange with one gateway and not to the state: a load without one is
+//! not repeated.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{DeploymentLoad, KnownState, Report, ReportStateV1, ReportV1, ready_in_ms};
+use crate::{WireError, parsed};
+use regions::DeploymentName;
+use regions::deployment::MAX_DEPLOYMENTS;
+
+/// Speeds are reported in multiples of this, in tokens per second. Its multiples are equal after a round trip through
+/// JSON, which checksums need; and a speed that is measured anew with the same result is no change.
+const SPEED_UNIT: f64 = 0.25;
+
+/// Why a report was not applied. Except after an outdated one, the next request names no state, so that its response
+/// has all loads.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReportError {
+    /// The report is invalid.
+    #[error(transparent)]
+    Invalid(#[from] WireError),
+    /// The report has changes since a state that this gateway does not have.
+    #[error("the report has changes since state {base}, which this gateway does not have")]
+    UnknownBase {
+        /// Number of the state.
+        base: u64,
+    },
+    /// The report has an earlier state than the last one: the spoke has processed two requests in another order than they
+    /// were sent.
+    #[error("the report has state {number}, and this gateway has state {newer} already")]
+    Outdated {
+        /// Number of the state.
+        number: u64,
+        /// Number of the state that this gateway has and keeps.
+        newer: u64,
+    },
+    /// The loads with the changes differ from those of the spoke.
+    #[error("the loads after the changes of state {number} differ from those of the spoke")]
+    Checksum {
+        /// Number of the state.
+        number: u64,
+    },
+}
+
+/// Encoder of one spoke's reports.
+#[derive(Debug, Default)]
+pub struct ReportEncoder {
+    loads: BTreeMap<DeploymentName, VersionedLoad>,
+    /// States in which names were removed.
+    removed: BTreeMap<DeploymentName, u64>,
+    /// Number of the newest state.
+    number: u64,
+    /// Oldest state since which all removed names are known.
+    oldest: u64,
+    checksum: u64,
+}
+
+#[derive(Debug)]
+struct VersionedLoad {
+    load: DeploymentLoad,
+    /// State in which it changed last.
+    changed: u64,
+}
+
+impl ReportEncoder {
+    /// Encodes a report for a gateway that has the state `known`.
+    pub fn encode(&mut self, mut report: Report, known: Option<KnownState>) -> ReportV1 {
+        report.deployments.values_mut().for_each(round);
+        self.update(&report.deployments);
+        let is_known = |known: &KnownState| {
+            known.boot_id == report.boot_id && (self.oldest..=self.number).contains(&known.number)
+        };
+        let base = known.filter(is_known).map(|known| known.number);
+        if let Some(base) = base {
+            let has_changed =
+                |name: &DeploymentName| self.loads.get(name).is_none_or(|known| known.changed > base);
+            report.deployments.retain(|name, load| load.granted_tokens > 0 || has_changed(name));
+        }
+        let removed = self.removed.iter().filter(|(_, at)| base.is_some_and(|base| **at > base));
+        let removed = removed.map(|(name, _)| name.to_string()).collect();
+        let state = ReportStateV1 { number: self.number, base, removed, checksum: self.checksum };
+        ReportV1 { state: Some(state), ..ReportV1::from(report) }
+    }
+
+    /// Begins a new state if any load has changed.
+    fn update(&mut self, loads: &BTreeMap<DeploymentName, DeploymentLoad>) {
+        let next = self.number + 1;
+        let gone: Vec<_> = self.loads.extract_if(.., |name, _| !loads.contains_key(name)).collect();
+        let mut has_changed = !gone.is_empty();
+        self.removed.extend(gone.into_iter().map(|(name, _)| (name, next)));
+        for (name, load) in loads {
+            let load = without_grant(load);
+            let known = self.loads.get_mut(name);
+            if known.as_ref().is_some_and(|known| known.load == load) {
+                continue;
+            }
+            has_changed = true;
+            match known {
+                Some(known) => *known = VersionedLoad { load, changed: next },
+                None => {
+                    self.removed.remove(name);
+                    self.loads.insert(name.clone(), VersionedLoad { load, changed: next });
+                }
+            }
+        }
+        if has_changed {
+            self.number = next;
+            self.checksum = checksum(self.loads.iter().map(|(name, known)| (name, &known.load)));
+        }
+        if self.removed.len() > MAX_DEPLOYMENTS {
+            self.removed.clear();
+            self.oldest = self.number;
+        }
+    }
+}
+
+/// Decoder of the reports of one spoke at one gateway.
+#[derive(Debug, Default)]
+pub struct ReportDecoder {
+    /// Last report with all its loads, and the number of its state.
+    last: Option<(Report, u64)>,
+}
+
+impl ReportDecoder {
+    /// Returns the state that this gateway has, for the next request.
+    pub fn known(&self) -> Option<KnownState> {
+        self.last.as_ref().map(|(report, number)| KnownState { boot_id: report.boot_id, number: *number })
+    }
+
+    /// Decodes a report. Reports must be decoded in the order of their sequence numbers; late ones are left out.
+    pub fn decode(&mut self, mut wire: ReportV1) -> Result<&Report, ReportError> {
+        let before = self.last.take();
+        let state = wire.state.take();
+        let mut report = Report::try_from(wire)?;
+        let Some(ReportStateV1 { number, base, removed, checksum }) = state else {
+            // A spoke without states always sends all loads. Its reports are no state to refer to.
+            let (report, _) = self.last.insert((report, 0));
+            return Ok(report);
+        };
+        let is_same_spoke = |(last, _): &&(Report, u64)| last.boot_id == report.boot_id;
+        if let Some((_, newer)) = before.as_ref().filter(is_same_spoke).filter(|(_, known)| *known > number) {
+            let newer = *newer;
+            self.last = before;
+            return Err(ReportError::Outdated { number, newer });
+        }
+        if let Some(base) = base {
+            let has_base = |(last, number): &(Report, u64)| last.boot_id == report.boot_id && *number >= base;
+            let (last, _) = before.filter(has_base).ok_or(ReportError::UnknownBase { base })?;
+            let changed = std::mem::replace(&mut report.deployments, last.deployments);
+            report.deployments.values_mut().for_each(|load| load.granted_tokens = 0);
+            report.deployments.extend(changed);
+            for (at, name) in removed.iter().enumerate() {
+                let name: DeploymentName = parsed(format!("state.removed[{at}]"), name)?;
+                report.deployments.remove(&name);
+            }
+            if report.deployments.len() > MAX_DEPLOYMENTS {
+                let problem =
+                    format!("{} with these changes; at most {MAX_DEPLOYMENTS}", report.deployments.len());
+                return Err(WireError::new("deployments", problem).into());
+            }
+        }
+        if self::checksum(report.deployments.iter()) != checksum {
+            return Err(ReportError::Checksum { number });
+        }
+        let (report, _) = self.last.insert((report, number));
+        Ok(report)
+    }
+}
+
+/// Rounds a load to what is equal after a round trip through JSON. A known speed stays known, that is, above 0.
+fn round(load: &mut DeploymentLoad) {
+    let speed = load.tokens_per_second;
+    if speed > 0.0 {
+        load.tokens_per_second = ((speed / SPEED_UNIT).round() * SPEED_UNIT).max(SPEED_UNIT);
+    }
+    load.ready_in = load.ready_in.map(|left| Duration::from_millis(ready_in_ms(left)));
+}
+
+fn without_grant(load: &DeploymentLoad) -> DeploymentLoad {
+    DeploymentLoad { granted_tokens: 0, ..*load }
+}
+
+/// Checksum of all loads without their grants: a sum, so that it does not depend on an order.
+fn checksum<'a>(loads: impl Iterator<Item = (&'a DeploymentName, &'a DeploymentLoad)>) -> u64 {
+    loads.fold(0, |sum: u64, (name, load)| sum.wrapping_add(load_checksum(name, load)))
+}
+
+/// FNV-1a of a name and its load. It detects defects, not forgery: the connection authenticates both ends.
+fn load_checksum(name: &DeploymentName, load: &DeploymentLoad) -> u64 {
+    let DeploymentLoad {
+        ready,
+        ready_in,
+        pending_tokens,
+        interactive_tokens,
+        tokens_per_second,
+        granted_tokens: _,
+    } = load;
+    // An absent value differs from every present one.
+    let optional = |value: Option<u64>| value.map_or(0, |value| value.wrapping_add(1));
+    let ready_in = ready_in.map(ready_in_ms);
+    let numbers = [
+        u64::from(*ready),
+        optional(ready_in),
+        *pending_tokens,
+        optional(*interactive_tokens),
+        tokens_per_second.to_bits(),
+    ];
+    let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+    name.as_str()
+        .bytes()
+        .chain(numbers)
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::READY_IN_MS_MAX;
+    use super::*;
+    use crate::any;
+    use proptest::prelude::*;
+
+    fn name(number: usize) -> DeploymentName {
+        format!("d-{number}").parse().unwrap()
+    }
+
+    fn load(pending_tokens: u64) -> DeploymentLoad {
+        DeploymentLoad { ready: 1, pending_tokens, tokens_per_second: 0.3, ..DeploymentLoad::default() }
+    }
+
+    fn report(sequence: u64, loads: &[(usize, DeploymentLoad)]) -> Report {
+        Report {
+            region: "aws/us-east-1".parse().unwrap(),
+            instance: "a".parse().unwrap(),
+            boot_id: 5,
+            sequence,
+            deployments: loads.iter().map(|(number, load)| (name(*number), *load)).collect(),
+            draining: false,
+        }
+    }
+
+    /// Sends a message through JSON.
+    fn sent(wire: &ReportV1) -> ReportV1 {
+        serde_json::from_str(&serde_json::to_string(wire).unwrap()).unwrap()
+    }
+
+    fn names(wire: &ReportV1) -> Vec<&str> {
+        wire.deployments.iter().map(|deployment| deployment.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_report_has_only_what_has_changed_since_the_state_of_the_gateway() {
+        let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+        let first = encoder.encode(report(1, &[(1, load(0)), (2, load(0))]), decoder.known());
+        assert_eq!(names(&first), ["d-1", "d-2"]);
+        decoder.decode(sent(&first)).unwrap();
+
+        let same = encoder.encode(report(2, &[(1, load(0)), (2, load(0))]), decoder.known());
+        assert_eq!((names(&same), same.state.clone().unwrap().base), (vec![], Some(1)));
+        assert_eq!(decoder.decode(sent(&same)).unwrap().deployments.len(), 2);
+
+        let granted = DeploymentLoad { granted_tokens: 9, ..load(0) };
+        let changed = encoder.encode(report(3, &[(1, granted), (3, load(7))]), decoder.known());
+        assert_eq!(names(&changed), ["d-1", "d-3"]);
+        assert_eq!(changed.state.as_ref().unwrap().removed, ["d-2"]);
+        let decoded = decoder.decode(sent(&changed)).unwrap();
+        assert_eq!(decoded.deployments.keys().cloned().collect::<Vec<_>>(), [name(1), name(3)]);
+        assert_eq!(decoded.deployments[&name(1)].granted_tokens, 9);
+
+        let after = encoder.encode(report(4, &[(1, load(0)), (3, load(7))]), decoder.known());
+        assert_eq!(names(&after), Vec::<&str>::new());
+        let decoded = decoder.decode(sent(&after)).unwrap();
+        assert_eq!(decoded.deployments[&name(1)].granted_tokens, 0, "a grant is not repeated");
+    }
+
+    #[test]
+    fn a_gateway_gets_all_loads_from_a_restarted_spoke_and_after_forgotten_removals() {
+        let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+        decoder.decode(encoder.encode(report(1, &[(1, load(0))]), None)).unwrap();
+        let mut restarted = ReportEncoder::default();
+        let mut other = report(2, &[(1, load(0))]);
+        other.boot_id = 6;
+        let all = restarted.encode(other, decoder.known());
+        assert_eq!((names(&all), all.state.as_ref().unwrap().base), (vec!["d-1"], None));
+        decoder.decode(all).unwrap();
+
+        decoder.decode(encoder.encode(report(3, &[(1, load(0))]), None)).unwrap();
+        let known = decoder.known();
+        for round in 0..3 {
+            let many: Vec<_> =
+                (0..MAX_DEPLOYMENTS / 2).map(|at| (round * MAX_DEPLOYMENTS + at, load(0))).collect();
+            encoder.encode(report(4, &many), None);
+        }
+        encoder.encode(report(5, &[]), None);
+        assert!(encoder.removed.len() <= MAX_DEPLOYMENTS);
+        let all = encoder.encode(report(6, &[(1, load(0))]), known);
+        assert_eq!(all.state.as_ref().unwrap().base, None);
+    }
+
+    #[test]
+    fn a_wrong_report_is_rejected_and_the_next_request_asks_for_all_loads() {
+        let encoded = |change: &dyn Fn(&mut ReportV1)| {
+            let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+            decoder.decode(encoder.encode(report(1, &[(1, load(0))]), None)).unwrap();
+            let mut wire = encoder.encode(report(2, &[(1, load(3))]), decoder.known());
+            change(&mut wire);
+            let result = decoder.decode(wire).cloned();
+            (result, decoder.known())
+        };
+        let state = |wire: &mut ReportV1, change: &dyn Fn(&mut ReportStateV1)| {
+            change(wire.state.as_mut().unwrap());
+        };
+        assert!(encoded(&|_| ()).0.is_ok());
+        let wrong = encoded(&|wire| state(wire, &|state| state.checksum ^= 1));
+        assert_eq!(wrong, (Err(ReportError::Checksum { number: 2 }), None));
+        let forged = encoded(&|wire| wire.deployments.clear());
+        assert_eq!(forged, (Err(ReportError::Checksum { number: 2 }), None));
+        let unknown = encoded(&|wire| state(wire, &|state| state.base = Some(7)));
+        assert_eq!(unknown, (Err(ReportError::UnknownBase { base: 7 }), None));
+        let foreign = encoded(&|wire| wire.boot_id = 6);
+        assert_eq!(foreign, (Err(ReportError::UnknownBase { base: 1 }), None));
+        let (invalid, known) = encoded(&|wire| state(wire, &|state| state.removed = vec!["a b".to_owned()]));
+        assert_eq!(known, None);
+        assert!(invalid.unwrap_err().to_string().starts_with("`state.removed[0]`"));
+        let (outdated, known) = encoded(&|wire| state(wire, &|state| state.number = 0));
+        assert_eq!(outdated, Err(ReportError::Outdated { number: 0, newer: 1 }));
+        assert_eq!(known, Some(KnownState { boot_id: 5, number: 1 }), "the gateway keeps its state");
+        let too_many = encoded(&|wire| {
+            let one = wire.deployments[0].clone();
+            let named =
+                |number| super::super::DeploymentReportV1 { name: format!("x-{number}"), ..one.clone() };
+            wire.deployments = (0..MAX_DEPLOYMENTS).map(named).collect();
+        });
+        assert!(too_many.0.unwrap_err().to_string().starts_with("`deployments`"));
+    }
+
+    prop_compose! {
+        fn any_load()(
+            ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX + 1), pending_tokens in 0u64..3,
+            interactive_tokens in proptest::option::of(0u64..2), speed in 0.0..1e9f64, granted_tokens in 0u64..2,
+        ) -> DeploymentLoad {
+            let (ready_in, tokens_per_second) = (ready_in.map(Duration::from_millis), speed);
+            DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens }
+        }
+    }
+
+    proptest! {
+        /// Several gateways with several requests in flight, of which some are lost or late: each decoded report has
+        /// the loads that the spoke had.
+        #[test]
+        fn any_history_is_decoded_as_it_was(
+            states in proptest::collection::vec(
+                proptest::collection::btree_map(any::name(), any_load(), 0..5), 1..6),
+            exchanges in proptest::collection::vec((0usize..6, 0usize..2, any::<bool>(), 0usize..3), 1..40),
+        ) {
+            let mut encoder = ReportEncoder::default();
+            let mut decoders = [ReportDecoder::default(), ReportDecoder::default()];
+            let mut under_way: [Vec<(ReportV1, Report)>; 2] = Default::default();
+            for (sequence, (state, gateway, is_lost, delay)) in exchanges.into_iter().enumerate() {
+                let mut expected = report(sequence as u64, &[]);
+                expected.deployments = states[state % states.len()].clone();
+                let known = decoders[gateway].known();
+                let wire = sent(&encoder.encode(expected.clone(), known));
+                expected.deployments.values_mut().for_each(round);
+                if !is_lost {
+                    under_way[gateway].push((wire, expected));
+                }
+                while under_way[gateway].len() > delay {
+                    let (wire, expected) = under_way[gateway].remove(0);
+                    let decoded = decoders[gateway].decode(wire).cloned();
+                    prop_assert_eq!(decoded, Ok(expected));
+                }
+            }
+        }
+    }
+}
