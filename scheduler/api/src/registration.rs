@@ -71,6 +71,15 @@ pub struct RegisterV1 {
 pub struct KeepAliveV1 {
     /// Version of the message.
     pub version: MessageVersion,
+    /// State of the region. Absent if it is that of the last keep-alive that the hub has confirmed, or else of the
+    /// registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<RegionStateV1>,
+}
+
+/// Changing part of a registration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionStateV1 {
     /// All deployments that have a ready replica, or would start one on demand, as in the registration.
     pub deployments: Vec<String>,
     /// Capacity of the region, as in the registration.
@@ -172,26 +181,23 @@ impl TryFrom<RegisterV1> for Registration {
     }
 }
 
-impl KeepAliveV1 {
-    /// Creates the message from this state.
-    pub fn new(state: &RegionState) -> KeepAliveV1 {
+impl From<&RegionState> for RegionStateV1 {
+    fn from(state: &RegionState) -> RegionStateV1 {
         let RegionState { deployments, capacity, models, draining } = state;
-        KeepAliveV1 {
-            version: VERSION,
+        RegionStateV1 {
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
             draining: *draining,
         }
     }
+}
 
-    /// Converts the message to the state of the region.
-    ///
-    /// # Errors
-    ///
-    /// The first invalid field.
-    pub fn into_state(self) -> Result<RegionState, WireError> {
-        let KeepAliveV1 { version: _, deployments, capacity, models, draining } = self;
+impl TryFrom<RegionStateV1> for RegionState {
+    type Error = WireError;
+
+    fn try_from(wire: RegionStateV1) -> Result<RegionState, WireError> {
+        let RegionStateV1 { deployments, capacity, models, draining } = wire;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
@@ -234,9 +240,10 @@ mod tests {
         fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64, draining: bool) {
             let (capacity, models) = (capacity(&ready, speed), models(&ready));
             let state = RegionState { capacity, models, deployments: ready, draining };
-            let text = serde_json::to_string(&KeepAliveV1::new(&state)).unwrap();
+            let sent = KeepAliveV1 { version: VERSION, state: Some((&state).into()) };
+            let text = serde_json::to_string(&sent).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
-            prop_assert_eq!(wire.into_state(), Ok(state));
+            prop_assert_eq!(wire.state.map(RegionState::try_from), Some(Ok(state)));
         }
     }
 
@@ -268,8 +275,8 @@ mod tests {
 
     #[test]
     fn a_registration_without_a_capacity_has_the_default_capacity() {
-        let wire: KeepAliveV1 = serde_json::from_value(json!({"version": 1, "deployments": ["a"]})).unwrap();
-        assert_eq!(wire.into_state().unwrap().capacity, RegionCapacity::default());
+        let wire: RegionStateV1 = serde_json::from_value(json!({"deployments": ["a"]})).unwrap();
+        assert_eq!(RegionState::try_from(wire).unwrap().capacity, RegionCapacity::default());
         let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
         assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
     }

@@ -24,6 +24,7 @@ use supervision::Mutex;
 use regions::DeploymentName;
 use reqwest::Method;
 use resolver::Resolver;
+use scheduler_api::VERSION;
 use scheduler_api::lease::{LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::paths;
 use scheduler_api::plan::floors_from_wire;
@@ -153,6 +154,8 @@ impl Agent {
 
     /// Keeps a lease alive until the hub no longer knows it.
     async fn keep_alive(&mut self, ActiveRegistration { lease, period, mut reported }: ActiveRegistration) {
+        // Whether the hub has confirmed `reported`. After a failed call it may have another state.
+        let mut is_confirmed = true;
         loop {
             if self.hub.is_failing() {
                 self.hub.ready().await;
@@ -161,11 +164,13 @@ impl Agent {
             }
             let state = self.state();
             let path = paths::keep_alive(lease, &self.holder());
-            let request = HubRequest::post(path, &KeepAliveV1::new(&state), CALL_TIMEOUT).optional();
+            let changed = (!is_confirmed || state != reported).then(|| (&state).into());
+            let keep_alive = KeepAliveV1 { version: VERSION, state: changed };
+            let request = HubRequest::post(path, &keep_alive, CALL_TIMEOUT).optional();
             match self.hub.call(&request, async |response: Option<LeaseV1>| Ok(response)).await {
                 Ok(Some(response)) => {
                     self.apply_response(&response, &state.deployments);
-                    reported = state;
+                    (reported, is_confirmed) = (state, true);
                 }
                 Ok(None) => {
                     self.lease = None;
@@ -173,7 +178,7 @@ impl Agent {
                         .emit();
                 }
                 // Logged by the connection.
-                Err(_) => {}
+                Err(_) => is_confirmed = false,
             }
         }
     }

@@ -85,7 +85,7 @@ pub(super) async fn register<S: Store>(
     Ok(Json(lease_response(&api, id, region, deployments)))
 }
 
-/// Keeps a spoke's lease alive and writes the reported region state if it has changed.
+/// Keeps a spoke's lease alive and writes the region state, if the spoke reports one that has changed.
 pub(super) async fn keep_alive<S: Store>(
     State(api): State<HubApi<S>>,
     caller: Caller,
@@ -95,31 +95,36 @@ pub(super) async fn keep_alive<S: Store>(
 ) -> Result<Json<LeaseV1>, ErrorResponse> {
     let (id, holder) = lease_and_holder(&id, query)?;
     caller.check_region(&api, &holder.region, paths::KEEP_ALIVE)?;
-    let state = json::<KeepAliveV1>(body)?.into_state()?;
+    let state = json::<KeepAliveV1>(body)?.state.map(RegionState::try_from).transpose()?;
     let lease = lease_of(&api, id, &holder).await?;
     api.store.lease_keep_alive(lease, Instant::now()).await?;
     let entry = api.store.get(&keys::spoke(&holder.region, holder.boot_id)).await?;
     let entry = entry.filter(|entry| entry.lease == Some(lease)).ok_or_else(lease_not_found)?;
-    let ready = state.deployments.clone();
-    let region = update(&api, entry, lease, state).await?;
-    Ok(Json(lease_response(&api, id, &region, &ready)))
+    let ready = match state {
+        Some(state) => {
+            let ready = state.deployments.clone();
+            update(&api, entry, lease, state).await?;
+            ready
+        }
+        None => records::spoke(&entry)?.registration.deployments,
+    };
+    Ok(Json(lease_response(&api, id, &holder.region, &ready)))
 }
 
-/// Writes the reported state of a spoke if it has changed, and returns the spoke's region.
+/// Writes the reported state of a spoke if it has changed.
 async fn update<S: Store>(
     api: &HubApi<S>,
     entry: KeyValue,
     lease: Lease,
     state: RegionState,
-) -> Result<RegionId, ErrorResponse> {
+) -> Result<(), ErrorResponse> {
     let mut registration = records::spoke(&entry)?.registration;
-    let region = registration.region.clone();
     let RegionState { deployments, capacity, models, draining } = state;
     let same = registration.deployments == deployments
         && registration.models == models
         && registration.draining == draining;
     if same && are_similar(&capacity, &registration.capacity) {
-        return Ok(region);
+        return Ok(());
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
     (registration.models, registration.draining) = (models, draining);
@@ -128,13 +133,13 @@ async fn update<S: Store>(
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
     let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: Some(lease) }];
     if api.store.txn(Txn { when, then }).await?.succeeded {
-        return Ok(region);
+        return Ok(());
     }
     // Either the first of two attempts of this transaction succeeded, or the spoke has registered again at the same
     // time; then the newer registration is kept.
     let now = api.store.get(&key).await?;
     let written = now.is_some_and(|now| now.lease == Some(lease) && *now.value == *value);
-    if written { Ok(region) } else { Err(StoreError::NoSuchLease(lease).into()) }
+    if written { Ok(()) } else { Err(StoreError::NoSuchLease(lease).into()) }
 }
 
 /// Deregisters a spoke: revokes its lease.

@@ -21,7 +21,10 @@ async fn a_region_is_in_the_route_table_once_registered() {
 
     let (status, body) = hub.keep_alive(&lease, &["minilm", "minilm-eu"]).await;
     assert_eq!((status, &body["lease"], body["ttl_ms"].as_u64()), (200, &json!(lease.id), Some(5000)));
-    hub.until_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
+    let routes = hub.until_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
+    let (status, unchanged) = hub.keep_alive_unchanged(&lease).await;
+    assert_eq!((status, &unchanged), (200, &body), "the response to the state that the hub has");
+    assert_eq!(hub.routes().await.generation, routes.generation);
     hub.keep_alive(&lease, &[]).await;
     hub.until_routes("nothing is ready", |table| ready(table, EUROPE).is_empty()).await;
     hub.stop().await;

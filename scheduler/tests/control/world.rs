@@ -130,8 +130,14 @@ impl Hub {
     }
 
     pub(crate) async fn keep_alive(&self, lease: &Lease, ready: &[&str]) -> (u16, Value) {
-        let body = json!({"version": 1, "deployments": ready}).to_string();
+        let body = json!({"version": 1, "state": {"deployments": ready}}).to_string();
         let (status, _, body) = self.post(&lease.keep_alive_path(), body).await;
+        (status, body)
+    }
+
+    /// Keeps a lease alive without a change of the region's state.
+    pub(crate) async fn keep_alive_unchanged(&self, lease: &Lease) -> (u16, Value) {
+        let (status, _, body) = self.post(&lease.keep_alive_path(), json!({"version": 1}).to_string()).await;
         (status, body)
     }
 
