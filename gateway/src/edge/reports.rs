@@ -24,7 +24,7 @@ use regions::id::InstanceName;
 use scheduler_api::paths;
 use scheduler_api::report::delta::{ReportDecoder, ReportError};
 use scheduler_api::report::{
-    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, ReportV1,
+    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -98,9 +98,12 @@ struct ReportReceiver {
     received: Mutex<ReceivedReports>,
 }
 
-/// Reports of one instance so far.
+/// Reports of one instance so far. They outlive a restart of the task that requests them: with sequence numbers that
+/// begin again, all reports would be older than the newest one.
 #[derive(Default)]
 struct ReceivedReports {
+    /// Sequence number of the last request.
+    requested: u64,
     /// Sequence number of the newest accepted report; an older one that arrives later is ignored.
     newest: u64,
     decoder: ReportDecoder,
@@ -108,24 +111,32 @@ struct ReceivedReports {
     is_foreign: bool,
 }
 
+impl ReceivedReports {
+    /// Returns the sequence number of the next request, and the state that it names.
+    fn next_request(&mut self) -> (u64, Option<KnownState>) {
+        self.requested += 1;
+        (self.requested, self.decoder.known())
+    }
+}
+
 impl ReportReceiver {
     async fn listen(self: Arc<ReportReceiver>) {
         let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut in_flight = JoinSet::new();
-        for sequence in 1.. {
+        loop {
             interval.tick().await;
             while in_flight.try_join_next().is_some() {}
             if in_flight.len() < EXCHANGES_IN_FLIGHT_MAX {
-                in_flight.spawn(contained("report of a region", self.clone().exchange(sequence)));
+                in_flight.spawn(contained("report of a region", self.clone().exchange()));
             }
         }
     }
 
-    async fn exchange(self: Arc<ReportReceiver>, sequence: u64) {
+    async fn exchange(self: Arc<ReportReceiver>) {
         let sent_at = Instant::now();
         let desired = self.region_monitor.states().spillover_demand(self.index, Instant::now());
-        let known = self.received.lock().decoder.known();
+        let (sequence, known) = self.received.lock().next_request();
         let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, known, requested: desired };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
             Ok(Ok((report, round_trip))) => self.accept(report, round_trip, sent_at),
@@ -156,7 +167,8 @@ impl ReportReceiver {
 
     fn accept(&self, report: ReportV1, round_trip: Duration, sent_at: Instant) {
         let received = &mut *self.received.lock();
-        if received.newest >= report.sequence {
+        // Late, or a response to no request.
+        if !(received.newest + 1..=received.requested).contains(&report.sequence) {
             return;
         }
         received.newest = report.sequence;
@@ -167,8 +179,8 @@ impl ReportReceiver {
             Err(error @ (ReportError::UnknownBase { .. } | ReportError::Outdated { .. })) => {
                 return tracing::debug!(%address, %error, "region report ignored");
             }
-            // The spoke at this address runs another version. Upgrade the older one.
             Err(error @ (ReportError::Invalid(_) | ReportError::Checksum { .. })) => {
+                // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }
         };

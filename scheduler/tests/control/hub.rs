@@ -85,7 +85,7 @@ async fn all_spokes_of_a_region_are_in_the_route_table_until_they_drain() {
     let new = hub.register(EUROPE, 7200, 2, &[]).await;
     hub.until_routes("both are there", |table| ports(table, EUROPE) == [7100, 7200]).await;
     assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "their leases are independent");
-    let draining = json!({"version": 1, "deployments": [], "draining": true}).to_string();
+    let draining = json!({"version": 1, "state": {"deployments": [], "draining": true}}).to_string();
     assert_eq!(hub.post(&new.keep_alive_path(), draining).await.0, 200);
     hub.until_routes("it drains", |table| ports(table, EUROPE) == [7100]).await;
     assert_eq!(hub.deregister(&new).await, 204);

@@ -103,7 +103,7 @@ async fn demand_is_divided_by_the_capacity_of_regions() {
     let mut floors = Value::Null;
     until("the region receives its floors", async || {
         let message =
-            json!({"version": 1, "deployments": ["minilm", "minilm-eu"], "capacity": capacity(4000)});
+            json!({"version": 1, "state": {"deployments": ["minilm", "minilm-eu"], "capacity": capacity(4000)}});
         let (_, _, body) = hub.post(&lease.keep_alive_path(), message.to_string()).await;
         floors = body["floors"].clone();
         floors == json!([{"name": "minilm", "replicas": 4}])
