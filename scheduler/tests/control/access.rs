@@ -57,7 +57,7 @@ fn request(method: &str, path: &str) -> HubRequest {
     let holder = format!("holder=spoke/{EUROPE}/{:016x}", 1);
     let body: Option<Value> = match path {
         paths::SPOKES => Some(serde_json::from_str(&registration(EUROPE, 7100, 1, &[])).unwrap()),
-        paths::KEEP_ALIVE => Some(json!({"version": 1, "deployments": []})),
+        paths::KEEP_ALIVE => Some(json!({"version": 1})),
         paths::DEMAND => Some(json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "classes": []})),
         paths::APPLY => Some(json!({"version": 1, "dry_run": true, "deployments": []})),
         _ => None,
