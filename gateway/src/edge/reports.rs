@@ -117,6 +117,15 @@ impl ReceivedReports {
         self.requested += 1;
         (self.requested, self.decoder.known())
     }
+
+    /// Returns whether a report with this sequence number is the newest response to a request, and records it.
+    fn accept(&mut self, sequence: u64) -> bool {
+        let is_newest = sequence > self.newest && sequence <= self.requested;
+        if is_newest {
+            self.newest = sequence;
+        }
+        is_newest
+    }
 }
 
 impl ReportReceiver {
@@ -167,11 +176,9 @@ impl ReportReceiver {
 
     fn accept(&self, report: ReportV1, round_trip: Duration, sent_at: Instant) {
         let received = &mut *self.received.lock();
-        // Late, or a response to no request.
-        if !(received.newest + 1..=received.requested).contains(&report.sequence) {
+        if !received.accept(report.sequence) {
             return;
         }
-        received.newest = report.sequence;
         let address = &self.key.address;
         let report = match received.decoder.decode(report) {
             Ok(report) => report,
@@ -207,5 +214,21 @@ impl ReportReceiver {
         let ready = ready.map(|(name, _)| name.clone()).collect();
         self.region_monitor
             .health_reported(region, HealthReport { round_trip, ready, draining: combined.draining });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_repeated_and_unrequested_reports_are_ignored_and_numbers_continue() {
+        let mut received = ReceivedReports::default();
+        assert_eq!([1, 2, 3].map(|_| received.next_request().0), [1, 2, 3]);
+        assert!(!received.accept(u64::MAX), "it would make every later report late");
+        assert!(received.accept(2) && !received.accept(2) && !received.accept(1));
+        assert!(!received.accept(4));
+        assert_eq!(received.next_request().0, 4, "a restarted task continues");
+        assert!(received.accept(4));
     }
 }

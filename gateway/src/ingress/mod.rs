@@ -51,6 +51,7 @@ use replicas::Replicas;
 use request::{ForwardedRequest, deployment, milliseconds, revision, text, unreadable};
 use resolver::Resolver;
 use scheduler_api::paths;
+use scheduler_api::report::delta::ReportEncoder;
 use scheduler_api::report::{ExchangeRequest, ExchangeRequestV1, GATEWAYS_MAX};
 use scheduler_core::spoke::hold::HELD_MAX;
 use scheduler_core::spoke::{RequestedRevision, Spoke, TrafficOrigin};
@@ -204,6 +205,7 @@ pub async fn run(
         here,
         catalogue,
         spoke: spoke.clone(),
+        report_encoder: Mutex::new(ReportEncoder::default()),
         replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
         health: HealthCheck::default(),
@@ -256,6 +258,7 @@ struct Ingress {
     here: RegionIndex,
     catalogue: Arc<Catalogue>,
     spoke: Arc<Mutex<Spoke>>,
+    report_encoder: Mutex<ReportEncoder>,
     replicas: Arc<Replicas>,
     hold: Arc<Hold>,
     health: HealthCheck,
@@ -322,7 +325,9 @@ impl Ingress {
             Rejection::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
-        let report = self.spoke.lock().encoded_exchange(&question, Instant::now());
+        let report = self.spoke.lock().exchange(&question, Instant::now());
+        // Not under the lock of the spoke, which every request takes: encoding compares the loads of all deployments.
+        let report = self.report_encoder.lock().encode(report, question.known);
         self.metrics.loads_sent.add(report.deployments.len() as u64);
         let body = serde_json::to_vec(&report).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)

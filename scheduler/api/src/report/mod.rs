@@ -1,7 +1,7 @@
 //! Exchange between a gateway and a region, five times a second, at the gateway's request.
 //!
-//! The exchange is direct, without hub or store. Request and response contain what has changed ([`delta`]), so that
-//! idle deployments cost nothing. The response repeats the sequence number of its request, so that a gateway recognizes
+//! The exchange is direct, without hub or store. Request and response contain what has changed ([`delta`]), so idle
+//! deployments add nothing to them. The response repeats the sequence number of its request, so that a gateway recognizes
 //! outdated responses.
 
 pub mod delta;

@@ -51,7 +51,6 @@ use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
 pub use scaling_status::ScalingStatus;
-use scheduler_api::report::delta::ReportEncoder;
 pub use selection::{Eligibility, NoReplica, PassiveHealth, RETRY_AFTER, ReplicaOutcome, SelectedReplica};
 
 /// Status that a replica reports.
@@ -103,7 +102,6 @@ pub struct Spoke {
     policy: ResidencyState,
     models: ServedModels,
     capacity: capacity::ReplicaTargets,
-    report_encoder: ReportEncoder,
 }
 
 impl Spoke {
@@ -134,7 +132,6 @@ impl Spoke {
             policy,
             models,
             capacity,
-            report_encoder: ReportEncoder::default(),
         }
     }
 

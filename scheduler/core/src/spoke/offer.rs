@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::DeploymentName;
-use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Report, ReportV1};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Report};
 
 use super::Spoke;
 use super::grants::SparePool;
@@ -16,12 +16,6 @@ const OFFERED_PERCENT: u64 = 90;
 const OFFERED_BUSY_PERCENT: u64 = 30;
 
 impl Spoke {
-    /// Returns the message with the region's report for a gateway: what has changed since the state that it has.
-    pub fn encoded_exchange(&mut self, request: &ExchangeRequest, now: Instant) -> ReportV1 {
-        let report = self.exchange(request, now);
-        self.report_encoder.encode(report, request.known)
-    }
-
     /// Returns the region's report for a gateway, with the spillover tokens granted to it.
     pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> Report {
         let mut report = self.report(request.sequence, now);
