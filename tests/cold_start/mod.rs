@@ -156,9 +156,18 @@ async fn reports_of_an_idle_region_contain_no_loads() {
             world.route(AMERICA).await["held_for_ms"][&last].is_u64()
         })
         .await;
-    // The start times of the last deployments may have been reported a moment before.
-    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-    let before = counters().await;
+    // The last loads may have been reported a moment before.
+    let mut before = counters().await;
+    world
+        .until("five reports without a load", async || {
+            let now = counters().await;
+            let is_calm = now.1 == before.1 && now.0 >= before.0 + 5;
+            if now.1 != before.1 {
+                before = now;
+            }
+            is_calm
+        })
+        .await;
     assert!(before.1 >= DEPLOYMENTS as u64, "the first report has all loads: {before:?}");
     world.until("reports", async || counters().await.0 >= before.0 + 10).await;
     let after = counters().await;

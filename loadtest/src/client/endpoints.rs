@@ -1,9 +1,9 @@
 //! Endpoint selection.
 //!
 //! A request is sent to the endpoint with the fewest requests in flight relative to its weight, and to equally loaded
-//! ones in turn. The requests of all operations of a client count. A failing endpoint is ejected; the ejection time doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only
-//! while all others are ejected. If all are ejected, the one whose ejection ends first is used, because sending no
-//! request at all does not help.
+//! ones in turn. The requests of all operations of a client count. A failing endpoint is ejected; the ejection time
+//! doubles with each consecutive ejection. An endpoint of weight 0 is a standby, used only while all others are ejected.
+//! If all are ejected, the one whose ejection ends first is used, because sending no request at all does not help.
 
 use std::time::{Duration, Instant};
 
