@@ -22,13 +22,16 @@
 //! certificate also ends the open connections of its owner.
 //!
 //! In reading order: [`section`] is the configuration, [`process`] the loaded identity, [`verify`] the rules for peers,
-//! [`server`] and [`client`] the two ends, [`stream`] an open connection, [`cause`] and [`events`] its failures.
+//! [`server`] and [`client`] the two ends, [`listener`] and [`handshakes`] a listener with its limits, [`stream`] an open
+//! connection, [`cause`] and [`events`] its failures.
 
 pub mod authorities;
 pub mod cause;
 pub mod certificate;
 pub mod client;
 pub mod events;
+pub mod handshakes;
+pub mod listener;
 pub mod process;
 pub mod revocation;
 pub mod section;
@@ -39,6 +42,7 @@ pub mod verify;
 pub use cause::ConnectionFailureCause;
 pub use client::{ConnectedPeer, TlsClient};
 pub use events::{ConnectionFailures, ConnectionRejected};
+pub use listener::{AcceptedStream, ConnectedClient, PeerAcceptor, PeerListener};
 pub use process::{IdentityFiles, OwnName, ProcessIdentity};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};
 pub use section::{IdentitySection, Transport};

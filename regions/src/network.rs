@@ -60,6 +60,15 @@ impl FromStr for IpNetwork {
     }
 }
 
+/// Returns the address, or the network of 64 bits of an IPv6 address, of which a client has all: what a limit per client
+/// counts.
+pub fn client_network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
+    }
+}
+
 fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }

@@ -15,13 +15,11 @@
 //! - [`hub`]: state machine of the hub: events in, commands out.
 //! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
 //! - [`bound`]: limits on published generations.
-//! - [`handshakes`]: limits on connections whose peer is not authenticated yet.
 //! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
 pub mod bound;
-pub mod handshakes;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;

@@ -8,14 +8,13 @@ use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use identity::PeerIdentity;
+use identity::{ConnectedClient, PeerIdentity};
 use regions::RegionId;
 use regions::spiffe::Role;
 use scheduler_api::paths;
 use scheduler_store::Store;
 
 use super::api::HubApi;
-use super::connections::HubPeer;
 use super::denials::DenialReason;
 use crate::respond::{Code, ErrorResponse};
 
@@ -27,7 +26,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ErrorResponse;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ErrorResponse> {
-        let found = parts.extensions.get::<ConnectInfo<HubPeer>>();
+        let found = parts.extensions.get::<ConnectInfo<ConnectedClient>>();
         let unknown = || ErrorResponse::new(Code::Internal, "The connection of the request is unknown.");
         found.map(|ConnectInfo(peer)| Caller(peer.identity.clone())).ok_or_else(unknown)
     }

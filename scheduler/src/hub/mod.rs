@@ -27,7 +27,6 @@ mod api;
 mod api_keys;
 mod apply;
 pub mod backup;
-mod connections;
 mod controller;
 mod demands;
 mod denials;
@@ -56,8 +55,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
-use identity::{ConnectionFailures, ServerTls, Transport};
+use identity::{AcceptedPeers, ConnectedClient, ConnectionFailures, ServerTls, Transport, listener};
 use regions::RouteTable;
+use regions::spiffe::Role;
 use scheduler_api::keys;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::HealthCheck;
@@ -70,7 +70,6 @@ use tokio::time::timeout;
 use crate::config::{HubConfig, StoreConfig};
 use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
-use connections::{HTTP1, HubPeer, PEERS};
 use controller::GracePeriods;
 use denials::Denials;
 use election::ElectionCandidate;
@@ -85,6 +84,12 @@ pub use scrape::metrics;
 const STORE_FILE: &str = "hub.redb";
 /// Time for which requests may continue after shutdown began. Long polls end at once.
 const DRAIN: Duration = Duration::from_secs(5);
+/// Maximum number of open connections: some for each of a thousand gateways and spokes.
+const CONNECTIONS_MAX: usize = 8192;
+/// Peers that may connect; each path has its own roles.
+const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+/// Offered protocols.
+const HTTP1: &[&[u8]] = &[b"http/1.1"];
 /// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.
 const LONG_POLLS_MAX: usize = 1024;
 
@@ -270,7 +275,8 @@ async fn serve<S: Store>(
     let election = candidate.run(stopping.clone());
     let tls = transport.identity().map(|identity| ServerTls::new(identity, PEERS, HTTP1)).transpose();
     let tls = tls.map_err(|error| HubError::Server(io::Error::other(error)))?;
-    let (listener, acceptor) = connections::listen(listener, tls, refused).map_err(HubError::Server)?;
+    let (listener, acceptor) =
+        listener::listen(listener, tls, CONNECTIONS_MAX, refused).map_err(HubError::Server)?;
     tasks.spawn(async {
         essential("connections", acceptor.run()).await;
     });
@@ -284,7 +290,7 @@ async fn serve<S: Store>(
             essential("operations", async { drop(server.await) }).await;
         });
     }
-    let service = http::router(api).into_make_service_with_connect_info::<HubPeer>();
+    let service = http::router(api).into_make_service_with_connect_info::<ConnectedClient>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     tokio::pin!(election, server, authority);
     let mut current = current;

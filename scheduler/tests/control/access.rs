@@ -5,6 +5,7 @@ mod authority;
 
 use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, until};
 use authority::{Authority, Subject};
+use identity::handshakes::SLOTS_PER_NETWORK_MAX;
 use identity::{IdentityFiles, OwnName, ProcessIdentity, RevocationList, SerialNumber, Transport, Verifier};
 use regions::Catalogue;
 use regions::spiffe::Role;
@@ -13,7 +14,6 @@ use resolver::{DnsSection, Resolver};
 use scheduler::hub::HubError;
 use scheduler_api::paths::{self, HUB_ENDPOINTS};
 use scheduler_client::hub::{ControlPlaneClient, HubFailure, HubRequest};
-use scheduler_core::handshakes::SLOTS_PER_NETWORK_MAX;
 use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use crate::handshakes::network;
+use regions::network::client_network;
 
 /// Maximum number of failed attempts of an address within [`WINDOW`].
 pub const FAILURES_MAX: u32 = 10;
@@ -31,7 +31,7 @@ struct Window {
 impl FailedJoins {
     /// Returns the time for which this address must wait before its next attempt, if it has failed too often.
     pub fn delay(&self, address: IpAddr, now: Instant) -> Option<Duration> {
-        let Window { began, failures } = self.by_address.get(&network(address))?;
+        let Window { began, failures } = self.by_address.get(&client_network(address))?;
         let left =
             WINDOW.checked_sub(now.saturating_duration_since(*began)).filter(|left| !left.is_zero())?;
         (*failures >= FAILURES_MAX).then_some(left)
@@ -40,7 +40,7 @@ impl FailedJoins {
     /// Records a failed attempt.
     pub fn failed(&mut self, address: IpAddr, now: Instant) {
         self.by_address.retain(|_, window| now.saturating_duration_since(window.began) < WINDOW);
-        let address = network(address);
+        let address = client_network(address);
         if !self.by_address.contains_key(&address) && self.by_address.len() >= ADDRESSES_MAX {
             let oldest = self.by_address.iter().min_by_key(|(address, window)| (window.began, **address));
             if let Some(oldest) = oldest.map(|(address, _)| *address) {

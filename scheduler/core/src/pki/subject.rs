@@ -17,11 +17,6 @@ pub enum SubjectError {
     /// A role of a process has no region, or one of a person has one.
     #[error("a {0} has a {needs} and nothing else; give the {needs}", needs = if .0.is_process() { "region" } else { "name" })]
     OtherOwner(Role),
-    /// Replicas have no certificates.
-    #[error(
-        "a replica needs no certificate: connections from a spoke to its replicas are plaintext within the region"
-    )]
-    NoCertificate,
     /// The region is unknown.
     #[error("region {0} is not in the catalogue")]
     UnknownRegion(RegionId),
@@ -49,9 +44,6 @@ pub fn subject(
     person: Option<&str>,
     catalogue: &Catalogue,
 ) -> Result<SpiffeId, SubjectError> {
-    if role == Role::Replica {
-        return Err(SubjectError::NoCertificate);
-    }
     let named = match (role.is_process(), region, person) {
         (true, Some(region), None) => {
             let found = catalogue.get(region).ok_or_else(|| SubjectError::UnknownRegion(region.clone()))?;
@@ -95,7 +87,8 @@ mod tests {
         assert_eq!(of(Role::Gateway, None, None), Err(SubjectError::OtherOwner(Role::Gateway)));
         let both = of(Role::Operator, Some("aws/us-east-1"), Some("alice"));
         assert_eq!(both, Err(SubjectError::OtherOwner(Role::Operator)));
-        assert_eq!(of(Role::Replica, Some("aws/us-east-1"), None), Err(SubjectError::NoCertificate));
+        let replica = of(Role::Replica, Some("aws/us-east-1"), None).unwrap();
+        assert_eq!(replica.to_string(), "spiffe://m.example/replica/aws/us-east-1/in/us-va");
         let unknown = "aws/mars-1".parse().unwrap();
         assert_eq!(of(Role::Hub, Some("aws/mars-1"), None), Err(SubjectError::UnknownRegion(unknown)));
         for person in ["", "..", "a/b", "a b", "spiffe:", "ä"] {

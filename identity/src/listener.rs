@@ -1,24 +1,21 @@
-//! Connections of the hub and of its authority: accepted in one task, with the TLS handshakes in others.
+//! Listener of a process for its peers: plaintext, or mutual TLS with the handshakes in tasks of their own.
 //!
 //! A peer that connects and sends nothing occupies one of a limited number of slots for a limited time
-//! ([`scheduler_core::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
-//! without a certificate, which only the authority accepts, keeps its slot as long as it is connected.
+//! ([`crate::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
+//! without a certificate, which only the authority of a hub accepts, keeps its slot as long as it is connected.
 
-use std::io;
+use crate::cause::ConnectionFailureCause;
+use crate::events::{ConnectionFailures, ConnectionRejected};
+use crate::handshakes::{HandshakeSlots, NoSlot};
+use crate::server::{AcceptedClient, ServerTls};
+use crate::stream::GuardedStream;
+use crate::verify::PeerIdentity;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-
-use axum::extract::connect_info::Connected;
-use axum::serve::{IncomingStream, Listener};
-use identity::{
-    AcceptedClient, AcceptedPeers, ConnectionFailureCause, ConnectionFailures, ConnectionRejected,
-    GuardedStream, PeerIdentity, ServerTls,
-};
-use regions::spiffe::Role;
-use scheduler_core::handshakes::{HandshakeSlots, NoSlot};
 use supervision::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -30,33 +27,28 @@ use tokio_rustls::server::TlsStream;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time of a connection without a certificate, which has one request.
 const ANONYMOUS_TIME_MAX: Duration = Duration::from_secs(10);
-/// Maximum number of open connections: some for each of a thousand gateways and spokes.
-pub(super) const CONNECTIONS_MAX: usize = 8192;
 /// Number of accepted connections that wait for the server.
 const QUEUE: usize = 64;
 /// Pause after a failure to accept, such as a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Peers that may connect; each path has its own roles.
-pub(super) const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
-
-/// Offered protocols.
-pub(super) const HTTP1: &[&[u8]] = &[b"http/1.1"];
-
 /// Other end of a connection.
 #[derive(Clone, Debug)]
-pub(super) struct HubPeer {
-    pub(super) address: SocketAddr,
+pub struct ConnectedClient {
+    /// Address.
+    pub address: SocketAddr,
     /// Verified identity; none over plaintext or without a certificate.
-    pub(super) identity: Option<PeerIdentity>,
+    pub identity: Option<PeerIdentity>,
 }
 
 /// Open connection.
-pub(super) struct AcceptedStream {
+#[derive(Debug)]
+pub struct AcceptedStream {
     transport: AcceptedTransport,
     _permit: OwnedSemaphorePermit,
 }
 
+#[derive(Debug)]
 enum AcceptedTransport {
     Plaintext(TcpStream),
     Tls(Box<GuardedStream<TlsStream<TcpStream>>>),
@@ -69,6 +61,7 @@ enum AcceptedTransport {
 }
 
 /// Slot of a connection whose peer is not authenticated yet; released when dropped.
+#[derive(Debug)]
 struct HandshakeSlot {
     slots: Arc<Mutex<HandshakeSlots>>,
     address: SocketAddr,
@@ -88,43 +81,50 @@ impl Drop for HandshakeSlot {
 }
 
 /// Accepted connections, for the server.
-pub(super) struct HubListener {
+#[derive(Debug)]
+pub struct PeerListener {
     address: SocketAddr,
-    accepted: mpsc::Receiver<(AcceptedStream, HubPeer)>,
+    accepted: mpsc::Receiver<(AcceptedStream, ConnectedClient)>,
 }
 
 /// Accepts connections; runs until the server ends.
-pub(super) struct Acceptor {
+pub struct PeerAcceptor {
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
-    accepted: mpsc::Sender<(AcceptedStream, HubPeer)>,
+    accepted: mpsc::Sender<(AcceptedStream, ConnectedClient)>,
     connections: Arc<Semaphore>,
     handshakes: Arc<Mutex<HandshakeSlots>>,
     failures: Arc<ConnectionFailures>,
 }
 
-/// Creates the listener of the server, and the acceptor that feeds it.
-pub(super) fn listen(
+/// Creates the listener of a server, and the acceptor that feeds it: plaintext without `tls`. At most `connections_max`
+/// connections are open.
+///
+/// # Errors
+///
+/// If the socket has no address.
+pub fn listen(
     listener: TcpListener,
     tls: Option<ServerTls>,
+    connections_max: usize,
     failures: Arc<ConnectionFailures>,
-) -> io::Result<(HubListener, Acceptor)> {
+) -> io::Result<(PeerListener, PeerAcceptor)> {
     let address = listener.local_addr()?;
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let acceptor = Acceptor {
+    let acceptor = PeerAcceptor {
         listener,
         tls: tls.map(Arc::new),
         accepted: sender,
-        connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        connections: Arc::new(Semaphore::new(connections_max)),
         handshakes: Arc::default(),
         failures,
     };
-    Ok((HubListener { address, accepted: receiver }, acceptor))
+    Ok((PeerListener { address, accepted: receiver }, acceptor))
 }
 
-impl Acceptor {
+impl PeerAcceptor {
     /// Accepts connections until the server ends.
-    pub(super) async fn run(self) {
+    pub async fn run(self) {
         loop {
             let accepted = tokio::select! {
                 accepted = self.listener.accept() => accepted,
@@ -150,7 +150,7 @@ impl Acceptor {
         tcp.set_nodelay(true).ok();
         let Some(tls) = self.tls.clone() else {
             let stream = AcceptedStream { transport: AcceptedTransport::Plaintext(tcp), _permit: permit };
-            self.accepted.send((stream, HubPeer { address, identity: None })).await.ok();
+            self.accepted.send((stream, ConnectedClient { address, identity: None })).await.ok();
             return;
         };
         let slot = match HandshakeSlot::take(&self.handshakes, address) {
@@ -175,7 +175,7 @@ impl Acceptor {
                         }
                     };
                     let stream = AcceptedStream { transport, _permit: permit };
-                    accepted.send((stream, HubPeer { address, identity })).await.ok();
+                    accepted.send((stream, ConnectedClient { address, identity })).await.ok();
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
@@ -193,30 +193,46 @@ impl Acceptor {
     }
 }
 
-impl Listener for HubListener {
-    type Io = AcceptedStream;
-    type Addr = HubPeer;
-
-    async fn accept(&mut self) -> (AcceptedStream, HubPeer) {
+impl PeerListener {
+    /// Returns the next connection; waits for ever once the acceptor has ended.
+    pub async fn accept(&mut self) -> (AcceptedStream, ConnectedClient) {
         match self.accepted.recv().await {
             Some(accepted) => accepted,
-            // The acceptor has ended, so the hub stops.
+            // The acceptor has ended, so the process stops.
             None => std::future::pending().await,
         }
     }
 
-    fn local_addr(&self) -> io::Result<HubPeer> {
-        Ok(HubPeer { address: self.address, identity: None })
+    /// Returns the address of the listener.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 
-impl Connected<IncomingStream<'_, HubListener>> for HubPeer {
-    fn connect_info(stream: IncomingStream<'_, HubListener>) -> HubPeer {
+#[cfg(feature = "axum")]
+impl axum::serve::Listener for PeerListener {
+    type Io = AcceptedStream;
+    type Addr = ConnectedClient;
+
+    async fn accept(&mut self) -> (AcceptedStream, ConnectedClient) {
+        PeerListener::accept(self).await
+    }
+
+    fn local_addr(&self) -> io::Result<ConnectedClient> {
+        Ok(ConnectedClient { address: self.address, identity: None })
+    }
+}
+
+#[cfg(feature = "axum")]
+impl axum::extract::connect_info::Connected<axum::serve::IncomingStream<'_, PeerListener>>
+    for ConnectedClient
+{
+    fn connect_info(stream: axum::serve::IncomingStream<'_, PeerListener>) -> ConnectedClient {
         stream.remote_addr().clone()
     }
 }
 
-impl std::fmt::Display for HubPeer {
+impl std::fmt::Display for ConnectedClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.identity {
             Some(identity) => write!(f, "{} at {}", identity.id, self.address),
@@ -246,6 +262,28 @@ impl AsyncWrite for AcceptedStream {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
             AcceptedTransport::Anonymous { stream, .. } => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().transport {
+            AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_write_vectored(cx, slices),
+            AcceptedTransport::Anonymous { stream, .. } => {
+                Pin::new(stream.as_mut()).poll_write_vectored(cx, slices)
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.transport {
+            AcceptedTransport::Plaintext(stream) => stream.is_write_vectored(),
+            AcceptedTransport::Tls(stream) => stream.is_write_vectored(),
+            AcceptedTransport::Anonymous { stream, .. } => stream.is_write_vectored(),
         }
     }
 

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use regions::network::client_network;
+
 /// Maximum number of slots.
 pub const SLOTS_MAX: usize = 256;
 /// Maximum number of slots of one network, so that none excludes all others.
@@ -40,7 +42,7 @@ impl HandshakeSlots {
         if self.taken >= SLOTS_MAX {
             return Err(NoSlot::Full);
         }
-        let of_network = self.by_network.entry(network(address)).or_default();
+        let of_network = self.by_network.entry(client_network(address)).or_default();
         if *of_network >= SLOTS_PER_NETWORK_MAX {
             return Err(NoSlot::NetworkFull);
         }
@@ -51,21 +53,13 @@ impl HandshakeSlots {
 
     /// Releases a slot that was taken for this address.
     pub fn release(&mut self, address: IpAddr) {
-        let network = network(address);
+        let network = client_network(address);
         let Some(of_network) = self.by_network.get_mut(&network) else { return };
         *of_network -= 1;
         if *of_network == 0 {
             self.by_network.remove(&network);
         }
         self.taken -= 1;
-    }
-}
-
-/// Returns the address, or the network of 64 bits of an IPv6 address, of which a client has all.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => IpAddr::V6((u128::from(address) >> 64 << 64).into()),
     }
 }
 
