@@ -120,7 +120,7 @@ impl Checker {
             ConfigKind::Spoke => drop(read_spoke(&document, &files, None)),
             ConfigKind::Gateway => drop(EdgeConfig::read(&document, &files)),
             ConfigKind::Hub => drop(HubConfig::read(&document, &files)),
-            ConfigKind::Replica => drop(replica::Config::read(&document)),
+            ConfigKind::Replica => drop(replica::Config::read(&document, &files)),
             ConfigKind::Drill => drop(drill::read_document(&document, files.base, catalogue, false)),
             ConfigKind::Deployments => drop(regions::deployment::read_deployments(&document, catalogue)),
             ConfigKind::AppliedTenants => drop(regions::tenant::read_tenants(&document, catalogue)),

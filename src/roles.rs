@@ -8,11 +8,13 @@ use crate::cli::{
 };
 use crate::log::{self, LogWriterThread};
 use crate::pki::{Joined, join};
+use crate::up::scripted;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals};
 use gateway::receipts::ReceiptsConfig;
+use identity::Transport;
 use resolver::Resolver;
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
@@ -84,7 +86,8 @@ pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
             Ok(config) => config,
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
-    run(joined, async |stop| spoke_parts(config, receipts, stop).await)
+    let replicas = config.scaling.as_ref().and_then(|scaling| scaling.replica_identity(&config.transport));
+    run(joined.with_replicas(replicas), async |stop| spoke_parts(config, receipts, stop).await)
 }
 
 /// Configuration of a spoke, with that of its ingress.
@@ -155,7 +158,11 @@ async fn spoke_parts(
 
 /// Runs a replica.
 pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
-    let config = match read_config(&options.config, |document, _| replica::Config::read(document)) {
+    let joined = match join(&options.config, options.join.as_deref()) {
+        Ok(joined) => joined,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
+    let config = match read_config(&options.config, replica::Config::read) {
         Ok(config) => config,
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
@@ -164,8 +171,10 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
             Ok(keeper) => keeper,
             Err(problem) => return fail(EXIT_USAGE, &[problem]),
         };
+    // A replica that a spoke has started uses the folder that the spoke keeps current.
+    let joined = if keeper.is_some() { Joined::elsewhere() } else { joined };
     let region = options.region.clone();
-    run(Joined::elsewhere(), async |stop| {
+    run(joined, async |stop| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
@@ -173,8 +182,17 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
 
 /// Runs a replica with simulated computation.
 pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
-    run(Joined::elsewhere(), async |stop| {
-        crate::up::scripted::run(options, stopped(stop), |address| ready("replica", None, address)).await
+    let read = || -> Result<_, Vec<String>> {
+        let Some(config) = &options.config else { return Ok((Joined::elsewhere(), Transport::Loopback)) };
+        let joined = join(config, options.join.as_deref())?;
+        Ok((joined, read_config(config, scripted::read)?))
+    };
+    let (joined, transport) = match read() {
+        Ok(read) => read,
+        Err(problems) => return fail(EXIT_FAILED, &problems),
+    };
+    run(joined, async |stop| {
+        scripted::run(options, transport, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 /// Maximum size of a buffered response: some 200 vectors of 384 numbers, as text.
 pub(crate) const BUFFERED_RESPONSE_MAX: usize = 1 << 20;
 
-/// Connect timeout of status requests to a region. No client waits for them, and the round-trip time is measured from
+/// Connect timeout of status requests. No client waits for them, and the round-trip time is measured from
 /// when the connection is open.
 const STATUS_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -93,15 +93,15 @@ impl Upstream {
         Ok(Upstream { http1_client: Arc::new(Http1Client::over(connector.clone())), connector, http2_client })
     }
 
-    /// Creates the client of an ingress for its replicas: plaintext, since the network between them already carries the
-    /// request unencrypted.
-    pub(crate) fn within_the_region(resolver: Resolver) -> Upstream {
-        let connector = Arc::new(Connector::within_the_region(resolver));
-        Upstream {
-            http1_client: Arc::new(Http1Client::over(connector.clone())),
-            connector,
-            http2_client: None,
-        }
+    /// Creates the client of an ingress for the replicas of its region.
+    pub(crate) fn to_replicas(
+        transport: &Transport,
+        catalogue: &Arc<Catalogue>,
+        resolver: Resolver,
+    ) -> Result<Upstream, rustls::Error> {
+        let connector = Arc::new(Connector::to_replicas(transport, catalogue, resolver)?);
+        let http1_client = Arc::new(Http1Client::over(connector.clone()));
+        Ok(Upstream { http1_client, connector, http2_client: None })
     }
 
     /// Returns the counters of connections that failed before a request was sent.
@@ -146,7 +146,7 @@ impl Upstream {
         }
     }
 
-    /// Sends a request of the gateway itself to a region and buffers the response, of at most `whole_max` bytes; also
+    /// Sends a request of this process itself, without a client's body, and buffers the response, of at most `whole_max` bytes; also
     /// returns the time from request to response.
     pub(crate) async fn send_own(
         &self,

@@ -5,6 +5,7 @@ use crate::certificate::TlsIdentity;
 use crate::revocation::Revocations;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
+use regions::set::RegionIndex;
 use regions::spiffe::{Role, SpiffeId, WrongPeer};
 use rustls::pki_types::CertificateDer;
 use std::path::{Path, PathBuf};
@@ -136,6 +137,11 @@ impl ProcessIdentity {
     /// Returns the name of this process.
     pub fn own(&self) -> &SpiffeId {
         &self.own
+    }
+
+    /// Returns the region of this process in its catalogue; `None` for a person, or without a catalogue.
+    pub fn own_region(&self) -> Option<RegionIndex> {
+        self.catalogue.as_ref()?.index_of(self.own.region()?)
     }
 
     /// Returns the certificate with its key.

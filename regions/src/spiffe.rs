@@ -172,6 +172,20 @@ impl SpiffeId {
         }
     }
 
+    /// Returns the name of a process of another role in the same region.
+    ///
+    /// # Errors
+    ///
+    /// [`WrongPeer::InvalidId`] if either is the name of a person.
+    pub fn with_role(&self, role: Role) -> Result<SpiffeId, WrongPeer> {
+        match &self.owner {
+            Owner::Process { region, jurisdiction } => {
+                SpiffeId::process(&self.domain, role, region, jurisdiction)
+            }
+            Owner::Person(_) => Err(WrongPeer::InvalidId),
+        }
+    }
+
     /// Returns the trust domain.
     pub fn domain(&self) -> &str {
         &self.domain

@@ -14,12 +14,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
-use axum::serve::ListenerExt;
+use identity::{AcceptedPeers, ProcessIdentity, ServerTls, Transport, listener};
+use regions::spiffe::Role;
 use replica_api::identity::IdentityV1;
 use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
 use replica_api::input::Readable;
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, UnknownName};
+use supervision::task::{essential, supervise};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -35,9 +37,9 @@ use crate::events::{
     DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsIgnored,
 };
 use crate::http;
-use crate::identity;
 use crate::metrics::Metrics;
 use crate::model::ModelDir;
+use crate::model_identity;
 use crate::purpose::Purpose;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
@@ -48,6 +50,9 @@ use crate::vectors::RowCache;
 /// Time for requests in flight to finish on shutdown. The longest request consists of two batches, which take less; ten
 /// seconds fit into the default grace period of common orchestrators.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Maximum number of open connections: more than the requests in flight of the spokes of a region.
+const CONNECTIONS_MAX: usize = 8192;
 
 /// Reason why a replica does not serve.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +84,9 @@ pub enum ServeError {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
+    /// TLS cannot be set up.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(String),
     /// The listener failed.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
@@ -90,13 +98,21 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
-    let listen_failed = |reason| ServeError::Listen { address: config.listen, reason };
-    let listener = TcpListener::bind(config.listen).await.map_err(listen_failed)?;
-    let address = listener.local_addr().map_err(listen_failed)?;
+    let Config { listen, operations, ref transport, .. } = config;
+    let listener = bind(listen).await?;
+    let operations = match operations {
+        Some(address) => Some(bind(address).await?),
+        None => None,
+    };
+    let address = listener.local_addr().map_err(|reason| ServeError::Listen { address: listen, reason })?;
     Listening { on: address }.record();
+    if matches!(transport, Transport::Plaintext) {
+        // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
+        tracing::warn!(on = %address, "replica accepts plaintext connections because of [identity]");
+    }
 
     let app = Arc::new(App::new(&config));
-    let mut server = Server::start(listener, &app);
+    let mut server = Server::start(listener, operations, transport, &app)?;
     tokio::select! {
         () = shutdown => {}
         Err(error) = serve(&app, config, &mut server, || ready(address)) => return Err(error),
@@ -105,6 +121,10 @@ pub async fn run(
     Draining.record();
     server.drain().await;
     Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(address).await.map_err(|reason| ServeError::Listen { address, reason })
 }
 
 /// Loads the model, then serves until the listener ends.
@@ -122,19 +142,39 @@ async fn serve(
     server.ended().await.map_err(ServeError::Serve)
 }
 
-/// Listener and its connections.
+/// Listeners and their connections.
 struct Server {
     /// A single task; aborted on drop.
     task: JoinSet<io::Result<()>>,
+    /// Acceptor of connections, listener for operators and reload of the identity; aborted on drop.
+    _others: JoinSet<()>,
     end: watch::Sender<bool>,
 }
 
 impl Server {
-    fn start(listener: TcpListener, app: &Arc<App>) -> Server {
-        // A response is written in one piece, so Nagle's algorithm can only delay it.
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
+    fn start(
+        listener: TcpListener,
+        operations: Option<TcpListener>,
+        transport: &Transport,
+        app: &Arc<App>,
+    ) -> Result<Server, ServeError> {
+        let mut others = JoinSet::new();
+        if let Some(identity) = transport.identity().cloned() {
+            others.spawn(supervise("identity", move || identity.clone().follow()));
+        }
+        let tls = transport.identity().map(server_tls).transpose()?;
+        let (listener, acceptor) =
+            listener::listen(listener, tls, CONNECTIONS_MAX, Arc::clone(&app.metrics.refused))
+                .map_err(ServeError::Serve)?;
+        others.spawn(async {
+            essential("connections", acceptor.run()).await;
         });
+        if let Some(operations) = operations {
+            let server = axum::serve(operations, http::operations_router(Arc::clone(app))).into_future();
+            others.spawn(async {
+                essential("operations", async { drop(server.await) }).await;
+            });
+        }
         let (end, mut ended) = watch::channel(false);
         let server =
             axum::serve(listener, http::router(Arc::clone(app))).with_graceful_shutdown(async move {
@@ -143,7 +183,7 @@ impl Server {
             });
         let mut task = JoinSet::new();
         task.spawn(server.into_future());
-        Server { task, end }
+        Ok(Server { task, _others: others, end })
     }
 
     /// Waits until the server has ended.
@@ -162,6 +202,12 @@ impl Server {
             DrainLimitReached { after: DRAIN_LIMIT }.record();
         }
     }
+}
+
+/// Returns the TLS of the listener, which accepts the spokes of the replica's region.
+fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> {
+    let accepted = AcceptedPeers { roles: &[Role::Spoke], region: identity.own_region() };
+    ServerTls::new(identity, accepted, &[b"http/1.1"]).map_err(|error| ServeError::Tls(error.to_string()))
 }
 
 /// Loads the model and starts its threads.
@@ -228,7 +274,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
         max_input_tokens: description.max_tokens,
         vocabulary: description.vocabulary,
     };
-    let identity = IdentityV1::from(&identity::of(&info, task, description.engine, &model.prompts));
+    let identity = IdentityV1::from(&model_identity::of(&info, task, description.engine, &model.prompts));
     let revision = HeaderValue::from_str(&identity.revision).expect("hexadecimal digits are a header value");
     Ok(Service {
         tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,

@@ -20,3 +20,6 @@ mod actuator;
 mod events;
 mod log;
 mod respond;
+
+/// Variable with the join token of a process. The processes that it starts must not inherit it.
+pub const JOIN_TOKEN_VARIABLE: &str = "MERIDIAN_JOIN_TOKEN";

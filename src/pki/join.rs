@@ -12,22 +12,40 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     folder: Option<IdentityFolder>,
+    /// Identity folder of the replicas that this spoke starts.
+    replicas: Option<IdentityFolder>,
 }
 
 impl Joined {
     /// Returns the value of a process whose folder is kept current elsewhere.
     pub(crate) fn elsewhere() -> Joined {
-        Joined { folder: None }
+        Joined { folder: None, replicas: None }
     }
 
-    /// Keeps the folder current until the process ends.
+    /// Returns the same, with the identity folder of the replicas that this spoke starts.
+    pub(crate) fn with_replicas(self, dir: Option<PathBuf>) -> Joined {
+        Joined { replicas: dir.map(IdentityFolder::new), ..self }
+    }
+
+    /// Keeps the folders current until the process ends.
     pub(crate) async fn follow(self) {
         let Some(folder) = self.folder else { return };
-        if let Err(error) = membership::follow(folder.clone()).await {
-            // The present certificate is used until it expires. Check the folder, and restart the process.
-            tracing::error!(folder = %folder.path().display(), %error, "identity folder unreadable");
-        }
+        let replicas = async {
+            if let Some(replicas) = self.replicas {
+                let followed = membership::follow_replicas(folder.clone(), replicas.clone()).await;
+                report_unreadable(&replicas, followed);
+            }
+        };
+        let own = async { report_unreadable(&folder, membership::follow(folder.clone()).await) };
+        tokio::join!(own, replicas);
         // A folder that another tool fills has nothing to follow.
+    }
+}
+
+fn report_unreadable(folder: &IdentityFolder, followed: std::io::Result<()>) {
+    if let Err(error) = followed {
+        // The present certificate is used until it expires. Check the folder, and restart the process.
+        tracing::error!(folder = %folder.path().display(), %error, "identity folder unreadable");
     }
 }
 
@@ -59,7 +77,7 @@ pub(crate) fn join(config: &Path, token: Option<&str>) -> Result<Joined, Vec<Str
         let joined = runtime.block_on(authority::join(&folder, &token));
         joined.map_err(|error| vec![format!("--join: {error}")])?;
     }
-    Ok(Joined { folder: Some(folder) })
+    Ok(Joined { folder: Some(folder), replicas: None })
 }
 
 /// Returns whether a process must join: a certificate of the folder is kept as long as it is valid.

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
+mod endpoints;
+
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;

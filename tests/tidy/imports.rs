@@ -63,7 +63,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("trtllm", &[]),
     (
         "replica",
-        &["configuration", "replica-api", "replica-core", "metrics", "regions", "trtllm", "supervision"],
+        &[
+            "configuration",
+            "identity",
+            "replica-api",
+            "replica-core",
+            "metrics",
+            "regions",
+            "trtllm",
+            "supervision",
+        ],
     ),
     ("loadtest", &["configuration", "http1", "replica-api", "regions"]),
 ];

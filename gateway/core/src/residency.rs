@@ -189,8 +189,13 @@ impl Peer {
     /// # Errors
     ///
     /// If it is no region of this fleet, or it has another residency policy than in the catalogue.
-    pub fn proven(shown: &SpiffeId, own: &SpiffeId, catalogue: &Catalogue) -> Result<Peer, WrongPeer> {
-        shown.verify_as(&[Role::Spoke], None, own, Some(catalogue)).map(Peer)
+    pub fn proven(
+        role: Role,
+        shown: &SpiffeId,
+        own: &SpiffeId,
+        catalogue: &Catalogue,
+    ) -> Result<Peer, WrongPeer> {
+        shown.verify_as(&[role], None, own, Some(catalogue)).map(Peer)
     }
 }
 

@@ -1,7 +1,8 @@
-//! Connector of a gateway: opens connections to regions and verifies their identity.
+//! Connector to the next hop: opens connections of a gateway to regions, or of a spoke to the replicas of its region, and
+//! verifies the identity of the peer.
 //!
-//! Every failure is counted, and only a change of the cause is logged: a gateway polls the report of each region five
-//! times a second, and a log line for each failed poll would hide everything else.
+//! Every failure is counted, and only a change of the cause is logged: the status of each peer is polled five times a
+//! second, and a log line for each failed poll would hide everything else.
 
 use super::stream::TransportStream;
 use super::{HTTP1, HTTP2};
@@ -28,6 +29,9 @@ use tokio::time::timeout;
 /// process, beside replicas that use every core. A slow handshake delays no request: the request plan retries elsewhere
 /// at its own deadline.
 const HANDSHAKE_MIN: Duration = Duration::from_secs(1);
+/// Maximum number of upstreams whose last failure is remembered: those that were removed while they failed stay until
+/// then. Beyond it, the failures of all are logged once more.
+const LAST_FAILURES_MAX: usize = 1024;
 /// Offered protocols.
 const HTTP1_ONLY: &[&[u8]] = &[HTTP1];
 const HTTP2_FIRST: &[&[u8]] = &[HTTP2, HTTP1];
@@ -35,14 +39,16 @@ const HTTP2_FIRST: &[&[u8]] = &[HTTP2, HTTP1];
 /// Opens connections to the next hop.
 pub(crate) struct Connector {
     mode: Mode,
+    /// Role of the peers.
+    role: Role,
     /// Whether HTTP/2 is used where the peer supports it.
     http2: bool,
-    /// Names of the regions for logs; `None` within a region.
-    catalogue: Option<Arc<Catalogue>>,
+    /// Jurisdictions of the regions, and their names for logs.
+    catalogue: Arc<Catalogue>,
     resolver: Resolver,
     failures: ConnectionFailures,
-    /// Last logged failure of each region, removed when the region responds again.
-    last_failures: Mutex<BTreeMap<RegionIndex, ConnectionFailureCause>>,
+    /// Last logged failure of each upstream, removed when it responds again.
+    last_failures: Mutex<BTreeMap<UpstreamKey, ConnectionFailureCause>>,
 }
 
 /// Upstream of a connection. The address alone is not sufficient: it may be reassigned to another region, to which open
@@ -70,13 +76,27 @@ enum Mode {
 }
 
 impl Connector {
-    /// Creates a connector for replicas within a region.
-    pub(crate) fn within_the_region(resolver: Resolver) -> Connector {
-        Connector::new(Mode::Plaintext, false, None, resolver)
+    /// Creates a connector from a spoke to the replicas of its region. They have HTTP/1.1.
+    pub(crate) fn to_replicas(
+        transport: &Transport,
+        catalogue: &Arc<Catalogue>,
+        resolver: Resolver,
+    ) -> Result<Connector, rustls::Error> {
+        Connector::new(Role::Replica, transport, false, catalogue, resolver)
     }
 
     /// Creates a connector from a gateway to regions.
     pub(crate) fn to_regions(
+        transport: &Transport,
+        http2: bool,
+        catalogue: &Arc<Catalogue>,
+        resolver: Resolver,
+    ) -> Result<Connector, rustls::Error> {
+        Connector::new(Role::Spoke, transport, http2, catalogue, resolver)
+    }
+
+    fn new(
+        role: Role,
         transport: &Transport,
         http2: bool,
         catalogue: &Arc<Catalogue>,
@@ -90,12 +110,9 @@ impl Connector {
                 Mode::Tls(Box::new(TlsClient::new(identity.clone(), protocols)?))
             }
         };
-        Ok(Connector::new(mode, http2, Some(catalogue.clone()), resolver))
-    }
-
-    fn new(mode: Mode, http2: bool, catalogue: Option<Arc<Catalogue>>, resolver: Resolver) -> Connector {
+        let (catalogue, failures) = (catalogue.clone(), ConnectionFailures::default());
         let last_failures = Mutex::independent(BTreeMap::new());
-        Connector { mode, http2, catalogue, resolver, failures: ConnectionFailures::default(), last_failures }
+        Ok(Connector { mode, role, http2, catalogue, resolver, failures, last_failures })
     }
 
     /// Returns the failure counters.
@@ -121,7 +138,7 @@ impl Connector {
                 remote,
             });
         };
-        let expected = ExpectedPeer { role: Role::Spoke, region: Some(*region) };
+        let expected = ExpectedPeer { role: self.role, region: Some(*region) };
         let limit_tls = limit.max(HANDSHAKE_MIN);
         let mut connected = timeout(limit_tls, tls.resume(expected, tcp)).await;
         if matches!(connected, Ok(Ok(None))) {
@@ -154,9 +171,7 @@ impl Connector {
     ) -> Result<PeerConnection, AttemptFailure> {
         let http2 = connected.protocol() == Some(HTTP2);
         let ConnectedPeer { stream, peer } = connected;
-        let catalogue =
-            self.catalogue.as_ref().expect("connections with TLS lead to regions of the catalogue");
-        match Peer::proven(&peer.id, tls.identity().own(), catalogue) {
+        match Peer::proven(self.role, &peer.id, tls.identity().own(), &self.catalogue) {
             Ok(peer) => {
                 let stream = TransportStream::Tls(Box::new(stream));
                 Ok(PeerConnection { stream, peer, http2, remote })
@@ -197,10 +212,11 @@ impl Connector {
         &self.resolver
     }
 
-    /// Records a response of the region: an earlier failure is over.
-    pub(crate) fn mark_healthy(&self, region: RegionIndex) {
-        if matches!(self.mode, Mode::Tls(_)) && self.last_failures().remove(&region).is_some() {
-            tracing::info!(region = self.region_name(region), "connection to a region restored");
+    /// Records a response of the upstream: an earlier failure is over.
+    pub(crate) fn mark_healthy(&self, key: &UpstreamKey) {
+        if matches!(self.mode, Mode::Tls(_)) && self.last_failures().remove(key).is_some() {
+            let (region, address) = (self.region_name(key.region), &key.address);
+            tracing::info!(peer = self.role.as_str(), region, %address, "connection restored");
         }
     }
 
@@ -218,9 +234,15 @@ impl Connector {
         cause: ConnectionFailureCause,
         error: &dyn std::fmt::Display,
     ) -> AttemptFailure {
-        let is_new = self.last_failures().insert(key.region, cause) != Some(cause);
-        let (region, address) = (self.region_name(key.region), &key.address);
-        HopFailed { region, address, cause, error, is_new }.record(&self.failures);
+        let is_new = {
+            let mut last_failures = self.last_failures();
+            if last_failures.len() >= LAST_FAILURES_MAX && !last_failures.contains_key(key) {
+                last_failures.clear();
+            }
+            last_failures.insert(key.clone(), cause) != Some(cause)
+        };
+        let (role, region, address) = (self.role, self.region_name(key.region), &key.address);
+        HopFailed { role, region, address, cause, error, is_new }.record(&self.failures);
         if cause == ConnectionFailureCause::WrongPeer {
             AttemptFailure::WrongPeer
         } else {
@@ -228,12 +250,12 @@ impl Connector {
         }
     }
 
-    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<RegionIndex, ConnectionFailureCause>> {
+    fn last_failures(&self) -> supervision::MutexGuard<'_, BTreeMap<UpstreamKey, ConnectionFailureCause>> {
         self.last_failures.lock()
     }
 
     /// Returns the name of a region for logs.
-    pub(crate) fn region_name(&self, region: RegionIndex) -> Option<&str> {
-        self.catalogue.as_ref().map(|catalogue| catalogue.region(region).id.as_str())
+    pub(crate) fn region_name(&self, region: RegionIndex) -> &str {
+        self.catalogue.region(region).id.as_str()
     }
 }

@@ -143,7 +143,7 @@ impl Http1Connection<'_> {
         match read_head(&mut connection).await {
             Ok(UpstreamHead { head, framing, keep_alive }) => {
                 if !reused {
-                    client.connector.mark_healthy(connection.key.region);
+                    client.connector.mark_healthy(&connection.key);
                 }
                 // If the request was not written completely, the peer may still wait for the rest of it.
                 let keep_alive = keep_alive && sent.is_ok();
@@ -297,8 +297,15 @@ mod tests {
         (address, tokio::spawn(serve))
     }
 
+    fn client_with(dns: &DnsSection) -> Http1Client {
+        let catalogue = Arc::new(regions::Catalogue::builtin());
+        let connector =
+            Connector::to_replicas(&identity::Transport::Loopback, &catalogue, Resolver::new(dns));
+        Http1Client::over(Arc::new(connector.unwrap()))
+    }
+
     fn client() -> Http1Client {
-        Http1Client::over(Arc::new(Connector::within_the_region(Resolver::new(&DnsSection::default()))))
+        client_with(&DnsSection::default())
     }
 
     async fn post(client: &Http1Client, address: SocketAddr) -> Result<(u16, Vec<u8>), AttemptFailure> {
@@ -453,9 +460,7 @@ mod tests {
     #[tokio::test]
     async fn a_change_of_the_addresses_under_load_moves_all_requests_and_loses_none() {
         let dns = DnsServer::start().await;
-        let client = Http1Client::over(Arc::new(Connector::within_the_region(Resolver::new(&DnsSection {
-            servers: vec![dns.address],
-        }))));
+        let client = client_with(&DnsSection { servers: vec![dns.address] });
         let first = TcpListener::bind("127.0.0.2:0").await.unwrap();
         let port = first.local_addr().unwrap().port();
         let second = TcpListener::bind(("127.0.0.3", port)).await.unwrap();

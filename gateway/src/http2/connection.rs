@@ -234,7 +234,7 @@ impl SentRequest {
     pub(super) fn into_body(self, body: RecvStream) -> Http2Body {
         let state = &self.permit.0;
         if !state.has_responded.swap(true, Relaxed) {
-            state.connector.mark_healthy(state.key.region);
+            state.connector.mark_healthy(&state.key);
         }
         Http2Body { body, _request: self }
     }

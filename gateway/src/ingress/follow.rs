@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 
 /// Follows the list; `changed` signals a new one.
-pub(super) async fn replicas(ingress: Arc<Ingress>, client: reqwest::Client, changed: Arc<Notify>) {
+pub(super) async fn replicas(ingress: Arc<Ingress>, changed: Arc<Notify>) {
     let mut probes = JoinSet::new();
     let mut by_number: BTreeMap<usize, AbortHandle> = BTreeMap::new();
     loop {
@@ -25,10 +25,9 @@ pub(super) async fn replicas(ingress: Arc<Ingress>, client: reqwest::Client, cha
         });
         for (number, address) in replicas {
             by_number.entry(number).or_insert_with(|| {
-                let (client, spoke) = (client.clone(), ingress.spoke.clone());
-                let hold = ingress.hold.clone();
+                let ingress = ingress.clone();
                 probes.spawn(supervise("replica status", move || {
-                    probe::watch(number, address.clone(), client.clone(), spoke.clone(), hold.clone())
+                    probe::watch(number, address.clone(), ingress.clone())
                 }))
             });
         }

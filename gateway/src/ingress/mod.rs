@@ -93,7 +93,7 @@ pub struct IngressConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
-    /// Transport security of the listener; without an identity, it is unauthenticated plaintext.
+    /// Transport security of the listener and of connections to replicas; without an identity, plaintext.
     pub transport: Transport,
     /// Plaintext address for operators; without it, operators use the address for gateways.
     pub operations: Option<SocketAddr>,
@@ -139,9 +139,6 @@ pub enum IngressError {
     /// The body threads cannot be started.
     #[error("the threads for large bodies cannot be started: {0}")]
     Threads(#[source] io::Error),
-    /// The HTTP client for the status of replicas cannot be created.
-    #[error("the HTTP client for replicas cannot be created: {0}")]
-    Client(#[from] reqwest::Error),
 }
 
 /// Runs an ingress until `shutdown`, then drains. Calls `ready` once, when gateways can connect.
@@ -186,7 +183,6 @@ pub async fn run(
         }
         None => (None, None),
     };
-    let client = reqwest::Client::builder().no_proxy().dns_resolver(resolver.clone()).build()?;
     let IngressSignals { wake, changed } = signals;
     let hold = Arc::new(Hold::new(spoke.clone(), wake));
     let mut tasks = JoinSet::new();
@@ -203,13 +199,13 @@ pub async fn run(
     let ingress = Ingress {
         region,
         here,
+        upstream: Upstream::to_replicas(&transport, &catalogue, resolver)?,
         catalogue,
         spoke: spoke.clone(),
         report_encoder: Mutex::new(ReportEncoder::default()),
         replicas: Arc::new(Replicas::new(spoke.clone(), hold.clone())),
         hold,
         health: HealthCheck::default(),
-        upstream: Upstream::within_the_region(resolver),
         body_reader: BodyReader::new(BodyLimits::from_gateways(timeouts.body))
             .map_err(IngressError::Threads)?,
         metrics: IngressMetrics::default(),
@@ -227,7 +223,7 @@ pub async fn run(
     let ingress = Arc::new(ingress);
     tasks.spawn({
         let ingress = ingress.clone();
-        supervise("replicas", move || follow::replicas(ingress.clone(), client.clone(), changed.clone()))
+        supervise("replicas", move || follow::replicas(ingress.clone(), changed.clone()))
     });
     let drained = tokio::sync::watch::Sender::new(false);
     let operators = async {

@@ -1,66 +1,80 @@
 //! Probe of one replica. Each result may release held requests at once.
 
-use super::hold::Hold;
+use super::Ingress;
 use crate::events::ReplicaMismatch;
+use crate::hop::UpstreamKey;
+use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
+use crate::upstream::ResponseBody;
+use bytes::Bytes;
+use gateway_core::outcome::AttemptFailure;
 use regions::HostPort;
 use replica_api::status::{StateV1, StatusV1};
-use scheduler_core::spoke::{ReplicaStatus, Spoke};
+use scheduler_core::spoke::ReplicaStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use supervision::Mutex;
+use tokio::time::timeout;
 
 /// Interval of the status requests: the report period of the region.
 const PERIOD: Duration = Duration::from_millis(200);
 /// Timeout of a status request. A replica that computes on all cores responds late, but it responds.
 const TIMEOUT: Duration = Duration::from_millis(900);
+/// Maximum size of a status: that of one with the names of all its deployments is some kilobytes.
+const STATUS_BYTES_MAX: usize = 64 << 10;
+/// Path of the status.
+const STATUS: &str = "/status";
 
 /// Polls the status of the replica at `address`.
-pub(super) async fn watch(
-    number: usize,
-    address: HostPort,
-    client: reqwest::Client,
-    spoke: Arc<Mutex<Spoke>>,
-    hold: Arc<Hold>,
-) {
-    let url = format!("http://{address}/status");
-    let region = spoke.lock().region().clone();
+pub(super) async fn watch(number: usize, address: HostPort, ingress: Arc<Ingress>) {
+    let (spoke, key) = (&ingress.spoke, UpstreamKey { region: ingress.here, address });
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        match probe(&client, &url).await {
-            Ok(observed) => {
+        match timeout(TIMEOUT, probe(&ingress, &key)).await {
+            Ok(Ok(observed)) => {
                 let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
                 mismatches
                     .into_iter()
-                    .for_each(|mismatch| ReplicaMismatch { region: &region, mismatch }.record());
+                    .for_each(|mismatch| ReplicaMismatch { region: &ingress.region, mismatch }.record());
             }
-            Err(ProbeError::Http(error)) if error.is_timeout() => {
-                tracing::debug!(url, "replica status request timed out");
-                spoke.lock().replica_late(number, Instant::now());
-            }
-            Err(error) => {
-                tracing::debug!(url, %error, "replica status request failed");
+            Ok(Err(error)) => {
+                tracing::debug!(address = %key.address, %error, "replica status request failed");
                 spoke.lock().replica_failed(number, Instant::now());
+            }
+            Err(_) => {
+                tracing::debug!(address = %key.address, "replica status request timed out");
+                spoke.lock().replica_late(number, Instant::now());
             }
         }
         if spoke.lock().any_request_held() {
-            hold.call();
+            ingress.hold.call();
         }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 enum ProbeError {
-    #[error("{0}")]
-    Http(#[from] reqwest::Error),
+    #[error("{0:?}")]
+    NoResponse(AttemptFailure),
+    #[error("status code {0}")]
+    Code(http::StatusCode),
     #[error("invalid status: {0}")]
     Status(String),
 }
 
-async fn probe(client: &reqwest::Client, url: &str) -> Result<ReplicaStatus, ProbeError> {
-    let response = client.get(url).timeout(TIMEOUT).send().await?.error_for_status()?;
-    observed(response.json().await?).map_err(ProbeError::Status)
+async fn probe(ingress: &Ingress, key: &UpstreamKey) -> Result<ReplicaStatus, ProbeError> {
+    let mut head = RequestHead::new(UpstreamMethod::Get).for_path(STATUS);
+    head.put("host", AUTHORITY);
+    let sent = ingress.upstream.send_own(key, &head, &Bytes::new(), STATUS_BYTES_MAX).await;
+    let (response, _) = sent.map_err(ProbeError::NoResponse)?;
+    if !response.head.status.is_success() {
+        return Err(ProbeError::Code(response.head.status));
+    }
+    let ResponseBody::Buffered(body) = response.body else {
+        return Err(ProbeError::Status(format!("it has no length, or more than {STATUS_BYTES_MAX} bytes")));
+    };
+    let status = serde_json::from_slice(&body).map_err(|error| ProbeError::Status(error.to_string()))?;
+    observed(status).map_err(ProbeError::Status)
 }
 
 /// Converts a replica's status to the region's observation.

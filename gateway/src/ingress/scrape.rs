@@ -9,6 +9,7 @@ use crate::receipts::ReceiptScrape;
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use identity::ConnectionFailureCause;
 use metrics::page::RoleMetrics;
 use metrics::{ByName, Label, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
@@ -68,6 +69,9 @@ metric_set! {
         policy_max_age: Option<Duration> = "meridian_ingress_policy_max_age_seconds",
         /// Connections of gateways.
         listener: ListenerScrape<'a> = set,
+        /// Connections to replicas that failed before a request was sent, by cause.
+        replica_connection_failures: &'a metrics::Family<ConnectionFailureCause> =
+            "meridian_ingress_replica_connection_failures_total" ["cause"],
         /// Resolution of the names of replicas and hubs.
         names: ResolverMetrics<'a> = set,
         /// Retries that the budget allows now.
@@ -166,6 +170,7 @@ impl Ingress {
                 bodies_bytes,
                 bodies_bytes_max: bodies_max.total,
             },
+            replica_connection_failures: &self.upstream.hop_failures().counts,
             names: self.upstream.names(),
             retries_left,
             replica_in_flight: replicas.iter().map(|state| (state.target, state.in_flight)).collect(),

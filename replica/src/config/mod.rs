@@ -6,12 +6,16 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use configuration::{ConfigFile, Problem, section, text_values};
+use configuration::{ConfigFile, Files, Problem, section, text_values};
+use identity::{IdentitySection, OwnName, Transport};
+use regions::Catalogue;
+use regions::spiffe::Role;
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 
@@ -57,6 +61,13 @@ section! {
         embedding_cache_bytes: u64 = 0, in 0..=MAX_EMBEDDING_CACHE_BYTES, fix "or leave it out to disable the cache";
         /// Whether `/v1/embeddings` accepts token ids from clients that do not name their tokenizer.
         token_inputs: bool = false;
+        /// Plaintext listener for operators and probes: `/health`, `/info`, `/status` and `/metrics`.
+        operations: Option<SocketAddr>, like "\"127.0.0.1:9001\"";
+        /// Catalogue of clouds and regions; the built-in one if absent. With an identity only.
+        catalogue: Option<PathBuf>;
+        /// Identity of the replica for mutual TLS 1.3 with the spokes of its region; without it, plaintext on this machine
+        /// only.
+        identity: Option<IdentitySection>;
     }
 }
 
@@ -110,7 +121,7 @@ section! {
 text_values! { ModelSource = "source of a model" }
 
 /// Validated configuration of a replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Address of the listener.
     pub listen: SocketAddr,
@@ -138,6 +149,10 @@ pub struct Config {
     pub embedding_cache_bytes: u64,
     /// Whether `/v1/embeddings` accepts token ids from clients that do not name the tokenizer that produced them.
     pub token_inputs: bool,
+    /// Address of the plaintext listener for operators; by default they use `listen`.
+    pub operations: Option<SocketAddr>,
+    /// Transport security of the listener.
+    pub transport: Transport,
 }
 
 /// Engine and its settings.
@@ -183,7 +198,9 @@ impl FromStr for Config {
     type Err = ConfigError;
 
     fn from_str(text: &str) -> Result<Config, ConfigError> {
-        ConfigFile::read(text, Config::read).map_err(|problems| ConfigError { problems })
+        let files = Files { base: Path::new("."), environment: None };
+        ConfigFile::read(text, |document| Config::read(document, &files))
+            .map_err(|problems| ConfigError { problems })
     }
 }
 
@@ -194,7 +211,7 @@ impl Config {
     }
 
     /// Reads the configuration.
-    pub fn read(document: &ConfigFile<'_>) -> Option<Config> {
+    pub fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Config> {
         let file: ReplicaFile = document.section()?;
         let names = file.names;
         for (index, name) in names.iter().flatten().enumerate() {
@@ -216,6 +233,10 @@ impl Config {
         }
         let max_queue_tokens = file.limits.unwrap_or_default().max_queue_tokens;
         let batch = file.batch.and_then(|section| section.validate(document, max_queue_tokens));
+        let transport = transport(document, files, file.identity, file.catalogue);
+        if let (Some(transport), Some(listen)) = (&transport, file.listen) {
+            transport.check_listener(document, "listen", &listen.into());
+        }
         Some(Config {
             engine: file.engine.and_then(|section| section.validate(document))?,
             listen: file.listen?,
@@ -230,8 +251,29 @@ impl Config {
             tuned: file.tuned?,
             embedding_cache_bytes: file.embedding_cache_bytes?,
             token_inputs: file.token_inputs?,
+            operations: file.operations?,
+            transport: transport?,
         })
     }
+}
+
+/// Reads the identity of a replica, whose certificate names the region, and the catalogue; records their problems.
+pub fn transport(
+    document: &ConfigFile<'_>,
+    files: &Files<'_>,
+    identity: Option<Option<IdentitySection>>,
+    catalogue: Option<Option<PathBuf>>,
+) -> Option<Transport> {
+    let (identity, catalogue) = (identity?, catalogue?);
+    if identity.is_none() && catalogue.is_some() {
+        document.problem("catalogue", "has no effect without [identity]; remove it, or add [identity]");
+    }
+    let catalogue = match catalogue {
+        None => Some(Catalogue::builtin()),
+        Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
+    };
+    let own = OwnName { roles: &[Role::Replica], region: None };
+    Transport::read(identity, document, files, Some(own), catalogue.map(Arc::new).as_ref())
 }
 
 impl EngineSection {

@@ -55,6 +55,19 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// Returns the routes of the listener for operators.
+pub(crate) fn operations_router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/health", get(health))
+        .route("/info", get(info))
+        .route("/status", get(status))
+        .route("/metrics", get(metrics))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn(identify))
+        .with_state(app)
+}
+
 /// Returns the handler of an operation.
 fn handler(operation: Operation) -> MethodRouter<Arc<App>> {
     match operation {

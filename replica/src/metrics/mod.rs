@@ -8,8 +8,9 @@
 
 mod labels;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use identity::{ConnectionFailureCause, ConnectionFailures};
 use metrics::page::RoleMetrics;
 use metrics::{Counter, Histogram, Info, Sizes, Sparse, TimeCounter, Total, metric_set};
 use replica_api::api::Operation;
@@ -88,6 +89,8 @@ metric_set! {
     struct ReplicaScrape<'a> {
         /// Counters.
         counts: &'a ReplicaCounts = set,
+        /// Connections that were rejected, by cause.
+        refused: &'a metrics::Family<ConnectionFailureCause> = "meridian_replica_connections_refused_total" ["cause"],
         /// Panics.
         panics: PanicMetrics = set,
         /// Requests with inputs in the queue.
@@ -179,6 +182,8 @@ pub(crate) struct ReplicaGauges {
 #[derive(Debug)]
 pub struct Metrics {
     pub(crate) counts: ReplicaCounts,
+    /// Connections that were rejected.
+    pub(crate) refused: Arc<ConnectionFailures>,
     gauges: Mutex<ReplicaGauges>,
     /// Description of the engine.
     described: OnceLock<EngineInfoV1>,
@@ -188,6 +193,7 @@ impl Default for Metrics {
     fn default() -> Metrics {
         Metrics {
             counts: ReplicaCounts::default(),
+            refused: Arc::default(),
             gauges: Mutex::independent(ReplicaGauges::default()),
             described: OnceLock::new(),
         }
@@ -243,6 +249,7 @@ impl Metrics {
         };
         let scrape = ReplicaScrape {
             counts: &self.counts,
+            refused: &self.refused.counts,
             panics: PanicMetrics::read(),
             queue_requests: queue(|load| load.requests),
             queue_inputs: queue(|load| load.queued.inputs),

@@ -56,6 +56,8 @@ pub const DRAIN: &str = "/v1/drains/{cloud}/{name}";
 pub const JOIN: &str = "/v1/pki/join";
 /// Renewal of the caller's certificate (`POST`).
 pub const RENEW: &str = "/v1/pki/renew";
+/// Certificate for the replicas that the calling spoke starts (`POST`).
+pub const REPLICA: &str = "/v1/pki/replica";
 /// Long poll of the trusted authorities and revoked certificates.
 pub const TRUST: &str = "/v1/pki/trust";
 /// Creation of a join token (`POST`).

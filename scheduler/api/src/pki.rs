@@ -57,7 +57,8 @@ pub struct JoinV1 {
     pub csr: String,
 }
 
-/// `POST /v1/pki/renew`: request for the next certificate of the caller.
+/// `POST /v1/pki/renew`: request for the next certificate of the caller. `POST /v1/pki/replica`: request of a spoke for a
+/// certificate of the replicas of its region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RenewV1 {
@@ -67,7 +68,7 @@ pub struct RenewV1 {
     pub csr: String,
 }
 
-/// Response to [`JoinV1`] and [`RenewV1`].
+/// Response to [`JoinV1`] and [`RenewV1`], with the certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IssuedV1 {
     /// Version of the message.

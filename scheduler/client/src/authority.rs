@@ -386,8 +386,36 @@ pub async fn renew(
     connection: &mut AuthorityConnection,
     addresses: &[String],
 ) -> Result<Membership, AuthorityError> {
+    request(folder, connection, paths::RENEW, addresses).await
+}
+
+/// Obtains a certificate for the replicas of a spoke's region and writes it to their folder, over a connection with the
+/// certificate of the spoke.
+///
+/// # Errors
+///
+/// When the hub rejects the request, or the folder cannot be written.
+pub async fn issue_for_replicas(
+    replicas: &IdentityFolder,
+    connection: &mut AuthorityConnection,
+    addresses: &[String],
+) -> Result<Membership, AuthorityError> {
+    let folder_error =
+        |problem: String| AuthorityError::Folder(format!("{}: {problem}", replicas.path().display()));
+    crate::identity_folder::create_private(replicas.path())
+        .map_err(|error| folder_error(error.to_string()))?;
+    request(replicas, connection, paths::REPLICA, addresses).await
+}
+
+/// Requests a certificate for a new key and writes both to a folder.
+async fn request(
+    folder: &IdentityFolder,
+    connection: &mut AuthorityConnection,
+    path: &str,
+    addresses: &[String],
+) -> Result<Membership, AuthorityError> {
     let KeyRequest { key, csr } = KeyRequest::generate().map_err(AuthorityError::Folder)?;
-    let issued: IssuedV1 = connection.post(paths::RENEW, &RenewV1 { version: VERSION, csr }).await?;
+    let issued: IssuedV1 = connection.post(path, &RenewV1 { version: VERSION, csr }).await?;
     let membership = Membership::of(&issued, addresses.to_vec());
     let written = accept(folder, &issued, &key, &membership);
     written.map_err(|error| AuthorityError::Folder(format!("{}: {error}", folder.path().display())))?;

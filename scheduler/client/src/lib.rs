@@ -16,6 +16,7 @@
 //! - [`operator`]: API for operators.
 //! - [`authority`]: client of the built-in certificate authority; [`identity_folder`]: the folder with the certificate;
 //!   [`membership`]: task that keeps the folder current.
+//! - [`readiness`]: probe of a replica that a spoke has started.
 
 pub mod authority;
 mod connect;
@@ -24,6 +25,7 @@ pub mod identity_folder;
 pub mod membership;
 pub mod operator;
 pub mod plan;
+pub mod readiness;
 pub mod shares;
 pub mod snapshot;
 pub mod table;

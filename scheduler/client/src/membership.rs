@@ -11,7 +11,7 @@ use scheduler_core::hubs::Backoff;
 use scheduler_core::pki::issue;
 use scheduler_core::pki::trust::TrustState;
 
-use crate::authority::{AuthorityConnection, AuthorityError, renew};
+use crate::authority::{AuthorityConnection, AuthorityError, issue_for_replicas, renew};
 use crate::identity_folder::{IdentityFolder, Membership};
 use crate::unix_time;
 
@@ -21,6 +21,34 @@ const POLL: Duration = Duration::from_secs(20);
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 /// Delay after a rejected renewal, which has a cause that does not pass by itself.
 const REJECTED_BACKOFF: Backoff = Backoff { first: Duration::from_secs(10), max: Duration::from_secs(600) };
+
+/// Keeps the folder of a spoke's replicas current until the returned future is dropped: obtains its first certificate with
+/// that of the spoke, and then renews it. Ends at once if another tool fills the folder of the spoke.
+///
+/// # Errors
+///
+/// When a folder cannot be read.
+pub async fn follow_replicas(spoke: IdentityFolder, replicas: IdentityFolder) -> std::io::Result<()> {
+    replicas.recover()?;
+    let mut failures = 0;
+    loop {
+        let Some(membership) = spoke.membership()? else { return Ok(()) };
+        let period = replicas.membership()?.map(|membership| membership.period());
+        if period.is_some_and(|period| replicas.has_certificate() && unix_time() < period.not_after) {
+            return follow(replicas).await;
+        }
+        let issued = async {
+            let mut connection = AuthorityConnection::with_identity(&spoke, &membership.addresses).await?;
+            issue_for_replicas(&replicas, &mut connection, &membership.addresses).await
+        };
+        if let Err(error) = issued.await {
+            failures += 1;
+            // No replica can be started meanwhile. Check the hubs.
+            tracing::warn!(%error, "failed to obtain a certificate for replicas; trying again");
+            tokio::time::sleep(BACKOFF.delay(failures, rand::random())).await;
+        }
+    }
+}
 
 /// Keeps a folder current until the returned future is dropped; ends at once for a folder that another tool fills.
 ///

@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use configuration::{ConfigFile, Files, section, words};
+use identity::Transport;
 
 use super::kubernetes::{self, KubernetesConfig, WorkloadKind, is_api, is_label, is_pattern};
 
@@ -17,7 +18,11 @@ const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// behind.
 const ORPHAN_TIMEOUT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Keys of a replica's configuration that the spoke writes.
-const RESERVED_KEYS: [&str; 5] = ["listen", "names", "model", "task", "engine"];
+const RESERVED_KEYS: [&str; 6] = ["listen", "names", "model", "task", "engine", "catalogue"];
+/// Table of a replica's configuration with its identity.
+const IDENTITY: &str = "identity";
+/// Identity folder of the replicas, below the folder of the section.
+const IDENTITY_FOLDER: &str = "identity";
 /// Keys of each actuator.
 const OF_PROCESSES: [&str; 5] = ["address", "ports", "program", "template", "orphan_timeout"];
 const OF_KUBERNETES: [&str; 7] = ["namespace", "workload", "name", "port", "api", "token_file", "ca_file"];
@@ -104,17 +109,82 @@ pub struct ProcessConfig {
     pub program: Option<PathBuf>,
     /// Content of each replica's configuration besides the keys that the spoke writes.
     pub template: String,
+    /// Whether that content has the identity of the replicas.
+    pub has_identity: bool,
+    /// File of the catalogue, if it is not the built-in one.
+    pub catalogue: Option<PathBuf>,
     /// Time for which a replica continues without a running spoke.
     pub orphan_timeout: Duration,
 }
 
+impl ProcessConfig {
+    /// Returns the folder of the identity that the spoke obtains for its replicas, with the section's folder `dir`; `None` if
+    /// they use plaintext, or have another identity.
+    pub fn replica_identity(&self, dir: &Path, transport: &Transport) -> Option<PathBuf> {
+        let is_needed = transport.identity().is_some() && !self.has_identity;
+        is_needed.then(|| dir.join(IDENTITY_FOLDER))
+    }
+
+    /// Returns the configuration with these ports and defaults.
+    #[cfg(test)]
+    pub(crate) fn with_defaults(ports: RangeInclusive<u16>) -> ProcessConfig {
+        ProcessConfig {
+            address: [127, 0, 0, 1].into(),
+            ports,
+            program: None,
+            template: String::new(),
+            has_identity: false,
+            catalogue: None,
+            orphan_timeout: ORPHAN_TIMEOUT_DEFAULT,
+        }
+    }
+}
+
+impl ScalingConfig {
+    /// Returns the folder of the identity that the spoke obtains for the replicas that it starts, if it does.
+    pub fn replica_identity(&self, transport: &Transport) -> Option<PathBuf> {
+        match &self.actuator {
+            ActuatorConfig::Process(process) => process.replica_identity(&self.dir, transport),
+            ActuatorConfig::Kubernetes(_) => None,
+        }
+    }
+
+    /// Records a problem if the spoke could not connect to the replicas that it starts.
+    pub(super) fn check_transport(&self, document: &ConfigFile<'_>, transport: &Transport) {
+        match &self.actuator {
+            ActuatorConfig::Process(ProcessConfig { has_identity: true, .. })
+                if transport.identity().is_none() =>
+            {
+                let problem =
+                    "has [identity], which the spoke lacks; add [identity] to this file, or remove it there";
+                document.problem("scaling.template", problem);
+            }
+            ActuatorConfig::Process(ProcessConfig { address, .. }) if !transport.permits(*address) => {
+                let problem = format!(
+                    "\"{address}\" is not a loopback address, and without [identity] requests are sent to this machine only; \
+                     add [identity] with dir, or with insecure = true"
+                );
+                document.problem("scaling.address", problem);
+            }
+            ActuatorConfig::Process(_) => {}
+            ActuatorConfig::Kubernetes(_) if matches!(transport, Transport::Loopback) => {
+                let problem = "\"kubernetes\" needs [identity], since pods have addresses of their own; add it with dir, or \
+                               with insecure = true";
+                document.problem("scaling.actuator", problem);
+            }
+            ActuatorConfig::Kubernetes(_) => {}
+        }
+    }
+}
+
 impl ScalingSection {
-    /// Validates the section; `fixed` is the number of replicas of the file.
+    /// Validates the section; `fixed` is the number of replicas of the file, and `catalogue` the path of the spoke's.
     pub(super) fn validate(
         self,
         document: &ConfigFile<'_>,
         files: &Files<'_>,
         fixed: usize,
+        catalogue: Option<PathBuf>,
     ) -> Option<ScalingConfig> {
         let (dir, kind) = (self.dir.clone(), self.actuator?);
         let others = if kind == ActuatorKind::Process { &OF_KUBERNETES[..] } else { &OF_PROCESSES };
@@ -122,12 +192,14 @@ impl ScalingSection {
         let actuator = match kind {
             ActuatorKind::Process => {
                 let ports = ports(document, self.ports?, fixed);
-                let template = template(document, files, self.template?);
+                let (template, has_identity) = template(document, files, self.template?).unzip();
                 ActuatorConfig::Process(ProcessConfig {
                     address: self.address?,
                     ports: ports?,
                     program: self.program?.map(|program| files.path(program)),
                     template: template?,
+                    has_identity: has_identity?,
+                    catalogue,
                     orphan_timeout: self.orphan_timeout?,
                 })
             }
@@ -180,18 +252,19 @@ fn ports(document: &ConfigFile<'_>, given: Option<String>, fixed: usize) -> Opti
     Some(range)
 }
 
-fn template(document: &ConfigFile<'_>, files: &Files<'_>, given: Option<PathBuf>) -> Option<String> {
+/// Returns the content of the template, and whether it has an identity.
+fn template(document: &ConfigFile<'_>, files: &Files<'_>, given: Option<PathBuf>) -> Option<(String, bool)> {
     let Some(path) = given else {
-        return Some(String::new());
+        return Some((String::new(), false));
     };
     let parse = |text: &str| {
         let template = ConfigFile::parse(text)?;
         let ours = RESERVED_KEYS.into_iter().filter(|key| template.has(key));
-        Ok((text.to_owned(), ours.collect::<Vec<_>>()))
+        Ok((text.to_owned(), template.has(IDENTITY), ours.collect::<Vec<_>>()))
     };
-    let (text, ours) = files.parsed(document, "scaling.template", &path, parse)?;
+    let (text, has_identity, ours) = files.parsed(document, "scaling.template", &path, parse)?;
     if ours.is_empty() {
-        return Some(text);
+        return Some((text, has_identity));
     }
     let (path, ours) = (path.display(), ours.join(", "));
     let problem = format!("\"{path}\" has {ours}, which the spoke writes for each replica; remove it");
@@ -214,7 +287,7 @@ mod tests {
         }
         let files = Files { base: Path::new("/etc/meridian"), environment: None };
         let read = ConfigFile::read(&format!("[scaling]\n{text}"), |document| {
-            document.section::<File>()?.scaling.validate(document, &files, fixed)
+            document.section::<File>()?.scaling.validate(document, &files, fixed, None)
         });
         read.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
@@ -232,13 +305,7 @@ mod tests {
 
     #[test]
     fn omitted_keys_have_defaults() {
-        let process = ProcessConfig {
-            address: [127, 0, 0, 1].into(),
-            ports: 7300..=7399,
-            program: None,
-            template: String::new(),
-            orphan_timeout: ORPHAN_TIMEOUT_DEFAULT,
-        };
+        let process = ProcessConfig::with_defaults(7300..=7399);
         let actuator = ActuatorConfig::Process(process);
         assert_eq!(read(VALID, 0), Ok(ScalingConfig { dir: "/etc/meridian/replicas".into(), actuator }));
     }
@@ -284,7 +351,10 @@ mod tests {
         let text = format!("{VALID}template = {:?}", file.path());
         std::fs::write(file.path(), "[threads]\nengine = 2\n").unwrap();
         let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator else { panic!("{text}") };
-        assert_eq!(read_as.template, "[threads]\nengine = 2\n");
+        assert_eq!((read_as.template.as_str(), read_as.has_identity), ("[threads]\nengine = 2\n", false));
+        std::fs::write(file.path(), "[identity]\ndir = \"/etc/meridian/replica\"\n").unwrap();
+        let ActuatorConfig::Process(read_as) = read(&text, 0).unwrap().actuator else { panic!("{text}") };
+        assert!(read_as.has_identity);
         std::fs::write(file.path(), "names = []\nlisten = \"x\"\n").unwrap();
         check(&text, &["has listen, names, which the spoke writes"]);
         std::fs::write(file.path(), "names = ").unwrap();

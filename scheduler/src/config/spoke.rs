@@ -129,6 +129,7 @@ impl SpokeConfig {
     /// Reads the configuration.
     pub fn read(document: &ConfigFile<'_>, files: &Files<'_>, region: Option<&str>) -> Option<ReadSpoke> {
         let file: SpokeFile = document.section()?;
+        let catalogue_file = file.catalogue.clone().flatten().map(|path| files.path(path));
         let catalogue = file.catalogue.and_then(|path| match path {
             None => Some(Catalogue::builtin()),
             Some(path) => files.parsed(document, "catalogue", &path, Catalogue::parse),
@@ -156,12 +157,15 @@ impl SpokeConfig {
         {
             document.problem("hub", problem);
         }
-        let replicas = file.replica.and_then(|entries| replicas(document, entries));
+        let replicas = file.replica.and_then(|entries| replicas(document, entries, transport.as_ref()));
         let fixed = replicas.as_ref().map_or(0, Vec::len);
         let scaling = file.scaling.and_then(|section| match section {
             None => Some(None),
-            Some(section) => section.validate(document, files, fixed).map(Some),
+            Some(section) => section.validate(document, files, fixed, catalogue_file).map(Some),
         });
+        if let (Some(Some(scaling)), Some(transport)) = (&scaling, &transport) {
+            scaling.check_transport(document, transport);
+        }
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -216,8 +220,23 @@ fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<
     region
 }
 
-fn replicas(document: &ConfigFile<'_>, entries: Vec<ReplicaEntry>) -> Option<Vec<HostPort>> {
+fn replicas(
+    document: &ConfigFile<'_>,
+    entries: Vec<ReplicaEntry>,
+    transport: Option<&Transport>,
+) -> Option<Vec<HostPort>> {
     let mut known = BTreeSet::new();
+    for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
+        if let (Some(address), Some(Transport::Loopback)) = (endpoint, transport)
+            && !address.is_loopback()
+        {
+            let problem = format!(
+                "\"{address}\" is not a loopback address, and without [identity] requests are sent to this machine only; add \
+                 [identity] with dir, or with insecure = true"
+            );
+            document.problem(&format!("replica[{index}].endpoint"), problem);
+        }
+    }
     for (index, ReplicaEntry { endpoint }) in entries.iter().enumerate() {
         if let Some(address) = endpoint.as_ref().filter(|&address| !known.insert(address.clone())) {
             let problem = format!("\"{address}\" is the endpoint of another replica; remove one of them");

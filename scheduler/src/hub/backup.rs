@@ -113,6 +113,31 @@ pub async fn restore(data: &Path, backup: &StoreBackupV1, now: Duration) -> Resu
     Ok(epoch)
 }
 
+/// Deletes the state of the authority from the embedded store of a stopped hub, which then begins with the authority of its
+/// folder. Certificates of the former one are not valid any more. Without a store there is nothing to delete.
+///
+/// # Errors
+///
+/// When the store cannot be opened or written.
+pub async fn delete_authority(data: &Path) -> Result<(), RestoreError> {
+    if !data.join(super::STORE_FILE).exists() {
+        return Ok(());
+    }
+    let store = open(data).await?;
+    let failed = |error: StoreError| RestoreError::Store(error.to_string());
+    let mut delete = vec![keys::TRUST.to_owned()];
+    for prefix in [keys::JOIN_TOKENS, keys::CERTIFICATES] {
+        let found = store.range(prefix).await.map_err(failed)?;
+        delete.extend(found.entries.into_iter().map(|entry| entry.key));
+    }
+    for part in delete.chunks(ENTRIES_AT_ONCE) {
+        let then = part.iter().map(|key| Op::Delete { key: key.clone() }).collect();
+        store.txn(Txn { when: Vec::new(), then }).await.map_err(failed)?;
+    }
+    store.close().await;
+    Ok(())
+}
+
 async fn write(store: &EmbeddedStore, entries: RestoredEntries) -> Result<(), StoreError> {
     let mut entries = entries.into_iter().peekable();
     while entries.peek().is_some() {

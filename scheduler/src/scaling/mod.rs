@@ -113,7 +113,8 @@ impl Autoscaler {
         let snapshot = dir.join(SNAPSHOT);
         let actuator = match actuator {
             ActuatorConfig::Process(process) => {
-                ProcessActuator::new(process, dir, config.region.clone()).map(AnyActuator::Process)
+                ProcessActuator::new(process, dir, config.region.clone(), &config.transport)
+                    .map(AnyActuator::Process)
             }
             ActuatorConfig::Kubernetes(cluster) => {
                 KubernetesActuator::new(cluster).map(AnyActuator::Kubernetes)

@@ -17,6 +17,7 @@ use scheduler_api::{VERSION, keys, paths};
 use scheduler_client::authority::{AuthorityConnection, join};
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_client::{membership, unix_time};
+use scheduler_core::pki::issue::VALIDITY;
 use scheduler_core::pki::token::JoinToken;
 
 use super::world::{Hub, config, until};
@@ -36,6 +37,7 @@ impl Fleet {
             domain: "m.example",
             region: &"aws/us-east-1".parse().unwrap(),
             operator: "admin",
+            operator_validity: VALIDITY,
             addresses: vec![address.clone()],
             catalogue: &Catalogue::builtin(),
         };

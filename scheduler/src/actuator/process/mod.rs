@@ -15,13 +15,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use identity::Transport;
 use regions::{Deployment, DeploymentName, RegionId};
 use rustix::process::Pid;
+use scheduler_client::readiness::ReadinessProber;
 use scheduler_core::scale::restarts::RestartBackoff;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -32,6 +34,7 @@ use super::{
     Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
     RunningReplica,
 };
+use crate::JOIN_TOKEN_VARIABLE;
 use crate::config::{ProcessConfig, REPLICAS_MAX};
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
@@ -44,7 +47,9 @@ pub(crate) struct ProcessActuator {
     dir: PathBuf,
     region: RegionId,
     program: PathBuf,
-    client: reqwest::Client,
+    prober: ReadinessProber,
+    /// Identity folder of the replicas, if they use TLS and their template has none.
+    identity: Option<PathBuf>,
 }
 
 /// Running replica process.
@@ -81,6 +86,12 @@ struct ProcessSet {
 enum ReplicaStartError {
     #[error("all ports from {from} to {to} are in use; widen scaling.ports, or lower scaling.max")]
     NoPort { from: u16, to: u16 },
+    #[error(
+        "its identity folder {} has no certificate yet; the spoke obtains one if its own certificate is of the built-in \
+         authority, otherwise add [identity] to the file of scaling.template",
+        .0.display()
+    )]
+    NoIdentity(PathBuf),
     #[error("{operation}: {error}")]
     System { operation: &'static str, error: io::Error },
 }
@@ -90,11 +101,17 @@ impl ProcessActuator {
     ///
     /// # Errors
     ///
-    /// When the HTTP client cannot be created, or the path of the own executable is unknown.
-    pub(crate) fn new(config: ProcessConfig, dir: PathBuf, region: RegionId) -> io::Result<ProcessActuator> {
+    /// When TLS cannot be set up, or the path of the own executable is unknown.
+    pub(crate) fn new(
+        config: ProcessConfig,
+        dir: PathBuf,
+        region: RegionId,
+        transport: &Transport,
+    ) -> io::Result<ProcessActuator> {
         let program = config.program.clone().map_or_else(std::env::current_exe, Ok)?;
-        let client = reqwest::Client::builder().no_proxy().build().map_err(io::Error::other)?;
-        Ok(ProcessActuator { config, dir, region, program, client })
+        let prober = ReadinessProber::new(transport).map_err(io::Error::other)?;
+        let identity = config.replica_identity(&dir, transport);
+        Ok(ProcessActuator { config, dir, region, program, prober, identity })
     }
 }
 
@@ -225,10 +242,15 @@ impl ProcessSet {
 
     async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), ReplicaStartError> {
         let failed = |operation| move |error| ReplicaStartError::System { operation, error };
-        let ProcessActuator { config, dir, region, program, .. } = &self.actuator;
+        let ProcessActuator { config, dir, region, program, identity, .. } = &self.actuator;
         let endpoint = self.free_port()?;
         let files = ReplicaFiles::new(dir, endpoint.port());
-        let text = configuration(deployment, region, endpoint, &config.template);
+        if let Some(folder) = identity
+            && !folder.join("certificate.pem").exists()
+        {
+            return Err(ReplicaStartError::NoIdentity(folder.clone()));
+        }
+        let text = configuration(deployment, region, endpoint, config, identity.as_deref());
         tokio::fs::write(files.config(), text).await.map_err(failed("cannot write its configuration"))?;
         heartbeat::touch(&files.heartbeat()).await.map_err(failed("cannot touch its heartbeat file"))?;
         let log = File::create(files.log()).map_err(failed("cannot create its log"))?;
@@ -238,6 +260,7 @@ impl ProcessSet {
             .arg(files.config())
             .env(heartbeat::VARIABLE, heartbeat.value())
             .env_remove(heartbeat::PARENT_VARIABLE)
+            .env_remove(JOIN_TOKEN_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -267,7 +290,7 @@ impl ProcessSet {
             id: id.clone(),
             endpoint,
             start,
-            client: self.actuator.client.clone(),
+            prober: self.actuator.prober.clone(),
             stop: stop_request,
             ready: self.ready_sender.clone(),
         }));
@@ -350,19 +373,36 @@ fn restarts_of(deployment: &Deployment) -> (DeploymentName, String) {
 }
 
 /// Returns the configuration file of one replica.
-fn configuration(deployment: &Deployment, region: &RegionId, listen: SocketAddr, template: &str) -> String {
+fn configuration(
+    deployment: &Deployment,
+    region: &RegionId,
+    listen: SocketAddr,
+    ProcessConfig { template, has_identity, catalogue, .. }: &ProcessConfig,
+    identity: Option<&Path>,
+) -> String {
     let text = |value: &str| toml::Value::String(value.to_owned());
+    let path = |value: &Path| text(&value.to_string_lossy());
     let Deployment { name, task, model, engine, residency: _, regions: _, scaling: _ } = deployment;
-    format!(
+    let mut written = format!(
         "# Replica of {name} in {region}. Written by its spoke at every start; do not edit.\n\
-         listen = {}\nnames = [{}]\nmodel = {}\ntask = {}\nengine = {{ kind = {}, precision = {} }}\n{template}",
+         listen = {}\nnames = [{}]\nmodel = {}\ntask = {}\nengine = {{ kind = {}, precision = {} }}\n",
         text(&listen.to_string()),
         text(name.as_str()),
         text(model),
         text(task.as_str()),
         text(engine.kind.as_str()),
         text(engine.precision.as_str()),
-    )
+    );
+    if let Some(catalogue) = catalogue
+        && (*has_identity || identity.is_some())
+    {
+        written += &format!("catalogue = {}\n", path(catalogue));
+    }
+    written += template;
+    if let Some(identity) = identity {
+        written += &format!("\n[identity]\ndir = {}\n", path(identity));
+    }
+    written
 }
 
 #[cfg(test)]
@@ -375,8 +415,15 @@ mod tests {
         let deployment =
             regions::parse_deployments(text, &regions::Catalogue::builtin()).expect("sound").remove(0);
         let region = "aws/us-east-1".parse().expect("a region");
-        let text =
-            configuration(&deployment, &region, ([127, 0, 0, 1], 7300).into(), "[threads]\nengine = 2\n");
+        let config = ProcessConfig {
+            template: "[threads]\nengine = 2\n".to_owned(),
+            catalogue: Some("/etc/regions.toml".into()),
+            ..ProcessConfig::with_defaults(7300..=7399)
+        };
+        let written =
+            |identity| configuration(&deployment, &region, ([127, 0, 0, 1], 7300).into(), &config, identity);
+        let (plaintext, text) = (written(None), written(Some(Path::new("/var/lib/identity"))));
+        assert!(!plaintext.contains("catalogue") && !plaintext.contains("identity"), "{plaintext}");
         let table: toml::Table = text.parse().expect("TOML");
         assert_eq!(table["listen"].as_str(), Some("127.0.0.1:7300"));
         assert_eq!(table["names"].as_array().map(|names| names[0].as_str()), Some(Some("a")));
@@ -384,5 +431,7 @@ mod tests {
         assert_eq!(table["task"].as_str(), Some("embed"));
         assert_eq!(table["engine"]["precision"].as_str(), Some("int8"));
         assert_eq!(table["threads"]["engine"].as_integer(), Some(2));
+        assert_eq!(table["catalogue"].as_str(), Some("/etc/regions.toml"));
+        assert_eq!(table["identity"]["dir"].as_str(), Some("/var/lib/identity"));
     }
 }

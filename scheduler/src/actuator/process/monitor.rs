@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use scheduler_client::readiness::ReadinessProber;
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
@@ -14,12 +15,8 @@ use super::record::ProcessStart;
 use crate::actuator::{ReadyEndpoint, ReplicaId};
 use crate::scaling::events::{ReplicaStartTimedOut, ReplicaStopTimedOut};
 
-/// Interval of readiness probes during the start; short, because a request may be held for the replica.
-const PROBE_PERIOD: Duration = Duration::from_millis(5);
 /// Interval of checks whether an adopted process is still running.
 const CHECK_PERIOD: Duration = Duration::from_millis(100);
-/// Timeout of a probe: a process that loads a model uses every core.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Start timeout: the largest models are loaded within a few minutes.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Stop timeout: one and a half times the replica's own time limit for its requests.
@@ -65,7 +62,7 @@ pub(super) struct MonitorContext {
     pub(super) endpoint: SocketAddr,
     /// Start time, or the duration of an earlier start.
     pub(super) start: StartTime,
-    pub(super) client: reqwest::Client,
+    pub(super) prober: ReadinessProber,
     /// Stop request: sent or dropped.
     pub(super) stop: oneshot::Receiver<()>,
     /// Receives the replica when it is ready.
@@ -117,8 +114,7 @@ impl ProcessMonitor {
 
     /// Monitors the process until it exits.
     pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
-        let MonitorContext { id, endpoint, start, client, mut stop, ready } = context;
-        let url = format!("http://{endpoint}/health");
+        let MonitorContext { id, endpoint, start, prober, mut stop, ready } = context;
         let exited = |id, status| ProcessExit { id, requested: false, status };
         tokio::select! {
             status = self.wait() => return exited(id, status),
@@ -128,7 +124,7 @@ impl ProcessMonitor {
                 let status = self.kill().await;
                 return exited(id, status);
             }
-            () = until_ready(&client, &url) => {
+            () = prober.until_ready(endpoint) => {
                 let took = match start {
                     StartTime::At(began) => Some(began.elapsed()),
                     StartTime::Took(took) => took,
@@ -143,17 +139,5 @@ impl ProcessMonitor {
         }
         let status = self.stop(&id).await;
         ProcessExit { id, requested: true, status }
-    }
-}
-
-/// Probes until the response is a success.
-async fn until_ready(client: &reqwest::Client, url: &str) {
-    loop {
-        if let Ok(response) = client.get(url).timeout(PROBE_TIMEOUT).send().await
-            && response.status().is_success()
-        {
-            return;
-        }
-        sleep(PROBE_PERIOD).await;
     }
 }

@@ -38,6 +38,8 @@ pub struct NewAuthority<'a> {
     pub region: &'a RegionId,
     /// Name of the first operator.
     pub operator: &'a str,
+    /// Validity of the certificate of the operator, which no process renews.
+    pub operator_validity: Duration,
     /// Addresses of the authority's listener, `HOST:PORT`.
     pub addresses: Vec<String>,
     /// Clouds and regions.
@@ -63,7 +65,7 @@ pub struct AuthorityFolders {
 ///
 /// When there is an authority in the folder, or the folder cannot be written.
 pub fn create(request: &NewAuthority<'_>, now: Duration) -> Result<AuthorityFolders, String> {
-    let NewAuthority { dir, domain, region, operator, addresses, catalogue } = request;
+    let NewAuthority { dir, domain, region, operator, operator_validity, addresses, catalogue } = request;
     let [authority_dir, hub, person] = ["authority", "hub", "operator"].map(|name| dir.join(name));
     for folder in [&authority_dir, &hub, &person] {
         if folder.exists() {
@@ -78,11 +80,12 @@ pub fn create(request: &NewAuthority<'_>, now: Duration) -> Result<AuthorityFold
     let state = TrustState::new((*domain).to_owned(), authority.clone(), now);
     let signer = FileSigner::new(authority_dir.clone());
     let mut records = Vec::new();
-    for (name, folder) in [(hub_name, &hub), (operator_name, &person)] {
+    for (name, folder, validity) in [(hub_name, &hub, VALIDITY), (operator_name, &person, *operator_validity)]
+    {
         let KeyRequest { key, csr } = KeyRequest::generate()?;
         let requested = RequestedKey::parse(&csr).map_err(|error| error.to_string())?;
         let serial = CertificateSerial::from_random(rand::random());
-        let period = ValidityPeriod::starting(now, VALIDITY, authority.not_after)
+        let period = ValidityPeriod::starting(now, validity, authority.not_after)
             .map_err(|error| error.to_string())?;
         let order = CertificateOrder { subject: &name, serial: &serial, period, key: &requested.key };
         let certificate = sign(&signer, &authority, &order).map_err(|error| error.to_string())?;

@@ -21,7 +21,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use identity::{ConnectionFailures, PeerIdentity, ProcessIdentity, ServerTls};
+use identity::{ConnectedClient, ConnectionFailures, PeerIdentity, ProcessIdentity, ServerTls, listener};
 use regions::Catalogue;
 use regions::spiffe::Role;
 use scheduler_api::keys;
@@ -43,8 +43,8 @@ use tokio::task::JoinSet;
 
 use super::api::{Body, json_of};
 use super::backup;
-use super::connections::{self, HTTP1, HubPeer, PEERS};
 use super::denials::{DenialReason, Denials};
+use super::{CONNECTIONS_MAX, HTTP1, PEERS};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
 use crate::events::{AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
@@ -112,7 +112,7 @@ pub(super) async fn run<S: Store>(
     let unusable = |error: &dyn std::fmt::Display| HubError::Authority(format!("{listen}: {error}"));
     let tls = ServerTls::with_optional_client(&identity, PEERS, HTTP1).map_err(|error| unusable(&error))?;
     let (listener, acceptor) =
-        connections::listen(bound, Some(tls), refused).map_err(|error| unusable(&error))?;
+        listener::listen(bound, Some(tls), CONNECTIONS_MAX, refused).map_err(|error| unusable(&error))?;
     let (publish, trust) = watch::channel(None);
     let api =
         PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone(), denials };
@@ -135,7 +135,7 @@ pub(super) async fn run<S: Store>(
         essential("authority connections", acceptor.run()).await;
     });
     AuthorityStarted { address: listen }.emit();
-    let service = router(api).into_make_service_with_connect_info::<HubPeer>();
+    let service = router(api).into_make_service_with_connect_info::<ConnectedClient>();
     let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
     let served = server.await.map_err(HubError::Server);
     tasks.shutdown().await;
@@ -298,6 +298,8 @@ struct Callers(&'static [Role]);
 
 /// Every certificate of the fleet.
 const MEMBERS: Callers = Callers(&Role::ALL);
+/// Processes that start replicas.
+const SPOKES: Callers = Callers(&[Role::Spoke]);
 /// Persons that may read.
 const READERS: Callers = Callers(&[Role::Operator, Role::Viewer]);
 /// Persons that may change.
@@ -307,13 +309,14 @@ fn router<S: Store>(api: PkiApi<S>) -> Router {
     let only = |paths: Router<PkiApi<S>>, callers: Callers| {
         let denials = api.denials.clone();
         paths.route_layer(from_fn(
-            move |ConnectInfo(caller): ConnectInfo<HubPeer>, request: Request, next: Next| {
+            move |ConnectInfo(caller): ConnectInfo<ConnectedClient>, request: Request, next: Next| {
                 authorize(callers, denials.clone(), caller, request, next)
             },
         ))
     };
     let anyone = Router::new().route(paths::JOIN, post(join::<S>));
     let members = Router::new().route(paths::RENEW, post(renew::<S>)).route(paths::TRUST, get(trust::<S>));
+    let spokes = Router::new().route(paths::REPLICA, post(issue_for_replicas::<S>));
     let readers = Router::new()
         .route(paths::CERTIFICATES, get(certificates::<S>))
         .route(paths::ROTATION, get(rotation::<S>));
@@ -324,6 +327,7 @@ fn router<S: Store>(api: PkiApi<S>) -> Router {
         .route(paths::BACKUP, get(read_store::<S>));
     anyone
         .merge(only(members, MEMBERS))
+        .merge(only(spokes, SPOKES))
         .merge(only(readers, READERS))
         .merge(only(operators, OPERATORS))
         .fallback(async || ErrorResponse::new(Code::NotFound, "The authority has no such path."))
@@ -351,7 +355,7 @@ async fn contained(request: Request, next: Next) -> Response {
 async fn authorize(
     Callers(roles): Callers,
     denials: Arc<Denials>,
-    caller: HubPeer,
+    caller: ConnectedClient,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -383,7 +387,7 @@ fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
 
 async fn join<S: Store>(
     State(api): State<PkiApi<S>>,
-    ConnectInfo(caller): ConnectInfo<HubPeer>,
+    ConnectInfo(caller): ConnectInfo<ConnectedClient>,
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
@@ -397,6 +401,15 @@ async fn renew<S: Store>(
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let RenewV1 { version: _, csr } = json_of(body, BODY_BYTES_MAX)?;
     Ok(Json(api.authority.renew(&peer.id, &serial_of(&peer)?, &csr, unix_time()).await?))
+}
+
+async fn issue_for_replicas<S: Store>(
+    State(api): State<PkiApi<S>>,
+    axum::Extension(peer): AuthorizedPeer,
+    body: Body,
+) -> Result<Json<IssuedV1>, ErrorResponse> {
+    let RenewV1 { version: _, csr } = json_of(body, BODY_BYTES_MAX)?;
+    Ok(Json(api.authority.issue_for_replicas(&peer.id, &serial_of(&peer)?, &csr, unix_time()).await?))
 }
 
 /// Responds with a newer trusted state as soon as there is one, or with `null` if there is none within the requested

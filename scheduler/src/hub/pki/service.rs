@@ -36,8 +36,8 @@ use crate::respond::{Code, ErrorResponse};
 
 /// Maximum attempts of a guarded write. Each failed one means that another request has succeeded.
 const ATTEMPTS_MAX: u32 = 8;
-/// Maximum number of certificates that are issued for one certificate. A process renews it once; more attempts happen if it is
-/// killed before the new one is on its disk.
+/// Maximum number of certificates that are issued for one certificate. A process renews it once, and a spoke requests one
+/// for its replicas; more attempts happen if the process is killed before the new one is on its disk.
 const RENEWALS_MAX: u32 = 16;
 /// Maximum number of certificates that have not expired.
 const CERTIFICATES_MAX: usize = 50_000;
@@ -276,6 +276,30 @@ impl<S: Store> IssuingAuthority<S> {
         csr: &str,
         now: Duration,
     ) -> Result<IssuedV1, PkiError> {
+        self.issue(owner, serial, csr, "renewal", now).await
+    }
+
+    /// Issues a certificate for the replicas that a spoke starts in its region.
+    pub(super) async fn issue_for_replicas(
+        &self,
+        spoke: &SpiffeId,
+        serial: &CertificateSerial,
+        csr: &str,
+        now: Duration,
+    ) -> Result<IssuedV1, PkiError> {
+        let replica = spoke.with_role(Role::Replica).map_err(|wrong| PkiError::Invalid(wrong.to_string()))?;
+        self.issue(&replica, serial, csr, "replicas of a spoke", now).await
+    }
+
+    /// Issues a certificate of `subject` to the owner of the certificate `serial`.
+    async fn issue(
+        &self,
+        subject: &SpiffeId,
+        serial: &CertificateSerial,
+        csr: &str,
+        cause: &'static str,
+        now: Duration,
+    ) -> Result<IssuedV1, PkiError> {
         let requested = RequestedKey::parse(csr)?;
         let key = keys::certificate(serial.as_str());
         for _ in 0..ATTEMPTS_MAX {
@@ -288,14 +312,14 @@ impl<S: Store> IssuingAuthority<S> {
             let current = entry.as_ref().map(records::certificate).transpose()?;
             let revision = entry.map_or(0, |entry| entry.mod_revision);
             let life = current.as_ref().map(|it| it.not_after.saturating_sub(it.not_before + super::SKEW));
-            let validity = life.filter(|_| !owner.role().is_process()).unwrap_or(self.validity);
+            let validity = life.filter(|_| !subject.role().is_process()).unwrap_or(self.validity);
             if current.as_ref().is_some_and(|current| current.renewals >= RENEWALS_MAX) {
                 return Err(PkiError::Limit(format!(
                     "{RENEWALS_MAX} certificates were issued for this one, but its owner still uses it; check that its \
                      folder is writable, or revoke it and join again"
                 )));
             }
-            let (record, certificate) = self.sign((owner, validity), &requested, &trust.state, now).await?;
+            let (record, certificate) = self.sign((subject, validity), &requested, &trust.state, now).await?;
             let guard = Compare::ModRevision(key.clone(), revision);
             let counted = match current {
                 Some(current) => {
@@ -305,7 +329,7 @@ impl<S: Store> IssuingAuthority<S> {
                 None => Op::Delete { key: key.clone() },
             };
             if self.write(&trust, &record, guard, counted).await? {
-                CertificateIssued::emit(&record, "renewal");
+                CertificateIssued::emit(&record, cause);
                 return Ok(issued(&record, certificate, &trust.state));
             }
         }

@@ -28,6 +28,7 @@ impl Scene {
             domain: "m.example",
             region: &"aws/us-east-1".parse().unwrap(),
             operator: "admin",
+            operator_validity: issue::VALIDITY,
             addresses: vec!["127.0.0.1:7001".to_owned()],
             catalogue: &catalogue,
         };

