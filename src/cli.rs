@@ -95,6 +95,15 @@ pub(crate) struct ScriptedReplicaOptions {
     /// Name of a deployment that it serves
     #[arg(long = "name", required = true)]
     pub names: Vec<String>,
+    /// Configuration file with `catalogue` and `[identity]`; plaintext if absent
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Join the fleet with this token, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
+    /// Plaintext address for `POST /slow`
+    #[arg(long)]
+    pub control: std::net::SocketAddr,
 }
 
 #[derive(Debug, Args)]
@@ -173,6 +182,9 @@ pub(crate) struct ReplicaOptions {
     /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub join: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -192,6 +204,9 @@ pub(crate) struct UpOptions {
     /// Store of the hub: an embedded file, or an etcd cluster of three members that is started for it
     #[arg(long, value_enum, default_value_t = StoreKind::Embedded)]
     pub store: StoreKind,
+    /// Use the IPv6 loopback address for all connections, instead of the IPv4 one
+    #[arg(long)]
+    pub ipv6: bool,
     /// Number of hubs; more than one needs --store etcd
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub hubs: u32,

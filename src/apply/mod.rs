@@ -49,6 +49,16 @@ pub(crate) enum CommandError {
     Failed(String),
 }
 
+impl std::fmt::Display for CommandError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CommandError::Usage(problems) => f.write_str(&problems.join("; ")),
+            CommandError::InvalidFiles(_) => f.write_str("the hub rejects the files"),
+            CommandError::Failed(problem) => f.write_str(problem),
+        }
+    }
+}
+
 /// A problem of the command line.
 impl From<String> for CommandError {
     fn from(problem: String) -> CommandError {

@@ -123,6 +123,7 @@ fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPl
         port: 0,
         key: KEY.to_owned(),
         tls: false,
+        ipv6: false,
         store: match drill.fleet.store {
             DrillStore::Embedded => StoreKind::Embedded,
             DrillStore::Etcd => StoreKind::Etcd,

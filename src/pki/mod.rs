@@ -68,6 +68,7 @@ fn init(options: &InitOptions) -> Result<String, CommandError> {
         domain: trust_domain,
         region: &region,
         operator,
+        operator_validity: issue::VALIDITY,
         addresses: authority.clone(),
         catalogue: &catalogue,
     };
@@ -135,7 +136,7 @@ async fn connect(options: &MemberOptions) -> Result<(AuthorityConnection, Vec<St
 }
 
 /// Creates a token; returns it with the name in its certificate.
-async fn create(
+pub(crate) async fn create(
     connection: &mut AuthorityConnection,
     addresses: Vec<String>,
     request: &NewTokenV1,

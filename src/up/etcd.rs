@@ -97,6 +97,7 @@ fn spec(
     ProcessSpec {
         name: format!("etcd {member}"),
         arguments: arguments.map(str::to_owned).to_vec(),
+        member: None,
         log: logs.join(format!("etcd-{member}.log")),
         ready: ReadinessSignal::Connects(client),
         takes_over: false,

@@ -1,6 +1,7 @@
 //! Files of a local fleet: a configuration per process, as an operator would write it, and paths of logs and state.
 
-use super::certificates::{Authority, IssuedCertificate, write_secret};
+use super::authority::{FleetAuthority, MemberIdentity, REPLICAS};
+use super::certificates::{IssuedCertificate, write_secret};
 use super::etcd::{EtcdCluster, KEEP_ALIVE_MS};
 use super::plan::{FleetPlan, ScriptedReplicas};
 use super::process::{ProcessSpec, ReadinessSignal};
@@ -45,7 +46,19 @@ impl FleetFiles {
         Ok(file)
     }
 
-    fn spec(&self, role: &str, region: Option<&RegionId>, number: usize, file: &Path) -> ProcessSpec {
+    /// Returns the data directory of the hub's embedded store.
+    pub(super) fn hub_data(&self) -> PathBuf {
+        self.dir.join("hub")
+    }
+
+    fn spec(
+        &self,
+        role: &str,
+        region: Option<&RegionId>,
+        number: usize,
+        file: &Path,
+        member: Option<MemberIdentity>,
+    ) -> ProcessSpec {
         let mut arguments = vec![role.to_owned()];
         let mut name = role.to_owned();
         if let Some(region) = region {
@@ -57,7 +70,7 @@ impl FleetFiles {
         }
         arguments.extend(["--config".to_owned(), file.display().to_string()]);
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        ProcessSpec { name, arguments, log, ready: ReadinessSignal::ReadyLine, takes_over: false }
+        ProcessSpec { name, arguments, member, log, ready: ReadinessSignal::ReadyLine, takes_over: false }
     }
 
     fn catalogue(document: TomlDocument, plan: &FleetPlan) -> TomlDocument {
@@ -85,7 +98,7 @@ impl FleetFiles {
         number: usize,
         listen: SocketAddr,
         etcd: Option<&EtcdCluster>,
-        authority: &Authority,
+        authority: &FleetAuthority,
     ) -> Result<ProcessSpec> {
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
@@ -95,7 +108,7 @@ impl FleetFiles {
             .text("deployments", deployments.display());
         let document = Self::catalogue(document, plan);
         let document = match etcd {
-            None => document.text("data", self.dir.join("hub").display()),
+            None => document.text("data", self.hub_data().display()),
             Some(etcd) => document
                 .line("\n[store]")
                 .text("kind", "etcd")
@@ -104,20 +117,30 @@ impl FleetFiles {
         };
         // The certificates of all hubs name the region of the gateway, where they run.
         let place = plan.catalogue.get(&plan.regions[0]).context("a planned region is in the catalogue")?;
-        let identity = authority.process(Role::Hub, place)?;
-        let document = document.line("\n[identity]").text("dir", identity.display());
         let name = if number == 0 { "hub".to_owned() } else { format!("hub-{}", number + 1) };
-        Ok(self.spec("hub", None, number, &self.write(&name, document)?))
+        let (identity, member) = match number {
+            0 => (authority.first_hub().to_owned(), None),
+            _ => {
+                let member = authority.member(&name, Role::Hub, place);
+                (member.dir.clone(), Some(member))
+            }
+        };
+        let document = document
+            .line("\n[identity]")
+            .text("dir", identity.display())
+            .line("\n[authority]")
+            .text("listen", authority.address(number))
+            .text("dir", authority.dir().display());
+        Ok(self.spec("hub", None, number, &self.write(&name, document)?, member))
     }
 
     pub(super) fn replica(
         &self,
-        region: &RegionId,
-        number: usize,
-        listen: SocketAddr,
+        plan: &FleetPlan,
+        place: &ReplicaPlace<'_>,
         (model, task, engine): (&str, Task, EngineSpec),
-        names: &[&str],
     ) -> Result<ProcessSpec> {
+        let ReplicaPlace { region, number, listen, names, authority } = *place;
         let EngineSpec { kind, precision } = engine;
         let document = TomlDocument::new(&format!("Replica in {region}."))
             .text("listen", listen)
@@ -126,28 +149,40 @@ impl FleetFiles {
             .text("task", task)
             .line(&format!("engine = {{ kind = \"{kind}\", precision = \"{precision}\" }}"));
         let name = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
-        Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?))
+        let (document, member) = member(plan, document, authority, &name, Role::Replica, region)?;
+        Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?, Some(member)))
     }
 
-    /// Returns the specification of a scripted replica.
+    /// Returns the specification of a scripted replica, with the address for its commands.
     pub(super) fn scripted(
         &self,
-        region: &RegionId,
-        number: usize,
-        listen: SocketAddr,
+        plan: &FleetPlan,
+        place: &ReplicaPlace<'_>,
         scripted: &ScriptedReplicas,
-        names: &[&str],
-    ) -> ProcessSpec {
+        control: SocketAddr,
+    ) -> Result<ProcessSpec> {
+        let ReplicaPlace { region, number, listen, names, authority } = *place;
+        let file = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
+        let document = TomlDocument::new(&format!("Scripted replica in {region}."));
+        let (document, member) = member(plan, document, authority, &file, Role::Replica, region)?;
+        let file = self.write(&file, document)?;
         let name = format!("replica {region}");
         let name = if number > 0 { format!("{name} #{}", number + 1) } else { name };
-        let speed = scripted.inputs_per_second.to_string();
-        let mut arguments =
-            ["scripted-replica", "--listen", &listen.to_string(), "--inputs-per-second", &speed]
-                .map(str::to_owned)
-                .to_vec();
-        names.iter().for_each(|name| arguments.extend(["--name".to_owned(), (*name).to_owned()]));
+        let (listen, speed) = (listen.to_string(), scripted.inputs_per_second.to_string());
+        let (control, file) = (control.to_string(), file.display().to_string());
+        let options = [
+            ("--listen", &listen),
+            ("--inputs-per-second", &speed),
+            ("--control", &control),
+            ("--config", &file),
+        ];
+        let names = names.iter().map(|name| ("--name", name));
+        let options =
+            options.into_iter().chain(names).flat_map(|(option, value)| [option.to_owned(), value.clone()]);
+        let arguments = std::iter::once("scripted-replica".to_owned()).chain(options).collect();
         let log = self.logs().join(format!("{}.log", name.replace(['/', ' '], "-")));
-        ProcessSpec { name, arguments, log, ready: ReadinessSignal::ReadyLine, takes_over: false }
+        let (member, ready) = (Some(member), ReadinessSignal::ReadyLine);
+        Ok(ProcessSpec { name, arguments, member, log, ready, takes_over: false })
     }
 
     pub(super) fn spoke(
@@ -169,10 +204,8 @@ impl FleetFiles {
         if *number > 0 {
             name = format!("{name}-{}", number + 1);
         }
-        document = self.receipts(Self::catalogue(document, plan), &name)?;
-        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
-        let identity = authority.process(Role::Spoke, place)?;
-        document = document.line("\n[identity]").text("dir", identity.display());
+        let (with_identity, member) = member(plan, document, authority, &name, Role::Spoke, region)?;
+        document = self.receipts(with_identity, &name)?;
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }
@@ -180,11 +213,12 @@ impl FleetFiles {
             document = document
                 .line("\n[scaling]")
                 .text("actuator", "process")
-                .text("dir", self.dir.join("replicas").join(&name).display())
+                .text("dir", self.dir.join(REPLICAS).join(&name).display())
+                .text("address", listen.ip())
                 .text("ports", format!("{}-{}", ports.start(), ports.end()))
                 .text("orphan_timeout", ORPHAN_TIMEOUT);
         }
-        Ok(self.spec("spoke", Some(region), *number, &self.write(&name, document)?))
+        Ok(self.spec("spoke", Some(region), *number, &self.write(&name, document)?, Some(member)))
     }
 
     pub(super) fn gateway(
@@ -208,23 +242,49 @@ impl FleetFiles {
             .line(&hub_line(hubs))
             .text("snapshot", self.dir.join("gateway-routes").display())
             .text("tenants", self.write("tenants", tenants)?.display())
-            .line("trusted_peers = [\"127.0.0.1\"]");
+            .line(&format!("trusted_peers = [\"{}\"]", listen.ip()));
         // A restart with a handover rejects no request; the socket's path must be short enough.
         let handover = self.dir.join("gateway.handover");
         let takes_over = handover.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;
         let document = if takes_over { document.text("handover", handover.display()) } else { document };
+        let (document, member) = member(plan, document, authority, "gateway", Role::Gateway, region)?;
         // No load balancer in front of this gateway has to notice that it stops.
-        let mut document = Self::catalogue(document, plan).line("\n[timeouts]").text("lame_duck", "0s");
+        let mut document = document.line("\n[timeouts]").text("lame_duck", "0s");
         if let Some(IssuedCertificate { certificate, key }) = certificate {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
-        let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
-        let identity = authority.process(Role::Gateway, place)?;
-        let document = document.line("\n[identity]").text("dir", identity.display());
         let document = self.receipts(document, "gateway")?;
-        Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &self.write("gateway", document)?) })
+        let file = self.write("gateway", document)?;
+        Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &file, Some(member)) })
     }
+}
+
+/// Adds the catalogue and the identity of the process `name`; tables must follow.
+fn member(
+    plan: &FleetPlan,
+    document: TomlDocument,
+    authority: &FleetAuthority,
+    name: &str,
+    role: Role,
+    region: &RegionId,
+) -> Result<(TomlDocument, MemberIdentity)> {
+    let place = plan.catalogue.get(region).context("a planned region is in the catalogue")?;
+    let member = authority.member(name, role, place);
+    let document = FleetFiles::catalogue(document, plan);
+    Ok((document.line("\n[identity]").text("dir", member.dir.display()), member))
+}
+
+/// Settings of a replica.
+#[derive(Clone, Copy)]
+pub(super) struct ReplicaPlace<'a> {
+    pub(super) region: &'a RegionId,
+    /// Number within its region, counted from zero.
+    pub(super) number: usize,
+    pub(super) listen: SocketAddr,
+    /// Deployments that it serves.
+    pub(super) names: &'a [String],
+    pub(super) authority: &'a FleetAuthority,
 }
 
 /// Settings of the gateway: client and operations addresses, API key, and the certificate for clients if TLS is on.
@@ -233,7 +293,7 @@ pub(super) struct GatewaySettings<'a> {
     pub(super) operations: SocketAddr,
     pub(super) key: &'a str,
     pub(super) certificate: Option<&'a IssuedCertificate>,
-    pub(super) authority: &'a Authority,
+    pub(super) authority: &'a FleetAuthority,
 }
 
 /// Settings of a spoke: its address, the link's address for gateways, the operations address, and its replicas.
@@ -247,7 +307,7 @@ pub(super) struct SpokeSettings<'a> {
     pub(super) replicas: &'a [SocketAddr],
     /// Ports of the replicas that the spoke starts; `None` if it starts none.
     pub(super) replica_ports: Option<RangeInclusive<u16>>,
-    pub(super) authority: &'a Authority,
+    pub(super) authority: &'a FleetAuthority,
 }
 
 /// Returns the line `hub = "http://…"`, or a list of several.

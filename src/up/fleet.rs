@@ -1,16 +1,18 @@
 //! The local fleet: its processes and links, from the first start to the last stop.
 
+use super::authority::FleetAuthority;
 use super::etcd::EtcdCluster;
 use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
 use super::link::EmulatedLink;
 use super::plan::FleetPlan;
 use super::ports::Ports;
-use super::process::{FleetProcess, ProcessSpec, StartError};
+use super::process::{FleetProcess, ProcessSpec};
 use super::{Interrupts, control_api, readiness};
 use anyhow::{Context, Result};
 use loadtest::drill::action::ProcessAction;
 use regions::id::RegionId;
 use rustix::process::Signal;
+use scheduler_client::identity_folder::IdentityFolder;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,7 +31,16 @@ pub(super) struct PreparedRegion {
     pub(super) region: RegionId,
     pub(super) spokes: Vec<PreparedSpoke>,
     pub(super) one_way: Duration,
-    pub(super) replicas: Vec<(ProcessSpec, SocketAddr)>,
+    pub(super) replicas: Vec<PreparedReplica>,
+}
+
+/// Process specification and addresses of one replica.
+#[derive(Clone)]
+pub(super) struct PreparedReplica {
+    pub(super) spec: ProcessSpec,
+    pub(super) address: SocketAddr,
+    /// Address for commands, if it is scripted.
+    pub(super) control: Option<SocketAddr>,
 }
 
 /// Process specification and addresses of one spoke; gateways reach it over the link.
@@ -49,8 +60,10 @@ pub(crate) struct LocalFleet {
     pub(super) gateway: (ProcessSpec, SocketAddr),
     /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
-    /// Directory with the identity of the operator.
-    pub(super) operator: PathBuf,
+    /// Directory of the hub's embedded store; `None` with etcd.
+    pub(super) embedded_data: Option<PathBuf>,
+    /// Authority of the identities of all processes.
+    pub(super) authority: FleetAuthority,
     pub(super) operations: SocketAddr,
     pub(super) control: SocketAddr,
     pub(super) regions: Vec<PreparedRegion>,
@@ -82,7 +95,7 @@ impl LocalFleet {
 
     /// Returns the directory with the identity of the operator.
     pub(crate) fn operator(&self) -> &Path {
-        &self.operator
+        self.authority.operator()
     }
 
     /// Starts everything, in dependency order.
@@ -94,14 +107,20 @@ impl LocalFleet {
         for (member, address) in members {
             self.start(member, address, begun).await?;
         }
-        for (hub, address) in self.hubs.clone() {
+        if let Some(data) = &self.embedded_data {
+            self.authority.replace_former(data).await?;
+        }
+        for (number, (hub, address)) in self.hubs.clone().into_iter().enumerate() {
+            drop(self.ports.take(self.authority.address(number)));
             self.start(hub, address, begun).await?;
         }
+        self.authority.issue_viewer().await?;
         let regions: Vec<_> =
             self.regions.iter().map(|region| (region.spokes.clone(), region.replicas.clone())).collect();
         for (spokes, replicas) in regions {
-            for (replica, address) in replicas {
-                self.start(replica, address, begun).await?;
+            for PreparedReplica { spec, address, control } in replicas {
+                control.into_iter().for_each(|control| drop(self.ports.take(control)));
+                self.start(spec, address, begun).await?;
             }
             for PreparedSpoke { spec, address, operations, link_address: _ } in spokes {
                 drop(self.ports.take(operations));
@@ -115,7 +134,7 @@ impl LocalFleet {
         let (commands, receiver) = mpsc::channel(16);
         self.commands = Some(receiver);
         let socket = self.listener(self.control)?;
-        let control = self.control_handle(links, commands, plan)?;
+        let control = self.control_handle(links, commands)?;
         tokio::spawn(control_api::serve(socket, control.clone()));
         readiness::until_healthy(self.operations, plan).await?;
         Ok(control)
@@ -125,10 +144,9 @@ impl LocalFleet {
         &self,
         links: Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>,
         commands: mpsc::Sender<ProcessCommand>,
-        plan: &FleetPlan,
     ) -> Result<FleetControl> {
         let processes = |prepared: &PreparedRegion| {
-            let replicas = prepared.replicas.iter().map(|(spec, address)| (spec.name.clone(), *address));
+            let replicas = prepared.replicas.iter().map(|it| (it.spec.name.clone(), it.control));
             let spokes = prepared.spokes.iter().map(|spoke| spoke.spec.name.clone()).collect();
             (prepared.region.clone(), RegionProcesses { spokes, replicas: replicas.collect() })
         };
@@ -140,8 +158,7 @@ impl LocalFleet {
             region_processes: Arc::new(self.regions.iter().map(processes).collect()),
             hubs: self.hubs.iter().map(|(spec, address)| (spec.name.clone(), *address)).collect(),
             store: members.map(|member| member.name.clone()).collect(),
-            operator: self.operator.clone(),
-            scripted: plan.scripted.is_some(),
+            operator: self.operator().to_owned(),
             throttled: Arc::default(),
         })
     }
@@ -154,8 +171,13 @@ impl LocalFleet {
         Ok(())
     }
 
-    async fn launch(&mut self, spec: ProcessSpec) -> Result<(), StartError> {
-        let process = FleetProcess::start(spec, READY_TIMEOUT).await?;
+    async fn launch(&mut self, spec: ProcessSpec) -> Result<()> {
+        let joins = spec.member.as_ref().filter(|member| !IdentityFolder::new(&member.dir).has_certificate());
+        let token = match joins {
+            Some(member) => Some(self.authority.token(member).await?),
+            None => None,
+        };
+        let process = FleetProcess::start(spec, token.as_ref(), READY_TIMEOUT).await?;
         self.set_process_id(&process.spec.name, process.id());
         self.running.push(process);
         Ok(())
@@ -291,7 +313,7 @@ impl LocalFleet {
             region
                 .replicas
                 .iter()
-                .map(|(replica, _)| replica)
+                .map(|replica| &replica.spec)
                 .chain(region.spokes.iter().map(|spoke| &spoke.spec))
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));

@@ -35,10 +35,10 @@ pub(crate) struct ProcessCommand {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// Process names of one region, with the addresses of its replicas.
+/// Process names of one region, with the addresses for commands to its scripted replicas.
 pub(crate) struct RegionProcesses {
     pub spokes: Vec<String>,
-    pub replicas: Vec<(String, SocketAddr)>,
+    pub replicas: Vec<(String, Option<SocketAddr>)>,
 }
 
 /// Handle for actions on the fleet.
@@ -54,8 +54,6 @@ pub(crate) struct FleetControl {
     /// Members of the etcd cluster; empty for an embedded store.
     pub store: Vec<String>,
     pub operator: PathBuf,
-    /// Whether the replicas are scripted.
-    pub scripted: bool,
     /// Throttling tasks of real replicas.
     pub throttled: Arc<Mutex<BTreeMap<String, AbortHandle>>>,
 }
@@ -148,11 +146,10 @@ impl FleetControl {
 
     /// Slows the replicas of a region by this factor; 1 restores normal speed.
     pub(crate) async fn slow(&self, region: &RegionId, times: u32) -> Result<(), String> {
-        for (name, address) in &self.region_processes(region)?.replicas {
-            if self.scripted {
-                send(format!("http://{address}/slow?times={times}")).await?;
-            } else {
-                self.throttle(name, times).await?;
+        for (name, scripted) in &self.region_processes(region)?.replicas {
+            match scripted {
+                Some(control) => send(format!("http://{control}/slow?times={times}")).await?,
+                None => self.throttle(name, times).await?,
             }
         }
         Ok(())

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Every process is started as `meridian gateway|hub|spoke|replica`, with a configuration file that an operator can read
-//! and restart by hand. Between the gateway and the regions they use mutual TLS with certificates that are made for this
-//! fleet ([`certificates`]). This process plans, starts, watches, and stops them; when it ends, the kernel ends the others.
+//! and restart by hand. They use mutual TLS with each other; each joins the fleet with a token of the hub's certificate
+//! authority ([`authority`]). This process plans, starts, watches, and stops them; when it ends, the kernel ends the others.
 
+mod authority;
 mod certificates;
 mod control_api;
 mod etcd;

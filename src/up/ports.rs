@@ -5,12 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 
-/// Reserved ports on loopback.
-#[derive(Default)]
+/// Reserved ports of one loopback address.
 pub(crate) struct Ports {
+    address: IpAddr,
     held: BTreeMap<SocketAddr, TcpListener>,
     /// Ranges that were assigned.
     ranges: Vec<RangeInclusive<u16>>,
@@ -20,9 +20,14 @@ pub(crate) struct Ports {
 const RANGE_ATTEMPTS_MAX: usize = 100;
 
 impl Ports {
+    /// Creates the reservations of a loopback address.
+    pub(crate) fn of(address: IpAddr) -> Ports {
+        Ports { address, held: BTreeMap::new(), ranges: Vec::new() }
+    }
+
     /// Reserves a port; 0 selects a free one.
     pub(crate) fn reserve(&mut self, port: u16) -> io::Result<SocketAddr> {
-        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+        let socket = TcpListener::bind((self.address, port))?;
         let address = socket.local_addr()?;
         self.held.insert(address, socket);
         Ok(address)
@@ -31,9 +36,9 @@ impl Ports {
     /// Assigns a range of `count` free ports, disjoint from all other ranges. The ports are not bound: their user must check
     /// each before use.
     pub(crate) fn range(&mut self, count: u16) -> io::Result<RangeInclusive<u16>> {
-        let free = |port: u16| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+        let free = |port: u16| TcpListener::bind((self.address, port)).is_ok();
         for _ in 0..RANGE_ATTEMPTS_MAX {
-            let from = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+            let from = TcpListener::bind((self.address, 0))?.local_addr()?.port();
             let Some(to) = from.checked_add(count.saturating_sub(1)) else { continue };
             let overlaps = self.ranges.iter().any(|range| *range.start() <= to && from <= *range.end());
             if !overlaps && (from..=to).all(free) {
@@ -53,10 +58,11 @@ impl Ports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv4Addr;
 
     #[test]
     fn a_reserved_port_is_not_assigned_twice() {
-        let mut ports = Ports::default();
+        let mut ports = Ports::of(Ipv4Addr::LOCALHOST.into());
         let first = ports.reserve(0).unwrap();
         assert!(ports.reserve(first.port()).is_err());
         assert!(ports.take(first).is_some());
@@ -65,7 +71,7 @@ mod tests {
 
     #[test]
     fn ranges_of_ports_are_disjoint() {
-        let mut ports = Ports::default();
+        let mut ports = Ports::of(Ipv4Addr::LOCALHOST.into());
         let (one, other) = (ports.range(8).unwrap(), ports.range(8).unwrap());
         assert_eq!((one.len(), other.len()), (8, 8));
         assert!(one.end() < other.start() || other.end() < one.start(), "{one:?} {other:?}");

@@ -1,24 +1,26 @@
 //! Preparation of a local fleet: reserves its ports and writes the configuration of every process.
 
-use super::certificates::{self, Authority};
+use super::authority::FleetAuthority;
+use super::certificates;
 use super::etcd::EtcdCluster;
-use super::files::{FleetFiles, GatewaySettings, SpokeSettings, state_dir};
-use super::fleet::{LocalFleet, PreparedRegion, PreparedSpoke};
+use super::files::{FleetFiles, GatewaySettings, ReplicaPlace, SpokeSettings, state_dir};
+use super::fleet::{LocalFleet, PreparedRegion, PreparedReplica, PreparedSpoke};
 use super::plan::FleetPlan;
 use super::ports::Ports;
-use super::process::ProcessSpec;
 use crate::cli::{StoreKind, UpOptions};
 use anyhow::{Context, Result};
 use regions::deployment::Deployment;
-use regions::spiffe::Role;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 impl LocalFleet {
     /// Reserves the ports and writes every configuration.
     pub(crate) fn prepare(options: &UpOptions, plan: &FleetPlan, print: fn(&str)) -> Result<LocalFleet> {
-        let mut ports = Ports::default();
+        let mut ports = Ports::of(match options.ipv6 {
+            true => Ipv6Addr::LOCALHOST.into(),
+            false => Ipv4Addr::LOCALHOST.into(),
+        });
         let gateway_address = ports.reserve(options.port).with_context(|| {
             format!(
                 "port {} is in use; choose another with --port, or stop the process that uses it",
@@ -40,14 +42,15 @@ impl LocalFleet {
             StoreKind::Embedded => None,
             StoreKind::Etcd => Some(EtcdCluster::prepare(&files.dir, &files.logs(), &mut ports)?),
         };
-        let authority = Authority::create(files.dir.join("identities"))?;
+        let gateway_region = plan.regions.first().context("no region")?.clone();
+        let authority_addresses =
+            (0..plan.hubs).map(|_| ports.reserve(0)).collect::<std::io::Result<Vec<_>>>()?;
+        let authority =
+            FleetAuthority::create(&files.dir, &gateway_region, &plan.catalogue, authority_addresses)?;
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
             hubs.push((files.hub(plan, number, *address, etcd.as_ref(), &authority)?, *address));
         }
-        let operator = authority.person(Role::Operator)?;
-        authority.person(Role::Viewer)?;
-        let gateway_region = plan.regions.first().context("no region")?.clone();
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
             let (_, round_trip) = plan.distance(&gateway_region, region);
@@ -58,9 +61,9 @@ impl LocalFleet {
             };
             let replicas = match replica_ports {
                 Some(_) => Vec::new(),
-                None => replicas(&files, plan, index, &mut ports)?,
+                None => replicas(&files, plan, index, &mut ports, &authority)?,
             };
-            let replica_addresses: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
+            let replica_addresses: Vec<_> = replicas.iter().map(|replica| replica.address).collect();
             let mut spokes = Vec::new();
             for number in 0..plan.spokes {
                 let (listen, advertise, operations) =
@@ -82,16 +85,17 @@ impl LocalFleet {
         }
         let certificate = options.tls.then(|| certificates::self_signed(&files.dir)).transpose()?;
         let (key, for_clients) = (options.key.as_str(), certificate.as_ref());
-        let authority = &authority;
+        let listen = gateway_address;
         let settings =
-            GatewaySettings { listen: gateway_address, operations, key, certificate: for_clients, authority };
+            GatewaySettings { listen, operations, key, certificate: for_clients, authority: &authority };
         let gateway = files.gateway(plan, &gateway_region, &hub_addresses, &settings)?;
         Ok(LocalFleet {
-            etcd,
             hubs,
             gateway: (gateway, gateway_address),
             certificate: certificate.map(|made| made.certificate),
-            operator,
+            embedded_data: etcd.is_none().then(|| files.hub_data()),
+            etcd,
+            authority,
             operations,
             control,
             regions,
@@ -110,7 +114,8 @@ fn replicas(
     plan: &FleetPlan,
     index: usize,
     ports: &mut Ports,
-) -> Result<Vec<(ProcessSpec, SocketAddr)>> {
+    authority: &FleetAuthority,
+) -> Result<Vec<PreparedReplica>> {
     let region = &plan.regions[index];
     let by_model = plan.replicas(region);
     let names = |deployments: &[&Deployment]| -> Vec<String> {
@@ -120,19 +125,20 @@ fn replicas(
     match &plan.scripted {
         Some(scripted) => {
             let all: Vec<&Deployment> = by_model.into_values().flatten().collect();
+            let names = names(&all);
             for number in 0..scripted.replicas.get(index).copied().unwrap_or(1) as usize {
-                let address = ports.reserve(0)?;
-                let names = names(&all);
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                replicas.push((files.scripted(region, number, address, scripted, &names), address));
+                let (address, control) = (ports.reserve(0)?, ports.reserve(0)?);
+                let place = ReplicaPlace { region, number, listen: address, names: &names, authority };
+                let spec = files.scripted(plan, &place, scripted, control)?;
+                replicas.push(PreparedReplica { spec, address, control: Some(control) });
             }
         }
         None => {
             for (number, (runs, deployments)) in by_model.into_iter().enumerate() {
-                let address = ports.reserve(0)?;
-                let names = names(&deployments);
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                replicas.push((files.replica(region, number, address, runs, &names)?, address));
+                let (address, names) = (ports.reserve(0)?, names(&deployments));
+                let place = ReplicaPlace { region, number, listen: address, names: &names, authority };
+                let spec = files.replica(plan, &place, runs)?;
+                replicas.push(PreparedReplica { spec, address, control: None });
             }
         }
     }

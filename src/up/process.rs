@@ -1,7 +1,10 @@
 //! Child process of a local fleet: start, readiness, signals, stop.
 
+use super::authority::MemberIdentity;
 use crate::roles::PARENT_VARIABLE;
 use rustix::process::{Pid, Signal, kill_process};
+use scheduler::JOIN_TOKEN_VARIABLE;
+use scheduler_core::pki::token::JoinToken;
 use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
@@ -19,6 +22,8 @@ pub(crate) struct ProcessSpec {
     pub name: String,
     /// Arguments of `meridian`.
     pub arguments: Vec<String>,
+    /// Identity with which it joins the fleet at its first start.
+    pub member: Option<MemberIdentity>,
     /// Path of its log.
     pub log: PathBuf,
     /// Readiness signal.
@@ -54,16 +59,22 @@ pub(crate) enum StartError {
 }
 
 impl FleetProcess {
-    /// Starts `spec` and waits until it is ready.
+    /// Starts `spec`, with a join token if it has no certificate yet, and waits until it is ready.
     ///
     /// Must be called on the main thread: the parent-death signal is sent when the *thread* that started the child ends.
-    pub(crate) async fn start(spec: ProcessSpec, timeout: Duration) -> Result<FleetProcess, StartError> {
+    pub(crate) async fn start(
+        spec: ProcessSpec,
+        token: Option<&JoinToken>,
+        timeout: Duration,
+    ) -> Result<FleetProcess, StartError> {
         let spawn_error = |source| StartError::Spawn { name: spec.name.clone(), source };
         let log = File::options().create(true).append(true).open(&spec.log).map_err(spawn_error)?;
         let program = std::env::current_exe().map_err(spawn_error)?;
         let mut child = Command::new(program)
             .args(&spec.arguments)
             .env(PARENT_VARIABLE, std::process::id().to_string())
+            .env_remove(JOIN_TOKEN_VARIABLE)
+            .envs(token.map(|token| (JOIN_TOKEN_VARIABLE, token.text())))
             .stdin(Stdio::null())
             .stdout(match spec.ready {
                 ReadinessSignal::ReadyLine => Stdio::piped(),

@@ -18,6 +18,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use configuration::{ConfigFile, Files, section};
+use identity::{AcceptedPeers, IdentitySection, ServerTls, Transport};
+use regions::spiffe::Role;
 use replica_api::status::{StateV1, StatusV1};
 use replica_core::rate::TokenRate;
 use serde::Deserialize;
@@ -25,12 +28,15 @@ use serde_json::json;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 
+/// Maximum number of open connections.
+const CONNECTIONS_MAX: usize = 8192;
 /// Time of a request besides the simulated computation: reading, batching, writing the response.
 const OVERHEAD: Duration = Duration::from_millis(3);
 /// Maximum computing time of a batch of several inputs, if the replica has its full speed.
@@ -79,10 +85,11 @@ struct SlowQuery {
 /// Serves until `shutdown`.
 pub(crate) async fn run(
     options: ScriptedReplicaOptions,
+    transport: Transport,
     shutdown: impl Future<Output = ()> + Send + 'static,
     ready: impl FnOnce(SocketAddr),
 ) -> io::Result<()> {
-    let ScriptedReplicaOptions { listen, inputs_per_second, names } = options;
+    let ScriptedReplicaOptions { listen, inputs_per_second, names, config: _, join: _, control } = options;
     let inputs_per_second = inputs_per_second.max(1);
     let replica = Arc::new(ScriptedReplica {
         names,
@@ -93,15 +100,49 @@ pub(crate) async fn run(
     let router = Router::new()
         .route("/status", get(status))
         .route("/info", get(info))
-        .route("/slow", post(slow))
         .route("/v1/embeddings", post(embed))
         .with_state(replica.clone());
+    let commands = Router::new().route("/slow", post(slow)).with_state(replica.clone());
+    let control = TcpListener::bind(control).await?;
+    let identity = transport.identity();
+    let tls = identity.map(|identity| {
+        let accepted = AcceptedPeers { roles: &[Role::Spoke], region: identity.own_region() };
+        ServerTls::new(identity, accepted, &[b"http/1.1"]).map_err(io::Error::other)
+    });
     let socket = TcpListener::bind(listen).await?;
-    ready(socket.local_addr()?);
+    let (listener, acceptor) =
+        identity::listener::listen(socket, tls.transpose()?, CONNECTIONS_MAX, Arc::default())?;
+    let following = async {
+        match identity {
+            Some(identity) => identity.clone().follow().await,
+            None => std::future::pending().await,
+        }
+    };
+    ready(listener.address());
+    let server = axum::serve(listener, router).with_graceful_shutdown(shutdown).into_future();
     tokio::select! {
-        ended = axum::serve(socket, router).with_graceful_shutdown(shutdown) => ended,
+        ended = server => ended,
+        ended = axum::serve(control, commands).into_future() => ended,
+        () = acceptor.run() => Ok(()),
+        () = following => Ok(()),
         () = replica.compute() => Ok(()),
     }
+}
+
+section! {
+    /// Scripted replica.
+    partial struct ScriptedFile {
+        /// Catalogue of clouds and regions; the built-in one if absent.
+        catalogue: Option<PathBuf>;
+        /// Identity for mutual TLS with the spokes of its region.
+        identity: Option<IdentitySection>;
+    }
+}
+
+/// Reads the configuration of a scripted replica.
+pub(crate) fn read(document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Transport> {
+    let ScriptedFile { catalogue, identity } = document.section()?;
+    replica::config::transport(document, files, identity, catalogue)
 }
 
 impl ScriptedReplica {

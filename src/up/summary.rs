@@ -24,7 +24,7 @@ impl LocalFleet {
         println!("\nmodels      {}", names(plan));
         println!("operations  http://{}/routes", self.operations);
         for (_, hub) in &self.hubs {
-            println!("hub         https://{hub} (--identity {})", self.operator.display());
+            println!("hub         https://{hub} (--identity {})", self.operator().display());
         }
         println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
         if let Some(file) = &self.certificate {

@@ -62,7 +62,17 @@ impl World {
         let listen = replica.to_string();
         world.spawn(
             "replica",
-            &["scripted-replica", "--listen", &listen, "--inputs-per-second", "100000", "--name", "anywhere"],
+            &[
+                "scripted-replica",
+                "--listen",
+                &listen,
+                "--control",
+                "127.0.0.1:0",
+                "--inputs-per-second",
+                "100000",
+                "--name",
+                "anywhere",
+            ],
         );
         world.spawn("spoke", &["spoke", "--config", "spoke.toml"]);
         world.spawn("gateway", &["gateway", "--config", "gateway.toml"]);

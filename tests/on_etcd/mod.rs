@@ -34,7 +34,7 @@ impl Hub {
     fn of(config: &std::path::Path) -> Hub {
         let text: toml::Table = std::fs::read_to_string(config).unwrap().parse().unwrap();
         let (scheme, transport) = if text.contains_key("identity") {
-            let files = IdentityFiles::in_directory(&config.parent().unwrap().join("identities/operator"));
+            let files = IdentityFiles::in_directory(&config.parent().unwrap().join("pki/operator"));
             let name = OwnName { roles: &[Role::Operator], region: None };
             ("https", Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, None).unwrap())))
         } else {
