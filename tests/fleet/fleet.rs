@@ -178,18 +178,27 @@ impl Fleet {
         row.zip(at).and_then(|(row, at)| row.get(at).copied()).unwrap_or_default().to_owned()
     }
 
+    /// Returns a number of HAProxy's statistics.
+    async fn count(&self, proxy: &str, server: &str, column: &str) -> u64 {
+        let mut count = None;
+        until("HAProxy returns its statistics", async || {
+            count = self.haproxy(proxy, server, column).await.parse().ok();
+            count.is_some()
+        })
+        .await;
+        count.expect("the condition holds")
+    }
+
     /// Waits until HAProxy has received this number of further requests.
     pub(crate) async fn until_requests(&self, more: u64) {
-        let requests = async || count(&self.haproxy("clients", "FRONTEND", "req_tot").await);
+        let requests = async || self.count("clients", "FRONTEND", "req_tot").await;
         let first = requests().await;
         until("requests arrive", async || requests().await >= first + more).await;
     }
 
     /// Returns the number of attempts that HAProxy has repeated, at the same gateway or another one.
     pub(crate) async fn repeated(&self) -> u64 {
-        let (same, other) = ("wretr", "wredis");
-        count(&self.haproxy("gateways", "BACKEND", same).await)
-            + count(&self.haproxy("gateways", "BACKEND", other).await)
+        self.count("gateways", "BACKEND", "wretr").await + self.count("gateways", "BACKEND", "wredis").await
     }
 
     /// Returns the machine of the process that has this line in its metrics.
@@ -317,11 +326,6 @@ impl Fleet {
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
-}
-
-/// Parses a number of HAProxy's statistics.
-fn count(text: &str) -> u64 {
-    text.parse().expect("HAProxy returns its statistics")
 }
 
 /// Returns whether a gateway uses all spokes of a region, for a row of its `/routes`.
