@@ -10,11 +10,17 @@ ARGS ?=
 CARGO ?= cargo
 CORES := configuration metrics regions http1 gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core
 
-.PHONY: up test drills dist lint check-prereqs check-test-prereqs
+.PHONY: up fleet test drills dist lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
 up: check-prereqs
 	$(CARGO) run --release --locked -- up --port $(PORT) $(ARGS)
+
+# A complete fleet in network namespaces, each process with its own address and name, until Ctrl-C: docs/drills.md. Needs root
+# on Linux. One command builds both, so that the binary is the one of the tests.
+fleet: check-prereqs check-test-prereqs
+	$(CARGO) build --release --locked --bin meridian --example fleet
+	$(CARGO) run --release --locked --example fleet
 
 # The model is fetched once before the tests, so that no test depends on the network. The command is the binary that the
 # test build created, because `cargo run` would build another one without the features of the tests.

@@ -7,6 +7,7 @@ mod clients;
 mod cold_start;
 mod drilled;
 mod gateways;
+mod haproxy;
 mod on_etcd;
 mod on_gpu;
 mod plan;

@@ -1,11 +1,11 @@
 //! Gateways behind HAProxy, with the configurations of docs/deploy/edge.md: one is killed behind two load balancers of
 //! layer 7, and the client's address arrives through one of layer 4.
 
+use super::super::haproxy;
 use super::super::world::World;
 use super::{FurtherGateway, Killed, free_port};
 use serde_json::json;
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,34 +28,17 @@ impl LoadBalancer {
     fn start(world: &World, number: usize, heading: &str, gateways: &[FurtherGateway; 2]) -> LoadBalancer {
         let (file, listen) =
             (world.file(&format!("haproxy-{number}.cfg")), format!("127.0.0.1:{}", free_port()));
-        std::fs::write(&file, configuration(heading, &listen, gateways)).expect("written");
+        let address =
+            |gateway: &FurtherGateway| format!("127.0.0.1:{} port {}", gateway.listen, gateway.operations);
+        let text = haproxy::configuration(heading, &listen, &gateways.each_ref().map(address));
+        std::fs::write(&file, text).expect("written");
         let mut command = Command::new("haproxy");
-        // An administrator's program: its folder is not in everyone's path.
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{path}:/usr/sbin:/usr/local/sbin"));
+        command.env("PATH", haproxy::path());
         let log = std::fs::File::create(world.file(&format!("haproxy-{number}.log"))).expect("a log");
         command.args(["-db", "-f"]).arg(&file).stdout(log.try_clone().expect("a file")).stderr(log);
         let process = command.spawn().expect("haproxy is installed (Debian: apt-get install haproxy)");
         LoadBalancer { _process: Killed(process), url: format!("http://{listen}/v1/embeddings") }
     }
-}
-
-/// Returns the configuration of the documentation, with other addresses.
-fn configuration(heading: &str, listen: &str, gateways: &[FurtherGateway; 2]) -> String {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/deploy/edge.md");
-    let page = std::fs::read_to_string(page).expect("the page exists");
-    let (_, rest) = page.split_once(&format!("## {heading}\n")).expect("the page has the heading");
-    let (_, rest) = rest.split_once("```haproxy\n").expect("the section has a configuration");
-    let (configuration, _) = rest.split_once("```").expect("the block ends");
-    let replace = |text: &str, from: &str, to: &str| {
-        assert_eq!(text.matches(from).count(), 1, "{from} in {text}");
-        text.replace(from, to)
-    };
-    let server =
-        |gateway: &FurtherGateway| format!(" 127.0.0.1:{} port {}\n", gateway.listen, gateway.operations);
-    let text = replace(configuration, "bind :8080", &format!("bind {listen}"));
-    let text = replace(&text, " 10.0.0.1:8080 port 8081\n", &server(&gateways[0]));
-    replace(&text, " 10.0.1.1:8080 port 8081\n", &server(&gateways[1]))
 }
 
 /// Waits until the gateways are ready, so that load balancers that are started then use both from the beginning.

@@ -36,8 +36,14 @@ pub(crate) struct DnsServer {
 }
 
 impl DnsServer {
+    /// Starts a server on a free port of loopback.
     pub(crate) async fn start() -> DnsServer {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        DnsServer::start_at(SocketAddr::from(([127, 0, 0, 1], 0))).await
+    }
+
+    /// Starts a server at this address.
+    pub(crate) async fn start_at(address: SocketAddr) -> DnsServer {
+        let socket = UdpSocket::bind(address).await.unwrap();
         let address = socket.local_addr().unwrap();
         let names: Arc<Mutex<BTreeMap<String, Zone>>> = Arc::new(Mutex::new(BTreeMap::new()));
         let queries = Arc::new(AtomicUsize::new(0));
