@@ -101,7 +101,7 @@ pub(crate) struct ScriptedReplicaOptions {
     /// Join the fleet with this token, unless the identity folder has a valid certificate
     #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
     pub join: Option<String>,
-    /// Plaintext address for `POST /slow`
+    /// Plaintext address for operators: `GET /status` and `POST /slow`
     #[arg(long)]
     pub control: std::net::SocketAddr,
 }

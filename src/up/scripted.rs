@@ -102,7 +102,8 @@ pub(crate) async fn run(
         .route("/info", get(info))
         .route("/v1/embeddings", post(embed))
         .with_state(replica.clone());
-    let commands = Router::new().route("/slow", post(slow)).with_state(replica.clone());
+    let commands =
+        Router::new().route("/status", get(status)).route("/slow", post(slow)).with_state(replica.clone());
     let control = TcpListener::bind(control).await?;
     let identity = transport.identity();
     let tls = identity.map(|identity| {

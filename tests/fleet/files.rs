@@ -33,6 +33,7 @@ pub(crate) mod port {
     pub(crate) const SPOKE: u16 = 7100;
     pub(crate) const SPOKE_OPERATIONS: u16 = 7101;
     pub(crate) const REPLICA: u16 = 7200;
+    pub(crate) const REPLICA_CONTROL: u16 = 7201;
     pub(crate) const HTTP: u16 = 8080;
     pub(crate) const GATEWAY_OPERATIONS: u16 = 8081;
     pub(crate) const HAPROXY_OPERATIONS: u16 = 8404;
@@ -171,22 +172,26 @@ impl FleetFiles<'_> {
         self.role("hub", machine.clone(), port::HUB_OPERATIONS, &text)
     }
 
-    /// Returns the specification of a replica.
-    ///
-    /// The engine is scripted: real ones would only share the cores of this machine. This function and
-    /// [`replica_endpoint`] are the only ones that know how a spoke reaches a replica.
+    /// Writes the configuration of a replica. The engine is scripted: real ones would only share the cores of this machine.
     pub(crate) fn replica(&self, region: &str, number: usize) -> ProcessSpec {
         let machine = replica(region, number);
-        let listen = self.at(&machine, port::REPLICA);
-        let speed = INPUTS_PER_SECOND.to_string();
-        let mut arguments =
-            ["scripted-replica", "--listen", &listen, "--inputs-per-second", &speed, "--name", "minilm"]
-                .map(str::to_owned)
-                .to_vec();
-        if region != REGIONS[0] {
-            arguments.extend(["--name", "minilm-eu"].map(str::to_owned));
-        }
-        ProcessSpec { name: machine, arguments, ready: format!("http://{listen}/status") }
+        let file = self.write(
+            &format!("{machine}.toml"),
+            &format!("[identity]\ndir = \"identities/{machine}\"\n"),
+        );
+        let (file, speed) = (file.display().to_string(), INPUTS_PER_SECOND.to_string());
+        let [listen, control] = [port::REPLICA, port::REPLICA_CONTROL].map(|port| self.at(&machine, port));
+        let options = [
+            ("--config", &file),
+            ("--listen", &listen),
+            ("--control", &control),
+            ("--inputs-per-second", &speed),
+        ];
+        let names = if region == REGIONS[0] { &["minilm"][..] } else { &["minilm", "minilm-eu"] };
+        let names = names.iter().flat_map(|name| ["--name", name]).map(str::to_owned);
+        let options = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value.clone()]);
+        let arguments = std::iter::once("scripted-replica".to_owned()).chain(options).chain(names).collect();
+        ProcessSpec { name: machine, arguments, ready: format!("http://{control}/status") }
     }
 
     /// Writes the configuration of a spoke.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Everything is configured with names, and every process has a machine ([`crate::network`]) of its own. The first hub
-//! is the certificate authority (`meridian pki init`); the second one, the spokes and the gateways join with a token.
+//! is the certificate authority (`meridian pki init`); all other processes join with a token.
 
 use crate::files::{self, FleetFiles, GATEWAY_REGIONS, HUBS, MEMBERS, REGIONS, REPLICAS, SPOKES, port};
 use crate::network::{self, Network, host};
@@ -90,7 +90,8 @@ impl Fleet {
             self.start_and_wait(vec![hub]).await;
         }
         for region in REGIONS {
-            let replicas = (1..=REPLICAS).map(|number| self.files().replica(region, number)).collect();
+            let replicas = (1..=REPLICAS).map(|number| self.files().replica(region, number));
+            let replicas = replicas.map(|replica| self.joining("replica", region, replica)).collect();
             self.start_and_wait(replicas).await;
             let spokes = (1..=SPOKES).map(|number| self.files().spoke(region, number));
             let spokes = spokes.map(|spoke| self.joining("spoke", region, spoke)).collect();
@@ -249,7 +250,7 @@ impl Fleet {
     /// Waits until a replica has computed some requests since its start: the spokes of its region use it.
     pub(crate) async fn until_used(&self, replica: &str) {
         until(&format!("{replica} is used"), async || {
-            let status = self.get(replica, port::REPLICA, "/status").await;
+            let status = self.get(replica, port::REPLICA_CONTROL, "/status").await;
             let status: Value = serde_json::from_str(&status).unwrap_or_default();
             status["requests_total"].as_u64().is_some_and(|requests| requests >= 10)
         })

@@ -74,8 +74,8 @@ async fn start_again(fleet: &mut Fleet, name: &str) {
 /// Replaces the authority, and so the certificate of every process.
 async fn rotate(fleet: &mut Fleet) {
     let before = fleet.certificates();
-    let (hubs, spokes) = (files::HUBS, files::REGIONS.len() * files::SPOKES);
-    assert_eq!(before.len(), hubs + spokes + files::GATEWAY_REGIONS.len());
+    let in_regions = files::REGIONS.len() * (files::SPOKES + files::REPLICAS);
+    assert_eq!(before.len(), files::HUBS + in_regions + files::GATEWAY_REGIONS.len());
     for expected in ["next_trusted", "next_signs", "single"] {
         until(&format!("the rotation reaches {expected}"), async || {
             let output = fleet.run(&["pki", "rotate", "--yes", "--json"]);
