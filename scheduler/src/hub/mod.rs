@@ -42,6 +42,7 @@ mod publisher;
 mod readers;
 mod records;
 mod replicas;
+mod scalers;
 mod scrape;
 mod shares;
 mod spokes;
