@@ -38,6 +38,8 @@ pub struct AcceptedPeers {
     pub roles: &'static [Role],
     /// Region, if only peers of one are accepted.
     pub region: Option<RegionIndex>,
+    /// Further roles, of which only peers in the region of this process are accepted.
+    pub same_region: &'static [Role],
 }
 
 /// Peer that a client expects.
@@ -111,7 +113,13 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<PeerIdentity, Error> {
         self.0.anchors.current().client_verifier.verify_client_cert(certificate, others, now)?;
-        self.named(certificate, accepted.roles, accepted.region)
+        let named = self.named(certificate, accepted.roles, accepted.region);
+        named.or_else(|error| {
+            let own = self.0.own().region().and_then(|own| self.0.catalogue.as_deref()?.index_of(own));
+            let neighbor = own.filter(|_| !accepted.same_region.is_empty());
+            let neighbor = neighbor.map(|own| self.named(certificate, accepted.same_region, Some(own)));
+            neighbor.and_then(Result::ok).ok_or(error)
+        })
     }
 
     /// Verifies that a certificate with a verified chain has one of these roles, is of this region, and is not revoked.

@@ -1,6 +1,6 @@
 //! Operator endpoints of an ingress: liveness, readiness, status of replicas, metrics.
 //!
-//! With mutual TLS only gateways can connect to the ingress port, and operators have no gateway certificate; so
+//! With mutual TLS only gateways and spokes can connect to the ingress port, and operators have neither certificate; so
 //! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
 use super::Ingress;

@@ -48,6 +48,8 @@ metric_set! {
         mismatched: ByName<u64> = "meridian_ingress_replicas_mismatched" ["deployment"],
         /// Replicas that began to report such a model.
         mismatches: ByName<Total> = "meridian_ingress_replica_mismatches_total" ["deployment"],
+        /// 1 while this spoke holds the scaler lease of its region.
+        is_scaler: bool = "meridian_scaling_is_scaler",
         /// Decisions of the autoscaler, if there is one.
         scaling: Option<ScalingScrape> = set,
         /// Held requests.
@@ -136,6 +138,7 @@ impl Ingress {
             granted_tokens: loads().map(|(name, _)| (name, spoke.granted(name))).collect(),
             mismatched: mismatches.iter().map(|(name, (now, _))| (name, *now)).collect(),
             mismatches: mismatches.iter().map(|(name, (_, total))| (name, Total(*total))).collect(),
+            is_scaler: spoke.holds_scaler_lease(),
             scaling: (!spoke.scaling_status().is_empty()).then(|| {
                 let each = || spoke.scaling_status().iter();
                 ScalingScrape {

@@ -38,7 +38,7 @@ const QUEUE: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Peers that may connect; each path has its own roles.
-pub(super) const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+pub(super) const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None, same_region: &[] };
 
 /// Offered protocols.
 pub(super) const HTTP1: &[&[u8]] = &[b"http/1.1"];

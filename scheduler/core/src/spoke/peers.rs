@@ -195,9 +195,9 @@ impl Spoke {
         owner: Option<&InstanceName>,
         now: Instant,
     ) -> bool {
-        let Peers { role, others, marked_at, .. } = &self.peers;
-        // Without an epoch, this spoke shares no replicas.
-        let Some(epoch) = role.held() else { return true };
+        let Peers { role, others, sequence, marked_at, .. } = &self.peers;
+        // Without an epoch or a state, no other spoke knows the replicas.
+        let Some(epoch) = role.held().filter(|_| *sequence > 0) else { return true };
         let is_clear = |peer: &Peer| {
             let marked = marked_at.get(endpoint);
             let acknowledged = peer.acknowledged.filter(|(of, _)| *of == epoch).map(|(_, sequence)| sequence);

@@ -65,7 +65,13 @@ impl ActuatorTest {
     /// Sets the desired number of replicas, without those in `stop`.
     fn set_target(&self, replicas: u32, stop: &[&str]) {
         let stop: BTreeSet<_> = stop.iter().map(|name| self.id(name)).collect();
-        let target = DeploymentTarget { deployment: Arc::new(deployment()), replicas, next: None, stop };
+        let target = DeploymentTarget {
+            deployment: Arc::new(deployment()),
+            replicas,
+            next: None,
+            stop,
+            is_scaled_here: true,
+        };
         let name: DeploymentName = target.deployment.name.clone();
         self.targets.send_replace([(name, target)].into());
     }
@@ -238,7 +244,13 @@ async fn two_deployments_never_share_a_workload() {
         let deployment = named(name);
         (
             deployment.name.clone(),
-            DeploymentTarget { deployment, replicas: 1, next: None, stop: BTreeSet::new() },
+            DeploymentTarget {
+                deployment,
+                replicas: 1,
+                next: None,
+                stop: BTreeSet::new(),
+                is_scaled_here: true,
+            },
         )
     };
     let desired: DeploymentTargets = [target("A"), target("a")].into();
