@@ -57,8 +57,13 @@ impl Ingress {
             }
             ("GET", "/status") => {
                 let (replicas, deployments) = (self.replicas.status(), self.deployments());
+                let (is_scaler, epoch) = {
+                    let mut spoke = self.spoke.lock();
+                    (spoke.is_scaler(Instant::now()), spoke.scaler_epoch())
+                };
                 let status = json!({
                     "region": self.region.as_str(), "replicas": replicas, "deployments": deployments,
+                    "is_scaler": is_scaler, "scaler_epoch": epoch.map(|epoch| epoch.to_string()),
                 });
                 status.to_string().into_bytes()
             }
