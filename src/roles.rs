@@ -122,17 +122,26 @@ async fn spoke_parts(
         operations: config.operations,
         resolver: resolver.clone(),
         proxy_protocol_from: config.proxy_protocol_from.clone(),
-        signals: IngressSignals { wake: signals.wake.clone(), changed: signals.changed.clone() },
+        signals: IngressSignals {
+            wake: signals.wake.clone(),
+            changed: signals.changed.clone(),
+            shared: signals.shared.clone(),
+        },
     };
     let region = config.region.to_string();
     // The agent and scaling stop last: the hub is to know that the spoke drains, and replicas are needed until the last
     // response.
     let (ingress_done, ingress_stopped) = watch::channel(false);
     let agent = tokio::spawn(supervise_until_done("agent", {
-        let (spoke, stop) = (spoke.clone(), ingress_stopped.clone());
+        let (spoke, stop, wake) = (spoke.clone(), ingress_stopped.clone(), signals.wake.clone());
         move || {
-            let run =
-                scheduler::agent::run(config.clone(), spoke.clone(), resolver.clone(), stopped(stop.clone()));
+            let run = scheduler::agent::run(
+                config.clone(),
+                spoke.clone(),
+                resolver.clone(),
+                wake.clone(),
+                stopped(stop.clone()),
+            );
             async move {
                 if let Err(error) = run.await {
                     process::fail(&format!("agent: {error}"));

@@ -36,8 +36,8 @@ impl PeerIdentity {
 pub struct AcceptedPeers {
     /// Roles.
     pub roles: &'static [Role],
-    /// Region, if only peers of one are accepted.
-    pub region: Option<RegionIndex>,
+    /// Further roles, of which only peers in the region of this process are accepted.
+    pub same_region: &'static [Role],
 }
 
 /// Peer that a client expects.
@@ -111,7 +111,13 @@ impl Verifier {
         now: UnixTime,
     ) -> Result<PeerIdentity, Error> {
         self.0.anchors.current().client_verifier.verify_client_cert(certificate, others, now)?;
-        self.named(certificate, accepted.roles, accepted.region)
+        let AcceptedPeers { roles, same_region } = accepted;
+        match self.0.own_region() {
+            Some(own) if same_region.contains(&role_of(certificate)?) => {
+                self.named(certificate, same_region, Some(own))
+            }
+            _ => self.named(certificate, roles, None),
+        }
     }
 
     /// Verifies that a certificate with a verified chain has one of these roles, is of this region, and is not revoked.
@@ -121,8 +127,7 @@ impl Verifier {
         roles: &[Role],
         region: Option<RegionIndex>,
     ) -> Result<PeerIdentity, Error> {
-        let parsed = webpki::EndEntityCert::try_from(certificate)
-            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
+        let parsed = parsed(certificate)?;
         let id = SpiffeId::of(parsed.valid_uri_names()).map_err(wrong_peer)?;
         let serial = SerialNumber::of(parsed.serial());
         let ProcessIdentity { revocations, catalogue, .. } = &*self.0;
@@ -166,6 +171,16 @@ impl Verifier {
     pub(crate) fn schemes(&self) -> Vec<SignatureScheme> {
         self.0.anchors.provider().signature_verification_algorithms.supported_schemes()
     }
+}
+
+fn parsed<'a>(certificate: &'a CertificateDer<'_>) -> Result<webpki::EndEntityCert<'a>, Error> {
+    webpki::EndEntityCert::try_from(certificate)
+        .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))
+}
+
+/// Returns the role in the name of a certificate.
+fn role_of(certificate: &CertificateDer<'_>) -> Result<Role, Error> {
+    SpiffeId::of(parsed(certificate)?.valid_uri_names()).map(|id| id.role()).map_err(wrong_peer)
 }
 
 impl ServerCertVerifier for Verifier {

@@ -206,7 +206,7 @@ impl Server {
 
 /// Returns the TLS of the listener, which accepts the spokes of the replica's region.
 fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> {
-    let accepted = AcceptedPeers { roles: &[Role::Spoke], region: identity.own_region() };
+    let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
     ServerTls::new(identity, accepted, &[b"http/1.1"]).map_err(|error| ServeError::Tls(error.to_string()))
 }
 

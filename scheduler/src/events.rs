@@ -12,6 +12,7 @@ use crate::config::StoreConfig;
 use regions::spiffe::SpiffeId;
 use regions::{DeploymentName, Generation, HostPort, InstanceName, ModelRevision, RegionId, TenantId};
 use scheduler_api::plan::TrafficClass;
+use scheduler_api::scaler::ScalerEpoch;
 use scheduler_core::pki::rotation::CertificateRecord;
 use scheduler_core::pki::token::Fingerprint;
 use scheduler_store::EtcdConfig;
@@ -71,6 +72,10 @@ crate::log::events! {
     /// A spoke registered.
     info!(%region, %instance, boot_id, %endpoint, lease, "spoke registered")
     SpokeRegistered<'a> { region: &'a RegionId, instance: &'a InstanceName, boot_id: u64, endpoint: &'a HostPort, lease: u64 }
+
+    /// A spoke got the scaler lease of its region: it starts and stops the replicas from now on.
+    info!(%region, boot_id = format!("{boot_id:x}"), %epoch, "scaler lease granted")
+    ScalerLeaseGranted<'a> { region: &'a RegionId, boot_id: u64, epoch: ScalerEpoch }
 
     /// An operator requested that a region is drained.
     info!(%region, "drain requested")

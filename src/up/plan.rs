@@ -107,13 +107,6 @@ impl FleetPlan {
         let deployments = deployment::parse_deployments(&text, &catalogue)
             .map_err(|found| problems.extend(configuration::named(Path::new(&name), found)))
             .unwrap_or_default();
-        if options.spokes > 1 && is_autoscaled(&deployments) {
-            problems.push(format!(
-                "--spokes {}: the replicas that one spoke starts are unknown to the others; use one spoke for deployments with \
-                 `scaling`",
-                options.spokes
-            ));
-        }
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
             Ok(FleetPlan {
@@ -293,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn several_spokes_per_region_are_limited_and_need_replicas_that_all_of_them_know() {
+    fn the_number_of_spokes_per_region_is_limited() {
         let problem = |arguments: &[&str]| check(arguments).err().map(|problems| problems.join("\n"));
         assert_eq!(check(&["--spokes", "2"]).map(|plan| plan.spokes), Ok(2));
         for spokes in ["0", "5"] {
@@ -302,14 +295,6 @@ mod tests {
                 "{spokes}"
             );
         }
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let scaled = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
-                      engine = { kind = \"cpu\", precision = \"f32\" }\nscaling = { min = 0, max = 3 }";
-        std::fs::write(file.path(), scaled).unwrap();
-        let deployments = ["--deployments", file.path().to_str().unwrap()];
-        assert_eq!(problem(&deployments), None);
-        let both = problem(&[&["--spokes", "2"][..], &deployments].concat());
-        assert!(both.expect("unknown replicas").contains("use one spoke"));
     }
 
     #[test]

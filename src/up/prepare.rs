@@ -55,19 +55,19 @@ impl LocalFleet {
         for (index, region) in plan.regions.iter().enumerate() {
             let (_, round_trip) = plan.distance(&gateway_region, region);
             let one_way = round_trip / 2;
-            let replica_ports = match plan.is_autoscaled() {
-                true => Some(ports.range(plan.replicas_max(region))?),
-                false => None,
-            };
-            let replicas = match replica_ports {
-                Some(_) => Vec::new(),
-                None => replicas(&files, plan, index, &mut ports, &authority)?,
+            let replicas = match plan.is_autoscaled() {
+                true => Vec::new(),
+                false => replicas(&files, plan, index, &mut ports, &authority)?,
             };
             let replica_addresses: Vec<_> = replicas.iter().map(|replica| replica.address).collect();
             let mut spokes = Vec::new();
             for number in 0..plan.spokes {
                 let (listen, advertise, operations) =
                     (ports.reserve(0)?, ports.reserve(0)?, ports.reserve(0)?);
+                let replica_ports = match plan.is_autoscaled() {
+                    true => Some(ports.range(plan.replicas_max(region))?),
+                    false => None,
+                };
                 let settings = SpokeSettings {
                     number,
                     listen,
@@ -75,7 +75,7 @@ impl LocalFleet {
                     operations,
                     hubs: &hub_addresses,
                     replicas: &replica_addresses,
-                    replica_ports: replica_ports.clone(),
+                    replica_ports,
                     authority: &authority,
                 };
                 let spec = files.spoke(plan, region, &settings)?;

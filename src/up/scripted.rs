@@ -107,7 +107,7 @@ pub(crate) async fn run(
     let control = TcpListener::bind(control).await?;
     let identity = transport.identity();
     let tls = identity.map(|identity| {
-        let accepted = AcceptedPeers { roles: &[Role::Spoke], region: identity.own_region() };
+        let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
         ServerTls::new(identity, accepted, &[b"http/1.1"]).map_err(io::Error::other)
     });
     let socket = TcpListener::bind(listen).await?;

@@ -248,6 +248,8 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
             .map(|(method, path)| by_path("spoke", spoke, method, path, Admits::Roles(&[Role::Gateway])))
             .map(at_handshake),
     );
+    let peers = by_path("spoke", spoke, "POST", paths::PEER_EXCHANGE, Admits::RegionSpokes);
+    all.push(at_handshake(peers));
     all.extend(
         [
             ("POST", "/v1/embeddings"),

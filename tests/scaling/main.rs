@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
 mod scene;
+mod takeover;
 
 use scene::{Scene, lives, send};
 use serde_json::{Value, json};

@@ -28,12 +28,12 @@ pub(crate) struct Scene {
     client: reqwest::Client,
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// Returns the first of `count` consecutive free ports.
-fn free_ports(count: u16) -> u16 {
+pub(crate) fn free_ports(count: u16) -> u16 {
     (0..100)
         .map(|_| free_port())
         .find(|from| (*from..from + count).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()))

@@ -15,7 +15,13 @@ const ROLES: &[(&str, &[&str])] = &[
     ),
     (
         "Spoke",
-        &["gateway/src/events/arrival", "gateway/src/events/model", "gateway/src/ingress/", "scheduler/src/"],
+        &[
+            "gateway/src/events/arrival",
+            "gateway/src/events/model",
+            "gateway/src/events/peer",
+            "gateway/src/ingress/",
+            "scheduler/src/",
+        ],
     ),
     ("Gateway and spoke", &["gateway/", "resolver/", "scheduler/client/"]),
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),

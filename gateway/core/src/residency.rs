@@ -275,7 +275,7 @@ mod tests {
 
     fn peer(name: &str) -> Peer {
         let own = "spiffe://m/gateway/aws/us-east-1/in/us-va".parse().unwrap();
-        Peer::proven(&name.parse().unwrap(), &own, &Catalogue::builtin()).unwrap()
+        Peer::proven(Role::Spoke, &name.parse().unwrap(), &own, &Catalogue::builtin()).unwrap()
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod arrival;
 mod finished;
 mod hop;
 mod model;
+mod peer;
 mod region;
 mod request;
 
@@ -16,6 +17,7 @@ pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::HopFailed;
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
+pub(crate) use peer::PeerExchangeFailed;
 pub(crate) use region::{
     ForeignReport, InstanceEjected, InstanceHealthWorsened, RegionEjected, RegionHealthWorsened,
 };

@@ -1,4 +1,4 @@
-//! TLS acceptor of a region: accepts gateways only.
+//! TLS acceptor of a region: accepts gateways, and the other spokes of the region.
 //!
 //! Any host on the network can connect, so every failure is counted and at most one a second is logged.
 
@@ -19,12 +19,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Peers of the listener of a region.
-const GATEWAYS: AcceptedPeers = AcceptedPeers { roles: &[Role::Gateway], region: None };
+const PEERS: AcceptedPeers =
+    AcceptedPeers { roles: &[Role::Gateway], same_region: &[Role::Spoke] };
 
-/// Connection of a gateway, and its registration.
-pub(crate) type GatewayStream = (TlsStream<Stream>, ConnectionGuard);
+/// Authenticated connection.
+pub(crate) struct AcceptedPeer {
+    pub(crate) stream: TlsStream<Stream>,
+    /// Gateway, or spoke of the same region.
+    pub(crate) role: Role,
+    /// Registration of the connection, which a revocation ends.
+    pub(crate) guard: ConnectionGuard,
+}
 
-/// Accepts the TLS connections of gateways.
+/// Accepts the TLS connections of gateways and of the other spokes of a region.
 pub(crate) struct GatewayAcceptor {
     acceptor: Acceptor,
     verifier: Verifier,
@@ -37,13 +44,13 @@ impl GatewayAcceptor {
         failures: Arc<ConnectionFailures>,
     ) -> Result<GatewayAcceptor, Error> {
         // Either protocol that the gateway offers; HTTP/2 if it offers both.
-        let config = server_config(identity, GATEWAYS, &[HTTP2, HTTP1])?;
+        let config = server_config(identity, PEERS, &[HTTP2, HTTP1])?;
         let acceptor = Acceptor::from_server_config(Arc::new(config));
         Ok(GatewayAcceptor { acceptor, verifier: Verifier::new(identity.clone()), failures })
     }
 
     /// Performs the handshake within `limit`; returns `None`, after logging, for a rejected connection.
-    pub(crate) async fn accept(&self, stream: Stream, limit: Duration) -> Option<GatewayStream> {
+    pub(crate) async fn accept(&self, stream: Stream, limit: Duration) -> Option<AcceptedPeer> {
         match tokio::time::timeout(limit, self.handshake(stream)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err((cause, reason))) => {
@@ -61,7 +68,7 @@ impl GatewayAcceptor {
     async fn handshake(
         &self,
         mut stream: Stream,
-    ) -> Result<Option<GatewayStream>, (ConnectionFailureCause, String)> {
+    ) -> Result<Option<AcceptedPeer>, (ConnectionFailureCause, String)> {
         let mut first = [0];
         if stream.try_peek(&mut first).await.is_err() {
             // Port check: the peer connected and disconnected.
@@ -83,9 +90,10 @@ impl GatewayAcceptor {
         let (certificate, others) = chain
             .split_first()
             .ok_or_else(|| (ConnectionFailureCause::Other, Error::NoCertificatesPresented.to_string()))?;
-        let verified = self.verifier.client(certificate, others, GATEWAYS, UnixTime::now());
-        let admitted = verified.and_then(|peer| self.verifier.admit(&peer));
-        let guard = admitted.map_err(|error| (ConnectionFailureCause::of(&error), error.to_string()))?;
-        Ok(Some((stream, guard)))
+        let verified = self.verifier.client(certificate, others, PEERS, UnixTime::now());
+        let failed = |error: Error| (ConnectionFailureCause::of(&error), error.to_string());
+        let peer = verified.map_err(failed)?;
+        let guard = self.verifier.admit(&peer).map_err(failed)?;
+        Ok(Some(AcceptedPeer { stream, role: peer.role(), guard }))
     }
 }

@@ -19,6 +19,9 @@
 //! signature. A resumed session is verified like a new one, chain, validity and name, because tickets outlive
 //! certificates.
 //!
+//! The spoke that scales a region reaches the other spokes of the region in the same way ([`crate::ingress`]); their
+//! connections carry no requests of clients.
+//!
 //! Beyond the ingress, requests are forwarded in plaintext to replicas of the same region.
 
 mod connector;
@@ -26,7 +29,7 @@ mod gateway_acceptor;
 mod stream;
 
 pub(crate) use connector::{Connector, PeerConnection, UpstreamKey};
-pub(crate) use gateway_acceptor::GatewayAcceptor;
+pub(crate) use gateway_acceptor::{AcceptedPeer, GatewayAcceptor};
 pub(crate) use stream::TransportStream;
 
 /// ALPN protocols of the connection: HTTP/2 or HTTP/1.1.

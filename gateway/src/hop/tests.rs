@@ -80,7 +80,7 @@ async fn serve(credentials: Arc<ProcessIdentity>) -> Served {
         while let Ok((tcp, _)) = listener.accept().await {
             let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
             tokio::spawn(async move {
-                let (mut stream, guard) = acceptor.accept(tcp.into(), PATIENCE).await?;
+                let AcceptedPeer { mut stream, guard, .. } = acceptor.accept(tcp.into(), PATIENCE).await?;
                 let served = async {
                     let mut read = Vec::new();
                     while stream.read_buf(&mut read).await.ok()? > 0 {
@@ -192,7 +192,7 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
 }
 
 #[tokio::test]
-async fn only_gateways_are_accepted() {
+async fn only_gateways_and_spokes_of_the_region_are_accepted() {
     let (ours, other) = (Authority::new(), Authority::new());
     let ingress_end = End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours);
     let check = async |authority: &Authority, subject: Subject<'_>, cause: &str| {
@@ -216,6 +216,9 @@ async fn only_gateways_are_accepted() {
     ] {
         check(&ours, Subject::named(wrong), "wrong_peer").await;
     }
+    let served = serve(ingress_end.clone()).await;
+    let neighbor = client(End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours));
+    assert_eq!(get(&neighbor, served.address).await, Ok(204));
     check(&other, Subject::named(GATEWAY), "untrusted").await;
     check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "outside_validity").await;
     check(&ours, Subject { uses: vec![ServerAuth], ..Subject::named(GATEWAY) }, "untrusted").await;

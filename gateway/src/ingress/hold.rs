@@ -26,6 +26,8 @@ pub(super) struct Hold {
     waiting: Mutex<BTreeMap<u64, oneshot::Sender<ReleaseReason>>>,
     /// Signal to the scaler: a first request found no replica.
     wake: Arc<Notify>,
+    /// The same signal to the exchange with the scaler at another spoke.
+    pub(super) woken: Notify,
     pub(super) metrics: HoldMetrics,
 }
 
@@ -40,7 +42,7 @@ pub(super) struct HoldGuard<'a> {
 
 impl Hold {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, wake: Arc<Notify>) -> Hold {
-        Hold { spoke, waiting: Mutex::default(), wake, metrics: HoldMetrics::default() }
+        Hold { spoke, waiting: Mutex::default(), wake, woken: Notify::new(), metrics: HoldMetrics::default() }
     }
 
     /// Holds a request; `None` if it need not wait.
@@ -71,6 +73,7 @@ impl Hold {
         if wakes {
             self.metrics.wakes.add(1);
             self.wake.notify_one();
+            self.woken.notify_waiters();
         }
         Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
     }

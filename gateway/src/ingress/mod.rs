@@ -5,13 +5,14 @@
 //! ([`attempts`]), and responds to the report requests of gateways. `Spoke` is shared with the agent that talks to the
 //! hub; neither waits for the other. The ingress keeps its own observations of each replica separately ([`replicas`]),
 //! and shows them at `/status`. Requests that find no ready replica are held for the one that is started for them
-//! ([`hold`]).
+//! ([`hold`]). The spoke that scales the region shares its replicas with the other spokes ([`peers`]).
 
 mod arrival;
 mod attempts;
 mod follow;
 mod hold;
 mod operations;
+mod peers;
 mod probe;
 mod replicas;
 mod request;
@@ -21,7 +22,7 @@ use crate::body_memory::BodyLimits;
 use crate::circuits::random_draw;
 use crate::config::Timeouts;
 use crate::hop::GatewayAcceptor;
-use crate::listener::{AfterResponse, Listener, RequestHandler, StopReason};
+use crate::listener::{AfterResponse, Listener, PeerKind, RequestHandler, StopReason, peer};
 use crate::metrics::{IngressMetrics, ListenerMetrics, RequestOutcome};
 use crate::receipts::{CommitFailed, ReceiptsConfig, ReceiptsError, Recorder};
 use crate::relay::{self, ForwardedHeaders};
@@ -64,7 +65,7 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::health::HealthCheck;
 use supervision::task::supervise;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
 
 /// Default request timeout.
@@ -78,6 +79,11 @@ const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
 /// 15 kB for an idle one with TLS (docs/benchmarks.md) that is 250 MB.
 const CONNECTIONS_MAX: usize = 16_384;
+/// Maximum time for which a stopping ingress waits for another spoke to replace the replicas that end with this one. With
+/// the drain of the listener after it, a supervisor's usual 90 s suffice.
+const HANDOVER_MAX: Duration = Duration::from_secs(20);
+/// Interval of checks whether it has.
+const HANDOVER_PERIOD: Duration = Duration::from_millis(50);
 const _: () =
     assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
 /// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
@@ -108,10 +114,12 @@ pub struct IngressConfig {
 /// Signals between the ingress of a region and its scaler, in place of polling.
 #[derive(Clone, Debug, Default)]
 pub struct IngressSignals {
-    /// Signal to the scaler: a request waits for a deployment that has no replica.
+    /// Signal to the scaler: a request waits for a deployment that has no replica, or another spoke has sent news.
     pub wake: Arc<Notify>,
     /// Signal to the ingress: replicas were added or removed, or `Spoke` has new estimates for provisioning ones.
     pub changed: Arc<Notify>,
+    /// Sequence number of the state to share with the other spokes of the region.
+    pub shared: Arc<watch::Sender<u64>>,
 }
 
 /// Error that prevents an ingress from running.
@@ -183,8 +191,9 @@ pub async fn run(
         }
         None => (None, None),
     };
-    let IngressSignals { wake, changed } = signals;
-    let hold = Arc::new(Hold::new(spoke.clone(), wake));
+    let IngressSignals { wake, changed, shared } = signals;
+    let hold = Arc::new(Hold::new(spoke.clone(), wake.clone()));
+    let to_peers = Arc::new(Upstream::to_regions(&transport, true, &catalogue, resolver.clone())?);
     let mut tasks = JoinSet::new();
     if transport.identity().is_none() && !listen.ip().is_loopback() {
         // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
@@ -213,11 +222,16 @@ pub async fn run(
         listener: listener.metrics(),
         connections: listener.permits(),
         recorder,
+        scaler_wake: wake,
+        changed: changed.clone(),
     };
     let stop = async {
         shutdown.await;
         spoke.lock().set_draining();
+        // Tell the other spokes.
+        shared.send_modify(|_| {});
         tokio::time::sleep(LAME_DUCK).await;
+        handed_over(&spoke).await;
         StopReason::Shutdown
     };
     let ingress = Arc::new(ingress);
@@ -225,7 +239,13 @@ pub async fn run(
         let ingress = ingress.clone();
         supervise("replicas", move || follow::replicas(ingress.clone(), changed.clone()))
     });
-    let drained = tokio::sync::watch::Sender::new(false);
+    tasks.spawn({
+        let (ingress, shared) = (ingress.clone(), shared.clone());
+        supervise("exchange with spokes", move || {
+            peers::follow(ingress.clone(), to_peers.clone(), shared.subscribe())
+        })
+    });
+    let drained = watch::Sender::new(false);
     let operators = async {
         if let Some(operations) = operations {
             let mut drained = drained.subscribe();
@@ -249,6 +269,17 @@ pub async fn run(
     Ok(())
 }
 
+/// Waits until another spoke has drained the replicas that end with this one, at most [`HANDOVER_MAX`].
+async fn handed_over(spoke: &Mutex<Spoke>) {
+    let drained = async {
+        while spoke.lock().awaits_handover(Instant::now()) {
+            tokio::time::sleep(HANDOVER_PERIOD).await;
+        }
+    };
+    // After that, the other spokes hold requests until a replica has started.
+    tokio::time::timeout(HANDOVER_MAX, drained).await.ok();
+}
+
 struct Ingress {
     region: RegionId,
     here: RegionIndex,
@@ -267,6 +298,9 @@ struct Ingress {
     listener: Arc<ListenerMetrics>,
     connections: Arc<Semaphore>,
     recorder: Option<Recorder>,
+    /// Signals to the scaler, and to the probes of replicas.
+    scaler_wake: Arc<Notify>,
+    changed: Arc<Notify>,
 }
 
 impl RequestHandler for Ingress {
@@ -278,9 +312,15 @@ impl RequestHandler for Ingress {
             return after;
         }
         let mut arrival = None;
+        let (is_gateway, is_spoke) = match peer(session) {
+            Some(PeerKind::Spoke) => (false, true),
+            Some(PeerKind::Unauthenticated) => (true, true),
+            Some(PeerKind::Gateway | PeerKind::Client) | None => (true, false),
+        };
         let served = match (method.as_str(), path.as_str()) {
-            ("POST", paths::EXCHANGE) => self.exchange(session).await,
-            (method, path) => match endpoint::replica_endpoint(method, path) {
+            ("POST", paths::EXCHANGE) if is_gateway => self.exchange(session).await,
+            ("POST", paths::PEER_EXCHANGE) if is_spoke => self.peer_exchange(session).await,
+            (method, path) => match endpoint::replica_endpoint(method, path).filter(|_| is_gateway) {
                 Some(path) => {
                     let arrival = arrival.insert(Arrival::open(self, session, path, arrived));
                     self.forward(session, path, arrived, arrival).await

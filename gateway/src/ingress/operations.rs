@@ -1,6 +1,6 @@
 //! Operator endpoints of an ingress: liveness, readiness, status of replicas, metrics.
 //!
-//! With mutual TLS only gateways can connect to the ingress port, and operators have no gateway certificate; so
+//! With mutual TLS only gateways and spokes can connect to the ingress port, and operators have neither certificate; so
 //! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
 use super::Ingress;
@@ -57,8 +57,13 @@ impl Ingress {
             }
             ("GET", "/status") => {
                 let (replicas, deployments) = (self.replicas.status(), self.deployments());
+                let (is_scaler, epoch) = {
+                    let mut spoke = self.spoke.lock();
+                    (spoke.is_scaler(Instant::now()), spoke.scaler_epoch())
+                };
                 let status = json!({
                     "region": self.region.as_str(), "replicas": replicas, "deployments": deployments,
+                    "is_scaler": is_scaler, "scaler_epoch": epoch.map(|epoch| epoch.to_string()),
                 });
                 status.to_string().into_bytes()
             }

@@ -49,6 +49,8 @@ metric_set! {
         mismatched: ByName<u64> = "meridian_ingress_replicas_mismatched" ["deployment"],
         /// Replicas that began to report such a model.
         mismatches: ByName<Total> = "meridian_ingress_replica_mismatches_total" ["deployment"],
+        /// 1 while this spoke scales its region.
+        is_scaler: bool = "meridian_scaling_is_scaler",
         /// Decisions of the autoscaler, if there is one.
         scaling: Option<ScalingScrape> = set,
         /// Held requests.
@@ -125,7 +127,8 @@ impl Ingress {
         let (bodies_bytes, _, bodies_max) = self.body_reader.used();
         let (retries_left, replicas) = self.replicas.limits();
         let recorded = self.recorder.as_ref().map(|recorder| recorder.metrics());
-        let spoke = self.spoke.lock();
+        let mut spoke = self.spoke.lock();
+        let is_scaler = spoke.is_scaler(Instant::now());
         // Sequence 0: this report is not a response to a gateway.
         let report = spoke.report(0, Instant::now());
         let loads = || report.deployments.iter();
@@ -140,6 +143,7 @@ impl Ingress {
             granted_tokens: loads().map(|(name, _)| (name, spoke.granted(name))).collect(),
             mismatched: mismatches.iter().map(|(name, (now, _))| (name, *now)).collect(),
             mismatches: mismatches.iter().map(|(name, (_, total))| (name, Total(*total))).collect(),
+            is_scaler,
             scaling: (!spoke.scaling_status().is_empty()).then(|| {
                 let each = || spoke.scaling_status().iter();
                 ScalingScrape {

@@ -6,7 +6,7 @@
 //! the start of the next request is unknown.
 
 use super::admission::AdmittedConnection;
-use super::{AfterResponse, RequestHandler, Shared, TransportSecurity, chunked, h2};
+use super::{AfterResponse, PeerKind, RequestHandler, Shared, TransportSecurity, chunked, h2};
 use crate::metrics::CloseReason;
 use crate::respond;
 use bytes::BytesMut;
@@ -53,6 +53,7 @@ enum HeadRead {
 pub(super) async fn serve<D: RequestHandler>(
     shared: &Arc<Shared<D>>,
     mut stream: Stream,
+    peer: PeerKind,
     admitted: &mut AdmittedConnection,
 ) {
     let mut buffer = BytesMut::new();
@@ -63,7 +64,7 @@ pub(super) async fn serve<D: RequestHandler>(
         match read {
             HeadRead::Head(head) => stream = prepare(stream, &mut buffer, head),
             HeadRead::Http2Preface => {
-                return Box::pin(h2::serve(shared, stream, buffer.freeze(), admitted)).await;
+                return Box::pin(h2::serve(shared, stream, buffer.freeze(), peer, admitted)).await;
             }
             HeadRead::Ended => return,
             HeadRead::TimedOut => {
@@ -83,7 +84,7 @@ pub(super) async fn serve<D: RequestHandler>(
         }
         may_be_h2 = false;
         // In its own allocation, so that the connection's task has no space for it between requests.
-        match Box::pin(handle_one(shared, stream, std::mem::take(&mut buffer))).await {
+        match Box::pin(handle_one(shared, stream, peer, std::mem::take(&mut buffer))).await {
             Some((reusable, unread)) => (stream, buffer) = (reusable, unread),
             None => return,
         }
@@ -196,6 +197,7 @@ async fn first_read(stream: &mut Stream, buffer: &mut BytesMut) -> io::Result<us
 async fn handle_one<D: RequestHandler>(
     shared: &Shared<D>,
     stream: Stream,
+    peer: PeerKind,
     buffer: BytesMut,
 ) -> Option<(Stream, BytesMut)> {
     let mut session = ServerSession::new_http1(stream);
@@ -213,7 +215,7 @@ async fn handle_one<D: RequestHandler>(
             return None;
         }
     }
-    let closes = shared.handle(&mut session).await == AfterResponse::Close;
+    let closes = shared.handle(&mut session, peer).await == AfterResponse::Close;
     if closes || session.get_keepalive().is_none() && !session.is_body_done() {
         linger(session).await;
         return None;

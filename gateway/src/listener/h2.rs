@@ -53,6 +53,7 @@ pub(super) async fn serve<D: RequestHandler>(
     shared: &Arc<Shared<D>>,
     stream: Stream,
     read_before: Bytes,
+    peer: PeerKind,
     admitted: &mut AdmittedConnection,
 ) {
     let digest = Arc::new(Digest {
@@ -62,7 +63,7 @@ pub(super) async fn serve<D: RequestHandler>(
         socket_digest: stream.get_socket_digest(),
     });
     let (stream, mut flooded) = meter::wrap(stream, read_before);
-    let handshake = server::handshake(stream, Some(options(shared.peer)));
+    let handshake = server::handshake(stream, Some(options(peer)));
     let handshake = async {
         tokio::select! {
             handshake = timeout(shared.timeouts.head, handshake) => Some(handshake),
@@ -122,7 +123,7 @@ pub(super) async fn serve<D: RequestHandler>(
                 admitted.mark(false);
                 let shared = shared.clone();
                 requests.spawn(async move {
-                    contained("HTTP/2 stream", shared.handle_stream(session)).await;
+                    contained("HTTP/2 stream", shared.handle_stream(session, peer)).await;
                 });
             }
             Ok(Some(H2Accept::Rejected)) => {
@@ -156,7 +157,7 @@ fn options(peer: PeerKind) -> H2Options {
             .max_concurrent_streams(STREAMS_MAX)
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES),
-        PeerKind::Gateway => options
+        PeerKind::Gateway | PeerKind::Spoke | PeerKind::Unauthenticated => options
             .max_concurrent_streams(REQUESTS_MAX as u32)
             .initial_window_size(GATEWAY_STREAM_WINDOW_BYTES)
             .initial_connection_window_size(GATEWAY_CONNECTION_WINDOW_BYTES)
@@ -173,9 +174,9 @@ async fn drive(connection: &mut Connection) {
 }
 
 impl<D: RequestHandler> Shared<D> {
-    async fn handle_stream(&self, session: HttpSession) {
+    async fn handle_stream(&self, session: HttpSession, peer: PeerKind) {
         let mut session = ServerSession::new_http2(session);
-        match self.handle(&mut session).await {
+        match self.handle(&mut session, peer).await {
             AfterResponse::Close => session.shutdown().await,
             // An incomplete response ends in a reset when the session is dropped.
             AfterResponse::Reuse => {

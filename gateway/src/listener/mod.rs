@@ -26,7 +26,7 @@ mod proxied;
 
 use crate::coalesce::CoalescingStream;
 use crate::config::Timeouts;
-use crate::hop::GatewayAcceptor;
+use crate::hop::{AcceptedPeer, GatewayAcceptor};
 use crate::metrics::{CloseReason, ListenerMetrics};
 use crate::respond;
 use admission::AddressLimits;
@@ -34,12 +34,14 @@ use bytes::Bytes;
 use gateway_core::proxy_header::ProxiedPeer;
 use identity::{ConnectionFailureCause, ConnectionFailures, ConnectionRejected};
 pub(crate) use notice::AfterResponse;
-use notice::{ConnectionNotice, DrainStage, PeerKind};
+use notice::{ConnectionNotice, DrainStage};
+pub(crate) use notice::{PeerKind, peer};
 use pingora::listeners::tls::Acceptor;
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::l4::listener::Listener as Socket;
 use pingora::protocols::{GetSocketDigest, IO, Stream};
 use regions::IpNetwork;
+use regions::spiffe::Role;
 use replica_api::headers;
 
 use admission::{AdmittedConnection, CONNECTIONS_MAX, OpenConnections};
@@ -95,7 +97,7 @@ enum TransportSecurity {
     Plaintext,
     /// TLS without client certificates.
     Clients(Acceptor),
-    /// Mutual TLS with gateways.
+    /// Mutual TLS with gateways and other spokes of the region.
     Gateways(GatewayAcceptor),
 }
 
@@ -147,10 +149,10 @@ impl Listener {
         Listener { security: Arc::new(security), ..self }
     }
 
-    /// Accepts connections of gateways; only of those with a valid certificate if there is an acceptor.
+    /// Accepts connections of gateways and other spokes; only of those with a valid certificate if there is an acceptor.
     pub(crate) fn for_gateways(self, acceptor: Option<GatewayAcceptor>) -> Listener {
         let security = acceptor.map_or(TransportSecurity::Plaintext, TransportSecurity::Gateways);
-        Listener { security: Arc::new(security), peer: PeerKind::Gateway, ..self }
+        Listener { security: Arc::new(security), peer: PeerKind::Unauthenticated, ..self }
     }
 
     /// Sets the counters of rejected connections.
@@ -367,10 +369,10 @@ impl<D: RequestHandler> Shared<D> {
             }
         };
         let Some(stream) = stream else { return };
-        self.serve_tls(stream, &mut admitted).await;
+        self.serve_tls(stream, self.peer, &mut admitted).await;
     }
 
-    /// Serves a connection of a gateway until its certificate is revoked.
+    /// Serves a connection of a gateway or another spoke until its certificate is revoked.
     async fn serve_gateway(
         self: &Arc<Self>,
         acceptor: &GatewayAcceptor,
@@ -378,21 +380,22 @@ impl<D: RequestHandler> Shared<D> {
         admitted: &mut AdmittedConnection,
     ) {
         let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
-        let Some((stream, guard)) = accepted else { return };
+        let Some(AcceptedPeer { stream, role, guard }) = accepted else { return };
+        let kind = if role == Role::Spoke { PeerKind::Spoke } else { PeerKind::Gateway };
         // Dropping the connection also ends its requests, as when the gateway disconnects.
         tokio::select! {
-            () = self.serve_tls(self.coalescing(stream), admitted) => {}
+            () = self.serve_tls(self.coalescing(stream), kind, admitted) => {}
             () = guard.revoked() => {}
         }
     }
 
     /// Serves a connection with the negotiated protocol.
-    async fn serve_tls(self: &Arc<Self>, stream: Stream, admitted: &mut AdmittedConnection) {
+    async fn serve_tls(self: &Arc<Self>, stream: Stream, peer: PeerKind, admitted: &mut AdmittedConnection) {
         match stream.selected_alpn_proto() {
             Some(pingora::protocols::ALPN::H2) => {
-                Box::pin(h2::serve(self, stream, Bytes::new(), admitted)).await;
+                Box::pin(h2::serve(self, stream, Bytes::new(), peer, admitted)).await;
             }
-            _ => h1::serve(self, stream, admitted).await,
+            _ => h1::serve(self, stream, peer, admitted).await,
         }
     }
 
@@ -482,9 +485,9 @@ impl<D: RequestHandler> Shared<D> {
     }
 
     /// Handles one request; returns whether its connection can be reused.
-    async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
+    async fn handle(&self, session: &mut ServerSession, peer: PeerKind) -> AfterResponse {
         session.set_write_timeout(Some(self.timeouts.write));
-        let notice = ConnectionNotice { stage: self.stage.clone(), peer: self.peer };
+        let notice = ConnectionNotice { stage: self.stage.clone(), peer };
         session.req_header_mut().extensions_mut().insert(notice);
         match contain(self.handler.handle(session)).await {
             Ok(after) => after,

@@ -22,13 +22,17 @@ pub(super) enum DrainStage {
     Closing,
 }
 
-/// Kind of peer that a listener serves.
+/// Kind of the peer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PeerKind {
+pub(crate) enum PeerKind {
     /// A client.
     Client,
     /// A gateway, which carries the requests of many clients.
     Gateway,
+    /// Another spoke of the region.
+    Spoke,
+    /// A gateway or a spoke, over plaintext.
+    Unauthenticated,
 }
 
 /// Request extension that tells whether the connection may be reused, evaluated when the response is written, not when
@@ -39,11 +43,15 @@ pub(super) struct ConnectionNotice {
     pub(super) peer: PeerKind,
 }
 
+/// Returns the kind of the peer of a request's connection.
+pub(crate) fn peer(session: &ServerSession) -> Option<PeerKind> {
+    session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer)
+}
+
 /// Returns whether a client that has closed its side of the connection may still wait for the response (RFC 9112, 9.6).
 /// A gateway never does: its requests end with their connection.
 pub(crate) fn may_half_close(session: &ServerSession) -> bool {
-    let peer = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.peer);
-    !session.is_http2() && peer == Some(PeerKind::Client)
+    !session.is_http2() && peer(session) == Some(PeerKind::Client)
 }
 
 /// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1

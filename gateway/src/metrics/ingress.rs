@@ -23,6 +23,10 @@ metric_set! {
         pub(crate) exchanges: Counter = "meridian_ingress_exchanges_total",
         /// Loads of deployments in the reports sent to gateways: those that had changed, or all.
         pub(crate) loads_sent: Counter = "meridian_ingress_report_loads_total",
+        /// Exchanges with the other spokes of the region, while this one scales it.
+        pub(crate) peer_exchanges: Counter = "meridian_ingress_peer_exchanges_total",
+        /// Those of them that failed.
+        pub(crate) peer_failures: Counter = "meridian_ingress_peer_exchange_failures_total",
     }
 }
 

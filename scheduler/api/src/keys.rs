@@ -8,6 +8,7 @@
 //! spokes/{region}/{boot id}     RegisterV1           registration, under the spoke's lease
 //! instances/{region}/{name}     boot id              spoke with this instance name, under its lease
 //! leases/{region}/{boot id}     32 hex digits        identifier of the spoke's lease, under that lease
+//! scalers/{region}              boot id              spoke that holds the scaler lease, under the spoke's lease
 //! readers/{reader}              ReaderV1             table that a gateway or a spoke runs, under a lease of its own
 //! routes                        RouteTableV1         last published table, compressed if large
 //! demand/{region}/{boot id}     DemandV1             demand of a gateway, under a lease of its own
@@ -47,6 +48,8 @@ pub const SPOKES: &str = "spokes/";
 const INSTANCES: &str = "instances/";
 /// Prefix of the identifiers of spokes' leases.
 const LEASES: &str = "leases/";
+/// Prefix of the scaler leases.
+const SCALERS: &str = "scalers/";
 /// Last published route table.
 pub const ROUTES: &str = "routes";
 
@@ -100,6 +103,11 @@ pub fn instance(region: &RegionId, instance: &InstanceName) -> String {
 /// Returns the key of the identifier of a spoke's lease ([`crate::lease`]).
 pub fn lease(LeaseHolder { region, boot_id }: &LeaseHolder) -> String {
     format!("{LEASES}{region}/{boot_id:016x}")
+}
+
+/// Returns the key of the scaler lease of a region ([`crate::scaler`]).
+pub fn scaler(region: &RegionId) -> String {
+    format!("{SCALERS}{region}")
 }
 
 /// Returns the key of a gateway's demand report. Each instance has its own key, like a spoke's.

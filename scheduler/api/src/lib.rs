@@ -6,7 +6,7 @@
 //! rejected before any other field is parsed, and the error names the version.
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to all
-//! readers, with every [`deployment`] and every [`tenant`]. [`plan`] contains the gateways' demand and the traffic
+//! readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region, one of which holds the [`scaler`] lease. [`plan`] contains the gateways' demand and the traffic
 //! plan, [`apply`] the operator's messages, [`pki`] those of the certificate authority, [`paths`] the HTTP paths, and [`keys`] the keys of the hub's store. A
 //! [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
@@ -16,6 +16,7 @@ pub mod deployment;
 pub mod keys;
 pub mod lease;
 pub mod paths;
+pub mod peer;
 pub mod pki;
 pub mod plan;
 pub mod reader;
@@ -23,6 +24,7 @@ pub mod registration;
 pub mod report;
 pub mod revision;
 pub mod route;
+pub mod scaler;
 pub mod tenant;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};

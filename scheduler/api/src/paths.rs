@@ -1,4 +1,4 @@
-//! Paths of the hub, and the path of a spoke that gateways call.
+//! Paths of the hub, and the paths of a spoke that gateways and other spokes call.
 //!
 //! A parameter is in braces, as the hub's router takes it. The functions return a path with its parameters and its
 //! query, and [`RoutesQuery`] and [`holder`] parse the queries. No value needs escaping.
@@ -72,6 +72,8 @@ pub const ROTATION: &str = "/v1/pki/rotation";
 pub const BACKUP: &str = "/v1/backup";
 /// Exchange of a gateway with a region (`POST`).
 pub const EXCHANGE: &str = "/spoke/v1/exchange";
+/// Exchange of the spoke that scales a region with another spoke of that region (`POST`).
+pub const PEER_EXCHANGE: &str = "/spoke/v1/peers";
 
 /// Method and path of the hub, with the roles that may use it.
 #[derive(Clone, Copy, Debug)]

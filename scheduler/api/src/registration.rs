@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
+use super::scaler::ScalerLeaseV1;
 use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
 
 /// Registration of a spoke.
@@ -33,7 +34,7 @@ pub struct Registration {
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
     /// Whether the spoke finishes its requests and stops.
     pub draining: bool,
-    /// Whether the spoke starts replicas, which only this spoke knows. Such a spoke is the only one of its region.
+    /// Whether the spoke can start replicas, so that it may hold the scaler lease of its region.
     pub scales: bool,
 }
 
@@ -61,7 +62,7 @@ pub struct RegisterV1 {
     /// Whether the spoke finishes its requests and stops. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    /// Whether the spoke starts replicas. Absent if not.
+    /// Whether the spoke can start replicas. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scales: bool,
 }
@@ -121,6 +122,9 @@ pub struct LeaseV1 {
     /// Minimum numbers of replicas by deployment. Absent before the first plan; then the previous floors stay in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floors: Option<Vec<FloorV1>>,
+    /// Scaler lease of the region. Absent if no spoke holds it, and from hubs that do not grant it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaler: Option<ScalerLeaseV1>,
 }
 
 impl From<&Registration> for RegisterV1 {
@@ -278,7 +282,8 @@ mod tests {
         let wire: RegionStateV1 = serde_json::from_value(json!({"deployments": ["a"]})).unwrap();
         assert_eq!(RegionState::try_from(wire).unwrap().capacity, RegionCapacity::default());
         let lease = json!({"version": 1, "lease": "00", "ttl_ms": 5000, "unknown": []});
-        assert_eq!(serde_json::from_value::<LeaseV1>(lease).unwrap().floors, None);
+        let lease = serde_json::from_value::<LeaseV1>(lease).unwrap();
+        assert_eq!((lease.floors, lease.scaler), (None, None));
     }
 
     #[test]

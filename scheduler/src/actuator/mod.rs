@@ -37,6 +37,8 @@ pub(crate) struct DeploymentTarget {
     pub(crate) next: Option<(Arc<Deployment>, u32)>,
     /// Replicas to terminate: they are drained, or their drain timed out.
     pub(crate) stop: BTreeSet<ReplicaId>,
+    /// Whether this spoke scales the region. If not, the actuator starts no replicas and writes no counts.
+    pub(crate) is_scaled_here: bool,
 }
 
 /// Observed state.

@@ -2,10 +2,11 @@
 //!
 //! It registers this spoke, keeps the lease alive, reports at once when other deployments are ready, and registers
 //! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
-//! replica floors of the hub's plan. While the hub is unreachable, the agent retries with backoff without limit;
+//! replica floors of the hub's plan and the scaler lease of the region, which a free one gives to this spoke. A spoke
+//! whose scaler stops gracefully sends a keep-alive at once. While the hub is unreachable, the agent retries with backoff without limit;
 //! no request waits for it, and the failure is logged once, not at every attempt.
 //!
-//! The residency policies come from the route table, which the agent follows ([`table`]). In a region that starts
+//! The residency policies come from the route table, which the agent follows ([`table`]). In a spoke that can start
 //! replicas, the scaling loop follows the table instead, since it also needs the desired deployments.
 //!
 //! The state is owned by the ingress of the same process: both use one [`Spoke`], which is locked for one operation at
@@ -29,10 +30,11 @@ use scheduler_api::lease::{LeaseHolder, LeaseId, LeaseIdError};
 use scheduler_api::paths;
 use scheduler_api::plan::floors_from_wire;
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
+use scheduler_api::scaler::ScalerLease;
 use scheduler_client::hub::{ControlPlaneClient, HubClientError, HubConnection, HubFailure, HubRequest};
 use scheduler_core::spoke::Spoke;
 use serde::de::IgnoredAny;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::config::SpokeConfig;
@@ -61,7 +63,8 @@ pub enum AgentError {
     Client(#[from] HubClientError),
 }
 
-/// Runs the agent until `shutdown`, then ends the lease.
+/// Runs the agent until `shutdown`, then ends the lease. `wake` is notified when this spoke gets or loses the scaler
+/// lease.
 ///
 /// # Errors
 ///
@@ -70,6 +73,7 @@ pub async fn run(
     config: SpokeConfig,
     spoke: Arc<Mutex<Spoke>>,
     resolver: Resolver,
+    wake: Arc<Notify>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), AgentError> {
     let client = ControlPlaneClient::new(&config.hub, &config.transport, resolver)?;
@@ -87,7 +91,7 @@ pub async fn run(
         policy.follow(&watch::Sender::default()).await;
     };
     let hub = HubConnection::new(client, "registration", BACKOFF);
-    let mut agent = Agent { config, hub, spoke, lease: None, not_deployed: Vec::new() };
+    let mut agent = Agent { config, hub, spoke, wake, lease: None, not_deployed: Vec::new() };
     tokio::select! {
         never = agent.run() => match never {},
         () = follow => {}
@@ -113,6 +117,8 @@ struct Agent {
     config: SpokeConfig,
     hub: HubConnection,
     spoke: Arc<Mutex<Spoke>>,
+    /// Notified when this spoke gets or loses the scaler lease.
+    wake: Arc<Notify>,
     lease: Option<LeaseId>,
     /// Deployments that the hub did not know at its last response.
     not_deployed: Vec<DeploymentName>,
@@ -183,7 +189,8 @@ impl Agent {
         }
     }
 
-    /// Waits until the next keep-alive is due, or the ready deployments or running models have changed.
+    /// Waits until the next keep-alive is due, the ready deployments or running models have changed, or another spoke has
+    /// given up the scaler lease.
     async fn until_due(&self, period: Duration, reported: &RegionState) {
         let changed = async {
             let mut timer = interval(CHECK_PERIOD);
@@ -195,6 +202,11 @@ impl Agent {
                     || models != reported.models
                     || draining != reported.draining
                 {
+                    return;
+                }
+                // Not before the next check, because the holder may still have the lease at the hub.
+                if self.with_spoke(|spoke| spoke.should_acquire_lease(Instant::now())) {
+                    timer.tick().await;
                     return;
                 }
             }
@@ -252,6 +264,15 @@ impl Agent {
 
     /// Applies a response of the hub.
     fn apply_response(&mut self, response: &LeaseV1, reported: &BTreeSet<DeploymentName>) {
+        let scaler = response.scaler.map(ScalerLease::from);
+        let changed = self.with_spoke(|spoke| {
+            let before = spoke.holds_scaler_lease();
+            spoke.scaler_lease_reported(scaler, Instant::now());
+            spoke.holds_scaler_lease() != before
+        });
+        if changed {
+            self.wake.notify_one();
+        }
         match response.floors.as_deref().map(floors_from_wire).transpose() {
             Ok(None) => {}
             Ok(Some(floors)) => self.with_spoke(|spoke| spoke.set_floors(floors)),

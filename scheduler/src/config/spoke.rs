@@ -28,7 +28,7 @@ section! {
         /// Name of this spoke among those of its region; by default the host name and the port of `listen`. The
         /// spokes of a region serve the same replicas: each lists all of them.
         instance: Option<InstanceName>;
-        /// Listener for gateways.
+        /// Listener for gateways and the other spokes of the region.
         listen: SocketAddr, like "\"IP:PORT\"";
         /// Address for gateways, with a name or an IP address: that of the listener, or of a load balancer in front.
         advertise: HostPort, like "\"HOST:PORT\"";
@@ -49,7 +49,7 @@ section! {
         dns: DnsSection;
         /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
         identity: Option<IdentitySection>;
-        /// Actuator; without this table the region has only the replicas below.
+        /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
         scaling: Option<ScalingSection>;
         /// Replicas that are started independently, one table each.
         replica: Vec<ReplicaEntry> = Vec::new(), in 0..=REPLICAS_MAX;

@@ -41,6 +41,7 @@ mod publisher;
 mod readers;
 mod records;
 mod replicas;
+mod scalers;
 mod scrape;
 mod shares;
 mod spokes;
@@ -87,7 +88,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum number of open connections: some for each of a thousand gateways and spokes.
 const CONNECTIONS_MAX: usize = 8192;
 /// Peers that may connect; each path has its own roles.
-const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, region: None };
+const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, same_region: &[] };
 /// Offered protocols.
 const HTTP1: &[&[u8]] = &[b"http/1.1"];
 /// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.

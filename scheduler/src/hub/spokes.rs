@@ -4,6 +4,8 @@
 //! An instance name belongs to one spoke of its region at a time: a second one is rejected until the lease of the
 //! first has ended, since gateways and operators would take the two for one.
 //!
+//! Of the spokes of a region that can start replicas, one holds the scaler lease ([`scalers`]).
+//!
 //! A spoke is one key under one lease. The response is sent when the store has the write on disk; the route table
 //! follows shortly after, when the leader's watch delivers the change.
 
@@ -16,6 +18,7 @@ use axum::http::StatusCode;
 use regions::{DeploymentName, RegionId};
 use scheduler_api::lease::{LeaseHolder, LeaseId};
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
+use scheduler_api::scaler::{ScalerLease, ScalerLeaseV1};
 use scheduler_api::{VERSION, WireError, keys, parsed, paths};
 use scheduler_core::plan::capacity::are_similar;
 use scheduler_core::publish::unknown;
@@ -24,7 +27,7 @@ use scheduler_store::{Compare, KeyValue, Lease, Op, Store, StoreError, Txn};
 
 use super::access::Caller;
 use super::api::{Body, HubApi, json};
-use super::records;
+use super::{records, scalers};
 use crate::events::SpokeRegistered;
 use crate::respond::{Code, ErrorResponse};
 
@@ -47,17 +50,6 @@ pub(super) async fn register<S: Store>(
         );
         return Err(ErrorResponse::new(Code::Overloaded, message).with_field("region"));
     }
-    let others = registered.iter().filter(|entry| entry.key != key);
-    // A record that cannot be read belongs to a hub of another version; the controller logs it.
-    let mut others = others.filter_map(|entry| records::spoke(entry).ok());
-    if let Some(other) = others.find(|other| registration.scales || other.registration.scales) {
-        let message = format!(
-            "A spoke with [scaling] is the only one of its region, since others do not know the replicas that it starts; {region} \
-             has {instance} and {}. Stop one of them, or wait until its lease has expired.",
-            other.registration.instance
-        );
-        return Err(ErrorResponse::new(Code::Conflict, message).with_field("scales"));
-    }
     let name_key = keys::instance(region, instance);
     let name = api.store.get(&name_key).await?;
     let own_name = format!("{boot_id:016x}").into_bytes();
@@ -77,12 +69,14 @@ pub(super) async fn register<S: Store>(
     if !api.store.txn(Txn { when, then }).await?.succeeded {
         return Err(instance_in_use(&registration));
     }
+    // Before the revocation of the previous lease, which may hold the scaler lease.
+    let scaler = scaler_lease(&api, &registration, lease).await?;
     if let Some(previous) = before.and_then(|entry| entry.lease) {
         // It holds no key any more; if the revocation fails, it expires.
         api.store.lease_revoke(previous).await.ok();
     }
     SpokeRegistered { region, instance, boot_id: *boot_id, endpoint, lease: lease.0 }.emit();
-    Ok(Json(lease_response(&api, id, region, deployments)))
+    Ok(Json(lease_response(&api, id, region, deployments, scaler)))
 }
 
 /// Keeps a spoke's lease alive and writes the region state, if the spoke reports one that has changed.
@@ -100,31 +94,43 @@ pub(super) async fn keep_alive<S: Store>(
     api.store.lease_keep_alive(lease, Instant::now()).await?;
     let entry = api.store.get(&keys::spoke(&holder.region, holder.boot_id)).await?;
     let entry = entry.filter(|entry| entry.lease == Some(lease)).ok_or_else(lease_not_found)?;
-    let ready = match state {
-        Some(state) => {
-            let ready = state.deployments.clone();
-            update(&api, entry, lease, state).await?;
-            ready
-        }
-        None => records::spoke(&entry)?.registration.deployments,
+    let registration = match state {
+        Some(state) => update(&api, entry, lease, state).await?,
+        None => records::spoke(&entry)?.registration,
     };
-    Ok(Json(lease_response(&api, id, &holder.region, &ready)))
+    let scaler = scaler_lease(&api, &registration, lease).await?;
+    Ok(Json(lease_response(&api, id, &holder.region, &registration.deployments, scaler)))
 }
 
-/// Writes the reported state of a spoke if it has changed.
+/// Returns the scaler lease of a region. A spoke that can scale gets it if it is free; one that drains gives it up.
+async fn scaler_lease<S: Store>(
+    api: &HubApi<S>,
+    Registration { region, boot_id, scales, draining, .. }: &Registration,
+    lease: Lease,
+) -> Result<Option<ScalerLease>, ErrorResponse> {
+    if *scales && !*draining {
+        return scalers::acquire(&api.store, region, *boot_id, lease).await;
+    }
+    if *scales {
+        scalers::release(&api.store, region, *boot_id).await?;
+    }
+    scalers::get(&api.store, region).await
+}
+
+/// Writes the reported state of a spoke if it has changed. Returns the registration with this state.
 async fn update<S: Store>(
     api: &HubApi<S>,
     entry: KeyValue,
     lease: Lease,
     state: RegionState,
-) -> Result<(), ErrorResponse> {
+) -> Result<Registration, ErrorResponse> {
     let mut registration = records::spoke(&entry)?.registration;
     let RegionState { deployments, capacity, models, draining } = state;
     let same = registration.deployments == deployments
         && registration.models == models
         && registration.draining == draining;
     if same && are_similar(&capacity, &registration.capacity) {
-        return Ok(());
+        return Ok(registration);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
     (registration.models, registration.draining) = (models, draining);
@@ -133,13 +139,13 @@ async fn update<S: Store>(
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];
     let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: Some(lease) }];
     if api.store.txn(Txn { when, then }).await?.succeeded {
-        return Ok(());
+        return Ok(registration);
     }
     // Either the first of two attempts of this transaction succeeded, or the spoke has registered again at the same
     // time; then the newer registration is kept.
     let now = api.store.get(&key).await?;
     let written = now.is_some_and(|now| now.lease == Some(lease) && *now.value == *value);
-    if written { Ok(()) } else { Err(StoreError::NoSuchLease(lease).into()) }
+    if written { Ok(registration) } else { Err(StoreError::NoSuchLease(lease).into()) }
 }
 
 /// Deregisters a spoke: revokes its lease.
@@ -194,6 +200,7 @@ fn lease_response<S>(
     lease: LeaseId,
     region: &RegionId,
     ready: &BTreeSet<DeploymentName>,
+    scaler: Option<ScalerLease>,
 ) -> LeaseV1 {
     let current = api.current.borrow();
     // Before the first table, no deployment can be called unknown.
@@ -204,5 +211,6 @@ fn lease_response<S>(
         ttl_ms: u64::try_from(api.lease_ttl.as_millis()).unwrap_or(u64::MAX),
         unknown: names.map(DeploymentName::to_string).collect(),
         floors: api.plans.floors(region),
+        scaler: scaler.map(ScalerLeaseV1::from),
     }
 }

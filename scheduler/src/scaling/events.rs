@@ -5,10 +5,29 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use regions::DeploymentName;
+use regions::{DeploymentName, RegionId};
+use scheduler_api::scaler::ScalerEpoch;
 use scheduler_core::scale::ScalingDecision;
 
 crate::log::events! {
+    /// This spoke starts and stops the replicas of its region from now on. Without an `epoch` it does so because neither a
+    /// hub nor the scaler of the region responds.
+    info!(%region, epoch = epoch.map(tracing::field::display), "scaling of the region begun")
+    ScalingBegun<'a> { region: &'a RegionId, epoch: Option<ScalerEpoch> }
+
+    /// Another spoke scales the region from now on. The replicas of this one serve until that spoke drains them.
+    info!(%region, epoch = epoch.map(tracing::field::display), replicas, "scaling of the region ended")
+    ScalingEnded<'a> { region: &'a RegionId, epoch: Option<ScalerEpoch>, replicas: usize }
+
+    /// The replicas of this spoke listen on loopback, where other spokes of the region cannot reach them, so these serve
+    /// only their own. Set `scaling.address` to an address of this machine.
+    error!(%region, "replicas are on loopback and not shared with the other spokes of the region")
+    ReplicasNotShared<'a> { region: &'a RegionId }
+
+    /// A replica that another spoke has started is replaced by one of this spoke, and gets no new requests.
+    info!(%endpoint, %deployment, "replica of another spoke draining")
+    RemoteReplicaDraining<'a> { endpoint: &'a dyn Display, deployment: &'a DeploymentName }
+
     /// The desired number of replicas of a deployment changed.
     info!(
         %deployment, before, desired = desired.replicas, reason = desired.reason.name(), ready, provisioning,

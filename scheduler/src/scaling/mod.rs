@@ -10,10 +10,14 @@
 //! replica becomes ready or dies, and when there is a newer table. The decisions are in `scheduler_core::scale`;
 //! [`region`] gathers their inputs and applies them. It scales up whether or not the hub is reachable, and down only
 //! while it is ([`ScaleDownBlocker::HubUnreachable`](scheduler_core::scale::ScaleDownBlocker)).
+//!
+//! One spoke of a region scales, the one that holds the scaler lease; the loop of the others only stops the replicas that
+//! the scaler has drained ([`shared`]).
 
 pub(crate) mod events;
 mod region;
 mod scaler;
+mod shared;
 
 use std::fs::File;
 use std::future::Future;
@@ -53,10 +57,13 @@ const ITERATION_DELAY: Duration = Duration::from_millis(10);
 /// Notifications between the scaler and the region's ingress.
 #[derive(Clone, Debug, Default)]
 pub struct ScalingSignals {
-    /// Notified by the ingress: a request arrived for a deployment without a ready replica.
+    /// Notified by the ingress and the agent: a request arrived for a deployment without a ready replica, another spoke
+    /// has sent news, or the scaler lease has changed hands.
     pub wake: Arc<Notify>,
     /// Notified by the scaler: replicas were added or removed.
     pub changed: Arc<Notify>,
+    /// Sequence number of the state to share with the other spokes, set by the scaler.
+    pub shared: Arc<watch::Sender<u64>>,
 }
 
 /// Error that prevents autoscaling.
@@ -156,9 +163,16 @@ impl Autoscaler {
                 tokio::spawn(essential("actuator", cluster.run(desired, status)))
             }
         };
-        let static_replicas = spoke.lock().endpoints();
-        let static_replicas = static_replicas.into_keys().collect();
-        let region = RegionScaler::new(&config, spoke, signals.changed.clone(), static_replicas, targets);
+        let static_replicas = {
+            let mut spoke = spoke.lock();
+            spoke.set_can_scale();
+            let known = spoke.endpoints().into_iter();
+            known
+                .filter(|(_, endpoint)| config.replicas.contains(endpoint))
+                .map(|(number, _)| number)
+                .collect()
+        };
+        let region = RegionScaler::new(&config, spoke, &signals, static_replicas, targets);
         tokio::select! {
             () = run_loop(region, signals, tables, running) => {}
             () = shutdown => {}
@@ -189,7 +203,11 @@ async fn run_loop(
         let now = Instant::now();
         region.follow(&tables.borrow_and_update().clone());
         region.observe(&running.borrow_and_update().clone(), now);
-        region.scale(now);
+        if region.update_role(now) {
+            region.scale(now);
+        } else {
+            region.stand_by(now);
+        }
         loop {
             tokio::select! {
                 _ = tick.tick() => break,

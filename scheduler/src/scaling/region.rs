@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
-use regions::{Catalogue, Deployment, DeploymentName, RegionId};
+use regions::{Catalogue, Deployment, DeploymentName, HostPort, RegionId};
+use scheduler_api::peer::SharedDeployment;
 use scheduler_core::scale::step::{OwnReplica, Step, step};
-use scheduler_core::spoke::hold::HeldTotals;
 use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
 
+use super::ScalingSignals;
 use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
 use super::scaler::{DeploymentScaler, ReplicaSlot};
+use super::shared::{Sharing, ends_with_spoke};
 use crate::actuator::{
     ActuatorStatus, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId, RunningReplica,
 };
@@ -24,30 +26,35 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Scaler of one region.
 pub(super) struct RegionScaler {
-    region: RegionId,
+    pub(super) region: RegionId,
     catalogue: Arc<Catalogue>,
-    spoke: Arc<Mutex<Spoke>>,
+    pub(super) spoke: Arc<Mutex<Spoke>>,
     /// Notified when replicas were added or removed.
-    changed: Arc<Notify>,
+    pub(super) changed: Arc<Notify>,
     /// Indexes of the replicas in the region's file.
     static_replicas: Vec<usize>,
-    hub: FollowedTable,
-    scalers: BTreeMap<DeploymentName, DeploymentScaler>,
-    own: BTreeMap<ReplicaId, LocalReplica>,
+    pub(super) hub: FollowedTable,
+    pub(super) scalers: BTreeMap<DeploymentName, DeploymentScaler>,
+    pub(super) own: BTreeMap<ReplicaId, LocalReplica>,
     targets: watch::Sender<DeploymentTargets>,
+    /// Whether this spoke scales the region, as of the last iteration.
+    pub(super) is_scaler: bool,
+    /// Whether the actuator stops its replicas with the spoke.
+    pub(super) ends_with_spoke: bool,
+    pub(super) sharing: Sharing,
 }
 
 /// Replica that the actuator has started.
-struct LocalReplica {
-    running: RunningReplica,
+pub(super) struct LocalReplica {
+    pub(super) running: RunningReplica,
     /// Index of the replica in the spoke, once it is ready.
-    index: Option<usize>,
+    pub(super) index: Option<usize>,
     /// Start of its drain.
-    draining_since: Option<Instant>,
+    pub(super) draining_since: Option<Instant>,
     /// Time since which it is lost.
     lost_since: Option<Instant>,
     /// Its drain has ended and it may be terminated.
-    may_stop: bool,
+    pub(super) may_stop: bool,
     /// It had reported its status at the last iteration.
     has_reported: bool,
     /// It has served requests with its deployment's served model.
@@ -58,17 +65,27 @@ impl RegionScaler {
     pub(super) fn new(
         config: &SpokeConfig,
         spoke: Arc<Mutex<Spoke>>,
-        changed: Arc<Notify>,
+        signals: &ScalingSignals,
         static_replicas: Vec<usize>,
         targets: watch::Sender<DeploymentTargets>,
     ) -> RegionScaler {
-        let (region, catalogue) = (config.region.clone(), config.catalogue.clone());
-        let hub = FollowedTable::default();
-        let (scalers, own) = (BTreeMap::new(), BTreeMap::new());
-        RegionScaler { region, catalogue, spoke, changed, static_replicas, hub, scalers, own, targets }
+        RegionScaler {
+            region: config.region.clone(),
+            catalogue: config.catalogue.clone(),
+            spoke,
+            changed: signals.changed.clone(),
+            static_replicas,
+            hub: FollowedTable::default(),
+            scalers: BTreeMap::new(),
+            own: BTreeMap::new(),
+            targets,
+            is_scaler: false,
+            ends_with_spoke: ends_with_spoke(config),
+            sharing: Sharing::new(config, signals),
+        }
     }
 
-    fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
+    pub(super) fn with_spoke<T>(&self, operation: impl FnOnce(&mut Spoke) -> T) -> T {
         operation(&mut self.spoke.lock())
     }
 
@@ -127,7 +144,7 @@ impl RegionScaler {
         let mut changed = !gone.is_empty();
         for (_, replica) in gone {
             if let Some(index) = replica.index {
-                self.with_spoke(|spoke| spoke.remove_replica(index));
+                self.with_spoke(|spoke| spoke.remove_started_replica(index));
             }
             // A replica that crashed while draining needs no replacement.
             if replica.draining_since.is_some() && !replica.may_stop {
@@ -149,7 +166,10 @@ impl RegionScaler {
                 && replica.index.is_none()
             {
                 ReplicaReady { id, deployment: &running.deployment.name, took }.emit();
-                replica.index = Some(self.with_spoke(|spoke| spoke.add_replica(endpoint.into())));
+                let (name, ends_with_spoke) = (running.deployment.name.clone(), self.ends_with_spoke);
+                let add =
+                    |spoke: &mut Spoke| spoke.add_started_replica(endpoint.into(), name, ends_with_spoke);
+                replica.index = Some(self.with_spoke(add));
                 if let (Some(scaler), Some(took)) = (self.scalers.get_mut(&running.deployment.name), took) {
                     scaler.starts.record(took);
                 }
@@ -190,18 +210,14 @@ impl RegionScaler {
     pub(super) fn scale(&mut self, now: Instant) {
         let indexes: Vec<_> = self.own.values().filter_map(|replica| replica.index).collect();
         let names = self.scalers.keys();
-        let (demand, members, floors) = self.with_spoke(|spoke| {
-            let mut demand = spoke.demand(now);
-            for (name, demand) in &mut demand {
-                let HeldTotals { requests, tokens } = spoke.held(name);
-                demand.pending = demand.pending.saturating_add(tokens);
-                demand.in_flight =
-                    demand.in_flight.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
-            }
+        let (demand, members, floors, remote) = self.with_spoke(|spoke| {
+            let demand = spoke.region_demand(now);
             let floors: BTreeMap<_, _> = names.map(|name| (name.clone(), spoke.floor(name))).collect();
-            (demand, spoke.members(indexes, now), floors)
+            (demand, spoke.members(indexes, now), floors, spoke.remote_replicas(now))
         });
         let mut own = self.by_deployment(&members, now);
+        // Deployments whose replicas of other spokes are no longer needed.
+        let mut replaced = BTreeSet::new();
         for (name, scaler) in &mut self.scalers {
             let demand = demand.get(name).copied().unwrap_or_default();
             let LocalReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
@@ -209,7 +225,9 @@ impl RegionScaler {
             own.extend(missing(scaler.target, own.len(), now));
             next_own.extend(missing(scaler.next_target, next_own.len(), now));
             let provisioning = scaler.provisioning(&own, now);
-            let rolls_out = own.iter().any(|it| it.is_stale);
+            // Replicas of other spokes serve until this spoke has as many itself, like those of an old revision.
+            let remote = remote.iter().filter(|it| it.deployment == *name && it.is_serving).count() as u32;
+            let rolls_out = remote > 0 || own.iter().any(|it| it.is_stale);
             let desired =
                 scaler.decide(&self.hub, demand, provisioning.clone(), rolls_out, floors[name], now);
             let before = scaler.desired.replace(desired);
@@ -220,7 +238,10 @@ impl RegionScaler {
             }
             let next_desired = scaler.next_desired(desired);
             // The other ready replicas are those of the region's file.
-            let others = demand.ready.saturating_sub(serving);
+            let others = demand.ready.saturating_sub(serving).saturating_sub(remote);
+            if serving.saturating_add(others) >= desired.replicas {
+                replaced.insert(name.clone());
+            }
             let steps = [
                 (step(&own, others, desired.replicas, now), &mut scaler.target),
                 (step(&next_own, 0, next_desired, now), &mut scaler.next_target),
@@ -240,8 +261,10 @@ impl RegionScaler {
                 }
             }
         }
-        self.settle(now);
+        self.drain_remote(&remote, &replaced);
+        self.finish_drains(now);
         self.report(&demand, now);
+        self.share(now);
     }
 
     /// Groups the actuator's replicas by deployment, without those that are being terminated. A ready replica whose
@@ -300,20 +323,36 @@ impl RegionScaler {
     /// Returns whether replicas are starting or draining.
     pub(super) fn is_unsettled(&self) -> bool {
         let draining = |replica: &LocalReplica| replica.draining_since.is_some() && !replica.may_stop;
-        self.own.values().any(|replica| draining(replica) || replica.index.is_none())
+        let unsettled = |replica: &LocalReplica| draining(replica) || replica.index.is_none();
+        self.own.values().any(unsettled) || self.sharing.drains_remote
+    }
+
+    /// Terminates replicas whose drain has ended, and shares the replicas with the other spokes.
+    pub(super) fn settle(&mut self, now: Instant) {
+        self.finish_drains(now);
+        self.share(now);
     }
 
     /// Terminates replicas whose drain has ended, and publishes the targets.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn finish_drains(&mut self, now: Instant) {
         let draining = self.own.values().filter(|it| it.draining_since.is_some() && !it.may_stop);
-        let indexes: Vec<_> = draining.filter_map(|it| it.index).collect();
-        let members = self.with_spoke(|spoke| spoke.members(indexes, now));
+        let indexes: Vec<_> = draining.clone().filter_map(|it| it.index).collect();
+        let endpoints: Vec<_> =
+            draining.filter_map(|it| Some(HostPort::from(it.running.ready?.endpoint))).collect();
+        let (members, used_elsewhere) = self.with_spoke(|spoke| {
+            let used =
+                endpoints.into_iter().filter(|endpoint| !self.is_unused_elsewhere(spoke, endpoint, now));
+            (spoke.members(indexes, now), used.collect::<BTreeSet<_>>())
+        });
         let mut finished = Vec::new();
         for (id, replica) in &mut self.own {
             let Some(since) = replica.draining_since.filter(|_| !replica.may_stop) else { continue };
             let in_flight = replica.index.and_then(|index| members.get(&index)).map_or(0, |it| it.in_flight);
             let timed_out = now.saturating_duration_since(since) >= DRAIN_TIMEOUT;
-            if in_flight > 0 && !timed_out {
+            let endpoint = replica.running.ready.map(|ready| HostPort::from(ready.endpoint));
+            let is_used =
+                in_flight > 0 || endpoint.is_some_and(|endpoint| used_elsewhere.contains(&endpoint));
+            if is_used && !timed_out {
                 continue;
             }
             if in_flight > 0 {
@@ -329,7 +368,9 @@ impl RegionScaler {
             let stop = stop.map(|(id, _)| id.clone()).collect();
             let (deployment, replicas) = (scaler.deployment.clone(), scaler.target);
             let next = scaler.next.clone().map(|next| (next, scaler.next_target));
-            targets.insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop });
+            let is_scaled_here = self.is_scaler;
+            targets
+                .insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop, is_scaled_here });
         }
         self.targets.send_if_modified(|before| {
             let changed = *before != targets;
@@ -349,6 +390,7 @@ impl RegionScaler {
         let own = &self.own;
         let used = |name: &DeploymentName| own.values().any(|it| it.running.deployment.name == *name);
         let retired: Vec<_> = self.scalers.extract_if(.., |name, it| it.retired && !used(name)).collect();
+        let mut shared = BTreeMap::new();
         let mut decided = BTreeMap::new();
         let mut start_times = BTreeMap::new();
         for (name, scaler) in &self.scalers {
@@ -374,6 +416,13 @@ impl RegionScaler {
                 start_ms: u64::try_from(start_ms).unwrap_or(u64::MAX),
             };
             decided.insert(name.clone(), one);
+            let deployment = SharedDeployment {
+                desired: desired.replicas,
+                max: scaler.deployment.scaling.max,
+                provisioning: left.clone(),
+                start_time: start,
+            };
+            shared.insert(name.clone(), deployment);
             start_times.insert(name, (left, start));
         }
         let changed = self.with_spoke(|spoke| {
@@ -389,6 +438,7 @@ impl RegionScaler {
             spoke.set_scaling_status(decided);
             changed
         });
+        self.sharing.deployments = shared;
         if changed {
             self.changed.notify_one();
         }
@@ -417,7 +467,11 @@ fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = O
     })
 }
 
-fn cancel_drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId) {
+pub(super) fn cancel_drain(
+    own: &mut BTreeMap<ReplicaId, LocalReplica>,
+    spoke: &Mutex<Spoke>,
+    id: &ReplicaId,
+) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.draining_since = None;
     if let Some(index) = replica.index {
@@ -425,7 +479,12 @@ fn cancel_drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke
     }
 }
 
-fn drain(own: &mut BTreeMap<ReplicaId, LocalReplica>, spoke: &Mutex<Spoke>, id: &ReplicaId, now: Instant) {
+pub(super) fn drain(
+    own: &mut BTreeMap<ReplicaId, LocalReplica>,
+    spoke: &Mutex<Spoke>,
+    id: &ReplicaId,
+    now: Instant,
+) {
     let Some(replica) = own.get_mut(id) else { return };
     replica.draining_since.get_or_insert(now);
     let mut in_flight = 0;

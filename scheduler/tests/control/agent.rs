@@ -40,7 +40,7 @@ impl Agent {
         Agent {
             spoke: spoke.clone(),
             stop,
-            task: tokio::spawn(agent::run(config, spoke, resolver, shutdown)),
+            task: tokio::spawn(agent::run(config, spoke, resolver, Arc::default(), shutdown)),
         }
     }
 

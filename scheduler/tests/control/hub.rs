@@ -216,24 +216,68 @@ async fn an_instance_name_belongs_to_one_spoke_until_its_lease_has_ended() {
     hub.stop().await;
 }
 
+/// Returns the holder of the scaler lease in a response, and the revision of its epoch.
+fn scaler(body: &Value) -> Option<(u64, u64)> {
+    Some((body["scaler"]["boot_id"].as_u64()?, body["scaler"]["epoch"]["revision"].as_u64()?))
+}
+
+/// Registers a spoke in Europe; returns its lease and the response.
+async fn register_scaling(hub: &Hub, boot_id: u64, scales: bool) -> (Lease, Value) {
+    let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, boot_id, &[])).unwrap();
+    message["scales"] = json!(scales);
+    let (status, _, body) = hub.post(paths::SPOKES, message.to_string()).await;
+    assert_eq!(status, 200, "{body}");
+    (Lease::of(EUROPE, boot_id, &body), body)
+}
+
 #[tokio::test]
-async fn a_spoke_that_starts_replicas_is_the_only_one_of_its_region() {
+async fn one_spoke_of_a_region_holds_the_scaler_lease_and_another_gets_it_when_that_has_ended() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    let with = |boot_id: u64, scales: bool| {
-        let mut message: Value = serde_json::from_str(&registration(EUROPE, 7100, boot_id, &[])).unwrap();
-        message["scales"] = json!(scales);
-        message.to_string()
-    };
-    let (status, _, first) = hub.post(paths::SPOKES, with(1, true)).await;
-    assert_eq!(status, 200);
-    for scales in [false, true] {
-        let (status, code, body) = hub.post(paths::SPOKES, with(2, scales)).await;
-        assert_eq!((status, code.as_str(), &body["error"]["param"]), (409, "conflict", &json!("scales")));
-    }
-    assert_eq!(hub.deregister(&Lease::of(EUROPE, 1, &first)).await, 204);
-    assert_eq!(hub.post(paths::SPOKES, with(2, false)).await.0, 200);
-    assert_eq!(hub.post(paths::SPOKES, with(3, true)).await.0, 409);
+    let (none, body) = register_scaling(&hub, 9, false).await;
+    assert_eq!(scaler(&body), None, "it cannot start replicas");
+    let (first, body) = register_scaling(&hub, 1, true).await;
+    let (holder, epoch) = scaler(&body).unwrap();
+    assert_eq!(holder, 1);
+    let (second, body) = register_scaling(&hub, 2, true).await;
+    assert_eq!(scaler(&body), Some((1, epoch)));
+    assert_eq!(scaler(&hub.keep_alive_unchanged(&none).await.1), Some((1, epoch)), "all spokes are told");
+    assert_eq!(scaler(&hub.keep_alive_unchanged(&first).await.1), Some((1, epoch)), "the epoch stays");
+    let (again, body) = register_scaling(&hub, 1, true).await;
+    assert_eq!(scaler(&body), Some((1, epoch)), "it has registered again");
+
+    assert_eq!(hub.deregister(&again).await, 204);
+    let (holder, next) = scaler(&hub.keep_alive_unchanged(&second).await.1).unwrap();
+    assert!(holder == 2 && next > epoch, "{holder} has {next} after {epoch}");
+
+    let (third, body) = register_scaling(&hub, 3, true).await;
+    assert_eq!(scaler(&body), Some((2, next)));
+    let draining = json!({"version": 1, "state": {"deployments": [], "draining": true}}).to_string();
+    let (status, _, body) = hub.post(&second.keep_alive_path(), draining.clone()).await;
+    assert_eq!((status, scaler(&body)), (200, None), "a spoke that drains gives it up");
+    let (_, _, body) = hub.post(&second.keep_alive_path(), draining).await;
+    assert_eq!(scaler(&body), None, "and does not get it again");
+    let (holder, last) = scaler(&hub.keep_alive_unchanged(&third).await.1).unwrap();
+    assert!(holder == 3 && last > next);
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn the_scaler_lease_of_a_silent_spoke_goes_to_another_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.lease_ttl = Duration::from_millis(500);
+    let hub = Hub::start(config).await;
+    register_scaling(&hub, 1, true).await;
+    let (second, body) = register_scaling(&hub, 2, true).await;
+    let (holder, epoch) = scaler(&body).unwrap();
+    assert_eq!(holder, 1);
+    until("the other spoke has the lease", async || {
+        let (status, body) = hub.keep_alive_unchanged(&second).await;
+        assert_eq!(status, 200, "{body}");
+        scaler(&body).is_some_and(|(holder, next)| holder == 2 && next > epoch)
+    })
+    .await;
     hub.stop().await;
 }
 

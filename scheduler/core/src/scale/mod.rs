@@ -17,6 +17,8 @@
 //! [`Scaling::scale_down_delay`] (three start times, if that is longer), by a quarter of the replicas at a time, unless
 //! a [`ScaleDownBlocker`] is active. A deployment without requests for [`Scaling::zero_after`] is scaled to zero.
 //!
+//! The observations are those of all spokes of the region ([`spokes`]); one of them scales.
+//!
 //! [`step`] turns the desired number into replicas to start, to drain and to keep; [`starts`] records start times, and
 //! [`restarts`] limits restarts of crashed replicas. The control loop is `scheduler::scaling`.
 //!
@@ -25,6 +27,7 @@
 //! the same arrivals.
 
 pub mod restarts;
+pub mod spokes;
 pub mod starts;
 pub mod step;
 

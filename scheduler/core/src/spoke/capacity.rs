@@ -48,6 +48,11 @@ impl Spoke {
         self.capacity.max = max;
     }
 
+    /// Sets the maximum number of replicas of one deployment.
+    pub(super) fn set_replica_max(&mut self, deployment: &DeploymentName, max: u32) {
+        self.capacity.max.insert(deployment.clone(), max);
+    }
+
     /// Replaces the floors.
     pub fn set_floors(&mut self, floors: BTreeMap<DeploymentName, u32>) {
         self.capacity.floors = floors;

@@ -10,9 +10,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use super::hold::HeldTotals;
 use super::replica::ReplicaState;
 use super::{Spoke, TrafficOrigin};
 use regions::DeploymentName;
+use scheduler_api::peer::SpokeDemand;
 
 /// Demand for one deployment, and the replicas that serve it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,22 +33,34 @@ pub struct DeploymentDemand {
     pub speed: u64,
 }
 
-/// Arrivals since the last call.
+/// Arrivals since the start of the spoke.
 #[derive(Debug, Default)]
 pub(super) struct DemandCounters(BTreeMap<DeploymentName, ArrivalCount>);
 
 /// Arrivals of one deployment.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArrivalCount {
-    tokens: u64,
-    has_spillover: bool,
+    total: ArrivedTokens,
+    /// Total at the last call of [`Spoke::demand`].
+    taken: ArrivedTokens,
+}
+
+/// Tokens of requests.
+#[derive(Clone, Copy, Debug, Default)]
+struct ArrivedTokens {
+    all: u64,
+    /// Those of them that were spillover of another region.
+    spillover: u64,
 }
 
 impl DemandCounters {
     pub(super) fn record(&mut self, deployment: &DeploymentName, tokens: u64, origin: TrafficOrigin) {
         if let Some(count) = self.0.get_mut(deployment) {
-            count.tokens = count.tokens.saturating_add(tokens);
-            count.has_spillover |= origin == TrafficOrigin::Spillover;
+            let ArrivedTokens { all, spillover } = &mut count.total;
+            *all = all.wrapping_add(tokens);
+            if origin == TrafficOrigin::Spillover {
+                *spillover = spillover.wrapping_add(tokens);
+            }
         }
     }
 }
@@ -55,21 +69,64 @@ impl Spoke {
     /// Counts arrivals for these deployments only, from now on.
     pub fn track_demand(&mut self, deployments: &BTreeSet<DeploymentName>) {
         self.demand_counters.0.retain(|name, _| deployments.contains(name));
+        self.track_further_demand(deployments);
+    }
+
+    /// Counts arrivals for these deployments too, from now on.
+    pub(super) fn track_further_demand(&mut self, deployments: &BTreeSet<DeploymentName>) {
         for name in deployments {
             self.demand_counters.0.entry(name.clone()).or_default();
         }
     }
 
-    /// Returns the demand of each tracked deployment, and resets the counters of arrivals.
+    /// Returns the demand of each tracked deployment at this spoke, and resets the arrivals.
     pub fn demand(&mut self, now: Instant) -> BTreeMap<DeploymentName, DeploymentDemand> {
-        let mut each: BTreeMap<DeploymentName, DeploymentDemand> = BTreeMap::new();
-        for (name, count) in &mut self.demand_counters.0 {
-            let ArrivalCount { tokens, has_spillover } = std::mem::take(count);
-            each.insert(
-                name.clone(),
-                DeploymentDemand { arrived: tokens, has_spillover, ..DeploymentDemand::default() },
-            );
+        let mut each = self.observed_demand(now);
+        for (name, demand) in &mut each {
+            let Some(ArrivalCount { total, taken }) = self.demand_counters.0.get_mut(name) else { continue };
+            demand.arrived = total.all.wrapping_sub(taken.all);
+            demand.has_spillover = total.spillover != taken.spillover;
+            *taken = *total;
         }
+        each
+    }
+
+    /// Returns the demand of each tracked deployment in the region, for its scaler: that of this spoke and that of the
+    /// others ([`crate::scale::spokes`]). Resets the arrivals.
+    pub fn region_demand(&mut self, now: Instant) -> BTreeMap<DeploymentName, DeploymentDemand> {
+        let own = self.demand(now).into_iter();
+        let own = own.map(|(name, demand)| {
+            let held = self.held(&name);
+            (name, (demand, held))
+        });
+        let own = own.collect();
+        self.peers.demands.sum(own, now)
+    }
+
+    /// Returns the demand of each tracked deployment at this spoke, for the scaler at another one. Deployments without
+    /// any are omitted.
+    pub(super) fn spoke_demand(&self, now: Instant) -> BTreeMap<DeploymentName, SpokeDemand> {
+        let each = self.observed_demand(now).into_iter().filter_map(|(name, observed)| {
+            let total = self.demand_counters.0.get(&name)?.total;
+            let HeldTotals { requests, tokens } = self.held(&name);
+            let demand = SpokeDemand {
+                arrived_total: total.all,
+                spillover_total: total.spillover,
+                pending: observed.pending,
+                in_flight: observed.in_flight,
+                held: u32::try_from(requests).unwrap_or(u32::MAX),
+                held_tokens: tokens,
+            };
+            (demand != SpokeDemand::default()).then_some((name, demand))
+        });
+        each.collect()
+    }
+
+    /// Returns the demand of each tracked deployment without its arrivals.
+    fn observed_demand(&self, now: Instant) -> BTreeMap<DeploymentName, DeploymentDemand> {
+        let names = self.demand_counters.0.keys();
+        let mut each: BTreeMap<_, _> =
+            names.map(|name| (name.clone(), DeploymentDemand::default())).collect();
         let (all_silent, mut speeds) = (self.all_silent(now), BTreeMap::new());
         for (_, replica) in self.replicas.each() {
             let accepts_requests = replica.accepts_requests() && (all_silent || replica.is_fresh(now));

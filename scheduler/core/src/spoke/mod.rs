@@ -16,6 +16,8 @@
 //!
 //! Spare capacity is offered to gateways whose own region is full (see `grants`). If no replica is ready but one is
 //! being provisioned (see `provisioning`), requests are held for it (see [`hold`]).
+//!
+//! One of the spokes of a region scales it (see `scaler_role`), and shares the replicas with the others (see `peers`).
 
 mod arrivals;
 mod capacity;
@@ -25,12 +27,15 @@ mod grants;
 pub mod hold;
 mod model;
 mod offer;
+mod peers;
 mod provisioning;
 mod replica;
 mod report;
 mod residency;
+mod scaler_role;
 mod scaling_status;
 mod selection;
+mod shared_replicas;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -45,13 +50,17 @@ use grants::Grants;
 use hold::HoldQueue;
 use model::ServedModels;
 pub use model::{RequestedRevision, RevisionMismatch};
+use peers::Peers;
+pub use peers::{ForeignPeer, PeerNews, PeerReceipt};
 use provisioning::Provisioning;
 use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, RouteTable};
 use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
+pub use scaler_role::SCALER_SILENCE_MAX;
 pub use scaling_status::ScalingStatus;
 pub use selection::{Eligibility, NoReplica, PassiveHealth, RETRY_AFTER, ReplicaOutcome, SelectedReplica};
+pub use shared_replicas::RemoteReplica;
 
 /// Status that a replica reports.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,6 +111,7 @@ pub struct Spoke {
     policy: ResidencyState,
     models: ServedModels,
     capacity: capacity::ReplicaTargets,
+    peers: Peers,
 }
 
 impl Spoke {
@@ -132,6 +142,7 @@ impl Spoke {
             policy,
             models,
             capacity,
+            peers: Peers::default(),
         }
     }
 
@@ -222,9 +233,11 @@ impl Spoke {
     pub fn apply_route_table(&mut self, table: &RouteTable, catalogue: &Catalogue) {
         self.policy.apply_route_table(table, &self.region, catalogue);
         self.models.apply_route_table(table);
-        let routed = table.regions.get(&self.region).map(|route| &route.instances);
-        let others = routed.map_or(0, |routed| routed.keys().filter(|name| **name != self.instance).count());
-        self.instances = u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1);
+        let routed = table.regions.get(&self.region).into_iter().flat_map(|route| &route.instances);
+        let others = routed.filter(|(name, _)| **name != self.instance);
+        let others: BTreeMap<_, _> = others.map(|(name, at)| (name.clone(), at.clone())).collect();
+        self.instances = u32::try_from(others.len()).unwrap_or(u32::MAX).saturating_add(1);
+        self.peers.set_others(others);
         self.update_chosen_revisions();
     }
 

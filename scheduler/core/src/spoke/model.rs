@@ -212,6 +212,7 @@ impl Spoke {
         }
         let reported = each.into_iter().map(|(name, models)| {
             let target = self.scaling_status().get(&name).map(|status| status.decision.replicas);
+            let target = target.or_else(|| self.peers.desired(&name));
             let counted = |(model, (replicas, ready)): (&ReportedModel, (u32, u32))| RevisionReplicas {
                 model: model.clone(),
                 replicas,

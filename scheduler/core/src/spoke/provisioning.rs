@@ -75,6 +75,15 @@ impl Spoke {
         self.provisioning.update(deployment, |start| start.start_time = start_time);
     }
 
+    /// Removes the ordered replicas and start times of deployments other than these.
+    pub(super) fn retain_provisioning(&mut self, deployments: &BTreeSet<DeploymentName>, now: Instant) {
+        let others = self.provisioning.names().filter(|name| !deployments.contains(*name));
+        for name in others.cloned().collect::<Vec<_>>() {
+            self.set_provisioning(&name, Vec::new(), now);
+            self.set_start_time(&name, None);
+        }
+    }
+
     /// Returns the expected time until a replica of the deployment is ready; `None` if nothing starts one.
     pub fn ready_in(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
         self.provisioning.ready_in(deployment, now)

@@ -131,6 +131,11 @@ impl ReplicaState {
         RAMP_TOKENS.saturating_add(self.responded_tokens).min(limit)
     }
 
+    /// Returns whether it has failed since its last status.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     fn is_ready(&self) -> bool {
         !self.failed && self.status.as_ref().is_some_and(|status| status.ready && !status.draining)
     }

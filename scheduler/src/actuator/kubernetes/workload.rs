@@ -1,5 +1,7 @@
 //! Scale and pods of one deployment's workload in the cluster.
 //!
+//! Every spoke of a region watches the pods; only the one that scales writes.
+//!
 //! *Pods* are listed once and then watched. A watch that ends continues at the last received version; if the API server
 //! has forgotten that version (410), the pods are listed again, and the list replaces everything known, so that changes
 //! in between are not missed.
@@ -155,6 +157,9 @@ impl WorkloadScaler {
     /// Writes the desired number of pods, if it differs.
     async fn reconcile(&mut self, state: &State) -> Result<(), ApiError> {
         let target = self.target.borrow_and_update().clone();
+        if !target.is_scaled_here {
+            return Ok(());
+        }
         let desired = state.replica_count(&target, self.config.kind);
         for _ in 0..CONFLICTS_MAX {
             let ScaleObject { metadata, spec, .. } = self.scale().await?;

@@ -186,12 +186,15 @@ impl ProcessSet {
         });
         let all: BTreeSet<_> = all.map(|deployment| restarts_of(deployment)).collect();
         self.restarts.retain(|key, _| all.contains(key));
-        for (name, DeploymentTarget { deployment, replicas, next, stop }) in desired {
+        for (name, DeploymentTarget { deployment, replicas, next, stop, is_scaled_here }) in desired {
             for id in stop {
                 if let Some(stop) = self.replicas.get_mut(id).and_then(|replica| replica.stop.take()) {
                     // On failure, the process has ended meanwhile.
                     stop.send(()).ok();
                 }
+            }
+            if !is_scaled_here {
+                continue;
             }
             let next_spec = next.as_ref().map(|(next, _)| next.model_spec());
             let is_next = |it: &Deployment| next_spec.as_ref() == Some(&it.model_spec());

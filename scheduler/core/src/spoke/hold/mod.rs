@@ -219,6 +219,7 @@ impl Spoke {
             HoldRejection::Full { limit, ready_in }
         } else {
             let (ticket, needs_start) = self.hold_queue.push(request, ready > 0, now);
+            self.peers.wakes += u64::from(needs_start);
             return Ok(HoldDecision::Held { ticket, needs_start });
         };
         // A slower response elsewhere is better than none.

@@ -64,8 +64,18 @@ impl ActuatorTest {
 
     /// Sets the desired number of replicas, without those in `stop`.
     fn set_target(&self, replicas: u32, stop: &[&str]) {
+        self.set_target_as(true, replicas, stop);
+    }
+
+    fn set_target_as(&self, is_scaled_here: bool, replicas: u32, stop: &[&str]) {
         let stop: BTreeSet<_> = stop.iter().map(|name| self.id(name)).collect();
-        let target = DeploymentTarget { deployment: Arc::new(deployment()), replicas, next: None, stop };
+        let target = DeploymentTarget {
+            deployment: Arc::new(deployment()),
+            replicas,
+            next: None,
+            stop,
+            is_scaled_here,
+        };
         let name: DeploymentName = target.deployment.name.clone();
         self.targets.send_replace([(name, target)].into());
     }
@@ -118,6 +128,20 @@ async fn pods_are_ordered_through_the_scale_and_become_replicas_when_they_are_re
         assert!(at.took.is_some(), "its start was observed");
         assert_eq!(found.deployment.name.as_str(), "a");
     }
+    test.stop().await;
+}
+
+#[tokio::test]
+async fn a_spoke_that_does_not_scale_observes_the_pods_and_writes_no_count() {
+    let test = ActuatorTest::start(WorkloadKind::Deployment, 2).await;
+    test.cluster.take_requests();
+    test.set_target_as(false, 0, &[]);
+    let names = test.cluster.names();
+    test.cluster.becomes_ready(&names[0]);
+    test.until("one is ready", |test| test.ready() == 1).await;
+    assert!(test.cluster.take_requests().iter().all(|request| !request.starts_with("PUT")));
+    test.set_target(3, &[]);
+    test.until("it scales now", |test| test.known() == 3).await;
     test.stop().await;
 }
 
@@ -238,7 +262,13 @@ async fn two_deployments_never_share_a_workload() {
         let deployment = named(name);
         (
             deployment.name.clone(),
-            DeploymentTarget { deployment, replicas: 1, next: None, stop: BTreeSet::new() },
+            DeploymentTarget {
+                deployment,
+                replicas: 1,
+                next: None,
+                stop: BTreeSet::new(),
+                is_scaled_here: true,
+            },
         )
     };
     let desired: DeploymentTargets = [target("A"), target("a")].into();
