@@ -59,6 +59,7 @@ use supervision::Mutex;
 use identity::{ConnectionFailures, ServerTls, Transport};
 use regions::RouteTable;
 use scheduler_api::keys;
+use scheduler_core::table_history::TableHistory;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise};
@@ -141,6 +142,8 @@ pub(crate) struct PublishedTable {
     pub(crate) table: RouteTable,
     /// `RouteTableV1` as JSON.
     pub(crate) body: axum::body::Bytes,
+    /// Changes from earlier tables to this one.
+    pub(crate) history: TableHistory,
 }
 
 /// Published route table; `None` until the first one.

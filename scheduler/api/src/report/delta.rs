@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{DeploymentLoad, KnownState, Report, ReportStateV1, ReportV1, ready_in_ms};
-use crate::{WireError, parsed};
+use crate::{FNV_BASIS, WireError, fnv1a, parsed};
 use regions::DeploymentName;
 use regions::deployment::MAX_DEPLOYMENTS;
 
@@ -220,10 +220,7 @@ fn load_checksum(name: &DeploymentName, load: &DeploymentLoad) -> u64 {
         tokens_per_second.to_bits(),
     ];
     let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-    name.as_str()
-        .bytes()
-        .chain(numbers)
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a(FNV_BASIS, name.as_str().bytes().chain(numbers))
 }
 
 #[cfg(test)]
