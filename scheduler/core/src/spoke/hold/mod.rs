@@ -228,7 +228,16 @@ impl Spoke {
     /// Returns the time that a new request of the lowest urgency would be held; `None` if it would not wait, or if no
     /// replica is ready and none would be started.
     pub(super) fn wait_estimate(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
-        let ready = self.serving(deployment, now).count();
+        self.wait_estimate_with(deployment, self.serving(deployment, now).count(), now)
+    }
+
+    /// Returns the same for a deployment with this number of ready replicas.
+    pub(super) fn wait_estimate_with(
+        &self,
+        deployment: &DeploymentName,
+        ready: usize,
+        now: Instant,
+    ) -> Option<Duration> {
         let replica_in = match ready {
             0 => self.ready_in(deployment, now)?,
             _ if self.hold_queue.has_waiting(deployment) => Duration::ZERO,
