@@ -157,7 +157,7 @@ mod tests {
                 let interactive = serving.iter().map(|it| it.interactive_tokens()).sum::<Option<u64>>();
                 let interactive = if serving.is_empty() { None } else { interactive };
                 prop_assert_eq!(load.interactive_tokens, interactive);
-                prop_assert_eq!(load.ready_in, spoke.wait_estimate(name, now));
+                prop_assert_eq!(load.ready_in, spoke.wait_estimate(name, serving.len(), now));
             }
         }
     }

@@ -30,7 +30,7 @@ impl Spoke {
             load.pending_tokens = load.pending_tokens.div_ceil(self.instances.into());
             load.interactive_tokens = load.interactive_tokens.map(|all| all.div_ceil(self.instances.into()));
             load.tokens_per_second /= f64::from(self.instances);
-            load.ready_in = self.wait_estimate_with(name, replicas.len(), now);
+            load.ready_in = self.wait_estimate(name, replicas.len(), now);
         }
         Report {
             region: self.region.clone(),

@@ -225,14 +225,9 @@ impl Spoke {
         Err(if other.is_some() { HoldRejection::OtherRegion { ready_in } } else { rejection })
     }
 
-    /// Returns the time that a new request of the lowest urgency would be held; `None` if it would not wait, or if no
-    /// replica is ready and none would be started.
-    pub(super) fn wait_estimate(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
-        self.wait_estimate_with(deployment, self.serving(deployment, now).count(), now)
-    }
-
-    /// Returns the same for a deployment with this number of ready replicas.
-    pub(super) fn wait_estimate_with(
+    /// Returns the time that a new request of the lowest urgency would be held, for a deployment with this number of
+    /// ready replicas; `None` if it would not wait, or if no replica is ready and none would be started.
+    pub(super) fn wait_estimate(
         &self,
         deployment: &DeploymentName,
         ready: usize,
