@@ -363,7 +363,7 @@ impl Ingress {
         self.metrics.exchanges.add(1);
         let report = self.spoke.lock().exchange(&question, Instant::now());
         // Not under the lock of the spoke, which every request takes: encoding compares the loads of all deployments.
-        let report = self.report_encoder.lock().encode(report, question.known);
+        let report = self.report_encoder.lock().encode(report, &question.gateway, question.known);
         self.metrics.loads_sent.add(report.deployments.len() as u64);
         let body = serde_json::to_vec(&report).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)

@@ -63,7 +63,8 @@ metric_set! {
         held_bytes: u64 = "meridian_ingress_held_bytes",
         /// Limit of these bytes.
         held_bytes_max: u64 = "meridian_ingress_held_bytes_max",
-        /// Route tables of a hub that were rejected: unreadable, or not newer.
+        /// Route tables of a hub that were rejected: unreadable, not newer, or changes that do not result in the table of the
+        /// hub.
         tables_refused: Total = "meridian_ingress_tables_refused_total",
         /// Time since a hub last confirmed the current route table, or since the start.
         policy_age: Option<Duration> = "meridian_ingress_policy_age_seconds",

@@ -44,8 +44,8 @@ metric_set! {
             "meridian_gateway_request_seconds" ["priority"],
         /// Time of forwarded requests by stage.
         pub(crate) stages: Family<LatencyStage, Histogram> = "meridian_gateway_stage_seconds" ["stage"],
-        /// Route tables of a hub or of the disk that were rejected: unreadable, not newer, or of a generation that no
-        /// hub can have published.
+        /// Route tables of a hub or of the disk that were rejected: unreadable, not newer, changes that do not result in
+        /// the table of the hub, or of a generation that no hub can have published.
         pub(crate) tables_refused: Counter = "meridian_gateway_tables_refused_total",
         /// Successful reloads of the gateway's own tenants file or its key files.
         pub(crate) tenants_reloaded: Counter = "meridian_gateway_tenants_reloaded_total",

@@ -139,6 +139,14 @@ fn reject_too_many(field: &str, given: usize, max: usize) -> Result<(), WireErro
     Err(WireError::new(field, format!("{given} entries; at most {max} are allowed")))
 }
 
+/// First value of [`fnv1a`].
+const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a of `bytes`, continued from `hash`. It detects defects, not forgery.
+fn fnv1a(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
 fn to_strings<T: ToString>(names: impl IntoIterator<Item = T>) -> Vec<String> {
     names.into_iter().map(|name| name.to_string()).collect()
 }

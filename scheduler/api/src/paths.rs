@@ -145,10 +145,12 @@ pub fn lease(lease: LeaseId, holder: &LeaseHolder) -> String {
 }
 
 /// Returns the path and query of the long poll for a table newer than `after`; the hub holds the request for up to
-/// `wait`. A reader without a table does not name itself, because it runs none yet.
-pub fn routes(after: Option<Generation>, reader: &Reader, wait: Duration) -> String {
+/// `wait`. A reader without a table does not name itself, because it runs none yet. With `changes`, the response may
+/// have the changes of table `after` ([`crate::route::changes`]).
+pub fn routes(after: Option<Generation>, reader: &Reader, changes: bool, wait: Duration) -> String {
     let has = after.map_or(String::new(), |after| format!("after={after}&reader={reader}&"));
-    format!("{ROUTES}?{has}wait_ms={}", wait.as_millis())
+    let changes = if changes { "changes=true&" } else { "" };
+    format!("{ROUTES}?{has}{changes}wait_ms={}", wait.as_millis())
 }
 
 /// Returns the path at which `reader` deregisters.
@@ -219,6 +221,8 @@ pub struct RoutesQuery {
     pub wait: Duration,
     /// Sender of the poll.
     pub reader: Option<Reader>,
+    /// Whether the response may have changes instead of the whole table.
+    pub changes: bool,
 }
 
 impl RoutesQuery {
@@ -239,6 +243,7 @@ impl RoutesQuery {
                     found.wait = Duration::from_millis(wait_ms).min(POLL_WAIT_MAX);
                 }
                 "reader" => found.reader = Some(parsed(key, value)?),
+                "changes" => found.changes = parsed(key, value)?,
                 _ => {}
             }
         }
@@ -277,8 +282,10 @@ mod tests {
         let boot = "spoke/aws/us-east-1/00000000000000ff";
         assert_eq!(keep_alive(id, &spoke), format!("{lease_path}/keepalive?holder={boot}"));
         assert_eq!(lease(id, &spoke), format!("{lease_path}?holder={boot}"));
-        assert_eq!(routes(None, &own, wait), "/v1/routes?wait_ms=5000");
-        assert_eq!(routes(after, &own, wait), format!("/v1/routes?after=1.4&reader={boot}&wait_ms=5000"));
+        assert_eq!(routes(None, &own, false, wait), "/v1/routes?wait_ms=5000");
+        let has = format!("after=1.4&reader={boot}");
+        assert_eq!(routes(after, &own, false, wait), format!("/v1/routes?{has}&wait_ms=5000"));
+        assert_eq!(routes(after, &own, true, wait), format!("/v1/routes?{has}&changes=true&wait_ms=5000"));
         assert_eq!(reader(&own), format!("/v1/readers/{boot}"));
         assert_eq!([demand(None), demand(after)], ["/v1/demand", "/v1/demand?after=1.4"]);
         assert_eq!(promote(&"a.b".parse().unwrap()), "/v1/deployments/a.b/promote");
@@ -322,8 +329,10 @@ mod tests {
         let own = Reader { role: Role::Gateway, region: region.clone(), boot_id: 1 };
         let query = |path: &str| path.split_once('?').unwrap().1.to_owned();
         let (after, wait) = (Some(Generation { epoch: 1, number: 42 }), Duration::from_millis(250));
-        let found = RoutesQuery::parse(&query(&routes(after, &own, wait)));
-        assert_eq!(found, Ok(RoutesQuery { after, wait, reader: Some(own) }));
+        for changes in [false, true] {
+            let found = RoutesQuery::parse(&query(&routes(after, &own, changes, wait)));
+            assert_eq!(found, Ok(RoutesQuery { after, wait, reader: Some(own.clone()), changes }));
+        }
         let spoke = LeaseHolder { region, boot_id: 1 };
         assert_eq!(holder(&query(&lease(LeaseId::from_random(1), &spoke))), Ok(spoke));
         for query in ["", "holder=", "holder=gateway/aws/us-east-1/00000000000000ff", "lease=1"] {
@@ -348,9 +357,12 @@ mod tests {
         assert_eq!(RoutesQuery::parse(""), Ok(RoutesQuery::default()));
         assert_eq!(wait("wait_ms=30000"), Ok(POLL_WAIT_MAX));
         assert_eq!(wait("wait_ms=30001&else=1"), Ok(POLL_WAIT_MAX));
-        for (query, field) in
-            [("after=42", "after"), ("after=1.42&reader=unknown", "reader"), ("wait_ms=-1", "wait_ms")]
-        {
+        for (query, field) in [
+            ("after=42", "after"),
+            ("after=1.42&reader=unknown", "reader"),
+            ("wait_ms=-1", "wait_ms"),
+            ("changes=1", "changes"),
+        ] {
             assert_eq!(wait(query).unwrap_err().field, field, "{query}");
         }
     }

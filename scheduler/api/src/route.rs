@@ -1,6 +1,9 @@
 //! Route table, as the hub publishes and stores it.
 //!
 //! A reader accepts a table as a whole or not at all: if one entry is invalid or listed twice, the current table stays.
+//! A reader that has a table receives the [`changes`] of the next one.
+
+pub mod changes;
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -88,12 +91,9 @@ impl From<&RouteTable> for RouteTableV1 {
         let announced = tenants.iter().flat_map(|tenants| &tenants.widening);
         let regions = regions.iter().map(|(id, route)| {
             let RegionRoute { instances, deployments, draining } = route;
-            let instances = instances
-                .iter()
-                .map(|(name, at)| InstanceRouteV1 { name: name.to_string(), endpoint: at.to_string() });
             RegionRouteV1 {
                 id: id.to_string(),
-                instances: instances.collect(),
+                instances: instances_v1(instances),
                 deployments: to_strings(deployments),
                 draining: *draining,
             }
@@ -111,6 +111,11 @@ impl From<&RouteTable> for RouteTableV1 {
             api_keys: tenants.as_ref().map(|tenants| table_keys_v1(&tenants.keys)).unwrap_or_default(),
         }
     }
+}
+
+fn instances_v1(instances: &BTreeMap<InstanceName, HostPort>) -> Vec<InstanceRouteV1> {
+    let each = instances.iter();
+    each.map(|(name, at)| InstanceRouteV1 { name: name.to_string(), endpoint: at.to_string() }).collect()
 }
 
 fn widening_v1((name, widening): (&impl ToString, &Widening)) -> WideningV1 {
@@ -226,7 +231,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn table()(
+        pub(super) fn table()(
             epoch: u64,
             number: u64,
             regions in btree_map(any::region(), route(), 0..4),
@@ -252,6 +257,49 @@ mod tests {
             let deployments: BTreeMap<_, _> = named.collect();
             let revisions = pinned.then(|| deployments.iter().take(3).map(served).collect());
             RouteTable { generation, regions, deployments, widening, revisions, tenants }
+        }
+    }
+
+    prop_compose! {
+        /// A table with some entries of `before` and some others.
+        pub(super) fn table_after(before: RouteTable)(
+            other in table(),
+            kept in vec(any::<bool>(), 16),
+        ) -> RouteTable {
+            fn mixed<K: Ord + Clone, V: Clone>(
+                before: &BTreeMap<K, V>, other: &BTreeMap<K, V>, kept: &[bool],
+            ) -> BTreeMap<K, V> {
+                let before = before.iter().zip(kept).filter(|(_, kept)| **kept).map(|(entry, _)| entry);
+                before.chain(other).map(|(name, value)| (name.clone(), value.clone())).collect()
+            }
+            let deployments = mixed(&before.deployments, &other.deployments, &kept);
+            let mut widening = mixed(&before.widening, &other.widening, &kept);
+            widening.retain(|name, _| deployments.contains_key(name));
+            let mut regions = mixed(&before.regions, &other.regions, &kept);
+            // A region that stays with other deployments and another state.
+            if let Some((id, route)) = before.regions.first_key_value() {
+                let ready = other.regions.values().flat_map(|route| route.deployments.clone());
+                let draining = route.draining ^ kept[0];
+                let deployments = route.deployments.iter().skip(1).cloned().chain(ready).collect();
+                regions.insert(id.clone(), RegionRoute { deployments, draining, ..route.clone() });
+            }
+            let mut revisions = before.revisions.as_ref().map(|before| {
+                mixed(before, &other.revisions.clone().unwrap_or_default(), &kept)
+            });
+            revisions.iter_mut().for_each(|all| all.retain(|name, _| deployments.contains_key(name)));
+            let tenants = before.tenants.as_ref().map(|before| {
+                let other = other.tenants.clone().unwrap_or_default();
+                // Other keys of the same tenants: no digest may belong to two.
+                let all = if kept[1] { before.all.clone() } else { other.all };
+                let known = |id: &TenantId| all.contains_key(id);
+                let widening = mixed(&before.widening, &other.widening, &kept);
+                let widening = widening.into_iter().filter(|(id, _)| known(id)).collect();
+                let keys = if kept[1] && kept[2] { before.keys.clone() } else { other.keys };
+                let keys = keys.into_iter().filter(|(_, key)| known(&key.tenant)).collect();
+                Tenants { all, widening, keys }
+            });
+            let tenants = if kept.iter().take(6).any(|kept| *kept) { tenants } else { None };
+            RouteTable { generation: other.generation, regions, deployments, widening, revisions, tenants }
         }
     }
 

@@ -6,11 +6,11 @@ use axum::extract::{RawQuery, State};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use identity::Transport;
-use regions::RegionId;
+use regions::{RegionId, RouteTable};
 use resolver::{DnsSection, Resolver};
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, WeightsV1};
 use scheduler_api::reader::Reader;
-use scheduler_api::route::RouteTableV1;
+use scheduler_api::route::{RouteTableV1, changes};
 use scheduler_client::hub::{ControlPlaneClient, HubConnection, HubFailure, HubRequest, RESPONSE_BYTES_MAX};
 use scheduler_client::operator::OperatorClient;
 use scheduler_client::plan::PlanExchange;
@@ -124,8 +124,60 @@ async fn only_newer_tables_are_accepted_and_each_is_on_disk_before_it_is_used() 
     }
     assert_eq!(
         hub.last_request(),
-        "GET /v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&wait_ms=5000"
+        "GET /v1/routes?after=1.4&reader=spoke/aws/us-east-1/00000000000000ff&changes=true&wait_ms=5000"
     );
+}
+
+#[tokio::test]
+async fn changes_are_applied_to_the_table_of_the_hub_and_otherwise_the_whole_table_is_requested() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("routes");
+    let whole = |number: u64| {
+        let wire: RouteTableV1 = serde_json::from_value(table(number).1).unwrap();
+        RouteTable::try_from(wire).unwrap()
+    };
+    let step = |from: u64, to: u64| {
+        let (base, table) = (whole(from), whole(to));
+        let checksum = changes::checksum(&RouteTableV1::from(&table));
+        serde_json::to_value(changes::changes(&base, &table, checksum)).unwrap()
+    };
+    let response = |steps: &[Value]| (200, json!({"changes": steps}));
+    let mut wrong = step(5, 6);
+    wrong["checksum"] = json!(0);
+    let offered = [
+        table(3),
+        response(&[step(3, 4), step(4, 5)]),
+        response(&[wrong]),
+        table(6),
+        response(&[step(5, 7)]),
+        response(&[step(6, 7)]),
+        table(8),
+    ];
+    let (hub, url) = ScriptedHub::start(offered).await;
+    let mut watch = watch("gateway", &[&url], Some(&file));
+    let asks = |hub: &ScriptedHub| hub.last_request().contains("changes=true");
+    for (polled, expected, has_asked) in [
+        (Some(3), 3, false),
+        (Some(5), 5, true),
+        (None, 5, true),
+        (Some(6), 6, false),
+        (None, 6, true),
+        (None, 6, false),
+        (Some(8), 8, false),
+    ] {
+        // Members that this process adds are no part of the table that changes are applied to.
+        let next = watch.next(|table| table.tenants = Some(Default::default())).await;
+        let number = match next {
+            TablePoll::Newer(table) => Some(table.generation.number),
+            TablePoll::Confirmed => Some(0),
+            TablePoll::Failed { is_rejected } => {
+                assert!(is_rejected);
+                None
+            }
+        };
+        let stored = stored::<RouteTableV1>(&file).map(|table| table.generation.number);
+        assert_eq!((number, stored, asks(&hub)), (polled, Some(expected), has_asked));
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,8 @@
 //!   region.
 //! - [`shares`]: shares of gateways in the rate limits of tenants.
 //! - [`hub`]: state machine of the hub: events in, commands out.
-//! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table.
+//! - [`hubs`]: list of hub URLs with failover; [`table_watch`]: long poll of the route table; [`table_history`]: changes
+//!   between the last tables.
 //! - [`bound`]: limits on published generations.
 //! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
@@ -34,6 +35,7 @@ pub mod rollout;
 pub mod scale;
 pub mod shares;
 pub mod spoke;
+pub mod table_history;
 pub mod table_watch;
 
 /// Returns an arbitrary instant for tests.

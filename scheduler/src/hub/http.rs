@@ -13,6 +13,7 @@ use axum::{Json, Router};
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
 use scheduler_api::plan::{DemandV1, GatewayDemand, PlanV1};
+use scheduler_api::route::changes::changes_response;
 use scheduler_store::Store;
 use supervision::request::{Panicked, contain};
 
@@ -20,7 +21,10 @@ use super::access::{Caller, check};
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
-use super::{Current, LONG_POLLS_MAX, api_keys, apply, drains, health, promote, shares, spokes, stopped};
+use super::{
+    Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, drains, health, promote, shares, spokes,
+    stopped,
+};
 use crate::events::ReaderAhead;
 use crate::respond::{Code, ErrorResponse};
 
@@ -98,7 +102,8 @@ async fn demand<S: Store>(
     RawQuery(query): RawQuery,
     body: Body,
 ) -> Result<Response, ErrorResponse> {
-    let RoutesQuery { after, wait: _, reader: _ } = RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
+    let RoutesQuery { after, wait: _, reader: _, changes: _ } =
+        RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
     let demand = GatewayDemand::try_from(json::<DemandV1>(body)?)?;
     let region = demand.gateway.region.clone();
     api.check_region(&region)?;
@@ -116,13 +121,14 @@ async fn plan<S: Store>(State(api): State<HubApi<S>>) -> Json<PlanV1> {
 }
 
 /// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the
-/// requested time.
+/// requested time. A client that asks for changes, and has one of the last tables, gets the changes since then.
 async fn routes<S: Store>(
     State(api): State<HubApi<S>>,
     caller: Caller,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ErrorResponse> {
-    let RoutesQuery { after, wait, reader } = RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
+    let RoutesQuery { after, wait, reader, changes } =
+        RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
     if let Some((reader, after)) = reader.zip(after) {
         caller.check_reader(&api, &reader, paths::ROUTES)?;
         // A report that does not fit into the queue is repeated with the next poll.
@@ -151,7 +157,11 @@ async fn routes<S: Store>(
     };
     match found {
         Some(published) => {
-            Ok(([(header::CONTENT_TYPE, "application/json")], published.body.clone()).into_response())
+            let PublishedTable { table: _, body, history } = &*published;
+            let known = after.filter(|_| changes);
+            let since = known.and_then(|known| history.since(known, body.len()));
+            let body = since.map_or_else(|| body.clone(), |since| changes_response(since).into());
+            Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
         }
         None => Ok(StatusCode::NO_CONTENT.into_response()),
     }
@@ -176,10 +186,10 @@ async fn deregister_reader<S: Store>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::PublishedTable;
     use super::*;
     use axum::body::Bytes;
     use regions::{Catalogue, RouteTable};
+    use scheduler_core::table_history::TableHistory;
     use scheduler_store::SimStore;
     use std::time::Duration;
     use supervision::health::HealthCheck;
@@ -189,7 +199,8 @@ mod tests {
     fn api(polls: usize) -> (HubApi<SimStore>, watch::Sender<bool>, watch::Sender<Current>) {
         let (stop, stopping) = watch::channel(false);
         let table = RouteTable::empty();
-        let (publish, current) = watch::channel(Some(Arc::new(PublishedTable { table, body: Bytes::new() })));
+        let published = PublishedTable { table, body: Bytes::new(), history: TableHistory::default() };
+        let (publish, current) = watch::channel(Some(Arc::new(published)));
         let api = HubApi {
             store: SimStore::new(),
             catalogue: Arc::new(Catalogue::builtin()),

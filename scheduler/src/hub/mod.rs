@@ -60,6 +60,7 @@ use identity::{AcceptedPeers, ConnectedClient, ConnectionFailures, ServerTls, Tr
 use regions::RouteTable;
 use regions::spiffe::Role;
 use scheduler_api::keys;
+use scheduler_core::table_history::TableHistory;
 use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise};
@@ -147,6 +148,8 @@ pub(crate) struct PublishedTable {
     pub(crate) table: RouteTable,
     /// `RouteTableV1` as JSON.
     pub(crate) body: axum::body::Bytes,
+    /// Changes from earlier tables to this one.
+    pub(crate) history: TableHistory,
 }
 
 /// Published route table; `None` until the first one.

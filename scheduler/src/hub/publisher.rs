@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use regions::{Generation, RouteTable};
 use scheduler_api::plan::GatewayInstance;
-use scheduler_api::route::RouteTableV1;
+use scheduler_api::route::{RouteTableV1, changes};
 use scheduler_core::hub::planning::PlanPart;
+use scheduler_core::table_history::TableHistory;
 use scheduler_store::StoreError;
 use tokio::sync::watch;
 
@@ -55,8 +56,16 @@ impl Publisher {
         let (regions, deployments) = (table.regions.len(), table.deployments.len());
         TablePublished { generation: table.generation, regions, deployments }.emit();
         self.metrics.tables_published.add(1);
-        let body = records::bytes(&RouteTableV1::from(&table)).into();
-        self.publish.send_replace(Some(Arc::new(PublishedTable { table, body })));
+        let wire = RouteTableV1::from(&table);
+        let body = records::bytes(&wire).into();
+        let previous = self.publish.borrow().clone();
+        let mut history = TableHistory::default();
+        if let Some(previous) = previous {
+            let changes = changes::changes(&previous.table, &table, changes::checksum(&wire));
+            history.clone_from(&previous.history);
+            history.push(previous.table.generation, changes.as_ref().map(records::bytes));
+        }
+        self.publish.send_replace(Some(Arc::new(PublishedTable { table, body, history })));
     }
 
     /// Counts failures of the store, and logs when it becomes unavailable and when it is available again.

@@ -1,8 +1,11 @@
 //! Tests of the hub over HTTP.
 
 use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ports, ready, registration, table, until};
-use regions::Generation;
+use regions::{Generation, RouteTable, parse_deployments};
+use scheduler::config::HubConfig;
 use scheduler_api::paths;
+use scheduler_api::route::RouteTableV1;
+use scheduler_api::route::changes::{self, TableChangesV1};
 use scheduler_core::registry::SPOKES_PER_REGION_MAX;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -40,6 +43,44 @@ async fn a_long_poll_returns_on_a_change_or_at_its_timeout() {
     let path = format!("/v1/routes?after={now}&wait_ms=30000");
     let ((status, _, body), _) = tokio::join!(hub.get(&path), hub.register(EUROPE, 7100, 1, &[]));
     assert_eq!((status, port(&table(body), EUROPE)), (200, Some(7100)));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_of_one_of_the_last_tables_receives_the_changes_if_it_asks_for_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let all: Vec<String> = (0..40).map(|number| format!("minilm-{number}")).collect();
+    let deployment = |name: &String| {
+        format!(
+            "[[deployment]]\nname = \"{name}\"\nmodel = \"pypi://m\"\ntask = \"embed\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n"
+        )
+    };
+    let text: String = all.iter().map(deployment).collect();
+    let fleet = config(dir.path());
+    let deployments = parse_deployments(&text, &fleet.catalogue).unwrap();
+    let hub = Hub::start(HubConfig { deployments, ..fleet }).await;
+    let names: Vec<&str> = all.iter().map(String::as_str).collect();
+    let lease = hub.register(EUROPE, 7100, 1, &names[1..]).await;
+    let before = hub
+        .until_routes("all but one are ready", |table| {
+            table.regions.values().any(|route| route.deployments.len() == 39)
+        })
+        .await;
+    hub.keep_alive(&lease, &names).await;
+    let after = hub.until_routes("all are ready", |table| ready(table, EUROPE).len() == 40).await;
+    let query = |generation: &Generation| format!("{}?after={generation}&wait_ms=0", paths::ROUTES);
+    let (_, _, body) = hub.get(&format!("{}&changes=true", query(&before.generation))).await;
+    let steps: Vec<TableChangesV1> = serde_json::from_value(body["changes"].clone()).unwrap();
+    let changed: Vec<_> = steps.iter().flat_map(|step| &step.regions).map(|region| &region.added).collect();
+    assert_eq!(changed, [&["minilm-0".to_owned()]], "{body}");
+    let applied = changes::apply(RouteTableV1::from(&before), steps).unwrap();
+    assert_eq!(RouteTable::try_from(applied).as_ref(), Ok(&after));
+    let whole = |body: Value| table(body).generation;
+    let (_, _, body) = hub.get(&query(&before.generation)).await;
+    assert_eq!(whole(body), after.generation, "a reader that does not ask");
+    let unknown = Generation { epoch: 0, number: 1 };
+    let (_, _, body) = hub.get(&format!("{}&changes=true", query(&unknown))).await;
+    assert_eq!(whole(body), after.generation, "a reader with a table that the hub does not know");
     hub.stop().await;
 }
 

@@ -11,20 +11,29 @@
 //! number of the state in which each load changed last. Changes are absolute values, so those since an earlier state
 //! can be applied to a later one, as happens while several requests are in flight. A gateway without a state, or with
 //! one that the spoke does not know (it restarted, or forgot removed names), receives all loads. So does a gateway
-//! whose checksum differs. Grants belong to one exchange with one gateway and not to the state: a load without one is
-//! not repeated.
+//! whose checksum differs.
+//!
+//! Grants belong to one gateway and not to the state. They are numbered by report, and the spoke keeps for each gateway the
+//! number of the report in which each of its grants changed last. A gateway names the grants that it has; the others are
+//! renewed without being repeated. Without a number, the report has all grants. A load whose grant has not been sent
+//! has none.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{DeploymentLoad, KnownState, Report, ReportStateV1, ReportV1, ready_in_ms};
-use crate::{WireError, parsed};
+use super::{
+    DeploymentLoad, GATEWAYS_MAX, Gateway, KnownState, Report, ReportStateV1, ReportV1, ready_in_ms,
+};
+use crate::{FNV_BASIS, WireError, fnv1a, parsed};
 use regions::DeploymentName;
 use regions::deployment::MAX_DEPLOYMENTS;
 
 /// Speeds are reported in multiples of this, in tokens per second. Its multiples are equal after a round trip through
 /// JSON, which checksums need; and a speed that is measured anew with the same result is no change.
 const SPEED_UNIT: f64 = 0.25;
+
+/// Reports to others after which the grants of a silent gateway are forgotten: sixteen to each of the maximum number.
+const SILENT_REPORTS_MAX: u64 = 16 * GATEWAYS_MAX as u64;
 
 /// Why a report was not applied. Except after an outdated one, the next request names no state, so that its response
 /// has all loads.
@@ -39,13 +48,13 @@ pub enum ReportError {
         /// Number of the state.
         base: u64,
     },
-    /// The report has an earlier state than the last one: the spoke has processed two requests in another order than they
-    /// were sent.
+    /// The report has an earlier state than the last one, or earlier grants: the spoke has processed two requests in
+    /// another order than they were sent.
     #[error("the report has state {number}, and this gateway has state {newer} already")]
     Outdated {
-        /// Number of the state.
+        /// Number of the state, or of the grants.
         number: u64,
-        /// Number of the state that this gateway has and keeps.
+        /// Number of those that this gateway has and keeps.
         newer: u64,
     },
     /// The loads with the changes differ from those of the spoke.
@@ -67,6 +76,41 @@ pub struct ReportEncoder {
     /// Oldest state since which all removed names are known.
     oldest: u64,
     checksum: u64,
+    /// Grants of each gateway.
+    granted: BTreeMap<Gateway, SentGrants>,
+    /// Number of the grants of the last report.
+    grants: u64,
+}
+
+/// Grants of one gateway that have been sent.
+#[derive(Debug, Default)]
+struct SentGrants {
+    /// Numbers of the first and the last report of this history.
+    first: u64,
+    last: u64,
+    /// Grants, also those that have become 0, with the number of the report in which each changed last.
+    each: BTreeMap<DeploymentName, (u64, u64)>,
+}
+
+impl SentGrants {
+    /// Records the grants of report `number`.
+    fn update(&mut self, loads: &BTreeMap<DeploymentName, DeploymentLoad>, number: u64) {
+        self.last = number;
+        self.each.retain(|name, _| loads.contains_key(name));
+        for (name, load) in loads {
+            match self.each.get_mut(name) {
+                Some((tokens, _)) if *tokens == load.granted_tokens => {}
+                Some(sent) => *sent = (load.granted_tokens, number),
+                None if load.granted_tokens == 0 => {}
+                None => drop(self.each.insert(name.clone(), (load.granted_tokens, number))),
+            }
+        }
+    }
+
+    /// Returns whether a grant has changed since report `base`.
+    fn has_changed(&self, name: &DeploymentName, base: u64) -> bool {
+        self.each.get(name).is_some_and(|(_, changed)| *changed > base)
+    }
 }
 
 #[derive(Debug)]
@@ -78,21 +122,44 @@ struct VersionedLoad {
 
 impl ReportEncoder {
     /// Encodes a report for a gateway that has the state `known`.
-    pub fn encode(&mut self, mut report: Report, known: Option<KnownState>) -> ReportV1 {
+    pub fn encode(&mut self, mut report: Report, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
         report.deployments.values_mut().for_each(round);
         self.update(&report.deployments);
+        self.grants += 1;
+        let is_new = !self.granted.contains_key(gateway);
+        let number = self.grants;
+        if is_new {
+            self.granted.retain(|_, sent| number - sent.last <= SILENT_REPORTS_MAX);
+        }
+        if is_new && self.granted.len() >= GATEWAYS_MAX {
+            // Each of them receives all its grants once more.
+            self.granted.clear();
+        }
+        let sent = self
+            .granted
+            .entry(gateway.clone())
+            .or_insert_with(|| SentGrants { first: number, ..SentGrants::default() });
+        sent.update(&report.deployments, number);
         let is_known = |known: &KnownState| {
             known.boot_id == report.boot_id && (self.oldest..=self.number).contains(&known.number)
         };
-        let base = known.filter(is_known).map(|known| known.number);
+        let known = known.filter(is_known);
+        let base = known.map(|known| known.number);
+        let grants_base =
+            known.and_then(|known| known.grants).filter(|known| (sent.first..number).contains(known));
         if let Some(base) = base {
             let has_changed =
                 |name: &DeploymentName| self.loads.get(name).is_none_or(|known| known.changed > base);
-            report.deployments.retain(|name, load| load.granted_tokens > 0 || has_changed(name));
+            let is_new_grant = |name: &DeploymentName, load: &DeploymentLoad| match grants_base {
+                Some(base) => sent.has_changed(name, base),
+                None => load.granted_tokens > 0,
+            };
+            report.deployments.retain(|name, load| is_new_grant(name, load) || has_changed(name));
         }
         let removed = self.removed.iter().filter(|(_, at)| base.is_some_and(|base| **at > base));
         let removed = removed.map(|(name, _)| name.to_string()).collect();
-        let state = ReportStateV1 { number: self.number, base, removed, checksum: self.checksum };
+        let (checksum, grants) = (self.checksum, Some(number));
+        let state = ReportStateV1 { number: self.number, base, removed, checksum, grants, grants_base };
         ReportV1 { state: Some(state), ..ReportV1::from(report) }
     }
 
@@ -131,14 +198,24 @@ impl ReportEncoder {
 /// Decoder of the reports of one spoke at one gateway.
 #[derive(Debug, Default)]
 pub struct ReportDecoder {
-    /// Last report with all its loads, and the number of its state.
-    last: Option<(Report, u64)>,
+    /// Last report with all its loads and grants.
+    last: Option<DecodedReport>,
+}
+
+#[derive(Debug)]
+struct DecodedReport {
+    report: Report,
+    /// Number of its state.
+    number: u64,
+    /// Number of its grants, if the spoke numbers them.
+    grants: Option<u64>,
 }
 
 impl ReportDecoder {
     /// Returns the state that this gateway has, for the next request.
     pub fn known(&self) -> Option<KnownState> {
-        self.last.as_ref().map(|(report, number)| KnownState { boot_id: report.boot_id, number: *number })
+        let DecodedReport { report, number, grants } = self.last.as_ref()?;
+        Some(KnownState { boot_id: report.boot_id, number: *number, grants: *grants })
     }
 
     /// Decodes a report. Reports must be decoded in the order of their sequence numbers; late ones are left out.
@@ -146,22 +223,30 @@ impl ReportDecoder {
         let before = self.last.take();
         let state = wire.state.take();
         let mut report = Report::try_from(wire)?;
-        let Some(ReportStateV1 { number, base, removed, checksum }) = state else {
+        let Some(ReportStateV1 { number, base, removed, checksum, grants, grants_base }) = state else {
             // A spoke without states always sends all loads. Its reports are no state to refer to.
-            let (report, _) = self.last.insert((report, 0));
-            return Ok(report);
+            let last = self.last.insert(DecodedReport { report, number: 0, grants: None });
+            return Ok(&last.report);
         };
-        let is_same_spoke = |(last, _): &&(Report, u64)| last.boot_id == report.boot_id;
-        if let Some((_, newer)) = before.as_ref().filter(is_same_spoke).filter(|(_, known)| *known > number) {
-            let newer = *newer;
-            self.last = before;
-            return Err(ReportError::Outdated { number, newer });
+        let before = before.filter(|last| last.report.boot_id == report.boot_id);
+        if let Some(last) = &before {
+            let newer_state = (number < last.number).then_some((number, last.number));
+            let earlier_grants = grants.zip(last.grants).filter(|(number, newer)| number < newer);
+            if let Some((number, newer)) = newer_state.or(earlier_grants) {
+                self.last = before;
+                return Err(ReportError::Outdated { number, newer });
+            }
         }
         if let Some(base) = base {
-            let has_base = |(last, number): &(Report, u64)| last.boot_id == report.boot_id && *number >= base;
-            let (last, _) = before.filter(has_base).ok_or(ReportError::UnknownBase { base })?;
-            let changed = std::mem::replace(&mut report.deployments, last.deployments);
-            report.deployments.values_mut().for_each(|load| load.granted_tokens = 0);
+            let last = before.filter(|last| last.number >= base).ok_or(ReportError::UnknownBase { base })?;
+            let has_base = |base: &u64| last.grants.is_some_and(|grants| grants >= *base);
+            if let Some(base) = grants_base.filter(|base| !has_base(base)) {
+                return Err(ReportError::UnknownBase { base });
+            }
+            let changed = std::mem::replace(&mut report.deployments, last.report.deployments);
+            if grants_base.is_none() {
+                report.deployments.values_mut().for_each(|load| load.granted_tokens = 0);
+            }
             report.deployments.extend(changed);
             for (at, name) in removed.iter().enumerate() {
                 let name: DeploymentName = parsed(format!("state.removed[{at}]"), name)?;
@@ -176,8 +261,8 @@ impl ReportDecoder {
         if self::checksum(report.deployments.iter()) != checksum {
             return Err(ReportError::Checksum { number });
         }
-        let (report, _) = self.last.insert((report, number));
-        Ok(report)
+        let last = self.last.insert(DecodedReport { report, number, grants });
+        Ok(&last.report)
     }
 }
 
@@ -220,10 +305,7 @@ fn load_checksum(name: &DeploymentName, load: &DeploymentLoad) -> u64 {
         tokens_per_second.to_bits(),
     ];
     let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-    name.as_str()
-        .bytes()
-        .chain(numbers)
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a(FNV_BASIS, name.as_str().bytes().chain(numbers))
 }
 
 #[cfg(test)]
@@ -252,6 +334,10 @@ mod tests {
         }
     }
 
+    fn gateway(number: usize) -> Gateway {
+        Gateway { location: "aws/us-east-1".to_owned(), boot_id: number as u64 }
+    }
+
     /// Sends a message through JSON.
     fn sent(wire: &ReportV1) -> ReportV1 {
         serde_json::from_str(&serde_json::to_string(wire).unwrap()).unwrap()
@@ -264,49 +350,105 @@ mod tests {
     #[test]
     fn a_report_has_only_what_has_changed_since_the_state_of_the_gateway() {
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-        let first = encoder.encode(report(1, &[(1, load(0)), (2, load(0))]), decoder.known());
+        let first = encoder.encode(report(1, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
         assert_eq!(names(&first), ["d-1", "d-2"]);
         decoder.decode(sent(&first)).unwrap();
 
-        let same = encoder.encode(report(2, &[(1, load(0)), (2, load(0))]), decoder.known());
+        let same = encoder.encode(report(2, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
         assert_eq!((names(&same), same.state.clone().unwrap().base), (vec![], Some(1)));
         assert_eq!(decoder.decode(sent(&same)).unwrap().deployments.len(), 2);
 
         let granted = DeploymentLoad { granted_tokens: 9, ..load(0) };
-        let changed = encoder.encode(report(3, &[(1, granted), (3, load(7))]), decoder.known());
+        let changed = encoder.encode(report(3, &[(1, granted), (3, load(7))]), &gateway(0), decoder.known());
         assert_eq!(names(&changed), ["d-1", "d-3"]);
         assert_eq!(changed.state.as_ref().unwrap().removed, ["d-2"]);
         let decoded = decoder.decode(sent(&changed)).unwrap();
         assert_eq!(decoded.deployments.keys().cloned().collect::<Vec<_>>(), [name(1), name(3)]);
         assert_eq!(decoded.deployments[&name(1)].granted_tokens, 9);
 
-        let after = encoder.encode(report(4, &[(1, load(0)), (3, load(7))]), decoder.known());
-        assert_eq!(names(&after), Vec::<&str>::new());
+        let after = encoder.encode(report(4, &[(1, load(0)), (3, load(7))]), &gateway(0), decoder.known());
+        assert_eq!(names(&after), ["d-1"]);
         let decoded = decoder.decode(sent(&after)).unwrap();
-        assert_eq!(decoded.deployments[&name(1)].granted_tokens, 0, "a grant is not repeated");
+        assert_eq!(decoded.deployments[&name(1)].granted_tokens, 0, "the grant has ended");
+    }
+
+    #[test]
+    fn a_grant_is_sent_when_it_changes_and_renewed_otherwise() {
+        let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) }), (2, load(0))];
+        let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+        let mut exchange = |encoder: &mut ReportEncoder, to: usize, known, tokens| {
+            let wire = encoder.encode(report(1, &granted(tokens)), &gateway(to), known);
+            let listed = names(&wire).len();
+            let decoded = decoder.decode(sent(&wire)).unwrap();
+            (listed, decoded.deployments[&name(1)].granted_tokens, decoder.known())
+        };
+        let (listed, tokens, known) = exchange(&mut encoder, 0, None, 9);
+        assert_eq!((listed, tokens), (2, 9));
+        let (listed, tokens, known) = exchange(&mut encoder, 0, known, 9);
+        assert_eq!((listed, tokens), (0, 9), "renewed");
+        let (listed, tokens, known) = exchange(&mut encoder, 0, known, 5);
+        assert_eq!((listed, tokens), (1, 5));
+        let without = known.map(|known| KnownState { grants: None, ..known });
+        let (listed, tokens, known) = exchange(&mut encoder, 0, without, 5);
+        assert_eq!((listed, tokens), (1, 5), "a gateway that does not number its grants");
+        let (listed, tokens, known) = exchange(&mut encoder, 1, known, 5);
+        assert_eq!((listed, tokens), (1, 5), "the number is one of another gateway");
+        for other in 2..=GATEWAYS_MAX {
+            encoder.encode(report(1, &granted(1)), &gateway(other), None);
+        }
+        assert_eq!(encoder.granted.len(), 1, "one more than the maximum");
+        let (listed, tokens, _) = exchange(&mut encoder, 1, known, 5);
+        assert_eq!((listed, tokens), (1, 5), "all grants once more");
+    }
+
+    #[test]
+    fn the_grants_of_silent_gateways_are_forgotten() {
+        let mut encoder = ReportEncoder::default();
+        encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None);
+        for _ in 0..SILENT_REPORTS_MAX {
+            encoder.encode(report(1, &[(1, load(0))]), &gateway(1), None);
+        }
+        encoder.encode(report(1, &[(1, load(0))]), &gateway(2), None);
+        assert_eq!(encoder.granted.keys().map(|gateway| gateway.boot_id).collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn changed_grants_of_unknown_or_earlier_numbers_are_not_applied() {
+        let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) })];
+        let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+        decoder.decode(encoder.encode(report(1, &granted(3)), &gateway(0), None)).unwrap();
+        let known = decoder.known();
+        let earlier = encoder.encode(report(2, &granted(4)), &gateway(0), known);
+        decoder.decode(encoder.encode(report(3, &granted(5)), &gateway(0), known)).unwrap();
+        let late = decoder.decode(earlier).cloned();
+        assert_eq!(late, Err(ReportError::Outdated { number: 2, newer: 3 }));
+        let mut forged = encoder.encode(report(4, &granted(5)), &gateway(0), decoder.known());
+        forged.state.as_mut().unwrap().grants_base = Some(7);
+        assert_eq!(decoder.decode(forged).cloned(), Err(ReportError::UnknownBase { base: 7 }));
+        assert_eq!(decoder.known(), None, "the next response has everything");
     }
 
     #[test]
     fn a_gateway_gets_all_loads_from_a_restarted_spoke_and_after_forgotten_removals() {
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-        decoder.decode(encoder.encode(report(1, &[(1, load(0))]), None)).unwrap();
+        decoder.decode(encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
         let mut restarted = ReportEncoder::default();
         let mut other = report(2, &[(1, load(0))]);
         other.boot_id = 6;
-        let all = restarted.encode(other, decoder.known());
+        let all = restarted.encode(other, &gateway(0), decoder.known());
         assert_eq!((names(&all), all.state.as_ref().unwrap().base), (vec!["d-1"], None));
         decoder.decode(all).unwrap();
 
-        decoder.decode(encoder.encode(report(3, &[(1, load(0))]), None)).unwrap();
+        decoder.decode(encoder.encode(report(3, &[(1, load(0))]), &gateway(0), None)).unwrap();
         let known = decoder.known();
         for round in 0..3 {
             let many: Vec<_> =
                 (0..MAX_DEPLOYMENTS / 2).map(|at| (round * MAX_DEPLOYMENTS + at, load(0))).collect();
-            encoder.encode(report(4, &many), None);
+            encoder.encode(report(4, &many), &gateway(0), None);
         }
-        encoder.encode(report(5, &[]), None);
+        encoder.encode(report(5, &[]), &gateway(0), None);
         assert!(encoder.removed.len() <= MAX_DEPLOYMENTS);
-        let all = encoder.encode(report(6, &[(1, load(0))]), known);
+        let all = encoder.encode(report(6, &[(1, load(0))]), &gateway(0), known);
         assert_eq!(all.state.as_ref().unwrap().base, None);
     }
 
@@ -314,8 +456,8 @@ mod tests {
     fn a_wrong_report_is_rejected_and_the_next_request_asks_for_all_loads() {
         let encoded = |change: &dyn Fn(&mut ReportV1)| {
             let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-            decoder.decode(encoder.encode(report(1, &[(1, load(0))]), None)).unwrap();
-            let mut wire = encoder.encode(report(2, &[(1, load(3))]), decoder.known());
+            decoder.decode(encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
+            let mut wire = encoder.encode(report(2, &[(1, load(3))]), &gateway(0), decoder.known());
             change(&mut wire);
             let result = decoder.decode(wire).cloned();
             (result, decoder.known())
@@ -337,7 +479,11 @@ mod tests {
         assert!(invalid.unwrap_err().to_string().starts_with("`state.removed[0]`"));
         let (outdated, known) = encoded(&|wire| state(wire, &|state| state.number = 0));
         assert_eq!(outdated, Err(ReportError::Outdated { number: 0, newer: 1 }));
-        assert_eq!(known, Some(KnownState { boot_id: 5, number: 1 }), "the gateway keeps its state");
+        assert_eq!(
+            known,
+            Some(KnownState { boot_id: 5, number: 1, grants: Some(1) }),
+            "the gateway keeps its state"
+        );
         let too_many = encoded(&|wire| {
             let one = wire.deployments[0].clone();
             let named =
@@ -373,7 +519,7 @@ mod tests {
                 let mut expected = report(sequence as u64, &[]);
                 expected.deployments = states[state % states.len()].clone();
                 let known = decoders[gateway].known();
-                let wire = sent(&encoder.encode(expected.clone(), known));
+                let wire = sent(&encoder.encode(expected.clone(), &self::gateway(gateway), known));
                 expected.deployments.values_mut().for_each(round);
                 if !is_lost {
                     under_way[gateway].push((wire, expected));

@@ -58,6 +58,9 @@ pub struct KnownState {
     pub boot_id: u64,
     /// Number of the state; later states have higher ones.
     pub number: u64,
+    /// Number of the grants that the gateway has. Absent: the response has all grants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants: Option<u64>,
 }
 
 /// Report of a spoke instance to a gateway. The instances of a region serve the same replicas, and each reports its
@@ -138,7 +141,7 @@ pub struct ReportV1 {
     /// Sequence number of the request.
     pub sequence: u64,
     /// Deployments that the region serves, or would serve on demand: all, or those that have changed since the base of
-    /// `state`, and those with a grant.
+    /// `state`, and those whose grant has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deployments: Vec<DeploymentReportV1>,
     /// Whether the instance is draining.
@@ -161,6 +164,14 @@ pub struct ReportStateV1 {
     pub removed: Vec<String>,
     /// Checksum of all loads of the state, without grants.
     pub checksum: u64,
+    /// Number of the grants of this report; later reports to the same gateway have higher ones. Absent from spokes that
+    /// always send all grants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants: Option<u64>,
+    /// Number of the grants since which the report has the changes; the other grants are renewed as they are. Absent:
+    /// it has all grants, and a deployment that is not listed has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants_base: Option<u64>,
 }
 
 /// Report of one deployment in a region.
@@ -343,11 +354,11 @@ mod tests {
         fn a_request_survives_a_round_trip(
             boot_id: u64,
             sequence: u64,
-            known: Option<(u64, u64)>,
+            known: Option<(u64, u64, Option<u64>)>,
             requested in proptest::collection::btree_map(any::name(), proptest::num::u64::ANY, 0..4),
         ) {
             let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id };
-            let known = known.map(|(boot_id, number)| KnownState { boot_id, number });
+            let known = known.map(|(boot_id, number, grants)| KnownState { boot_id, number, grants });
             let request = ExchangeRequest { gateway, sequence, known, requested };
             let text = serde_json::to_string(&ExchangeRequestV1::from(request.clone())).unwrap();
             let wire: ExchangeRequestV1 = serde_json::from_str(&text).unwrap();

@@ -295,6 +295,21 @@ impl Spoke {
         self.serving_revision(deployment, self.revision(deployment), now)
     }
 
+    /// Returns the numbers of the [serving](Spoke::serving) replicas of all deployments. A deployment without one is
+    /// omitted. The cost is that of the replicas, whatever the number of deployments without one.
+    fn serving_by_name(&self, now: Instant) -> BTreeMap<&DeploymentName, Vec<usize>> {
+        let all_silent = self.all_silent(now);
+        let mut serving: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        for (index, replica) in self.replicas.each() {
+            if replica.accepts_requests() && (all_silent || replica.is_fresh(now)) {
+                for name in replica.names().filter(|name| self.matches(replica, name)) {
+                    serving.entry(name).or_default().push(index);
+                }
+            }
+        }
+        serving
+    }
+
     /// Returns the ready replicas that serve `deployment`, with any model revision.
     fn accepting<'a>(
         &'a self,

@@ -45,26 +45,31 @@ impl Spoke {
         pools.collect()
     }
 
-    /// Groups these deployments by shared replicas.
+    /// Groups these deployments by shared replicas, in the order of the last deployment that joined each group. The names
+    /// of a group are in the order in which they joined, the last one first.
     pub(super) fn shared<'a>(
         &self,
         names: impl Iterator<Item = &'a DeploymentName>,
         now: Instant,
     ) -> Vec<(Vec<&'a DeploymentName>, BTreeSet<usize>)> {
-        let mut shared: Vec<(Vec<&DeploymentName>, BTreeSet<usize>)> = Vec::new();
-        for name in names {
+        let serving = self.serving_by_name(now);
+        let mut groups: BTreeMap<usize, (Vec<&DeploymentName>, BTreeSet<usize>)> = BTreeMap::new();
+        // Group of each replica. A deployment joins only the groups of its own replicas, so most are never looked at.
+        let mut group_of: BTreeMap<usize, usize> = BTreeMap::new();
+        for (position, name) in names.enumerate() {
             let mut names = vec![name];
-            let mut replicas: BTreeSet<usize> = self.serving(name, now).map(|(index, _)| index).collect();
-            // A deployment may join two pools that were separate before.
-            let joined: Vec<_> =
-                shared.extract_if(.., |(_, others)| !others.is_disjoint(&replicas)).collect();
-            for (others, on) in joined {
+            let mut replicas: BTreeSet<usize> = serving.get(name).into_iter().flatten().copied().collect();
+            // A deployment may join two groups that were separate before.
+            let joined: BTreeSet<usize> =
+                replicas.iter().filter_map(|it| group_of.get(it)).copied().collect();
+            for (others, on) in joined.iter().filter_map(|group| groups.remove(group)) {
                 names.extend(others);
                 replicas.extend(on);
             }
-            shared.push((names, replicas));
+            group_of.extend(replicas.iter().map(|replica| (*replica, position)));
+            groups.insert(position, (names, replicas));
         }
-        shared
+        groups.into_values().collect()
     }
 
     /// Returns the spare capacity of these replicas in one period, beyond the local traffic of their deployments, in
@@ -82,5 +87,78 @@ impl Spoke {
         let share = per_period / u64::from(self.instances) / 100 * OFFERED_PERCENT;
         let spare = share.saturating_sub(local);
         if backlog > per_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ReplicaStatus;
+    use super::*;
+    use crate::some_instant;
+    use proptest::collection::{btree_set, vec};
+    use proptest::prelude::*;
+
+    /// Groups deployments by comparing each one with all groups so far.
+    fn by_comparison<'a>(
+        spoke: &Spoke,
+        names: impl Iterator<Item = &'a DeploymentName>,
+        now: Instant,
+    ) -> Vec<(Vec<&'a DeploymentName>, BTreeSet<usize>)> {
+        let mut groups: Vec<(Vec<&DeploymentName>, BTreeSet<usize>)> = Vec::new();
+        for name in names {
+            let mut names = vec![name];
+            let mut replicas: BTreeSet<usize> = spoke.serving(name, now).map(|(index, _)| index).collect();
+            for (others, on) in
+                groups.extract_if(.., |(_, others)| !others.is_disjoint(&replicas)).collect::<Vec<_>>()
+            {
+                names.extend(others);
+                replicas.extend(on);
+            }
+            groups.push((names, replicas));
+        }
+        groups
+    }
+
+    proptest! {
+        #[test]
+        fn groups_and_loads_are_those_of_a_comparison_of_all_deployments_with_all_replicas(
+            replicas in vec((btree_set("[a-f]", 0..4), any::<bool>(), 0u64..3, 0u64..3000), 0..8),
+            asleep in btree_set("[a-h]", 0..4),
+        ) {
+            let name = |text: &String| -> DeploymentName { text.parse().unwrap() };
+            let now = some_instant();
+            let addresses = (0..replicas.len()).map(|port| ([127, 0, 0, 1], port as u16 + 1).into());
+            let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 1, addresses.collect());
+            for (index, (names, ready, pending_tokens, age_ms)) in replicas.into_iter().enumerate() {
+                let status = ReplicaStatus {
+                    model: None,
+                    names: names.iter().map(name).collect(),
+                    ready,
+                    draining: false,
+                    pending_tokens,
+                    interactive_tokens: (pending_tokens != 1).then_some(pending_tokens),
+                    tokens_per_second: 0.1 * index as f64,
+                };
+                spoke.observe_replica(index, status, now + std::time::Duration::from_millis(age_ms));
+            }
+            for text in &asleep {
+                spoke.set_start_time(&name(text), Some(std::time::Duration::from_secs(2)));
+            }
+            let now = now + std::time::Duration::from_millis(3000);
+            let report = spoke.report(1, now);
+            let expected = by_comparison(&spoke, report.deployments.keys(), now);
+            prop_assert_eq!(spoke.shared(report.deployments.keys(), now), expected);
+            for (name, load) in &report.deployments {
+                let serving: Vec<_> = spoke.serving(name, now).map(|(_, replica)| replica).collect();
+                prop_assert_eq!(load.ready as usize, serving.len());
+                prop_assert_eq!(load.pending_tokens, serving.iter().map(|it| it.backlog_tokens()).sum::<u64>());
+                let speed = serving.iter().filter_map(|it| it.speed()).fold(0.0, |sum, speed| sum + speed);
+                prop_assert_eq!(load.tokens_per_second, speed);
+                let interactive = serving.iter().map(|it| it.interactive_tokens()).sum::<Option<u64>>();
+                let interactive = if serving.is_empty() { None } else { interactive };
+                prop_assert_eq!(load.interactive_tokens, interactive);
+                prop_assert_eq!(load.ready_in, spoke.wait_estimate(name, serving.len(), now));
+            }
+        }
     }
 }

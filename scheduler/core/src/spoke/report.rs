@@ -15,8 +15,10 @@ impl Spoke {
             self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.provisioning.names());
         let mut deployments: BTreeMap<_, _> =
             known.map(|name| (name.clone(), DeploymentLoad::default())).collect();
+        let serving = self.serving_by_name(now);
         for (name, load) in &mut deployments {
-            for (_, replica) in self.serving(name, now) {
+            let replicas = serving.get(name).map_or(&[][..], Vec::as_slice);
+            for replica in replicas.iter().filter_map(|index| self.replicas.get(*index)) {
                 let before = if load.ready == 0 { Some(0) } else { load.interactive_tokens };
                 load.interactive_tokens =
                     before.zip(replica.interactive_tokens()).map(|(sum, more)| sum.saturating_add(more));
@@ -28,7 +30,7 @@ impl Spoke {
             load.pending_tokens = load.pending_tokens.div_ceil(self.instances.into());
             load.interactive_tokens = load.interactive_tokens.map(|all| all.div_ceil(self.instances.into()));
             load.tokens_per_second /= f64::from(self.instances);
-            load.ready_in = self.wait_estimate(name, now);
+            load.ready_in = self.wait_estimate(name, replicas.len(), now);
         }
         Report {
             region: self.region.clone(),

@@ -226,10 +226,14 @@ impl Spoke {
         Err(if other.is_some() { HoldRejection::OtherRegion { ready_in } } else { rejection })
     }
 
-    /// Returns the time that a new request of the lowest urgency would be held; `None` if it would not wait, or if no
-    /// replica is ready and none would be started.
-    pub(super) fn wait_estimate(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
-        let ready = self.serving(deployment, now).count();
+    /// Returns the time that a new request of the lowest urgency would be held, for a deployment with this number of
+    /// ready replicas; `None` if it would not wait, or if no replica is ready and none would be started.
+    pub(super) fn wait_estimate(
+        &self,
+        deployment: &DeploymentName,
+        ready: usize,
+        now: Instant,
+    ) -> Option<Duration> {
         let replica_in = match ready {
             0 => self.ready_in(deployment, now)?,
             _ if self.hold_queue.has_waiting(deployment) => Duration::ZERO,

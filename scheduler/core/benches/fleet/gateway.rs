@@ -1,0 +1,181 @@
+//! One gateway with all spokes: decoded reports, what routing needs of them, and the route table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use gateway_core::by_deployment::ByDeployment;
+use gateway_core::health::{HealthReport, RegionHealthTracker};
+use gateway_core::instances::{InstanceIndex, InstanceSet};
+use gateway_core::queue::RegionQueue;
+use gateway_core::shed::{AdmissionPoolSet, QueueWaits};
+use gateway_core::spill::Spill;
+use regions::{Catalogue, HostPort, InstanceName, RegionIndex, RouteTable};
+use scheduler_api::report::delta::ReportDecoder;
+use scheduler_api::report::{
+    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
+};
+use scheduler_api::route::RouteTableV1;
+use scheduler_api::route::changes::{self, RoutesV1};
+
+use super::hub::{self, Hub};
+use super::spoke::{self, Region};
+use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, REQUEST_HEAD, RESPONSE_HEAD};
+use super::{Meter, REGIONS, SPOKES, Scene, Situation, regions};
+
+/// Round-trip time of every exchange.
+const ROUND_TRIP: Duration = Duration::from_millis(40);
+
+/// State of a gateway that depends on reports and the route table.
+#[derive(Default)]
+pub(crate) struct EdgeState {
+    decoders: BTreeMap<InstanceIndex, ReportDecoder>,
+    fleet: RegionHealthTracker,
+    instances: InstanceSet<HostPort>,
+    loads: ByDeployment<(DeploymentLoad, RegionQueue, RegionQueue)>,
+    cold: ByDeployment<Duration>,
+    spill: Spill,
+    pools: AdmissionPoolSet,
+    table: Option<(RouteTableV1, RouteTable)>,
+}
+
+impl EdgeState {
+    fn new(routed: &[(RegionIndex, InstanceName, HostPort)]) -> EdgeState {
+        let mut edge = EdgeState::default();
+        edge.fleet.set_regions(routed.iter().map(|(region, _, _)| *region).collect::<BTreeSet<_>>());
+        edge.instances.set_instances(routed.iter().map(|(region, name, address)| (*region, name, address)));
+        edge.decoders =
+            edge.instances.each().map(|(index, _, _)| (index, ReportDecoder::default())).collect();
+        edge
+    }
+
+    /// Returns the next request to an instance, like `gateway::edge::reports`.
+    fn request(&self, instance: InstanceIndex, sequence: u64, now: Instant) -> Vec<u8> {
+        let served =
+            self.loads.in_region(instance.region()).map(|(name, _)| (name, self.spill.demand(name, now)));
+        let requested = served.filter(|(_, tokens)| *tokens > 0).map(|(name, tokens)| (name.clone(), tokens));
+        let gateway = Gateway { location: "aws/ap-southeast-2".to_owned(), boot_id: u64::MAX };
+        let known = self.decoders[&instance].known();
+        let request = ExchangeRequest { gateway, sequence, known, requested: requested.collect() };
+        serde_json::to_vec(&ExchangeRequestV1::from(request)).unwrap()
+    }
+
+    /// Applies a report, like `gateway::edge::region_states` and `reports`.
+    fn reported(&mut self, instance: InstanceIndex, body: &[u8], now: Instant) {
+        let EdgeState { decoders, fleet, instances, loads, cold, spill, pools, table: _ } = self;
+        let wire: ReportV1 = serde_json::from_slice(body).unwrap();
+        let report: &Report = decoders.get_mut(&instance).unwrap().decode(wire).unwrap();
+        let region = instance.region();
+        let granted = report.deployments.iter().map(|(name, load)| (name, load.granted_tokens));
+        spill.set_credits(instance, granted, now);
+        instances.reported(instance, report, ROUND_TRIP, now);
+        let combined = instances.region_report(region, now);
+        let reported = combined.deployments.iter();
+        cold.replace(region, reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?))));
+        let backlogs: Vec<_> = reported
+            .map(|(name, load)| {
+                let before = loads.get(region, name).copied();
+                let queue = |queue, tokens| RegionQueue::updated(queue, tokens, load.tokens_per_second, now);
+                let total = queue(before.map(|before| before.1), load.pending_tokens);
+                let interactive = load.interactive_tokens.unwrap_or(load.pending_tokens);
+                (name, (*load, total, queue(before.map(|before| before.2), interactive)))
+            })
+            .collect();
+        loads.replace(region, backlogs);
+        let waits = combined.deployments.iter().map(|(name, load)| {
+            (
+                name.clone(),
+                QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second),
+            )
+        });
+        pools.report(region, waits, now);
+        let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
+        let ready = combined.deployments.iter().filter(|(_, load)| serves(load));
+        let ready = ready.map(|(name, _)| name.clone()).collect();
+        let health = HealthReport { round_trip: ROUND_TRIP, ready, draining: combined.draining };
+        fleet.reported(region, health, now);
+    }
+
+    /// Applies a response with a route table or its changes, up to the text of the snapshot.
+    fn routed(&mut self, body: &[u8]) {
+        let wire = match (serde_json::from_slice(body).unwrap(), self.table.take()) {
+            (RoutesV1::Table(table), _) => *table,
+            (RoutesV1::Changes(steps), Some((base, _))) => changes::apply(base, steps).unwrap(),
+            (RoutesV1::Changes(_), None) => panic!("a whole table comes first"),
+        };
+        let table = RouteTable::try_from(wire.clone()).unwrap();
+        std::hint::black_box(serde_json::to_vec(&RouteTableV1::from(&table)).unwrap());
+        self.table = Some((wire, table));
+    }
+}
+
+pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, Meter) {
+    let mut meter = Meter::default();
+    let catalogue = Catalogue::builtin();
+    let ids = regions(&catalogue);
+    let names: Vec<InstanceName> = ["a", "b", "c"].map(|name| name.parse().unwrap()).to_vec();
+    assert_eq!((ids.len(), names.len()), (REGIONS, SPOKES));
+    let indexes: Vec<RegionIndex> = ids.iter().map(|id| catalogue.index_of(id).unwrap()).collect();
+    let all = indexes.iter().flat_map(|region| {
+        names.iter().map(move |name| (*region, name.clone(), HostPort::from(([10, 0, 0, 1], 7100))))
+    });
+    let mut edge = EdgeState::new(&all.collect::<Vec<_>>());
+    let instances: Vec<InstanceIndex> = edge.decoders.keys().copied().collect();
+    // All regions are alike, so one spoke makes the loads of all reports.
+    let mut region = Region::new(ids[0].clone(), scene);
+    let mut hub = Hub::new(scene, begun);
+    let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
+    edge.routed(&hub.routes(None));
+    for tick in 0..(scene.seconds + 1) * per_second {
+        let now = begun + EXCHANGE_PERIOD * tick as u32;
+        if tick % per_second == 0 && tick >= per_second {
+            scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
+            if scene.situation == Situation::Changing {
+                hub.change(tick / per_second);
+            }
+        }
+        if tick == per_second {
+            meter = Meter::default();
+        }
+        if scene.situation == Situation::Changing {
+            let before = hub.generation();
+            hub.keep_alives(tick * 2, now, &mut Meter::default());
+            hub.keep_alives(tick * 2 + 1, now, &mut Meter::default());
+            if hub.generation() > before {
+                let routes = hub.routes(Some(before));
+                meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());
+                meter.traffic.receive(HUB_RESPONSE_HEAD + routes.len());
+                meter.run(|| edge.routed(&routes));
+            }
+        }
+        if tick % per_second == 0 {
+            // The demand, and the poll of the route table, which the hub holds for 4 s.
+            let demand = hub::demand();
+            meter.traffic.send(HUB_REQUEST_HEAD + "/v1/demand?after=1.1".len() + demand.len());
+            meter.traffic.receive(HUB_RESPONSE_HEAD);
+            if tick / per_second % 4 == 0 {
+                meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());
+                meter.traffic.receive(HUB_RESPONSE_HEAD);
+            }
+        }
+        region.observe(now);
+        let known = edge.decoders[&instances[0]].known();
+        let template = region.exchange(&spoke::request(0, tick as u64, known), now);
+        for (number, instance) in instances.iter().enumerate() {
+            let request = meter.run(|| edge.request(*instance, tick as u64, now));
+            let region = catalogue.region(instance.region()).id.to_string();
+            let instance_name = names[number % SPOKES].to_string();
+            let response = ReportV1 { region, instance: instance_name, ..template.clone() };
+            let response = serde_json::to_vec(&response).unwrap();
+            meter.traffic.send(REQUEST_HEAD + request.len());
+            meter.traffic.receive(RESPONSE_HEAD + response.len());
+            meter.run(|| edge.reported(*instance, &response, now));
+        }
+        meter.run(|| {
+            for check in 0..2 {
+                let now = now + EXCHANGE_PERIOD / 2 * check;
+                assert!(edge.fleet.tick(now).is_empty() && edge.instances.tick(now).is_empty());
+            }
+        });
+    }
+    (edge, meter)
+}

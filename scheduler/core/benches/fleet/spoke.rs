@@ -1,0 +1,111 @@
+//! One spoke with all gateways: status of its replicas, exchanges, encoded reports.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use regions::{Catalogue, DeploymentName, RegionId};
+use scheduler_api::report::delta::ReportEncoder;
+use scheduler_api::report::{
+    EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
+};
+use scheduler_core::spoke::{ReplicaStatus, Spoke};
+
+use super::wire::{REQUEST_HEAD, RESPONSE_HEAD};
+use super::{GATEWAYS, Meter, SPOKES, Scene, regions};
+
+/// Start time of a replica.
+const START: Duration = Duration::from_secs(2);
+
+/// Spoke whose replicas serve one deployment each.
+pub(crate) struct Region {
+    spoke: Spoke,
+    encoder: ReportEncoder,
+    names: Vec<DeploymentName>,
+    /// Number of the replica of each deployment that has one.
+    replicas: BTreeMap<usize, usize>,
+}
+
+impl Region {
+    pub(crate) fn new(region: RegionId, scene: Scene) -> Region {
+        let spoke = Spoke::new(region, 1, Vec::new()).with_instance("a".parse().unwrap());
+        let names = scene.names();
+        let mut region =
+            Region { spoke, encoder: ReportEncoder::default(), names, replicas: BTreeMap::new() };
+        for name in &region.names {
+            region.spoke.set_start_time(name, Some(START));
+        }
+        // Ready deployments are spread over all numbers.
+        (0..scene.ready()).for_each(|number| region.toggle(number * scene.deployments / scene.ready()));
+        region
+    }
+
+    /// Starts or removes the replica of a deployment.
+    pub(crate) fn toggle(&mut self, deployment: usize) {
+        match self.replicas.remove(&deployment) {
+            Some(replica) => self.spoke.remove_replica(replica),
+            None => {
+                let address = ([10, 1, (deployment >> 8) as u8, deployment as u8], 8000).into();
+                self.replicas.insert(deployment, self.spoke.add_replica(address));
+            }
+        }
+    }
+
+    /// Records the statuses of all replicas.
+    pub(crate) fn observe(&mut self, now: Instant) {
+        for (deployment, replica) in &self.replicas {
+            let status = ReplicaStatus {
+                model: None,
+                names: [self.names[*deployment].clone()].into(),
+                ready: true,
+                draining: false,
+                pending_tokens: 0,
+                interactive_tokens: Some(0),
+                tokens_per_second: 7_500.0,
+            };
+            self.spoke.observe_replica(*replica, status, now);
+        }
+    }
+
+    /// Responds to a request, like the ingress.
+    pub(crate) fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> ReportV1 {
+        let report = self.spoke.exchange(request, now);
+        self.encoder.encode(report, &request.gateway, request.known)
+    }
+}
+
+pub(crate) fn request(number: usize, sequence: u64, known: Option<KnownState>) -> ExchangeRequest {
+    let gateway = Gateway { location: "aws/ap-southeast-2".to_owned(), boot_id: u64::MAX - number as u64 };
+    ExchangeRequest { gateway, sequence, known, requested: BTreeMap::new() }
+}
+
+pub(crate) fn run(scene: Scene, begun: Instant) -> (Region, Meter) {
+    let mut meter = Meter::default();
+    let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), scene);
+    let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
+    let mut known = [None; GATEWAYS];
+    // Until the gateways have a state and grants, nothing is counted.
+    for tick in 0..(scene.seconds + 1) * per_second {
+        let now = begun + EXCHANGE_PERIOD * tick as u32;
+        if tick % per_second == 0 && tick >= per_second {
+            scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
+        }
+        if tick == per_second {
+            meter = Meter::default();
+        }
+        meter.run(|| region.observe(now));
+        for (gateway, known) in known.iter_mut().enumerate() {
+            let request = ExchangeRequestV1::from(request(gateway, tick as u64, *known));
+            let request = serde_json::to_vec(&request).unwrap();
+            let (response, state) = meter.run(|| {
+                let request: ExchangeRequestV1 = serde_json::from_slice(&request).unwrap();
+                let report = region.exchange(&ExchangeRequest::try_from(request).unwrap(), now);
+                (serde_json::to_vec(&report).unwrap(), report.state)
+            });
+            meter.traffic.receive(REQUEST_HEAD + request.len());
+            meter.traffic.send(RESPONSE_HEAD + response.len());
+            *known = state.map(|state| KnownState { boot_id: 1, number: state.number, grants: state.grants });
+        }
+    }
+    assert_eq!(SPOKES, 3, "each spoke of a region costs the same");
+    (region, meter)
+}
