@@ -175,10 +175,8 @@ impl FleetFiles<'_> {
     /// Writes the configuration of a replica. The engine is scripted: real ones would only share the cores of this machine.
     pub(crate) fn replica(&self, region: &str, number: usize) -> ProcessSpec {
         let machine = replica(region, number);
-        let file = self.write(
-            &format!("{machine}.toml"),
-            &format!("[identity]\ndir = \"identities/{machine}\"\n"),
-        );
+        let file =
+            self.write(&format!("{machine}.toml"), &format!("[identity]\ndir = \"identities/{machine}\"\n"));
         let (file, speed) = (file.display().to_string(), INPUTS_PER_SECOND.to_string());
         let [listen, control] = [port::REPLICA, port::REPLICA_CONTROL].map(|port| self.at(&machine, port));
         let options = [

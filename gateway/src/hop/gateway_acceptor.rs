@@ -19,8 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Peers of the listener of a region.
-const PEERS: AcceptedPeers =
-    AcceptedPeers { roles: &[Role::Gateway], same_region: &[Role::Spoke] };
+const PEERS: AcceptedPeers = AcceptedPeers { roles: &[Role::Gateway], same_region: &[Role::Spoke] };
 
 /// Authenticated connection.
 pub(crate) struct AcceptedPeer {

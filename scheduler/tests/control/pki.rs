@@ -14,7 +14,7 @@ use scheduler::hub::backup;
 use scheduler::hub::pki::init::{self, NewAuthority};
 use scheduler_api::pki::{CertificatesV1, NewTokenResponseV1, NewTokenV1, RevocationsV1, RevokeV1};
 use scheduler_api::{VERSION, keys, paths};
-use scheduler_client::authority::{AuthorityConnection, join};
+use scheduler_client::authority::{AuthorityConnection, issue_for_replicas, join};
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_client::{membership, unix_time};
 use scheduler_core::pki::issue::VALIDITY;
@@ -222,5 +222,50 @@ async fn a_killed_hub_is_restored_from_a_backup_and_goes_on() {
     join(&fleet.folder("gateway-2"), &fleet.token("gateway", Some("aws/us-east-1"), None).await)
         .await
         .unwrap();
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spoke_obtains_a_certificate_for_the_replicas_of_its_region_and_another_role_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let [spoke, gateway, replicas] = ["spoke", "gateway", "replicas"].map(|name| fleet.folder(name));
+    join(&spoke, &fleet.token("spoke", Some("aws/eu-central-1"), None).await).await.unwrap();
+    join(&gateway, &fleet.token("gateway", Some("aws/eu-central-1"), None).await).await.unwrap();
+    let addresses = std::slice::from_ref(&fleet.address);
+    let refused = issue_for_replicas(&replicas, &mut fleet.connect(&gateway).await, addresses).await;
+    assert!(refused.unwrap_err().to_string().contains("needs the role spoke"));
+    assert!(!replicas.has_certificate());
+
+    // The task of a spoke obtains it, and continues with its renewal.
+    let following = tokio::spawn(membership::follow_replicas(spoke, replicas.clone()));
+    until("the replicas have a certificate", async || replicas.has_certificate()).await;
+    let name = OwnName { roles: &[Role::Replica], region: Some("aws/eu-central-1".parse().unwrap()) };
+    let loaded = ProcessIdentity::load(replicas.files(), &name, Some(&Arc::new(Catalogue::builtin())));
+    assert_eq!(loaded.unwrap().own().to_string(), "spiffe://m.example/replica/aws/eu-central-1/in/de");
+    following.abort();
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_without_its_authority_begins_with_another_one() {
+    let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let fleet = Fleet::new(dir.path());
+    let store = dir.path().join("hub");
+    backup::delete_authority(&store).await.unwrap();
+    assert!(!store.join("hub.redb").exists(), "a missing store is not created");
+    let hub = Hub::start(fleet.config()).await;
+    fleet.token("spoke", Some("aws/eu-central-1"), None).await;
+    hub.stop().await;
+
+    let next = Fleet::new(other.path());
+    backup::delete_authority(&store).await.unwrap();
+    let hub = Hub::start(HubConfig { store: fleet.config().store, ..next.config() }).await;
+    let token = next.token("spoke", Some("aws/eu-central-1"), None).await;
+    join(&next.folder("spoke"), &token).await.unwrap();
+    let former = fleet.folder("pki/operator");
+    let refused = AuthorityConnection::with_identity(&former, std::slice::from_ref(&next.address)).await;
+    assert!(refused.is_err(), "the former authority is not trusted");
     hub.stop().await;
 }
