@@ -103,7 +103,7 @@ pub(crate) struct ScriptedReplicaOptions {
     pub join: Option<String>,
     /// Plaintext address for operators: `GET /status` and `POST /slow`
     #[arg(long)]
-    pub control: std::net::SocketAddr,
+    pub operations: std::net::SocketAddr,
 }
 
 #[derive(Debug, Args)]

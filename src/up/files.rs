@@ -140,10 +140,11 @@ impl FleetFiles {
         place: &ReplicaPlace<'_>,
         (model, task, engine): (&str, Task, EngineSpec),
     ) -> Result<ProcessSpec> {
-        let ReplicaPlace { region, number, listen, names, authority } = *place;
+        let ReplicaPlace { region, number, listen, operations, names, authority } = *place;
         let EngineSpec { kind, precision } = engine;
         let document = TomlDocument::new(&format!("Replica in {region}."))
             .text("listen", listen)
+            .text("operations", operations)
             .line(&format!("names = {names:?}"))
             .text("model", model)
             .text("task", task)
@@ -153,15 +154,14 @@ impl FleetFiles {
         Ok(self.spec("replica", Some(region), number, &self.write(&name, document)?, Some(member)))
     }
 
-    /// Returns the specification of a scripted replica, with the address for its commands.
+    /// Returns the specification of a scripted replica.
     pub(super) fn scripted(
         &self,
         plan: &FleetPlan,
         place: &ReplicaPlace<'_>,
         scripted: &ScriptedReplicas,
-        control: SocketAddr,
     ) -> Result<ProcessSpec> {
-        let ReplicaPlace { region, number, listen, names, authority } = *place;
+        let ReplicaPlace { region, number, listen, operations, names, authority } = *place;
         let file = format!("replica-{}-{number}", region.as_str().replace('/', "-"));
         let document = TomlDocument::new(&format!("Scripted replica in {region}."));
         let (document, member) = member(plan, document, authority, &file, Role::Replica, region)?;
@@ -169,11 +169,11 @@ impl FleetFiles {
         let name = format!("replica {region}");
         let name = if number > 0 { format!("{name} #{}", number + 1) } else { name };
         let (listen, speed) = (listen.to_string(), scripted.inputs_per_second.to_string());
-        let (control, file) = (control.to_string(), file.display().to_string());
+        let (operations, file) = (operations.to_string(), file.display().to_string());
         let options = [
             ("--listen", &listen),
             ("--inputs-per-second", &speed),
-            ("--control", &control),
+            ("--operations", &operations),
             ("--config", &file),
         ];
         let names = names.iter().map(|name| ("--name", name));
@@ -282,6 +282,7 @@ pub(super) struct ReplicaPlace<'a> {
     /// Number within its region, counted from zero.
     pub(super) number: usize,
     pub(super) listen: SocketAddr,
+    pub(super) operations: SocketAddr,
     /// Deployments that it serves.
     pub(super) names: &'a [String],
     pub(super) authority: &'a FleetAuthority,

@@ -39,8 +39,9 @@ pub(super) struct PreparedRegion {
 pub(super) struct PreparedReplica {
     pub(super) spec: ProcessSpec,
     pub(super) address: SocketAddr,
-    /// Address for commands, if it is scripted.
-    pub(super) control: Option<SocketAddr>,
+    pub(super) operations: SocketAddr,
+    /// Whether it accepts commands there.
+    pub(super) is_scripted: bool,
 }
 
 /// Process specification and addresses of one spoke; gateways reach it over the link.
@@ -118,8 +119,8 @@ impl LocalFleet {
         let regions: Vec<_> =
             self.regions.iter().map(|region| (region.spokes.clone(), region.replicas.clone())).collect();
         for (spokes, replicas) in regions {
-            for PreparedReplica { spec, address, control } in replicas {
-                control.into_iter().for_each(|control| drop(self.ports.take(control)));
+            for PreparedReplica { spec, address, operations, is_scripted: _ } in replicas {
+                drop(self.ports.take(operations));
                 self.start(spec, address, begun).await?;
             }
             for PreparedSpoke { spec, address, operations, link_address: _ } in spokes {
@@ -146,7 +147,9 @@ impl LocalFleet {
         commands: mpsc::Sender<ProcessCommand>,
     ) -> Result<FleetControl> {
         let processes = |prepared: &PreparedRegion| {
-            let replicas = prepared.replicas.iter().map(|it| (it.spec.name.clone(), it.control));
+            let replicas = prepared.replicas.iter().map(|replica| {
+                (replica.spec.name.clone(), replica.is_scripted.then_some(replica.operations))
+            });
             let spokes = prepared.spokes.iter().map(|spoke| spoke.spec.name.clone()).collect();
             (prepared.region.clone(), RegionProcesses { spokes, replicas: replicas.collect() })
         };

@@ -127,18 +127,19 @@ fn replicas(
             let all: Vec<&Deployment> = by_model.into_values().flatten().collect();
             let names = names(&all);
             for number in 0..scripted.replicas.get(index).copied().unwrap_or(1) as usize {
-                let (address, control) = (ports.reserve(0)?, ports.reserve(0)?);
-                let place = ReplicaPlace { region, number, listen: address, names: &names, authority };
-                let spec = files.scripted(plan, &place, scripted, control)?;
-                replicas.push(PreparedReplica { spec, address, control: Some(control) });
+                let (listen, operations) = (ports.reserve(0)?, ports.reserve(0)?);
+                let place = ReplicaPlace { region, number, listen, operations, names: &names, authority };
+                let spec = files.scripted(plan, &place, scripted)?;
+                replicas.push(PreparedReplica { spec, address: listen, operations, is_scripted: true });
             }
         }
         None => {
             for (number, (runs, deployments)) in by_model.into_iter().enumerate() {
-                let (address, names) = (ports.reserve(0)?, names(&deployments));
-                let place = ReplicaPlace { region, number, listen: address, names: &names, authority };
+                let (listen, operations) = (ports.reserve(0)?, ports.reserve(0)?);
+                let names = names(&deployments);
+                let place = ReplicaPlace { region, number, listen, operations, names: &names, authority };
                 let spec = files.replica(plan, &place, runs)?;
-                replicas.push(PreparedReplica { spec, address, control: None });
+                replicas.push(PreparedReplica { spec, address: listen, operations, is_scripted: false });
             }
         }
     }

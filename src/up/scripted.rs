@@ -89,7 +89,7 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()> + Send + 'static,
     ready: impl FnOnce(SocketAddr),
 ) -> io::Result<()> {
-    let ScriptedReplicaOptions { listen, inputs_per_second, names, config: _, join: _, control } = options;
+    let ScriptedReplicaOptions { listen, inputs_per_second, names, config: _, join: _, operations } = options;
     let inputs_per_second = inputs_per_second.max(1);
     let replica = Arc::new(ScriptedReplica {
         names,
@@ -104,7 +104,7 @@ pub(crate) async fn run(
         .with_state(replica.clone());
     let commands =
         Router::new().route("/status", get(status)).route("/slow", post(slow)).with_state(replica.clone());
-    let control = TcpListener::bind(control).await?;
+    let operations = TcpListener::bind(operations).await?;
     let identity = transport.identity();
     let tls = identity.map(|identity| {
         let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
@@ -123,7 +123,7 @@ pub(crate) async fn run(
     let server = axum::serve(listener, router).with_graceful_shutdown(shutdown).into_future();
     tokio::select! {
         ended = server => ended,
-        ended = axum::serve(control, commands).into_future() => ended,
+        ended = axum::serve(operations, commands).into_future() => ended,
         () = acceptor.run() => Ok(()),
         () = following => Ok(()),
         () = replica.compute() => Ok(()),

@@ -66,7 +66,7 @@ impl World {
                 "scripted-replica",
                 "--listen",
                 &listen,
-                "--control",
+                "--operations",
                 "127.0.0.1:0",
                 "--inputs-per-second",
                 "100000",

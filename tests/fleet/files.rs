@@ -33,7 +33,7 @@ pub(crate) mod port {
     pub(crate) const SPOKE: u16 = 7100;
     pub(crate) const SPOKE_OPERATIONS: u16 = 7101;
     pub(crate) const REPLICA: u16 = 7200;
-    pub(crate) const REPLICA_CONTROL: u16 = 7201;
+    pub(crate) const REPLICA_OPERATIONS: u16 = 7201;
     pub(crate) const HTTP: u16 = 8080;
     pub(crate) const GATEWAY_OPERATIONS: u16 = 8081;
     pub(crate) const HAPROXY_OPERATIONS: u16 = 8404;
@@ -178,18 +178,19 @@ impl FleetFiles<'_> {
         let file =
             self.write(&format!("{machine}.toml"), &format!("[identity]\ndir = \"identities/{machine}\"\n"));
         let (file, speed) = (file.display().to_string(), INPUTS_PER_SECOND.to_string());
-        let [listen, control] = [port::REPLICA, port::REPLICA_CONTROL].map(|port| self.at(&machine, port));
+        let [listen, operations] =
+            [port::REPLICA, port::REPLICA_OPERATIONS].map(|port| self.at(&machine, port));
         let options = [
             ("--config", &file),
             ("--listen", &listen),
-            ("--control", &control),
+            ("--operations", &operations),
             ("--inputs-per-second", &speed),
         ];
         let names = if region == REGIONS[0] { &["minilm"][..] } else { &["minilm", "minilm-eu"] };
         let names = names.iter().flat_map(|name| ["--name", name]).map(str::to_owned);
         let options = options.into_iter().flat_map(|(option, value)| [option.to_owned(), value.clone()]);
         let arguments = std::iter::once("scripted-replica".to_owned()).chain(options).chain(names).collect();
-        ProcessSpec { name: machine, arguments, ready: format!("http://{control}/status") }
+        ProcessSpec { name: machine, arguments, ready: format!("http://{operations}/status") }
     }
 
     /// Writes the configuration of a spoke.

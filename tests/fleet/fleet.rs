@@ -250,7 +250,7 @@ impl Fleet {
     /// Waits until a replica has computed some requests since its start: the spokes of its region use it.
     pub(crate) async fn until_used(&self, replica: &str) {
         until(&format!("{replica} is used"), async || {
-            let status = self.get(replica, port::REPLICA_CONTROL, "/status").await;
+            let status = self.get(replica, port::REPLICA_OPERATIONS, "/status").await;
             let status: Value = serde_json::from_str(&status).unwrap_or_default();
             status["requests_total"].as_u64().is_some_and(|requests| requests >= 10)
         })

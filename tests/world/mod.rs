@@ -216,7 +216,7 @@ impl World {
 
     /// Returns the request count of a region's replica.
     pub(crate) async fn requests_at(&self, region: &str) -> u64 {
-        let address = self.address(&format!("replica-{}-0", region.replace('/', "-")), "listen");
+        let address = self.address(&format!("replica-{}-0", region.replace('/', "-")), "operations");
         let status = answer(self.client.get(format!("http://{address}/status"))).await;
         status.body["requests_total"].as_u64().expect("a count")
     }

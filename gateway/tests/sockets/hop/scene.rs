@@ -5,7 +5,7 @@ use super::authority::{Authority, Subject};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals};
-use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
+use identity::{AcceptedPeers, IdentityFiles, OwnName, ProcessIdentity, ServerTls, Transport};
 use regions::catalogue::Catalogue;
 use regions::spiffe::Role;
 use scheduler_core::spoke::Spoke;
@@ -29,6 +29,9 @@ pub(crate) const SECRET: &str = "the-text-of-a-tenant";
 
 /// Bytes of a replica's response: about four embeddings of 384 numbers as text.
 const ANSWER_BYTES: usize = 8 << 10;
+
+/// Connections of a replica: those of a benchmark.
+const CONNECTIONS_MAX: usize = 4096;
 
 /// Longer than any step takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -270,12 +273,17 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let region = id.parse().unwrap();
     let within = catalogue.get(&region).unwrap().narrowest().as_str();
     let name = id.replace('/', "-");
-    let files = hop.files(dir, &name, &format!("spiffe://m/spoke/{id}/in/{within}"));
-    let name = OwnName::of(&[Role::Spoke], &region);
-    let load =
-        |files| ProcessIdentity::load(files, &name, Some(&catalogue)).map_err(|wrong| wrong.join("\n"));
-    let transport = files.map_or(Transport::Loopback, |files| Transport::Tls(Arc::new(load(files).unwrap())));
-    let (replica, seen) = replica(takes).await;
+    let identity = |role: Role, hop: Hop<'_>| {
+        let uri = format!("spiffe://m/{role}/{id}/in/{within}");
+        let files = hop.files(dir, &format!("{role}-{name}"), &uri)?;
+        let own = OwnName { roles: &[Role::Spoke, Role::Replica], region: Some(region.clone()) };
+        let loaded = ProcessIdentity::load(files, &own, Some(&catalogue));
+        Some(Arc::new(loaded.map_err(|wrong| wrong.join("\n")).unwrap()))
+    };
+    let transport = identity(Role::Spoke, hop).map_or(Transport::Loopback, Transport::Tls);
+    // The spoke and its replica trust each other, whatever gateways make of the spoke.
+    let of_replica = Hop { shows: hop.believes, believes: hop.shows, ..hop };
+    let (replica, seen) = replica(takes, identity(Role::Replica, of_replica)).await;
     let operations = free_address();
     let config = IngressConfig {
         proxy_protocol_from: Vec::new(),
@@ -343,7 +351,7 @@ async fn carry(
 }
 
 /// Starts a replica that is ready and responds; also returns the number of received requests.
-async fn replica(takes: Duration) -> (SocketAddr, Arc<AtomicU64>) {
+async fn replica(takes: Duration, identity: Option<Arc<ProcessIdentity>>) -> (SocketAddr, Arc<AtomicU64>) {
     let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
                         "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
     let seen: Arc<AtomicU64> = Arc::default();
@@ -358,7 +366,16 @@ async fn replica(takes: Duration) -> (SocketAddr, Arc<AtomicU64>) {
     let router = axum::Router::new()
         .route("/status", axum::routing::get(move || async move { axum::Json(status) }))
         .fallback(answer);
-    (serve(router).await, seen)
+    let Some(identity) = identity else { return (serve(router).await, seen) };
+    let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
+    let tls = ServerTls::new(&identity, accepted, &[b"http/1.1"]).unwrap();
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (listener, acceptor) =
+        identity::listener::listen(socket, Some(tls), CONNECTIONS_MAX, Arc::default()).unwrap();
+    let address = listener.address();
+    tokio::spawn(acceptor.run());
+    tokio::spawn(axum::serve(listener, router).into_future());
+    (address, seen)
 }
 
 async fn hub(rows: Vec<Value>) -> SocketAddr {
