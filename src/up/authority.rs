@@ -37,7 +37,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct FleetAuthority {
     /// Folders of the authority, and of the first hub and the operator.
     folders: AuthorityFolders,
-    /// Directory of the other identities.
+    /// Directory of the identities of other processes.
     identities: PathBuf,
     /// Listeners of the authority: one for each hub.
     addresses: Vec<SocketAddr>,
@@ -115,10 +115,10 @@ impl FleetAuthority {
         self.create_token(member.role, Some(&member.region)).await
     }
 
-    /// Issues the identity of a viewer.
+    /// Issues the identity of a viewer, beside that of the operator.
     pub(super) async fn issue_viewer(&self) -> Result<()> {
         let token = self.create_token(Role::Viewer, None).await?;
-        let folder = IdentityFolder::new(self.identities.join(Role::Viewer.as_str()));
+        let folder = IdentityFolder::new(self.operator().with_file_name(Role::Viewer.as_str()));
         authority::join(&folder, &token).await?;
         Ok(())
     }

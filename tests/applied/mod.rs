@@ -101,7 +101,7 @@ async fn invalid_files_are_rejected_with_their_lines_and_change_nothing() {
         &["mine.toml: line 3: ", "did you mean embed", "mine.toml: line 5: ", "f33"],
     );
     check("", &["--yes"], 2, &["is empty"]);
-    let viewer = world.file("identities/viewer");
+    let viewer = world.file("pki/viewer");
     std::fs::write(&file, "deployment = []").expect("written");
     let (file, viewer) = (file.to_str().expect("UTF-8"), viewer.to_str().expect("UTF-8"));
     let (code, _, said) = operator(&world, &["apply", file, "--identity", viewer, "--yes"]);
