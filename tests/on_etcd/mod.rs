@@ -143,6 +143,7 @@ impl SecondHub {
         let first: toml::Table = std::fs::read_to_string(world.file("hub.toml")).unwrap().parse().unwrap();
         let mut config = first;
         config.remove("identity");
+        config.remove("authority");
         config.insert("listen".to_owned(), address.to_string().into());
         let file = world.file("second-hub.toml");
         std::fs::write(&file, config.to_string()).unwrap();
