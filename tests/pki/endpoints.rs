@@ -45,7 +45,7 @@ struct Caller {
 enum Verdict {
     /// The connection was closed without a response.
     Rejected,
-    /// 403.
+    /// 403, or 404 at a spoke.
     Denied,
     /// Any other response: the caller was admitted, and the request is judged by its content.
     Admitted,
@@ -56,6 +56,8 @@ enum Admits {
     Roles(&'static [Role]),
     /// Spokes of [`REGION`].
     RegionSpokes,
+    /// Gateways, and spokes of [`REGION`].
+    GatewaysAndRegionSpokes,
     /// Roles, and clients without a certificate.
     Anyone,
 }
@@ -66,8 +68,8 @@ struct Endpoint {
     method: &'static str,
     path: String,
     admits: Admits,
-    /// Verdict on a valid certificate of another role: at the handshake, or by path.
-    otherwise: Verdict,
+    /// Valid certificates that the listener accepts, by role and region.
+    accepts: fn(Role, &str) -> bool,
 }
 
 /// Signs certificates with the key of an authority.
@@ -162,20 +164,26 @@ impl Caller {
                 .with_custom_certificate_verifier(Arc::new(AnyServer(provider.clone())))
         };
         let config = match &self.credentials {
-            Credentials::Plaintext => return verdict(tcp, &request),
+            Credentials::Plaintext => return verdict(tcp, &request, endpoint.process),
             Credentials::Anonymous => config().with_no_client_auth(),
             Credentials::Certificate(chain, key) => {
                 config().with_client_auth_cert(chain.clone(), key.clone_key()).unwrap()
             }
         };
         let name = ServerName::try_from("peer.example").unwrap();
-        verdict(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp), &request)
+        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+        verdict(StreamOwned::new(connection, tcp), &request, endpoint.process)
     }
 
     fn expected(&self, endpoint: &Endpoint) -> Verdict {
         match (&endpoint.admits, self.valid, &self.credentials) {
             (Admits::Roles(roles), Some((role, _)), _) if roles.contains(&role) => Verdict::Admitted,
-            (Admits::RegionSpokes, Some((Role::Spoke, region)), _) if region == REGION.0 => Verdict::Admitted,
+            (Admits::RegionSpokes | Admits::GatewaysAndRegionSpokes, Some((Role::Spoke, region)), _)
+                if region == REGION.0 =>
+            {
+                Verdict::Admitted
+            }
+            (Admits::GatewaysAndRegionSpokes, Some((Role::Gateway, _)), _) => Verdict::Admitted,
             (Admits::Anyone, Some(_), _) | (Admits::Anyone, None, Credentials::Anonymous) => {
                 Verdict::Admitted
             }
@@ -184,12 +192,13 @@ impl Caller {
                 Verdict::Denied
             }
             (_, None, _) => Verdict::Rejected,
-            (_, Some(_), _) => endpoint.otherwise,
+            (_, Some((role, region)), _) if (endpoint.accepts)(role, region) => Verdict::Denied,
+            (_, Some(_), _) => Verdict::Rejected,
         }
     }
 }
 
-fn verdict(mut stream: impl Read + Write, request: &str) -> Verdict {
+fn verdict(mut stream: impl Read + Write, request: &str, process: &str) -> Verdict {
     let mut read = || -> std::io::Result<String> {
         stream.write_all(request.as_bytes())?;
         let mut head = Vec::new();
@@ -202,6 +211,8 @@ fn verdict(mut stream: impl Read + Write, request: &str) -> Verdict {
     match read().unwrap_or_default().split(' ').nth(1) {
         None => Verdict::Rejected,
         Some("403") => Verdict::Denied,
+        // A spoke has all paths of the table, and responds to another role as if it had not.
+        Some("404") if process == "spoke" => Verdict::Denied,
         Some(_) => Verdict::Admitted,
     }
 }
@@ -219,7 +230,7 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
             .replace("{cloud}/{name}", "aws/mars-1")
             .replace("{name}", "nothing"),
         admits,
-        otherwise: Verdict::Denied,
+        accepts: |_, _| true,
     };
     let mut all: Vec<_> = HUB_ENDPOINTS
         .iter()
@@ -242,14 +253,21 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
         ]
         .map(|(method, path, admits)| by_path("authority", authority, method, path, admits)),
     );
-    let at_handshake = |endpoint: Endpoint| Endpoint { otherwise: Verdict::Rejected, ..endpoint };
+    let is_region_spoke = |role: Role, region: &str| role == Role::Spoke && region == REGION.0;
+    let gateways = || Admits::Roles(&[Role::Gateway]);
     all.extend(
-        [("POST", paths::EXCHANGE), ("POST", "/v1/embeddings"), ("GET", "/status"), ("GET", "/metrics")]
-            .map(|(method, path)| by_path("spoke", spoke, method, path, Admits::Roles(&[Role::Gateway])))
-            .map(at_handshake),
+        [
+            ("POST", paths::EXCHANGE, gateways()),
+            ("POST", "/v1/embeddings", gateways()),
+            ("GET", "/status", Admits::GatewaysAndRegionSpokes),
+            ("GET", "/metrics", Admits::GatewaysAndRegionSpokes),
+            ("POST", paths::PEER_EXCHANGE, Admits::RegionSpokes),
+        ]
+        .map(|(method, path, admits)| Endpoint {
+            accepts: |role, region| role == Role::Gateway || role == Role::Spoke && region == REGION.0,
+            ..by_path("spoke", spoke, method, path, admits)
+        }),
     );
-    let peers = by_path("spoke", spoke, "POST", paths::PEER_EXCHANGE, Admits::RegionSpokes);
-    all.push(at_handshake(peers));
     all.extend(
         [
             ("POST", "/v1/embeddings"),
@@ -259,7 +277,7 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
             ("GET", "/health"),
         ]
         .map(|(method, path)| by_path("replica", replica, method, path, Admits::RegionSpokes))
-        .map(at_handshake),
+        .map(|endpoint| Endpoint { accepts: is_region_spoke, ..endpoint }),
     );
     all
 }

@@ -39,7 +39,7 @@ pub struct PeerRequest {
     /// Sequence number of its state, which rises with each change within the epoch. The first is 1.
     pub sequence: u64,
     /// The state; absent if the receiver has it.
-    pub state: Option<SharedState>,
+    pub state: Option<SharedRegionState>,
     /// Whether the sender gives up the lease, so that another spoke should ask the hub for it now.
     pub releases: bool,
     /// The receiver's last known [`PeerResponse::wakes`]; the receiver responds at once if there are more.
@@ -50,7 +50,7 @@ pub struct PeerRequest {
 
 /// Replicas and start times of a region, as its scaler knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SharedState {
+pub struct SharedRegionState {
     /// Deployments that the region scales.
     pub deployments: BTreeMap<DeploymentName, SharedDeployment>,
     /// Ready and draining replicas.
@@ -75,7 +75,7 @@ pub struct SharedDeployment {
 pub struct SharedReplica {
     /// Deployment for which it was started. What it runs is in its own status.
     pub deployment: DeploymentName,
-    /// What spokes may do with it.
+    /// Whether spokes may use it.
     pub phase: ReplicaPhase,
 }
 
@@ -295,7 +295,7 @@ impl TryFrom<PeerRequestV1> for PeerRequest {
             instance: parsed("instance", &instance)?,
             epoch: epoch.into(),
             sequence,
-            state: state.map(SharedState::try_from).transpose()?,
+            state: state.map(SharedRegionState::try_from).transpose()?,
             releases,
             wakes,
             wait: Duration::from_millis(wait_ms).min(PEER_WAIT_MAX),
@@ -303,9 +303,9 @@ impl TryFrom<PeerRequestV1> for PeerRequest {
     }
 }
 
-impl From<&SharedState> for SharedStateV1 {
-    fn from(state: &SharedState) -> SharedStateV1 {
-        let SharedState { deployments, replicas } = state;
+impl From<&SharedRegionState> for SharedStateV1 {
+    fn from(state: &SharedRegionState) -> SharedStateV1 {
+        let SharedRegionState { deployments, replicas } = state;
         let deployments = deployments.iter().map(|(name, deployment)| {
             let SharedDeployment { desired, max, provisioning, start_time } = deployment;
             SharedDeploymentV1 {
@@ -326,10 +326,12 @@ impl From<&SharedState> for SharedStateV1 {
     }
 }
 
-impl TryFrom<SharedStateV1> for SharedState {
+impl TryFrom<SharedStateV1> for SharedRegionState {
     type Error = WireError;
 
-    fn try_from(SharedStateV1 { deployments, replicas }: SharedStateV1) -> Result<SharedState, WireError> {
+    fn try_from(
+        SharedStateV1 { deployments, replicas }: SharedStateV1,
+    ) -> Result<SharedRegionState, WireError> {
         let deployments =
             entries("state.deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
                 let SharedDeploymentV1 { name, desired, max, provisioning_ms, start_ms } = deployment;
@@ -349,7 +351,7 @@ impl TryFrom<SharedStateV1> for SharedState {
                 let deployment = parsed(format!("{at}.deployment"), &deployment)?;
                 Ok((parsed(format!("{at}.endpoint"), &endpoint)?, SharedReplica { deployment, phase }))
             })?;
-        Ok(SharedState { deployments, replicas })
+        Ok(SharedRegionState { deployments, replicas })
     }
 }
 
@@ -486,10 +488,10 @@ mod tests {
         fn state()(
             deployments in btree_map(any::name(), deployment(), 0..4),
             replicas in btree_map(any::endpoint(), (any::name(), phase()), 0..4),
-        ) -> SharedState {
+        ) -> SharedRegionState {
             let replicas = replicas.into_iter();
             let replicas = replicas.map(|(at, (deployment, phase))| (at, SharedReplica { deployment, phase }));
-            SharedState { deployments, replicas: replicas.collect() }
+            SharedRegionState { deployments, replicas: replicas.collect() }
         }
     }
 

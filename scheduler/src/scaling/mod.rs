@@ -18,6 +18,7 @@ pub(crate) mod events;
 mod region;
 mod scaler;
 mod shared;
+mod sharing;
 
 use std::fs::File;
 use std::future::Future;

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use super::ScalingSignals;
 use super::events::{DesiredChanged, DrainTimedOut, ReplicaDraining, ReplicaReady};
 use super::scaler::{DeploymentScaler, ReplicaSlot};
-use super::shared::{Sharing, ends_with_spoke};
+use super::sharing::{Sharing, ends_with_spoke};
 use crate::actuator::{
     ActuatorStatus, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId, RunningReplica,
 };

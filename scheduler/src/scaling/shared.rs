@@ -9,56 +9,15 @@
 //! The decisions are those of [`scheduler_core::spoke`]; this module connects them with the actuator.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Instant;
 
 use regions::{DeploymentName, HostPort};
-use scheduler_api::peer::{ReplicaPhase, SharedDeployment, SharedReplica, SharedState};
+use scheduler_api::peer::{ReplicaPhase, SharedRegionState, SharedReplica};
 use scheduler_core::scale::Scaler;
 use scheduler_core::spoke::{RemoteReplica, Spoke};
-use tokio::sync::watch;
 
-use super::ScalingSignals;
 use super::events::{RemoteReplicaDraining, ReplicasNotShared, ScalingBegun, ScalingEnded};
 use super::region::{RegionScaler, cancel_drain, drain};
-use crate::config::{ActuatorConfig, SpokeConfig};
-
-/// State that the scaler shares with the other spokes.
-pub(super) struct Sharing {
-    /// Start times and numbers of the last decision.
-    pub(super) deployments: BTreeMap<DeploymentName, SharedDeployment>,
-    /// Whether replicas of other spokes drain.
-    pub(super) drains_remote: bool,
-    /// Sequence number of the state.
-    sequence: Arc<watch::Sender<u64>>,
-    /// Whether other spokes can reach the replicas of this one.
-    is_reachable: bool,
-    /// The opposite was logged.
-    is_logged: bool,
-}
-
-impl Sharing {
-    pub(super) fn new(config: &SpokeConfig, signals: &ScalingSignals) -> Sharing {
-        let on_loopback = match config.scaling.as_ref().map(|scaling| &scaling.actuator) {
-            Some(ActuatorConfig::Process(process)) => process.address.is_loopback(),
-            Some(ActuatorConfig::Kubernetes(_)) | None => false,
-        };
-        Sharing {
-            deployments: BTreeMap::new(),
-            drains_remote: false,
-            sequence: signals.shared.clone(),
-            // On one machine, other spokes reach loopback too.
-            is_reachable: !on_loopback || config.advertise.is_loopback(),
-            is_logged: false,
-        }
-    }
-}
-
-/// Returns whether the actuator stops its replicas with the spoke.
-pub(super) fn ends_with_spoke(config: &SpokeConfig) -> bool {
-    let actuator = config.scaling.as_ref().map(|scaling| &scaling.actuator);
-    matches!(actuator, Some(ActuatorConfig::Process(_)))
-}
 
 impl RegionScaler {
     /// Returns whether this spoke scales the region now. When that begins, earlier decisions about its replicas are
@@ -173,7 +132,7 @@ impl RegionScaler {
             replicas.insert(endpoint, SharedReplica { deployment, phase });
         }
         let others = spoke.instances() - 1;
-        let state = SharedState { deployments: self.sharing.deployments.clone(), replicas };
+        let state = SharedRegionState { deployments: self.sharing.deployments.clone(), replicas };
         let sequence = if self.sharing.is_reachable { spoke.share(state) } else { None };
         drop(spoke);
         if let Some(sequence) = sequence {

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use regions::{DeploymentName, HostPort, InstanceName, RegionId};
-use scheduler_api::peer::{PEER_WAIT_MAX, PeerRequest, PeerResponse, ReplicaPhase, SharedState};
+use scheduler_api::peer::{PEER_WAIT_MAX, PeerRequest, PeerResponse, ReplicaPhase, SharedRegionState};
 use scheduler_api::scaler::{ScalerEpoch, ScalerLease};
 
 use super::Spoke;
@@ -32,10 +32,10 @@ pub(super) struct Peers {
     /// This spoke can start replicas.
     can_scale: bool,
     /// Other spokes in the newest route table.
-    others: BTreeMap<InstanceName, Peer>,
+    others: BTreeMap<InstanceName, OtherSpoke>,
     pub(super) demands: PeerDemands,
     /// State that this spoke shares as the scaler, and its sequence number; 0 before the first one.
-    shared: SharedState,
+    shared: SharedRegionState,
     sequence: u64,
     /// Sequence number of the first state in which each draining replica was marked.
     marked_at: BTreeMap<HostPort, u64>,
@@ -48,7 +48,7 @@ pub(super) struct Peers {
 
 /// Another spoke of the region, as the scaler knows it.
 #[derive(Debug)]
-struct Peer {
+struct OtherSpoke {
     address: HostPort,
     /// Last acknowledged state.
     acknowledged: Option<(ScalerEpoch, u64)>,
@@ -65,7 +65,7 @@ struct ReceivedState {
     scaler: InstanceName,
     epoch: ScalerEpoch,
     sequence: u64,
-    state: SharedState,
+    state: SharedRegionState,
 }
 
 /// Effect of a response.
@@ -94,10 +94,10 @@ pub struct ForeignPeer {
     instance: InstanceName,
 }
 
-impl Peer {
-    fn new(address: HostPort) -> Peer {
+impl OtherSpoke {
+    fn new(address: HostPort) -> OtherSpoke {
         let (acknowledged, heard, in_flight) = (None, None, BTreeMap::new());
-        Peer { address, acknowledged, heard, in_flight, can_scale: false, wakes: 0 }
+        OtherSpoke { address, acknowledged, heard, in_flight, can_scale: false, wakes: 0 }
     }
 
     /// Returns whether it has not responded for so long that it is not waited for.
@@ -113,7 +113,7 @@ impl Peers {
         self.demands.retain(|name| addresses.contains_key(name));
         let kept = addresses.into_iter().map(|(name, address)| {
             let known = before.remove(&name).filter(|known| known.address == address);
-            (name, known.unwrap_or_else(|| Peer::new(address)))
+            (name, known.unwrap_or_else(|| OtherSpoke::new(address)))
         });
         self.others = kept.collect();
     }
@@ -170,7 +170,7 @@ impl Spoke {
 
     /// Replaces the state that is shared with the other spokes. Returns its sequence number if it differs from the last
     /// one.
-    pub fn share(&mut self, state: SharedState) -> Option<u64> {
+    pub fn share(&mut self, state: SharedRegionState) -> Option<u64> {
         let Peers { shared, sequence, marked_at, .. } = &mut self.peers;
         if *shared == state && *sequence > 0 {
             return None;
@@ -198,7 +198,7 @@ impl Spoke {
         let Peers { role, others, sequence, marked_at, .. } = &self.peers;
         // Without an epoch or a state, no other spoke knows the replicas.
         let Some(epoch) = role.held().filter(|_| *sequence > 0) else { return true };
-        let is_clear = |peer: &Peer| {
+        let is_clear = |peer: &OtherSpoke| {
             let marked = marked_at.get(endpoint);
             let acknowledged = peer.acknowledged.filter(|(of, _)| *of == epoch).map(|(_, sequence)| sequence);
             marked.is_some_and(|marked| acknowledged >= Some(*marked))
@@ -270,8 +270,14 @@ impl Spoke {
         };
         let has_woken = wakes != other.wakes;
         let (acknowledged, heard) = (Some((epoch, sequence)), Some(now));
-        *other =
-            Peer { address: other.address.clone(), acknowledged, heard, in_flight, can_scale: scales, wakes };
+        *other = OtherSpoke {
+            address: other.address.clone(),
+            acknowledged,
+            heard,
+            in_flight,
+            can_scale: scales,
+            wakes,
+        };
         demands.record(peer, boot_id, demand, now);
         let replicas_changed = self.started_elsewhere(peer, &replicas);
         Ok(PeerNews { replicas_changed, has_woken })
@@ -343,13 +349,13 @@ impl Spoke {
     /// Returns whether another spoke is to drain the replicas of this one before it stops, because they end with it.
     pub fn awaits_handover(&self, now: Instant) -> bool {
         let Peers { role, others, replicas, .. } = &self.peers;
-        let successor = |peer: &Peer| peer.can_scale && !peer.is_silent(now);
+        let successor = |peer: &OtherSpoke| peer.can_scale && !peer.is_silent(now);
         let has_successor = role.hears_scaler(now) || role.held().is_some() && others.values().any(successor);
         replicas.any_ends_with_spoke() && has_successor
     }
 
     /// Returns the requests in flight to the draining replicas of a state.
-    fn in_flight_to(&self, state: &SharedState) -> BTreeMap<HostPort, u32> {
+    fn in_flight_to(&self, state: &SharedRegionState) -> BTreeMap<HostPort, u32> {
         let draining = state.replicas.iter().filter(|(_, replica)| replica.phase > ReplicaPhase::Serving);
         let counted = draining.filter_map(|(endpoint, _)| {
             let number = self.peers.replicas.number(endpoint)?;
@@ -360,7 +366,7 @@ impl Spoke {
     }
 
     /// Applies the replicas and start times of the region.
-    fn apply_shared(&mut self, state: &SharedState, now: Instant) {
+    fn apply_shared(&mut self, state: &SharedRegionState, now: Instant) {
         let names: BTreeSet<_> = state.deployments.keys().cloned().collect();
         self.retain_provisioning(&names, now);
         self.track_further_demand(&names);

@@ -134,7 +134,7 @@ mod tests {
         assert!(!role.scaler_contacted(epoch(3), false, now), "a former holder");
         assert!(role.is_scaler(now));
         role.epoch_seen(epoch(5));
-        assert!(!role.is_scaler(now + S), "it was told by a peer, before the new holder made contact");
+        assert!(!role.is_scaler(now + S), "it learned it from a peer, before the new holder made contact");
         role.hub_responded(lease(OWN, 4), OWN, now + S);
         assert!(!role.is_scaler(now + S), "a response that was overtaken");
         role.hub_responded(lease(OWN, 6), OWN, now + 2 * S);

@@ -20,7 +20,7 @@ use crate::scale::step::LOST_MAX;
 #[derive(Debug, Default)]
 pub(super) struct SharedReplicas {
     started: BTreeMap<HostPort, StartedReplica>,
-    remote: BTreeMap<HostPort, Remote>,
+    remote: BTreeMap<HostPort, OtherReplica>,
 }
 
 /// Ready replica that this spoke's actuator runs.
@@ -33,7 +33,7 @@ struct StartedReplica {
 
 /// Replica of another spoke.
 #[derive(Debug)]
-struct Remote {
+struct OtherReplica {
     number: usize,
     deployment: DeploymentName,
     /// Spoke that started it, once that has responded to this one.
@@ -51,7 +51,7 @@ pub struct RemoteReplica {
     pub deployment: DeploymentName,
     /// Spoke that started it, if known.
     pub owner: Option<InstanceName>,
-    /// What spokes may do with it.
+    /// Whether spokes may use it.
     pub phase: ReplicaPhase,
     /// Whether it accepts requests, with the served model of its deployment.
     pub is_serving: bool,
@@ -206,7 +206,7 @@ impl Spoke {
         phase: ReplicaPhase,
     ) {
         let number = self.add_replica(endpoint.clone());
-        let remote = Remote { number, deployment, owner, phase, failed_since: None };
+        let remote = OtherReplica { number, deployment, owner, phase, failed_since: None };
         self.peers.replicas.remote.insert(endpoint.clone(), remote);
     }
 

@@ -51,12 +51,12 @@ fn elect(spoke: &mut Spoke, revision: u64, now: Instant) {
 }
 
 /// Returns a state with these replicas, in which a start takes ten seconds.
-fn state(replicas: &[(u16, ReplicaPhase)]) -> SharedState {
+fn state(replicas: &[(u16, ReplicaPhase)]) -> SharedRegionState {
     let deployment =
         SharedDeployment { desired: 1, max: 4, provisioning: Vec::new(), start_time: Some(10 * S) };
     let replicas =
         replicas.iter().map(|(port, phase)| (at(*port), SharedReplica { deployment: name(), phase: *phase }));
-    SharedState { deployments: BTreeMap::from([(name(), deployment)]), replicas: replicas.collect() }
+    SharedRegionState { deployments: BTreeMap::from([(name(), deployment)]), replicas: replicas.collect() }
 }
 
 /// One exchange, as on the wire. Returns its effect at both ends.
