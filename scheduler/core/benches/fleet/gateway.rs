@@ -152,7 +152,7 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, Meter) {
             let demand = hub::demand();
             meter.traffic.send(HUB_REQUEST_HEAD + "/v1/demand?after=1.1".len() + demand.len());
             meter.traffic.receive(HUB_RESPONSE_HEAD);
-            if tick / per_second % 4 == 0 {
+            if (tick / per_second).is_multiple_of(4) {
                 meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());
                 meter.traffic.receive(HUB_RESPONSE_HEAD);
             }

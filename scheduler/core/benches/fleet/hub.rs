@@ -249,8 +249,8 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (Hub, Meter) {
             polls = readers;
         } else if batch % BATCHES == 0 {
             let [gateways, spokes] = POLL_SECONDS;
-            polls += if second % gateways == 0 { GATEWAYS } else { 0 };
-            polls += if second % spokes == 0 { REGIONS * SPOKES } else { 0 };
+            polls += if second.is_multiple_of(gateways) { GATEWAYS } else { 0 };
+            polls += if second.is_multiple_of(spokes) { REGIONS * SPOKES } else { 0 };
         }
         for _ in 0..polls {
             let response = meter.run(|| {
