@@ -39,7 +39,7 @@ const KINDS: &[(ConfigKind, &str, &[&str])] = &[
     (
         ConfigKind::Gateway,
         "gateway",
-        &["snapshot", "trusted_peers", "timeouts", "bodies", "cors", "identity"],
+        &["snapshot", "trusted_peers", "timeouts", "bodies", "cors", "hedge", "spill"],
     ),
     (ConfigKind::Hub, "hub", &["data", "store"]),
     (ConfigKind::Replica, "replica", &["model", "names", "engine", "embeddings"]),
@@ -177,6 +177,8 @@ mod tests {
         let applied = "[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\nkey_sha256 = []\n";
         assert_eq!(kind(applied), Some(ConfigKind::AppliedTenants));
         assert_eq!(kind(""), None);
+        let hub = "listen = \"127.0.0.1:7000\"\ndata = \"hub-data\"\n[identity]\ninsecure = true\n";
+        assert_eq!(kind(hub), Some(ConfigKind::Hub), "other roles have an identity as well");
         for (file, key, expected) in [
             ("gateway", "snapshot", ConfigKind::Gateway),
             ("spoke", "advertise", ConfigKind::Spoke),
