@@ -194,7 +194,7 @@ impl PeerAcceptor {
 }
 
 impl PeerListener {
-    /// Returns the next connection; waits for ever once the acceptor has ended.
+    /// Returns the next connection; never returns once the acceptor has ended.
     pub async fn accept(&mut self) -> (AcceptedStream, ConnectedClient) {
         match self.accepted.recv().await {
             Some(accepted) => accepted,

@@ -119,12 +119,17 @@ pub(crate) async fn run(
             None => std::future::pending().await,
         }
     };
+    // The acceptor ends with the listener, while requests in flight finish.
+    let accepting = async {
+        acceptor.run().await;
+        std::future::pending::<()>().await;
+    };
     ready(listener.address());
     let server = axum::serve(listener, router).with_graceful_shutdown(shutdown).into_future();
     tokio::select! {
         ended = server => ended,
         ended = axum::serve(operations, commands).into_future() => ended,
-        () = acceptor.run() => Ok(()),
+        () = accepting => Ok(()),
         () = following => Ok(()),
         () = replica.compute() => Ok(()),
     }

@@ -225,7 +225,7 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
         // A path that exists, of things that do not.
         path: path
             .replace("{lease}", "0")
-            .replace("{*reader}", "nobody")
+            .replace("{*reader}", "unknown")
             .replace("{id}", "0")
             .replace("{cloud}/{name}", "aws/mars-1")
             .replace("{name}", "nothing"),
@@ -325,7 +325,7 @@ fn callers(fleet: &Fleet) -> Vec<Caller> {
         invalid("another trust domain", signer.sign(&spoke.replace("m.example", "n.example"), valid)),
         invalid("another jurisdiction", signer.sign(&of(Role::Spoke, (REGION.0, OTHER.1)), valid)),
         invalid("unknown region", signer.sign(&of(Role::Spoke, ("aws/mars-1", "de")), valid)),
-        invalid("no role", signer.sign("spiffe://m.example/nobody", valid)),
+        invalid("no role", signer.sign("spiffe://m.example/unknown", valid)),
     ]
 }
 

@@ -45,9 +45,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
     operations
         .route("/v1/models", get(models))
         .route("/v1/models/{id}", get(model))
-        .route("/health", get(health))
-        .route("/status", get(status))
-        .route("/metrics", get(metrics))
+        .merge(probes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(Arc::clone(&app), check_revision))
@@ -57,15 +55,17 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 
 /// Returns the routes of the listener for operators.
 pub(crate) fn operations_router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/health", get(health))
-        .route("/info", get(info))
-        .route("/status", get(status))
-        .route("/metrics", get(metrics))
+    probes()
+        .route(Operation::Info.definition().path, handler(Operation::Info))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn(identify))
         .with_state(app)
+}
+
+/// Returns the routes of both listeners.
+fn probes() -> Router<Arc<App>> {
+    Router::new().route("/health", get(health)).route("/status", get(status)).route("/metrics", get(metrics))
 }
 
 /// Returns the handler of an operation.

@@ -282,7 +282,11 @@ async fn one_spoke_of_a_region_holds_the_scaler_lease_and_another_gets_it_when_t
     assert_eq!(holder, 1);
     let (second, body) = register_scaling(&hub, 2, true).await;
     assert_eq!(scaler(&body), Some((1, epoch)));
-    assert_eq!(scaler(&hub.keep_alive_unchanged(&none).await.1), Some((1, epoch)), "all spokes are told");
+    assert_eq!(
+        scaler(&hub.keep_alive_unchanged(&none).await.1),
+        Some((1, epoch)),
+        "every spoke learns the holder"
+    );
     assert_eq!(scaler(&hub.keep_alive_unchanged(&first).await.1), Some((1, epoch)), "the epoch stays");
     let (again, body) = register_scaling(&hub, 1, true).await;
     assert_eq!(scaler(&body), Some((1, epoch)), "it has registered again");

@@ -264,7 +264,7 @@ impl Spoke {
             return Err(ForeignPeer { region, instance });
         }
         let Peers { role, others, demands, .. } = &mut self.peers;
-        role.epoch_seen(epoch);
+        role.epoch_seen(epoch, now);
         let Some(other) = others.get_mut(peer).filter(|_| role.held() == Some(epoch)) else {
             return Ok(PeerNews::default());
         };

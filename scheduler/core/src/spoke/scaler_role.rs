@@ -16,6 +16,9 @@ use scheduler_api::scaler::{ScalerEpoch, ScalerLease};
 pub const SCALER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Time without a response after which the hub counts as unreachable: two lease times.
 const HUB_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time after which a response of the hub counts although this spoke has seen a higher epoch: longer than a response may be
+/// under way. A message with an epoch that the hub has never granted stops the scaling of a region for this time at most.
+const OVERTAKEN_MAX: Duration = Duration::from_secs(20);
 /// Time for which a spoke asks the hub for a lease that its holder has given up.
 const RELEASE_MAX: Duration = Duration::from_secs(5);
 
@@ -24,6 +27,8 @@ const RELEASE_MAX: Duration = Duration::from_secs(5);
 pub(super) struct ScalerRole {
     /// Highest epoch that this spoke has seen.
     highest: Option<ScalerEpoch>,
+    /// Time at which it saw that epoch first.
+    highest_since: Option<Instant>,
     /// Epoch of the lease that it holds.
     held: Option<ScalerEpoch>,
     /// The hub has granted the lease to no spoke.
@@ -43,9 +48,15 @@ impl ScalerRole {
     pub(super) fn hub_responded(&mut self, lease: Option<ScalerLease>, boot_id: u64, now: Instant) {
         self.hub_responded = Some(now);
         self.is_free = lease.is_none();
-        // A response that was overtaken by a newer epoch says nothing.
-        let Some(lease) = lease.filter(|lease| Some(lease.epoch) >= self.highest) else { return };
-        self.highest = Some(lease.epoch);
+        let is_overtaken = |lease: &ScalerLease| {
+            let is_recent = |since: Instant| now.saturating_duration_since(since) <= OVERTAKEN_MAX;
+            Some(lease.epoch) < self.highest && self.highest_since.is_some_and(is_recent)
+        };
+        // A response that was overtaken by a newer epoch has no effect.
+        let Some(lease) = lease.filter(|lease| !is_overtaken(lease)) else { return };
+        if self.highest != Some(lease.epoch) {
+            (self.highest, self.highest_since) = (Some(lease.epoch), Some(now));
+        }
         self.held = (lease.boot_id == boot_id).then_some(lease.epoch);
     }
 
@@ -54,7 +65,7 @@ impl ScalerRole {
         if Some(epoch) < self.highest || self.held == Some(epoch) {
             return false;
         }
-        self.epoch_seen(epoch);
+        self.epoch_seen(epoch, now);
         self.scaler_heard = Some(now);
         if releases && self.released.is_none_or(|(released, _)| released < epoch) {
             self.released = Some((epoch, now));
@@ -63,9 +74,9 @@ impl ScalerRole {
     }
 
     /// Records an epoch that another spoke has seen.
-    pub(super) fn epoch_seen(&mut self, epoch: ScalerEpoch) {
+    pub(super) fn epoch_seen(&mut self, epoch: ScalerEpoch, now: Instant) {
         if Some(epoch) > self.highest {
-            self.highest = Some(epoch);
+            (self.highest, self.highest_since) = (Some(epoch), Some(now));
             self.held = None;
         }
     }
@@ -133,7 +144,7 @@ mod tests {
         assert!(role.is_scaler(now) && role.is_scaler(now + 3600 * S), "the hub is silent for an hour");
         assert!(!role.scaler_contacted(epoch(3), false, now), "a former holder");
         assert!(role.is_scaler(now));
-        role.epoch_seen(epoch(5));
+        role.epoch_seen(epoch(5), now + S);
         assert!(!role.is_scaler(now + S), "it learned it from a peer, before the new holder made contact");
         role.hub_responded(lease(OWN, 4), OWN, now + S);
         assert!(!role.is_scaler(now + S), "a response that was overtaken");
@@ -141,6 +152,18 @@ mod tests {
         assert!(role.is_scaler(now + 2 * S) && role.held() == Some(epoch(6)));
         role.hub_responded(lease(OTHER, 9), OWN, now + 3 * S);
         assert!(!role.is_scaler(now + 3 * S));
+    }
+
+    #[test]
+    fn an_epoch_that_the_hub_has_not_granted_stops_the_holder_for_a_limited_time() {
+        let (mut role, now) = (ScalerRole::default(), some_instant());
+        role.hub_responded(lease(OWN, 4), OWN, now);
+        role.epoch_seen(epoch(u64::MAX), now);
+        role.hub_responded(lease(OWN, 4), OWN, now + OVERTAKEN_MAX);
+        assert!(!role.is_scaler(now + OVERTAKEN_MAX));
+        let later = now + OVERTAKEN_MAX + Duration::from_millis(1);
+        role.hub_responded(lease(OWN, 4), OWN, later);
+        assert!(role.is_scaler(later) && role.highest() == Some(epoch(4)));
     }
 
     #[test]

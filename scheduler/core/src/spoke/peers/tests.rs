@@ -220,7 +220,7 @@ fn a_former_scaler_has_no_effect_and_learns_of_its_successor() {
     let (news, receipt) = exchange(&mut a, &mut c, now);
     assert!(!receipt.is_changed && news == PeerNews::default());
     assert_eq!(endpoints(&c), [at(2)]);
-    assert!(!a.is_scaler(now) && b.is_scaler(now), "c told it");
+    assert!(!a.is_scaler(now) && b.is_scaler(now), "it learned the epoch from c");
     assert!(a.peer_request(&instance("c"), now).is_none());
 }
 
