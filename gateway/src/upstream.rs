@@ -146,8 +146,8 @@ impl Upstream {
         }
     }
 
-    /// Sends a request of this process itself, without a client's body, and buffers the response, of at most `whole_max` bytes; also
-    /// returns the time from request to response.
+    /// Sends a request of this process itself, without a client's body, and buffers the response, of at most `whole_max`
+    /// bytes; also returns the time from request to response.
     pub(crate) async fn send_own(
         &self,
         key: &UpstreamKey,

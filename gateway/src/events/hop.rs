@@ -4,7 +4,8 @@ use identity::{ConnectionFailureCause, ConnectionFailures};
 use regions::HostPort;
 use regions::spiffe::Role;
 
-/// Connecting to a region (`peer` = `spoke`) or to a replica failed. Logged when the cause changes. `docs/identities.md` has the fix for each `cause`.
+/// Connecting to a region (`peer` = `spoke`) or to a replica failed. Logged when the cause changes. `docs/identities.md`
+/// has the fix for each `cause`.
 pub(crate) struct HopFailed<'a> {
     pub(crate) role: Role,
     pub(crate) region: &'a str,

@@ -2,9 +2,9 @@
 //!
 //! It registers this spoke, keeps the lease alive, reports at once when other deployments are ready, and registers
 //! again when the hub no longer knows the lease. A keep-alive carries the region's capacity, and its response the
-//! replica floors of the hub's plan and the scaler lease of the region, which a free one gives to this spoke. A spoke
-//! whose scaler stops gracefully sends a keep-alive at once. While the hub is unreachable, the agent retries with backoff without limit;
-//! no request waits for it, and the failure is logged once, not at every attempt.
+//! replica floors of the hub's plan and the scaler lease of the region, which the hub gives to this spoke if it is free.
+//! When its holder has released it, the next keep-alive is sent at once. While the hub is unreachable, the agent retries
+//! with backoff without limit; no request waits for it, and the failure is logged once, not at every attempt.
 //!
 //! The residency policies come from the route table, which the agent follows ([`table`]). In a spoke that can start
 //! replicas, the scaling loop follows the table instead, since it also needs the desired deployments.
