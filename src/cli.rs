@@ -129,9 +129,9 @@ pub(crate) struct DrillOptions {
     /// Hub of that deployment, for drains
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB")]
     pub hub: Option<String>,
-    /// Directory with the identity of an operator, for drains
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication at the hub
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Keep configurations and logs of the local fleet in this directory; by default they are deleted
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -248,6 +248,26 @@ pub(crate) struct CheckFilesOptions {
     pub verbose: bool,
 }
 
+/// Options with which an operator or viewer authenticates: a certificate, or a token of an identity provider.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct CallerOptions {
+    /// Directory with the identity of an operator or viewer; not needed with a token, or for a hub without an identity on this
+    /// machine
+    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
+    pub identity: Option<PathBuf>,
+    /// File with a token of the identity provider of the hub, instead of an identity; by default the variable MERIDIAN_TOKEN,
+    /// if set
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The token itself; a command line is visible to other users, so only the variable is meant for it
+    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_TOKEN", hide_env_values = true, hide = true)]
+    pub token: Option<String>,
+    /// Certificates of the authorities of the fleet (`authorities.pem` of any identity), with which the hub is verified before
+    /// it receives a token
+    #[arg(long, value_name = "FILE", env = "MERIDIAN_AUTHORITIES")]
+    pub authorities: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ApplyOptions {
     /// Files of [[deployment]], files of [[tenant]], or both. The files of a kind replace all entries of that kind: entries
@@ -263,9 +283,9 @@ pub(crate) struct ApplyOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication at the hub
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Show the changes without applying them
     #[arg(long)]
     pub dry_run: bool,
@@ -287,9 +307,9 @@ pub(crate) struct GetOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Directory with the identity of a viewer or operator; not needed for a hub without an identity on this machine
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication at the hub
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
@@ -336,9 +356,9 @@ pub(crate) struct DrainOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication at the hub
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the hub is unreachable or rejects the request.
 pub(crate) fn main(options: &DrainOptions) -> ExitCode {
-    let DrainOptions { region, undo, hub: _, identity: _, json } = options;
+    let DrainOptions { region, undo, hub: _, caller: _, json } = options;
     run(*json, async {
         let (hub, id) = call(options)?;
         hub.set_draining(&id, !undo).await.map_err(|error| match error.failure.status() {
@@ -40,14 +40,15 @@ pub(crate) fn main(options: &DrainOptions) -> ExitCode {
 
 /// Returns the hub and the region of the command line.
 fn call(options: &DrainOptions) -> Result<(OperatorClient, RegionId), String> {
-    let DrainOptions { region, hub, identity, undo: _, json: _ } = options;
+    let DrainOptions { region, hub, caller, undo: _, json: _ } = options;
     let region = region.parse().map_err(|error: IdError| error.to_string())?;
-    Ok((client(hub, identity.as_deref(), TIMEOUT)?, region))
+    Ok((client(hub, caller, TIMEOUT)?, region))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::CallerOptions;
 
     #[tokio::test]
     async fn a_command_line_is_parsed_or_the_problem_is_reported() {
@@ -56,7 +57,7 @@ mod tests {
                 region: region.to_owned(),
                 undo: false,
                 hub: hub.to_owned(),
-                identity: None,
+                caller: CallerOptions::default(),
                 json: false,
             };
             match (call(&options), expected) {

@@ -29,8 +29,8 @@ pub(crate) fn main(command: &KeyCommand) -> ExitCode {
     }
 }
 
-fn operator(KeyHubOptions { hub, identity, json: _ }: &KeyHubOptions) -> Result<OperatorClient, String> {
-    client(hub, identity.as_deref(), TIMEOUT)
+fn operator(KeyHubOptions { hub, caller, json: _ }: &KeyHubOptions) -> Result<OperatorClient, String> {
+    client(hub, caller, TIMEOUT)
 }
 
 /// Returns the error of a call; that of an invalid option is one of the command line.

@@ -1,18 +1,17 @@
 //! Verification of signed tokens (JWT), with keys from files that are reloaded.
 //!
-//! `gateway_core::jwt` parses tokens and validates their claims; this module verifies signatures with `ring` (which TLS
-//! uses as well) and reads files. Each issuer's keys are in a local file: the process that fetches it (a sidecar, a
-//! cron job, a mounted secret) can be restarted, rotated and firewalled independently of the request path. The complete
-//! file is read every few seconds: modification times are unreliable (a mounted secret is a symlink that is replaced,
+//! The crate `jwt` verifies tokens; this module has the keys and reads their files. Each issuer's keys are in a local
+//! file: the process that fetches it (a sidecar, a cron job, a mounted secret) can be restarted, rotated and firewalled
+//! independently of the request path. The complete file is read every few seconds: modification times are unreliable (a mounted secret is a symlink that is replaced,
 //! and two writes can share one timestamp), and reading a few KiB is cheap. An invalid file is logged once and changes
 //! nothing.
 
-use gateway_core::jwt::cache::VerifiedTokens;
-use gateway_core::jwt::jwks::{self, NamedKey, PublicKey};
-use gateway_core::jwt::{Algorithm, IssuerRules, SignatureInput, Token, TokenProblem};
 use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::tenant::Tenant;
-use ring::{hmac, signature};
+use gateway_core::token_cache::VerifiedTokens;
+use jwt::jwks::{self, NamedKey};
+use jwt::{Algorithm, SignatureInput, Token, TokenProblem, TokenRules};
+use ring::hmac;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +22,14 @@ use supervision::{Mutex, RwLock};
 const RELOAD_PERIOD: Duration = Duration::from_secs(5);
 /// Allowed length of a shared secret in bytes: at least the size of the hash (RFC 7518 §3.2), at most a page.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 32..=4096;
+
+/// Rules for the tokens of one issuer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct IssuerRules {
+    pub(crate) token: TokenRules,
+    /// Claim whose value is the name of a tenant.
+    pub(crate) tenant_claim: String,
+}
 
 /// Source of an issuer's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,39 +108,15 @@ impl Issuer {
 impl VerificationKeys {
     /// Verifies a signature. A key is only used with its own algorithm, independent of the token.
     fn verify(&self, token: &SignatureInput<'_>) -> Result<(), TokenProblem> {
-        let SignatureInput { algorithm, kid, signed, signature } = *token;
+        let SignatureInput { algorithm, kid: _, signed, signature } = *token;
         match self {
             VerificationKeys::Secret(key) if algorithm == Algorithm::Hs256 => {
                 hmac::verify(key, signed, signature).map_err(|_| TokenProblem::Signature)
             }
             VerificationKeys::Secret(_) => Err(TokenProblem::Key),
-            VerificationKeys::Public(keys) => {
-                let mut matching = keys.iter().filter(|named| {
-                    named.key.algorithm() == algorithm && (kid.is_none() || named.kid.as_deref() == kid)
-                });
-                let (Some(only), None) = (matching.next(), matching.next()) else {
-                    return Err(TokenProblem::Key);
-                };
-                verify_public(&only.key, signed, signature)
-            }
+            VerificationKeys::Public(keys) => jwt::verify(keys, token),
         }
     }
-}
-
-fn verify_public(key: &PublicKey, signed: &[u8], signature: &[u8]) -> Result<(), TokenProblem> {
-    let plain = |algorithm: &'static dyn signature::VerificationAlgorithm, key: &[u8]| {
-        signature::UnparsedPublicKey::new(algorithm, key).verify(signed, signature)
-    };
-    let verified = match key {
-        PublicKey::Rsa { n, e } => signature::RsaPublicKeyComponents { n, e }.verify(
-            &signature::RSA_PKCS1_2048_8192_SHA256,
-            signed,
-            signature,
-        ),
-        PublicKey::P256(point) => plain(&signature::ECDSA_P256_SHA256_FIXED, point),
-        PublicKey::Ed25519(key) => plain(&signature::ED25519, key),
-    };
-    verified.map_err(|_| TokenProblem::Signature)
 }
 
 /// Verifier of the tokens of all issuers.
@@ -179,18 +162,20 @@ impl TokenVerifier {
         let verified = self.verified.lock();
         if let Some(tenant) = verified.tenant(&credential.digest, generation, now) {
             // The tenant may have been changed or removed since.
-            return ring.current(tenant).cloned().ok_or(TokenProblem::Tenant);
+            return ring.current(tenant).cloned().ok_or(TokenProblem::Claim);
         }
         drop(verified);
-        let token = Token::parse(credential.secret)?;
-        let index = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.issuer));
+        let token = Token::parse(credential.secret, Algorithm::ALL)?;
+        let index = self.issuers.iter().position(|(rules, _)| token.issuer() == Some(&rules.token.issuer));
         let index = index.ok_or(TokenProblem::Issuer)?;
         let CurrentKeys { generation, keys } = self.current.read().clone();
-        let rules = &self.issuers[index].0;
-        let bearer = token.verified(|to_verify| keys[index].verify(to_verify))?.check(rules, now)?;
-        let tenant = ring.tenant_of(&rules.issuer, &bearer.tenant).ok_or(TokenProblem::Tenant)?;
+        let IssuerRules { token: rules, tenant_claim } = &self.issuers[index].0;
+        let claims = token.verified(|to_verify| keys[index].verify(to_verify))?;
+        let period = claims.check(rules, now)?;
+        let tenant = claims.text(tenant_claim).and_then(|tenant| ring.tenant_of(&rules.issuer, tenant));
+        let tenant = tenant.ok_or(TokenProblem::Claim)?;
         let mut verified = self.verified.lock();
-        verified.insert(credential.digest, generation, &bearer, tenant, now);
+        verified.insert(credential.digest, generation, period, tenant, now);
         Ok(tenant.clone())
     }
 
@@ -214,7 +199,7 @@ impl TokenVerifier {
     }
 
     fn reload(&self, index: usize, state: &mut KeyFileState) {
-        let (IssuerRules { issuer, .. }, source) = &self.issuers[index];
+        let (IssuerRules { token: TokenRules { issuer, .. }, .. }, source) = &self.issuers[index];
         let path = source.path().display();
         let bytes = match source.read() {
             Ok(bytes) => bytes,
@@ -263,25 +248,9 @@ enum KeyFileState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base64::Engine;
-    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    use jwt::jwks::PublicKey;
     use ring::rand::SystemRandom;
     use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
-
-    /// Modulus of a key whose private half was discarded (its exponent is 65537), and a token signed with it: `RS256`,
-    /// `kid` rsa, for the tenant `tokens`, until the year 2100.
-    const RSA_MODULUS: &str = "\
-        u3dJVPT7sB0dSI4RfSr4stTSw2sygTQYVz4LL85Pvm8KNMA4NdrGB1TU4-vrMAvUZhf0C26bdNs8vKIB4ROKhD33GHC8LIU7\
-        ej8eO40Tt2-Ugl2E5FlzTrVt_XYKEQ9Lt-YbuOui3pnhtGKAzEb3xZQtxhrzogiihNwDGl1xn3iTzS-8TPCnIp_stcRNdcFf\
-        rRLv7_j4abDas0KIyaQas5-KoID2bGCwMAuM5yEcYqvZN_IbptXPANKO09mMw-Vvd2lh-qUBkw-DlINK4K2D8ja9AJDeHHDn\
-        nAnapbp_-10nk2o_FxToOKuwyv8sSejOLRS1yDFNyIs3qDgaL1ksCw";
-    const RSA_TOKEN: &str = "\
-        eyJhbGciOiJSUzI1NiIsImtpZCI6InJzYSJ9.eyJpc3MiOiJodHRwczovL2xvZ2luLmV4YW1wbGUuY29tLyIsImF1ZCI6Im1\
-        lcmlkaWFuIiwidGVuYW50IjoidG9rZW5zIiwiZXhwIjo0MTAyNDQ0ODAwfQ.Da1AZ-95-BLnyu8voYQR1RhFP92NtB-xzuw9\
-        F6_eGGYj4ls_UM-3qOK0u_HrT3mTTuHvgv_umh4elu0bFZpsZQOj2GrJsXIOMZp6Yj9KwZcNp2bpgPOzo2fLgBrcPbiHJCHG\
-        vGI0sP8CPML-PG5lh1dysy0a9jZ2a-iLnNjVx97XnrNWjCJ418ofvUS71Yh5bbDjNduiq3qnjgCRPQxRpbcKH2N9IUre85Ld\
-        2B-W-_Xg50H8m_fpv1DaLGHIZgrat9vkeCY2rZEwNVWYOFjA4FMCUK1-xF-OaMvIkFyHIjCDQdG0QQW1jbX1EOTb7T5eWDo5\
-        h0qa17G6UoKTZXRaxg";
 
     fn public(kid: &str, key: PublicKey) -> NamedKey {
         NamedKey { kid: Some(kid.to_owned()), key }
@@ -327,44 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_signed_by_another_library_is_verified() {
-        let modulus = URL_SAFE_NO_PAD.decode(RSA_MODULUS).unwrap();
-        let keys =
-            VerificationKeys::Public(vec![public("rsa", PublicKey::Rsa { n: modulus, e: vec![1, 0, 1] })]);
-        let verify = |text: &str| {
-            let token = Token::parse(text.as_bytes())?;
-            token.verified(|to_verify| keys.verify(to_verify)).map(drop)
-        };
-        assert_eq!(verify(RSA_TOKEN), Ok(()));
-        let (signed, signature) = RSA_TOKEN.rsplit_once('.').unwrap();
-        let (header, _) = signed.split_once('.').unwrap();
-        assert_eq!(verify(&format!("{header}.e30.{signature}")), Err(TokenProblem::Signature));
-    }
-
-    #[test]
-    fn a_token_that_matches_two_keys_is_rejected() {
-        let keys = VerificationKeys::Public(vec![
-            public("1", PublicKey::Ed25519(vec![1; 32])),
-            public("2", PublicKey::Ed25519(vec![2; 32])),
-        ]);
-        let token =
-            SignatureInput { algorithm: Algorithm::EdDsa, kid: None, signed: b"x", signature: &[0; 64] };
-        assert_eq!(keys.verify(&token), Err(TokenProblem::Key));
-        assert_eq!(keys.verify(&SignatureInput { kid: Some("2"), ..token }), Err(TokenProblem::Signature));
-    }
-
-    #[test]
     fn a_changed_file_is_reloaded_and_an_invalid_one_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let secret = |letter: &str| letter.repeat(32);
         let source = Source::Secret(path.clone());
-        let rules = IssuerRules {
-            issuer: "i".to_owned(),
-            audience: "a".to_owned(),
-            tenant_claim: "t".to_owned(),
-            leeway: Duration::ZERO,
-        };
+        let token = TokenRules { issuer: "i".to_owned(), audience: "a".to_owned(), leeway: Duration::ZERO };
+        let rules = IssuerRules { token, tenant_claim: "t".to_owned() };
         assert!(Issuer::open(rules.clone(), source.clone()).err().unwrap().contains("cannot be read"));
         std::fs::write(&path, "a".repeat(31)).unwrap();
         assert!(Issuer::open(rules.clone(), source.clone()).err().unwrap().contains("32 to 4096"));

@@ -42,7 +42,7 @@ pub mod verify;
 pub use cause::ConnectionFailureCause;
 pub use client::{ConnectedPeer, TlsClient};
 pub use events::{ConnectionFailures, ConnectionRejected};
-pub use listener::{AcceptedStream, ConnectedClient, PeerAcceptor, PeerListener};
+pub use listener::{AcceptedStream, ClientIdentity, ConnectedClient, PeerAcceptor, PeerListener};
 pub use process::{IdentityFiles, OwnName, ProcessIdentity};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};
 pub use section::{IdentitySection, Transport};

@@ -2,7 +2,7 @@
 //!
 //! A peer that connects and sends nothing occupies one of a limited number of slots for a limited time
 //! ([`crate::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
-//! without a certificate, which only the authority of a hub accepts, keeps its slot as long as it is connected.
+//! without a certificate, which only a hub and its authority accept, keeps its slot as long as it is connected.
 
 use crate::cause::ConnectionFailureCause;
 use crate::events::{ConnectionFailures, ConnectionRejected};
@@ -37,8 +37,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 pub struct ConnectedClient {
     /// Address.
     pub address: SocketAddr,
-    /// Verified identity; none over plaintext or without a certificate.
-    pub identity: Option<PeerIdentity>,
+    /// Proof of its identity.
+    pub identity: ClientIdentity,
+}
+
+/// What a connection proves about the identity of its client.
+#[derive(Clone, Debug)]
+pub enum ClientIdentity {
+    /// Nothing: the connection is plaintext.
+    Plaintext,
+    /// Nothing: TLS without a certificate of the client.
+    Anonymous,
+    /// Its certificate.
+    Verified(PeerIdentity),
 }
 
 /// Open connection.
@@ -150,7 +161,10 @@ impl PeerAcceptor {
         tcp.set_nodelay(true).ok();
         let Some(tls) = self.tls.clone() else {
             let stream = AcceptedStream { transport: AcceptedTransport::Plaintext(tcp), _permit: permit };
-            self.accepted.send((stream, ConnectedClient { address, identity: None })).await.ok();
+            self.accepted
+                .send((stream, ConnectedClient { address, identity: ClientIdentity::Plaintext }))
+                .await
+                .ok();
             return;
         };
         let slot = match HandshakeSlot::take(&self.handshakes, address) {
@@ -167,11 +181,14 @@ impl PeerAcceptor {
                     let (transport, identity) = match client {
                         AcceptedClient::Verified(stream, identity) => {
                             drop(slot);
-                            (AcceptedTransport::Tls(stream), Some(identity))
+                            (AcceptedTransport::Tls(stream), ClientIdentity::Verified(identity))
                         }
                         AcceptedClient::Anonymous(stream) => {
                             let end = Box::pin(sleep(ANONYMOUS_TIME_MAX));
-                            (AcceptedTransport::Anonymous { stream, end, _slot: slot }, None)
+                            (
+                                AcceptedTransport::Anonymous { stream, end, _slot: slot },
+                                ClientIdentity::Anonymous,
+                            )
                         }
                     };
                     let stream = AcceptedStream { transport, _permit: permit };
@@ -219,7 +236,7 @@ impl axum::serve::Listener for PeerListener {
     }
 
     fn local_addr(&self) -> io::Result<ConnectedClient> {
-        Ok(ConnectedClient { address: self.address, identity: None })
+        Ok(ConnectedClient { address: self.address, identity: ClientIdentity::Plaintext })
     }
 }
 
@@ -235,8 +252,8 @@ impl axum::extract::connect_info::Connected<axum::serve::IncomingStream<'_, Peer
 impl std::fmt::Display for ConnectedClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.identity {
-            Some(identity) => write!(f, "{} at {}", identity.id, self.address),
-            None => write!(f, "{}", self.address),
+            ClientIdentity::Verified(identity) => write!(f, "{} at {}", identity.id, self.address),
+            ClientIdentity::Plaintext | ClientIdentity::Anonymous => write!(f, "{}", self.address),
         }
     }
 }

@@ -59,6 +59,20 @@ crate::log::events! {
     warn!(peer, path, reason, "request denied; further ones are logged at debug level")
     AccessDenied<'a> { peer: &'a str, path: &'a str, reason: &'a str }
 
+    /// A request without a certificate has no valid token, for the first time from this address for this reason. The log has
+    /// no part of the token. Get a new token, or correct `[operators]`; the metric counts all of them.
+    warn!(%address, path, reason, "request not authenticated; further ones are logged at debug level")
+    NotAuthenticated<'a> { address: IpAddr, path: &'a str, reason: &'a str }
+
+    /// The keys of the issuer of operators' tokens changed.
+    info!(issuer, keys, "keys of the issuer replaced")
+    IssuerKeysReplaced<'a> { issuer: &'a str, keys: usize }
+
+    /// The keys of the issuer of operators' tokens cannot be fetched or are invalid; the last valid ones stay in use. Check
+    /// the issuer, the network, or the file.
+    warn!(issuer, problem, "keys of the issuer rejected; keeping the last ones")
+    IssuerKeysRejected<'a> { issuer: &'a str, problem: &'a str }
+
     /// The hub has no identity, so every process that can connect may do everything. Configure `[identity]`, unless all
     /// of them are trusted.
     warn!(%listen, "no identity is configured; every process that can connect can register regions and change tenants")

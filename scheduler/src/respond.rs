@@ -4,7 +4,8 @@
 //! meaning as those of the client API (`docs/errors.md`) have the same name.
 
 use axum::Json;
-use axum::http::{HeaderName, StatusCode};
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use scheduler_api::WireError;
 use scheduler_store::StoreError;
@@ -26,6 +27,8 @@ pub(crate) enum Code {
     NotFound,
     /// The path exists with another method.
     MethodNotAllowed,
+    /// The request has no valid token.
+    Unauthorized,
     /// The role or the region of the peer may not send this request.
     Forbidden,
     /// The files to apply are invalid.
@@ -57,6 +60,7 @@ impl Code {
             Code::BodyTooLarge => ("body_too_large", StatusCode::PAYLOAD_TOO_LARGE, CALLER),
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND, CALLER),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED, CALLER),
+            Code::Unauthorized => ("invalid_token", StatusCode::UNAUTHORIZED, "authentication_error"),
             Code::Forbidden => ("forbidden", StatusCode::FORBIDDEN, "permission_error"),
             Code::InvalidFiles => ("invalid_files", StatusCode::UNPROCESSABLE_ENTITY, CALLER),
             Code::Conflict => ("conflict", StatusCode::CONFLICT, CALLER),
@@ -76,11 +80,20 @@ pub(crate) struct ErrorResponse {
     code: Code,
     message: String,
     field: Option<String>,
+    /// Value of `www-authenticate`.
+    challenge: Option<String>,
 }
 
 impl ErrorResponse {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> ErrorResponse {
-        ErrorResponse { code, message: message.into(), field: None }
+        ErrorResponse { code, message: message.into(), field: None, challenge: None }
+    }
+
+    /// Creates the response to a request without a token, or with an invalid one (RFC 6750, 3). `message` has no `"`.
+    pub(crate) fn unauthorized(message: String, has_token: bool) -> ErrorResponse {
+        let reason = format!("Bearer error=\"invalid_token\", error_description=\"{message}\"");
+        let challenge = if has_token { reason } else { "Bearer".to_owned() };
+        ErrorResponse { challenge: Some(challenge), ..ErrorResponse::new(Code::Unauthorized, message) }
     }
 
     pub(crate) fn with_field(mut self, field: impl Into<String>) -> ErrorResponse {
@@ -135,9 +148,13 @@ struct HubErrorObject {
 
 impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
-        let ErrorResponse { code, message, field } = self;
+        let ErrorResponse { code, message, field, challenge } = self;
         let (code, status, kind) = code.parts();
         let body = HubErrorBody { error: HubErrorObject { message, kind, code, param: field } };
-        (status, [(ERROR_HEADER, code)], Json(body)).into_response()
+        let mut response = (status, [(ERROR_HEADER, code)], Json(body)).into_response();
+        if let Some(challenge) = challenge.and_then(|challenge| HeaderValue::try_from(challenge).ok()) {
+            response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+        }
+        response
     }
 }

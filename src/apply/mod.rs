@@ -7,7 +7,7 @@
 mod format;
 mod replicas;
 
-use crate::cli::{ApplyOptions, GetOptions, ResourceKind};
+use crate::cli::{ApplyOptions, CallerOptions, GetOptions, ResourceKind};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::TenantRules;
@@ -24,6 +24,7 @@ use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, WireError, deployment};
 use scheduler_client::hub::{HubCallError, HubFailure};
 use scheduler_client::operator::OperatorClient;
+use scheduler_client::operator_token::OperatorToken;
 use scheduler_core::hubs::Hubs;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,6 +38,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Variable with the directory of the identity, if the command line has none.
 const IDENTITY_VARIABLE: &str = "MERIDIAN_IDENTITY";
+/// Variable with a token, if the command line has no file with one.
+const TOKEN_VARIABLE: &str = "MERIDIAN_TOKEN";
 
 /// Failure of a command.
 #[derive(Debug)]
@@ -79,9 +82,9 @@ impl From<HubCallError> for CommandError {
 
 /// Runs `meridian apply`. Exit code 0 if the state was applied, 3 if the files are invalid.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
-    let ApplyOptions { files, hold, promote, hub, identity, dry_run, yes, json } = options;
+    let ApplyOptions { files, hold, promote, hub, caller, dry_run, yes, json } = options;
     if let Some(name) = promote {
-        return promote_model(name, hub, identity.as_deref(), *json);
+        return promote_model(name, hub, caller, *json);
     }
     run(*json, async {
         let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
@@ -92,7 +95,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
                 Err(problem) => problems.push(problem),
             }
         }
-        let client = client(hub, identity.as_deref(), TIMEOUT).map_err(|problem| problems.push(problem)).ok();
+        let client = client(hub, caller, TIMEOUT).map_err(|problem| problems.push(problem)).ok();
         let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
         if !(*dry_run || *yes || is_interactive) {
             problems.push(
@@ -121,9 +124,9 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
 }
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
-fn promote_model(name: &str, hub: &str, identity: Option<&Path>, json: bool) -> ExitCode {
+fn promote_model(name: &str, hub: &str, caller: &CallerOptions, json: bool) -> ExitCode {
     run(json, async {
-        let hub = client(hub, identity, TIMEOUT)?;
+        let hub = client(hub, caller, TIMEOUT)?;
         let deployment = name.parse().map_err(|error: IdError| error.to_string())?;
         let promoted = hub.promote(&deployment).await?;
         Ok(if json {
@@ -137,9 +140,9 @@ fn promote_model(name: &str, hub: &str, identity: Option<&Path>, json: bool) -> 
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { resource, name, hub, identity, json } = options;
+    let GetOptions { resource, name, hub, caller, json } = options;
     run(*json, async {
-        let hub = client(hub, identity.as_deref(), TIMEOUT)?;
+        let hub = client(hub, caller, TIMEOUT)?;
         Ok(match resource {
             ResourceKind::Deployments => {
                 let desired = with_name(hub.get(paths::DEPLOYMENTS).await?, name.as_deref())?;
@@ -214,18 +217,38 @@ fn read(path: &Path) -> Result<(Kind, ApplyFileV1), String> {
     Ok((kind, ApplyFileV1 { name, text }))
 }
 
-/// Creates a client of the hub at this URL, with the identity in a directory.
-pub(crate) fn client(
-    hub: &str,
-    identity: Option<&Path>,
-    timeout: Duration,
-) -> Result<OperatorClient, String> {
+/// Creates a client of the hub at this URL, with the identity or the token of an operator or viewer.
+pub(crate) fn client(hub: &str, caller: &CallerOptions, timeout: Duration) -> Result<OperatorClient, String> {
     let hubs = Hubs::at([hub]);
     let hubs = hubs.ok_or_else(|| format!("--hub {hub} is not a URL of a hub; write https://HOST:PORT"))?;
+    if let Some(token) = operator_token(caller)? {
+        return OperatorClient::with_token(&hubs, &token, timeout).map_err(|error| error.to_string());
+    }
+    let identity = caller.identity.as_deref();
     if identity.is_none() && hubs.first_with_tls().is_some() {
-        return Err(format!("--hub {hub} uses TLS; give --identity DIR, or set {IDENTITY_VARIABLE}"));
+        return Err(format!(
+            "--hub {hub} uses TLS; give --identity DIR, or set {IDENTITY_VARIABLE}; or give --token-file FILE, or set \
+             {TOKEN_VARIABLE}"
+        ));
     }
     OperatorClient::new(&hubs, &transport(identity)?, timeout).map_err(|error| error.to_string())
+}
+
+/// Returns the token of a command line, if it has one. The authorities are those of the command line, or of the identity
+/// folder, whose certificate is not used then.
+pub(crate) fn operator_token(caller: &CallerOptions) -> Result<Option<OperatorToken>, String> {
+    let CallerOptions { identity, token_file, token, authorities } = caller;
+    let token = match (token_file, token) {
+        (Some(file), _) => std::fs::read_to_string(file)
+            .map_err(|error| format!("--token-file {}: {error}", file.display()))?,
+        (None, Some(token)) => token.clone(),
+        (None, None) => return Ok(None),
+    };
+    let of_identity = identity.as_deref().map(|dir| IdentityFiles::in_directory(dir).authorities);
+    let authorities = authorities.clone().or(of_identity).ok_or(
+        "a token is sent only to a hub of the fleet; give --authorities FILE with the certificates of its authorities",
+    )?;
+    OperatorToken::new(&token, &authorities).map(Some).map_err(|problem| format!("token: {problem}"))
 }
 
 /// Loads the identity of an operator or viewer. Without one, only a hub on this machine can be called.

@@ -15,8 +15,8 @@
 
 mod seal;
 
-use crate::apply::{CommandError, run};
-use crate::cli::{BackupOptions, RestoreOptions};
+use crate::apply::{CommandError, operator_token, run};
+use crate::cli::{BackupOptions, CallerOptions, RestoreOptions};
 use crate::roles::read_config;
 use scheduler::config::{HubConfig, StoreConfig};
 use scheduler::hub::backup::{self as store, StoreBackupV1};
@@ -47,11 +47,11 @@ const STORE_BYTES_MAX: u64 = 256 << 20;
 /// Runs `meridian backup`.
 pub(crate) fn backup(options: &BackupOptions) -> ExitCode {
     run(options.json, async {
-        let BackupOptions { file, config, identity, receipts, passphrase_file, json } = options;
+        let BackupOptions { file, config, caller, authority, receipts, passphrase_file, json } = options;
         let hub: HubConfig = read_config(config, HubConfig::read).map_err(CommandError::Usage)?;
         let passphrase = passphrase(passphrase_file.as_deref())?;
         let content = match &hub.store {
-            StoreConfig::Embedded { data } => Some(read_store(data, identity.as_deref()).await?),
+            StoreConfig::Embedded { data } => Some(read_store(data, caller, authority).await?),
             StoreConfig::Etcd(_) => None,
         };
         let failed = |error: io::Error| CommandError::Failed(format!("{}: {error}", file.display()));
@@ -78,8 +78,16 @@ pub(crate) fn backup(options: &BackupOptions) -> ExitCode {
 }
 
 /// Reads the store: through the hub with the identity of an operator, or from the file of a stopped hub.
-async fn read_store(data: &Path, identity: Option<&Path>) -> Result<StoreBackupV1, CommandError> {
-    let Some(identity) = identity else {
+async fn read_store(
+    data: &Path,
+    caller: &CallerOptions,
+    authority: &[String],
+) -> Result<StoreBackupV1, CommandError> {
+    if let Some(token) = operator_token(caller)? {
+        let mut connection = AuthorityConnection::with_operator_token(&token, authority).await?;
+        return Ok(connection.get(paths::BACKUP).await?);
+    }
+    let Some(identity) = &caller.identity else {
         let read = store::read_stopped(data).await;
         return read.map_err(|error| {
             CommandError::Failed(format!(

@@ -1,7 +1,7 @@
 //! Command-line options of `meridian key`.
 
+use super::CallerOptions;
 use clap::{Args, Subcommand};
-use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
@@ -45,9 +45,9 @@ pub(crate) struct KeyHubOptions {
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
     pub hub: String,
-    /// Directory with the identity of an operator; not needed for a hub without an identity on this machine
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication at the hub
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

@@ -1,5 +1,6 @@
 //! Command-line options of `meridian pki`, `meridian backup` and `meridian restore`.
 
+use super::CallerOptions;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 
@@ -47,9 +48,9 @@ pub(crate) struct InitOptions {
 /// Options of commands that call the authority.
 #[derive(Debug, Args)]
 pub(crate) struct MemberOptions {
-    /// Identity folder of an operator or viewer
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: PathBuf,
+    /// Authentication at the authority
+    #[command(flatten)]
+    pub caller: CallerOptions,
     /// Address of the authority, instead of those in the identity folder; may be repeated
     #[arg(long, value_name = "HOST:PORT")]
     pub authority: Vec<String>,
@@ -139,9 +140,12 @@ pub(crate) struct BackupOptions {
     /// Configuration of the hub
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Identity folder of an operator, to back up a hub that runs; without it the hub must be stopped
-    #[arg(long, value_name = "DIR", env = "MERIDIAN_IDENTITY")]
-    pub identity: Option<PathBuf>,
+    /// Authentication of an operator, to back up a hub that runs; without it the hub must be stopped
+    #[command(flatten)]
+    pub caller: CallerOptions,
+    /// Address of the authority, for a token; may be repeated
+    #[arg(long, value_name = "HOST:PORT")]
+    pub authority: Vec<String>,
     /// Directory of receipts to include
     #[arg(long, value_name = "DIR")]
     pub receipts: Option<PathBuf>,

@@ -188,8 +188,7 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
             "this drill drains a region, which needs a hub: add --hub https://HOST:PORT and --identity DIR"
         ),
         (Some(hub), true) => {
-            let identity = options.identity.as_deref();
-            let client = apply::client(hub, identity, REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?;
+            let client = apply::client(hub, &options.caller, REQUEST_TIMEOUT).map_err(anyhow::Error::msg)?;
             Some(Box::new(client))
         }
     };

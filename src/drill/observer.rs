@@ -2,6 +2,7 @@
 //! polled separately, so that a process without a response does not delay the others.
 
 use crate::apply;
+use crate::cli::CallerOptions;
 use loadtest::drill::Event;
 use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
@@ -77,7 +78,8 @@ impl Observer {
     /// Creates an observer of a gateway, by its operations address, and of all hubs, with the identity of an operator.
     pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], identity: &Path) -> anyhow::Result<Observer> {
         let named = |(at, hub): (usize, &SocketAddr)| {
-            let client = apply::client(&format!("https://{hub}"), Some(identity), TIMEOUT);
+            let caller = CallerOptions { identity: Some(identity.to_owned()), ..CallerOptions::default() };
+            let client = apply::client(&format!("https://{hub}"), &caller, TIMEOUT);
             Ok((format!("hub {}", at + 1), client.map_err(anyhow::Error::msg)?))
         };
         let hubs = hubs.iter().enumerate().map(named).collect::<anyhow::Result<_>>()?;

@@ -7,7 +7,7 @@ mod join;
 
 pub(crate) use join::{Joined, join};
 
-use crate::apply::{CommandError, run};
+use crate::apply::{CommandError, operator_token, run};
 use crate::cli::{
     InitOptions, IssueOptions, MemberOptions, PkiCommand, RevokeOptions, RotateOptions, TokenOptions,
 };
@@ -103,16 +103,30 @@ fn duration(name: &str, text: &str) -> Result<Duration, CommandError> {
 
 /// Connects with the identity of the caller, after its certificate was renewed if half of its life is over.
 async fn connect(options: &MemberOptions) -> Result<(AuthorityConnection, Vec<String>), CommandError> {
-    let folder = IdentityFolder::new(&options.identity);
-    let unusable = |error: std::io::Error| format!("--identity {}: {error}", options.identity.display());
+    let MemberOptions { caller, authority, json: _ } = options;
+    if let Some(token) = operator_token(caller)? {
+        if authority.is_empty() {
+            return Err("a token has no address of an authority; give --authority HOST:PORT"
+                .to_owned()
+                .into());
+        }
+        let connection = AuthorityConnection::with_operator_token(&token, authority).await?;
+        return Ok((connection, authority.clone()));
+    }
+    let Some(identity) = &caller.identity else {
+        let problem = "give --identity DIR, or set MERIDIAN_IDENTITY; or give --token-file FILE and --authority HOST:PORT";
+        return Err(problem.to_owned().into());
+    };
+    let folder = IdentityFolder::new(identity);
+    let unusable = |error: std::io::Error| format!("--identity {}: {error}", identity.display());
     folder.recover().map_err(unusable)?;
     let membership = folder.membership().map_err(unusable)?;
     let known = membership.as_ref().map(|it| it.addresses.clone()).unwrap_or_default();
-    let addresses = if options.authority.is_empty() { known.clone() } else { options.authority.clone() };
+    let addresses = if authority.is_empty() { known.clone() } else { authority.clone() };
     if addresses.is_empty() {
         return Err(format!(
             "--identity {} has no address of an authority; give --authority HOST:PORT",
-            options.identity.display()
+            identity.display()
         )
         .into());
     }

@@ -5,7 +5,7 @@
 //! 0. [`connections`]: admission of connections. [`head`], [`trailers`]: rejection of ambiguous requests.
 //!    [`flood`]: detection of HTTP/2 floods.
 //! 1. [`endpoint`]: mapping of method and path. [`cors`]: web pages that may read the response.
-//! 2. [`keys`], [`jwt`]: authentication. [`tenant`]: permissions and rate limits, with a token [`bucket`] per limit.
+//! 2. [`keys`], [`token_cache`]: authentication. [`tenant`]: permissions and rate limits, with a token [`bucket`] per limit.
 //! 3. [`request_options`]: options in headers: timeout, location, narrower residency policy, [`priority`].
 //! 4. [`progress`]: timeouts of a body. [`memory`]: memory budget of all bodies. [`encoding`]: content coding of a
 //!    body. [`body`]: `model` and cost estimate of the JSON body, read without building a tree.
@@ -43,7 +43,6 @@ pub mod head;
 pub mod health;
 pub mod hedge;
 pub mod instances;
-pub mod jwt;
 pub mod keys;
 pub mod labels;
 pub mod latency;
@@ -66,6 +65,7 @@ pub mod spill;
 pub mod targets;
 pub mod tenant;
 pub mod timing;
+pub mod token_cache;
 pub mod trail;
 pub mod trailers;
 pub mod weights;

@@ -1,11 +1,16 @@
 //! `[[issuer]]` sections of `tenants.toml`: issuers of accepted tokens, and the rules for them.
 
-use crate::tokens::{Issuer, Source};
+use crate::tokens::{Issuer, IssuerRules, Source};
 use configuration::{ConfigFile, Files, section};
-use gateway_core::jwt::{IssuerRules, LEEWAY_DEFAULT, LEEWAY_MAX, TENANT_CLAIM_DEFAULT};
+use jwt::{LEEWAY_MAX, TokenRules};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// Default of the claim that names the tenant.
+const TENANT_CLAIM_DEFAULT: &str = "tenant";
+/// Default of the tolerated difference between the clocks of issuer and gateway.
+const LEEWAY_DEFAULT: Duration = Duration::from_secs(30);
 
 section! {
     /// Issuer of tokens (JWT), instead of keys or in addition.
@@ -63,12 +68,12 @@ impl IssuerEntry {
             }
         };
         // The file is read also where other keys are invalid, so that its problems are reported with theirs.
-        let rules = IssuerRules {
+        let token = TokenRules {
             issuer: name.unwrap_or_default(),
             audience: audience.unwrap_or_default(),
-            tenant_claim: tenant_claim.unwrap_or_default(),
             leeway: leeway_seconds.map_or(LEEWAY_DEFAULT, Duration::from_secs),
         };
+        let rules = IssuerRules { token, tenant_claim: tenant_claim.unwrap_or_default() };
         let opened = Issuer::open(rules, source);
         opened.map_err(|problem| document.problem(&format!("{path}.{key}"), problem)).ok()
     }

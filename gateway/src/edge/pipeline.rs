@@ -38,7 +38,6 @@ use crate::tokens::TokenVerifier;
 use crate::{openapi, relay};
 use gateway_core::body::{self, BodySummary};
 use gateway_core::endpoint::{self, Endpoint, ForwardTarget, ModelField};
-use gateway_core::jwt;
 use gateway_core::keys::{Credential, Digest, KeyRing};
 use gateway_core::latency::SizeClass;
 use gateway_core::memory::BodyOwner;

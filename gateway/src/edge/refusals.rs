@@ -7,7 +7,6 @@ use crate::respond::Rejection;
 use gateway_core::body::{self, BodyProblem};
 use gateway_core::bucket::Shortfall;
 use gateway_core::endpoint::{Endpoint, NotServed};
-use gateway_core::jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use gateway_core::keys::KeyProblem;
 use gateway_core::request_options::{HeaderProblem, TIMEOUT_MAX};
 use gateway_core::residency::Residency;
@@ -16,6 +15,7 @@ use gateway_core::scatter::INPUTS_MAX;
 use gateway_core::scatter::split::TooManyInputs;
 use gateway_core::shed::{Shed, ShedReason};
 use gateway_core::tenant::{LimitExceeded, LimitKind, Tenant};
+use jwt::{TOKEN_BYTES_MAX, TokenProblem};
 use regions::catalogue::Catalogue;
 use regions::deployment::Deployment;
 use regions::id::DeploymentName;
@@ -75,7 +75,7 @@ pub(super) fn invalid_token(problem: TokenProblem) -> Rejection {
         TokenProblem::Malformed => {
             "The token is not a JWT: it needs three base64url parts, and the first two must be JSON objects."
         }
-        TokenProblem::Header => {
+        TokenProblem::Header | TokenProblem::Algorithm => {
             "The header of the token is not supported: 'alg' must be RS256, ES256, EdDSA or HS256, 'typ' must be \
              JWT or at+jwt, and 'crit' must be absent."
         }
@@ -93,7 +93,7 @@ pub(super) fn invalid_token(problem: TokenProblem) -> Rejection {
         TokenProblem::NotYet => {
             "The token is not valid yet ('nbf', 'iat'); compare the clocks of issuer and gateway."
         }
-        TokenProblem::Tenant => {
+        TokenProblem::Claim => {
             "The token names no tenant that this gateway maps to its issuer; ask the operator of this gateway."
         }
     };

@@ -11,23 +11,18 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use identity::verify::ExpectedPeer;
 use identity::{OwnName, ProcessIdentity, TlsClient};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
-use regions::spiffe::{Role, SpiffeId};
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::version::TLS13;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use regions::spiffe::Role;
+use rustls::Error;
+use rustls::pki_types::ServerName;
 use scheduler_api::pki::{IssuedV1, JoinV1, RenewV1};
 use scheduler_api::{VERSION, paths};
-use scheduler_core::pki::token::{Fingerprint, JoinToken};
+use scheduler_core::pki::token::JoinToken;
 use scheduler_core::pki::trust::TrustState;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -39,6 +34,7 @@ use tokio_rustls::TlsConnector;
 
 use crate::hub::message;
 use crate::identity_folder::{IdentityFolder, Membership};
+use crate::operator_token::{OperatorToken, TrustedAuthorities, connector};
 
 /// Maximum time of a connection attempt with its handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,6 +113,8 @@ impl KeyRequest {
 pub struct AuthorityConnection {
     address: String,
     sender: SendRequest<Full<Bytes>>,
+    /// Value of `authorization`, for an operator without a certificate.
+    authorization: Option<HeaderValue>,
     /// Task of the connection, which ends with this value.
     _task: JoinSet<()>,
 }
@@ -149,19 +147,23 @@ impl AuthorityConnection {
     /// When no hub accepts the connection, or none has such a certificate.
     pub async fn with_token(token: &JoinToken) -> Result<AuthorityConnection, AuthorityError> {
         let unusable = |error: Error| AuthorityError::Unreachable(error.to_string());
-        let provider = Arc::new(ring::default_provider());
-        let verifier =
-            PinnedAuthority { fingerprints: token.fingerprints().to_vec(), provider: provider.clone() };
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .map_err(unusable)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier))
-            .with_no_client_auth();
-        config.resumption = Resumption::disabled();
-        config.enable_sni = false;
-        let connector = TlsConnector::from(Arc::new(config));
+        let trusted = TrustedAuthorities::Fingerprints(token.fingerprints().to_vec());
+        let connector = connector(trusted, &[]).map_err(unusable)?;
         first_reachable(token.addresses(), &HubHandshake::Joining(connector)).await
+    }
+
+    /// Connects with the token of an operator to the first reachable hub of these addresses.
+    ///
+    /// # Errors
+    ///
+    /// When no hub accepts the connection.
+    pub async fn with_operator_token(
+        token: &OperatorToken,
+        addresses: &[String],
+    ) -> Result<AuthorityConnection, AuthorityError> {
+        let handshake = HubHandshake::Joining(token.connector.clone());
+        let connection = first_reachable(addresses, &handshake).await?;
+        Ok(AuthorityConnection { authorization: Some(token.header.clone()), ..connection })
     }
 
     async fn new<IO>(address: &str, stream: IO) -> std::io::Result<AuthorityConnection>
@@ -174,7 +176,7 @@ impl AuthorityConnection {
             // Its failure is that of the request.
             supervision::task::contained("authority connection", connection).await.map(Result::ok);
         });
-        Ok(AuthorityConnection { address: address.to_owned(), sender, _task: task })
+        Ok(AuthorityConnection { address: address.to_owned(), sender, authorization: None, _task: task })
     }
 
     /// Returns the address of the hub.
@@ -233,13 +235,15 @@ impl AuthorityConnection {
         body: Bytes,
         wait: Duration,
     ) -> Result<M, AuthorityError> {
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, "hub.identity.invalid")
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(body))
-            .map_err(|error| self.failed(error))?;
+            .header(CONTENT_TYPE, "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request.body(Full::new(body)).map_err(|error| self.failed(error))?;
         let limit = wait + REQUEST_TIMEOUT;
         let received = timeout(limit, async {
             self.sender.ready().await.map_err(|error| error.to_string())?;
@@ -268,7 +272,7 @@ impl AuthorityConnection {
 enum HubHandshake {
     /// With a certificate of the fleet.
     Member(TlsClient),
-    /// With the fingerprint of the authority in a token.
+    /// Without a certificate: with the fingerprint of the authority in a join token, or with the token of an operator.
     Joining(TlsConnector),
 }
 
@@ -436,63 +440,4 @@ pub fn install_issued(
     let membership = Membership::of(issued, addresses);
     accept(folder, issued, key, &membership)?;
     Ok(membership)
-}
-
-/// Verifier of a hub's certificate by the fingerprint of its authority.
-#[derive(Debug)]
-struct PinnedAuthority {
-    fingerprints: Vec<Fingerprint>,
-    provider: Arc<CryptoProvider>,
-}
-
-impl ServerCertVerifier for PinnedAuthority {
-    fn verify_server_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        others: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        let other_authority = || Error::InvalidCertificate(CertificateError::UnknownIssuer);
-        let authority = others.iter().find(|other| self.fingerprints.contains(&Fingerprint::of(other)));
-        let mut roots = RootCertStore::empty();
-        roots.add(authority.ok_or_else(other_authority)?.clone().into_owned())?;
-        let algorithms = self.provider.signature_verification_algorithms.all;
-        let parsed = ParsedCertificate::try_from(certificate)?;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], now, algorithms)?;
-        let name = webpki::EndEntityCert::try_from(certificate)
-            .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
-        let name = SpiffeId::of(name.valid_uri_names());
-        if name.is_ok_and(|name| name.role() == Role::Hub) {
-            Ok(ServerCertVerified::assertion())
-        } else {
-            // Any process of the fleet has a certificate of the authority; only a hub may receive the secret.
-            Err(Error::InvalidCertificate(CertificateError::NotValidForName))
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls12_signature(message, certificate, signed, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        rustls::crypto::verify_tls13_signature(message, certificate, signed, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -22,7 +22,10 @@ use resolver::Resolver;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 use tower_service::Service;
+
+use crate::operator_token::OperatorToken;
 
 /// Timeout of a TCP connect and of a handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,14 +38,27 @@ const HUB: ExpectedPeer = ExpectedPeer { role: Role::Hub, region: None };
 #[derive(Clone)]
 pub(crate) struct HubConnector {
     resolver: Resolver,
-    tls: Option<Arc<TlsClient>>,
+    tls: Option<HubTls>,
+}
+
+/// TLS with hubs.
+#[derive(Clone)]
+enum HubTls {
+    /// With the certificate of this process.
+    Mutual(Arc<TlsClient>),
+    /// Without a certificate: requests have a token.
+    Token(OperatorToken),
 }
 
 impl HubConnector {
     pub(crate) fn new(transport: &Transport, resolver: Resolver) -> Result<HubConnector, rustls::Error> {
         let tls =
             transport.identity().map(|identity| TlsClient::new(identity.clone(), PROTOCOLS)).transpose()?;
-        Ok(HubConnector { resolver, tls: tls.map(Arc::new) })
+        Ok(HubConnector { resolver, tls: tls.map(|tls| HubTls::Mutual(Arc::new(tls))) })
+    }
+
+    pub(crate) fn with_token(token: &OperatorToken, resolver: Resolver) -> HubConnector {
+        HubConnector { resolver, tls: Some(HubTls::Token(token.clone())) }
     }
 }
 
@@ -71,8 +87,17 @@ impl Service<Uri> for HubConnector {
                 ));
             };
             // Connections are kept open, so handshakes are rare, and none resumes a session.
-            let connected = timeout(CONNECT_TIMEOUT, tls.connect(HUB, tcp)).await??;
-            Ok(TokioIo::new(HubStream::Tls(Box::new(connected.stream))))
+            let stream = match tls {
+                HubTls::Mutual(tls) => {
+                    let connected = timeout(CONNECT_TIMEOUT, tls.connect(HUB, tcp)).await??;
+                    HubStream::Tls(Box::new(connected.stream))
+                }
+                HubTls::Token(token) => {
+                    let connected = timeout(CONNECT_TIMEOUT, token.connect(tcp)).await??;
+                    HubStream::WithToken(Box::new(connected))
+                }
+            };
+            Ok(TokioIo::new(stream))
         })
     }
 }
@@ -89,6 +114,7 @@ fn endpoint(hub: &Uri, is_tls: bool) -> io::Result<HostPort> {
 pub(crate) enum HubStream {
     Plaintext(TcpStream),
     Tls(Box<ClientStream>),
+    WithToken(Box<TlsStream<TcpStream>>),
 }
 
 impl Connection for HubStream {
@@ -102,6 +128,7 @@ impl AsyncRead for HubStream {
         match self.get_mut() {
             HubStream::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
             HubStream::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
+            HubStream::WithToken(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
         }
     }
 }
@@ -111,6 +138,7 @@ impl AsyncWrite for HubStream {
         match self.get_mut() {
             HubStream::Plaintext(stream) => Pin::new(stream).poll_write(cx, bytes),
             HubStream::Tls(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
+            HubStream::WithToken(stream) => Pin::new(stream.as_mut()).poll_write(cx, bytes),
         }
     }
 
@@ -118,6 +146,7 @@ impl AsyncWrite for HubStream {
         match self.get_mut() {
             HubStream::Plaintext(stream) => Pin::new(stream).poll_flush(cx),
             HubStream::Tls(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
+            HubStream::WithToken(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
         }
     }
 
@@ -125,6 +154,7 @@ impl AsyncWrite for HubStream {
         match self.get_mut() {
             HubStream::Plaintext(stream) => Pin::new(stream).poll_shutdown(cx),
             HubStream::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
+            HubStream::WithToken(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
         }
     }
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{Method, StatusCode};
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::connect::HubConnector;
+use crate::operator_token::OperatorToken;
 
 /// Maximum size of a response. The largest is a route table: 1,000 deployments in 64 regions are some 5 MiB.
 pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
@@ -126,6 +127,8 @@ pub enum HubClientError {
 pub struct ControlPlaneClient {
     http: Client<HubConnector, Full<Bytes>>,
     hubs: Hubs,
+    /// Value of `authorization`, for an operator without a certificate.
+    authorization: Option<HeaderValue>,
 }
 
 /// Checks whether the hubs can be called with this transport: plaintext stays on this machine unless the configuration
@@ -147,6 +150,14 @@ pub fn check_transport(hubs: &Hubs, transport: &Transport) -> Result<(), String>
     }
 }
 
+fn http_client(connector: HubConnector) -> Client<HubConnector, Full<Bytes>> {
+    Client::builder(TokioExecutor::new())
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_timer(hyper_util::rt::TokioTimer::new())
+        .pool_max_idle_per_host(IDLE_MAX)
+        .build(connector)
+}
+
 impl ControlPlaneClient {
     /// Creates a client of these hubs, whose names `resolver` resolves.
     ///
@@ -159,12 +170,27 @@ impl ControlPlaneClient {
         resolver: Resolver,
     ) -> Result<ControlPlaneClient, HubClientError> {
         check_transport(hubs, transport).map_err(HubClientError::Url)?;
-        let http = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(hyper_util::rt::TokioTimer::new())
-            .pool_max_idle_per_host(IDLE_MAX)
-            .build(HubConnector::new(transport, resolver)?);
-        Ok(ControlPlaneClient { http, hubs: hubs.clone() })
+        let http = http_client(HubConnector::new(transport, resolver)?);
+        Ok(ControlPlaneClient { http, hubs: hubs.clone(), authorization: None })
+    }
+
+    /// Creates a client of these hubs, whose requests have the token of an operator.
+    ///
+    /// # Errors
+    ///
+    /// When the URL of a hub is in plaintext, in which a token can be read on the way.
+    pub fn with_token(
+        hubs: &Hubs,
+        token: &OperatorToken,
+        resolver: Resolver,
+    ) -> Result<ControlPlaneClient, HubClientError> {
+        if let Some(url) = hubs.first_in_plaintext() {
+            let problem =
+                format!("\"{url}\" is in plaintext, and a token needs TLS; write https://HOST:PORT");
+            return Err(HubClientError::Url(problem));
+        }
+        let http = http_client(HubConnector::with_token(token, resolver));
+        Ok(ControlPlaneClient { http, hubs: hubs.clone(), authorization: Some(token.header.clone()) })
     }
 
     /// Returns the hubs.
@@ -187,6 +213,9 @@ impl ControlPlaneClient {
         let mut call = http::Request::builder().method(method.clone()).uri(format!("{hub}{path}"));
         if body.is_some() {
             call = call.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(authorization) = &self.authorization {
+            call = call.header(AUTHORIZATION, authorization);
         }
         let sent = call.body(Full::from(body.clone().unwrap_or_default()));
         let sent = sent.map_err(|error| HubFailure::Unreachable(error.to_string()))?;

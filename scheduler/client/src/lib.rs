@@ -13,7 +13,7 @@
 //! - [`table`]: long poll of the route table.
 //! - [`plan`]: exchange of demand for the traffic plan.
 //! - [`shares`]: exchange of the demand of tenants for shares of their rate limits.
-//! - [`operator`]: API for operators.
+//! - [`operator`]: API for operators; [`operator_token`]: their tokens.
 //! - [`authority`]: client of the built-in certificate authority; [`identity_folder`]: the folder with the certificate;
 //!   [`membership`]: task that keeps the folder current.
 //! - [`readiness`]: probe of a replica that a spoke has started.
@@ -24,6 +24,7 @@ pub mod hub;
 pub mod identity_folder;
 pub mod membership;
 pub mod operator;
+pub mod operator_token;
 pub mod plan;
 pub mod readiness;
 pub mod shares;

@@ -14,6 +14,7 @@ use scheduler_core::hubs::Hubs;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::hub::{ControlPlaneClient, HubCallError, HubClientError, HubRequest};
+use crate::operator_token::OperatorToken;
 
 /// Client of an operator.
 #[derive(Clone, Debug)]
@@ -35,6 +36,20 @@ impl OperatorClient {
     ) -> Result<OperatorClient, HubClientError> {
         let resolver = Resolver::new(&DnsSection::default());
         Ok(OperatorClient { client: ControlPlaneClient::new(hubs, transport, resolver)?, timeout })
+    }
+
+    /// Creates a client with a token of the identity provider. `timeout` is that of a call to one hub.
+    ///
+    /// # Errors
+    ///
+    /// When the URL of a hub is in plaintext.
+    pub fn with_token(
+        hubs: &Hubs,
+        token: &OperatorToken,
+        timeout: Duration,
+    ) -> Result<OperatorClient, HubClientError> {
+        let resolver = Resolver::new(&DnsSection::default());
+        Ok(OperatorClient { client: ControlPlaneClient::with_token(hubs, token, resolver)?, timeout })
     }
 
     /// Applies files, or previews their effect.

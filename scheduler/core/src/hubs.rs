@@ -59,6 +59,11 @@ impl Hubs {
         self.urls.iter().map(String::as_str).find(|url| url.starts_with(HTTPS))
     }
 
+    /// Returns the first hub that uses plaintext.
+    pub fn first_in_plaintext(&self) -> Option<&str> {
+        self.urls.iter().map(String::as_str).find(|url| !url.starts_with(HTTPS))
+    }
+
     /// Returns the first hub that uses plaintext and is not on this machine.
     pub fn first_in_plaintext_elsewhere(&self) -> Option<&str> {
         let is_elsewhere = |url: &&str| match url.strip_prefix(HTTP) {

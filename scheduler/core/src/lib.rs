@@ -17,6 +17,7 @@
 //!   between the last tables.
 //! - [`bound`]: limits on published generations.
 //! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
+//! - [`operators`]: operators with tokens of an identity provider.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
@@ -24,6 +25,7 @@ pub mod bound;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod operators;
 pub mod pki;
 pub mod plan;
 pub mod policy_age;

@@ -13,6 +13,7 @@ use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 
 use super::authority::{self, AuthorityConfig, AuthoritySection};
+use super::operators::{self, OperatorsConfig, OperatorsSection};
 use super::store::{self, StoreConfig, StoreSection};
 
 /// Lease time of a registration, and of a leader's term, and so the longest time without a leader after one dies. etcd checks leases twice a second at best, and holds them for at least two seconds;
@@ -38,6 +39,8 @@ section! {
         store: Option<StoreSection>;
         /// Built-in certificate authority; none without this table.
         authority: Option<AuthoritySection>;
+        /// Tokens of operators; only certificates without this table.
+        operators: Option<OperatorsSection>;
     }
 }
 
@@ -56,6 +59,8 @@ pub struct HubConfig {
     pub transport: Transport,
     /// Built-in authority, if there is one.
     pub authority: Option<AuthorityConfig>,
+    /// Tokens of operators, if they are accepted.
+    pub operators: Option<OperatorsConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -112,8 +117,12 @@ impl HubConfig {
         }
         let authority =
             file.authority.and_then(|section| authority::read(document, files, section, identity_dir?));
+        // An invalid identity is reported by itself.
+        let is_tls = transport.as_ref().is_none_or(|transport| transport.identity().is_some());
+        let operators = file.operators.and_then(|section| operators::read(document, files, section, is_tls));
         Some(HubConfig {
             authority: authority?,
+            operators: operators?,
             listen: file.listen?,
             store: store?,
             deployments: deployments?,
@@ -176,6 +185,28 @@ mod tests {
             let problems = parse_at(open, "[identity]\ndir = \"gone\"").unwrap_err();
             assert!(problems.len() == 3 && problems[0].contains("gone"), "{problems:?}");
         }
+    }
+
+    #[test]
+    fn tokens_of_operators_need_tls_an_issuer_and_one_source_of_keys() {
+        let check = |section: &str, expected: &[&str]| {
+            let text =
+                format!("listen = \"127.0.0.1:1\"\ndata = \"d\"\n[operators]\naudience = \"m\"\n{section}");
+            let problems = parse(&text, &configs()).unwrap_err();
+            assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+            for part in expected {
+                assert!(problems.iter().any(|problem| problem.contains(part)), "{part} in {problems:#?}");
+            }
+        };
+        let tls = "needs the identity of the hub";
+        check("issuer = \"i\"\njwks_file = \"keys.json\"\n", &[tls]);
+        check("issuer = \"i\"\n", &[tls, "needs one of jwks_file and jwks_url"]);
+        check("issuer = \"i\"\njwks_url = \"http://h/keys\"\n", &[tls, "is not a URL with https"]);
+        check("issuer = \"i\"\njwks_file = \"k\"\njwks_ca = \"c\"\n", &[tls, "belongs to jwks_url"]);
+        check(
+            "jwks_file = \"k\"\nleeway = \"6m\"\n",
+            &[tls, "issuer: is missing", "leeway: \"6m\" is out of range"],
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod authority;
 mod hub;
 mod kubernetes;
+mod operators;
 mod scaling;
 mod spoke;
 mod store;
@@ -11,6 +12,7 @@ mod store;
 pub use authority::AuthorityConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
+pub use operators::{KeySource, OperatorsConfig};
 pub use scaling::{ActuatorConfig, ProcessConfig, REPLICAS_MAX, ScalingConfig};
 pub use spoke::{ReadSpoke, SpokeConfig};
 pub use store::StoreConfig;

@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::demands::GatewayReports;
 use super::denials::Denials;
+use super::operators::OperatorTokens;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
@@ -48,6 +49,8 @@ pub(super) struct HubApi<S> {
     pub(super) health: HealthCheck,
     pub(super) metrics: Arc<HubMetrics>,
     pub(super) denials: Arc<Denials>,
+    /// Authentication of operators with tokens, if it is configured.
+    pub(super) tokens: Option<Arc<OperatorTokens>>,
     /// Connections that were rejected.
     pub(super) refused: Arc<ConnectionFailures>,
 }

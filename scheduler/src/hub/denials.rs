@@ -1,19 +1,19 @@
 //! Requests that the hub denied: counted, and logged once for each peer and reason, because a peer repeats its request.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-use identity::PeerIdentity;
 use metrics::{Family, labels};
 use supervision::Mutex;
 
-use crate::events::AccessDenied;
+use super::operators::rejection::TokenRejection;
+use crate::events::{AccessDenied, NotAuthenticated};
 
 /// Maximum number of peers and reasons whose first denial is logged.
 const LOGGED_MAX: usize = 1024;
 
 labels! {
     /// Reason for a denial.
-    #[derive(PartialOrd, Ord)]
     pub(super) enum DenialReason {
         /// The role of the peer may not use the path.
         Role = "role",
@@ -27,22 +27,31 @@ labels! {
 pub(super) struct Denials {
     pub(super) counts: Family<DenialReason>,
     /// Peers and reasons that were logged.
-    logged: Mutex<BTreeSet<(String, DenialReason)>>,
+    logged: Mutex<BTreeSet<(String, &'static str)>>,
 }
 
 impl Denials {
     /// Counts a denial, and logs the first one of a peer for this reason.
-    pub(super) fn record(&self, peer: &PeerIdentity, reason: DenialReason, path: &str, message: &str) {
+    pub(super) fn record(&self, peer: &str, reason: DenialReason, path: &str, message: &str) {
         self.counts.count(reason);
-        let name = peer.id.to_string();
-        let is_first = {
-            let mut logged = self.logged.lock();
-            logged.len() < LOGGED_MAX && logged.insert((name.clone(), reason))
-        };
-        if is_first {
-            AccessDenied { peer: &name, path, reason: message }.emit();
+        if self.is_first(peer, reason.as_str()) {
+            AccessDenied { peer, path, reason: message }.emit();
         } else {
-            tracing::debug!(peer = name, path, reason = message, "request denied");
+            tracing::debug!(peer, path, reason = message, "request denied");
         }
+    }
+
+    /// Logs the first request of an address that is not authenticated for this reason. The token is not logged.
+    pub(super) fn record_unauthenticated(&self, address: IpAddr, reason: TokenRejection, path: &str) {
+        if self.is_first(&address.to_string(), reason.as_str()) {
+            NotAuthenticated { address, path, reason: reason.as_str() }.emit();
+        } else {
+            tracing::debug!(%address, path, reason = reason.as_str(), "request not authenticated");
+        }
+    }
+
+    fn is_first(&self, peer: &str, reason: &'static str) -> bool {
+        let mut logged = self.logged.lock();
+        logged.len() < LOGGED_MAX && logged.insert((peer.to_owned(), reason))
     }
 }

@@ -216,6 +216,7 @@ mod tests {
             health: HealthCheck::default(),
             metrics: Arc::default(),
             denials: Arc::default(),
+            tokens: None,
             refused: Arc::default(),
         };
         (api, stop, publish)
@@ -223,7 +224,7 @@ mod tests {
 
     async fn poll(api: &HubApi<SimStore>) -> StatusCode {
         let query = RawQuery(Some("after=0.0&wait_ms=30000".to_owned()));
-        routes(State(api.clone()), Caller(None), query).await.into_response().status()
+        routes(State(api.clone()), Caller::Local, query).await.into_response().status()
     }
 
     #[tokio::test]

@@ -34,6 +34,7 @@ mod drains;
 mod election;
 mod health;
 mod http;
+mod operators;
 pub mod pki;
 mod plans;
 mod promote;
@@ -75,6 +76,7 @@ use api::HubApi;
 use controller::GracePeriods;
 use denials::Denials;
 use election::ElectionCandidate;
+use operators::OperatorTokens;
 use pki::AuthorityParts;
 use plans::PublishedPlan;
 use publisher::Publisher;
@@ -134,6 +136,9 @@ pub enum HubError {
         /// Epoch of the table or the plan.
         published: u64,
     },
+    /// The keys of the issuer of operators' tokens cannot be fetched.
+    #[error("operators.{0}")]
+    Operators(String),
     /// The built-in authority cannot be used.
     #[error("authority: {0}")]
     Authority(String),
@@ -231,15 +236,22 @@ async fn serve<S: Store>(
         essential("readers", recorder.run(received)).await;
     });
     let (refused, denials) = (Arc::<ConnectionFailures>::default(), Arc::<Denials>::default());
+    let tokens = config.operators.map(|operators| OperatorTokens::new(operators, metrics.clone()));
+    let tokens = tokens.transpose().map_err(HubError::Operators)?.map(Arc::new);
+    if let Some(tokens) = &tokens {
+        let tokens = tokens.clone();
+        tasks.spawn(supervise("issuer keys", move || tokens.clone().follow()));
+    }
     let authority = {
         let (store, catalogue, stopping) = (store.clone(), config.catalogue.clone(), stopping.clone());
-        let (refused, denials) = (refused.clone(), denials.clone());
+        let (refused, denials, tokens) = (refused.clone(), denials.clone(), tokens.clone());
         let identity = transport.identity().cloned();
         let configured = config.authority.zip(bound).zip(identity);
         async move {
             match configured {
                 Some(((config, bound), identity)) => {
-                    let parts = AuthorityParts { bound, store, identity, catalogue, refused, denials };
+                    let parts =
+                        AuthorityParts { bound, store, identity, catalogue, refused, denials, tokens };
                     pki::run(config, parts, stopping).await
                 }
                 None => {
@@ -264,6 +276,7 @@ async fn serve<S: Store>(
         health: HealthCheck::default(),
         metrics: metrics.clone(),
         denials,
+        tokens: tokens.clone(),
         refused: refused.clone(),
     };
     let candidate = ElectionCandidate {
@@ -277,7 +290,11 @@ async fn serve<S: Store>(
         lease: Mutex::independent(None),
     };
     let election = candidate.run(stopping.clone());
-    let tls = transport.identity().map(|identity| ServerTls::new(identity, PEERS, HTTP1)).transpose();
+    let server_tls = match tokens {
+        Some(_) => ServerTls::with_optional_client,
+        None => ServerTls::new,
+    };
+    let tls = transport.identity().map(|identity| server_tls(identity, PEERS, HTTP1)).transpose();
     let tls = tls.map_err(|error| HubError::Server(io::Error::other(error)))?;
     let (listener, acceptor) =
         listener::listen(listener, tls, CONNECTIONS_MAX, refused).map_err(HubError::Server)?;

@@ -8,6 +8,7 @@ use regions::{Generation, RouteTable};
 use scheduler_api::paths;
 
 use super::denials::DenialReason;
+use super::operators::rejection::OperatorMetrics;
 use supervision::panics::PanicMetrics;
 
 /// Role in the names of shared metrics.
@@ -99,6 +100,8 @@ metric_set! {
         /// Requests, by path and status.
         pub(super) requests: Sparse<Family<HubPath, Family<StatusLabel>>, false> =
             "meridian_hub_requests_total" ["path", "status"],
+        /// Operators with tokens.
+        pub(super) operators: OperatorMetrics = set,
     }
 }
 

@@ -11,6 +11,7 @@ use regions::Catalogue;
 use regions::spiffe::Role;
 use reqwest::Method;
 use resolver::{DnsSection, Resolver};
+use scheduler::config::{HubConfig, OperatorsConfig};
 use scheduler::hub::HubError;
 use scheduler_api::paths::{self, HUB_ENDPOINTS};
 use scheduler_client::hub::{ControlPlaneClient, HubFailure, HubRequest};
@@ -18,7 +19,7 @@ use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,7 +53,7 @@ fn name(role: Role, region: &str) -> String {
 }
 
 /// Returns a request in the name of a process of Europe for an endpoint.
-fn request(method: &str, path: &str) -> HubRequest {
+pub(super) fn request(method: &str, path: &str) -> HubRequest {
     let lease = format!("{:032x}", 1);
     let holder = format!("holder=spoke/{EUROPE}/{:016x}", 1);
     let body: Option<Value> = match path {
@@ -76,10 +77,10 @@ fn request(method: &str, path: &str) -> HubRequest {
 }
 
 /// Hub with an identity, and the authority of its fleet.
-struct Fleet {
-    dir: tempfile::TempDir,
+pub(super) struct Fleet {
+    pub(super) dir: tempfile::TempDir,
     authority: Authority,
-    hub: Hub,
+    pub(super) hub: Hub,
 }
 
 fn resolver() -> Resolver {
@@ -88,8 +89,13 @@ fn resolver() -> Resolver {
 
 impl Fleet {
     async fn start() -> Fleet {
-        let (dir, authority) = (tempfile::tempdir().unwrap(), Authority::new());
-        let mut config = config(dir.path());
+        Fleet::start_with(tempfile::tempdir().unwrap(), None).await
+    }
+
+    /// Starts a hub that accepts tokens of operators.
+    pub(super) async fn start_with(dir: tempfile::TempDir, operators: Option<OperatorsConfig>) -> Fleet {
+        let authority = Authority::new();
+        let mut config = HubConfig { operators, ..config(dir.path()) };
         let loaded = transport(&dir.path().join("identity"), &authority, &Subject::named(HUB), &authority);
         // The hub verifies regions and jurisdictions against its catalogue.
         let Transport::Tls(_) = loaded else { unreachable!() };
@@ -108,8 +114,19 @@ impl Fleet {
         Fleet { dir, authority, hub }
     }
 
-    fn url(&self) -> String {
+    /// Returns the file with the certificates of the fleet's authorities.
+    pub(super) fn authorities(&self) -> PathBuf {
+        self.dir.path().join("identity/own.ca")
+    }
+
+    pub(super) fn url(&self) -> String {
         self.hub.url.replace("http://", "https://")
+    }
+
+    /// Returns a client with a certificate of this role.
+    pub(super) fn client_of(&self, role: Role) -> ControlPlaneClient {
+        let uri = name(role, EUROPE);
+        self.client(&self.peer(role.as_str(), &self.authority, &Subject::named(&uri)))
     }
 
     fn client(&self, transport: &Transport) -> ControlPlaneClient {

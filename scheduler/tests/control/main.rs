@@ -9,6 +9,7 @@ mod apply;
 mod hub;
 mod keys;
 mod locks;
+mod operators;
 mod pki;
 mod plan;
 mod revisions;

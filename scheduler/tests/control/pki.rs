@@ -16,10 +16,12 @@ use scheduler_api::pki::{CertificatesV1, NewTokenResponseV1, NewTokenV1, Revocat
 use scheduler_api::{VERSION, keys, paths};
 use scheduler_client::authority::{AuthorityConnection, issue_for_replicas, join};
 use scheduler_client::identity_folder::IdentityFolder;
+use scheduler_client::operator_token::OperatorToken;
 use scheduler_client::{membership, unix_time};
 use scheduler_core::pki::issue::VALIDITY;
 use scheduler_core::pki::token::JoinToken;
 
+use super::operators::{Issuer, operators_config};
 use super::world::{Hub, config, until};
 
 /// Hub with an authority.
@@ -267,5 +269,49 @@ async fn a_store_without_its_authority_begins_with_another_one() {
     let former = fleet.folder("pki/operator");
     let refused = AuthorityConnection::with_identity(&former, std::slice::from_ref(&next.address)).await;
     assert!(refused.is_err(), "the former authority is not trusted");
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_with_a_token_creates_join_tokens_and_a_viewer_only_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let issuer = Issuer::new("1");
+    let file = dir.path().join("keys.json");
+    issuer.write(&file);
+    let hub = Hub::start(HubConfig { operators: Some(operators_config(file)), ..fleet.config() }).await;
+    let authorities = dir.path().join("pki/operator/authorities.pem");
+    let connect = async |token: &str| {
+        let token = OperatorToken::new(token, &authorities).unwrap();
+        AuthorityConnection::with_operator_token(&token, std::slice::from_ref(&fleet.address)).await.unwrap()
+    };
+    let list = async |roles: &[&str]| {
+        connect(&issuer.valid(roles)).await.get::<CertificatesV1>(paths::CERTIFICATES).await
+    };
+    until("the keys are read", async || list(&["readers"]).await.is_ok()).await;
+    let request = NewTokenV1 {
+        version: VERSION,
+        role: "spoke".to_owned(),
+        region: Some("aws/eu-central-1".to_owned()),
+        name: None,
+        ttl_s: 600,
+        validity_s: None,
+    };
+    let create = async |roles: &[&str]| {
+        let mut connection = connect(&issuer.valid(roles)).await;
+        connection.post::<NewTokenResponseV1>(paths::JOIN_TOKENS, &request).await
+    };
+    let denied = create(&["readers"]).await.unwrap_err().to_string();
+    assert!(denied.contains("403") && denied.contains("the role viewer"), "{denied}");
+    let created = create(&["admins"]).await.unwrap();
+    assert!(created.subject.contains("spoke/aws/eu-central-1"), "{}", created.subject);
+    let revoke = RevokeV1 { version: VERSION, target: "spoke/aws/eu-central-1".to_owned(), own: false };
+    let mut operator = connect(&issuer.valid(&["admins"])).await;
+    let revoked: RevocationsV1 = operator.post(paths::REVOKE, &revoke).await.unwrap();
+    assert_eq!((revoked.revoked.len(), revoked.tokens), (0, 1));
+    // A token renews no certificate and follows no trusted state.
+    let refused =
+        connect(&issuer.valid(&["admins"])).await.poll_trust(None, Duration::ZERO).await.unwrap_err();
+    assert!(refused.to_string().contains("client certificate"), "{refused}");
     hub.stop().await;
 }

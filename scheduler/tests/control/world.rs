@@ -72,6 +72,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         operations: None,
         transport: Transport::Loopback,
         authority: None,
+        operators: None,
     }
 }
 

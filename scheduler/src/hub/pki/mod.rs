@@ -41,9 +41,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::access::Caller;
 use super::api::{Body, json_of};
 use super::backup;
-use super::denials::{DenialReason, Denials};
+use super::denials::Denials;
+use super::operators::OperatorTokens;
 use super::{CONNECTIONS_MAX, HTTP1, PEERS};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
@@ -67,16 +69,18 @@ struct PkiApi<S> {
     trust: watch::Receiver<Option<Arc<TrustState>>>,
     stopping: watch::Receiver<bool>,
     denials: Arc<Denials>,
+    tokens: Option<Arc<OperatorTokens>>,
 }
 
 impl<S> Clone for PkiApi<S> {
     fn clone(&self) -> PkiApi<S> {
-        let PkiApi { authority, trust, stopping, denials } = self;
+        let PkiApi { authority, trust, stopping, denials, tokens } = self;
         PkiApi {
             authority: authority.clone(),
             trust: trust.clone(),
             stopping: stopping.clone(),
             denials: denials.clone(),
+            tokens: tokens.clone(),
         }
     }
 }
@@ -92,6 +96,8 @@ pub(super) struct AuthorityParts<S> {
     pub(super) refused: Arc<ConnectionFailures>,
     /// Counters of denied requests.
     pub(super) denials: Arc<Denials>,
+    /// Authentication of operators with tokens, if it is configured.
+    pub(super) tokens: Option<Arc<OperatorTokens>>,
 }
 
 /// Runs the authority until `stopping`.
@@ -100,7 +106,7 @@ pub(super) async fn run<S: Store>(
     parts: AuthorityParts<S>,
     stopping: watch::Receiver<bool>,
 ) -> Result<(), HubError> {
-    let AuthorityParts { bound, store, identity, catalogue, refused, denials } = parts;
+    let AuthorityParts { bound, store, identity, catalogue, refused, denials, tokens } = parts;
     let AuthorityConfig { listen, dir, signer, validity, identity: folder } = config;
     let external = signer.is_some();
     let signer: Arc<dyn AuthoritySigner> = match signer {
@@ -114,8 +120,13 @@ pub(super) async fn run<S: Store>(
     let (listener, acceptor) =
         listener::listen(bound, Some(tls), CONNECTIONS_MAX, refused).map_err(|error| unusable(&error))?;
     let (publish, trust) = watch::channel(None);
-    let api =
-        PkiApi { authority: authority.clone(), trust: trust.clone(), stopping: stopping.clone(), denials };
+    let api = PkiApi {
+        authority: authority.clone(),
+        trust: trust.clone(),
+        stopping: stopping.clone(),
+        denials,
+        tokens,
+    };
     let mut tasks = JoinSet::new();
     let beginning = begin(&authority, &dir);
     tokio::select! {
@@ -294,23 +305,27 @@ async fn renew_own<S: Store>(
 
 /// Access that a path of the authority requires.
 #[derive(Clone, Copy, Debug)]
-struct Callers(&'static [Role]);
+struct Callers {
+    roles: &'static [Role],
+    /// Whether a token is enough; otherwise the path is about the certificate of the caller.
+    is_for_tokens: bool,
+}
 
 /// Every certificate of the fleet.
-const MEMBERS: Callers = Callers(&Role::ALL);
+const MEMBERS: Callers = Callers { roles: &Role::ALL, is_for_tokens: false };
 /// Processes that start replicas.
-const SPOKES: Callers = Callers(&[Role::Spoke]);
+const SPOKES: Callers = Callers { roles: &[Role::Spoke], is_for_tokens: false };
 /// Persons that may read.
-const READERS: Callers = Callers(&[Role::Operator, Role::Viewer]);
+const READERS: Callers = Callers { roles: &[Role::Operator, Role::Viewer], is_for_tokens: true };
 /// Persons that may change.
-const OPERATORS: Callers = Callers(&[Role::Operator]);
+const OPERATORS: Callers = Callers { roles: &[Role::Operator], is_for_tokens: true };
 
 fn router<S: Store>(api: PkiApi<S>) -> Router {
     let only = |paths: Router<PkiApi<S>>, callers: Callers| {
-        let denials = api.denials.clone();
+        let api = api.clone();
         paths.route_layer(from_fn(
-            move |ConnectInfo(caller): ConnectInfo<ConnectedClient>, request: Request, next: Next| {
-                authorize(callers, denials.clone(), caller, request, next)
+            move |ConnectInfo(peer): ConnectInfo<ConnectedClient>, request: Request, next: Next| {
+                authorize(callers, api.clone(), peer, request, next)
             },
         ))
     };
@@ -352,33 +367,30 @@ async fn contained(request: Request, next: Next) -> Response {
 }
 
 /// Checks the role of a caller, before the body is read.
-async fn authorize(
-    Callers(roles): Callers,
-    denials: Arc<Denials>,
-    caller: ConnectedClient,
+async fn authorize<S: Store>(
+    Callers { roles, is_for_tokens }: Callers,
+    api: PkiApi<S>,
+    peer: ConnectedClient,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let denied = match caller.identity {
-        Some(peer) if roles.contains(&peer.role()) => {
-            request.extensions_mut().insert(peer);
-            return next.run(request).await;
-        }
-        Some(peer) => {
-            let allowed = roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
-            let message = format!("this path needs the role {allowed}, and the caller is {}", peer.id);
-            denials.record(&peer, DenialReason::Role, request.uri().path(), &message);
-            ErrorResponse::new(Code::Forbidden, format!("{message}."))
-        }
-        None => ErrorResponse::new(
-            Code::Forbidden,
-            "This path needs a client certificate of the fleet; join with a token first.",
-        ),
+    let path = request.uri().path().to_owned();
+    let means = (api.tokens.as_deref(), &*api.denials);
+    let authenticated = Caller::authenticate(&peer, is_for_tokens, request.headers(), &path, means).await;
+    let caller = match authenticated {
+        Ok(caller) => caller,
+        Err(rejected) => return rejected.into_response(),
     };
-    denied.into_response()
+    if let Err(denied) = caller.check_role(roles, (request.method().as_str(), &path), &api.denials) {
+        return denied.into_response();
+    }
+    if let Caller::Certified(identity) = caller {
+        request.extensions_mut().insert(identity);
+    }
+    next.run(request).await
 }
 
-/// Identity of the caller, which [`authorize`] has verified.
+/// Identity of a caller with a certificate, which [`authorize`] has verified.
 type AuthorizedPeer = axum::Extension<PeerIdentity>;
 
 fn serial_of(peer: &PeerIdentity) -> Result<CertificateSerial, PkiError> {
@@ -450,11 +462,12 @@ async fn certificates<S: Store>(State(api): State<PkiApi<S>>) -> Result<Json<Cer
 
 async fn revoke<S: Store>(
     State(api): State<PkiApi<S>>,
-    axum::Extension(peer): AuthorizedPeer,
+    peer: Option<AuthorizedPeer>,
     body: Body,
 ) -> Result<Json<RevocationsV1>, ErrorResponse> {
     let request: RevokeV1 = json_of(body, BODY_BYTES_MAX)?;
-    Ok(Json(api.authority.revoke(&request, &serial_of(&peer)?, unix_time()).await?))
+    let own = peer.map(|axum::Extension(peer)| serial_of(&peer)).transpose()?;
+    Ok(Json(api.authority.revoke(&request, own.as_ref(), unix_time()).await?))
 }
 
 async fn rotation<S: Store>(State(api): State<PkiApi<S>>) -> Result<Json<RotationV1>, ErrorResponse> {

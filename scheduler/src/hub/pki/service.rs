@@ -442,7 +442,7 @@ impl<S: Store> IssuingAuthority<S> {
     pub(super) async fn revoke(
         &self,
         request: &RevokeV1,
-        own: &CertificateSerial,
+        own: Option<&CertificateSerial>,
         now: Duration,
     ) -> Result<RevocationsV1, PkiError> {
         let RevokeV1 { version: _, target, own: including_own } = request;
@@ -460,7 +460,7 @@ impl<S: Store> IssuingAuthority<S> {
                 .filter(|record| is_meant(record) && record.not_after >= now)
                 .filter(|record| !trust.state.revoked.contains_key(&record.serial))
                 .collect();
-            if meant.iter().any(|record| record.serial == *own) && !including_own {
+            if meant.iter().any(|record| Some(&record.serial) == own) && !including_own {
                 return Err(PkiError::Invalid(
                     "`target`: this is the certificate with which the request is sent; use another operator's, or \
                      --own"

@@ -190,8 +190,9 @@ async fn a_revoked_certificate_is_not_renewed_and_neither_is_its_successor_left_
     let own = scene.hubs[0].certificates().await.unwrap();
     let admin = own.iter().find(|record| record.subject.to_string().ends_with("operator/admin")).unwrap();
     let request = |target: &str, own: bool| RevokeV1 { version: VERSION, target: target.to_owned(), own };
-    let revoke =
-        async |target: &str, own: bool| scene.hubs[0].revoke(&request(target, own), &admin.serial, NOW).await;
+    let revoke = async |target: &str, own: bool| {
+        scene.hubs[0].revoke(&request(target, own), Some(&admin.serial), NOW).await
+    };
     let before = scene.hubs[0].trust().await.unwrap().state.generation;
     let revoked = revoke("spoke/aws/eu-central-1", false).await.unwrap();
     assert_eq!((revoked.revoked.len(), revoked.tokens), (2, 1));
@@ -221,7 +222,7 @@ async fn a_renewal_that_races_with_a_revocation_leaves_no_valid_certificate() {
         let (owner, other, csr, first) = (spoke(), "01ff".parse().unwrap(), csr(), serial(&first));
         let (renewed, revoked) = tokio::join!(
             scene.hubs[0].renew(&owner, &first, &csr, NOW),
-            scene.hubs[1].revoke(&request, &other, NOW)
+            scene.hubs[1].revoke(&request, Some(&other), NOW)
         );
         revoked.unwrap();
         let state = scene.hubs[0].trust().await.unwrap().state;

@@ -4,9 +4,9 @@
 //! everything else that a gateway does with a request. The cache holds a digest and no token. An entry is valid for the
 //! keys that verified it: when an issuer changes its keys, all are dropped. Validity periods are checked on every use.
 
-use super::Bearer;
 use crate::keys::Digest;
 use crate::tenant::Tenant;
+use jwt_core::TokenPeriod;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl VerifiedTokens {
         &mut self,
         digest: Digest,
         generation: u64,
-        bearer: &Bearer,
+        period: TokenPeriod,
         tenant: &Arc<Tenant>,
         now: Duration,
     ) {
@@ -57,7 +57,7 @@ impl VerifiedTokens {
         if self.entries.len() >= VERIFIED_TOKENS_MAX {
             self.entries.clear();
         }
-        let Bearer { tenant: _, from, until } = *bearer;
+        let TokenPeriod { from, until } = period;
         self.entries.insert(digest, Entry { tenant: tenant.clone(), from, until });
     }
 }
@@ -69,8 +69,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn bearer(from: u32, until: u32) -> Bearer {
-        Bearer { tenant: "a".to_owned(), from: from * SECOND, until: until * SECOND }
+    fn period(from: u32, until: u32) -> TokenPeriod {
+        TokenPeriod { from: from * SECOND, until: until * SECOND }
     }
 
     fn digest(number: usize) -> Digest {
@@ -81,16 +81,16 @@ mod tests {
     fn a_token_is_cached_while_it_and_its_keys_are_valid() {
         let tenant = tenant::tests::named("a");
         let mut cache = VerifiedTokens::default();
-        cache.insert(digest(1), 1, &bearer(5, 10), &tenant, 5 * SECOND);
+        cache.insert(digest(1), 1, period(5, 10), &tenant, 5 * SECOND);
         let is_cached = |cache: &VerifiedTokens, generation, now: u32| {
             cache.tenant(&digest(1), generation, now * SECOND).is_some()
         };
         assert_eq!([4, 5, 9, 10].map(|now| is_cached(&cache, 1, now)), [false, true, true, false]);
         assert!(!is_cached(&cache, 2, 7), "the keys have changed");
         assert!(cache.tenant(&digest(2), 1, 7 * SECOND).is_none());
-        cache.insert(digest(2), 2, &bearer(5, 10), &tenant, 5 * SECOND);
+        cache.insert(digest(2), 2, period(5, 10), &tenant, 5 * SECOND);
         assert!(!is_cached(&cache, 2, 7), "the other tokens were dropped with their keys");
-        cache.insert(digest(1), 1, &bearer(5, 10), &tenant, 5 * SECOND);
+        cache.insert(digest(1), 1, period(5, 10), &tenant, 5 * SECOND);
         assert!(!is_cached(&cache, 2, 7), "a verification with outdated keys is ignored");
     }
 
@@ -99,7 +99,7 @@ mod tests {
         let tenant = tenant::tests::named("a");
         let mut cache = VerifiedTokens::default();
         let mut insert = |number, until, now: u32| {
-            cache.insert(digest(number), 1, &bearer(0, until), &tenant, now * SECOND);
+            cache.insert(digest(number), 1, period(0, until), &tenant, now * SECOND);
             cache.entries.len()
         };
         for number in 0..VERIFIED_TOKENS_MAX {

@@ -1,22 +1,22 @@
-//! Authentication with signed tokens of an external issuer (JWT, RFC 7519, in the compact form of RFC 7515).
+//! Verification of signed tokens of an external issuer (JWT, RFC 7519, in the compact form of RFC 7515). Gateways verify
+//! the tokens of tenants with it, and hubs those of operators.
 //!
 //! A token passes three checks, in an order that the types enforce:
 //!
 //! ```text
-//!  Token::parse ──▶ Token ──verified──▶ Claims ──check──▶ name of the tenant, and validity period
+//!  Token::parse ──▶ Token ──verified──▶ Claims ──check──▶ validity period; the caller reads the other claims
 //!   (shape only)     │ (issuer: only to find the keys)      (issuer, audience, times)
 //! ```
 //!
 //! No claim is trusted before the signature is verified; before that only the issuer is read, to select the keys, and
-//! those keys then decide. The signature itself is verified by the shell (`ring`), passed as a function, because a
-//! cryptography library needs randomness.
+//! those keys then decide. The crate is pure: the time is an argument, and so is the verification of signatures, because a
+//! cryptography library needs randomness; the crate `jwt` has it. [`jwks`] parses the keys of an issuer.
 //!
 //! Known attacks on such tokens are ruled out by construction (RFC 8725): a key has one algorithm and a token that
 //! names another is rejected, so no public key is ever used as a shared secret; `none` is no algorithm; a secret comes
 //! only from a file of its own; `crit` extensions are not supported and so rejected; a token that never expires is
 //! rejected, because it would be an API key that cannot be revoked.
 
-pub mod cache;
 pub mod jwks;
 
 use base64::Engine;
@@ -26,11 +26,7 @@ use std::time::Duration;
 
 /// Longest token that is parsed. Those of the large identity providers have 1 to 3 KiB, with many groups in them.
 pub const TOKEN_BYTES_MAX: usize = 8 << 10;
-/// Default of the claim that names the tenant.
-pub const TENANT_CLAIM_DEFAULT: &str = "tenant";
-/// Default of the tolerated difference between the clocks of issuer and gateway.
-pub const LEEWAY_DEFAULT: Duration = Duration::from_secs(30);
-/// Maximum of that difference: a token lives that much longer than its issuer intended.
+/// Maximum of the tolerated difference between the clocks of the issuer and of the verifier: a token lives that much longer than its issuer intended.
 pub const LEEWAY_MAX: Duration = Duration::from_secs(300);
 
 /// Supported signature algorithms.
@@ -47,6 +43,12 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: &'static [Algorithm] =
+        &[Algorithm::Rs256, Algorithm::Es256, Algorithm::EdDsa, Algorithm::Hs256];
+    /// Algorithms with a public key.
+    pub const PUBLIC: &'static [Algorithm] = &[Algorithm::Rs256, Algorithm::Es256, Algorithm::EdDsa];
+
     fn parse(name: &str) -> Option<Algorithm> {
         match name {
             "RS256" => Some(Algorithm::Rs256),
@@ -60,13 +62,11 @@ impl Algorithm {
 
 /// Rules for the tokens of one issuer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IssuerRules {
+pub struct TokenRules {
     /// Required value of the claim `iss`, exactly.
     pub issuer: String,
     /// Value that the claim `aud` must contain.
     pub audience: String,
-    /// Claim whose value is the name of a tenant.
-    pub tenant_claim: String,
     /// Tolerated difference between the two clocks.
     pub leeway: Duration,
 }
@@ -78,15 +78,17 @@ pub enum TokenProblem {
     TooLong,
     /// It is not three parts in base64url without padding, of which the first two are JSON objects.
     Malformed,
-    /// `alg` is not supported, or the header has extensions that must be understood.
+    /// The header has extensions that must be understood, or is not that of a JWT.
     Header,
+    /// `alg` is missing, `none`, or no algorithm that the verifier accepts.
+    Algorithm,
     /// `iss` names no configured issuer.
     Issuer,
     /// No key of the issuer has this `kid` and this algorithm; or there is no `kid`, and several have the algorithm.
     Key,
     /// The signature is not that of the key.
     Signature,
-    /// `aud` does not name this gateway.
+    /// `aud` does not name this verifier.
     Audience,
     /// There is no `exp`, or a time is malformed.
     Times,
@@ -94,8 +96,8 @@ pub enum TokenProblem {
     Expired,
     /// `nbf` or `iat` is in the future.
     NotYet,
-    /// The claim that names the tenant is missing, or names a tenant that does not belong to this issuer.
-    Tenant,
+    /// A claim that the verifier needs is missing or has an unknown value.
+    Claim,
 }
 
 /// Token that is not verified yet.
@@ -124,11 +126,9 @@ pub struct SignatureInput<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claims(Map<String, Value>);
 
-/// Tenant and validity period of a token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bearer {
-    /// Name of the tenant.
-    pub tenant: String,
+/// Validity period of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenPeriod {
     /// Start of the validity since the epoch, with leeway.
     pub from: Duration,
     /// End of the validity since the epoch, exclusive, with leeway.
@@ -141,12 +141,12 @@ pub fn has_token_shape(bearer: &[u8]) -> bool {
 }
 
 impl<'a> Token<'a> {
-    /// Parses a token.
+    /// Parses a token; `accepted` are the algorithms that it may have.
     ///
     /// # Errors
     ///
     /// If it is malformed, or no key could make it valid.
-    pub fn parse(token: &'a [u8]) -> Result<Token<'a>, TokenProblem> {
+    pub fn parse(token: &'a [u8], accepted: &[Algorithm]) -> Result<Token<'a>, TokenProblem> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(TokenProblem::TooLong);
         }
@@ -165,7 +165,10 @@ impl<'a> Token<'a> {
             Some(Value::String(kid)) => Some(kid),
             Some(_) => return Err(TokenProblem::Header),
         };
-        let algorithm = algorithm.filter(|_| is_plain && is_a_jwt(&header)).ok_or(TokenProblem::Header)?;
+        let algorithm = algorithm.filter(|given| accepted.contains(given)).ok_or(TokenProblem::Algorithm)?;
+        if !is_plain || !is_a_jwt(&header) {
+            return Err(TokenProblem::Header);
+        }
         Ok(Token { algorithm, kid, claims, signed, signature })
     }
 
@@ -209,18 +212,12 @@ impl Claims {
     /// # Errors
     ///
     /// The first rule that is violated.
-    pub fn check(&self, rules: &IssuerRules, now: Duration) -> Result<Bearer, TokenProblem> {
-        let IssuerRules { issuer, audience, tenant_claim, leeway } = rules;
-        let text = |name: &str| self.0.get(name).and_then(Value::as_str);
-        if text("iss") != Some(issuer) {
+    pub fn check(&self, rules: &TokenRules, now: Duration) -> Result<TokenPeriod, TokenProblem> {
+        let TokenRules { issuer, audience, leeway } = rules;
+        if self.text("iss") != Some(issuer) {
             return Err(TokenProblem::Issuer);
         }
-        let has_audience = match self.0.get("aud") {
-            Some(Value::String(one)) => one == audience,
-            Some(Value::Array(several)) => several.iter().any(|one| one.as_str() == Some(audience)),
-            _ => false,
-        };
-        if !has_audience {
+        if !self.texts("aud").any(|one| one == audience) {
             return Err(TokenProblem::Audience);
         }
         let until = self.time("exp")?.ok_or(TokenProblem::Times)?.saturating_add(*leeway);
@@ -231,8 +228,19 @@ impl Claims {
         if now < from {
             return Err(TokenProblem::NotYet);
         }
-        let tenant = text(tenant_claim).ok_or(TokenProblem::Tenant)?.to_owned();
-        Ok(Bearer { tenant, from, until })
+        Ok(TokenPeriod { from, until })
+    }
+
+    /// Returns a claim that is a text.
+    pub fn text(&self, claim: &str) -> Option<&str> {
+        self.0.get(claim).and_then(Value::as_str)
+    }
+
+    /// Returns the texts of a claim that is one or a list.
+    pub fn texts(&self, claim: &str) -> impl Iterator<Item = &str> {
+        let value = self.0.get(claim);
+        let list = value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        value.and_then(Value::as_str).into_iter().chain(list.iter().filter_map(Value::as_str))
     }
 
     /// Returns a NumericDate (RFC 7519 §2): seconds since the epoch, with an optional fraction.
@@ -251,11 +259,10 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_800_000_000);
 
-    fn rules() -> IssuerRules {
-        IssuerRules {
+    fn rules() -> TokenRules {
+        TokenRules {
             issuer: "https://login.example.com/".to_owned(),
             audience: "meridian".to_owned(),
-            tenant_claim: "tenant".to_owned(),
             leeway: Duration::from_secs(30),
         }
     }
@@ -270,8 +277,8 @@ mod tests {
     }
 
     /// Checks a token; its signature is valid here if it is `right`.
-    fn check_token(token: &str) -> Result<Bearer, TokenProblem> {
-        let token = Token::parse(token.as_bytes())?;
+    fn check_token(token: &str) -> Result<TokenPeriod, TokenProblem> {
+        let token = Token::parse(token.as_bytes(), Algorithm::ALL)?;
         let right = |input: &SignatureInput<'_>| {
             if input.signature == b"right" { Ok(()) } else { Err(TokenProblem::Signature) }
         };
@@ -289,12 +296,15 @@ mod tests {
         }
         check(json!({"alg": "RS256", "typ": "JWT", "kid": "1"}), Ok(()));
         check(json!({"alg": "RS256", "typ": "at+jwt"}), Ok(()));
-        let unsupported = Err(TokenProblem::Header);
+        let (unsupported, unaccepted) = (Err(TokenProblem::Header), Err(TokenProblem::Algorithm));
         for algorithm in ["none", "None", "NONE", "", "RS384", "PS256", "rs256", "HS512"] {
-            check(json!({"alg": algorithm}), unsupported);
+            check(json!({"alg": algorithm}), unaccepted);
         }
-        check(json!({}), unsupported);
-        check(json!({"alg": 1}), unsupported);
+        check(json!({}), unaccepted);
+        check(json!({"alg": 1}), unaccepted);
+        let secret = compact(&json!({"alg": "HS256"}), &good_claims(), b"right");
+        let parsed = Token::parse(secret.as_bytes(), Algorithm::PUBLIC);
+        assert_eq!(parsed.map(drop), unaccepted, "a shared secret where only public keys are accepted");
         check(json!({"alg": "RS256", "crit": ["exp"]}), unsupported);
         check(json!({"alg": "RS256", "b64": false}), unsupported);
         check(json!({"alg": "RS256", "kid": 7}), unsupported);
@@ -343,7 +353,6 @@ mod tests {
         check("aud", json!("meridian2"), Err(TokenProblem::Audience));
         check("aud", Value::Null, Err(TokenProblem::Audience));
         check("iss", json!("https://login.example.com"), Err(TokenProblem::Issuer));
-        check("tenant", json!(["docs"]), Err(TokenProblem::Tenant));
         let mut endless = good_claims();
         endless.as_object_mut().unwrap().remove("exp");
         assert_eq!(
@@ -353,10 +362,10 @@ mod tests {
     }
 
     #[test]
-    fn a_valid_token_yields_its_tenant_and_validity_period() {
-        let bearer = check_token(&compact(&json!({"alg": "EdDSA"}), &good_claims(), b"right")).unwrap();
+    fn a_valid_token_yields_its_validity_period() {
+        let found = check_token(&compact(&json!({"alg": "EdDSA"}), &good_claims(), b"right")).unwrap();
         let until = Duration::from_secs(1_800_000_090);
-        assert_eq!(bearer, Bearer { tenant: "docs".to_owned(), from: Duration::ZERO, until });
+        assert_eq!(found, TokenPeriod { from: Duration::ZERO, until });
     }
 
     proptest! {
