@@ -118,10 +118,10 @@ impl DecisionScenario {
                 .skip(number % 4)
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
-                .map(|(_, name)| name.clone());
+                .map(|(_, name)| (name.clone(), true));
             let heard = HealthReport {
                 round_trip: Duration::from_millis(10),
-                ready: ready.collect(),
+                serves: ready.collect(),
                 draining: false,
             };
             fleet.reported(*region, heard, now);
@@ -170,7 +170,11 @@ impl DecisionScenario {
         let sorted: BTreeSet<DeploymentName> = names.iter().cloned().collect();
         let mut credits = Spill::default();
         for region in &routed {
-            credits.set_credits(InstanceIndex::new(*region, 0), sorted.iter().map(|name| (name, 1000)), now);
+            credits.set_credits(
+                InstanceIndex::new(*region, 0),
+                sorted.iter().map(|name| (name, Some(1000))),
+                now,
+            );
         }
         let deployments =
             names.into_iter().enumerate().map(|(number, name)| (name, regions_of(number))).collect();

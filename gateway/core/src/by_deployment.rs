@@ -19,21 +19,18 @@ impl<T, K> Default for ByDeployment<T, K> {
 }
 
 impl<T, K: Copy + Ord> ByDeployment<T, K> {
-    /// Replaces the values of `region`; `values` are in the order of the names.
-    pub fn replace<'a>(&mut self, region: K, values: impl IntoIterator<Item = (&'a DeploymentName, T)>) {
-        let (mut values, mut new) = (values.into_iter().peekable(), Vec::new());
-        self.0.retain(|name, regions| {
-            while let Some(value) = values.next_if(|(other, _)| *other < name) {
-                new.push(value);
+    /// Sets the value of a deployment in `region`; `None` removes it.
+    pub fn set(&mut self, region: K, deployment: &DeploymentName, value: Option<T>) {
+        match (self.0.get_mut(deployment), value) {
+            (Some(regions), Some(value)) => drop(regions.insert(region, value)),
+            (Some(regions), None) => {
+                regions.remove(&region);
+                if regions.is_empty() {
+                    self.0.remove(deployment);
+                }
             }
-            match values.next_if(|(other, _)| *other == name) {
-                Some((_, value)) => drop(regions.insert(region, value)),
-                None => drop(regions.remove(&region)),
-            }
-            !regions.is_empty()
-        });
-        for (name, value) in new.into_iter().chain(values) {
-            self.0.entry(name.clone()).or_default().insert(region, value);
+            (None, Some(value)) => drop(self.0.insert(deployment.clone(), BTreeMap::from([(region, value)]))),
+            (None, None) => {}
         }
     }
 
@@ -77,19 +74,22 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The values of each region are those of its last report, after any sequence of reports and removals.
+        /// The values of each region are those that were set last, after any sequence of changes and removals.
         #[test]
-        fn the_values_of_a_region_are_those_of_its_last_report(
-            reports in prop::collection::vec((0usize..4, prop::collection::btree_map("[a-d]", 0u8..9, 0..4)), 0..40),
+        fn the_values_of_a_region_are_those_that_were_set_last(
+            changes in prop::collection::vec((0usize..4, "[a-d]", prop::option::of(0u8..9)), 0..80),
             retained in 0usize..4,
         ) {
             let at = |region| RegionIndex::new(region).unwrap();
             let (mut table, mut expected) = (ByDeployment::default(), BTreeMap::new());
-            for (region, values) in reports {
-                let values: BTreeMap<DeploymentName, u8> =
-                    values.into_iter().map(|(name, value)| (name.parse().unwrap(), value)).collect();
-                table.replace(at(region), values.iter().map(|(name, value)| (name, *value)));
-                expected.insert(region, values);
+            for (region, name, value) in changes {
+                let name: DeploymentName = name.parse().unwrap();
+                table.set(at(region), &name, value);
+                let values: &mut BTreeMap<DeploymentName, u8> = expected.entry(region).or_default();
+                match value {
+                    Some(value) => drop(values.insert(name, value)),
+                    None => drop(values.remove(&name)),
+                }
             }
             for _ in 0..2 {
                 for (region, values) in &expected {

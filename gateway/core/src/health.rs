@@ -55,8 +55,10 @@ struct RegionHealth {
     last_seen: Option<Instant>,
     round_trip: Duration,
     failures: u32,
-    /// Deployments with a ready replica, by the region's last report; `None` until it has reported.
+    /// Deployments with a ready replica, by the region's reports; `None` until it has reported.
     ready: Option<BTreeSet<DeploymentName>>,
+    /// Whether it drains, by its last report, and is used for none of them.
+    draining: bool,
 }
 
 /// Health of all regions at this gateway.
@@ -77,8 +79,9 @@ pub struct RegionHealthTracker {
 pub struct HealthReport {
     /// Time from the poll to its response.
     pub round_trip: Duration,
-    /// Deployments with a ready replica, or for which the region will start one on demand.
-    pub ready: BTreeSet<DeploymentName>,
+    /// Deployments that may have changed since the last report: whether the region has a ready replica, or will start one on
+    /// demand. All deployments in its first report.
+    pub serves: Vec<(DeploymentName, bool)>,
     /// Whether the region is draining.
     pub draining: bool,
 }
@@ -114,33 +117,33 @@ impl RegionHealthTracker {
                 round_trip: Duration::ZERO,
                 failures: 0,
                 ready: None,
+                draining: false,
             });
             regions.insert(region, health);
         }
         let removed = std::mem::replace(&mut self.regions, regions);
         for (region, health) in removed {
-            self.update_index(region, health.ready.unwrap_or_default(), &BTreeSet::new());
+            for name in health.ready.unwrap_or_default() {
+                self.set_serving(region, &name, false);
+            }
             self.reported.remove(region);
         }
     }
 
-    /// Updates the index for a region whose ready deployments change from `before` to `after`.
-    fn update_index(
-        &mut self,
-        region: RegionIndex,
-        before: BTreeSet<DeploymentName>,
-        after: &BTreeSet<DeploymentName>,
-    ) {
-        for name in before.difference(after) {
-            if let Some(serving) = self.serving.get_mut(name) {
+    /// Updates the index: whether a region has a deployment ready.
+    fn set_serving(&mut self, region: RegionIndex, name: &DeploymentName, serves: bool) {
+        match (self.serving.get_mut(name), serves) {
+            (Some(serving), true) => serving.insert(region),
+            (Some(serving), false) => {
                 serving.remove(region);
                 if serving.is_empty() {
                     self.serving.remove(name);
                 }
             }
-        }
-        for name in after.difference(&before) {
-            self.serving.entry(name.clone()).or_insert(RegionSet::EMPTY).insert(region);
+            (None, true) => {
+                self.serving.entry(name.clone()).or_insert(RegionSet::EMPTY).insert(region);
+            }
+            (None, false) => {}
         }
     }
 
@@ -149,12 +152,10 @@ impl RegionHealthTracker {
         let Some(health) = self.regions.get_mut(&region) else {
             return;
         };
-        let HealthReport { round_trip, ready, draining } = report;
+        let HealthReport { round_trip, serves, draining } = report;
         let gap = health.silence(now);
         health.last_seen = Some(now);
         health.round_trip = round_trip;
-        let ready = if draining { BTreeSet::new() } else { ready };
-        let before = health.ready.replace(ready.clone());
         health.state = match health.state {
             State::Unknown | State::Suspect | State::Healthy => State::Healthy,
             State::Down => State::Recovering { since: now },
@@ -167,8 +168,21 @@ impl RegionHealthTracker {
         if health.state == State::Healthy {
             health.failures = 0;
         }
+        let ready = health.ready.get_or_insert_default();
+        let mut changes: Vec<(DeploymentName, bool)> = Vec::new();
+        if std::mem::replace(&mut health.draining, draining) != draining {
+            changes.extend(ready.iter().map(|name| (name.clone(), !draining)));
+        }
+        for (name, serves) in serves {
+            let is_change = if serves { ready.insert(name.clone()) } else { ready.remove(&name) };
+            if is_change {
+                changes.push((name, serves && !draining));
+            }
+        }
         self.reported.insert(region);
-        self.update_index(region, before.unwrap_or_default(), &ready);
+        for (name, serves) in changes {
+            self.set_serving(region, &name, serves);
+        }
     }
 
     /// Records a response of a region.
@@ -286,7 +300,8 @@ impl RegionHealthTracker {
 
     /// Returns the deployments for which a region reports a ready replica, for operators.
     pub fn ready(&self, region: RegionIndex) -> Vec<&str> {
-        let ready = self.regions.get(&region).and_then(|health| health.ready.as_ref());
+        let health = self.regions.get(&region).filter(|health| !health.draining);
+        let ready = health.and_then(|health| health.ready.as_ref());
         ready.into_iter().flatten().map(DeploymentName::as_str).collect()
     }
 
@@ -363,7 +378,8 @@ mod tests {
         }
 
         fn report(&mut self, number: u16) {
-            let report = HealthReport { round_trip: 100 * MS, ready: [deployment()].into(), draining: false };
+            let report =
+                HealthReport { round_trip: 100 * MS, serves: vec![(deployment(), true)], draining: false };
             self.tracker.reported(region(number), report, self.now);
         }
 
@@ -464,7 +480,7 @@ mod tests {
     fn a_region_without_a_ready_replica_is_down_for_that_deployment_alone() {
         let mut scenario = HealthScenario::of(1).pass(1000, &[0]);
         assert_eq!(scenario.tracker.health(region(0), &"other".parse().unwrap()), Down);
-        let report = HealthReport { round_trip: MS, ready: [deployment()].into(), draining: true };
+        let report = HealthReport { round_trip: MS, serves: vec![(deployment(), true)], draining: true };
         scenario.tracker.reported(region(0), report, scenario.now);
         scenario.expect(&[Down]);
     }
@@ -490,8 +506,9 @@ mod tests {
                     continue;
                 }
                 let draining = kind == 1;
-                let ready = names.iter().map(|name| name.parse().unwrap()).collect();
-                tracker.reported(region(number), HealthReport { round_trip: MS, ready, draining }, now);
+                let all = ["a", "b", "c"].iter();
+                let serves = all.map(|name| (name.parse().unwrap(), names.contains(*name))).collect();
+                tracker.reported(region(number), HealthReport { round_trip: MS, serves, draining }, now);
                 reported_serving.insert(number, Some(if draining { BTreeSet::new() } else { names }));
             }
             let registered: RegionSet = registered.into_iter().map(region).collect();

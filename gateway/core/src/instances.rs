@@ -23,9 +23,10 @@ use crate::outlier::OutlierEvidence;
 use regions::health::Health;
 use regions::id::{DeploymentName, InstanceName};
 use regions::set::RegionIndex;
-use scheduler_api::report::{DeploymentLoad, Report};
+use scheduler_api::report::DeploymentLoad;
+use scheduler_api::report::delta::DecodedReport;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -71,10 +72,13 @@ pub struct SelectedInstance {
 }
 
 /// Sum of the current reports of a region's instances.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct RegionReport {
+#[derive(Clone, Debug, PartialEq)]
+pub struct RegionReport<'a> {
     /// Load of each deployment.
-    pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
+    pub deployments: &'a BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Deployments whose load has changed since the last sum or that were removed, and those that are not
+    /// [asleep](DeploymentLoad::is_asleep). The others need no attention.
+    pub touched: BTreeSet<DeploymentName>,
     /// Whether all of its instances drain.
     pub draining: bool,
 }
@@ -124,6 +128,8 @@ struct Instance<A> {
     last_report: Option<Instant>,
     round_trip: Duration,
     loads: BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Deployments that are not asleep.
+    awake: BTreeSet<DeploymentName>,
     draining: bool,
     /// Connection failures since the last response or report.
     failures: u32,
@@ -139,6 +145,60 @@ struct Instance<A> {
 struct RegionInstances<A> {
     each: BTreeMap<InstanceIndex, Instance<A>>,
     circuits: Circuits<InstanceIndex>,
+    sum: LoadSum,
+}
+
+/// Sum of the loads of a region's instances. It is updated by what has changed, whatever is deployed.
+#[derive(Clone, Debug, Default)]
+struct LoadSum {
+    /// Instances whose loads are in it.
+    of: Vec<InstanceIndex>,
+    loads: BTreeMap<DeploymentName, DeploymentLoad>,
+    /// Deployments that are not asleep.
+    awake: BTreeSet<DeploymentName>,
+    /// Deployments whose load at an instance has changed since.
+    changed: BTreeSet<DeploymentName>,
+}
+
+impl LoadSum {
+    /// Makes it the sum of the loads of these instances. Returns the [touched](RegionReport::touched) deployments.
+    fn update<A>(
+        &mut self,
+        of: Vec<InstanceIndex>,
+        each: &BTreeMap<InstanceIndex, Instance<A>>,
+    ) -> BTreeSet<DeploymentName> {
+        let mut touched = std::mem::take(&mut self.changed);
+        if of != self.of {
+            let loads = of.iter().flat_map(|index| each[index].loads.keys());
+            touched.extend(self.loads.keys().chain(loads).cloned());
+            self.of = of;
+        }
+        for name in &touched {
+            let loads = self.of.iter().filter_map(|index| each[index].loads.get(name));
+            let sum = loads.copied().reduce(|sum, load| sum_of(&sum, &load));
+            set_load(&mut self.loads, &mut self.awake, name, sum);
+        }
+        touched.extend(self.awake.iter().cloned());
+        touched
+    }
+}
+
+/// Sets the load of a deployment, and whether it is awake; `None` removes it.
+fn set_load(
+    loads: &mut BTreeMap<DeploymentName, DeploymentLoad>,
+    awake: &mut BTreeSet<DeploymentName>,
+    name: &DeploymentName,
+    load: Option<DeploymentLoad>,
+) {
+    if load.is_some_and(|load| !load.is_asleep()) {
+        awake.insert(name.clone());
+    } else {
+        awake.remove(name);
+    }
+    match load {
+        Some(load) => drop(loads.insert(name.clone(), load)),
+        None => drop(loads.remove(name)),
+    }
 }
 
 /// All instances of all regions.
@@ -181,6 +241,7 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
                     .get_mut(&region)
                     .map(|known| std::mem::take(&mut known.circuits))
                     .unwrap_or_default(),
+                sum: before.get_mut(&region).map(|known| std::mem::take(&mut known.sum)).unwrap_or_default(),
             });
             instances.each.insert(index, instance);
         }
@@ -209,9 +270,18 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         self.regions.get_mut(&index.region)?.each.get_mut(&index)
     }
 
-    /// Applies a report of an instance.
-    pub fn reported(&mut self, index: InstanceIndex, report: &Report, round_trip: Duration, now: Instant) {
-        let Some(instance) = self.instance_mut(index) else { return };
+    /// Applies a report of an instance. Returns the deployments whose load there has changed or that were removed, and those
+    /// that are not asleep there.
+    pub fn reported(
+        &mut self,
+        index: InstanceIndex,
+        decoded: &DecodedReport,
+        round_trip: Duration,
+        now: Instant,
+    ) -> BTreeSet<DeploymentName> {
+        let DecodedReport { report, changed, .. } = decoded;
+        let Some(region) = self.regions.get_mut(&index.region) else { return BTreeSet::new() };
+        let Some(instance) = region.each.get_mut(&index) else { return BTreeSet::new() };
         let was = instance.health(now);
         let is_gap = instance.silence(now) > SUSPECT_AFTER;
         instance.recovering_since = match instance.recovering_since {
@@ -222,29 +292,33 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         };
         (instance.last_report, instance.round_trip) = (Some(now), round_trip);
         (instance.failures, instance.draining) = (0, report.draining);
-        instance.loads.clone_from(&report.deployments);
         instance.known = instance.health(now);
+        let mut touched = match changed {
+            Some(changed) => changed.clone(),
+            None => instance.loads.keys().chain(report.deployments.keys()).cloned().collect(),
+        };
+        for name in &touched {
+            let load = report.deployments.get(name).copied();
+            set_load(&mut instance.loads, &mut instance.awake, name, load);
+        }
+        region.sum.changed.extend(touched.iter().cloned());
+        touched.extend(instance.awake.iter().cloned());
+        touched
     }
 
     /// Returns the sum of the reports of a region's instances that are up and do not drain. If none is up, the last
     /// reports count; if all drain, so does the region.
-    pub fn region_report(&self, region: RegionIndex, now: Instant) -> RegionReport {
-        let Some(instances) = self.regions.get(&region) else { return RegionReport::default() };
-        let reported = || instances.each.values().filter(|instance| instance.last_report.is_some());
-        let is_up = |instance: &&Instance<A>| instance.silence(now) <= SUSPECT_AFTER;
-        let any_up = reported().any(|instance| is_up(&instance));
-        let current = || reported().filter(|instance| !any_up || is_up(instance));
-        let draining = current().all(|instance| instance.draining);
-        let mut deployments: BTreeMap<DeploymentName, DeploymentLoad> = BTreeMap::new();
-        for instance in current().filter(|instance| draining || !instance.draining) {
-            for (name, load) in &instance.loads {
-                match deployments.get_mut(name) {
-                    Some(sum) => *sum = sum_of(sum, load),
-                    None => drop(deployments.insert(name.clone(), *load)),
-                }
-            }
-        }
-        RegionReport { deployments, draining }
+    /// `None` if the region has no instance.
+    pub fn region_report(&mut self, region: RegionIndex, now: Instant) -> Option<RegionReport<'_>> {
+        let RegionInstances { each, sum, .. } = self.regions.get_mut(&region)?;
+        let reported = || each.iter().filter(|(_, instance)| instance.last_report.is_some());
+        let is_up = |instance: &Instance<A>| instance.silence(now) <= SUSPECT_AFTER;
+        let any_up = reported().any(|(_, instance)| is_up(instance));
+        let current = || reported().filter(|(_, instance)| !any_up || is_up(instance));
+        let draining = current().all(|(_, instance)| instance.draining);
+        let of = current().filter(|(_, instance)| draining || !instance.draining).map(|(index, _)| *index);
+        let touched = sum.update(of.collect(), each);
+        Some(RegionReport { deployments: &sum.loads, touched, draining })
     }
 
     /// Selects the instance of `region` for an attempt; `tried` have failed this request, `draw` is its random draw.
@@ -257,7 +331,7 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         draw: Permille,
         now: Instant,
     ) -> Option<SelectedInstance> {
-        let RegionInstances { each, circuits } = self.regions.get(&region)?;
+        let RegionInstances { each, circuits, .. } = self.regions.get(&region)?;
         let rank = |index: InstanceIndex, instance: &Instance<A>| {
             let health = instance.health(now);
             Rank {
@@ -286,7 +360,9 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
     /// Returns whether a failure of this instance is its own: another one of its region is up, does not drain, and
     /// its last request did not fail. A failure of all instances is one of the region.
     pub fn has_sound_alternative(&self, index: InstanceIndex, now: Instant) -> bool {
-        let Some(RegionInstances { each, circuits }) = self.regions.get(&index.region) else { return false };
+        let Some(RegionInstances { each, circuits, .. }) = self.regions.get(&index.region) else {
+            return false;
+        };
         let is_sound = |(other, instance): (&InstanceIndex, &Instance<A>)| {
             !instance.draining && instance.health(now) == Health::Healthy && circuits.is_sound(*other, now)
         };
@@ -375,7 +451,9 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
 
     /// Returns the state of the instances of `region`, for operators.
     pub fn status(&self, region: RegionIndex, now: Instant) -> Vec<InstanceStatus<'_, A>> {
-        let Some(RegionInstances { each, circuits }) = self.regions.get(&region) else { return Vec::new() };
+        let Some(RegionInstances { each, circuits, .. }) = self.regions.get(&region) else {
+            return Vec::new();
+        };
         let all = each.iter().map(|(index, instance)| InstanceStatus {
             index: *index,
             name: &instance.name,
@@ -417,6 +495,7 @@ impl<A> Instance<A> {
             last_report: None,
             round_trip: Duration::ZERO,
             loads: BTreeMap::new(),
+            awake: BTreeSet::new(),
             draining: false,
             failures: 0,
             recovering_since: None,

@@ -105,17 +105,17 @@ struct SpillDemand {
 }
 
 impl Spill {
-    /// Replaces the credits of an instance by those of a report, which are in the order of the names; `polled_at` is
-    /// the time of the poll.
+    /// Sets credits of an instance by a report; `None` removes one. `polled_at` is the time of the poll.
     pub fn set_credits<'a>(
         &mut self,
         instance: InstanceIndex,
-        granted: impl IntoIterator<Item = (&'a DeploymentName, u64)>,
+        granted: impl IntoIterator<Item = (&'a DeploymentName, Option<u64>)>,
         polled_at: Instant,
     ) {
         let until = polled_at + CREDIT_LIFETIME;
-        let credits = granted.into_iter().map(|(name, tokens)| (name, Credit { tokens, until }));
-        self.credits.replace(instance, credits);
+        for (name, tokens) in granted {
+            self.credits.set(instance, name, tokens.map(|tokens| Credit { tokens, until }));
+        }
     }
 
     /// Drops the credits of other instances.
@@ -127,6 +127,12 @@ impl Spill {
     pub fn demand(&self, deployment: &DeploymentName, now: Instant) -> u64 {
         let [current, last] = self.demand.get(deployment).map_or([0; 2], |demand| demand.at(now).tokens);
         current.max(last)
+    }
+
+    /// Returns the deployments with demand in this period or the last one, and the [demand](Spill::demand) of each.
+    pub fn demands(&self, now: Instant) -> impl Iterator<Item = (&DeploymentName, u64)> {
+        let all = self.demand.keys().map(move |name| (name, self.demand(name, now)));
+        all.filter(|(_, tokens)| *tokens > 0)
     }
 
     /// Returns the tokens that may still be sent to `region`.
@@ -300,7 +306,7 @@ mod tests {
         fn with(granted: &[u64]) -> SpillScenario {
             let (mut spill, now) = (Spill::default(), some_instant());
             for (candidate, tokens) in granted.iter().enumerate() {
-                spill.set_credits(of(candidate + 1), [(&name(), *tokens)], now);
+                spill.set_credits(of(candidate + 1), [(&name(), Some(*tokens))], now);
             }
             SpillScenario { spill, now }
         }
@@ -383,7 +389,7 @@ mod tests {
         let mut scenario = SpillScenario::with(&[250]);
         let now = scenario.now;
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
-        scenario.spill.set_credits(of(1), [(&name, 100)], now);
+        scenario.spill.set_credits(of(1), [(&name, Some(100))], now);
         assert!(
             leaves(&mut scenario, now) && !leaves(&mut scenario, now),
             "a new grant replaces the old one"
@@ -407,11 +413,11 @@ mod tests {
         let mut scenario = SpillScenario::with(&[150]);
         let now = scenario.now;
         let other = InstanceIndex::new(at(1), 7);
-        scenario.spill.set_credits(other, [(&name, 60)], now);
+        scenario.spill.set_credits(other, [(&name, Some(60))], now);
         assert_eq!(scenario.spill.credit(at(1), &name, now), 210);
         assert!(leaves(&mut scenario, now) && leaves(&mut scenario, now) && !leaves(&mut scenario, now));
         // A report of one instance does not renew the credit of the other.
-        scenario.spill.set_credits(other, [(&name, 60)], now);
+        scenario.spill.set_credits(other, [(&name, Some(60))], now);
         assert_eq!(scenario.spill.credit(at(1), &name, now), 60);
         scenario.spill.retain_instances(|instance| instance != other);
         assert_eq!(scenario.spill.credit(at(1), &name, now), 0);
@@ -440,8 +446,8 @@ mod tests {
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
         assert!(!scenario.spill.would_take(&name, 0, [at(1), at(2)], scenario.now));
         // No credit for this deployment, and then a credit of zero.
-        scenario.spill.set_credits(of(1), [], scenario.now);
-        scenario.spill.set_credits(of(2), [(&name, 0)], scenario.now);
+        scenario.spill.set_credits(of(1), [(&name, None)], scenario.now);
+        scenario.spill.set_credits(of(2), [(&name, Some(0))], scenario.now);
         assert_eq!(
             scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now),
             Some(at(2))

@@ -8,7 +8,7 @@ use super::region_states::{RegionStates, RoutingContext};
 use crate::circuits::random_draw;
 use crate::events::{InstanceHealthWorsened, RegionHealthWorsened};
 use gateway_core::circuit::Permille;
-use gateway_core::health::{HealthChange, HealthReport, TICK_PERIOD_MAX};
+use gateway_core::health::{HealthChange, TICK_PERIOD_MAX};
 use gateway_core::instances::InstanceIndex;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::outlier::{DeadlineSetBy, OutlierEvidence, UpstreamAction, evidence};
@@ -74,14 +74,6 @@ impl RegionMonitor {
     /// Returns a receiver that is notified when the health of a region worsens.
     pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
         self.health_changes.subscribe()
-    }
-
-    /// Applies the health report of a region.
-    pub(crate) fn health_reported(&self, region: RegionIndex, report: HealthReport) {
-        let now = Instant::now();
-        let states = &mut *self.states();
-        states.latency.observe(region, report.round_trip, now);
-        states.fleet.reported(region, report, now);
     }
 
     /// Returns the first step of a plan.

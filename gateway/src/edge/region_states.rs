@@ -12,7 +12,7 @@ use gateway_core::by_deployment::ByDeployment;
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::{self, ResponseEstimate};
-use gateway_core::health::RegionHealthTracker;
+use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport};
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
@@ -30,7 +30,8 @@ use regions::id::{DeploymentName, InstanceName};
 use regions::latency::LatencyModel;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::priority::Priority;
-use scheduler_api::report::{DeploymentLoad, Report};
+use scheduler_api::report::DeploymentLoad;
+use scheduler_api::report::delta::DecodedReport;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -142,28 +143,39 @@ impl RegionStates {
     }
 
     /// Applies the report of an instance and its spillover credits; `requested_at` is when the exchange was sent.
-    /// Returns the sum of the reports of its region.
-    pub(super) fn load_reported(
+    /// Returns the sum of the reports of its region; `None` if the instance is no longer routed. The cost is that of the
+    /// deployments that have changed or are awake.
+    pub(super) fn reported(
         &mut self,
         instance: InstanceIndex,
-        report: &Report,
+        decoded: &DecodedReport,
         round_trip: Duration,
         requested_at: Instant,
         now: Instant,
-    ) -> RegionReport {
+    ) -> Option<RegionReport<'_>> {
         let region = instance.region();
-        let granted = report.deployments.iter().map(|(name, load)| (name, load.granted_tokens));
-        self.spill.set_credits(instance, granted, requested_at);
-        self.instances.reported(instance, report, round_trip, now);
-        let combined = self.instances.region_report(region, now);
-        let reported = combined.deployments.iter();
-        let cold = reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?)));
-        self.cold.replace(region, cold);
-        let updated =
-            |(name, load)| (name, DeploymentBacklog::updated(self.loads.get(region, name), load, now));
-        let backlogs: Vec<_> = reported.map(updated).collect();
-        self.loads.replace(region, backlogs);
-        combined
+        self.latency.observe(region, round_trip, now);
+        let touched = self.instances.reported(instance, decoded, round_trip, now);
+        let granted = |name| {
+            let load = decoded.report.deployments.get(name).filter(|load| !load.is_asleep());
+            (name, load.map(|load| load.granted_tokens))
+        };
+        self.spill.set_credits(instance, touched.iter().map(granted), requested_at);
+        let combined = self.instances.region_report(region, now)?;
+        let mut serves = Vec::with_capacity(combined.touched.len());
+        for name in &combined.touched {
+            let load = combined.deployments.get(name);
+            self.cold.set(region, name, load.and_then(|load| load.ready_in));
+            let backlog =
+                load.map(|load| DeploymentBacklog::updated(self.loads.get(region, name), load, now));
+            self.loads.set(region, name, backlog);
+            // A deployment whose requests the region holds until a replica is ready counts as served.
+            let is_served = load.is_some_and(|load| load.ready > 0 || load.ready_in.is_some());
+            serves.push((name.clone(), is_served));
+        }
+        let report = HealthReport { round_trip, serves, draining: combined.draining };
+        self.fleet.reported(region, report, now);
+        Some(combined)
     }
 
     /// Returns the spillover demand of the last period in tokens, for each deployment with demand that the region of an
@@ -173,9 +185,9 @@ impl RegionStates {
         instance: InstanceIndex,
         now: Instant,
     ) -> BTreeMap<DeploymentName, u64> {
-        let served = self.loads.in_region(instance.region());
-        let demand = served.map(|(name, _)| (name, self.spill.demand(name, now)));
-        demand.filter(|(_, tokens)| *tokens > 0).map(|(name, tokens)| (name.clone(), tokens)).collect()
+        let is_served = |name: &DeploymentName| self.loads.get(instance.region(), name).is_some();
+        let demands = self.spill.demands(now).filter(|(name, _)| is_served(name));
+        demands.map(|(name, tokens)| (name.clone(), tokens)).collect()
     }
 
     /// Returns the last reported load of a deployment in `region`; the default without a report.
@@ -375,7 +387,7 @@ mod tests {
             };
             let deployments = BTreeMap::from([(deployment.clone(), load)]);
             let instance = name.clone();
-            let report = Report {
+            let report = scheduler_api::report::Report {
                 region: id.clone(),
                 instance,
                 boot_id: 1,
@@ -383,7 +395,8 @@ mod tests {
                 deployments,
                 draining: false,
             };
-            states.load_reported(index, &report, Duration::ZERO, now, now);
+            let decoded = DecodedReport::of_all_loads(report);
+            states.reported(index, &decoded, Duration::ZERO, now, now).unwrap();
             [Priority::Interactive, Priority::Bulk].map(|priority| {
                 let routing = RoutingContext {
                     deployment: &deployment,

@@ -17,14 +17,13 @@ use crate::hop::UpstreamKey;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
-use gateway_core::health::HealthReport;
 use gateway_core::instances::InstanceIndex;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use regions::id::InstanceName;
 use scheduler_api::paths;
 use scheduler_api::report::delta::{ReportDecoder, ReportError};
 use scheduler_api::report::{
-    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
+    EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -180,40 +179,39 @@ impl ReportReceiver {
             return;
         }
         let address = &self.key.address;
-        let report = match received.decoder.decode(report) {
-            Ok(report) => report,
-            // The next request asks for all loads.
+        // Until the report is applied there is no state to refer to: whatever goes wrong, the next request asks for all
+        // loads.
+        let mut decoder = std::mem::take(&mut received.decoder);
+        let decoded = match decoder.decode(report) {
+            Ok(decoded) => decoded,
             Err(error @ (ReportError::UnknownBase { .. } | ReportError::Outdated { .. })) => {
-                return tracing::debug!(%address, %error, "region report ignored");
+                tracing::debug!(%address, %error, "region report ignored");
+                received.decoder = decoder;
+                return;
             }
             Err(error @ (ReportError::Invalid(_) | ReportError::Checksum { .. })) => {
                 // The spoke at this address runs another version. Upgrade the older one.
                 return tracing::warn!(%address, %error, "invalid region report rejected");
             }
         };
-        let region = self.key.region;
-        let combined = {
-            let now = Instant::now();
-            let states = &mut *self.region_monitor.states();
-            let region = &states.catalogue.region(region).id;
-            let is_foreign = report.instance != self.name || report.region != *region;
-            let was_foreign = std::mem::replace(&mut received.is_foreign, is_foreign);
-            if is_foreign {
-                let (instance, reported) = (&self.name, (&report.region, &report.instance));
-                if !was_foreign {
-                    ForeignReport { region, instance, address, reported }.record();
-                }
-                return;
+        let (region, now) = (self.key.region, Instant::now());
+        let states = &mut *self.region_monitor.states();
+        let id = &states.catalogue.region(region).id;
+        let report = &decoded.report;
+        let is_foreign = report.instance != self.name || report.region != *id;
+        let was_foreign = std::mem::replace(&mut received.is_foreign, is_foreign);
+        if is_foreign {
+            let (instance, reported) = (&self.name, (&report.region, &report.instance));
+            if !was_foreign {
+                ForeignReport { region: id, instance, address, reported }.record();
             }
-            states.load_reported(self.index, report, round_trip, sent_at, now)
-        };
-        self.pools.reported(region, &combined);
-        // A deployment whose requests the region holds until a replica is ready counts as served.
-        let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
-        let ready = combined.deployments.iter().filter(|(_, load)| serves(load));
-        let ready = ready.map(|(name, _)| name.clone()).collect();
-        self.region_monitor
-            .health_reported(region, HealthReport { round_trip, ready, draining: combined.draining });
+            return;
+        }
+        // Under the lock of the states, so that changes are applied in the same order everywhere.
+        if let Some(combined) = states.reported(self.index, decoded, round_trip, sent_at, now) {
+            self.pools.reported(region, &combined);
+        }
+        received.decoder = decoder;
     }
 }
 

@@ -304,8 +304,8 @@ impl Drop for AdmissionPermit {
 
 impl AdmissionPools {
     /// Applies the load that a region reports.
-    pub(super) fn reported(&self, region: RegionIndex, report: &RegionReport) {
-        let waits = report.deployments.iter().map(|(name, load)| (name.clone(), waits(load)));
+    pub(super) fn reported(&self, region: RegionIndex, report: &RegionReport<'_>) {
+        let waits = report.touched.iter().map(|name| (name, report.deployments.get(name).map(waits)));
         self.lock().report(region, waits, Instant::now());
     }
 

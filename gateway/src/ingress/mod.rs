@@ -361,9 +361,20 @@ impl Ingress {
             Rejection::new(ErrorCode::InvalidValue, format!("Invalid exchange request: {error}."))
         })?;
         self.metrics.exchanges.add(1);
-        let report = self.spoke.lock().exchange(&question, Instant::now());
-        // Not under the lock of the spoke, which every request takes: encoding compares the loads of all deployments.
-        let report = self.report_encoder.lock().encode(report, &question.gateway, question.known);
+        let now = Instant::now();
+        let needs_loads = self.report_encoder.lock().needs_loads(now);
+        let (report, loads) = {
+            let mut spoke = self.spoke.lock();
+            (spoke.exchange(&question, now), needs_loads.then(|| spoke.loads(now)))
+        };
+        // Not under the lock of the spoke, which every request takes: an update compares the loads of all deployments.
+        let report = {
+            let mut encoder = self.report_encoder.lock();
+            if let Some(loads) = loads {
+                encoder.update(loads, now);
+            }
+            encoder.encode(report, &question.gateway, question.known)
+        };
         self.metrics.loads_sent.add(report.deployments.len() as u64);
         let body = serde_json::to_vec(&report).expect("a report serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)

@@ -100,7 +100,6 @@ impl Ingress {
                 "held_tokens": tokens,
             })
         };
-        // Sequence 0: this report is not a response to a gateway.
-        spoke.report(0, Instant::now()).deployments.iter().map(shown).collect()
+        spoke.loads(Instant::now()).iter().map(shown).collect()
     }
 }

@@ -130,9 +130,8 @@ impl Ingress {
         let recorded = self.recorder.as_ref().map(|recorder| recorder.metrics());
         let mut spoke = self.spoke.lock();
         let is_scaler = spoke.is_scaler(Instant::now());
-        // Sequence 0: this report is not a response to a gateway.
-        let report = spoke.report(0, Instant::now());
-        let loads = || report.deployments.iter();
+        let reported = spoke.loads(Instant::now());
+        let loads = || reported.iter();
         let mismatches = spoke.mismatches();
         let (held_requests, held_bytes) = spoke.held_totals();
         let policy_age = spoke.policy_age(Instant::now());
@@ -180,7 +179,7 @@ impl Ingress {
             retries_left,
             replica_in_flight: replicas.iter().map(|state| (state.target, state.in_flight)).collect(),
             replica_in_flight_max: REPLICA_IN_FLIGHT_MAX,
-            draining: report.draining,
+            draining: spoke.is_draining(),
             panics: PanicMetrics::read(),
             receipts: recorded.as_ref().map(|receipts| receipts.scrape()),
         };

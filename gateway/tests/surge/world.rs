@@ -10,7 +10,7 @@ use regions::id::DeploymentName;
 use regions::latency::LatencyModel;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
-use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, Report};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway};
 use scheduler_core::spoke::{
     PassiveHealth, ReplicaOutcome, ReplicaStatus, SelectedReplica, Spoke, TrafficOrigin,
 };
@@ -92,7 +92,8 @@ enum Event {
     Hears {
         gateway: usize,
         region: usize,
-        report: Report,
+        load: DeploymentLoad,
+        granted: Option<u64>,
         asked: Instant,
     },
     /// A replica reports its status.
@@ -229,15 +230,16 @@ impl Running {
                 self.later(EXCHANGE_PERIOD, Event::Questions { gateway, region });
             }
             Event::Answers { region, gateway, question, asked } => {
-                let report = self.regions[region].spoke.exchange(&question, self.now);
+                let spoke = &mut self.regions[region].spoke;
+                let granted = spoke.exchange(&question, self.now).grants.get(&self.name).copied();
+                let load = spoke.loads(self.now).get(&self.name).copied().unwrap_or_default();
                 let back = self.edges[gateway].rtt[region] / 2;
-                self.later(back, Event::Hears { gateway, region, report, asked });
+                self.later(back, Event::Hears { gateway, region, load, granted, asked });
             }
-            Event::Hears { gateway, region, report, asked } => {
+            Event::Hears { gateway, region, load, granted, asked } => {
                 let edge = &mut self.edges[gateway];
-                let load = report.deployments.get(&self.name).copied().unwrap_or_default();
                 edge.loads[region] = load;
-                let granted = [(&self.name, load.granted_tokens)];
+                let granted = [(&self.name, granted)];
                 edge.spill.set_credits(InstanceIndex::new(self.regions[region].index, 0), granted, asked);
             }
             Event::Says { region } => {

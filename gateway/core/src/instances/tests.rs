@@ -5,7 +5,8 @@ use crate::circuit::CONSECUTIVE_FAILURES_MAX;
 use crate::outlier::{DeadlineSetBy, UpstreamAction, evidence};
 use crate::some_instant;
 use proptest::prelude::*;
-use scheduler_api::report::EXCHANGE_PERIOD;
+use scheduler_api::report::delta::{ReportDecoder, ReportEncoder};
+use scheduler_api::report::{EXCHANGE_PERIOD, Gateway, GatewayReport, Report};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -62,7 +63,7 @@ impl InstanceTest {
             deployments: BTreeMap::from([(name("d"), load)]),
             draining,
         };
-        self.set.reported(index, &report, MS, self.now);
+        self.set.reported(index, &DecodedReport::of_all_loads(report), MS, self.now);
     }
 
     fn report_all(&mut self) {
@@ -127,11 +128,11 @@ fn an_instance_that_drains_gets_nothing_while_another_one_is_up() {
     let (mut test, [a, b]) = InstanceTest::two();
     test.report(a, true);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
-    assert!(!test.set.region_report(region(0), test.now).draining);
+    assert!(!test.set.region_report(region(0), test.now).unwrap().draining);
     assert!(!test.is_alternative(&[b]), "a failed request is not moved to it");
     test.report(b, true);
     assert_eq!(test.selected(&[]).len(), 2, "the last ones stay selectable");
-    assert!(test.set.region_report(region(0), test.now).draining);
+    assert!(test.set.region_report(region(0), test.now).unwrap().draining);
     test.report(a, false);
     assert_eq!(test.selected(&[]), BTreeMap::from([(a, 1000)]), "it has restarted");
 }
@@ -166,7 +167,10 @@ fn an_instance_that_was_down_is_readmitted_after_unbroken_reports() {
 #[test]
 fn a_silent_instance_is_noticed_once_and_its_load_is_not_counted() {
     let (mut test, [a, b]) = InstanceTest::two();
-    assert_eq!(test.set.region_report(region(0), test.now).deployments[&name("d")].granted_tokens, 10);
+    assert_eq!(
+        test.set.region_report(region(0), test.now).unwrap().deployments[&name("d")].granted_tokens,
+        10
+    );
     let mut noticed = Vec::new();
     for _ in 0..40 {
         test.pass(TICK_PERIOD_MAX);
@@ -174,7 +178,7 @@ fn a_silent_instance_is_noticed_once_and_its_load_is_not_counted() {
         noticed.extend(test.set.tick(test.now));
     }
     assert_eq!(noticed, [a, a], "suspect, then down");
-    let sum = test.set.region_report(region(0), test.now).deployments[&name("d")];
+    let sum = test.set.region_report(region(0), test.now).unwrap().deployments[&name("d")];
     assert_eq!((sum.ready, sum.granted_tokens), (1, 5));
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
 }
@@ -227,7 +231,7 @@ fn an_instance_without_the_deployment_is_passed_over() {
         deployments: BTreeMap::new(),
         draining: false,
     };
-    test.set.reported(a, &report, MS, test.now);
+    test.set.reported(a, &DecodedReport::of_all_loads(report), MS, test.now);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
 }
 
@@ -294,9 +298,95 @@ proptest! {
                 one.health != Health::Down && !one.draining && (chosen.draining || chosen.health == Health::Down)
             };
             prop_assert!(status.iter().find(is_better).is_none(), "{:?} of {:?}", chosen, status);
-            let sum = test.set.region_report(region(0), test.now);
+            let sum = test.set.region_report(region(0), test.now).unwrap();
             let granted = sum.deployments.get("d").map_or(0, |load| load.granted_tokens);
             prop_assert!(granted <= 5 * count as u64 && granted.is_multiple_of(5));
+        }
+    }
+}
+
+/// Returns the sum of the reports of instances that are up, computed from all of their loads.
+fn whole_sum(test: &InstanceTest) -> BTreeMap<DeploymentName, DeploymentLoad> {
+    let all: Vec<_> = test.set.regions[&region(0)].each.values().collect();
+    let is_up = |one: &&Instance<u16>| one.silence(test.now) <= SUSPECT_AFTER;
+    let reported = || all.iter().copied().filter(|one| one.last_report.is_some());
+    let any_up = reported().any(|one| is_up(&one));
+    let current: Vec<_> = reported().filter(|one| !any_up || is_up(one)).collect();
+    let draining = current.iter().all(|one| one.draining);
+    let mut sums: BTreeMap<DeploymentName, DeploymentLoad> = BTreeMap::new();
+    for (name, load) in current.iter().filter(|one| draining || !one.draining).flat_map(|one| &one.loads) {
+        let sum = sums.get(name).map_or(*load, |sum| sum_of(sum, load));
+        sums.insert(name.clone(), sum);
+    }
+    sums
+}
+
+proptest! {
+    /// The sum of a region is updated by what the reports change, and equals the sum of all loads after any reports, lost
+    /// responses, drains, pauses and replaced instances. What is not touched has not changed and is asleep.
+    #[test]
+    fn the_updated_sum_of_a_region_is_that_of_all_loads(
+        events in prop::collection::vec(
+            (0usize..3, prop::collection::btree_map("[a-d]", (0u32..2, 0u64..2, 0u64..2), 0..4), 0u8..12), 1..60),
+    ) {
+        let names = ["x", "y", "z"];
+        let mut test = InstanceTest::of(&[("x", 1), ("y", 2), ("z", 3)]);
+        let mut spokes: Vec<ReportEncoder> = (0..3).map(|_| ReportEncoder::default()).collect();
+        let mut decoders: BTreeMap<InstanceIndex, ReportDecoder> = BTreeMap::new();
+        let mut addresses = [1, 2, 3];
+        let (mut before, mut sequence) = (BTreeMap::new(), 0);
+        for (at, loads, kind) in events {
+            sequence += 1;
+            let index = test_index(&test.set, names[at]);
+            match kind {
+                0 => test.pass(Duration::from_millis(700)),
+                1 => {
+                    // Another address: another instance, whose reports begin again.
+                    addresses[at] += 10;
+                    let all: Vec<_> = names.into_iter().zip(addresses).collect();
+                    test.set_instances(&all);
+                    continue;
+                }
+                _ => {
+                    test.pass(EXCHANGE_PERIOD);
+                    let parse = |name: &String| name.parse::<DeploymentName>().unwrap();
+                    let grants = loads.iter().map(|(name, (_, _, granted))| (parse(name), *granted)).collect();
+                    let load = |ready: u32, pending_tokens: u64| DeploymentLoad {
+                        ready,
+                        pending_tokens,
+                        ..DeploymentLoad::default()
+                    };
+                    let loads = loads.iter().map(|(name, (ready, pending, _))| (parse(name), load(*ready, *pending)));
+                    spokes[at].update(loads.collect(), test.now);
+                    let report = GatewayReport {
+                        region: "aws/us-east-1".parse().unwrap(),
+                        instance: names[at].parse().unwrap(),
+                        boot_id: 1,
+                        sequence,
+                        draining: kind == 2,
+                        grants,
+                    };
+                    let gateway = Gateway { location: "aws/us-east-1".to_owned(), boot_id: 1 };
+                    let decoder = decoders.entry(index).or_default();
+                    let wire = spokes[at].encode(report, &gateway, decoder.known());
+                    if kind == 3 {
+                        // The response is lost.
+                        continue;
+                    }
+                    let decoded = decoder.decode(wire).unwrap();
+                    let touched = test.set.reported(index, decoded, MS, test.now);
+                    let awake = decoded.report.deployments.iter().filter(|(_, load)| !load.is_asleep());
+                    prop_assert!(awake.into_iter().all(|(name, _)| touched.contains(name)));
+                }
+            }
+            let expected = whole_sum(&test);
+            let RegionReport { deployments, touched, .. } = test.set.region_report(region(0), test.now).unwrap();
+            prop_assert_eq!(deployments, &expected);
+            for name in before.keys().chain(expected.keys()).filter(|name| !touched.contains(*name)) {
+                prop_assert_eq!(before.get(name), expected.get(name));
+                prop_assert!(expected[name].is_asleep());
+            }
+            before = expected;
         }
     }
 }

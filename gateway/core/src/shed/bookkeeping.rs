@@ -71,8 +71,8 @@ proptest! {
                 Event::Leave(_) => {}
                 Event::Report { region: at, served, wait_ms } => {
                     let waits = QueueWaits { interactive: Some(wait_ms * MS), bulk: Some(wait_ms * MS) };
-                    let served = names().into_iter().zip(served).filter(|(_, served)| *served);
-                    pools.report(region(at), served.map(|(name, _)| (name, waits)), now);
+                    let (names, waits) = (names(), |served: bool| served.then_some(waits));
+                    pools.report(region(at), names.iter().zip(served.map(waits)), now);
                 }
             }
             prop_assert_eq!(requests(&pools), in_flight.len() as u64);
@@ -80,7 +80,7 @@ proptest! {
         in_flight.into_iter().for_each(|entered| pools.leave(entered));
         for at in 0..2 {
             now += Duration::from_secs(2);
-            pools.report(region(at), [], now);
+            pools.report(region(at), names().iter().map(|name| (name, None)), now);
         }
         prop_assert!(pools.regions.values().all(BTreeMap::is_empty), "idle pools are dropped: {pools:?}");
     }
@@ -99,8 +99,8 @@ fn a_request_without_cost_is_released_after_its_tenant_became_idle() {
     let [name, _] = names();
     let entered = pools.enter(region(0), &name, &request, now).expect("an empty pool admits it");
     now += Duration::from_millis(1_500);
-    pools.report(region(0), [(name.clone(), QueueWaits::default())], now);
-    pools.report(region(0), [], now);
+    pools.report(region(0), [(&name, Some(QueueWaits::default()))], now);
+    pools.report(region(0), [(&name, None)], now);
     pools.leave(entered);
     assert!(pools.regions[&region(0)][&name].is_empty());
 }

@@ -64,6 +64,11 @@ impl Limit {
         }
     }
 
+    /// Returns whether there is no limit and no delay that could lead to one.
+    pub(super) fn is_idle(&self) -> bool {
+        self.tokens.is_none() && self.wait.unwrap_or_default().is_zero()
+    }
+
     /// Returns the limit, if there is one.
     pub(super) fn tokens(&self) -> Option<u64> {
         self.tokens

@@ -48,6 +48,11 @@ impl QueueWaits {
         };
         QueueWaits { interactive: interactive.and_then(wait), bulk: wait(total) }
     }
+
+    /// Returns whether no request would wait, as far as is known.
+    fn are_zero(&self) -> bool {
+        [self.interactive, self.bulk].iter().flatten().all(Duration::is_zero)
+    }
 }
 
 /// Request to be admitted.
@@ -123,23 +128,28 @@ pub struct AdmissionPoolSet {
 }
 
 impl AdmissionPoolSet {
-    /// Applies a report of a region about all its deployments.
-    pub fn report(
+    /// Applies a report of a region: the queueing delays of the deployments that may have changed, `None` if the region serves
+    /// it no more. Pools without requests, limits and delays are dropped, so the cost is that of the others.
+    pub fn report<'a>(
         &mut self,
         region: RegionIndex,
-        waits: impl IntoIterator<Item = (DeploymentName, QueueWaits)>,
+        waits: impl IntoIterator<Item = (&'a DeploymentName, Option<QueueWaits>)>,
         now: Instant,
     ) {
         let pools = self.regions.entry(region).or_default();
-        let mut served = BTreeMap::new();
         for (deployment, waits) in waits {
-            let mut pool = pools.remove(&deployment).unwrap_or_default();
-            pool.report(waits, now);
-            served.insert(deployment, pool);
+            match (pools.get_mut(deployment), waits) {
+                (Some(pool), waits) => pool.waits = waits,
+                (None, Some(waits)) if !waits.are_zero() => {
+                    pools.entry(deployment.clone()).or_default().waits = Some(waits);
+                }
+                (None, _) => {}
+            }
         }
-        // A pool that is no longer served is dropped when its last request has ended.
-        served.extend(std::mem::take(pools).into_iter().filter(|(_, pool)| !pool.is_empty()));
-        *pools = served;
+        pools.retain(|_, pool| {
+            pool.report(now);
+            !pool.is_idle()
+        });
     }
 
     /// Returns whether every pool admits everything.

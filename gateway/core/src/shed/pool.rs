@@ -92,6 +92,8 @@ pub(super) struct AdmissionPool {
     interactive: PriorityUsage,
     bulk: PriorityUsage,
     bulk_paused_until: Option<Instant>,
+    /// Queueing delays by the last report; `None` if the region does not serve the deployment, or has not reported it.
+    pub(super) waits: Option<QueueWaits>,
 }
 
 impl AdmissionPool {
@@ -109,7 +111,9 @@ impl AdmissionPool {
         }
     }
 
-    pub(super) fn report(&mut self, waits: QueueWaits, now: Instant) {
+    /// Applies a report with the current delays. The limits of a deployment that is not served stay as they are.
+    pub(super) fn report(&mut self, now: Instant) {
+        let Some(waits) = self.waits else { return };
         for (priority, wait) in [(Priority::Interactive, waits.interactive), (Priority::Bulk, waits.bulk)] {
             let usage = self.usage_mut(priority);
             usage.tenants.retain(|_, load| load.is_needed(now));
@@ -125,6 +129,15 @@ impl AdmissionPool {
             usage.limit.tokens().is_none() && usage.limit.wait().is_none_or(|wait| wait <= RETRY_AFTER_MIN)
         };
         self.bulk_paused_until.is_none() && is_unlimited(&self.interactive) && is_unlimited(&self.bulk)
+    }
+
+    /// Returns whether it is as good as a new one. A deployment that is not served has no limits to keep.
+    pub(super) fn is_idle(&self) -> bool {
+        let is_idle = |usage: &PriorityUsage| usage.tenants.is_empty() && usage.limit.is_idle();
+        match self.waits {
+            None => self.is_empty(),
+            Some(_) => self.bulk_paused_until.is_none() && is_idle(&self.interactive) && is_idle(&self.bulk),
+        }
     }
 
     /// Returns whether no request is in flight.

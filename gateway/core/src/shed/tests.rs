@@ -34,7 +34,7 @@ fn pressed(priority: Priority, tokens: u64, now: Instant) -> (AdmissionPoolSet, 
             Priority::Interactive => waits(4_000, 4_000),
             Priority::Bulk => waits(0, 25_000),
         };
-        pools.report(region(), [(name(), waits)], now);
+        pools.report(region(), [(&name(), Some(waits))], now);
     }
     (pools, entered)
 }
@@ -89,7 +89,7 @@ fn an_interactive_request_is_shed_only_while_bulk_is_paused() {
 fn a_request_that_would_miss_its_deadline_is_shed_with_a_retry_delay() {
     let now = some_instant();
     let mut pools = AdmissionPoolSet::default();
-    pools.report(region(), [(name(), waits(700, 700))], now);
+    pools.report(region(), [(&name(), Some(waits(700, 700)))], now);
     let mut check = |left_ms: u32, expected: Option<u32>| {
         let request = AdmissionRequest { left: left_ms * MS, ..request(0, Priority::Interactive, 1) };
         let shed = pools.enter(region(), &name(), &request, now).err();
@@ -109,7 +109,7 @@ fn the_retry_delay_is_the_time_to_reach_the_target_queue() {
     let shed =
         pools.enter(region(), &name(), &request(0, Priority::Interactive, 1), now).expect_err("no capacity");
     assert_eq!((shed.wait, shed.retry_after), (4_000 * MS, 3_000 * MS), "a second of it may stay");
-    pools.report(region(), [(name(), waits(3_600_000, 3_600_000))], now);
+    pools.report(region(), [(&name(), Some(waits(3_600_000, 3_600_000)))], now);
     let patient =
         AdmissionRequest { left: Duration::from_secs(7200), ..request(0, Priority::Interactive, 1) };
     let shed = pools.enter(region(), &name(), &patient, now).expect_err("no capacity");
@@ -176,7 +176,7 @@ proptest! {
             now += wait_ms * MS;
             match event {
                 Event::Heard { interactive_ms, bulk_ms } => {
-                    pools.report(region(), [(name(), waits(interactive_ms, bulk_ms))], now);
+                    pools.report(region(), [(&name(), Some(waits(interactive_ms, bulk_ms)))], now);
                 }
                 Event::Leave(which) if !in_flight.is_empty() => {
                     pools.leave(in_flight.swap_remove(which % in_flight.len()));
@@ -269,7 +269,7 @@ impl SheddingSimulation {
         if number.is_multiple_of(2_000) {
             let waiting = self.queue.iter().map(|(entered, _)| entered.tokens).sum();
             let waits = QueueWaits::of(Some(waiting), waiting, SPEED as f64);
-            self.pools.report(region(), [(name(), waits)], self.now);
+            self.pools.report(region(), [(&name(), Some(waits))], self.now);
         }
         done
     }

@@ -123,7 +123,7 @@ impl Situation {
             if let Some(tokens) = state.credit {
                 credits.set_credits(
                     InstanceIndex::new(at(number), 0),
-                    [(&self.deployment, tokens)],
+                    [(&self.deployment, Some(tokens))],
                     self.now,
                 );
             }

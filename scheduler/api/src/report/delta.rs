@@ -18,11 +18,12 @@
 //! renewed without being repeated. Without a number, the report has all grants. A load whose grant has not been sent
 //! has none.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use super::{
-    DeploymentLoad, GATEWAYS_MAX, Gateway, KnownState, Report, ReportStateV1, ReportV1, ready_in_ms,
+    DeploymentLoad, GATEWAYS_MAX, Gateway, GatewayReport, KnownState, Report, ReportStateV1, ReportV1,
+    ready_in_ms,
 };
 use crate::{FNV_BASIS, WireError, fnv1a, parsed};
 use regions::DeploymentName;
@@ -31,6 +32,10 @@ use regions::deployment::MAX_DEPLOYMENTS;
 /// Speeds are reported in multiples of this, in tokens per second. Its multiples are equal after a round trip through
 /// JSON, which checksums need; and a speed that is measured anew with the same result is no change.
 const SPEED_UNIT: f64 = 0.25;
+
+/// Age of the loads from which a report needs new ones: a tenth of the report interval. With many gateways the loads of all
+/// deployments would otherwise be computed hundreds of times a second.
+pub const LOADS_AGE_MAX: Duration = Duration::from_millis(20);
 
 /// Reports to others after which the grants of a silent gateway are forgotten: sixteen to each of the maximum number.
 const SILENT_REPORTS_MAX: u64 = 16 * GATEWAYS_MAX as u64;
@@ -65,21 +70,35 @@ pub enum ReportError {
     },
 }
 
-/// Encoder of one spoke's reports.
+/// Encoder of one spoke's reports. All gateways share the loads, which are computed at most once per [`LOADS_AGE_MAX`].
 #[derive(Debug, Default)]
 pub struct ReportEncoder {
+    /// Loads, and the names that were removed.
     loads: BTreeMap<DeploymentName, VersionedLoad>,
-    /// States in which names were removed.
-    removed: BTreeMap<DeploymentName, u64>,
+    /// Deployments by the state in which each changed last.
+    changes: BTreeMap<u64, BTreeSet<DeploymentName>>,
+    /// Number of removed names.
+    removed: usize,
     /// Number of the newest state.
     number: u64,
     /// Oldest state since which all removed names are known.
     oldest: u64,
     checksum: u64,
+    /// Time of the newest loads.
+    loaded_at: Option<Instant>,
     /// Grants of each gateway.
     granted: BTreeMap<Gateway, SentGrants>,
     /// Number of the grants of the last report.
     grants: u64,
+}
+
+/// Last change of a load.
+#[derive(Debug)]
+struct VersionedLoad {
+    /// None: the name has been removed.
+    load: Option<DeploymentLoad>,
+    /// State since which it is so.
+    changed: u64,
 }
 
 /// Grants of one gateway that have been sent.
@@ -94,37 +113,95 @@ struct SentGrants {
 
 impl SentGrants {
     /// Records the grants of report `number`.
-    fn update(&mut self, loads: &BTreeMap<DeploymentName, DeploymentLoad>, number: u64) {
+    fn update(
+        &mut self,
+        grants: &BTreeMap<DeploymentName, u64>,
+        number: u64,
+        is_served: impl Fn(&DeploymentName) -> bool,
+    ) {
         self.last = number;
-        self.each.retain(|name, _| loads.contains_key(name));
-        for (name, load) in loads {
-            match self.each.get_mut(name) {
-                Some((tokens, _)) if *tokens == load.granted_tokens => {}
-                Some(sent) => *sent = (load.granted_tokens, number),
-                None if load.granted_tokens == 0 => {}
-                None => drop(self.each.insert(name.clone(), (load.granted_tokens, number))),
+        self.each.retain(|name, _| is_served(name));
+        for (name, sent) in &mut self.each {
+            let tokens = grants.get(name).copied().unwrap_or(0);
+            if sent.0 != tokens {
+                *sent = (tokens, number);
+            }
+        }
+        for (name, tokens) in grants.iter().filter(|(name, tokens)| **tokens > 0 && is_served(name)) {
+            if !self.each.contains_key(name) {
+                self.each.insert(name.clone(), (*tokens, number));
             }
         }
     }
 
-    /// Returns whether a grant has changed since report `base`.
-    fn has_changed(&self, name: &DeploymentName, base: u64) -> bool {
-        self.each.get(name).is_some_and(|(_, changed)| *changed > base)
+    /// Returns the tokens of a grant.
+    fn tokens(&self, name: &DeploymentName) -> u64 {
+        self.each.get(name).map_or(0, |(tokens, _)| *tokens)
     }
 }
 
-#[derive(Debug)]
-struct VersionedLoad {
-    load: DeploymentLoad,
-    /// State in which it changed last.
-    changed: u64,
-}
-
 impl ReportEncoder {
+    /// Returns whether the loads are so old that the next report needs new ones.
+    pub fn needs_loads(&self, now: Instant) -> bool {
+        self.loaded_at.is_none_or(|at| now.saturating_duration_since(at) >= LOADS_AGE_MAX)
+    }
+
+    /// Begins a new state if any of these loads, computed at `now`, has changed. Loads that are older than the known ones
+    /// are ignored.
+    pub fn update(&mut self, loads: BTreeMap<DeploymentName, DeploymentLoad>, now: Instant) {
+        if self.loaded_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.loaded_at = Some(now);
+        let next = self.number + 1;
+        let is_gone = |(name, known): (&DeploymentName, &VersionedLoad)| {
+            (known.load.is_some() && !loads.contains_key(name)).then(|| name.clone())
+        };
+        for name in self.loads.iter().filter_map(is_gone).collect::<Vec<_>>() {
+            self.change(name, None, next);
+        }
+        for (name, mut load) in loads {
+            round(&mut load);
+            if self.loads.get(&name).is_none_or(|known| known.load != Some(load)) {
+                self.change(name, Some(load), next);
+            }
+        }
+        if self.changes.contains_key(&next) {
+            self.number = next;
+        }
+        if self.removed > MAX_DEPLOYMENTS {
+            let changes = &mut self.changes;
+            self.loads.retain(|name, known| {
+                if known.load.is_none() {
+                    forget_change(changes, name, known.changed);
+                }
+                known.load.is_some()
+            });
+            (self.removed, self.oldest) = (0, self.number);
+        }
+    }
+
+    /// Changes the load of a deployment in the state `next`; `None` removes its name.
+    fn change(&mut self, name: DeploymentName, load: Option<DeploymentLoad>, next: u64) {
+        let sum = |load: &Option<DeploymentLoad>| load.as_ref().map_or(0, |load| load_checksum(&name, load));
+        self.checksum = self.checksum.wrapping_add(sum(&load));
+        self.removed += usize::from(load.is_none());
+        if let Some(before) = self.loads.insert(name.clone(), VersionedLoad { load, changed: next }) {
+            self.checksum = self.checksum.wrapping_sub(sum(&before.load));
+            self.removed -= usize::from(before.load.is_none());
+            forget_change(&mut self.changes, &name, before.changed);
+        }
+        self.changes.entry(next).or_default().insert(name);
+    }
+
     /// Encodes a report for a gateway that has the state `known`.
-    pub fn encode(&mut self, mut report: Report, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
-        report.deployments.values_mut().for_each(round);
-        self.update(&report.deployments);
+    pub fn encode(
+        &mut self,
+        report: GatewayReport,
+        gateway: &Gateway,
+        known: Option<KnownState>,
+    ) -> ReportV1 {
+        let GatewayReport { region, instance, boot_id, sequence, draining, grants } = report;
         self.grants += 1;
         let is_new = !self.granted.contains_key(gateway);
         let number = self.grants;
@@ -139,58 +216,52 @@ impl ReportEncoder {
             .granted
             .entry(gateway.clone())
             .or_insert_with(|| SentGrants { first: number, ..SentGrants::default() });
-        sent.update(&report.deployments, number);
+        let load_of = |name: &DeploymentName| self.loads.get(name)?.load;
+        sent.update(&grants, number, |name| load_of(name).is_some());
         let is_known = |known: &KnownState| {
-            known.boot_id == report.boot_id && (self.oldest..=self.number).contains(&known.number)
+            known.boot_id == boot_id && (self.oldest..=self.number).contains(&known.number)
         };
         let known = known.filter(is_known);
         let base = known.map(|known| known.number);
         let grants_base =
             known.and_then(|known| known.grants).filter(|known| (sent.first..number).contains(known));
-        if let Some(base) = base {
-            let has_changed =
-                |name: &DeploymentName| self.loads.get(name).is_none_or(|known| known.changed > base);
-            let is_new_grant = |name: &DeploymentName, load: &DeploymentLoad| match grants_base {
-                Some(base) => sent.has_changed(name, base),
-                None => load.granted_tokens > 0,
-            };
-            report.deployments.retain(|name, load| is_new_grant(name, load) || has_changed(name));
+        let mut removed = Vec::new();
+        let mut deployments = BTreeMap::new();
+        let mut list = |name: &DeploymentName| match load_of(name) {
+            Some(load) => {
+                let load = DeploymentLoad { granted_tokens: sent.tokens(name), ..load };
+                deployments.insert(name.clone(), load);
+            }
+            None => removed.push(name.to_string()),
+        };
+        match base {
+            None => {
+                self.loads.iter().filter(|(_, known)| known.load.is_some()).for_each(|(name, _)| list(name))
+            }
+            Some(base) => {
+                self.changes.range(base + 1..).flat_map(|(_, names)| names).for_each(&mut list);
+                let is_new_grant = |(tokens, changed): &(u64, u64)| match grants_base {
+                    Some(base) => *changed > base,
+                    None => *tokens > 0,
+                };
+                let new_grants = sent.each.iter().filter(|(_, grant)| is_new_grant(grant));
+                new_grants.for_each(|(name, _)| list(name));
+            }
         }
-        let removed = self.removed.iter().filter(|(_, at)| base.is_some_and(|base| **at > base));
-        let removed = removed.map(|(name, _)| name.to_string()).collect();
+        removed.sort_unstable();
+        let report = Report { region, instance, boot_id, sequence, deployments, draining };
         let (checksum, grants) = (self.checksum, Some(number));
         let state = ReportStateV1 { number: self.number, base, removed, checksum, grants, grants_base };
         ReportV1 { state: Some(state), ..ReportV1::from(report) }
     }
+}
 
-    /// Begins a new state if any load has changed.
-    fn update(&mut self, loads: &BTreeMap<DeploymentName, DeploymentLoad>) {
-        let next = self.number + 1;
-        let gone: Vec<_> = self.loads.extract_if(.., |name, _| !loads.contains_key(name)).collect();
-        let mut has_changed = !gone.is_empty();
-        self.removed.extend(gone.into_iter().map(|(name, _)| (name, next)));
-        for (name, load) in loads {
-            let load = without_grant(load);
-            let known = self.loads.get_mut(name);
-            if known.as_ref().is_some_and(|known| known.load == load) {
-                continue;
-            }
-            has_changed = true;
-            match known {
-                Some(known) => *known = VersionedLoad { load, changed: next },
-                None => {
-                    self.removed.remove(name);
-                    self.loads.insert(name.clone(), VersionedLoad { load, changed: next });
-                }
-            }
-        }
-        if has_changed {
-            self.number = next;
-            self.checksum = checksum(self.loads.iter().map(|(name, known)| (name, &known.load)));
-        }
-        if self.removed.len() > MAX_DEPLOYMENTS {
-            self.removed.clear();
-            self.oldest = self.number;
+/// Removes the change of a deployment in the state `at`.
+fn forget_change(changes: &mut BTreeMap<u64, BTreeSet<DeploymentName>>, name: &DeploymentName, at: u64) {
+    if let Some(names) = changes.get_mut(&at) {
+        names.remove(name);
+        if names.is_empty() {
+            changes.remove(&at);
         }
     }
 }
@@ -202,31 +273,65 @@ pub struct ReportDecoder {
     last: Option<DecodedReport>,
 }
 
-#[derive(Debug)]
-struct DecodedReport {
-    report: Report,
+/// Report with all its loads and grants.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodedReport {
+    /// The report.
+    pub report: Report,
+    /// Deployments whose load or grant differs from the report before, or that were removed. `None`: any may differ.
+    pub changed: Option<BTreeSet<DeploymentName>>,
+    /// Deployments with a grant.
+    granted: BTreeSet<DeploymentName>,
     /// Number of its state.
     number: u64,
+    checksum: u64,
     /// Number of its grants, if the spoke numbers them.
     grants: Option<u64>,
+}
+
+impl DecodedReport {
+    /// Returns a report of which any load may have changed.
+    pub fn of_all_loads(report: Report) -> DecodedReport {
+        let granted = report.deployments.iter().filter(|(_, load)| load.granted_tokens > 0);
+        let granted = granted.map(|(name, _)| name.clone()).collect();
+        let checksum = checksum(report.deployments.iter());
+        DecodedReport { report, changed: None, granted, number: 0, checksum, grants: None }
+    }
+
+    /// Replaces the load of a deployment; `None` removes it.
+    fn change(&mut self, name: DeploymentName, load: Option<DeploymentLoad>) {
+        let sum = |load: &DeploymentLoad| load_checksum(&name, load);
+        self.checksum = self.checksum.wrapping_add(load.as_ref().map_or(0, sum));
+        match load.is_some_and(|load| load.granted_tokens > 0) {
+            true => self.granted.insert(name.clone()),
+            false => self.granted.remove(&name),
+        };
+        let before = match load {
+            Some(load) => self.report.deployments.insert(name.clone(), load),
+            None => self.report.deployments.remove(&name),
+        };
+        self.checksum = self.checksum.wrapping_sub(before.as_ref().map_or(0, sum));
+        if let Some(changed) = &mut self.changed {
+            changed.insert(name);
+        }
+    }
 }
 
 impl ReportDecoder {
     /// Returns the state that this gateway has, for the next request.
     pub fn known(&self) -> Option<KnownState> {
-        let DecodedReport { report, number, grants } = self.last.as_ref()?;
+        let DecodedReport { report, number, grants, .. } = self.last.as_ref()?;
         Some(KnownState { boot_id: report.boot_id, number: *number, grants: *grants })
     }
 
     /// Decodes a report. Reports must be decoded in the order of their sequence numbers; late ones are left out.
-    pub fn decode(&mut self, mut wire: ReportV1) -> Result<&Report, ReportError> {
+    pub fn decode(&mut self, mut wire: ReportV1) -> Result<&DecodedReport, ReportError> {
         let before = self.last.take();
         let state = wire.state.take();
         let mut report = Report::try_from(wire)?;
         let Some(ReportStateV1 { number, base, removed, checksum, grants, grants_base }) = state else {
             // A spoke without states always sends all loads. Its reports are no state to refer to.
-            let last = self.last.insert(DecodedReport { report, number: 0, grants: None });
-            return Ok(&last.report);
+            return Ok(self.last.insert(DecodedReport::of_all_loads(report)));
         };
         let before = before.filter(|last| last.report.boot_id == report.boot_id);
         if let Some(last) = &before {
@@ -237,32 +342,40 @@ impl ReportDecoder {
                 return Err(ReportError::Outdated { number, newer });
             }
         }
-        if let Some(base) = base {
-            let last = before.filter(|last| last.number >= base).ok_or(ReportError::UnknownBase { base })?;
-            let has_base = |base: &u64| last.grants.is_some_and(|grants| grants >= *base);
-            if let Some(base) = grants_base.filter(|base| !has_base(base)) {
-                return Err(ReportError::UnknownBase { base });
+        let decoded = match base {
+            None => DecodedReport::of_all_loads(report),
+            Some(base) => {
+                let mut last =
+                    before.filter(|last| last.number >= base).ok_or(ReportError::UnknownBase { base })?;
+                let has_base = |base: &u64| last.grants.is_some_and(|grants| grants >= *base);
+                if let Some(base) = grants_base.filter(|base| !has_base(base)) {
+                    return Err(ReportError::UnknownBase { base });
+                }
+                let changed = std::mem::take(&mut report.deployments);
+                report.deployments = std::mem::take(&mut last.report.deployments);
+                (last.report, last.changed) = (report, Some(BTreeSet::new()));
+                if grants_base.is_none() {
+                    for name in std::mem::take(&mut last.granted) {
+                        let load = last.report.deployments.get(&name).copied();
+                        last.change(name, load.map(|load| DeploymentLoad { granted_tokens: 0, ..load }));
+                    }
+                }
+                changed.into_iter().for_each(|(name, load)| last.change(name, Some(load)));
+                for (at, name) in removed.iter().enumerate() {
+                    last.change(parsed(format!("state.removed[{at}]"), name)?, None);
+                }
+                let all = last.report.deployments.len();
+                if all > MAX_DEPLOYMENTS {
+                    let problem = format!("{all} with these changes; at most {MAX_DEPLOYMENTS}");
+                    return Err(WireError::new("deployments", problem).into());
+                }
+                last
             }
-            let changed = std::mem::replace(&mut report.deployments, last.report.deployments);
-            if grants_base.is_none() {
-                report.deployments.values_mut().for_each(|load| load.granted_tokens = 0);
-            }
-            report.deployments.extend(changed);
-            for (at, name) in removed.iter().enumerate() {
-                let name: DeploymentName = parsed(format!("state.removed[{at}]"), name)?;
-                report.deployments.remove(&name);
-            }
-            if report.deployments.len() > MAX_DEPLOYMENTS {
-                let problem =
-                    format!("{} with these changes; at most {MAX_DEPLOYMENTS}", report.deployments.len());
-                return Err(WireError::new("deployments", problem).into());
-            }
-        }
-        if self::checksum(report.deployments.iter()) != checksum {
+        };
+        if decoded.checksum != checksum {
             return Err(ReportError::Checksum { number });
         }
-        let last = self.last.insert(DecodedReport { report, number, grants });
-        Ok(&last.report)
+        Ok(self.last.insert(DecodedReport { number, grants, ..decoded }))
     }
 }
 
@@ -273,10 +386,6 @@ fn round(load: &mut DeploymentLoad) {
         load.tokens_per_second = ((speed / SPEED_UNIT).round() * SPEED_UNIT).max(SPEED_UNIT);
     }
     load.ready_in = load.ready_in.map(|left| Duration::from_millis(ready_in_ms(left)));
-}
-
-fn without_grant(load: &DeploymentLoad) -> DeploymentLoad {
-    DeploymentLoad { granted_tokens: 0, ..*load }
 }
 
 /// Checksum of all loads without their grants: a sum, so that it does not depend on an order.
@@ -334,6 +443,20 @@ mod tests {
         }
     }
 
+    impl ReportEncoder {
+        /// Encodes a report of these loads and grants.
+        fn encode_now(&mut self, report: Report, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
+            let Report { region, instance, boot_id, sequence, mut deployments, draining } = report;
+            let grants = deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens)).collect();
+            deployments.values_mut().for_each(|load| load.granted_tokens = 0);
+            let now = self.loaded_at.unwrap_or_else(Instant::now) + LOADS_AGE_MAX;
+            assert!(self.needs_loads(now));
+            self.update(deployments, now);
+            let report = GatewayReport { region, instance, boot_id, sequence, draining, grants };
+            self.encode(report, gateway, known)
+        }
+    }
+
     fn gateway(number: usize) -> Gateway {
         Gateway { location: "aws/us-east-1".to_owned(), boot_id: number as u64 }
     }
@@ -350,25 +473,30 @@ mod tests {
     #[test]
     fn a_report_has_only_what_has_changed_since_the_state_of_the_gateway() {
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-        let first = encoder.encode(report(1, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
+        let first =
+            encoder.encode_now(report(1, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
         assert_eq!(names(&first), ["d-1", "d-2"]);
         decoder.decode(sent(&first)).unwrap();
 
-        let same = encoder.encode(report(2, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
+        let same = encoder.encode_now(report(2, &[(1, load(0)), (2, load(0))]), &gateway(0), decoder.known());
         assert_eq!((names(&same), same.state.clone().unwrap().base), (vec![], Some(1)));
-        assert_eq!(decoder.decode(sent(&same)).unwrap().deployments.len(), 2);
+        assert_eq!(decoder.decode(sent(&same)).unwrap().report.deployments.len(), 2);
 
         let granted = DeploymentLoad { granted_tokens: 9, ..load(0) };
-        let changed = encoder.encode(report(3, &[(1, granted), (3, load(7))]), &gateway(0), decoder.known());
+        let changed =
+            encoder.encode_now(report(3, &[(1, granted), (3, load(7))]), &gateway(0), decoder.known());
         assert_eq!(names(&changed), ["d-1", "d-3"]);
         assert_eq!(changed.state.as_ref().unwrap().removed, ["d-2"]);
-        let decoded = decoder.decode(sent(&changed)).unwrap();
+        let DecodedReport { report: decoded, changed, .. } = decoder.decode(sent(&changed)).unwrap();
+        assert_eq!(*changed, Some([name(1), name(2), name(3)].into()));
         assert_eq!(decoded.deployments.keys().cloned().collect::<Vec<_>>(), [name(1), name(3)]);
         assert_eq!(decoded.deployments[&name(1)].granted_tokens, 9);
 
-        let after = encoder.encode(report(4, &[(1, load(0)), (3, load(7))]), &gateway(0), decoder.known());
+        let after =
+            encoder.encode_now(report(4, &[(1, load(0)), (3, load(7))]), &gateway(0), decoder.known());
         assert_eq!(names(&after), ["d-1"]);
-        let decoded = decoder.decode(sent(&after)).unwrap();
+        let DecodedReport { report: decoded, changed, .. } = decoder.decode(sent(&after)).unwrap();
+        assert_eq!(*changed, Some([name(1)].into()));
         assert_eq!(decoded.deployments[&name(1)].granted_tokens, 0, "the grant has ended");
     }
 
@@ -377,9 +505,9 @@ mod tests {
         let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) }), (2, load(0))];
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
         let mut exchange = |encoder: &mut ReportEncoder, to: usize, known, tokens| {
-            let wire = encoder.encode(report(1, &granted(tokens)), &gateway(to), known);
+            let wire = encoder.encode_now(report(1, &granted(tokens)), &gateway(to), known);
             let listed = names(&wire).len();
-            let decoded = decoder.decode(sent(&wire)).unwrap();
+            let decoded = &decoder.decode(sent(&wire)).unwrap().report;
             (listed, decoded.deployments[&name(1)].granted_tokens, decoder.known())
         };
         let (listed, tokens, known) = exchange(&mut encoder, 0, None, 9);
@@ -394,7 +522,7 @@ mod tests {
         let (listed, tokens, known) = exchange(&mut encoder, 1, known, 5);
         assert_eq!((listed, tokens), (1, 5), "the number is one of another gateway");
         for other in 2..=GATEWAYS_MAX {
-            encoder.encode(report(1, &granted(1)), &gateway(other), None);
+            encoder.encode_now(report(1, &granted(1)), &gateway(other), None);
         }
         assert_eq!(encoder.granted.len(), 1, "one more than the maximum");
         let (listed, tokens, _) = exchange(&mut encoder, 1, known, 5);
@@ -404,11 +532,11 @@ mod tests {
     #[test]
     fn the_grants_of_silent_gateways_are_forgotten() {
         let mut encoder = ReportEncoder::default();
-        encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None);
+        encoder.encode_now(report(1, &[(1, load(0))]), &gateway(0), None);
         for _ in 0..SILENT_REPORTS_MAX {
-            encoder.encode(report(1, &[(1, load(0))]), &gateway(1), None);
+            encoder.encode_now(report(1, &[(1, load(0))]), &gateway(1), None);
         }
-        encoder.encode(report(1, &[(1, load(0))]), &gateway(2), None);
+        encoder.encode_now(report(1, &[(1, load(0))]), &gateway(2), None);
         assert_eq!(encoder.granted.keys().map(|gateway| gateway.boot_id).collect::<Vec<_>>(), [1, 2]);
     }
 
@@ -416,39 +544,43 @@ mod tests {
     fn changed_grants_of_unknown_or_earlier_numbers_are_not_applied() {
         let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) })];
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-        decoder.decode(encoder.encode(report(1, &granted(3)), &gateway(0), None)).unwrap();
+        decoder.decode(encoder.encode_now(report(1, &granted(3)), &gateway(0), None)).unwrap();
         let known = decoder.known();
-        let earlier = encoder.encode(report(2, &granted(4)), &gateway(0), known);
-        decoder.decode(encoder.encode(report(3, &granted(5)), &gateway(0), known)).unwrap();
-        let late = decoder.decode(earlier).cloned();
+        let earlier = encoder.encode_now(report(2, &granted(4)), &gateway(0), known);
+        decoder.decode(encoder.encode_now(report(3, &granted(5)), &gateway(0), known)).unwrap();
+        let late = decoder.decode(earlier).map(|decoded| decoded.report.clone());
         assert_eq!(late, Err(ReportError::Outdated { number: 2, newer: 3 }));
-        let mut forged = encoder.encode(report(4, &granted(5)), &gateway(0), decoder.known());
+        let mut forged = encoder.encode_now(report(4, &granted(5)), &gateway(0), decoder.known());
         forged.state.as_mut().unwrap().grants_base = Some(7);
-        assert_eq!(decoder.decode(forged).cloned(), Err(ReportError::UnknownBase { base: 7 }));
+        assert_eq!(
+            decoder.decode(forged).map(|decoded| decoded.report.clone()),
+            Err(ReportError::UnknownBase { base: 7 })
+        );
         assert_eq!(decoder.known(), None, "the next response has everything");
     }
 
     #[test]
     fn a_gateway_gets_all_loads_from_a_restarted_spoke_and_after_forgotten_removals() {
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-        decoder.decode(encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
+        decoder.decode(encoder.encode_now(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
         let mut restarted = ReportEncoder::default();
         let mut other = report(2, &[(1, load(0))]);
         other.boot_id = 6;
-        let all = restarted.encode(other, &gateway(0), decoder.known());
+        let all = restarted.encode_now(other, &gateway(0), decoder.known());
         assert_eq!((names(&all), all.state.as_ref().unwrap().base), (vec!["d-1"], None));
         decoder.decode(all).unwrap();
 
-        decoder.decode(encoder.encode(report(3, &[(1, load(0))]), &gateway(0), None)).unwrap();
+        decoder.decode(encoder.encode_now(report(3, &[(1, load(0))]), &gateway(0), None)).unwrap();
         let known = decoder.known();
         for round in 0..3 {
             let many: Vec<_> =
                 (0..MAX_DEPLOYMENTS / 2).map(|at| (round * MAX_DEPLOYMENTS + at, load(0))).collect();
-            encoder.encode(report(4, &many), &gateway(0), None);
+            encoder.encode_now(report(4, &many), &gateway(0), None);
         }
-        encoder.encode(report(5, &[]), &gateway(0), None);
-        assert!(encoder.removed.len() <= MAX_DEPLOYMENTS);
-        let all = encoder.encode(report(6, &[(1, load(0))]), &gateway(0), known);
+        encoder.encode_now(report(5, &[]), &gateway(0), None);
+        assert!(encoder.removed <= MAX_DEPLOYMENTS);
+        assert_eq!(encoder.loads.len(), encoder.changes.values().map(BTreeSet::len).sum::<usize>());
+        let all = encoder.encode_now(report(6, &[(1, load(0))]), &gateway(0), known);
         assert_eq!(all.state.as_ref().unwrap().base, None);
     }
 
@@ -456,10 +588,10 @@ mod tests {
     fn a_wrong_report_is_rejected_and_the_next_request_asks_for_all_loads() {
         let encoded = |change: &dyn Fn(&mut ReportV1)| {
             let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-            decoder.decode(encoder.encode(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
-            let mut wire = encoder.encode(report(2, &[(1, load(3))]), &gateway(0), decoder.known());
+            decoder.decode(encoder.encode_now(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();
+            let mut wire = encoder.encode_now(report(2, &[(1, load(3))]), &gateway(0), decoder.known());
             change(&mut wire);
-            let result = decoder.decode(wire).cloned();
+            let result = decoder.decode(wire).map(|decoded| decoded.report.clone());
             (result, decoder.known())
         };
         let state = |wire: &mut ReportV1, change: &dyn Fn(&mut ReportStateV1)| {
@@ -515,19 +647,26 @@ mod tests {
             let mut encoder = ReportEncoder::default();
             let mut decoders = [ReportDecoder::default(), ReportDecoder::default()];
             let mut under_way: [Vec<(ReportV1, Report)>; 2] = Default::default();
+            let mut last: [BTreeMap<DeploymentName, DeploymentLoad>; 2] = Default::default();
             for (sequence, (state, gateway, is_lost, delay)) in exchanges.into_iter().enumerate() {
                 let mut expected = report(sequence as u64, &[]);
                 expected.deployments = states[state % states.len()].clone();
                 let known = decoders[gateway].known();
-                let wire = sent(&encoder.encode(expected.clone(), &self::gateway(gateway), known));
+                let wire = sent(&encoder.encode_now(expected.clone(), &self::gateway(gateway), known));
                 expected.deployments.values_mut().for_each(round);
                 if !is_lost {
                     under_way[gateway].push((wire, expected));
                 }
                 while under_way[gateway].len() > delay {
                     let (wire, expected) = under_way[gateway].remove(0);
-                    let decoded = decoders[gateway].decode(wire).cloned();
-                    prop_assert_eq!(decoded, Ok(expected));
+                    let DecodedReport { report, changed, .. } = decoders[gateway].decode(wire).unwrap();
+                    prop_assert_eq!(report, &expected);
+                    if let Some(changed) = changed {
+                        let (before, after) = (&last[gateway], &expected.deployments);
+                        let mut names = before.keys().chain(after.keys());
+                        prop_assert!(names.all(|name| changed.contains(name) || before[name] == after[name]));
+                    }
+                    last[gateway] = expected.deployments;
                 }
             }
         }

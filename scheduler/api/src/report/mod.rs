@@ -81,6 +81,23 @@ pub struct Report {
     pub draining: bool,
 }
 
+/// Report of a spoke instance to one gateway, without the loads, which are the same for all gateways.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayReport {
+    /// Region of the instance.
+    pub region: RegionId,
+    /// Name of the reporting instance.
+    pub instance: InstanceName,
+    /// Random number drawn at each start of the spoke.
+    pub boot_id: u64,
+    /// Sequence number of the request.
+    pub sequence: u64,
+    /// Whether the instance is draining.
+    pub draining: bool,
+    /// Spillover tokens by deployment that the gateway may send until its next request; absent deployments have none.
+    pub grants: BTreeMap<DeploymentName, u64>,
+}
+
 /// Load of one deployment in a region, summed over its ready replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DeploymentLoad {
@@ -96,6 +113,23 @@ pub struct DeploymentLoad {
     pub tokens_per_second: f64,
     /// Spillover tokens that the gateway may send until its next request.
     pub granted_tokens: u64,
+}
+
+impl DeploymentLoad {
+    /// Returns whether it has no replica, no work and no grant, so that it stays as it is until a report changes it.
+    pub fn is_asleep(&self) -> bool {
+        let DeploymentLoad {
+            ready,
+            ready_in: _,
+            pending_tokens,
+            interactive_tokens,
+            tokens_per_second,
+            granted_tokens,
+        } = self;
+        *ready == 0
+            && [*pending_tokens, interactive_tokens.unwrap_or(0), *granted_tokens] == [0; 3]
+            && *tokens_per_second == 0.0
+    }
 }
 
 /// Request, `POST /spoke/v1/exchange`.

@@ -9,10 +9,10 @@ use gateway_core::instances::{InstanceIndex, InstanceSet};
 use gateway_core::queue::RegionQueue;
 use gateway_core::shed::{AdmissionPoolSet, QueueWaits};
 use gateway_core::spill::Spill;
-use regions::{Catalogue, HostPort, InstanceName, RegionIndex, RouteTable};
+use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionIndex, RouteTable};
 use scheduler_api::report::delta::ReportDecoder;
 use scheduler_api::report::{
-    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, Report, ReportV1,
+    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, ReportV1,
 };
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::route::changes::{self, RoutesV1};
@@ -50,9 +50,9 @@ impl EdgeState {
 
     /// Returns the next request to an instance, like `gateway::edge::reports`.
     fn request(&self, instance: InstanceIndex, sequence: u64, now: Instant) -> Vec<u8> {
-        let served =
-            self.loads.in_region(instance.region()).map(|(name, _)| (name, self.spill.demand(name, now)));
-        let requested = served.filter(|(_, tokens)| *tokens > 0).map(|(name, tokens)| (name.clone(), tokens));
+        let is_served = |name: &DeploymentName| self.loads.get(instance.region(), name).is_some();
+        let requested = self.spill.demands(now).filter(|(name, _)| is_served(name));
+        let requested = requested.map(|(name, tokens)| (name.clone(), tokens));
         let gateway = Gateway { location: "aws/ap-southeast-2".to_owned(), boot_id: u64::MAX };
         let known = self.decoders[&instance].known();
         let request = ExchangeRequest { gateway, sequence, known, requested: requested.collect() };
@@ -63,36 +63,39 @@ impl EdgeState {
     fn reported(&mut self, instance: InstanceIndex, body: &[u8], now: Instant) {
         let EdgeState { decoders, fleet, instances, loads, cold, spill, pools, table: _ } = self;
         let wire: ReportV1 = serde_json::from_slice(body).unwrap();
-        let report: &Report = decoders.get_mut(&instance).unwrap().decode(wire).unwrap();
+        let decoded = decoders.get_mut(&instance).unwrap().decode(wire).unwrap();
         let region = instance.region();
-        let granted = report.deployments.iter().map(|(name, load)| (name, load.granted_tokens));
-        spill.set_credits(instance, granted, now);
-        instances.reported(instance, report, ROUND_TRIP, now);
-        let combined = instances.region_report(region, now);
-        let reported = combined.deployments.iter();
-        cold.replace(region, reported.clone().filter_map(|(name, load)| Some((name, load.ready_in?))));
-        let backlogs: Vec<_> = reported
-            .map(|(name, load)| {
+        let touched = instances.reported(instance, decoded, ROUND_TRIP, now);
+        let granted = |name| {
+            let load = decoded.report.deployments.get(name).filter(|load| !load.is_asleep());
+            (name, load.map(|load| load.granted_tokens))
+        };
+        spill.set_credits(instance, touched.iter().map(granted), now);
+        let combined = instances.region_report(region, now).unwrap();
+        let mut serves = Vec::with_capacity(combined.touched.len());
+        for name in &combined.touched {
+            let load = combined.deployments.get(name);
+            cold.set(region, name, load.and_then(|load| load.ready_in));
+            let backlog = load.map(|load| {
                 let before = loads.get(region, name).copied();
                 let queue = |queue, tokens| RegionQueue::updated(queue, tokens, load.tokens_per_second, now);
                 let total = queue(before.map(|before| before.1), load.pending_tokens);
                 let interactive = load.interactive_tokens.unwrap_or(load.pending_tokens);
-                (name, (*load, total, queue(before.map(|before| before.2), interactive)))
-            })
-            .collect();
-        loads.replace(region, backlogs);
-        let waits = combined.deployments.iter().map(|(name, load)| {
-            (
-                name.clone(),
-                QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second),
-            )
+                (*load, total, queue(before.map(|before| before.2), interactive))
+            });
+            loads.set(region, name, backlog);
+            let is_served = load.is_some_and(|load| load.ready > 0 || load.ready_in.is_some());
+            serves.push((name.clone(), is_served));
+        }
+        let health = HealthReport { round_trip: ROUND_TRIP, serves, draining: combined.draining };
+        fleet.reported(region, health, now);
+        let waits = combined.touched.iter().map(|name| {
+            let waits = |load: &DeploymentLoad| {
+                QueueWaits::of(load.interactive_tokens, load.pending_tokens, load.tokens_per_second)
+            };
+            (name, combined.deployments.get(name).map(waits))
         });
         pools.report(region, waits, now);
-        let serves = |load: &DeploymentLoad| load.ready > 0 || load.ready_in.is_some();
-        let ready = combined.deployments.iter().filter(|(_, load)| serves(load));
-        let ready = ready.map(|(name, _)| name.clone()).collect();
-        let health = HealthReport { round_trip: ROUND_TRIP, ready, draining: combined.draining };
-        fleet.reported(region, health, now);
     }
 
     /// Applies a response with a route table or its changes, up to the text of the snapshot.

@@ -69,6 +69,9 @@ impl Region {
     /// Responds to a request, like the ingress.
     pub(crate) fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> ReportV1 {
         let report = self.spoke.exchange(request, now);
+        if self.encoder.needs_loads(now) {
+            self.encoder.update(self.spoke.loads(now), now);
+        }
         self.encoder.encode(report, &request.gateway, request.known)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::DeploymentName;
-use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Report};
+use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, GatewayReport};
 
 use super::Spoke;
 use super::grants::SparePool;
@@ -16,15 +16,19 @@ const OFFERED_PERCENT: u64 = 90;
 const OFFERED_BUSY_PERCENT: u64 = 30;
 
 impl Spoke {
-    /// Returns the region's report for a gateway, with the spillover tokens granted to it.
-    pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> Report {
-        let mut report = self.report(request.sequence, now);
-        let pools = self.pools(&report.deployments, now);
-        let granted = self.grants.grant(&request.gateway, &request.requested, &pools, now);
-        for (name, tokens) in granted {
-            report.deployments.entry(name).or_default().granted_tokens = tokens;
+    /// Returns the region's report for a gateway, with the spillover tokens granted to it and without the
+    /// [loads](Spoke::loads).
+    pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> GatewayReport {
+        let serving: Vec<_> = self.serving_by_name(now).into_keys().cloned().collect();
+        let pools = self.pools(&serving, now);
+        GatewayReport {
+            region: self.region.clone(),
+            instance: self.instance.clone(),
+            boot_id: self.boot_id,
+            sequence: request.sequence,
+            draining: self.draining,
+            grants: self.grants.grant(&request.gateway, &request.requested, &pools, now),
         }
-        report
     }
 
     /// Returns the granted tokens that gateways may still send.
@@ -32,13 +36,9 @@ impl Spoke {
         self.grants.outstanding(deployment)
     }
 
-    /// Returns the pools of deployments that share replicas, with their spare capacity.
-    fn pools<'a>(
-        &self,
-        loads: &'a BTreeMap<DeploymentName, DeploymentLoad>,
-        now: Instant,
-    ) -> Vec<SparePool<'a>> {
-        let pools = self.shared(loads.keys(), now).into_iter().map(|(deployments, replicas)| {
+    /// Returns the pools of these deployments that share replicas, with their spare capacity.
+    fn pools<'a>(&self, deployments: &'a [DeploymentName], now: Instant) -> Vec<SparePool<'a>> {
+        let pools = self.shared(deployments.iter(), now).into_iter().map(|(deployments, replicas)| {
             let spare = self.spare(&deployments, &replicas, now);
             SparePool { deployments, spare }
         });
@@ -145,10 +145,10 @@ mod tests {
                 spoke.set_start_time(&name(text), Some(std::time::Duration::from_secs(2)));
             }
             let now = now + std::time::Duration::from_millis(3000);
-            let report = spoke.report(1, now);
-            let expected = by_comparison(&spoke, report.deployments.keys(), now);
-            prop_assert_eq!(spoke.shared(report.deployments.keys(), now), expected);
-            for (name, load) in &report.deployments {
+            let loads = spoke.loads(now);
+            let expected = by_comparison(&spoke, loads.keys(), now);
+            prop_assert_eq!(spoke.shared(loads.keys(), now), expected);
+            for (name, load) in &loads {
                 let serving: Vec<_> = spoke.serving(name, now).map(|(_, replica)| replica).collect();
                 prop_assert_eq!(load.ready as usize, serving.len());
                 prop_assert_eq!(load.pending_tokens, serving.iter().map(|it| it.backlog_tokens()).sum::<u64>());

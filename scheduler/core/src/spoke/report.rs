@@ -1,16 +1,17 @@
-//! Report of a region to a gateway.
+//! Loads of a region in its reports to gateways.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use scheduler_api::report::{DeploymentLoad, Report};
+use regions::DeploymentName;
+use scheduler_api::report::DeploymentLoad;
 
 use super::Spoke;
 
 impl Spoke {
-    /// Returns this spoke's report for the request `sequence`, without a grant: its share of the load of the region's
-    /// replicas, rounded up, so that the reports of all spokes of the region add up to its load.
-    pub fn report(&self, sequence: u64, now: Instant) -> Report {
+    /// Returns the loads in the reports of this spoke, without grants: its share of the load of the region's replicas,
+    /// rounded up, so that the reports of all spokes of the region add up to its load.
+    pub fn loads(&self, now: Instant) -> BTreeMap<DeploymentName, DeploymentLoad> {
         let known =
             self.replicas.each().flat_map(|(_, replica)| replica.names()).chain(self.provisioning.names());
         let mut deployments: BTreeMap<_, _> =
@@ -32,13 +33,6 @@ impl Spoke {
             load.tokens_per_second /= f64::from(self.instances);
             load.ready_in = self.wait_estimate(name, replicas.len(), now);
         }
-        Report {
-            region: self.region.clone(),
-            instance: self.instance.clone(),
-            boot_id: self.boot_id,
-            sequence,
-            deployments,
-            draining: self.draining,
-        }
+        deployments
     }
 }

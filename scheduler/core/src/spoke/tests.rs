@@ -3,7 +3,7 @@
 use super::*;
 use crate::some_instant;
 use regions::RegionRoute;
-use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, Report};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway};
 use std::time::Duration;
 
 const MS: Duration = Duration::from_millis(1);
@@ -80,7 +80,7 @@ impl SpokeTest {
     }
 
     fn ready(&self) -> u32 {
-        self.spoke.report(1, self.now).deployments[&name("minilm")].ready
+        self.spoke.loads(self.now)[&name("minilm")].ready
     }
 }
 
@@ -166,8 +166,7 @@ fn a_replicas_status_and_the_local_count_are_not_added() {
     let mut region = SpokeTest::with(&[(0, 1000.0)]);
     let ours = region.select_replica(100).unwrap();
     region.report_status(0, status(120, 1000.0)); // the same request, in real tokens
-    let pending =
-        |region: &SpokeTest| region.spoke.report(1, region.now).deployments[&name("minilm")].pending_tokens;
+    let pending = |region: &SpokeTest| region.spoke.loads(region.now)[&name("minilm")].pending_tokens;
     assert_eq!(pending(&region), 120);
     region.finished(&ours, ReplicaOutcome::Responded);
     assert_eq!(pending(&region), 20, "extrapolated from 120, by the estimate");
@@ -255,10 +254,13 @@ fn a_report_contains_every_deployment_of_the_region() {
         (name("minilm"), load(2, 42, None, 1500.0)),
         (name("minilm-eu"), load(1, 12, Some(5), 500.0)),
     ]);
-    let of = "aws/us-east-1".parse().unwrap();
-    let instance = region.spoke.instance().clone();
-    let expected = Report { region: of, instance, boot_id: 7, sequence: 3, deployments, draining: false };
-    assert_eq!(region.spoke.report(3, region.now), expected);
+    assert_eq!(region.spoke.loads(region.now), deployments);
+    let report = region.spoke.exchange(&request(1, 3, BTreeMap::new()), region.now);
+    assert_eq!(
+        (report.region.to_string().as_str(), report.boot_id, report.sequence),
+        ("aws/us-east-1", 7, 3)
+    );
+    assert_eq!((report.instance, report.draining), (region.spoke.instance().clone(), false));
     let ready = BTreeSet::from([name("minilm"), name("minilm-eu")]);
     assert_eq!(region.spoke.deployments_ready(region.now), ready);
 }
@@ -267,7 +269,7 @@ fn a_report_contains_every_deployment_of_the_region() {
 fn a_draining_region_reports_it_and_still_serves_requests() {
     let mut region = SpokeTest::with(&[(0, 1000.0)]);
     region.spoke.set_draining();
-    assert!(region.spoke.report(1, region.now).draining);
+    assert!(region.spoke.exchange(&request(1, 1, BTreeMap::new()), region.now).draining);
     assert!(region.spoke.deployments_ready(region.now).is_empty());
     assert_eq!(region.chosen(1), 0);
 }
@@ -294,6 +296,12 @@ fn a_late_replica_is_only_avoided_in_favour_of_others_until_it_counts_as_frozen(
     assert_eq!(never.select_replica(1), Err(NONE_READY));
 }
 
+/// Returns a request of the gateway with this boot id.
+fn request(gateway: u64, sequence: u64, requested: BTreeMap<DeploymentName, u64>) -> ExchangeRequest {
+    let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: gateway };
+    ExchangeRequest { gateway, sequence, known: None, requested }
+}
+
 /// Returns the tokens of `deployment` granted to a gateway that requests the maximum, with `local` tokens of local
 /// traffic a period.
 fn granted(region: &mut SpokeTest, local: u64, deployment: &str) -> u64 {
@@ -304,10 +312,8 @@ fn granted(region: &mut SpokeTest, local: u64, deployment: &str) -> u64 {
     }
     let names = region.spoke.deployments_ready(region.now);
     let requested = names.into_iter().map(|name| (name, 1_000_000)).collect();
-    let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: 1 };
-    let report =
-        region.spoke.exchange(&ExchangeRequest { gateway, sequence: 1, known: None, requested }, region.now);
-    let granted = report.deployments[&name(deployment)].granted_tokens;
+    let report = region.spoke.exchange(&request(1, 1, requested), region.now);
+    let granted = report.grants[&name(deployment)];
     assert_eq!(region.spoke.granted(&name(deployment)), granted);
     granted
 }
@@ -366,10 +372,10 @@ fn routed(instances: &[&str]) -> RouteTable {
 fn the_spokes_of_a_region_together_report_its_load_and_grant_at_most_its_spare_capacity() {
     let (catalogue, names) = (Catalogue::builtin(), ["a", "b", "c"]);
     let exchange = |region: &mut SpokeTest, gateway: u64| {
-        let gateway = Gateway { location: "50.1,8.7".to_owned(), boot_id: gateway };
         let requested = BTreeMap::from([(name("minilm"), 1_000_000)]);
-        let request = ExchangeRequest { gateway, sequence: 1, known: None, requested };
-        region.spoke.exchange(&request, region.now).deployments[&name("minilm")]
+        let report = region.spoke.exchange(&request(gateway, 1, requested), region.now);
+        let granted_tokens = report.grants[&name("minilm")];
+        DeploymentLoad { granted_tokens, ..region.spoke.loads(region.now)[&name("minilm")] }
     };
     let mut alone = SpokeTest::with(&[(900, 3000.0), (0, 3000.0)]);
     let whole = exchange(&mut alone, 1);

@@ -343,7 +343,7 @@ fn a_release_contains_the_cold_start_time() {
 #[test]
 fn a_report_contains_the_time_until_a_replica_is_ready() {
     let mut region = HoldTest::cold(1);
-    let ready_in = |region: &HoldTest| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
+    let ready_in = |region: &HoldTest| region.spoke.loads(region.now)[&region.d].ready_in;
     assert_eq!(ready_in(&region), Some(S));
     region.spoke.set_provisioning(&name("d"), vec![300 * MS], region.now);
     region.now += 100 * MS;
@@ -358,7 +358,7 @@ fn a_report_contains_the_waiting_time_of_the_queue() {
     let mut region = HoldTest::cold(1);
     region.report_status(0, true, 1000.0);
     region.spoke.replica_failed(0, region.now);
-    let ready_in = |region: &HoldTest| region.spoke.report(1, region.now).deployments[&region.d].ready_in;
+    let ready_in = |region: &HoldTest| region.spoke.loads(region.now)[&region.d].ready_in;
     let _tickets = [
         region.held(RequestParams { tokens: 2000, ..INTERACTIVE }),
         region.held(RequestParams { tokens: 3000, ..INTERACTIVE }),

@@ -77,7 +77,7 @@ fn only_replicas_of_the_pinned_revision_get_requests() {
     for _ in 0..10 {
         assert!(matches!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1 | 3)));
     }
-    assert_eq!(spoke.report(0, now).deployments[&name()].ready, 2);
+    assert_eq!(spoke.loads(now)[&name()].ready, 2);
     let counts = |spoke: &Spoke| spoke.capacity(now).pools.iter().map(|pool| pool.ready).sum::<u32>();
     assert_eq!(counts(&spoke), 2);
     apply_route_table(&mut spoke, Some(("a", None)));
