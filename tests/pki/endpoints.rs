@@ -1,6 +1,10 @@
-//! Every endpoint of every role, with every kind of certificate: which callers are admitted.
+//! Every endpoint of every role, with every kind of certificate and token: which callers are admitted.
 
 use super::{Fleet, Role as Process, free_address};
+use ::ring::rand::SystemRandom;
+use ::ring::signature::{Ed25519KeyPair, KeyPair as _};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -12,6 +16,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, SignatureScheme, StreamOwned};
 use scheduler_api::paths::{self, HUB_ENDPOINTS};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -31,11 +36,13 @@ enum Credentials {
     /// TLS without a client certificate.
     Anonymous,
     Certificate(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
+    /// Token of an identity provider, over TLS without a client certificate.
+    Token(String),
 }
 
 struct Caller {
     name: &'static str,
-    /// Role and region of a certificate that is valid; `None` for all others.
+    /// Role and region of a certificate or token that is valid; `None` for all others.
     valid: Option<(Role, &'static str)>,
     credentials: Credentials,
 }
@@ -45,7 +52,7 @@ struct Caller {
 enum Verdict {
     /// The connection was closed without a response.
     Rejected,
-    /// 403, or 404 at a spoke.
+    /// 401 or 403, or 404 at a spoke.
     Denied,
     /// Any other response: the caller was admitted, and the request is judged by its content.
     Admitted,
@@ -151,9 +158,13 @@ impl Caller {
         let tcp = TcpStream::connect(&endpoint.address).unwrap();
         tcp.set_read_timeout(Some(RESPONSE_TIMEOUT)).unwrap();
         let Endpoint { method, path, .. } = endpoint;
+        let authorization = match &self.credentials {
+            Credentials::Token(token) => format!("authorization: Bearer {token}\r\n"),
+            _ => String::new(),
+        };
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\
-             connection: close\r\n\r\n{{}}"
+             {authorization}connection: close\r\n\r\n{{}}"
         );
         let provider = Arc::new(ring::default_provider());
         let config = || {
@@ -165,7 +176,7 @@ impl Caller {
         };
         let config = match &self.credentials {
             Credentials::Plaintext => return verdict(tcp, &request, endpoint.process),
-            Credentials::Anonymous => config().with_no_client_auth(),
+            Credentials::Anonymous | Credentials::Token(_) => config().with_no_client_auth(),
             Credentials::Certificate(chain, key) => {
                 config().with_client_auth_cert(chain.clone(), key.clone_key()).unwrap()
             }
@@ -176,6 +187,23 @@ impl Caller {
     }
 
     fn expected(&self, endpoint: &Endpoint) -> Verdict {
+        // Hubs accept connections without a certificate for joining and for tokens. Those open what persons may use, but not the
+        // paths of the authority about the caller's own certificate.
+        if let Credentials::Anonymous | Credentials::Token(_) = self.credentials {
+            let is_for_tokens = |roles: &[Role]| match endpoint.process {
+                "hub" => roles.contains(&Role::Operator),
+                "authority" => roles.contains(&Role::Operator) && !roles.contains(&Role::Spoke),
+                _ => false,
+            };
+            return match (&endpoint.admits, self.valid) {
+                (Admits::Anyone, _) => Verdict::Admitted,
+                (Admits::Roles(roles), Some((role, _))) if is_for_tokens(roles) && roles.contains(&role) => {
+                    Verdict::Admitted
+                }
+                _ if ["hub", "authority"].contains(&endpoint.process) => Verdict::Denied,
+                _ => Verdict::Rejected,
+            };
+        }
         match (&endpoint.admits, self.valid, &self.credentials) {
             (Admits::Roles(roles), Some((role, _)), _) if roles.contains(&role) => Verdict::Admitted,
             (Admits::RegionSpokes | Admits::GatewaysAndRegionSpokes, Some((Role::Spoke, region)), _)
@@ -184,13 +212,7 @@ impl Caller {
                 Verdict::Admitted
             }
             (Admits::GatewaysAndRegionSpokes, Some((Role::Gateway, _)), _) => Verdict::Admitted,
-            (Admits::Anyone, Some(_), _) | (Admits::Anyone, None, Credentials::Anonymous) => {
-                Verdict::Admitted
-            }
-            // The listener of the authority accepts clients without a certificate, for joining.
-            (Admits::Roles(_), None, Credentials::Anonymous) if endpoint.process == "authority" => {
-                Verdict::Denied
-            }
+            (Admits::Anyone, Some(_), _) => Verdict::Admitted,
             (_, None, _) => Verdict::Rejected,
             (_, Some((role, region)), _) if (endpoint.accepts)(role, region) => Verdict::Denied,
             (_, Some(_), _) => Verdict::Rejected,
@@ -210,7 +232,7 @@ fn verdict(mut stream: impl Read + Write, request: &str, process: &str) -> Verdi
     };
     match read().unwrap_or_default().split(' ').nth(1) {
         None => Verdict::Rejected,
-        Some("403") => Verdict::Denied,
+        Some("401" | "403") => Verdict::Denied,
         // A spoke has all paths of the table, and responds to another role as if it had not.
         Some("404") if process == "spoke" => Verdict::Denied,
         Some(_) => Verdict::Admitted,
@@ -282,7 +304,44 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
     all
 }
 
-fn callers(fleet: &Fleet) -> Vec<Caller> {
+/// Identity provider whose keys the hub reads from a file.
+struct IdentityProvider(Ed25519KeyPair);
+
+impl IdentityProvider {
+    const ISSUER: &str = "https://login.example.com";
+
+    fn new() -> IdentityProvider {
+        let made = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+        IdentityProvider(Ed25519KeyPair::from_pkcs8(made.as_ref()).unwrap())
+    }
+
+    fn configure(&self, fleet: &Fleet) {
+        let x = URL_SAFE_NO_PAD.encode(self.0.public_key().as_ref());
+        let keys = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "1", "x": x}]});
+        std::fs::write(fleet.dir.join("keys.json"), keys.to_string()).unwrap();
+        let hub = fleet.read("hub.toml");
+        let operators = format!(
+            "[operators]\nissuer = \"{}\"\naudience = \"meridian\"\njwks_file = \"keys.json\"\n\
+             roles_claim = \"roles\"\nviewers = [\"readers\"]\noperators = [\"admins\"]\n",
+            IdentityProvider::ISSUER
+        );
+        std::fs::write(fleet.dir.join("hub.toml"), format!("{hub}{operators}")).unwrap();
+    }
+
+    /// Returns a token with these claims beside the required ones.
+    fn token(&self, claims: Value) -> Credentials {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let mut all =
+            json!({"iss": IdentityProvider::ISSUER, "aud": "meridian", "sub": "jane", "exp": now + 3600});
+        all.as_object_mut().unwrap().extend(claims.as_object().unwrap().clone());
+        let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+        let text = format!("{}.{}", part(&json!({"alg": "EdDSA", "kid": "1"})), part(&all));
+        let signature = URL_SAFE_NO_PAD.encode(self.0.sign(text.as_bytes()));
+        Credentials::Token(format!("{text}.{signature}"))
+    }
+}
+
+fn callers(fleet: &Fleet, provider: &IdentityProvider) -> Vec<Caller> {
     let (signer, now) = (Signer::of(fleet), SystemTime::now());
     let valid = (now - HOUR, now + HOUR);
     let of = |role: Role, (region, within): (&str, &str)| {
@@ -299,6 +358,8 @@ fn callers(fleet: &Fleet) -> Vec<Caller> {
         credentials: signer.sign(&format!("spiffe://m.example/{role}/alice"), valid),
     };
     let invalid = |name, credentials| Caller { name, valid: None, credentials };
+    let with_token =
+        |name, role, claims| Caller { name, valid: Some((role, "")), credentials: provider.token(claims) };
     let spoke = of(Role::Spoke, REGION);
     // Revoked by the command of an operator.
     let issued =
@@ -326,6 +387,13 @@ fn callers(fleet: &Fleet) -> Vec<Caller> {
         invalid("another jurisdiction", signer.sign(&of(Role::Spoke, (REGION.0, OTHER.1)), valid)),
         invalid("unknown region", signer.sign(&of(Role::Spoke, ("aws/mars-1", "de")), valid)),
         invalid("no role", signer.sign("spiffe://m.example/unknown", valid)),
+        with_token("token of an operator", Role::Operator, json!({"roles": ["admins"]})),
+        with_token("token of a viewer", Role::Viewer, json!({"roles": "readers"})),
+        invalid("token without a role", provider.token(json!({"roles": ["sales"]}))),
+        invalid("expired token", provider.token(json!({"roles": ["admins"], "exp": 1_000_000}))),
+        invalid("token for another audience", provider.token(json!({"roles": ["admins"], "aud": "shop"}))),
+        invalid("token of another issuer", provider.token(json!({"roles": ["admins"], "iss": "https://a"}))),
+        invalid("token with another key", IdentityProvider::new().token(json!({"roles": ["admins"]}))),
     ]
 }
 
@@ -359,10 +427,12 @@ fn start_region(fleet: &Fleet) -> (Vec<Process>, String, String) {
 fn each_endpoint_of_each_role_admits_the_callers_of_its_table_and_no_others() {
     let dir = tempfile::tempdir().unwrap();
     let fleet = Fleet::new(dir.path());
+    let provider = IdentityProvider::new();
+    provider.configure(&fleet);
     let _hub = fleet.start(&["hub", "--config", "hub.toml"]);
     fleet.ready();
     let (_region, spoke, replica) = start_region(&fleet);
-    let callers = callers(&fleet);
+    let callers = callers(&fleet, &provider);
     // Processes poll their file of revoked certificates once a second.
     for folder in ["spoke", "replica", "pki/hub"] {
         fleet.until("the revocation is known", || fleet.read(&format!("{folder}/revoked.json")).len() > 70);
