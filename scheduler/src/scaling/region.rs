@@ -362,20 +362,40 @@ impl RegionScaler {
             finished.push(replica.running.deployment.clone());
         }
         finished.iter().for_each(|started| self.decrement_target(started));
-        let mut targets = DeploymentTargets::new();
-        for (name, scaler) in &self.scalers {
-            let stop = self.own.iter().filter(|(_, it)| it.may_stop && it.running.deployment.name == *name);
-            let stop = stop.map(|(id, _)| id.clone()).collect();
-            let (deployment, replicas) = (scaler.deployment.clone(), scaler.target);
-            let next = scaler.next.clone().map(|next| (next, scaler.next_target));
-            let is_scaled_here = self.is_scaler;
-            targets
-                .insert(name.clone(), DeploymentTarget { deployment, replicas, next, stop, is_scaled_here });
+        self.publish_targets();
+    }
+
+    /// Publishes the targets that have changed.
+    fn publish_targets(&self) {
+        let mut stops: BTreeMap<&DeploymentName, BTreeSet<_>> = BTreeMap::new();
+        for (id, replica) in self.own.iter().filter(|(_, replica)| replica.may_stop) {
+            stops.entry(&replica.running.deployment.name).or_default().insert(id.clone());
         }
-        self.targets.send_if_modified(|before| {
-            let changed = *before != targets;
-            *before = targets;
-            changed
+        let is_scaled_here = self.is_scaler;
+        self.targets.send_if_modified(|targets| {
+            let before = targets.len();
+            targets.retain(|name, _| self.scalers.contains_key(name));
+            let mut has_changed = targets.len() != before;
+            for (name, scaler) in &self.scalers {
+                let stop = stops.remove(name).unwrap_or_default();
+                let is_published = |target: &DeploymentTarget| {
+                    let next = target.next.as_ref().map(|(next, count)| (next, *count));
+                    target.deployment == scaler.deployment
+                        && target.replicas == scaler.target
+                        && next == scaler.next.as_ref().map(|next| (next, scaler.next_target))
+                        && target.stop == stop
+                        && target.is_scaled_here == is_scaled_here
+                };
+                if targets.get(name).is_some_and(is_published) {
+                    continue;
+                }
+                let (deployment, replicas) = (scaler.deployment.clone(), scaler.target);
+                let next = scaler.next.clone().map(|next| (next, scaler.next_target));
+                let target = DeploymentTarget { deployment, replicas, next, stop, is_scaled_here };
+                targets.insert(name.clone(), target);
+                has_changed = true;
+            }
+            has_changed
         });
     }
 
