@@ -41,7 +41,7 @@ pub struct ConnectedClient {
     pub identity: ClientIdentity,
 }
 
-/// What a connection proves about the identity of its client.
+/// Proof of a client's identity that a connection gives.
 #[derive(Clone, Debug)]
 pub enum ClientIdentity {
     /// Nothing: the connection is plaintext.

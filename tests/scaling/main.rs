@@ -76,7 +76,7 @@ async fn a_region_scales_from_zero_and_back_while_processes_are_killed() {
         .await;
     assert_eq!(scene.replicas(), before);
     let _hub = scene.hub(deployment()).await;
-    let caller = scene.callers(1, Duration::from_millis(200));
+    let caller = scene.callers(1, Duration::from_millis(500));
     scene.until_ready(1).await;
     assert!(caller.stop().await > 0, "no request was interrupted by the replica that was stopped");
     scene.until_ready(0).await;

@@ -348,6 +348,8 @@ mod tests {
                 "advertise: \"10.0.0.7:7100\" is not a loopback address",
                 "https://hub",
                 "replica 1: endpoint: \"10.0.0.8:0\" has the port 0",
+                "replica 2: endpoint: \"10.0.0.8:9\" is not a loopback address",
+                "replica 3: endpoint: \"10.0.0.8:9\" is not a loopback address",
                 "replica 3: endpoint: \"10.0.0.8:9\" is the endpoint of another replica",
             ],
         );
@@ -394,7 +396,7 @@ mod tests {
     fn limit_of_replicas_is_enforced() {
         let text = |replicas: usize| {
             let head = EXAMPLE.split("[[replica]]").next().unwrap().to_owned();
-            (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"10.0.0.8:{n}\"\n"))
+            (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"127.0.0.1:{n}\"\n"))
         };
         assert_eq!(parse(&text(REPLICAS_MAX), None).unwrap().replicas.len(), REPLICAS_MAX);
         assert!(

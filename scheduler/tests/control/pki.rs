@@ -237,7 +237,7 @@ async fn a_spoke_obtains_a_certificate_for_the_replicas_of_its_region_and_anothe
     join(&gateway, &fleet.token("gateway", Some("aws/eu-central-1"), None).await).await.unwrap();
     let addresses = std::slice::from_ref(&fleet.address);
     let refused = issue_for_replicas(&replicas, &mut fleet.connect(&gateway).await, addresses).await;
-    assert!(refused.unwrap_err().to_string().contains("needs the role spoke"));
+    assert!(refused.unwrap_err().to_string().contains("open to: spoke"));
     assert!(!replicas.has_certificate());
 
     // The task of a spoke obtains it, and continues with its renewal.

@@ -136,12 +136,11 @@ async fn a_spoke_that_does_not_scale_observes_the_pods_and_writes_no_count() {
     let test = ActuatorTest::start(WorkloadKind::Deployment, 2).await;
     test.cluster.take_requests();
     test.set_target_as(false, 0, &[]);
-    let names = test.cluster.names();
-    test.cluster.becomes_ready(&names[0]);
-    test.until("one is ready", |test| test.ready() == 1).await;
+    test.cluster.has(3);
+    test.until("the pod of another client is known", |test| test.ready() == 3).await;
     assert!(test.cluster.take_requests().iter().all(|request| !request.starts_with("PUT")));
-    test.set_target(3, &[]);
-    test.until("it scales now", |test| test.known() == 3).await;
+    test.set_target(4, &[]);
+    test.until("it scales now", |test| test.known() == 4).await;
     test.stop().await;
 }
 
