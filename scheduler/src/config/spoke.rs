@@ -396,7 +396,8 @@ mod tests {
     fn limit_of_replicas_is_enforced() {
         let text = |replicas: usize| {
             let head = EXAMPLE.split("[[replica]]").next().unwrap().to_owned();
-            (1..=replicas).fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"127.0.0.1:{n}\"\n"))
+            (1..=replicas)
+                .fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"127.0.0.1:{n}\"\n"))
         };
         assert_eq!(parse(&text(REPLICAS_MAX), None).unwrap().replicas.len(), REPLICAS_MAX);
         assert!(
