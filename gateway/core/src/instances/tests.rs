@@ -6,7 +6,7 @@ use crate::outlier::{DeadlineSetBy, UpstreamAction, evidence};
 use crate::some_instant;
 use proptest::prelude::*;
 use scheduler_api::report::delta::{ReportDecoder, ReportEncoder};
-use scheduler_api::report::{EXCHANGE_PERIOD, Gateway, GatewayReport, Report};
+use scheduler_api::report::{EXCHANGE_PERIOD, Gateway, Report, SpokeReport};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -358,7 +358,7 @@ proptest! {
                     };
                     let loads = loads.iter().map(|(name, (ready, pending, _))| (parse(name), load(*ready, *pending)));
                     spokes[at].update(loads.collect(), test.now);
-                    let report = GatewayReport {
+                    let report = SpokeReport {
                         region: "aws/us-east-1".parse().unwrap(),
                         instance: names[at].parse().unwrap(),
                         boot_id: 1,

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::{
-    DeploymentLoad, GATEWAYS_MAX, Gateway, GatewayReport, KnownState, Report, ReportStateV1, ReportV1,
+    DeploymentLoad, GATEWAYS_MAX, Gateway, KnownState, Report, ReportStateV1, ReportV1, SpokeReport,
     ready_in_ms,
 };
 use crate::{FNV_BASIS, WireError, fnv1a, parsed};
@@ -195,13 +195,8 @@ impl ReportEncoder {
     }
 
     /// Encodes a report for a gateway that has the state `known`.
-    pub fn encode(
-        &mut self,
-        report: GatewayReport,
-        gateway: &Gateway,
-        known: Option<KnownState>,
-    ) -> ReportV1 {
-        let GatewayReport { region, instance, boot_id, sequence, draining, grants } = report;
+    pub fn encode(&mut self, report: SpokeReport, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
+        let SpokeReport { region, instance, boot_id, sequence, draining, grants } = report;
         self.grants += 1;
         let is_new = !self.granted.contains_key(gateway);
         let number = self.grants;
@@ -452,7 +447,7 @@ mod tests {
             let now = self.loaded_at.unwrap_or_else(Instant::now) + LOADS_AGE_MAX;
             assert!(self.needs_loads(now));
             self.update(deployments, now);
-            let report = GatewayReport { region, instance, boot_id, sequence, draining, grants };
+            let report = SpokeReport { region, instance, boot_id, sequence, draining, grants };
             self.encode(report, gateway, known)
         }
     }

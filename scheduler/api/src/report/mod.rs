@@ -83,7 +83,7 @@ pub struct Report {
 
 /// Report of a spoke instance to one gateway, without the loads, which are the same for all gateways.
 #[derive(Clone, Debug, PartialEq)]
-pub struct GatewayReport {
+pub struct SpokeReport {
     /// Region of the instance.
     pub region: RegionId,
     /// Name of the reporting instance.

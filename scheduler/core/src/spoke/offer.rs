@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::DeploymentName;
-use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, GatewayReport};
+use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, SpokeReport};
 
 use super::Spoke;
 use super::grants::SparePool;
@@ -18,10 +18,10 @@ const OFFERED_BUSY_PERCENT: u64 = 30;
 impl Spoke {
     /// Returns the region's report for a gateway, with the spillover tokens granted to it and without the
     /// [loads](Spoke::loads).
-    pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> GatewayReport {
+    pub fn exchange(&mut self, request: &ExchangeRequest, now: Instant) -> SpokeReport {
         let serving: Vec<_> = self.serving_by_name(now).into_keys().cloned().collect();
         let pools = self.pools(&serving, now);
-        GatewayReport {
+        SpokeReport {
             region: self.region.clone(),
             instance: self.instance.clone(),
             boot_id: self.boot_id,
