@@ -202,6 +202,7 @@ mod tests {
         check("issuer = \"i\"\njwks_file = \"keys.json\"\n", &[tls]);
         check("issuer = \"i\"\n", &[tls, "needs one of jwks_file and jwks_url"]);
         check("issuer = \"i\"\njwks_url = \"http://h/keys\"\n", &[tls, "is not a URL with https"]);
+        check("issuer = \"i\"\njwks_url = \"https://a:b@h/keys\"\n", &[tls, "has a user, a password"]);
         check("issuer = \"i\"\njwks_file = \"k\"\njwks_ca = \"c\"\n", &[tls, "belongs to jwks_url"]);
         check(
             "jwks_file = \"k\"\nleeway = \"6m\"\n",

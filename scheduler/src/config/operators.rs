@@ -79,6 +79,12 @@ pub(super) fn read(
     let keys = match (jwks_file?, jwks_url?, jwks_ca?) {
         (Some(file), None, None) => Some(KeySource::File(files.path(file))),
         (None, Some(text), ca) => match Url::parse(&text) {
+            Ok(url) if !url.username().is_empty() || url.password().is_some() || url.fragment().is_some() => {
+                let problem =
+                    "has a user, a password or a part after #, which are not sent; write https://HOST/PATH";
+                document.problem("operators.jwks_url", problem);
+                None
+            }
             Ok(url) if url.scheme() == "https" && url.has_host() => {
                 Some(KeySource::Url { url, authorities: ca.map(|path| files.path(path)) })
             }

@@ -440,6 +440,10 @@ mod tests {
 
     impl ReportEncoder {
         /// Encodes a report of these loads and grants.
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "an Instant has no constant constructor, and no test depends on its value"
+        )]
         fn encode_now(&mut self, report: Report, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
             let Report { region, instance, boot_id, sequence, mut deployments, draining } = report;
             let grants = deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens)).collect();
