@@ -7,9 +7,11 @@
 use crate::certificate::certificates;
 use rustls::RootCertStore;
 use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::RwLock;
@@ -96,6 +98,24 @@ impl TrustAnchors {
         *self.current.write() = current;
         Ok(true)
     }
+}
+
+/// Reads the certificates of a PEM file as trusted authorities.
+///
+/// # Errors
+///
+/// When the file cannot be read, has an invalid certificate, or none; with its path.
+pub fn read_roots(file: &Path) -> Result<RootCertStore, String> {
+    let unusable = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(file).map_err(|error| unusable(&error))? {
+        let added = roots.add(certificate.map_err(|error| unusable(&error))?);
+        added.map_err(|error| unusable(&error))?;
+    }
+    if roots.is_empty() {
+        return Err(unusable(&"it has no certificate"));
+    }
+    Ok(roots)
 }
 
 fn parse_roots(text: Vec<u8>, provider: &Arc<CryptoProvider>) -> Result<TrustedRoots, String> {

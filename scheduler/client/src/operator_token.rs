@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use http::HeaderValue;
+use identity::authorities::read_roots;
 use regions::spiffe::{Role, SpiffeId};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::version::TLS13;
@@ -49,22 +49,11 @@ impl OperatorToken {
         let mut header =
             header.map_err(|_| "the token has characters that a header cannot have".to_owned())?;
         header.set_sensitive(true);
-        let unusable = |error: &dyn std::fmt::Display| format!("{}: {error}", authorities.display());
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(authorities).map_err(|error| unusable(&error))? {
-            let added = roots.add(certificate.map_err(|error| unusable(&error))?);
-            added.map_err(|error| unusable(&error))?;
-        }
-        if roots.is_empty() {
-            return Err(unusable(&"it has no certificate"));
-        }
-        let trusted = TrustedAuthorities::Roots(Arc::new(roots));
+        let trusted = TrustedAuthorities::Roots(Arc::new(read_roots(authorities)?));
         let connector = connector(trusted, &[b"http/1.1"]).map_err(|error| error.to_string())?;
         Ok(OperatorToken { header, connector })
     }
-}
 
-impl OperatorToken {
     /// Performs the handshake with a hub, and verifies it. The caller limits the time.
     ///
     /// # Errors

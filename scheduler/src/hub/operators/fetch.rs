@@ -9,13 +9,13 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::header::{ACCEPT, HOST};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use identity::authorities::read_roots;
 use jwt::jwks::JWKS_BYTES_MAX;
 use regions::HostPort;
 use resolver::{DnsSection, Resolver};
+use rustls::ClientConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::ServerName;
 use rustls_platform_verifier::BuilderVerifierExt;
 use supervision::task::contained;
 use tokio::task::JoinSet;
@@ -97,14 +97,6 @@ fn tls_config(authorities: Option<&Path>) -> Result<ClientConfig, String> {
             builder.map_err(|error| format!("the certificates of the system: {error}; set jwks_ca"))?;
         return Ok(builder.with_no_client_auth());
     };
-    let unusable = |error: &dyn std::fmt::Display| format!("jwks_ca: {}: {error}", path.display());
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(path).map_err(|error| unusable(&error))? {
-        let added = roots.add(certificate.map_err(|error| unusable(&error))?);
-        added.map_err(|error| unusable(&error))?;
-    }
-    if roots.is_empty() {
-        return Err(unusable(&"it has no certificate"));
-    }
+    let roots = read_roots(path).map_err(|error| format!("jwks_ca: {error}"))?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
