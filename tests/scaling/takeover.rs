@@ -37,6 +37,7 @@ struct Fleet {
     dir: tempfile::TempDir,
     others: Vec<Child>,
     gateway: SocketAddr,
+    operations: SocketAddr,
     spokes: [Spoke; 2],
     client: reqwest::Client,
 }
@@ -82,7 +83,8 @@ impl Fleet {
         });
         let others = vec![start(dir.path(), "hub", "hub"), start(dir.path(), "gateway", "gateway")];
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let mut fleet = Fleet { dir, others, gateway: at(gateway), spokes, client };
+        let mut fleet =
+            Fleet { dir, others, gateway: at(gateway), operations: at(operations), spokes, client };
         (0..2).for_each(|index| fleet.start_spoke(index));
         fleet
     }
@@ -116,6 +118,12 @@ impl Fleet {
         let url = format!("http://{}/status", self.spokes[index].ingress);
         let Ok(response) = self.client.get(url).send().await else { return Value::Null };
         response.json().await.unwrap_or_default()
+    }
+
+    /// Returns whether the gateway is ready, that is, has a route table.
+    async fn gateway_is_ready(&self) -> bool {
+        let response = self.client.get(format!("http://{}/readyz", self.operations)).send().await;
+        response.is_ok_and(|response| response.status() == 200)
     }
 
     /// Returns the number of replicas that a spoke knows.
@@ -249,6 +257,7 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
     assert_eq!((fleet.replicas(scaler).len(), fleet.replicas(other).len()), (1, 0));
     assert_eq!((fleet.known(scaler).await, fleet.known(other).await), (1, 1));
 
+    fleet.until("the gateway is ready", async || fleet.gateway_is_ready().await).await;
     let load = fleet.client();
     fleet.until("the gateway has sent requests", async || load.responses() >= 20).await;
     let before = fleet.replicas(scaler);
