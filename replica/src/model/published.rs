@@ -193,6 +193,22 @@ fn published() -> Vec<(&'static str, Value)> {
             }),
         ),
         (
+            "cross-encoder/ms-marco-electra-base",
+            json!({
+                "_name_or_path": "google/electra-base-discriminator",
+                "architectures": ["ElectraForSequenceClassification"], "attention_probs_dropout_prob": 0.1,
+                "classifier_dropout": null, "embedding_size": 768, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+                "hidden_size": 768, "id2label": {"0": "LABEL_0"}, "initializer_range": 0.02,
+                "intermediate_size": 3072, "label2id": {"LABEL_0": 0}, "layer_norm_eps": 1e-12,
+                "max_position_embeddings": 512, "model_type": "electra", "num_attention_heads": 12,
+                "num_hidden_layers": 12, "pad_token_id": 0, "position_embedding_type": "absolute",
+                "sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity",
+                "summary_activation": "gelu", "summary_last_dropout": 0.1, "summary_type": "first",
+                "summary_use_proj": true, "transformers_version": "4.6.1", "type_vocab_size": 2, "use_cache": true,
+                "vocab_size": 30522
+            }),
+        ),
+        (
             "sentence-transformers/msmarco-distilbert-base-v4",
             json!({
                 "_name_or_path": "distilbert", "activation": "gelu", "architectures": ["DistilBertModel"],

@@ -106,6 +106,7 @@ const CLASSES: &[(&str, TokenizerClass)] = &[
     ("PreTrainedTokenizer", TokenizerClass::Backend),
     ("BertTokenizer", TokenizerClass::Bert),
     ("DistilBertTokenizer", TokenizerClass::Bert),
+    ("ElectraTokenizer", TokenizerClass::Bert),
     ("MPNetTokenizer", TokenizerClass::MpNet),
     ("RobertaTokenizer", TokenizerClass::Roberta),
     ("XLMRobertaTokenizer", TokenizerClass::XlmRoberta),
@@ -119,7 +120,7 @@ impl TokenizerClass {
     /// Returns the class that transformers uses for a family if the files name none.
     fn of_family(family: &str) -> TokenizerClass {
         match family {
-            "bert" | "distilbert" | "nomic_bert" => TokenizerClass::Bert,
+            "bert" | "distilbert" | "nomic_bert" | "electra" => TokenizerClass::Bert,
             "mpnet" => TokenizerClass::MpNet,
             "roberta" => TokenizerClass::Roberta,
             "xlm-roberta" | "camembert" => TokenizerClass::XlmRoberta,

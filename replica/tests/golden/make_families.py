@@ -126,6 +126,7 @@ EMBEDDERS = {
     ),
     "distilbert": ("DistilBert", DISTILBERT, dict(kind="float16", pooling="mean_sqrt_len_tokens")),
     "mpnet": ("MPNet", MPNET, dict(kind="float16", normalize=True)),
+    "electra": ("Electra", dict(ENCODER, embedding_size=32, type_vocab_size=2), dict(kind="float16")),
     "modernbert": ("ModernBert", MODERNBERT, dict(kind="float16", pooling="cls", legacy=True)),
     "nomic_bert": (
         "NomicBert",
@@ -219,6 +220,7 @@ HEADS = {
         "multi_label_classification",
         dict(kind="bfloat16"),
     ),
+    "electra_rerank": ("Electra", dict(ENCODER, embedding_size=32, type_vocab_size=2), 1, None, dict(kind="float16")),
     "modernbert_rerank": ("ModernBert", dict(MODERNBERT, classifier_pooling="mean"), 1, None, dict(kind="float16")),
     "modernbert_classify": (
         "ModernBert",

@@ -320,6 +320,7 @@ BERT_TOKENIZER = {
     "unk_token": "[UNK]",
 }
 DISTILBERT_TOKENIZER = BERT_TOKENIZER | {"tokenizer_class": "DistilBertTokenizer"}
+ELECTRA_TOKENIZER = BERT_TOKENIZER | {"tokenizer_class": "ElectraTokenizer"}
 ROBERTA_TOKENIZER = {
     "add_prefix_space": False,
     "bos_token": "<s>",
@@ -641,6 +642,7 @@ FIXTURES = {
         more=camembert_files,
     ),
     "distilbert": EMBED | BERT | dict(config=DISTILBERT_TOKENIZER, files=NEW),
+    "electra": EMBED | BERT | dict(config=ELECTRA_TOKENIZER, files=NEW),
     "mpnet": EMBED | dict(tokenizer=word_piece_mpnet, config=MPNET_TOKENIZER, files=OLD),
     "nomic_bert": EMBED | BERT | dict(files=NEW, more=nomic_files),
     "nomic_bert_published": EMBED | BERT | dict(fixture="nomic_bert", files=OLD, keys=NOMIC_KEYS),

@@ -29,6 +29,7 @@ const FAMILIES: &[(&str, &[&str])] = &[
     ("camembert", &["Camembert"]),
     ("distilbert", &["DistilBert"]),
     ("mpnet", &["MPNet"]),
+    ("electra", &["Electra"]),
     ("modernbert", &["ModernBert"]),
     ("nomic_bert", &["NomicBert"]),
     ("mistral", &["Mistral"]),

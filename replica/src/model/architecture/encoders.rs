@@ -199,6 +199,9 @@ pub(super) fn distilbert(
     distilbert
 }
 
+/// Default width of ELECTRA's embeddings, a constant of its code.
+const ELECTRA_EMBEDDING: usize = 128;
+
 /// Distance buckets of MPNet, a constant of its code.
 const MPNET_BUCKETS: usize = 32;
 
@@ -216,4 +219,25 @@ pub(super) fn mpnet(fields: &mut JsonFields<'_>, family: &str, class: Option<Cla
     let hidden = mpnet.hidden;
     attach(fields, class, &mut mpnet, |_, labels| dense_and_out(hidden, labels));
     mpnet
+}
+
+pub(super) fn electra(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
+    let mut electra = encoder(fields, family, BERT_KEYS, "hidden_act", None, &names::ELECTRA);
+    with_types(fields, &mut electra);
+    electra.norm.epsilon = fields.epsilon("layer_norm_eps", 1e-12);
+    absolute(fields);
+    let hidden = electra.hidden;
+    let width = fields.optional_size("embedding_size").unwrap_or(ELECTRA_EMBEDDING);
+    if width != hidden {
+        fields.problem(format!(
+            "`embedding_size` = {width} differs from `hidden_size` = {hidden}, which is not supported; use a checkpoint \
+             whose embeddings are not projected, such as the base size"
+        ));
+    }
+    attach(fields, class, &mut electra, |_, labels| {
+        let dense =
+            HeadStep { activation: Some(Activation::Gelu), ..HeadStep::new("classifier.dense", hidden) };
+        (HeadPooling::First, vec![dense, HeadStep::new("classifier.out_proj", labels)])
+    });
+    electra
 }

@@ -105,6 +105,13 @@ const JINA: &[Inert] = &[
     Inert(Kind::OptionalWhole, &["model_max_length"]),
 ];
 
+/// Keys of ELECTRA, in addition to [`BERT`]: the summary of a sequence in its multiple-choice class.
+const ELECTRA: &[Inert] = &[
+    Inert(Kind::Text, &["summary_activation", "summary_type"]),
+    Inert(Kind::Share, &["summary_last_dropout"]),
+    Inert(Kind::Flag, &["summary_use_proj"]),
+];
+
 const DISTILBERT: &[Inert] = &[
     Inert(Kind::Share, &["dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"]),
     // Positions are read from the weights.
@@ -169,6 +176,7 @@ pub(super) fn of(family: &str, is_jina: bool) -> Vec<&'static [Inert]> {
     let own: &[&'static [Inert]] = match family {
         "bert" if is_jina => &[BERT, JINA],
         "bert" | "roberta" | "xlm-roberta" | "camembert" | "mpnet" => &[BERT],
+        "electra" => &[BERT, ELECTRA],
         "distilbert" => &[DISTILBERT],
         "modernbert" => &[MODERNBERT],
         "nomic_bert" => &[NOMIC],

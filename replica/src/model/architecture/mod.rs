@@ -324,6 +324,7 @@ const FAMILIES: &[(&str, Reader)] = &[
     ("camembert", encoders::roberta),
     ("distilbert", encoders::distilbert),
     ("mpnet", encoders::mpnet),
+    ("electra", encoders::electra),
     ("modernbert", modern::modernbert),
     ("nomic_bert", modern::nomic),
     ("mistral", decoders::mistral),

@@ -185,6 +185,8 @@ pub(super) const JINA: TensorNames = TensorNames {
 
 pub(super) const ROBERTA: TensorNames = TensorNames { prefixes: &["", "roberta."], ..BERT_LIKE };
 
+pub(super) const ELECTRA: TensorNames = TensorNames { prefixes: &["", "electra."], ..BERT_LIKE };
+
 pub(super) const DISTILBERT: TensorNames = TensorNames {
     prefixes: &["", "distilbert."],
     layer: "transformer.layer.{}.",

@@ -17,7 +17,10 @@ fn read(family: &str, change: Value) -> Result<Architecture, String> {
     };
     let keys = raw.as_object_mut().unwrap();
     keys.insert("model_type".to_owned(), family.into());
-    if ["bert", "roberta", "xlm-roberta", "camembert", "nomic_bert"].contains(&family) {
+    if family == "electra" {
+        keys.insert("embedding_size".to_owned(), 64.into());
+    }
+    if ["bert", "roberta", "xlm-roberta", "camembert", "nomic_bert", "electra"].contains(&family) {
         keys.insert("type_vocab_size".to_owned(), 2.into());
     }
     if ["mistral", "gemma2", "gemma3_text"].contains(&family) {
@@ -38,6 +41,7 @@ fn classifier(family: &str) -> String {
         "xlm-roberta" => "XLMRoberta",
         "distilbert" => "DistilBert",
         "mpnet" => "MPNet",
+        "electra" => "Electra",
         "modernbert" => "ModernBert",
         "qwen3" => "Qwen3",
         other => panic!("{other}"),
@@ -96,6 +100,17 @@ fn positions_of_roberta_begin_after_padding() {
     assert_eq!(mpnet.positions, 30, "padding is 1 in its code");
     let error = read("roberta", json!({"pad_token_id": 31})).unwrap_err();
     assert!(error.contains("`max_position_embeddings` = 32 leaves no position"), "{error}");
+}
+
+#[test]
+fn an_electra_with_projected_embeddings_is_rejected() {
+    for given in [json!({"embedding_size": 32}), json!({"embedding_size": null})] {
+        let error = read("electra", given).unwrap_err();
+        assert!(error.contains("`embedding_size`") && error.contains("`hidden_size` = 64"), "{error}");
+    }
+    let class = json!({"architectures": [classifier("electra")]});
+    let head = read("electra", class).unwrap().head.unwrap();
+    assert_eq!(head[0].activation, Some(Activation::Gelu));
 }
 
 #[test]
@@ -206,6 +221,7 @@ fn classification_heads_belong_to_the_family() {
         ("xlm-roberta", "classifier.dense classifier.out_proj"),
         ("distilbert", "pre_classifier classifier"),
         ("mpnet", "classifier.dense classifier.out_proj"),
+        ("electra", "classifier.dense classifier.out_proj"),
         ("modernbert", "head.dense classifier"),
     ] {
         assert_eq!(steps(family, json!({})), (HeadPooling::First, names.to_owned()), "{family}");
