@@ -10,6 +10,7 @@ use crate::tree::{File, files, is_source, read, root};
 const PURE: &[&str] = &[
     "regions",
     "http1",
+    "jobs-core",
     "jwt-core",
     "gateway-core",
     "resolver-core",

@@ -15,6 +15,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("http1", &[]),
     ("replica-api", &["configuration", "regions"]),
     ("scheduler-api", &["regions"]),
+    ("jobs-core", &["regions"]),
     ("jwt-core", &[]),
     ("jwt", &["jwt-core"]),
     ("gateway-core", &["jwt-core", "regions", "replica-api", "scheduler-api"]),

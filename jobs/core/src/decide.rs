@@ -1,0 +1,351 @@
+//! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
+
+use crate::job::{
+    DurableJob, DurableJobId, JobDelivery, JobOutcome, JobSpec, JobStatus, StoredRange, UnixMillis,
+};
+use crate::queue::{JobQueue, QueuePosition};
+use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
+use std::time::Duration;
+
+/// Limits of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Unfinished jobs of a tenant.
+    pub tenant_jobs: u64,
+    /// Payloads of the unfinished jobs of a tenant, bytes.
+    pub tenant_bytes: u64,
+    /// Longest time until the deadline of a job.
+    pub age: Duration,
+}
+
+/// Reason for the rejection of a submission.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SubmissionError {
+    /// The tenant has too many unfinished jobs.
+    #[error(
+        "you have {jobs} unfinished jobs, and the limit is {limit}: wait until some are finished, or cancel some"
+    )]
+    Jobs {
+        /// Unfinished jobs.
+        jobs: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The payloads of the tenant's unfinished jobs are too large.
+    #[error(
+        "your unfinished jobs have {bytes} bytes with this one, and the limit is {limit}: wait until some are finished, or cancel some"
+    )]
+    Bytes {
+        /// Bytes, with those of the rejected job.
+        bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The deadline, or the latest start, is not in the future.
+    #[error("`{field}` is not in the future")]
+    Past {
+        /// Field of the request.
+        field: &'static str,
+    },
+    /// The deadline, or the latest start, is too late.
+    #[error("`{field}` is more than {} s in the future", limit.as_secs())]
+    Late {
+        /// Field of the request.
+        field: &'static str,
+        /// Limit.
+        limit: Duration,
+    },
+}
+
+/// Decides whether a job can be submitted. Several processes that decide at the same time can exceed a limit by what they
+/// have not applied yet.
+pub fn check_submission(
+    queue: &JobQueue,
+    limits: &QueueLimits,
+    spec: &JobSpec,
+    now: UnixMillis,
+) -> Result<(), SubmissionError> {
+    for (field, time) in [("deadline", spec.deadline), ("max_time_in_queue", spec.start_by)] {
+        match time {
+            Some(time) if time <= now => return Err(SubmissionError::Past { field }),
+            Some(time) if time.since(now) > limits.age => {
+                return Err(SubmissionError::Late { field, limit: limits.age });
+            }
+            _ => {}
+        }
+    }
+    let usage = queue.usage(&spec.tenant);
+    if usage.jobs >= limits.tenant_jobs {
+        return Err(SubmissionError::Jobs { jobs: usage.jobs, limit: limits.tenant_jobs });
+    }
+    let bytes = usage.bytes.saturating_add(spec.payload.length);
+    if bytes > limits.tenant_bytes {
+        return Err(SubmissionError::Bytes { bytes, limit: limits.tenant_bytes });
+    }
+    Ok(())
+}
+
+/// Retries of a failed attempt: exponential backoff with full jitter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttemptPolicy {
+    /// Number of attempts, with the first one.
+    pub attempts: u32,
+    /// Upper bound of the pause after the first attempt. It doubles with each further attempt.
+    pub first_pause: Duration,
+    /// Upper bound of every pause.
+    pub pause_max: Duration,
+}
+
+impl AttemptPolicy {
+    /// Returns the pause after an attempt, the first of which is 1. `draw` is uniform in [0, 1).
+    pub fn pause(&self, attempt: u32, draw: f64) -> Duration {
+        let factor = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.first_pause.saturating_mul(factor).min(self.pause_max).mul_f64(draw.clamp(0.0, 1.0))
+    }
+}
+
+/// A process that takes jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobWorker {
+    /// Number of the process, for logs.
+    pub number: u64,
+    /// Duration of its leases. It extends them at half of it.
+    pub lease: Duration,
+}
+
+/// Decides which jobs of a deployment a worker takes, up to this number of inputs (and at least one job): those whose
+/// worker has ended first, then by priority, tenant and deadline. Returns no record if there are none.
+pub fn take(
+    queue: &mut JobQueue,
+    deployment: &str,
+    inputs: u64,
+    policy: &AttemptPolicy,
+    worker: JobWorker,
+    now: UnixMillis,
+) -> Option<JobRecord> {
+    queue.advance(now);
+    let abandoned = queue.abandoned(now).filter(|(_, job)| {
+        job.spec.deployment == deployment && job.attempts < policy.attempts && job.expires() > now
+    });
+    let abandoned = abandoned.map(|(id, job)| (id, job.spec.inputs));
+    let mut left = inputs;
+    let mut jobs = Vec::new();
+    let startable = queue.startable(deployment);
+    let startable = startable.filter(|(id, _)| queue.job(*id).is_some_and(|job| job.expires() > now));
+    for (id, inputs) in abandoned.chain(startable) {
+        if !jobs.is_empty() && inputs > left {
+            break;
+        }
+        left = left.saturating_sub(inputs);
+        jobs.push(id);
+    }
+    lease(jobs, LeasePurpose::Compute, worker, now)
+}
+
+/// Decides which results a process sends to webhooks, up to this number.
+pub fn take_deliveries(
+    queue: &JobQueue,
+    count: usize,
+    worker: JobWorker,
+    now: UnixMillis,
+) -> Option<JobRecord> {
+    lease(queue.deliverable(now).take(count).collect(), LeasePurpose::Deliver, worker, now)
+}
+
+fn lease(
+    jobs: Vec<DurableJobId>,
+    purpose: LeasePurpose,
+    worker: JobWorker,
+    now: UnixMillis,
+) -> Option<JobRecord> {
+    let leased =
+        JobRecord::Leased { worker: worker.number, purpose, jobs, at: now, until: now.after(worker.lease) };
+    matches!(&leased, JobRecord::Leased { jobs, .. } if !jobs.is_empty()).then_some(leased)
+}
+
+/// End of an attempt to compute a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ComputeEnd {
+    /// The result is stored.
+    Computed(StoredRange),
+    /// The request can never succeed, for example because the model rejects it.
+    Rejected(String),
+    /// The attempt failed.
+    Failed(String),
+    /// There was no capacity, so the attempt does not count.
+    NoCapacity {
+        /// Reason.
+        reason: String,
+        /// Time until a retry is useful.
+        retry_after: Duration,
+    },
+}
+
+/// Decides what follows an attempt to compute a job. `draw` is uniform in [0, 1).
+pub fn after_computation(
+    (id, job): (DurableJobId, &DurableJob),
+    token: u64,
+    end: ComputeEnd,
+    policy: &AttemptPolicy,
+    now: UnixMillis,
+    draw: f64,
+) -> JobRecord {
+    let finished = |outcome, result| JobRecord::Finished { id, token: Some(token), outcome, result, at: now };
+    let released = |counted, reason, pause| JobRecord::Released {
+        id,
+        token,
+        counted,
+        reason,
+        not_before: now.after(pause),
+    };
+    match end {
+        ComputeEnd::Computed(result) => finished(JobOutcome::Succeeded, Some(result)),
+        ComputeEnd::Rejected(reason) => finished(JobOutcome::Failed { reason }, None),
+        ComputeEnd::Failed(reason) if job.attempts >= policy.attempts => {
+            let reason = format!("all {} attempts failed; the last one: {reason}", job.attempts);
+            finished(JobOutcome::Failed { reason }, None)
+        }
+        ComputeEnd::Failed(reason) => released(true, reason, policy.pause(job.attempts, draw)),
+        ComputeEnd::NoCapacity { reason, retry_after } => released(false, reason, retry_after),
+    }
+}
+
+/// End of an attempt to deliver a result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeliveryEnd {
+    /// The target responded with a status from 200 to 299.
+    Accepted,
+    /// The target responded with 410 Gone: it wants no further attempts.
+    Gone,
+    /// Another status, or no response.
+    Failed {
+        /// Reason.
+        reason: String,
+        /// Time that the target has asked for with `retry-after`.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// Decides what follows an attempt to deliver the result of a job. `draw` is uniform in [0, 1).
+pub fn after_delivery(
+    (id, job): (DurableJobId, &DurableJob),
+    token: u64,
+    end: DeliveryEnd,
+    policy: &AttemptPolicy,
+    now: UnixMillis,
+    draw: f64,
+) -> JobRecord {
+    let before = match &job.status {
+        JobStatus::Finished { delivery: JobDelivery::Sending { attempts, .. }, .. } => *attempts,
+        _ => 0,
+    };
+    let attempts = before + 1;
+    let outcome = match end {
+        DeliveryEnd::Accepted => DeliveryOutcome::Delivered,
+        DeliveryEnd::Gone => {
+            DeliveryOutcome::Abandoned { reason: "the target responded 410 Gone".to_owned() }
+        }
+        DeliveryEnd::Failed { reason, .. } if attempts >= policy.attempts => DeliveryOutcome::Abandoned {
+            reason: format!("all {attempts} attempts failed; the last one: {reason}"),
+        },
+        DeliveryEnd::Failed { retry_after, .. } => {
+            let pause =
+                policy.pause(attempts, draw).max(retry_after.unwrap_or_default().min(policy.pause_max));
+            DeliveryOutcome::Retry { not_before: now.after(pause) }
+        }
+    };
+    JobRecord::DeliveryEnded { id, token, outcome, at: now }
+}
+
+/// Decides what is due without an attempt, up to this number of jobs: jobs that have expired, jobs whose workers have
+/// ended at the last attempt (set aside, so that one job cannot end worker after worker), and finished jobs whose
+/// retention time has passed.
+pub fn maintain(
+    queue: &JobQueue,
+    policy: &AttemptPolicy,
+    retention: Duration,
+    now: UnixMillis,
+    count: usize,
+) -> Vec<JobRecord> {
+    let finished = |id, outcome| JobRecord::Finished { id, token: None, outcome, result: None, at: now };
+    let expired = queue.expired(now).map(|id| finished(id, JobOutcome::Expired));
+    let failed =
+        queue.abandoned(now).filter(|(_, job)| job.attempts >= policy.attempts && job.expires() > now);
+    let failed = failed.map(|(id, job)| {
+        let last = job.last_error.as_deref().unwrap_or("none");
+        let reason = format!(
+            "{} attempts, in the last of which the worker ended or lost its lease; last error: {last}",
+            job.attempts
+        );
+        finished(id, JobOutcome::Failed { reason })
+    });
+    let mut records: Vec<_> = expired.chain(failed).take(count).collect();
+    let by = UnixMillis(now.0.saturating_sub(u64::try_from(retention.as_millis()).unwrap_or(u64::MAX)));
+    let jobs: Vec<_> = queue.finished(by).map(|(id, _)| id).take(count - records.len()).collect();
+    records.extend((!jobs.is_empty()).then_some(JobRecord::Removed { jobs }));
+    records
+}
+
+/// Returns the estimated time until a job starts. `inputs_per_second` is the measured rate of the deployment, which its
+/// tenants share equally; none without a rate.
+pub fn start_estimate(position: &QueuePosition, inputs_per_second: f64) -> Option<Duration> {
+    let seconds = position.inputs as f64 * position.tenants.max(1) as f64 / inputs_per_second;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// Filter of a list of jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobFilter {
+    /// Only these jobs of a tenant; all tenants for an operator.
+    pub tenant: Option<String>,
+    /// Only jobs with this status.
+    pub status: Option<JobPhase>,
+    /// Only jobs that were submitted at this time or later.
+    pub since: Option<UnixMillis>,
+    /// Only jobs that were submitted before this one: the last one of the previous page.
+    pub before: Option<DurableJobId>,
+}
+
+/// Status of a job, in the words of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum JobPhase {
+    /// Waits.
+    Queued,
+    /// Is computed.
+    Running,
+    /// Has a result.
+    Succeeded,
+    /// Has failed.
+    Failed,
+    /// Was cancelled.
+    Cancelled,
+    /// Has expired.
+    Expired,
+}
+
+impl JobPhase {
+    /// Returns the status of a job.
+    pub fn of(job: &DurableJob) -> JobPhase {
+        match &job.status {
+            JobStatus::Queued { .. } => JobPhase::Queued,
+            JobStatus::Running { .. } => JobPhase::Running,
+            JobStatus::Finished { outcome: JobOutcome::Succeeded, .. } => JobPhase::Succeeded,
+            JobStatus::Finished { outcome: JobOutcome::Failed { .. }, .. } => JobPhase::Failed,
+            JobStatus::Finished { outcome: JobOutcome::Cancelled, .. } => JobPhase::Cancelled,
+            JobStatus::Finished { outcome: JobOutcome::Expired, .. } => JobPhase::Expired,
+        }
+    }
+}
+
+/// Returns a page of jobs, the newest first.
+pub fn list<'a>(
+    queue: &'a JobQueue,
+    filter: &JobFilter,
+    count: usize,
+) -> Vec<(DurableJobId, &'a DurableJob)> {
+    let jobs = queue.newest(filter.before);
+    let jobs = jobs.take_while(|(id, _)| filter.since.is_none_or(|since| id.submitted() >= since));
+    let jobs = jobs.filter(|(_, job)| filter.tenant.as_ref().is_none_or(|tenant| job.spec.tenant == *tenant));
+    let jobs = jobs.filter(|(_, job)| filter.status.is_none_or(|status| JobPhase::of(job) == status));
+    jobs.take(count).collect()
+}

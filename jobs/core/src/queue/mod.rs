@@ -1,0 +1,494 @@
+//! State of a queue: the result of its log.
+
+mod pending;
+#[cfg(test)]
+mod tests;
+
+pub use pending::QueuePosition;
+
+use crate::job::{
+    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobStatus, UnixMillis,
+};
+use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
+use pending::PendingJobs;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
+
+/// Effect of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordEffect {
+    /// The job was added.
+    Submitted,
+    /// The tenant's idempotency key belongs to this job, so none was added. `same_request` is false if that job has
+    /// another request, which is the client's error.
+    AlreadySubmitted {
+        /// The earlier job.
+        id: DurableJobId,
+        /// Whether it has the same request.
+        same_request: bool,
+    },
+    /// The jobs whose lease was granted; the token is the sequence number of the record.
+    Leased(Vec<DurableJobId>),
+    /// The jobs whose lease was extended. The worker has lost the others.
+    Extended(Vec<DurableJobId>),
+    /// The cancellation was decided.
+    Cancellation(Cancellation),
+    /// The job has changed as the record says.
+    Changed,
+    /// The record has no effect: there is no such job, it has another status, or the token is that of an earlier lease.
+    Ignored,
+}
+
+/// Response to a cancellation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cancellation {
+    /// The job is cancelled: its result will never be delivered.
+    Confirmed,
+    /// The job was cancelled before.
+    AlreadyCancelled,
+    /// The job is finished without a webhook, or it has failed, expired, or been delivered.
+    AlreadyFinished,
+    /// Its result is being sent at this moment, so it may already have arrived.
+    BeingDelivered,
+    /// There is no such job.
+    Unknown,
+}
+
+/// Unfinished work of a tenant, for limits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantUsage {
+    /// Number of unfinished jobs.
+    pub jobs: u64,
+    /// Their payloads, bytes.
+    pub bytes: u64,
+}
+
+/// Queue of durable jobs of a jurisdiction.
+#[derive(Debug, Clone, Default)]
+pub struct JobQueue {
+    jobs: BTreeMap<DurableJobId, DurableJob>,
+    /// Sequence number of the last record.
+    applied: u64,
+    pending: PendingJobs,
+    usage: HashMap<String, TenantUsage>,
+    idempotency: HashMap<(String, [u8; 32]), DurableJobId>,
+    /// Ends of leases for computation.
+    computing: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Times at which a webhook is due, or the lease for its delivery ends.
+    deliveries: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Times at which an unfinished job expires.
+    expirations: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Times at which jobs were finished.
+    finished: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Number of payloads and results in each stored object.
+    objects: HashMap<u64, u64>,
+}
+
+impl JobQueue {
+    /// Restores a queue from its jobs at a position of the log.
+    pub fn restore(jobs: impl IntoIterator<Item = (DurableJobId, DurableJob)>, applied: u64) -> JobQueue {
+        let mut queue = JobQueue { applied, ..JobQueue::default() };
+        for (id, job) in jobs {
+            queue.insert(id, job);
+        }
+        queue
+    }
+
+    /// Returns all jobs, sorted by their submission.
+    pub fn jobs(&self) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        self.jobs.iter().map(|(id, job)| (*id, job))
+    }
+
+    /// Returns the jobs that were submitted before one, or all, the newest first.
+    pub fn newest(&self, before: Option<DurableJobId>) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
+        self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job))
+    }
+
+    /// Returns a job.
+    pub fn job(&self, id: DurableJobId) -> Option<&DurableJob> {
+        self.jobs.get(&id)
+    }
+
+    /// Returns the sequence number of the last record.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// Returns the unfinished work of a tenant.
+    pub fn usage(&self, tenant: &str) -> TenantUsage {
+        self.usage.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Returns the job that a tenant submitted with an idempotency key.
+    pub fn with_key(&self, tenant: &str, key: &IdempotencyKey) -> Option<DurableJobId> {
+        self.idempotency.get(&(tenant.to_owned(), key.key)).copied()
+    }
+
+    /// Whether a job has its payload or its result in a stored object. An object without one can be deleted, unless it is
+    /// so new that the record which refers to it may not be applied yet.
+    pub fn refers_to(&self, object: u64) -> bool {
+        self.objects.contains_key(&object)
+    }
+
+    /// Returns the position of a job that waits; none for another one.
+    pub fn position(&self, id: DurableJobId) -> Option<QueuePosition> {
+        let job = self.jobs.get(&id)?;
+        matches!(job.status, JobStatus::Queued { .. }).then(|| self.pending.position(id, job)).flatten()
+    }
+
+    /// Applies the next record of the log. Records that were applied before are ignored, so a log can be read again
+    /// from any earlier position.
+    pub fn apply(&mut self, sequence: u64, record: &JobRecord) -> RecordEffect {
+        if sequence <= self.applied {
+            return RecordEffect::Ignored;
+        }
+        self.applied = sequence;
+        match record {
+            JobRecord::Submitted { id, spec } => {
+                if self.jobs.contains_key(id) {
+                    return RecordEffect::Ignored;
+                }
+                if let Some(key) = &spec.idempotency
+                    && let Some(earlier) = self.with_key(&spec.tenant, key)
+                {
+                    let request = self.jobs[&earlier].spec.idempotency.map(|key| key.request);
+                    return RecordEffect::AlreadySubmitted {
+                        id: earlier,
+                        same_request: request == Some(key.request),
+                    };
+                }
+                self.insert(
+                    *id,
+                    DurableJob {
+                        spec: (**spec).clone(),
+                        sequence,
+                        attempts: 0,
+                        last_error: None,
+                        status: JobStatus::Queued { not_before: UnixMillis(0) },
+                    },
+                );
+                RecordEffect::Submitted
+            }
+            JobRecord::Leased { worker, purpose, jobs, at, until } => {
+                let lease = JobLease { token: sequence, worker: *worker, until: *until };
+                let mut granted = jobs.clone();
+                granted.retain(|id| self.lease(*id, *purpose, lease, *at));
+                RecordEffect::Leased(granted)
+            }
+            JobRecord::Extended { jobs, until } => {
+                let held = jobs.iter().filter(|(id, token)| {
+                    self.change_leased(*id, *token, |job, lease| {
+                        let lease = JobLease { until: *until, ..lease };
+                        match &mut job.status {
+                            JobStatus::Running { lease: current } => *current = lease,
+                            JobStatus::Finished {
+                                delivery: JobDelivery::Sending { lease: current, .. },
+                                ..
+                            } => {
+                                *current = lease;
+                            }
+                            _ => {}
+                        }
+                        true
+                    })
+                });
+                RecordEffect::Extended(held.map(|(id, _)| *id).collect())
+            }
+            JobRecord::Released { id, token, counted, reason, not_before } => {
+                changed(self.change_leased(*id, *token, |job, _| {
+                    let computes = matches!(job.status, JobStatus::Running { .. });
+                    if computes {
+                        job.attempts -= u32::from(!counted);
+                        job.last_error = Some(reason.clone());
+                        job.status = JobStatus::Queued { not_before: *not_before };
+                    }
+                    computes
+                }))
+            }
+            JobRecord::Finished { id, token, outcome, result, at } => {
+                let finish = |job: &mut DurableJob| {
+                    let has_result = *outcome != JobOutcome::Cancelled && job.spec.webhook.is_some();
+                    let delivery = match has_result {
+                        true => JobDelivery::Pending { attempts: 0, not_before: *at },
+                        false => JobDelivery::None,
+                    };
+                    let (outcome, result) = (outcome.clone(), *result);
+                    job.status = JobStatus::Finished { outcome, result, at: *at, delivery };
+                };
+                changed(match token {
+                    Some(token) => self.change_leased(*id, *token, |job, _| {
+                        let computes = matches!(job.status, JobStatus::Running { .. });
+                        if computes {
+                            finish(job);
+                        }
+                        computes
+                    }),
+                    None => self.change(*id, |job| {
+                        let waits = match job.status {
+                            JobStatus::Queued { .. } => true,
+                            JobStatus::Running { lease } => lease.until <= *at || job.expires() <= *at,
+                            JobStatus::Finished { .. } => false,
+                        };
+                        if waits {
+                            finish(job);
+                        }
+                        waits
+                    }),
+                })
+            }
+            JobRecord::CancelRequested { id, at } => RecordEffect::Cancellation(self.cancel(*id, *at)),
+            JobRecord::DeliveryEnded { id, token, outcome, at } => {
+                changed(self.change_leased(*id, *token, |job, _| {
+                    let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
+                    let JobDelivery::Sending { attempts, .. } = *delivery else { return false };
+                    *delivery = match outcome {
+                        DeliveryOutcome::Delivered => JobDelivery::Delivered { at: *at },
+                        DeliveryOutcome::Retry { not_before } => {
+                            JobDelivery::Pending { attempts: attempts + 1, not_before: *not_before }
+                        }
+                        DeliveryOutcome::Abandoned { reason } => {
+                            JobDelivery::Abandoned { reason: reason.clone() }
+                        }
+                    };
+                    true
+                }))
+            }
+            JobRecord::RedeliveryRequested { id, at } => changed(self.change(*id, |job| {
+                let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
+                let ended = matches!(delivery, JobDelivery::Delivered { .. } | JobDelivery::Abandoned { .. });
+                if ended {
+                    *delivery = JobDelivery::Pending { attempts: 0, not_before: *at };
+                }
+                ended
+            })),
+            JobRecord::Removed { jobs } => {
+                let before = self.jobs.len();
+                for id in jobs {
+                    if self.jobs.get(id).is_some_and(DurableJob::is_finished) {
+                        self.remove(*id);
+                    }
+                }
+                changed(self.jobs.len() < before)
+            }
+        }
+    }
+
+    /// Grants a lease of a job unless another one has not ended.
+    fn lease(&mut self, id: DurableJobId, purpose: LeasePurpose, lease: JobLease, at: UnixMillis) -> bool {
+        let granted = self.change(id, |job| {
+            let ended = job.lease().is_none_or(|other| other.until <= at);
+            let expired = job.expires() <= at;
+            match (&mut job.status, purpose) {
+                (JobStatus::Queued { not_before }, LeasePurpose::Compute)
+                    if *not_before <= at && !expired => {}
+                (JobStatus::Running { .. }, LeasePurpose::Compute) if ended && !expired => {}
+                (JobStatus::Finished { delivery, .. }, LeasePurpose::Deliver) => {
+                    let attempts = match *delivery {
+                        JobDelivery::Pending { attempts, not_before } if not_before <= at => attempts,
+                        // Whether the earlier process has sent it is unknown; the target can recognise the id.
+                        JobDelivery::Sending { attempts, .. } if ended => attempts + 1,
+                        _ => return false,
+                    };
+                    *delivery = JobDelivery::Sending { attempts, lease };
+                    return true;
+                }
+                _ => return false,
+            }
+            job.attempts += 1;
+            job.status = JobStatus::Running { lease };
+            true
+        });
+        if granted && purpose == LeasePurpose::Compute {
+            self.pending.charge(&self.jobs[&id]);
+        }
+        granted
+    }
+
+    fn cancel(&mut self, id: DurableJobId, at: UnixMillis) -> Cancellation {
+        let mut response = Cancellation::Unknown;
+        self.change(id, |job| {
+            let delivery = match &job.status {
+                JobStatus::Finished { outcome: JobOutcome::Cancelled, .. } => {
+                    response = Cancellation::AlreadyCancelled;
+                    return false;
+                }
+                JobStatus::Finished { delivery, .. } => Some(delivery),
+                _ => None,
+            };
+            response = match delivery {
+                // A failed attempt may have arrived all the same, for example if its response was lost. A confirmation
+                // says that nothing is sent after it.
+                None | Some(JobDelivery::Pending { .. } | JobDelivery::Abandoned { .. }) => {
+                    Cancellation::Confirmed
+                }
+                Some(JobDelivery::Sending { .. }) => Cancellation::BeingDelivered,
+                Some(JobDelivery::None | JobDelivery::Delivered { .. }) => Cancellation::AlreadyFinished,
+            };
+            if response == Cancellation::Confirmed {
+                let (outcome, delivery) = (JobOutcome::Cancelled, JobDelivery::None);
+                job.status = JobStatus::Finished { outcome, result: None, at, delivery };
+            }
+            response == Cancellation::Confirmed
+        });
+        response
+    }
+
+    /// Changes a job that is leased with this token.
+    fn change_leased(
+        &mut self,
+        id: DurableJobId,
+        token: u64,
+        change: impl FnOnce(&mut DurableJob, JobLease) -> bool,
+    ) -> bool {
+        self.change(id, |job| match job.lease() {
+            Some(lease) if lease.token == token => change(job, lease),
+            _ => false,
+        })
+    }
+
+    /// Changes a job and the indexes; returns what `change` returns, or false if there is no such job.
+    fn change(&mut self, id: DurableJobId, change: impl FnOnce(&mut DurableJob) -> bool) -> bool {
+        let Some(mut job) = self.jobs.remove(&id) else { return false };
+        self.unindex(id, &job);
+        let changed = change(&mut job);
+        self.index(id, &job);
+        self.jobs.insert(id, job);
+        changed
+    }
+
+    fn insert(&mut self, id: DurableJobId, job: DurableJob) {
+        if let Some(key) = job.spec.idempotency {
+            self.idempotency.insert((job.spec.tenant.clone(), key.key), id);
+        }
+        self.index(id, &job);
+        self.jobs.insert(id, job);
+    }
+
+    fn remove(&mut self, id: DurableJobId) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        self.unindex(id, &job);
+        if let Some(key) = job.spec.idempotency {
+            self.idempotency.remove(&(job.spec.tenant, key.key));
+        }
+    }
+
+    fn index(&mut self, id: DurableJobId, job: &DurableJob) {
+        for object in objects(job) {
+            *self.objects.entry(object).or_default() += 1;
+        }
+        if job.expires() < UnixMillis::NEVER {
+            self.expirations.insert((job.expires(), id));
+        }
+        if !job.is_finished() {
+            let usage = self.usage.entry(job.spec.tenant.clone()).or_default();
+            usage.jobs += 1;
+            usage.bytes += job.spec.payload.length;
+        }
+        match &job.status {
+            JobStatus::Queued { not_before } => self.pending.insert(id, job, *not_before),
+            JobStatus::Running { lease } => {
+                self.computing.insert((lease.until, id));
+            }
+            JobStatus::Finished { at, delivery, .. } => {
+                self.finished.insert((*at, id));
+                if let Some(due) = due(delivery) {
+                    self.deliveries.insert((due, id));
+                }
+            }
+        }
+    }
+
+    fn unindex(&mut self, id: DurableJobId, job: &DurableJob) {
+        for object in objects(job) {
+            if let Some(count) = self.objects.get_mut(&object) {
+                *count -= 1;
+                if *count == 0 {
+                    self.objects.remove(&object);
+                }
+            }
+        }
+        self.expirations.remove(&(job.expires(), id));
+        if !job.is_finished()
+            && let Some(usage) = self.usage.get_mut(&job.spec.tenant)
+        {
+            usage.jobs -= 1;
+            usage.bytes -= job.spec.payload.length;
+            if usage.jobs == 0 {
+                self.usage.remove(&job.spec.tenant);
+            }
+        }
+        match &job.status {
+            JobStatus::Queued { not_before } => self.pending.remove(id, job, *not_before),
+            JobStatus::Running { lease } => {
+                self.computing.remove(&(lease.until, id));
+            }
+            JobStatus::Finished { at, delivery, .. } => {
+                self.finished.remove(&(*at, id));
+                if let Some(due) = due(delivery) {
+                    self.deliveries.remove(&(due, id));
+                }
+            }
+        }
+    }
+
+    /// Moves jobs whose pause after a failed attempt has ended to the jobs that can start.
+    pub(crate) fn advance(&mut self, now: UnixMillis) {
+        self.pending.advance(now, &self.jobs);
+    }
+
+    /// Returns jobs of a deployment that can start, in the order in which they should: tenants by their share of the
+    /// work so far, the jobs of a tenant by deadline and submission.
+    pub(crate) fn startable(&self, deployment: &str) -> impl Iterator<Item = (DurableJobId, u64)> + '_ {
+        self.pending.startable(deployment)
+    }
+
+    /// Returns the jobs whose lease for computation has ended.
+    pub(crate) fn abandoned(&self, now: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        until(&self.computing, now).map(|id| (id, &self.jobs[&id]))
+    }
+
+    /// Returns the jobs with a result to send now.
+    pub(crate) fn deliverable(&self, now: UnixMillis) -> impl Iterator<Item = DurableJobId> + '_ {
+        until(&self.deliveries, now)
+    }
+
+    /// Returns the unfinished jobs that have expired.
+    pub(crate) fn expired(&self, now: UnixMillis) -> impl Iterator<Item = DurableJobId> + '_ {
+        until(&self.expirations, now)
+    }
+
+    /// Returns the jobs that were finished by this time.
+    pub(crate) fn finished(&self, by: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        until(&self.finished, by).map(|id| (id, &self.jobs[&id]))
+    }
+}
+
+fn changed(changed: bool) -> RecordEffect {
+    if changed { RecordEffect::Changed } else { RecordEffect::Ignored }
+}
+
+/// Returns the objects with the payload and the result of a job.
+fn objects(job: &DurableJob) -> impl Iterator<Item = u64> {
+    let result = match &job.status {
+        JobStatus::Finished { result, .. } => *result,
+        _ => None,
+    };
+    [Some(job.spec.payload), result].into_iter().flatten().map(|range| range.object)
+}
+
+/// Returns the time at which a delivery is due, or can be taken over.
+fn due(delivery: &JobDelivery) -> Option<UnixMillis> {
+    match delivery {
+        JobDelivery::Pending { not_before, .. } => Some(*not_before),
+        JobDelivery::Sending { lease, .. } => Some(lease.until),
+        _ => None,
+    }
+}
+
+fn until(
+    times: &BTreeSet<(UnixMillis, DurableJobId)>,
+    now: UnixMillis,
+) -> impl Iterator<Item = DurableJobId> + '_ {
+    times.iter().take_while(move |(time, _)| *time <= now).map(|(_, id)| *id)
+}

@@ -1,0 +1,121 @@
+//! Records of a queue's log, in the order in which they are applied.
+
+use crate::job::{DurableJobId, JobOutcome, JobSpec, StoredRange, UnixMillis};
+use serde::{Deserialize, Serialize};
+
+/// Purpose of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeasePurpose {
+    /// To compute the result.
+    Compute,
+    /// To send the result to the webhook.
+    Deliver,
+}
+
+/// End of an attempt to deliver a result.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeliveryOutcome {
+    /// The target has accepted the result.
+    Delivered,
+    /// The attempt failed; the next one is due at this time.
+    Retry {
+        /// Time of the next attempt.
+        not_before: UnixMillis,
+    },
+    /// No further attempt is made.
+    Abandoned {
+        /// Reason.
+        reason: String,
+    },
+}
+
+/// A change of a queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobRecord {
+    /// A client submitted a job.
+    Submitted {
+        /// Its identifier.
+        id: DurableJobId,
+        /// Its request.
+        spec: Box<JobSpec>,
+    },
+    /// A process takes jobs. The jobs of the list that another one has taken meanwhile are skipped.
+    Leased {
+        /// Number of the process.
+        worker: u64,
+        /// Purpose.
+        purpose: LeasePurpose,
+        /// Jobs.
+        jobs: Vec<DurableJobId>,
+        /// Time of the decision: a lease that has ended by then no longer counts.
+        at: UnixMillis,
+        /// End of the lease.
+        until: UnixMillis,
+    },
+    /// A process continues with jobs that it has leased.
+    Extended {
+        /// Jobs and the tokens of their leases.
+        jobs: Vec<(DurableJobId, u64)>,
+        /// New end of the leases.
+        until: UnixMillis,
+    },
+    /// A computation has ended without a result: the job waits again.
+    Released {
+        /// Job.
+        id: DurableJobId,
+        /// Token of the lease.
+        token: u64,
+        /// Whether the attempt counts: false if the job is not the cause, for example because no region has capacity.
+        counted: bool,
+        /// Reason.
+        reason: String,
+        /// Earliest start of the next attempt.
+        not_before: UnixMillis,
+    },
+    /// A job is done, or its computation has failed for good.
+    Finished {
+        /// Job.
+        id: DurableJobId,
+        /// Token of the lease; absent for a job that is not leased, such as one that has expired in the queue.
+        token: Option<u64>,
+        /// Outcome.
+        outcome: JobOutcome,
+        /// Stored result.
+        result: Option<StoredRange>,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// The client cancels a job. Without effect while the result is being sent or after it was delivered.
+    CancelRequested {
+        /// Job.
+        id: DurableJobId,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// An attempt to deliver a result has ended.
+    DeliveryEnded {
+        /// Job.
+        id: DurableJobId,
+        /// Token of the lease.
+        token: u64,
+        /// Outcome.
+        outcome: DeliveryOutcome,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// The client wants an abandoned or delivered result to be sent again.
+    RedeliveryRequested {
+        /// Job.
+        id: DurableJobId,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// Finished jobs are removed because their retention time has passed. Unfinished ones of the list are kept.
+    Removed {
+        /// Jobs.
+        jobs: Vec<DurableJobId>,
+    },
+}
