@@ -3,7 +3,7 @@
 use crate::job::{
     DurableJob, DurableJobId, JobDelivery, JobOutcome, JobSpec, JobStatus, StoredRange, UnixMillis,
 };
-use crate::queue::{JobQueue, QueuePosition};
+use crate::queue::{JobQueue, QueuePosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use std::time::Duration;
 
@@ -57,12 +57,13 @@ pub enum SubmissionError {
     },
 }
 
-/// Decides whether a job can be submitted. Several processes that decide at the same time can exceed a limit by what they
-/// have not applied yet.
+/// Decides whether a job with a payload of this number of bytes can be submitted. `usage` is that of its tenant. Several
+/// processes that decide at the same time can exceed a limit by what they have not applied yet.
 pub fn check_submission(
-    queue: &JobQueue,
+    usage: TenantUsage,
     limits: &QueueLimits,
     spec: &JobSpec,
+    bytes: u64,
     now: UnixMillis,
 ) -> Result<(), SubmissionError> {
     for (field, time) in [("deadline", spec.deadline), ("max_time_in_queue", spec.start_by)] {
@@ -74,11 +75,10 @@ pub fn check_submission(
             _ => {}
         }
     }
-    let usage = queue.usage(&spec.tenant);
     if usage.jobs >= limits.tenant_jobs {
         return Err(SubmissionError::Jobs { jobs: usage.jobs, limit: limits.tenant_jobs });
     }
-    let bytes = usage.bytes.saturating_add(spec.payload.length);
+    let bytes = usage.bytes.saturating_add(bytes);
     if bytes > limits.tenant_bytes {
         return Err(SubmissionError::Bytes { bytes, limit: limits.tenant_bytes });
     }

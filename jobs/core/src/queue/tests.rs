@@ -313,7 +313,8 @@ fn limits_apply_to_unfinished_jobs_of_a_tenant() {
     let limits = QueueLimits { tenant_jobs: 2, tenant_bytes: 25, age: Duration::from_secs(100) };
     let mut log = Log::default();
     let check = |log: &Log, spec: &JobSpec| {
-        decide::check_submission(&log.queue, &limits, spec, seconds(10)).map_err(|error| error.to_string())
+        let (usage, bytes) = (log.queue.usage(&spec.tenant), spec.payload.length);
+        decide::check_submission(usage, &limits, spec, bytes, seconds(10)).map_err(|error| error.to_string())
     };
     let id = log.submit(spec("a"));
     log.submit(spec("a"));

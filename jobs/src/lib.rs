@@ -1,0 +1,12 @@
+//! Durable jobs: storage of a queue, and the process that serves it.
+//!
+//! ```text
+//! submit ─▶ batch ─▶ object (payloads) ─▶ log (records) ─▶ queue ─▶ response
+//! ```
+//!
+//! In reading order: [`log`] stores the records of a queue ([`log::EmbeddedJobLog`] in one file), [`objects`] the payloads
+//! and results, and [`queue_host`] writes both and applies the log. The decisions are in `jobs_core`.
+
+pub mod log;
+pub mod objects;
+pub mod queue_host;

@@ -1,0 +1,296 @@
+//! Log in one file of this machine, and the thread that owns it.
+//!
+//! ```text
+//! records    sequence → record as JSON
+//! jobs       the last snapshot: identifier → job as JSON
+//! meta       "format" | "applied" (of the snapshot) | "last" → number
+//! ```
+//!
+//! The thread takes all waiting appends and writes them in one transaction with one fsync (group commit), so the number of
+//! appends per second is not limited by the time of an fsync. After a failure of the disk the content of the file is unknown:
+//! the callers get the error, and the file is opened again before the next request.
+
+use super::{JobLog, JobLogError, QueueSnapshot, is_full};
+use async_trait::async_trait;
+use jobs_core::job::{DurableJob, DurableJobId};
+use jobs_core::record::JobRecord;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use std::io;
+use std::path::{Path, PathBuf};
+use tokio::sync::{mpsc, oneshot, watch};
+
+const RECORDS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("records");
+const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+
+/// Version of the tables above.
+const FORMAT: u64 = 1;
+/// Cache of redb, bytes.
+const CACHE_BYTES: usize = 4 << 20;
+/// Capacity of the queue of requests; further callers wait.
+const QUEUE_MAX: usize = 1024;
+/// Appends that are written together.
+const BATCH_MAX: usize = 256;
+
+/// Error that prevents the log from being opened.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the job log {}: {problem}", path.display())]
+pub struct JobLogOpenError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// Log in one file. The file is free again soon after the last handle is dropped.
+#[derive(Debug, Clone)]
+pub struct EmbeddedJobLog {
+    requests: mpsc::Sender<LogRequest>,
+    last: watch::Receiver<u64>,
+}
+
+type Response<T> = oneshot::Sender<Result<T, JobLogError>>;
+
+#[derive(Debug)]
+enum LogRequest {
+    Append(Vec<Vec<u8>>, Response<u64>),
+    Read(u64, usize, Response<Vec<(u64, Vec<u8>)>>),
+    Save(QueueSnapshot, Response<()>),
+    Saved(Response<QueueSnapshot>),
+}
+
+/// Opens the file, at the start and after a failure of the disk.
+type Opener = Box<dyn FnMut() -> Result<Database, redb::Error> + Send>;
+
+impl EmbeddedJobLog {
+    /// Opens or creates the file.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read or written, is no job log, or is open in another process.
+    pub async fn open(path: &Path) -> Result<EmbeddedJobLog, JobLogOpenError> {
+        let file = path.to_owned();
+        let opener = move || {
+            let is_new = !file.exists();
+            let mut builder = Database::builder();
+            let database = builder.set_cache_size(CACHE_BYTES).create(&file)?;
+            if is_new && let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+                std::fs::File::open(folder)?.sync_all()?;
+            }
+            Ok(database)
+        };
+        let opened = EmbeddedJobLog::start(Box::new(opener)).await;
+        opened.map_err(|problem| JobLogOpenError { path: path.to_owned(), problem })
+    }
+
+    async fn start(opener: Opener) -> Result<EmbeddedJobLog, String> {
+        let (requests, inbox) = mpsc::channel(QUEUE_MAX);
+        let (opened, outcome) = oneshot::channel();
+        let serve = move || {
+            let mut file = LogFile { opener, database: None, last: 0 };
+            match file.open() {
+                Ok(_) => {
+                    let (notify, last) = watch::channel(file.last);
+                    // The caller may have been cancelled; then there are no handles, and the thread ends.
+                    opened.send(Ok(last)).ok();
+                    serve(&mut file, inbox, &notify);
+                }
+                Err(error) => drop(opened.send(Err(error.to_string()))),
+            }
+        };
+        supervision::task::thread("job log", serve).map_err(|error| error.to_string())?;
+        let last = outcome.await.map_err(|_| "its thread has ended".to_owned())??;
+        Ok(EmbeddedJobLog { requests, last })
+    }
+
+    async fn request<T>(&self, request: impl FnOnce(Response<T>) -> LogRequest) -> Result<T, JobLogError> {
+        let ended = || JobLogError::Unavailable("its thread has ended".to_owned());
+        let (respond, response) = oneshot::channel();
+        self.requests.send(request(respond)).await.map_err(|_| ended())?;
+        response.await.map_err(|_| ended())?
+    }
+}
+
+#[async_trait]
+impl JobLog for EmbeddedJobLog {
+    async fn append(&self, records: &[JobRecord]) -> Result<u64, JobLogError> {
+        let records = records.iter().map(encode).collect::<Result<_, _>>()?;
+        self.request(|respond| LogRequest::Append(records, respond)).await
+    }
+
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, JobRecord)>, JobLogError> {
+        let records = self.request(|respond| LogRequest::Read(after, count, respond)).await?;
+        records.iter().map(|(sequence, record)| Ok((*sequence, decode(record)?))).collect()
+    }
+
+    fn last(&self) -> watch::Receiver<u64> {
+        self.last.clone()
+    }
+
+    async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
+        self.request(|respond| LogRequest::Save(snapshot, respond)).await
+    }
+
+    async fn saved(&self) -> Result<QueueSnapshot, JobLogError> {
+        self.request(LogRequest::Saved).await
+    }
+}
+
+fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, JobLogError> {
+    serde_json::to_vec(value).map_err(|error| JobLogError::Unavailable(error.to_string()))
+}
+
+fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, JobLogError> {
+    let unreadable = |error| JobLogError::Unavailable(format!("a record cannot be read: {error}"));
+    serde_json::from_slice(bytes).map_err(unreadable)
+}
+
+/// Executes requests until all handles are dropped.
+fn serve(file: &mut LogFile, mut inbox: mpsc::Receiver<LogRequest>, notify: &watch::Sender<u64>) {
+    while let Some(first) = inbox.blocking_recv() {
+        let more = std::iter::from_fn(|| inbox.try_recv().ok());
+        let mut appends = Vec::new();
+        for request in std::iter::once(first).chain(more).take(BATCH_MAX) {
+            // The caller of any request may have been cancelled.
+            match request {
+                LogRequest::Append(records, respond) => appends.push((records, respond)),
+                LogRequest::Read(after, count, respond) => {
+                    respond.send(file.run(|file| file.read(after, count))).ok();
+                }
+                LogRequest::Save(snapshot, respond) => {
+                    respond.send(file.run(|file| file.save(&snapshot))).ok();
+                }
+                LogRequest::Saved(respond) => drop(respond.send(file.run(LogFile::saved))),
+            }
+        }
+        if appends.is_empty() {
+            continue;
+        }
+        let records = appends.iter().flat_map(|(records, _)| records.iter().map(Vec::as_slice));
+        let records: Vec<_> = records.collect();
+        let appended = file.run(|file| file.append(&records));
+        if appended.is_ok() {
+            notify.send_replace(file.last);
+        }
+        let mut next = 0;
+        for (records, respond) in appends {
+            respond.send(appended.clone().map(|first| first + next)).ok();
+            next += records.len() as u64;
+        }
+    }
+}
+
+/// The file, on its thread.
+struct LogFile {
+    opener: Opener,
+    /// `None` after a failure of the disk.
+    database: Option<Database>,
+    /// Sequence number of the last record.
+    last: u64,
+}
+
+impl LogFile {
+    fn run<T>(&mut self, work: impl FnOnce(&mut LogFile) -> Result<T, redb::Error>) -> Result<T, JobLogError> {
+        let result = match self.database {
+            Some(_) => work(self),
+            None => self.open().and_then(|()| work(self)),
+        };
+        result.map_err(|error| {
+            self.database = None;
+            match &error {
+                redb::Error::Io(io) if is_full(io) => JobLogError::Full,
+                _ => JobLogError::Unavailable(error.to_string()),
+            }
+        })
+    }
+
+    fn open(&mut self) -> Result<(), redb::Error> {
+        let database = (self.opener)()?;
+        let txn = database.begin_write()?;
+        {
+            txn.open_table(RECORDS)?;
+            txn.open_table(JOBS)?;
+            let mut meta = txn.open_table(META)?;
+            let format = meta.get("format")?.map(|format| format.value());
+            match format {
+                None => drop(meta.insert("format", FORMAT)?),
+                Some(FORMAT) => {}
+                Some(other) => {
+                    let message = format!("the file has format {other}; this version reads format {FORMAT}");
+                    return Err(redb::Error::Io(io::Error::other(message)));
+                }
+            }
+            self.last = meta.get("last")?.map_or(0, |last| last.value());
+        }
+        txn.commit()?;
+        self.database = Some(database);
+        Ok(())
+    }
+
+    fn database(&self) -> Result<&Database, redb::Error> {
+        self.database.as_ref().ok_or_else(|| io::Error::other("the file is not open").into())
+    }
+
+    fn append(&mut self, records: &[&[u8]]) -> Result<u64, redb::Error> {
+        let txn = self.database()?.begin_write()?;
+        let mut last = self.last;
+        {
+            let mut table = txn.open_table(RECORDS)?;
+            for record in records {
+                last += 1;
+                table.insert(last, *record)?;
+            }
+            txn.open_table(META)?.insert("last", last)?;
+        }
+        txn.commit()?;
+        let first = self.last + 1;
+        self.last = last;
+        Ok(first)
+    }
+
+    fn read(&mut self, after: u64, count: usize) -> Result<Vec<(u64, Vec<u8>)>, redb::Error> {
+        let txn = self.database()?.begin_read()?;
+        let table = txn.open_table(RECORDS)?;
+        let mut records = Vec::new();
+        for entry in table.range(after.saturating_add(1)..)?.take(count) {
+            let (sequence, record) = entry?;
+            records.push((sequence.value(), record.value().to_vec()));
+        }
+        Ok(records)
+    }
+
+    fn save(&mut self, snapshot: &QueueSnapshot) -> Result<(), redb::Error> {
+        let txn = self.database()?.begin_write()?;
+        {
+            let mut meta = txn.open_table(META)?;
+            let applied = meta.get("applied")?.map_or(0, |applied| applied.value());
+            if snapshot.applied <= applied || snapshot.applied > self.last {
+                return Ok(());
+            }
+            meta.insert("applied", snapshot.applied)?;
+            let mut jobs = txn.open_table(JOBS)?;
+            jobs.retain(|_, _| false)?;
+            for (id, job) in &snapshot.jobs {
+                let job = serde_json::to_vec(job).map_err(io::Error::other)?;
+                jobs.insert(id.to_string().as_str(), job.as_slice())?;
+            }
+            txn.open_table(RECORDS)?.retain_in(..=snapshot.applied, |_, _| false)?;
+        }
+        txn.commit()?;
+        Ok(())
+    }
+
+    fn saved(&mut self) -> Result<QueueSnapshot, redb::Error> {
+        let txn = self.database()?.begin_read()?;
+        let applied = txn.open_table(META)?.get("applied")?.map_or(0, |applied| applied.value());
+        let mut jobs = Vec::new();
+        for entry in txn.open_table(JOBS)?.iter()? {
+            let (id, job) = entry?;
+            let id: DurableJobId = id.value().parse().map_err(io::Error::other)?;
+            let job: DurableJob = serde_json::from_slice(job.value()).map_err(io::Error::other)?;
+            jobs.push((id, job));
+        }
+        Ok(QueueSnapshot { applied, jobs })
+    }
+}
+
+#[cfg(test)]
+mod tests;

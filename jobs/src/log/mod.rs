@@ -1,0 +1,57 @@
+//! Log of a queue: an append and a read in order, and a snapshot that replaces what is before it.
+
+mod embedded;
+
+pub use embedded::{EmbeddedJobLog, JobLogOpenError};
+
+use async_trait::async_trait;
+use jobs_core::job::{DurableJob, DurableJobId};
+use jobs_core::record::JobRecord;
+use std::io;
+use tokio::sync::watch;
+
+/// All jobs of a queue at a position of its log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct QueueSnapshot {
+    /// Sequence number of the last record that it contains.
+    pub applied: u64,
+    /// Jobs.
+    pub jobs: Vec<(DurableJobId, DurableJob)>,
+}
+
+/// Error of a log. The records of a failed append may be in the log all the same.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JobLogError {
+    /// The disk is full. Stored records are kept.
+    #[error("the disk of the job log is full")]
+    Full,
+    /// The log cannot be read or written now.
+    #[error("the job log is unavailable: {0}")]
+    Unavailable(String),
+}
+
+/// Log of a queue. Sequence numbers begin at 1 and have no gaps.
+#[async_trait]
+pub trait JobLog: Send + Sync + 'static {
+    /// Appends records one after the other, and returns the sequence number of the first when they are durable.
+    async fn append(&self, records: &[JobRecord]) -> Result<u64, JobLogError>;
+
+    /// Returns the records after a sequence number in order, up to this number of them. If they have been replaced by a
+    /// snapshot, the first one has a higher number than the next.
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, JobRecord)>, JobLogError>;
+
+    /// Returns the sequence number of the last record, which may be from another process.
+    fn last(&self) -> watch::Receiver<u64>;
+
+    /// Stores a snapshot, and deletes the records that it contains. An older one than the stored one is ignored.
+    async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError>;
+
+    /// Returns the last snapshot; an empty one before the first.
+    async fn saved(&self) -> Result<QueueSnapshot, JobLogError>;
+}
+
+/// Whether an error means that a disk is full, or a quota is used up.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+}

@@ -1,0 +1,258 @@
+//! Payloads and results of jobs, in objects of a store.
+//!
+//! An object holds what was written at one time for many jobs, so the cost of an object (an fsync in a folder, a request at
+//! an S3-compatible store) is divided among them. Objects are not changed; one is deleted when no job refers to it.
+//!
+//! With keys each payload and each result is encrypted by itself with AES-256-GCM, as `key id (4 bytes), nonce (12 bytes),
+//! ciphertext, tag (16 bytes)`. Object number and offset are authenticated, so a store cannot exchange two of them.
+
+use bytes::{Bytes, BytesMut};
+use jobs_core::job::StoredRange;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use rand::Rng;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use sha2::{Digest, Sha256};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const KEY_ID_LEN: usize = 4;
+/// Bytes of a key.
+pub const KEY_LEN: usize = 32;
+/// Bits of an object number that are random. The others are the time in milliseconds.
+const RANDOM_BITS: u32 = 20;
+/// Tries to find a number that no object has.
+const NUMBER_TRIES: usize = 8;
+
+/// Error of an object store.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ObjectError {
+    /// The disk or the bucket is full.
+    #[error("the object store is full")]
+    Full,
+    /// The object does not exist.
+    #[error("the object store has no object {0:016x}")]
+    Missing(u64),
+    /// The content cannot be decrypted with the configured keys, or was changed.
+    #[error("a part of the object {0:016x} cannot be decrypted with the configured keys")]
+    Undecryptable(u64),
+    /// The store cannot be read or written now.
+    #[error("the object store is unavailable: {0}")]
+    Unavailable(String),
+}
+
+/// Key of a jurisdiction.
+struct ObjectKey {
+    id: [u8; KEY_ID_LEN],
+    key: LessSafeKey,
+}
+
+/// Objects of a queue.
+pub struct JobObjects {
+    store: Arc<dyn ObjectStore>,
+    keys: Vec<ObjectKey>,
+}
+
+impl JobObjects {
+    /// Stores objects in a folder, which is created if necessary. A write returns after an fsync of the file and of the
+    /// folder.
+    ///
+    /// # Errors
+    ///
+    /// When the folder cannot be created.
+    pub fn in_folder(folder: &Path) -> io::Result<JobObjects> {
+        std::fs::create_dir_all(folder)?;
+        let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
+        Ok(JobObjects { store: Arc::new(store.with_fsync(true)), keys: Vec::new() })
+    }
+
+    /// Encrypts new objects with the first of these keys. The others decrypt older objects.
+    pub fn encrypted(self, keys: &[[u8; KEY_LEN]]) -> JobObjects {
+        let keys = keys.iter().filter_map(|secret| {
+            let id = Sha256::digest(secret);
+            let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, secret).ok()?);
+            Some(ObjectKey { id: [id[0], id[1], id[2], id[3]], key })
+        });
+        JobObjects { keys: keys.collect(), ..self }
+    }
+
+    /// Writes one object with several parts, and returns their ranges when they are durable. `now` is the time since the
+    /// Unix epoch.
+    pub async fn put(&self, parts: &[Bytes], now: Duration) -> Result<Vec<StoredRange>, ObjectError> {
+        for _ in 0..NUMBER_TRIES {
+            let random = rand::rng().random_range(0..1u64 << RANDOM_BITS);
+            let number = (now.as_millis() as u64) << RANDOM_BITS | random;
+            let (content, ranges) = self.content(number, parts)?;
+            let options = PutOptions::from(PutMode::Create);
+            match self.store.put_opts(&path(number), content.freeze().into(), options).await {
+                Ok(_) => return Ok(ranges),
+                Err(object_store::Error::AlreadyExists { .. }) => {}
+                Err(error) => return Err(unavailable(&error)),
+            }
+        }
+        Err(ObjectError::Unavailable(format!("{NUMBER_TRIES} numbers were in use")))
+    }
+
+    fn content(&self, number: u64, parts: &[Bytes]) -> Result<(BytesMut, Vec<StoredRange>), ObjectError> {
+        let overhead = self.keys.first().map_or(0, |_| KEY_ID_LEN + NONCE_LEN + AES_256_GCM.tag_len());
+        let length = parts.iter().map(|part| part.len() + overhead).sum();
+        let (mut content, mut ranges) = (BytesMut::with_capacity(length), Vec::with_capacity(parts.len()));
+        for part in parts {
+            let offset = content.len();
+            match self.keys.first() {
+                None => content.extend_from_slice(part),
+                Some(ObjectKey { id, key }) => {
+                    let nonce: [u8; NONCE_LEN] = rand::rng().random();
+                    content.extend_from_slice(id);
+                    content.extend_from_slice(&nonce);
+                    let text = content.len();
+                    content.extend_from_slice(part);
+                    let aad = associated(number, offset as u64);
+                    let nonce = Nonce::assume_unique_for_key(nonce);
+                    let tag = key.seal_in_place_separate_tag(nonce, aad, &mut content[text..]);
+                    let failed = |_| ObjectError::Unavailable("encryption failed".to_owned());
+                    content.extend_from_slice(tag.map_err(failed)?.as_ref());
+                }
+            }
+            let (offset, length) = (offset as u64, (content.len() - offset) as u64);
+            ranges.push(StoredRange { object: number, offset, length });
+        }
+        Ok((content, ranges))
+    }
+
+    /// Reads a part.
+    pub async fn get(&self, range: StoredRange) -> Result<Bytes, ObjectError> {
+        // A store rejects an empty range.
+        if range.length == 0 {
+            return Ok(Bytes::new());
+        }
+        let bytes = range.offset..range.offset + range.length;
+        let content = match self.store.get_range(&path(range.object), bytes).await {
+            Ok(content) => content,
+            Err(object_store::Error::NotFound { .. }) => return Err(ObjectError::Missing(range.object)),
+            Err(error) => return Err(unavailable(&error)),
+        };
+        if self.keys.is_empty() {
+            return Ok(content);
+        }
+        let undecryptable = || ObjectError::Undecryptable(range.object);
+        let mut content = BytesMut::from(content);
+        if content.len() < KEY_ID_LEN + NONCE_LEN {
+            return Err(undecryptable());
+        }
+        let id = content.split_to(KEY_ID_LEN);
+        let nonce = content.split_to(NONCE_LEN);
+        let key = self.keys.iter().find(|key| key.id == *id).ok_or_else(undecryptable)?;
+        let nonce = Nonce::try_assume_unique_for_key(&nonce).map_err(|_| undecryptable())?;
+        let text = key.key.open_in_place(nonce, associated(range.object, range.offset), &mut content);
+        let length = text.map_err(|_| undecryptable())?.len();
+        content.truncate(length);
+        Ok(content.freeze())
+    }
+
+    /// Deletes an object; one that does not exist is ignored.
+    pub async fn delete(&self, object: u64) -> Result<(), ObjectError> {
+        match self.store.delete(&path(object)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(unavailable(&error)),
+        }
+    }
+
+    /// Returns the numbers of all objects.
+    pub async fn list(&self) -> Result<Vec<u64>, ObjectError> {
+        let listed = self.store.list_with_delimiter(None).await.map_err(|error| unavailable(&error))?;
+        let numbers = listed.objects.iter().filter_map(|object| number(object.location.as_ref()));
+        Ok(numbers.collect())
+    }
+
+    /// Returns the time at which an object was written, since the Unix epoch.
+    pub fn written(object: u64) -> Duration {
+        Duration::from_millis(object >> RANDOM_BITS)
+    }
+}
+
+fn associated(object: u64, offset: u64) -> Aad<[u8; 16]> {
+    let mut data = [0; 16];
+    data[..8].copy_from_slice(&object.to_be_bytes());
+    data[8..].copy_from_slice(&offset.to_be_bytes());
+    Aad::from(data)
+}
+
+fn path(object: u64) -> ObjectPath {
+    ObjectPath::from(format!("{object:016x}"))
+}
+
+fn number(path: &str) -> Option<u64> {
+    (path.len() == 16).then(|| u64::from_str_radix(path, 16).ok()).flatten()
+}
+
+fn unavailable(error: &object_store::Error) -> ObjectError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(crate::log::is_full) {
+            return ObjectError::Full;
+        }
+        cause = error.source();
+    }
+    ObjectError::Unavailable(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+    use super::*;
+
+    fn parts() -> Vec<Bytes> {
+        ["first", "", "the third one"].map(Bytes::from).to_vec()
+    }
+
+    #[tokio::test]
+    async fn parts_are_read_back_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = [7; KEY_LEN];
+        for keys in [&[][..], &[key]] {
+            let open = || JobObjects::in_folder(dir.path()).unwrap().encrypted(keys);
+            let ranges = open().put(&parts(), Duration::from_secs(1000)).await.unwrap();
+            for (part, range) in parts().iter().zip(&ranges) {
+                assert_eq!(open().get(*range).await.unwrap(), *part);
+            }
+            let object = ranges[0].object;
+            assert_eq!(JobObjects::written(object), Duration::from_secs(1000));
+            assert_eq!(open().list().await.unwrap(), [object]);
+            let stored = std::fs::read(dir.path().join(format!("{object:016x}"))).unwrap();
+            let is_readable = stored.windows(5).any(|window| window == b"first");
+            assert_eq!(is_readable, keys.is_empty());
+            open().delete(object).await.unwrap();
+            open().delete(object).await.unwrap();
+            assert_eq!(open().get(ranges[0]).await, Err(ObjectError::Missing(object)));
+        }
+    }
+
+    #[tokio::test]
+    async fn changed_and_exchanged_parts_are_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let (old, new) = ([1; KEY_LEN], [2; KEY_LEN]);
+        let open = |keys: &[[u8; KEY_LEN]]| JobObjects::in_folder(dir.path()).unwrap().encrypted(keys);
+        let parts = ["abc", "def"].map(Bytes::from);
+        let ranges = open(&[old]).put(&parts, Duration::ZERO).await.unwrap();
+        let undecryptable = Err(ObjectError::Undecryptable(ranges[0].object));
+        assert_eq!(open(&[new, old]).get(ranges[1]).await.unwrap(), parts[1]);
+        assert_eq!(open(&[new]).get(ranges[1]).await, undecryptable);
+        let file = dir.path().join(format!("{:016x}", ranges[0].object));
+        let stored = std::fs::read(&file).unwrap();
+        let half = stored.len() / 2;
+        std::fs::write(&file, [&stored[half..], &stored[..half]].concat()).unwrap();
+        assert_eq!(open(&[old]).get(ranges[0]).await, undecryptable);
+        std::fs::write(&file, &stored).unwrap();
+        for byte in 0..half {
+            let mut changed = stored.clone();
+            changed[byte] ^= 1;
+            std::fs::write(&file, changed).unwrap();
+            assert_eq!(open(&[old]).get(ranges[0]).await, undecryptable, "byte {byte}");
+        }
+    }
+}

@@ -1,0 +1,529 @@
+//! A process that serves a queue: it writes payloads, results and records, and applies the log.
+//!
+//! Submissions that wait at the same time are written together: one object with all payloads, one append with all records
+//! (group commit). A submission is confirmed when both are durable and its record was applied.
+
+use crate::log::{JobLog, JobLogError, QueueSnapshot};
+use crate::objects::{JobObjects, ObjectError};
+use bytes::Bytes;
+use jobs_core::decide::{
+    self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits, SubmissionError,
+};
+use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
+use jobs_core::queue::{Cancellation, JobQueue, QueuePosition, RecordEffect, TenantUsage};
+use jobs_core::record::JobRecord;
+use rand::Rng;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use supervision::Mutex;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Submissions that wait for a write; further callers wait.
+const SUBMISSIONS_MAX: usize = 1024;
+/// Submissions that are written together, and the sum of their payloads in bytes.
+const BATCH_MAX: usize = 512;
+const BATCH_BYTES: usize = 16 << 20;
+/// Records that are read and applied together.
+const READ_MAX: usize = 1024;
+/// Effects that are kept for the processes that have appended their records.
+const EFFECTS_MAX: usize = 1 << 16;
+/// Period of expirations, retention and snapshots.
+const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
+/// Jobs that one maintenance changes at most.
+const MAINTENANCE_MAX: usize = 10_000;
+/// Minimum number of records between two snapshots. More jobs than this need as many records between two.
+const SNAPSHOT_RECORDS: u64 = 10_000;
+/// Age at which an object without a job is deleted. The record that refers to a new object follows within seconds.
+const ORPHAN_AGE: Duration = Duration::from_secs(600);
+/// Period in which objects without a job are searched.
+const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// Pause after a failure of the log.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Configuration of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueConfig {
+    /// Limits on submissions.
+    pub limits: QueueLimits,
+    /// Attempts to compute a job.
+    pub computation: AttemptPolicy,
+    /// Attempts to deliver a result.
+    pub delivery: AttemptPolicy,
+    /// Time after which a finished job is removed with its payload and its result.
+    pub retention: Duration,
+}
+
+/// Error of an operation on a queue.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The submission was rejected.
+    #[error(transparent)]
+    Rejected(#[from] SubmissionError),
+    /// The idempotency key belongs to another request.
+    #[error("the idempotency key was used with another request, that of {0}: use another key")]
+    OtherRequest(DurableJobId),
+    /// There is no such job, or its result has been deleted.
+    #[error("there is no such job")]
+    Unknown,
+    /// The log failed.
+    #[error(transparent)]
+    Log(#[from] JobLogError),
+    /// The object store failed.
+    #[error(transparent)]
+    Objects(#[from] ObjectError),
+    /// The tasks of the queue have ended.
+    #[error("the queue is closed")]
+    Closed,
+}
+
+/// A job that a worker has taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenJob {
+    /// Identifier.
+    pub id: DurableJobId,
+    /// Request.
+    pub spec: JobSpec,
+    /// Token of the lease.
+    pub token: u64,
+    /// Payload, or the result if it was taken for delivery.
+    pub body: Bytes,
+}
+
+/// End of a computation, with the result itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum JobEnd {
+    /// The result.
+    Computed(Bytes),
+    /// Another end.
+    Other(ComputeEnd),
+}
+
+/// A job and its position, if it waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobView {
+    /// The job.
+    pub job: DurableJob,
+    /// Position in the queue.
+    pub position: Option<QueuePosition>,
+}
+
+struct Submission {
+    spec: JobSpec,
+    payload: Bytes,
+    respond: oneshot::Sender<Result<DurableJobId, QueueError>>,
+}
+
+/// Queue after its last applied record.
+#[derive(Default)]
+struct Applied {
+    queue: JobQueue,
+    /// Effects of the last records. The last one belongs to the last applied record.
+    effects: VecDeque<RecordEffect>,
+}
+
+struct Shared {
+    log: Arc<dyn JobLog>,
+    objects: JobObjects,
+    config: QueueConfig,
+    applied: Mutex<Applied>,
+    /// Sequence number of the last applied record.
+    position: watch::Sender<u64>,
+}
+
+/// A queue. Clones are handles of the same one.
+#[derive(Clone)]
+pub struct QueueHost {
+    shared: Arc<Shared>,
+    submissions: mpsc::Sender<Submission>,
+}
+
+/// Tasks of a queue, which the caller runs as long as it serves the queue.
+pub struct QueueTasks {
+    shared: Arc<Shared>,
+    submissions: mpsc::Receiver<Submission>,
+}
+
+impl QueueHost {
+    /// Reads the queue from the log.
+    ///
+    /// # Errors
+    ///
+    /// When the log cannot be read.
+    pub async fn open(
+        log: Arc<dyn JobLog>,
+        objects: JobObjects,
+        config: QueueConfig,
+    ) -> Result<(QueueHost, QueueTasks), JobLogError> {
+        let QueueSnapshot { applied, jobs } = log.saved().await?;
+        let queue = JobQueue::restore(jobs, applied);
+        let (position, _) = watch::channel(applied);
+        let applied = Mutex::new(Applied { queue, effects: VecDeque::new() });
+        let shared = Arc::new(Shared { log, objects, config, applied, position });
+        let last = *shared.log.last().borrow();
+        while *shared.position.borrow() < last {
+            shared.apply_next().await?;
+        }
+        let (sender, submissions) = mpsc::channel(SUBMISSIONS_MAX);
+        Ok((QueueHost { shared: shared.clone(), submissions: sender }, QueueTasks { shared, submissions }))
+    }
+
+    /// Adds a job; `spec.payload` is ignored. Returns its identifier, or that of the job with the same idempotency key,
+    /// when it is durable.
+    pub async fn submit(&self, spec: JobSpec, payload: Bytes) -> Result<DurableJobId, QueueError> {
+        let (respond, response) = oneshot::channel();
+        let submission = Submission { spec, payload, respond };
+        self.submissions.send(submission).await.map_err(|_| QueueError::Closed)?;
+        response.await.map_err(|_| QueueError::Closed)?
+    }
+
+    /// Returns a job of a tenant.
+    pub fn job(&self, tenant: &str, id: DurableJobId) -> Result<JobView, QueueError> {
+        let applied = self.shared.applied.lock();
+        let job = applied.queue.job(id).filter(|job| job.spec.tenant == tenant).ok_or(QueueError::Unknown)?;
+        Ok(JobView { job: job.clone(), position: applied.queue.position(id) })
+    }
+
+    /// Returns the result of a job of a tenant; none if it has none.
+    pub async fn result(&self, tenant: &str, id: DurableJobId) -> Result<Option<Bytes>, QueueError> {
+        match self.job(tenant, id)?.job.status {
+            JobStatus::Finished { result: Some(range), .. } => Ok(Some(self.shared.objects.get(range).await?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Returns a page of jobs, the newest first.
+    pub fn list(&self, filter: &JobFilter, count: usize) -> Vec<(DurableJobId, DurableJob)> {
+        let applied = self.shared.applied.lock();
+        let jobs = decide::list(&applied.queue, filter, count);
+        jobs.into_iter().map(|(id, job)| (id, job.clone())).collect()
+    }
+
+    /// Cancels a job of a tenant.
+    pub async fn cancel(&self, tenant: &str, id: DurableJobId) -> Result<Cancellation, QueueError> {
+        self.job(tenant, id)?;
+        match self.shared.append(vec![JobRecord::CancelRequested { id, at: now() }]).await?.1.pop() {
+            Some(RecordEffect::Cancellation(cancellation)) => Ok(cancellation),
+            _ => Ok(Cancellation::Unknown),
+        }
+    }
+
+    /// Takes jobs of a deployment up to this number of inputs, for computation.
+    pub async fn take(
+        &self,
+        deployment: &str,
+        inputs: u64,
+        worker: JobWorker,
+    ) -> Result<Vec<TakenJob>, QueueError> {
+        let record = {
+            let mut applied = self.shared.applied.lock();
+            decide::take(&mut applied.queue, deployment, inputs, &self.shared.config.computation, worker, now())
+        };
+        self.shared.lease(record).await
+    }
+
+    /// Takes results for delivery, up to this number.
+    pub async fn take_deliveries(&self, count: usize, worker: JobWorker) -> Result<Vec<TakenJob>, QueueError> {
+        let record = decide::take_deliveries(&self.shared.applied.lock().queue, count, worker, now());
+        self.shared.lease(record).await
+    }
+
+    /// Extends leases until this much later. Returns the jobs that the worker still holds.
+    pub async fn extend(
+        &self,
+        jobs: Vec<(DurableJobId, u64)>,
+        lease: Duration,
+    ) -> Result<Vec<DurableJobId>, QueueError> {
+        match self.shared.append(vec![JobRecord::Extended { jobs, until: now().after(lease) }]).await?.1.pop() {
+            Some(RecordEffect::Extended(held)) => Ok(held),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Ends computations; the results are written into one object. Returns for each whether it has changed the job: not
+    /// if the worker has lost the lease, or the job was cancelled.
+    pub async fn end(&self, ends: Vec<(DurableJobId, u64, JobEnd)>) -> Result<Vec<bool>, QueueError> {
+        let results: Vec<Bytes> = ends
+            .iter()
+            .filter_map(|(_, _, end)| match end {
+                JobEnd::Computed(result) => Some(result.clone()),
+                JobEnd::Other(_) => None,
+            })
+            .collect();
+        let ranges = match results.is_empty() {
+            true => Vec::new(),
+            false => self.shared.objects.put(&results, since_epoch()).await?,
+        };
+        let mut ranges = ranges.into_iter();
+        let (mut records, mut indexes) = (Vec::new(), Vec::new());
+        {
+            let applied = self.shared.applied.lock();
+            for (index, (id, token, end)) in ends.into_iter().enumerate() {
+                let end = match end {
+                    JobEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
+                    JobEnd::Other(end) => Some(end),
+                };
+                if let (Some(job), Some(end)) = (applied.queue.job(id), end) {
+                    let policy = &self.shared.config.computation;
+                    records.push(decide::after_computation((id, job), token, end, policy, now(), draw()));
+                    indexes.push(index);
+                }
+            }
+        }
+        let mut changed = vec![false; indexes.last().map_or(0, |last| last + 1)];
+        if !records.is_empty() {
+            let (_, effects) = self.shared.append(records).await?;
+            for (index, effect) in indexes.into_iter().zip(effects) {
+                changed[index] = effect == RecordEffect::Changed;
+            }
+        }
+        Ok(changed)
+    }
+
+    /// Ends an attempt to deliver a result.
+    pub async fn end_delivery(
+        &self,
+        id: DurableJobId,
+        token: u64,
+        end: DeliveryEnd,
+    ) -> Result<(), QueueError> {
+        let record = {
+            let applied = self.shared.applied.lock();
+            let job = applied.queue.job(id).ok_or(QueueError::Unknown)?;
+            decide::after_delivery((id, job), token, end, &self.shared.config.delivery, now(), draw())
+        };
+        self.shared.append(vec![record]).await.map(drop)
+    }
+}
+
+impl QueueTasks {
+    /// Runs until all handles are dropped.
+    pub async fn run(self) {
+        let QueueTasks { shared, submissions } = self;
+        let background = async {
+            tokio::join!(shared.follow(), shared.maintain());
+        };
+        tokio::select! {
+            () = shared.write_submissions(submissions) => {}
+            () = background => {}
+        }
+    }
+}
+
+impl Shared {
+    /// Appends records, and returns the sequence number of the first with their effects.
+    async fn append(&self, records: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+        let first = self.log.append(&records).await?;
+        let last = first + records.len() as u64 - 1;
+        let mut position = self.position.subscribe();
+        position.wait_for(|position| *position >= last).await.map_err(|_| QueueError::Closed)?;
+        let applied = self.applied.lock();
+        let before = applied.queue.applied() + 1 - applied.effects.len() as u64;
+        // More than `EFFECTS_MAX` other records since: the outcome is unknown.
+        let index = first.checked_sub(before).ok_or(QueueError::Closed)? as usize;
+        Ok((first, applied.effects.range(index..index + records.len()).cloned().collect()))
+    }
+
+    /// Applies the next records of the log; waits for some.
+    async fn apply_next(&self) -> Result<(), JobLogError> {
+        let after = *self.position.borrow();
+        let mut last = self.log.last();
+        if last.wait_for(|last| *last > after).await.is_err() {
+            return Err(JobLogError::Unavailable("closed".to_owned()));
+        }
+        let records = self.log.read(after, READ_MAX).await?;
+        let mut applied = self.applied.lock();
+        for (sequence, record) in &records {
+            if *sequence != applied.queue.applied() + 1 {
+                let message = format!("record {} is missing", applied.queue.applied() + 1);
+                return Err(JobLogError::Unavailable(message));
+            }
+            let effect = applied.queue.apply(*sequence, record);
+            applied.effects.push_back(effect);
+            if applied.effects.len() > EFFECTS_MAX {
+                applied.effects.pop_front();
+            }
+        }
+        let position = applied.queue.applied();
+        drop(applied);
+        self.position.send_replace(position);
+        Ok(())
+    }
+
+    async fn follow(&self) {
+        loop {
+            if self.apply_next().await.is_err() {
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+
+    async fn write_submissions(&self, mut inbox: mpsc::Receiver<Submission>) {
+        while let Some(first) = inbox.recv().await {
+            let mut bytes = first.payload.len();
+            let mut batch = vec![first];
+            while batch.len() < BATCH_MAX
+                && bytes < BATCH_BYTES
+                && let Ok(next) = inbox.try_recv()
+            {
+                bytes += next.payload.len();
+                batch.push(next);
+            }
+            self.write(batch).await;
+        }
+    }
+
+    /// Writes submissions together and responds to each. A client that has gone does not matter: its job is durable.
+    async fn write(&self, batch: Vec<Submission>) {
+        let (mut accepted, mut usages) = (Vec::new(), HashMap::<String, TenantUsage>::new());
+        {
+            let applied = self.applied.lock();
+            for submission in batch {
+                let Submission { spec, payload, .. } = &submission;
+                let bytes = payload.len() as u64;
+                let usage = usages.entry(spec.tenant.clone()).or_insert_with(|| applied.queue.usage(&spec.tenant));
+                // A repeated submission adds nothing, so it is not rejected by a limit.
+                let known = spec.idempotency.is_some_and(|key| applied.queue.with_key(&spec.tenant, &key).is_some());
+                match decide::check_submission(*usage, &self.config.limits, spec, bytes, now()) {
+                    Err(error) if !known => drop(submission.respond.send(Err(error.into()))),
+                    _ => {
+                        usage.jobs += 1;
+                        usage.bytes += bytes;
+                        accepted.push(submission);
+                    }
+                }
+            }
+        }
+        if accepted.is_empty() {
+            return;
+        }
+        let payloads: Vec<_> = accepted.iter().map(|submission| submission.payload.clone()).collect();
+        let written = match self.objects.put(&payloads, since_epoch()).await {
+            Ok(ranges) => self.submitted(&accepted, ranges).await,
+            Err(error) => Err(error.into()),
+        };
+        match written {
+            Ok(responses) => {
+                for (submission, response) in accepted.into_iter().zip(responses) {
+                    submission.respond.send(response).ok();
+                }
+            }
+            Err(error) => {
+                for submission in accepted {
+                    submission.respond.send(Err(error.clone())).ok();
+                }
+            }
+        }
+    }
+
+    async fn submitted(
+        &self,
+        accepted: &[Submission],
+        ranges: Vec<StoredRange>,
+    ) -> Result<Vec<Result<DurableJobId, QueueError>>, QueueError> {
+        let mut ids = Vec::with_capacity(accepted.len());
+        let records = accepted.iter().zip(ranges).map(|(submission, payload)| {
+            let id = DurableJobId::new(now(), rand::rng().random());
+            ids.push(id);
+            JobRecord::Submitted { id, spec: Box::new(JobSpec { payload, ..submission.spec.clone() }) }
+        });
+        let records = records.collect();
+        let (_, effects) = self.append(records).await?;
+        let response = |(id, effect)| match effect {
+            RecordEffect::AlreadySubmitted { id, same_request: true } => Ok(id),
+            RecordEffect::AlreadySubmitted { id, .. } => Err(QueueError::OtherRequest(id)),
+            _ => Ok(id),
+        };
+        Ok(ids.into_iter().zip(effects).map(response).collect())
+    }
+
+    /// Appends a lease and reads the bodies of the jobs that it was granted for. A job whose body cannot be read is
+    /// released when the lease ends.
+    async fn lease(&self, record: Option<JobRecord>) -> Result<Vec<TakenJob>, QueueError> {
+        let Some(record) = record else { return Ok(Vec::new()) };
+        let (token, mut effects) = self.append(vec![record]).await?;
+        let Some(RecordEffect::Leased(ids)) = effects.pop() else { return Ok(Vec::new()) };
+        let granted: Vec<_> = {
+            let applied = self.applied.lock();
+            let jobs = ids.into_iter().filter_map(|id| Some((id, applied.queue.job(id)?)));
+            jobs.map(|(id, job)| {
+                let range = match &job.status {
+                    JobStatus::Finished { result, .. } => *result,
+                    _ => Some(job.spec.payload),
+                };
+                (id, job.spec.clone(), range)
+            })
+            .collect()
+        };
+        let mut taken = Vec::with_capacity(granted.len());
+        for (id, spec, range) in granted {
+            let body = match range {
+                Some(range) => self.objects.get(range).await?,
+                None => Bytes::new(),
+            };
+            taken.push(TakenJob { id, spec, token, body });
+        }
+        Ok(taken)
+    }
+
+    /// Expirations, retention, snapshots, and the deletion of objects without a job.
+    async fn maintain(&self) {
+        let mut saved = *self.position.borrow();
+        let mut swept = SystemTime::UNIX_EPOCH;
+        loop {
+            tokio::time::sleep(MAINTENANCE_PERIOD).await;
+            let QueueConfig { computation, retention, .. } = &self.config;
+            let records = {
+                let applied = self.applied.lock();
+                decide::maintain(&applied.queue, computation, *retention, now(), MAINTENANCE_MAX)
+            };
+            if !records.is_empty() && self.append(records).await.is_err() {
+                continue;
+            }
+            let snapshot = {
+                let applied = self.applied.lock();
+                let (position, jobs) = (applied.queue.applied(), applied.queue.jobs());
+                let due = position - saved >= SNAPSHOT_RECORDS.max(jobs.size_hint().0 as u64);
+                due.then(|| {
+                    let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
+                    QueueSnapshot { applied: position, jobs }
+                })
+            };
+            if let Some(snapshot) = snapshot {
+                let position = snapshot.applied;
+                if self.log.save(snapshot).await.is_ok() {
+                    saved = position;
+                }
+            }
+            if swept.elapsed().unwrap_or_default() >= SWEEP_PERIOD {
+                swept = SystemTime::now();
+                self.sweep().await;
+            }
+        }
+    }
+
+    /// Deletes the objects that no job refers to.
+    async fn sweep(&self) {
+        // The next period tries again after a failure.
+        let Ok(objects) = self.objects.list().await else { return };
+        let orphans = objects.into_iter().filter(|object| {
+            let age = since_epoch().saturating_sub(JobObjects::written(*object));
+            age >= ORPHAN_AGE && !self.applied.lock().queue.refers_to(*object)
+        });
+        for object in orphans.collect::<Vec<_>>() {
+            self.objects.delete(object).await.ok();
+        }
+    }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn now() -> UnixMillis {
+    UnixMillis(since_epoch().as_millis() as u64)
+}
+
+fn draw() -> f64 {
+    rand::rng().random()
+}

@@ -1,0 +1,119 @@
+//! Rules of a job log, for each implementation.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+use jobs::log::{EmbeddedJobLog, JobLog, QueueSnapshot};
+use jobs_core::job::{DurableJob, DurableJobId, JobOperation, JobSpec, JobStatus, StoredRange, UnixMillis};
+use jobs_core::record::JobRecord;
+use std::sync::Arc;
+
+fn id(number: u64) -> DurableJobId {
+    DurableJobId::new(UnixMillis(number), number.into())
+}
+
+fn job(number: u64) -> DurableJob {
+    let spec = JobSpec {
+        tenant: "a \"tenant\"\n".to_owned(),
+        deployment: "minilm".to_owned(),
+        operation: JobOperation::Rerank,
+        priority: regions::Priority::Interactive,
+        inputs: number,
+        payload: StoredRange { object: u64::MAX, offset: 1, length: 2 },
+        deadline: Some(UnixMillis::NEVER),
+        start_by: None,
+        idempotency: None,
+        webhook: Some("https://example.com/ü".to_owned()),
+    };
+    let status = JobStatus::Queued { not_before: UnixMillis(0) };
+    DurableJob { spec, sequence: number, attempts: 0, last_error: None, status }
+}
+
+fn record(number: u64) -> JobRecord {
+    JobRecord::Submitted { id: id(number), spec: Box::new(job(number).spec) }
+}
+
+fn records(numbers: impl IntoIterator<Item = u64>) -> Vec<(u64, JobRecord)> {
+    numbers.into_iter().map(|number| (number, record(number))).collect()
+}
+
+/// Runs the rules. `open` opens the same log again, after the handles of the last one were dropped.
+async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
+    // An empty log.
+    let log = open().await;
+    assert_eq!(*log.last().borrow(), 0);
+    assert_eq!(log.read(0, 10).await.unwrap(), []);
+    assert_eq!(log.saved().await.unwrap(), QueueSnapshot::default());
+
+    // Sequence numbers begin at 1 and have no gaps; a reader is notified.
+    let mut last = log.last();
+    assert_eq!(log.append(&[record(1)]).await, Ok(1));
+    assert_eq!(log.append(&[record(2), record(3)]).await, Ok(2));
+    assert_eq!(*last.wait_for(|last| *last == 3).await.unwrap(), 3);
+    assert_eq!(log.read(0, 10).await.unwrap(), records(1..=3));
+    assert_eq!(log.read(1, 1).await.unwrap(), records([2]));
+    assert_eq!(log.read(3, 10).await.unwrap(), []);
+    assert_eq!(log.read(u64::MAX, 10).await.unwrap(), []);
+    drop(log);
+
+    // Appends of many callers are in the log once each, those of one append next to each other.
+    let log = Arc::new(open().await);
+    assert_eq!(*log.last().borrow(), 3);
+    let callers = (0..50).map(|caller| {
+        let log = log.clone();
+        tokio::spawn(async move {
+            let pair = [record(100 + 2 * caller), record(101 + 2 * caller)];
+            (caller, log.append(&pair).await.unwrap())
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        let (caller, first) = caller.await.unwrap();
+        let pair = [(first, record(100 + 2 * caller)), (first + 1, record(101 + 2 * caller))];
+        assert_eq!(log.read(first - 1, 2).await.unwrap(), pair);
+    }
+    assert_eq!(log.read(0, 1000).await.unwrap().len(), 103);
+
+    // A snapshot replaces the records that it contains. An older one, and one of the future, are ignored.
+    let snapshot = QueueSnapshot { applied: 100, jobs: vec![(id(7), job(7)), (id(8), job(8))] };
+    log.save(snapshot.clone()).await.unwrap();
+    log.save(QueueSnapshot { applied: 99, jobs: Vec::new() }).await.unwrap();
+    log.save(QueueSnapshot { applied: 104, jobs: Vec::new() }).await.unwrap();
+    let sequences = |records: Vec<(u64, JobRecord)>| records.into_iter().map(|(sequence, _)| sequence);
+    assert!(sequences(log.read(0, 1000).await.unwrap()).eq(101..=103));
+    drop(log);
+    let log = open().await;
+    assert_eq!(log.saved().await.unwrap(), snapshot);
+    assert_eq!(log.append(&[record(104)]).await, Ok(104));
+    let next = QueueSnapshot { applied: 104, jobs: vec![(id(9), job(9))] };
+    log.save(next.clone()).await.unwrap();
+    drop(log);
+    let log = open().await;
+    assert_eq!(log.saved().await.unwrap(), next);
+    assert_eq!(*log.last().borrow(), 104, "also without records");
+    assert_eq!(log.append(&[record(105)]).await, Ok(105));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_log_conforms() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    conforms(async || {
+        // The file is free soon after the last handle was dropped.
+        loop {
+            match EmbeddedJobLog::open(&path).await {
+                Ok(log) => return log,
+                Err(error) => assert!(error.to_string().contains("already open"), "{error}"),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn two_processes_cannot_open_the_same_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    let _log = EmbeddedJobLog::open(&path).await.unwrap();
+    let error = EmbeddedJobLog::open(&path).await.unwrap_err().to_string();
+    assert!(error.contains("already open"), "{error}");
+}

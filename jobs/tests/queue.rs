@@ -1,0 +1,242 @@
+//! A queue on the disk of this machine: submissions, workers, and processes that are killed.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+use bytes::Bytes;
+use jobs::log::EmbeddedJobLog;
+use jobs::objects::JobObjects;
+use jobs::queue_host::{JobEnd, QueueConfig, QueueError, QueueHost, TakenJob};
+use jobs_core::decide::{AttemptPolicy, ComputeEnd, JobFilter, JobPhase, JobWorker, QueueLimits};
+use jobs_core::job::{DurableJobId, IdempotencyKey, JobOperation, JobSpec, StoredRange};
+use jobs_core::queue::Cancellation;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Folder of the queue in a process that this test starts to kill it.
+const FOLDER: &str = "MERIDIAN_TEST_QUEUE_FOLDER";
+const WORKER: JobWorker = JobWorker { number: 1, lease: Duration::from_secs(30) };
+
+fn config() -> QueueConfig {
+    let attempts = AttemptPolicy {
+        attempts: 3,
+        first_pause: Duration::from_millis(10),
+        pause_max: Duration::from_millis(10),
+    };
+    QueueConfig {
+        limits: QueueLimits { tenant_jobs: 100_000, tenant_bytes: 1 << 30, age: Duration::from_secs(3600) },
+        computation: attempts,
+        delivery: attempts,
+        retention: Duration::from_secs(3600),
+    }
+}
+
+fn spec(tenant: &str) -> JobSpec {
+    JobSpec {
+        tenant: tenant.to_owned(),
+        deployment: "minilm".to_owned(),
+        operation: JobOperation::Embeddings,
+        priority: regions::Priority::Bulk,
+        inputs: 1,
+        payload: StoredRange { object: 0, offset: 0, length: 0 },
+        deadline: None,
+        start_by: None,
+        idempotency: None,
+        webhook: None,
+    }
+}
+
+async fn open(folder: &Path, config: QueueConfig) -> QueueHost {
+    let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
+    let objects = JobObjects::in_folder(&folder.join("objects")).unwrap();
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
+    tokio::spawn(tasks.run());
+    host
+}
+
+fn computed(job: &TakenJob) -> (DurableJobId, u64, JobEnd) {
+    let result = [b"result of ", &*job.body].concat();
+    (job.id, job.token, JobEnd::Computed(result.into()))
+}
+
+#[tokio::test]
+async fn jobs_are_computed_cancelled_and_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let mut ids = Vec::new();
+    for number in 0..3 {
+        ids.push(host.submit(spec("a"), Bytes::from(format!("text {number}"))).await.unwrap());
+    }
+    assert_eq!(host.job("a", ids[2]).unwrap().position.unwrap().jobs, 2);
+    assert_eq!(host.job("b", ids[2]).unwrap_err(), QueueError::Unknown, "the job of another tenant");
+    assert_eq!(host.cancel("b", ids[2]).await.unwrap_err(), QueueError::Unknown);
+    assert_eq!(host.cancel("a", ids[2]).await, Ok(Cancellation::Confirmed));
+    let taken = host.take("minilm", 10, WORKER).await.unwrap();
+    let bodies: Vec<_> = taken.iter().map(|job| &*job.body).collect();
+    assert_eq!(bodies, [b"text 0", b"text 1"]);
+    assert_eq!(host.cancel("a", ids[1]).await, Ok(Cancellation::Confirmed));
+    let held = taken.iter().map(|job| (job.id, job.token)).collect();
+    assert_eq!(host.extend(held, WORKER.lease).await.unwrap(), [ids[0]]);
+    assert_eq!(host.end(taken.iter().map(computed).collect()).await.unwrap(), [true, false]);
+    assert_eq!(host.result("a", ids[0]).await.unwrap(), Some(Bytes::from("result of text 0")));
+    assert_eq!(host.result("a", ids[1]).await.unwrap(), None);
+    let succeeded = JobFilter { status: Some(JobPhase::Succeeded), ..JobFilter::default() };
+    assert_eq!(host.list(&succeeded, 10).len(), 1);
+}
+
+#[tokio::test]
+async fn a_failed_attempt_is_repeated_and_the_last_one_ends_the_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let id = host.submit(spec("a"), Bytes::from("text")).await.unwrap();
+    for attempt in 1..=3 {
+        let taken = loop {
+            let taken = host.take("minilm", 10, WORKER).await.unwrap();
+            if !taken.is_empty() {
+                break taken;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        };
+        assert_eq!(host.job("a", id).unwrap().job.attempts, attempt);
+        let end = JobEnd::Other(ComputeEnd::Failed("connection reset".to_owned()));
+        host.end(vec![(id, taken[0].token, end)]).await.unwrap();
+    }
+    let failed = JobFilter { status: Some(JobPhase::Failed), ..JobFilter::default() };
+    assert_eq!(host.list(&failed, 10)[0].0, id);
+}
+
+#[tokio::test]
+async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config();
+    config.limits.tenant_jobs = 2;
+    let host = open(dir.path(), config).await;
+    let keyed = |request| JobSpec {
+        idempotency: Some(IdempotencyKey { key: [1; 32], request: [request; 32] }),
+        ..spec("a")
+    };
+    let submissions = (0..8).map(|_| host.submit(keyed(1), Bytes::from("text")));
+    let mut ids = Vec::new();
+    let tasks: Vec<_> = submissions.map(Box::pin).collect();
+    for task in tasks {
+        ids.push(task.await.unwrap());
+    }
+    ids.dedup();
+    assert_eq!(ids.len(), 1);
+    assert_eq!(host.submit(keyed(2), Bytes::from("x")).await, Err(QueueError::OtherRequest(ids[0])));
+    host.submit(spec("a"), Bytes::from("another")).await.unwrap();
+    assert!(matches!(host.submit(spec("a"), Bytes::new()).await, Err(QueueError::Rejected(_))));
+    assert_eq!(host.submit(keyed(1), Bytes::from("text")).await, Ok(ids[0]));
+    host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
+}
+
+#[tokio::test]
+async fn removed_jobs_leave_no_payload_and_no_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), QueueConfig { retention: Duration::from_millis(1), ..config() }).await;
+    let id = host.submit(spec("a"), Bytes::from("a confidential text")).await.unwrap();
+    let taken = host.take("minilm", 10, WORKER).await.unwrap();
+    host.end(taken.iter().map(computed).collect()).await.unwrap();
+    while host.job("a", id).is_ok() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // The log has only ever had the ranges; the objects are deleted by the next sweep.
+    let log = std::fs::read(dir.path().join("log")).unwrap();
+    assert!(!log.windows(12).any(|window| window == b"confidential"));
+}
+
+/// Submits and computes jobs until it is killed, and prints each confirmed step.
+async fn serve_until_killed(folder: &Path) {
+    let host = open(folder, config()).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    let print = |line: String| {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{line}").unwrap();
+        out.flush().unwrap();
+    };
+    for caller in 0..8 {
+        let host = host.clone();
+        tasks.spawn(async move {
+            for number in 0.. {
+                let text = format!("text {caller} {number}");
+                let id = host.submit(spec("a"), Bytes::from(text.clone())).await.unwrap();
+                print(format!("submitted {id} {text}"));
+                if number % 5 == 0 && host.cancel("a", id).await == Ok(Cancellation::Confirmed) {
+                    print(format!("cancelled {id}"));
+                }
+            }
+        });
+    }
+    loop {
+        let taken = host.take("minilm", 20, WORKER).await.unwrap();
+        let ended = host.end(taken.iter().map(computed).collect()).await.unwrap();
+        for (job, _) in taken.iter().zip(ended).filter(|(_, ended)| *ended) {
+            print(format!("computed {}", job.id));
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Invariant 10. The process is killed with SIGKILL several times, at any point of a write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_confirmed_survives_a_killed_process() {
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        return serve_until_killed(Path::new(&folder)).await;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut expected: BTreeMap<DurableJobId, (String, JobPhase)> = BTreeMap::new();
+    for round in 0..6u64 {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "what_was_confirmed_survives_a_killed_process", "--nocapture"])
+            .env(FOLDER, dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut seen = 0;
+        while let Some(Ok(line)) = lines.next() {
+            let words: Vec<_> = line.splitn(3, ' ').collect();
+            // The test harness prints lines of its own.
+            let Some(id) = words.get(1).and_then(|id| id.parse::<DurableJobId>().ok()) else { continue };
+            match words[0] {
+                "submitted" => {
+                    let known = expected.insert(id, (words[2].to_owned(), JobPhase::Queued));
+                    assert!(known.is_none() || known.unwrap().1 == JobPhase::Succeeded);
+                }
+                "cancelled" => expected.get_mut(&id).unwrap().1 = JobPhase::Cancelled,
+                "computed" => {
+                    // The worker may have been faster than the response to the client.
+                    let job = expected.entry(id).or_insert((String::new(), JobPhase::Queued));
+                    job.1 = JobPhase::Succeeded;
+                }
+                other => panic!("{other}"),
+            }
+            seen += 1;
+            if seen == 150 + 37 * round {
+                process.kill().unwrap();
+            }
+        }
+        process.wait().unwrap();
+    }
+    let host = open(dir.path(), config()).await;
+    let (mut queued, mut succeeded, mut cancelled) = (0, 0, 0);
+    for (id, (text, phase)) in &expected {
+        let job = host.job("a", *id).unwrap().job;
+        match (phase, JobPhase::of(&job)) {
+            (JobPhase::Cancelled, JobPhase::Cancelled) => cancelled += 1,
+            (JobPhase::Succeeded, JobPhase::Succeeded) => {
+                succeeded += 1;
+                let result = host.result("a", *id).await.unwrap().unwrap();
+                assert!(result.starts_with(b"result of text") && result.ends_with(text.as_bytes()));
+            }
+            // A step after the last line of the killed process.
+            (JobPhase::Queued, _) => queued += 1,
+            (confirmed, found) => panic!("{id} was {confirmed:?} and is {found:?}"),
+        }
+    }
+    println!("{queued} queued, {succeeded} succeeded, {cancelled} cancelled; all found after 6 kills");
+    assert!(queued + succeeded + cancelled > 500 && succeeded > 50 && cancelled > 50);
+}
