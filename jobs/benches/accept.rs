@@ -41,8 +41,11 @@ fn cpu_time() -> Duration {
 async fn measure(folder: &Path, callers: usize, keys: &[[u8; 32]]) {
     let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
     let objects = JobObjects::in_folder(&folder.join("objects")).unwrap().encrypted(keys);
-    let attempts =
-        AttemptPolicy { attempts: 3, first_pause: Duration::from_secs(1), pause_max: Duration::from_secs(60) };
+    let attempts = AttemptPolicy {
+        attempts: 3,
+        first_pause: Duration::from_secs(1),
+        pause_max: Duration::from_secs(60),
+    };
     let config = QueueConfig {
         limits: QueueLimits { tenant_jobs: u64::MAX, tenant_bytes: u64::MAX, age: Duration::from_secs(3600) },
         computation: attempts,

@@ -187,7 +187,9 @@ impl QueueHost {
     /// Returns the result of a job of a tenant; none if it has none.
     pub async fn result(&self, tenant: &str, id: DurableJobId) -> Result<Option<Bytes>, QueueError> {
         match self.job(tenant, id)?.job.status {
-            JobStatus::Finished { result: Some(range), .. } => Ok(Some(self.shared.objects.get(range).await?)),
+            JobStatus::Finished { result: Some(range), .. } => {
+                Ok(Some(self.shared.objects.get(range).await?))
+            }
             _ => Ok(None),
         }
     }
@@ -217,13 +219,24 @@ impl QueueHost {
     ) -> Result<Vec<TakenJob>, QueueError> {
         let record = {
             let mut applied = self.shared.applied.lock();
-            decide::take(&mut applied.queue, deployment, inputs, &self.shared.config.computation, worker, now())
+            decide::take(
+                &mut applied.queue,
+                deployment,
+                inputs,
+                &self.shared.config.computation,
+                worker,
+                now(),
+            )
         };
         self.shared.lease(record).await
     }
 
     /// Takes results for delivery, up to this number.
-    pub async fn take_deliveries(&self, count: usize, worker: JobWorker) -> Result<Vec<TakenJob>, QueueError> {
+    pub async fn take_deliveries(
+        &self,
+        count: usize,
+        worker: JobWorker,
+    ) -> Result<Vec<TakenJob>, QueueError> {
         let record = decide::take_deliveries(&self.shared.applied.lock().queue, count, worker, now());
         self.shared.lease(record).await
     }
@@ -234,7 +247,8 @@ impl QueueHost {
         jobs: Vec<(DurableJobId, u64)>,
         lease: Duration,
     ) -> Result<Vec<DurableJobId>, QueueError> {
-        match self.shared.append(vec![JobRecord::Extended { jobs, until: now().after(lease) }]).await?.1.pop() {
+        match self.shared.append(vec![JobRecord::Extended { jobs, until: now().after(lease) }]).await?.1.pop()
+        {
             Some(RecordEffect::Extended(held)) => Ok(held),
             _ => Ok(Vec::new()),
         }
@@ -381,9 +395,11 @@ impl Shared {
             for submission in batch {
                 let Submission { spec, payload, .. } = &submission;
                 let bytes = payload.len() as u64;
-                let usage = usages.entry(spec.tenant.clone()).or_insert_with(|| applied.queue.usage(&spec.tenant));
+                let usage =
+                    usages.entry(spec.tenant.clone()).or_insert_with(|| applied.queue.usage(&spec.tenant));
                 // A repeated submission adds nothing, so it is not rejected by a limit.
-                let known = spec.idempotency.is_some_and(|key| applied.queue.with_key(&spec.tenant, &key).is_some());
+                let known =
+                    spec.idempotency.is_some_and(|key| applied.queue.with_key(&spec.tenant, &key).is_some());
                 match decide::check_submission(*usage, &self.config.limits, spec, bytes, now()) {
                     Err(error) if !known => drop(submission.respond.send(Err(error.into()))),
                     _ => {
@@ -437,8 +453,8 @@ impl Shared {
         Ok(ids.into_iter().zip(effects).map(response).collect())
     }
 
-    /// Appends a lease and reads the bodies of the jobs that it was granted for. A job whose body cannot be read is
-    /// released when the lease ends.
+    /// Appends a lease and reads the bodies of the jobs that it was granted for. An attempt whose body cannot be read has
+    /// failed; the others are not affected.
     async fn lease(&self, record: Option<JobRecord>) -> Result<Vec<TakenJob>, QueueError> {
         let Some(record) = record else { return Ok(Vec::new()) };
         let (token, mut effects) = self.append(vec![record]).await?;
@@ -446,24 +462,43 @@ impl Shared {
         let granted: Vec<_> = {
             let applied = self.applied.lock();
             let jobs = ids.into_iter().filter_map(|id| Some((id, applied.queue.job(id)?)));
-            jobs.map(|(id, job)| {
-                let range = match &job.status {
-                    JobStatus::Finished { result, .. } => *result,
-                    _ => Some(job.spec.payload),
-                };
-                (id, job.spec.clone(), range)
-            })
-            .collect()
+            jobs.map(|(id, job)| (id, job.clone())).collect()
         };
-        let mut taken = Vec::with_capacity(granted.len());
-        for (id, spec, range) in granted {
-            let body = match range {
-                Some(range) => self.objects.get(range).await?,
-                None => Bytes::new(),
+        let (mut taken, mut unreadable) = (Vec::with_capacity(granted.len()), Vec::new());
+        for (id, job) in granted {
+            let range = match &job.status {
+                JobStatus::Finished { result, .. } => *result,
+                _ => Some(job.spec.payload),
             };
-            taken.push(TakenJob { id, spec, token, body });
+            let body = match range {
+                Some(range) => self.objects.get(range).await,
+                None => Ok(Bytes::new()),
+            };
+            match body {
+                Ok(body) => taken.push(TakenJob { id, spec: job.spec, token, body }),
+                Err(error) => unreadable.push(self.unreadable((id, &job), token, error)),
+            }
+        }
+        if !unreadable.is_empty() {
+            self.append(unreadable).await?;
         }
         Ok(taken)
+    }
+
+    /// Decides what follows an attempt whose body cannot be read.
+    fn unreadable(&self, job: (DurableJobId, &DurableJob), token: u64, error: ObjectError) -> JobRecord {
+        let reason = error.to_string();
+        if job.1.is_finished() {
+            let end = DeliveryEnd::Failed { reason, retry_after: None };
+            return decide::after_delivery(job, token, end, &self.config.delivery, now(), draw());
+        }
+        let end = match error {
+            ObjectError::Missing(_) | ObjectError::Undecryptable(_) => ComputeEnd::Rejected(reason),
+            ObjectError::Full | ObjectError::Unavailable(_) => {
+                ComputeEnd::NoCapacity { reason, retry_after: RETRY_PAUSE }
+            }
+        };
+        decide::after_computation(job, token, end, &self.config.computation, now(), draw())
     }
 
     /// Expirations, retention, snapshots, and the deletion of objects without a job.
@@ -482,8 +517,8 @@ impl Shared {
             }
             let snapshot = {
                 let applied = self.applied.lock();
-                let (position, jobs) = (applied.queue.applied(), applied.queue.jobs());
-                let due = position - saved >= SNAPSHOT_RECORDS.max(jobs.size_hint().0 as u64);
+                let position = applied.queue.applied();
+                let due = position - saved >= SNAPSHOT_RECORDS.max(applied.queue.len() as u64);
                 due.then(|| {
                     let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
                     QueueSnapshot { applied: position, jobs }

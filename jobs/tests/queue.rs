@@ -7,7 +7,9 @@ use jobs::log::EmbeddedJobLog;
 use jobs::objects::JobObjects;
 use jobs::queue_host::{JobEnd, QueueConfig, QueueError, QueueHost, TakenJob};
 use jobs_core::decide::{AttemptPolicy, ComputeEnd, JobFilter, JobPhase, JobWorker, QueueLimits};
-use jobs_core::job::{DurableJobId, IdempotencyKey, JobOperation, JobSpec, StoredRange};
+use jobs_core::job::{
+    DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobSpec, JobStatus, StoredRange,
+};
 use jobs_core::queue::Cancellation;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -131,6 +133,24 @@ async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
     assert!(matches!(host.submit(spec("a"), Bytes::new()).await, Err(QueueError::Rejected(_))));
     assert_eq!(host.submit(keyed(1), Bytes::from("text")).await, Ok(ids[0]));
     host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_payload_ends_its_job_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let lost = host.submit(spec("a"), Bytes::from("lost")).await.unwrap();
+    let kept = host.submit(spec("a"), Bytes::from("kept")).await.unwrap();
+    let object = host.job("a", lost).unwrap().job.spec.payload.object;
+    std::fs::remove_file(dir.path().join("objects").join(format!("{object:016x}"))).unwrap();
+    let taken = host.take("minilm", 10, WORKER).await.unwrap();
+    assert_eq!(taken.iter().map(|job| job.id).collect::<Vec<_>>(), [kept]);
+    let JobStatus::Finished { outcome: JobOutcome::Failed { reason }, .. } =
+        host.job("a", lost).unwrap().job.status
+    else {
+        panic!()
+    };
+    assert_eq!(reason, format!("the object store has no object {object:016x}"));
 }
 
 #[tokio::test]

@@ -188,7 +188,10 @@ struct LogFile {
 }
 
 impl LogFile {
-    fn run<T>(&mut self, work: impl FnOnce(&mut LogFile) -> Result<T, redb::Error>) -> Result<T, JobLogError> {
+    fn run<T>(
+        &mut self,
+        work: impl FnOnce(&mut LogFile) -> Result<T, redb::Error>,
+    ) -> Result<T, JobLogError> {
         let result = match self.database {
             Some(_) => work(self),
             None => self.open().and_then(|()| work(self)),

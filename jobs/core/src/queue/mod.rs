@@ -99,6 +99,16 @@ impl JobQueue {
         self.jobs.iter().map(|(id, job)| (*id, job))
     }
 
+    /// Returns the number of jobs, with the finished ones.
+    pub fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there is no job.
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
     /// Returns the jobs that were submitted before one, or all, the newest first.
     pub fn newest(&self, before: Option<DurableJobId>) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
