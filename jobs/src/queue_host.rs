@@ -1,7 +1,7 @@
 //! A process that serves a queue: it writes payloads, results and records, and applies the log.
 //!
-//! Submissions that wait at the same time are written together: one object with all payloads, one append with all records
-//! (group commit). A submission is confirmed when both are durable and its record was applied.
+//! Submissions that wait at the same time are written together: one object with all payloads, one entry of the log with all
+//! records (group commit). A submission is confirmed when both are durable and its record was applied.
 
 use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
@@ -24,16 +24,16 @@ const SUBMISSIONS_MAX: usize = 1024;
 /// Submissions that are written together, and the sum of their payloads in bytes.
 const BATCH_MAX: usize = 512;
 const BATCH_BYTES: usize = 16 << 20;
-/// Records that are read and applied together.
+/// Entries that are read and applied together.
 const READ_MAX: usize = 1024;
-/// Effects that are kept for the processes that have appended their records.
-const EFFECTS_MAX: usize = 1 << 16;
+/// Entries whose effects are kept for the callers that have appended them.
+const EFFECTS_MAX: usize = 1 << 12;
 /// Period of expirations, retention and snapshots.
 const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
 /// Jobs that one maintenance changes at most.
 const MAINTENANCE_MAX: usize = 10_000;
-/// Minimum number of records between two snapshots. More jobs than this need as many records between two.
-const SNAPSHOT_RECORDS: u64 = 10_000;
+/// Minimum number of entries between two snapshots. More jobs than this need as many entries between two.
+const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// Age at which an object without a job is deleted. The record that refers to a new object follows within seconds.
 const ORPHAN_AGE: Duration = Duration::from_secs(600);
 /// Period in which objects without a job are searched.
@@ -114,12 +114,12 @@ struct Submission {
     respond: oneshot::Sender<Result<DurableJobId, QueueError>>,
 }
 
-/// Queue after its last applied record.
+/// Queue after its last applied entry.
 #[derive(Default)]
 struct Applied {
     queue: JobQueue,
-    /// Effects of the last records. The last one belongs to the last applied record.
-    effects: VecDeque<RecordEffect>,
+    /// Effects of the last entries. The last one belongs to the last applied entry.
+    effects: VecDeque<Vec<RecordEffect>>,
 }
 
 struct Shared {
@@ -127,7 +127,7 @@ struct Shared {
     objects: JobObjects,
     config: QueueConfig,
     applied: Mutex<Applied>,
-    /// Sequence number of the last applied record.
+    /// Sequence number of the last applied entry.
     position: watch::Sender<u64>,
 }
 
@@ -325,35 +325,34 @@ impl QueueTasks {
 }
 
 impl Shared {
-    /// Appends records, and returns the sequence number of the first with their effects.
-    async fn append(&self, records: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
-        let first = self.log.append(&records).await?;
-        let last = first + records.len() as u64 - 1;
+    /// Appends records as one entry, and returns its sequence number with their effects.
+    async fn append(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+        let sequence = self.log.append(&entry).await?;
         let mut position = self.position.subscribe();
-        position.wait_for(|position| *position >= last).await.map_err(|_| QueueError::Closed)?;
+        position.wait_for(|position| *position >= sequence).await.map_err(|_| QueueError::Closed)?;
         let applied = self.applied.lock();
-        let before = applied.queue.applied() + 1 - applied.effects.len() as u64;
-        // More than `EFFECTS_MAX` other records since: the outcome is unknown.
-        let index = first.checked_sub(before).ok_or(QueueError::Closed)? as usize;
-        Ok((first, applied.effects.range(index..index + records.len()).cloned().collect()))
+        let since = (applied.queue.applied() - sequence) as usize;
+        // After more than `EFFECTS_MAX` other entries the outcome is unknown.
+        let index = applied.effects.len().checked_sub(since + 1).ok_or(QueueError::Closed)?;
+        Ok((sequence, applied.effects[index].clone()))
     }
 
-    /// Applies the next records of the log; waits for some.
+    /// Applies the next entries of the log; waits for some.
     async fn apply_next(&self) -> Result<(), JobLogError> {
         let after = *self.position.borrow();
         let mut last = self.log.last();
         if last.wait_for(|last| *last > after).await.is_err() {
             return Err(JobLogError::Unavailable("closed".to_owned()));
         }
-        let records = self.log.read(after, READ_MAX).await?;
+        let entries = self.log.read(after, READ_MAX).await?;
         let mut applied = self.applied.lock();
-        for (sequence, record) in &records {
-            if *sequence != applied.queue.applied() + 1 {
-                let message = format!("record {} is missing", applied.queue.applied() + 1);
-                return Err(JobLogError::Unavailable(message));
+        for (sequence, entry) in &entries {
+            let next = applied.queue.applied() + 1;
+            if *sequence != next {
+                return Err(JobLogError::Unavailable(format!("entry {next} is missing")));
             }
-            let effect = applied.queue.apply(*sequence, record);
-            applied.effects.push_back(effect);
+            let effects = applied.queue.apply(*sequence, entry);
+            applied.effects.push_back(effects);
             if applied.effects.len() > EFFECTS_MAX {
                 applied.effects.pop_front();
             }
@@ -518,7 +517,7 @@ impl Shared {
             let snapshot = {
                 let applied = self.applied.lock();
                 let position = applied.queue.applied();
-                let due = position - saved >= SNAPSHOT_RECORDS.max(applied.queue.len() as u64);
+                let due = position - saved >= SNAPSHOT_ENTRIES.max(applied.queue.len() as u64);
                 due.then(|| {
                     let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
                     QueueSnapshot { applied: position, jobs }

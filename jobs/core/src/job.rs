@@ -181,7 +181,7 @@ mod priority_text {
 /// an earlier lease of the job has no effect, so a slow process cannot change a job that another one has taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobLease {
-    /// Sequence number of the record that granted the lease.
+    /// Sequence number of the entry that granted the lease.
     pub token: u64,
     /// Number of the process.
     pub worker: u64,
@@ -270,7 +270,7 @@ pub enum JobStatus {
 pub struct DurableJob {
     /// Request.
     pub spec: JobSpec,
-    /// Sequence number of the record that submitted it.
+    /// Sequence number of the entry that submitted it.
     pub sequence: u64,
     /// Number of leases for its computation that ended without a result, except those that were released as not the
     /// job's fault. A job that ends its worker each time reaches the limit.

@@ -1,7 +1,7 @@
 //! Log in one file of this machine, and the thread that owns it.
 //!
 //! ```text
-//! records    sequence → record as JSON
+//! entries    sequence → records as JSON
 //! jobs       the last snapshot: identifier → job as JSON
 //! meta       "format" | "applied" (of the snapshot) | "last" → number
 //! ```
@@ -19,7 +19,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tokio::sync::{mpsc, oneshot, watch};
 
-const RECORDS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("records");
+const ENTRIES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("entries");
 const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
@@ -51,7 +51,7 @@ type Response<T> = oneshot::Sender<Result<T, JobLogError>>;
 
 #[derive(Debug)]
 enum LogRequest {
-    Append(Vec<Vec<u8>>, Response<u64>),
+    Append(Vec<u8>, Response<u64>),
     Read(u64, usize, Response<Vec<(u64, Vec<u8>)>>),
     Save(QueueSnapshot, Response<()>),
     Saved(Response<QueueSnapshot>),
@@ -111,14 +111,14 @@ impl EmbeddedJobLog {
 
 #[async_trait]
 impl JobLog for EmbeddedJobLog {
-    async fn append(&self, records: &[JobRecord]) -> Result<u64, JobLogError> {
-        let records = records.iter().map(encode).collect::<Result<_, _>>()?;
-        self.request(|respond| LogRequest::Append(records, respond)).await
+    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
+        let entry = serde_json::to_vec(entry).map_err(|error| JobLogError::Unavailable(error.to_string()))?;
+        self.request(|respond| LogRequest::Append(entry, respond)).await
     }
 
-    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, JobRecord)>, JobLogError> {
-        let records = self.request(|respond| LogRequest::Read(after, count, respond)).await?;
-        records.iter().map(|(sequence, record)| Ok((*sequence, decode(record)?))).collect()
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {
+        let entries = self.request(|respond| LogRequest::Read(after, count, respond)).await?;
+        entries.iter().map(|(sequence, entry)| Ok((*sequence, decode(*sequence, entry)?))).collect()
     }
 
     fn last(&self) -> watch::Receiver<u64> {
@@ -134,13 +134,9 @@ impl JobLog for EmbeddedJobLog {
     }
 }
 
-fn encode<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, JobLogError> {
-    serde_json::to_vec(value).map_err(|error| JobLogError::Unavailable(error.to_string()))
-}
-
-fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, JobLogError> {
-    let unreadable = |error| JobLogError::Unavailable(format!("a record cannot be read: {error}"));
-    serde_json::from_slice(bytes).map_err(unreadable)
+fn decode(sequence: u64, entry: &[u8]) -> Result<Vec<JobRecord>, JobLogError> {
+    let unreadable = |error| JobLogError::Unavailable(format!("entry {sequence} cannot be read: {error}"));
+    serde_json::from_slice(entry).map_err(unreadable)
 }
 
 /// Executes requests until all handles are dropped.
@@ -151,7 +147,7 @@ fn serve(file: &mut LogFile, mut inbox: mpsc::Receiver<LogRequest>, notify: &wat
         for request in std::iter::once(first).chain(more).take(BATCH_MAX) {
             // The caller of any request may have been cancelled.
             match request {
-                LogRequest::Append(records, respond) => appends.push((records, respond)),
+                LogRequest::Append(entry, respond) => appends.push((entry, respond)),
                 LogRequest::Read(after, count, respond) => {
                     respond.send(file.run(|file| file.read(after, count))).ok();
                 }
@@ -164,16 +160,13 @@ fn serve(file: &mut LogFile, mut inbox: mpsc::Receiver<LogRequest>, notify: &wat
         if appends.is_empty() {
             continue;
         }
-        let records = appends.iter().flat_map(|(records, _)| records.iter().map(Vec::as_slice));
-        let records: Vec<_> = records.collect();
-        let appended = file.run(|file| file.append(&records));
+        let entries = appends.iter().map(|(entry, _)| entry.as_slice());
+        let appended = file.run(|file| file.append(entries));
         if appended.is_ok() {
             notify.send_replace(file.last);
         }
-        let mut next = 0;
-        for (records, respond) in appends {
-            respond.send(appended.clone().map(|first| first + next)).ok();
-            next += records.len() as u64;
+        for (index, (_, respond)) in appends.into_iter().enumerate() {
+            respond.send(appended.clone().map(|first| first + index as u64)).ok();
         }
     }
 }
@@ -183,7 +176,7 @@ struct LogFile {
     opener: Opener,
     /// `None` after a failure of the disk.
     database: Option<Database>,
-    /// Sequence number of the last record.
+    /// Sequence number of the last entry.
     last: u64,
 }
 
@@ -209,7 +202,7 @@ impl LogFile {
         let database = (self.opener)()?;
         let txn = database.begin_write()?;
         {
-            txn.open_table(RECORDS)?;
+            txn.open_table(ENTRIES)?;
             txn.open_table(JOBS)?;
             let mut meta = txn.open_table(META)?;
             let format = meta.get("format")?.map(|format| format.value());
@@ -232,14 +225,15 @@ impl LogFile {
         self.database.as_ref().ok_or_else(|| io::Error::other("the file is not open").into())
     }
 
-    fn append(&mut self, records: &[&[u8]]) -> Result<u64, redb::Error> {
+    /// Appends entries, and returns the sequence number of the first.
+    fn append<'a>(&mut self, entries: impl Iterator<Item = &'a [u8]>) -> Result<u64, redb::Error> {
         let txn = self.database()?.begin_write()?;
         let mut last = self.last;
         {
-            let mut table = txn.open_table(RECORDS)?;
-            for record in records {
+            let mut table = txn.open_table(ENTRIES)?;
+            for entry in entries {
                 last += 1;
-                table.insert(last, *record)?;
+                table.insert(last, entry)?;
             }
             txn.open_table(META)?.insert("last", last)?;
         }
@@ -251,13 +245,13 @@ impl LogFile {
 
     fn read(&mut self, after: u64, count: usize) -> Result<Vec<(u64, Vec<u8>)>, redb::Error> {
         let txn = self.database()?.begin_read()?;
-        let table = txn.open_table(RECORDS)?;
-        let mut records = Vec::new();
+        let table = txn.open_table(ENTRIES)?;
+        let mut entries = Vec::new();
         for entry in table.range(after.saturating_add(1)..)?.take(count) {
-            let (sequence, record) = entry?;
-            records.push((sequence.value(), record.value().to_vec()));
+            let (sequence, records) = entry?;
+            entries.push((sequence.value(), records.value().to_vec()));
         }
-        Ok(records)
+        Ok(entries)
     }
 
     fn save(&mut self, snapshot: &QueueSnapshot) -> Result<(), redb::Error> {
@@ -275,7 +269,7 @@ impl LogFile {
                 let job = serde_json::to_vec(job).map_err(io::Error::other)?;
                 jobs.insert(id.to_string().as_str(), job.as_slice())?;
             }
-            txn.open_table(RECORDS)?.retain_in(..=snapshot.applied, |_, _| false)?;
+            txn.open_table(ENTRIES)?.retain_in(..=snapshot.applied, |_, _| false)?;
         }
         txn.commit()?;
         Ok(())

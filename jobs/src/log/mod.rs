@@ -13,13 +13,13 @@ use tokio::sync::watch;
 /// All jobs of a queue at a position of its log.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueSnapshot {
-    /// Sequence number of the last record that it contains.
+    /// Sequence number of the last entry that it contains.
     pub applied: u64,
     /// Jobs.
     pub jobs: Vec<(DurableJobId, DurableJob)>,
 }
 
-/// Error of a log. The records of a failed append may be in the log all the same.
+/// Error of a log. The entry of a failed append may be in the log all the same.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobLogError {
     /// The disk is full. Stored records are kept.
@@ -30,20 +30,21 @@ pub enum JobLogError {
     Unavailable(String),
 }
 
-/// Log of a queue. Sequence numbers begin at 1 and have no gaps.
+/// Log of a queue. An entry has the records that were appended together, and a sequence number. Sequence numbers begin at
+/// 1 and have no gaps.
 #[async_trait]
 pub trait JobLog: Send + Sync + 'static {
-    /// Appends records one after the other, and returns the sequence number of the first when they are durable.
-    async fn append(&self, records: &[JobRecord]) -> Result<u64, JobLogError>;
+    /// Appends an entry, and returns its sequence number when it is durable.
+    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError>;
 
-    /// Returns the records after a sequence number in order, up to this number of them. If they have been replaced by a
+    /// Returns the entries after a sequence number in order, up to this number of them. If they have been replaced by a
     /// snapshot, the first one has a higher number than the next.
-    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, JobRecord)>, JobLogError>;
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError>;
 
-    /// Returns the sequence number of the last record, which may be from another process.
+    /// Returns the sequence number of the last entry, which may be from another process.
     fn last(&self) -> watch::Receiver<u64>;
 
-    /// Stores a snapshot, and deletes the records that it contains. An older one than the stored one is ignored.
+    /// Stores a snapshot, and deletes the entries that it contains. An older one than the stored one is ignored.
     async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError>;
 
     /// Returns the last snapshot; an empty one before the first.

@@ -32,8 +32,9 @@ fn record(number: u64) -> JobRecord {
     JobRecord::Submitted { id: id(number), spec: Box::new(job(number).spec) }
 }
 
-fn records(numbers: impl IntoIterator<Item = u64>) -> Vec<(u64, JobRecord)> {
-    numbers.into_iter().map(|number| (number, record(number))).collect()
+/// Returns the records with these numbers.
+fn entry<const N: usize>(numbers: [u64; N]) -> Vec<JobRecord> {
+    numbers.map(record).into()
 }
 
 /// Runs the rules. `open` opens the same log again, after the handles of the last one were dropped.
@@ -46,50 +47,48 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
 
     // Sequence numbers begin at 1 and have no gaps; a reader is notified.
     let mut last = log.last();
-    assert_eq!(log.append(&[record(1)]).await, Ok(1));
-    assert_eq!(log.append(&[record(2), record(3)]).await, Ok(2));
+    assert_eq!(log.append(&entry([1])).await, Ok(1));
+    assert_eq!(log.append(&entry([2, 3])).await, Ok(2));
+    assert_eq!(log.append(&entry([])).await, Ok(3));
     assert_eq!(*last.wait_for(|last| *last == 3).await.unwrap(), 3);
-    assert_eq!(log.read(0, 10).await.unwrap(), records(1..=3));
-    assert_eq!(log.read(1, 1).await.unwrap(), records([2]));
+    let all = [(1, entry([1])), (2, entry([2, 3])), (3, entry([]))];
+    assert_eq!(log.read(0, 10).await.unwrap(), all);
+    assert_eq!(log.read(1, 1).await.unwrap(), all[1..2]);
     assert_eq!(log.read(3, 10).await.unwrap(), []);
     assert_eq!(log.read(u64::MAX, 10).await.unwrap(), []);
     drop(log);
 
-    // Appends of many callers are in the log once each, those of one append next to each other.
+    // Entries of many callers are in the log once each.
     let log = Arc::new(open().await);
     assert_eq!(*log.last().borrow(), 3);
-    let callers = (0..50).map(|caller| {
+    let callers = (0..100).map(|caller| {
         let log = log.clone();
-        tokio::spawn(async move {
-            let pair = [record(100 + 2 * caller), record(101 + 2 * caller)];
-            (caller, log.append(&pair).await.unwrap())
-        })
+        tokio::spawn(async move { (caller, log.append(&entry([caller, 1000])).await.unwrap()) })
     });
     for caller in callers.collect::<Vec<_>>() {
-        let (caller, first) = caller.await.unwrap();
-        let pair = [(first, record(100 + 2 * caller)), (first + 1, record(101 + 2 * caller))];
-        assert_eq!(log.read(first - 1, 2).await.unwrap(), pair);
+        let (caller, sequence) = caller.await.unwrap();
+        assert_eq!(log.read(sequence - 1, 1).await.unwrap(), [(sequence, entry([caller, 1000]))]);
     }
     assert_eq!(log.read(0, 1000).await.unwrap().len(), 103);
 
-    // A snapshot replaces the records that it contains. An older one, and one of the future, are ignored.
+    // A snapshot replaces the entries that it contains. An older one, and one of the future, are ignored.
     let snapshot = QueueSnapshot { applied: 100, jobs: vec![(id(7), job(7)), (id(8), job(8))] };
     log.save(snapshot.clone()).await.unwrap();
     log.save(QueueSnapshot { applied: 99, jobs: Vec::new() }).await.unwrap();
     log.save(QueueSnapshot { applied: 104, jobs: Vec::new() }).await.unwrap();
-    let sequences = |records: Vec<(u64, JobRecord)>| records.into_iter().map(|(sequence, _)| sequence);
-    assert!(sequences(log.read(0, 1000).await.unwrap()).eq(101..=103));
+    let left = log.read(0, 1000).await.unwrap().into_iter().map(|(sequence, _)| sequence);
+    assert_eq!(left.collect::<Vec<_>>(), [101, 102, 103]);
     drop(log);
     let log = open().await;
     assert_eq!(log.saved().await.unwrap(), snapshot);
-    assert_eq!(log.append(&[record(104)]).await, Ok(104));
+    assert_eq!(log.append(&entry([104])).await, Ok(104));
     let next = QueueSnapshot { applied: 104, jobs: vec![(id(9), job(9))] };
     log.save(next.clone()).await.unwrap();
     drop(log);
     let log = open().await;
     assert_eq!(log.saved().await.unwrap(), next);
-    assert_eq!(*log.last().borrow(), 104, "also without records");
-    assert_eq!(log.append(&[record(105)]).await, Ok(105));
+    assert_eq!(*log.last().borrow(), 104, "also without entries");
+    assert_eq!(log.append(&entry([105])).await, Ok(105));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -27,7 +27,7 @@ pub enum RecordEffect {
         /// Whether it has the same request.
         same_request: bool,
     },
-    /// The jobs whose lease was granted; the token is the sequence number of the record.
+    /// The jobs whose lease was granted; the token is the sequence number of its entry.
     Leased(Vec<DurableJobId>),
     /// The jobs whose lease was extended. The worker has lost the others.
     Extended(Vec<DurableJobId>),
@@ -67,7 +67,7 @@ pub struct TenantUsage {
 #[derive(Debug, Clone, Default)]
 pub struct JobQueue {
     jobs: BTreeMap<DurableJobId, DurableJob>,
-    /// Sequence number of the last record.
+    /// Sequence number of the last entry.
     applied: u64,
     pending: PendingJobs,
     usage: HashMap<String, TenantUsage>,
@@ -120,7 +120,7 @@ impl JobQueue {
         self.jobs.get(&id)
     }
 
-    /// Returns the sequence number of the last record.
+    /// Returns the sequence number of the last entry.
     pub fn applied(&self) -> u64 {
         self.applied
     }
@@ -147,13 +147,18 @@ impl JobQueue {
         matches!(job.status, JobStatus::Queued { .. }).then(|| self.pending.position(id, job)).flatten()
     }
 
-    /// Applies the next record of the log. Records that were applied before are ignored, so a log can be read again
-    /// from any earlier position.
-    pub fn apply(&mut self, sequence: u64, record: &JobRecord) -> RecordEffect {
+    /// Applies the next entry of the log: records that were appended together, which have one sequence number. Returns
+    /// the effect of each. Entries that were applied before are ignored, so a log can be read again from any earlier
+    /// position.
+    pub fn apply(&mut self, sequence: u64, entry: &[JobRecord]) -> Vec<RecordEffect> {
         if sequence <= self.applied {
-            return RecordEffect::Ignored;
+            return vec![RecordEffect::Ignored; entry.len()];
         }
         self.applied = sequence;
+        entry.iter().map(|record| self.apply_record(sequence, record)).collect()
+    }
+
+    fn apply_record(&mut self, sequence: u64, record: &JobRecord) -> RecordEffect {
         match record {
             JobRecord::Submitted { id, spec } => {
                 if self.jobs.contains_key(id) {

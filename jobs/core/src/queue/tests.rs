@@ -42,7 +42,8 @@ struct Log {
 impl Log {
     fn append(&mut self, record: JobRecord) -> RecordEffect {
         self.records.push(record);
-        self.queue.apply(self.records.len() as u64, self.records.last().unwrap())
+        let entry = &self.records[self.records.len() - 1..];
+        self.queue.apply(self.records.len() as u64, entry).pop().unwrap()
     }
 
     fn submit_at(&mut self, spec: JobSpec, at: UnixMillis) -> DurableJobId {
@@ -332,6 +333,18 @@ fn limits_apply_to_unfinished_jobs_of_a_tenant() {
 }
 
 #[test]
+fn records_of_an_entry_are_applied_in_order() {
+    let (mut queue, id) = (JobQueue::default(), DurableJobId::new(seconds(1), 1));
+    let submitted = JobRecord::Submitted { id, spec: Box::new(spec("a")) };
+    let cancelled = JobRecord::CancelRequested { id, at: seconds(1) };
+    let effects = queue.apply(5, &[submitted.clone(), submitted, cancelled.clone()]);
+    let cancellation = RecordEffect::Cancellation(Cancellation::Confirmed);
+    assert_eq!(effects, [RecordEffect::Submitted, RecordEffect::Ignored, cancellation]);
+    assert_eq!(queue.apply(5, &[cancelled]), [RecordEffect::Ignored]);
+    assert_eq!((queue.applied(), queue.len()), (5, 1));
+}
+
+#[test]
 fn lists_are_filtered_and_paged() {
     let mut log = Log::default();
     let ids: Vec<_> =
@@ -490,14 +503,14 @@ proptest! {
         let at = cut.index(read.len() + 1);
         let mut first = JobQueue::default();
         for (index, record) in read[..at].iter().enumerate() {
-            first.apply(index as u64 + 1, record);
+            first.apply(index as u64 + 1, std::slice::from_ref(record));
         }
         let jobs: Vec<_> = first.jobs().map(|(id, job)| (id, job.clone())).collect();
         let snapshot: Vec<(DurableJobId, DurableJob)> =
             serde_json::from_str(&serde_json::to_string(&jobs).unwrap()).unwrap();
         let mut restored = JobQueue::restore(snapshot, first.applied());
         for (index, record) in read.iter().enumerate() {
-            restored.apply(index as u64 + 1, record);
+            restored.apply(index as u64 + 1, std::slice::from_ref(record));
         }
         prop_assert!(restored.jobs().eq(log.queue.jobs()));
 
