@@ -27,7 +27,7 @@ const ROLES: &[(&str, &[&str])] = &[
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
     ("All processes", &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/"]),
-    ("Command line", &["src/", "loadtest/"]),
+    ("Command line", &["src/", "embed/", "loadtest/"]),
 ];
 
 const INTRODUCTION: &str = "# Log events and error texts

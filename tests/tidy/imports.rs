@@ -11,6 +11,7 @@ use crate::none;
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("configuration", &[]),
+    ("embed", &[]),
     ("regions", &["configuration"]),
     ("http1", &[]),
     ("replica-api", &["configuration", "regions"]),
