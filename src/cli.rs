@@ -1,10 +1,12 @@
 //! Command-line options.
 
+mod embed;
 mod key;
 mod load;
 mod model;
 mod pki;
 
+pub(crate) use embed::{EmbedCommandOptions, InputFormatOption};
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
@@ -63,6 +65,8 @@ pub(crate) enum CliCommand {
     VerifyResidency(VerifyOptions),
     /// Generate load on an endpoint; report latencies, errors and serving regions
     Load(Box<LoadOptions>),
+    /// Embed the texts of a file into a file of vectors, with a local engine or an endpoint; an interrupted run continues
+    Embed(Box<EmbedCommandOptions>),
     /// Run a drill: inject faults at given times and verify the expected behaviour
     Drill(DrillOptions),
     /// Find batch settings for a model on this machine; replicas load them automatically

@@ -6,6 +6,7 @@ mod check;
 mod cli;
 mod drain;
 mod drill;
+mod embed;
 mod explain;
 mod key;
 mod load;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         cli::CliCommand::Drain(options) => drain::main(&options),
         cli::CliCommand::VerifyResidency(options) => verify::main(options),
         cli::CliCommand::Load(options) => load::main(*options),
+        cli::CliCommand::Embed(options) => embed::main(&options),
         cli::CliCommand::Drill(options) => drill::main(&options),
         cli::CliCommand::Tune(options) => tune::main(options),
         cli::CliCommand::WithParent(other) => roles::with_parent(&other),

@@ -13,7 +13,7 @@
 //! 6. [`cache`]: downloads and stores models; [`validate`]: checks whether a replica could load a model.
 //! 7. `events`: log lines and, in [`metrics`], counters.
 //! 8. [`tune`]: finds and stores the batch settings of a model on a machine; [`verify`]: compares an engine with the
-//!    reference.
+//!    reference; [`offline`]: embeds texts without a server.
 // The tests put every key of a published config.json into one `json!`.
 #![cfg_attr(test, recursion_limit = "256")]
 
@@ -28,6 +28,7 @@ mod http;
 pub mod metrics;
 pub mod model;
 mod model_identity;
+pub mod offline;
 mod purpose;
 mod respond;
 pub mod server;

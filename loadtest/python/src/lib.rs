@@ -75,7 +75,7 @@ impl Native {
         preference: RawPreference,
     ) -> PyResult<PyJob> {
         let client = Arc::clone(&self.client);
-        let options = EmbedOptions { model, dimensions, user, as_floats };
+        let options = EmbedOptions { model, dimensions, user, as_floats, truncate: false };
         let preference = preference.checked()?;
         PyJob::start(runtime()?, move |mut progress| async move {
             let embedded = client.embed(&texts.all(), &options, &preference, &mut progress).await;

@@ -69,6 +69,8 @@ pub struct EmbedOptions {
     pub user: Option<String>,
     /// Requests decimal digits instead of base64, for servers without base64 support.
     pub as_floats: bool,
+    /// Requests that texts over the length limit are truncated instead of rejected; not part of OpenAI's API.
+    pub truncate: bool,
 }
 
 /// Vectors, in the order of the texts.
@@ -152,7 +154,7 @@ impl Client {
         preference: &Preference,
         progress: ProgressCallback<'_>,
     ) -> Result<EmbeddedVectors, ClientError> {
-        let EmbedOptions { model, dimensions, user, as_floats } = options;
+        let EmbedOptions { model, dimensions, user, as_floats, truncate } = options;
         let sensible = dimensions.is_none_or(|dimensions| (1..=DIMENSIONS_MAX).contains(&dimensions));
         if !sensible {
             let problem = format!("dimensions {dimensions:?}: write a number from 1 to {DIMENSIONS_MAX}");
@@ -166,6 +168,9 @@ impl Client {
         }
         if let Some(user) = user {
             members.insert("user".to_owned(), user.as_str().into());
+        }
+        if *truncate {
+            members.insert("truncate".to_owned(), true.into());
         }
         let template = BodyTemplate::new(members, "input", false);
         let requests = split_texts(texts, preference)?;
