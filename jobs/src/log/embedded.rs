@@ -10,7 +10,7 @@
 //! appends per second is not limited by the time of an fsync. After a failure of the disk the content of the file is unknown:
 //! the callers get the error, and the file is opened again before the next request.
 
-use super::{JobLog, JobLogError, QueueSnapshot, is_full};
+use super::{JobLog, JobLogError, QueueSnapshot, decode, is_full};
 use async_trait::async_trait;
 use jobs_core::job::{DurableJob, DurableJobId};
 use jobs_core::record::JobRecord;
@@ -132,11 +132,6 @@ impl JobLog for EmbeddedJobLog {
     async fn saved(&self) -> Result<QueueSnapshot, JobLogError> {
         self.request(LogRequest::Saved).await
     }
-}
-
-fn decode(sequence: u64, entry: &[u8]) -> Result<Vec<JobRecord>, JobLogError> {
-    let unreadable = |error| JobLogError::Unavailable(format!("entry {sequence} cannot be read: {error}"));
-    serde_json::from_slice(entry).map_err(unreadable)
 }
 
 /// Executes requests until all handles are dropped.

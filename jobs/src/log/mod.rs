@@ -1,8 +1,10 @@
 //! Log of a queue: an append and a read in order, and a snapshot that replaces what is before it.
 
 mod embedded;
+mod nats;
 
 pub use embedded::{EmbeddedJobLog, JobLogOpenError};
+pub use nats::{NatsJobLog, NatsLogConfig};
 
 use async_trait::async_trait;
 use jobs_core::job::{DurableJob, DurableJobId};
@@ -49,6 +51,12 @@ pub trait JobLog: Send + Sync + 'static {
 
     /// Returns the last snapshot; an empty one before the first.
     async fn saved(&self) -> Result<QueueSnapshot, JobLogError>;
+}
+
+/// Reads the records of an entry.
+fn decode(sequence: u64, entry: &[u8]) -> Result<Vec<JobRecord>, JobLogError> {
+    let unreadable = |error| JobLogError::Unavailable(format!("entry {sequence} cannot be read: {error}"));
+    serde_json::from_slice(entry).map_err(unreadable)
 }
 
 /// Whether an error means that a disk is full, or a quota is used up.

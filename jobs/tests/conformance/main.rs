@@ -2,10 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-use jobs::log::{EmbeddedJobLog, JobLog, QueueSnapshot};
+mod nats_server;
+
+use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, NatsJobLog, NatsLogConfig, QueueSnapshot};
 use jobs_core::job::{DurableJob, DurableJobId, JobOperation, JobSpec, JobStatus, StoredRange, UnixMillis};
 use jobs_core::record::JobRecord;
+use nats_server::NatsServer;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn id(number: u64) -> DurableJobId {
     DurableJobId::new(UnixMillis(number), number.into())
@@ -102,7 +106,7 @@ async fn the_embedded_log_conforms() {
                 Ok(log) => return log,
                 Err(error) => assert!(error.to_string().contains("already open"), "{error}"),
             }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     })
     .await;
@@ -115,4 +119,61 @@ async fn two_processes_cannot_open_the_same_file() {
     let _log = EmbeddedJobLog::open(&path).await.unwrap();
     let error = EmbeddedJobLog::open(&path).await.unwrap_err().to_string();
     assert!(error.contains("already open"), "{error}");
+}
+
+fn nats_config(server: &NatsServer, queue: &str) -> NatsLogConfig {
+    NatsLogConfig { servers: vec![server.url()], queue: queue.to_owned(), replicas: 1 }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_in_nats_conforms() {
+    let server = NatsServer::start();
+    let config = nats_config(&server, "eu");
+    conforms(async || NatsJobLog::connect(&config).await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_share_a_log_in_nats_and_queues_are_separate() {
+    let server = NatsServer::start();
+    let (eu, us) = (nats_config(&server, "eu"), nats_config(&server, "us"));
+    let one = NatsJobLog::connect(&eu).await.unwrap();
+    let two = NatsJobLog::connect(&eu).await.unwrap();
+    let other = NatsJobLog::connect(&us).await.unwrap();
+    let mut last = two.last();
+    assert_eq!(one.append(&entry([1])).await, Ok(1));
+    tokio::time::timeout(Duration::from_secs(10), last.wait_for(|last| *last == 1)).await.unwrap().unwrap();
+    assert_eq!(two.append(&entry([2])).await, Ok(2));
+    assert_eq!(one.read(0, 10).await.unwrap(), [(1, entry([1])), (2, entry([2]))]);
+    assert_eq!(other.read(0, 10).await.unwrap(), []);
+
+    // A process whose queue is older than the stored snapshot does not replace it.
+    one.save(QueueSnapshot { applied: 2, jobs: vec![(id(1), job(1))] }).await.unwrap();
+    two.save(QueueSnapshot { applied: 1, jobs: Vec::new() }).await.unwrap();
+    assert_eq!(two.saved().await.unwrap().applied, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_survive_a_killed_nats_server_and_appends_fail_until_it_is_back() {
+    let mut server = NatsServer::start();
+    let log = NatsJobLog::connect(&nats_config(&server, "eu")).await.unwrap();
+    for number in 1..=20 {
+        assert_eq!(log.append(&entry([number])).await, Ok(number));
+    }
+    server.kill();
+    let failed = log.append(&entry([21])).await;
+    assert!(matches!(failed, Err(JobLogError::Unavailable(_))), "{failed:?}");
+    server.start_again();
+    let mut last = log.last();
+    let appended = loop {
+        match log.append(&entry([22])).await {
+            Ok(sequence) => break sequence,
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    };
+    last.wait_for(|last| *last >= appended).await.unwrap();
+    let entries = log.read(0, 100).await.unwrap();
+    assert!((1..=20).all(|number| entries[number as usize - 1] == (number, entry([number]))));
+    assert_eq!(entries.last(), Some(&(appended, entry([22]))));
+    // The append that failed may have been stored; nothing is stored twice.
+    assert!((21..=22).contains(&appended), "{appended}");
 }

@@ -1,0 +1,235 @@
+//! Log in a stream of NATS JetStream, which several processes append to and read.
+//!
+//! An entry is a message, and its sequence number that of the stream. A snapshot is an object of a bucket next to the stream,
+//! named by its sequence number: a process with an older snapshot cannot replace a newer one. The entries before a
+//! snapshot are purged after it is stored.
+//!
+//! An entry is durable when the server has acknowledged it. A single server writes it to its disk at its `sync_interval`
+//! (two minutes by default), so it survives the end of the process but not the loss of power; a stream with three replicas
+//! survives the loss of one server, and `sync_interval: always` (NATS 2.10) writes each entry at once.
+//!
+//! An append whose acknowledgement is lost is repeated with the same message id, which the server stores once within
+//! [`DEDUPLICATION`].
+
+use super::{JobLog, JobLogError, QueueSnapshot};
+use async_nats::jetstream::consumer::{DeliverPolicy, pull};
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::object_store::{self, ObjectStore};
+use async_nats::jetstream::{self, Context, message::PublishMessage, stream};
+use async_trait::async_trait;
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use jobs_core::record::JobRecord;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
+
+/// Time in which the server recognises a repeated append.
+const DEDUPLICATION: Duration = Duration::from_secs(120);
+/// Tries of an append whose acknowledgement is lost. Each takes the timeout of the client, five seconds.
+const APPEND_TRIES: usize = 3;
+/// Messages that are requested at the same time.
+const READS_IN_FLIGHT: usize = 64;
+/// Pause after the notification of new entries has failed. The sequence number is requested again after it.
+const NOTIFY_RETRY: Duration = Duration::from_millis(500);
+/// Prefix of the names of snapshots, which a zero-padded sequence number follows.
+const SNAPSHOT_PREFIX: &str = "snapshot-";
+/// JetStream's error codes for a full stream, a full account and a full disk.
+const FULL_CODES: [u64; 3] = [10077, 10047, 10028];
+
+/// Stream of a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NatsLogConfig {
+    /// Addresses of the servers, as `nats://HOST:PORT`.
+    pub servers: Vec<String>,
+    /// Name of the queue: letters, digits, `-` and `_`. The stream and the bucket are named after it.
+    pub queue: String,
+    /// Copies of the stream, on as many servers.
+    pub replicas: usize,
+}
+
+/// Log in a stream.
+#[derive(Clone)]
+pub struct NatsJobLog {
+    context: Context,
+    stream: stream::Stream,
+    bucket: ObjectStore,
+    subject: String,
+    last: Arc<watch::Sender<u64>>,
+}
+
+fn unavailable(error: impl std::fmt::Display) -> JobLogError {
+    JobLogError::Unavailable(error.to_string())
+}
+
+impl NatsJobLog {
+    /// Connects, and creates the stream and the bucket if they do not exist.
+    ///
+    /// # Errors
+    ///
+    /// When no server responds, JetStream is not enabled, or the stream exists with another configuration.
+    pub async fn connect(config: &NatsLogConfig) -> Result<NatsJobLog, JobLogError> {
+        let client = async_nats::connect(config.servers.as_slice()).await.map_err(unavailable)?;
+        let context = jetstream::new(client);
+        let subject = format!("meridian.jobs.{}", config.queue);
+        let stream = context
+            .get_or_create_stream(stream::Config {
+                name: format!("meridian-jobs-{}", config.queue),
+                subjects: vec![subject.clone()],
+                storage: stream::StorageType::File,
+                num_replicas: config.replicas,
+                discard: stream::DiscardPolicy::New,
+                duplicate_window: DEDUPLICATION,
+                ..stream::Config::default()
+            })
+            .await
+            .map_err(unavailable)?;
+        let bucket = format!("meridian-jobs-{}", config.queue);
+        let bucket = match context.get_object_store(&bucket).await {
+            Ok(bucket) => bucket,
+            Err(_) => {
+                let num_replicas = config.replicas;
+                let config = object_store::Config { bucket, num_replicas, ..object_store::Config::default() };
+                context.create_object_store(config).await.map_err(unavailable)?
+            }
+        };
+        let sequence = stream.get_info().await.map_err(unavailable)?.state.last_sequence;
+        let last = Arc::new(watch::channel(sequence).0);
+        tokio::spawn(notify(stream.clone(), Arc::downgrade(&last)));
+        Ok(NatsJobLog { context, stream, bucket, subject, last })
+    }
+
+    /// Returns the sequence numbers of the stored snapshots, the newest last.
+    async fn snapshots(&self) -> Result<Vec<u64>, JobLogError> {
+        let mut found = Vec::new();
+        let mut objects = self.bucket.list().await.map_err(unavailable)?;
+        while let Some(object) = objects.next().await {
+            let object = object.map_err(unavailable)?;
+            found.extend(object.name.strip_prefix(SNAPSHOT_PREFIX).and_then(|number| number.parse::<u64>().ok()));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+}
+
+fn snapshot_name(applied: u64) -> String {
+    format!("{SNAPSHOT_PREFIX}{applied:020}")
+}
+
+/// Sets the sequence number when messages arrive, until the log is dropped.
+async fn notify(stream: stream::Stream, last: std::sync::Weak<watch::Sender<u64>>) {
+    let advance = |sequence: u64| {
+        let last = last.upgrade();
+        last.map(|last| last.send_if_modified(|last| std::mem::replace(last, sequence.max(*last)) < sequence))
+    };
+    loop {
+        let config = pull::OrderedConfig {
+            deliver_policy: DeliverPolicy::New,
+            headers_only: true,
+            ..pull::OrderedConfig::default()
+        };
+        if let Ok(consumer) = stream.create_consumer(config).await
+            && let Ok(mut messages) = consumer.messages().await
+        {
+            // Those between the last look and the start of the consumer.
+            if let Ok(info) = stream.get_info().await {
+                advance(info.state.last_sequence);
+            }
+            loop {
+                match tokio::time::timeout(NOTIFY_RETRY, messages.next()).await {
+                    Ok(Some(Ok(message))) => {
+                        if let Ok(info) = message.info() {
+                            advance(info.stream_sequence);
+                        }
+                    }
+                    Ok(_) => break,
+                    Err(_) if last.strong_count() == 0 => return,
+                    Err(_) => {}
+                }
+            }
+        }
+        if last.strong_count() == 0 {
+            return;
+        }
+        tokio::time::sleep(NOTIFY_RETRY).await;
+    }
+}
+
+fn append_error(error: &PublishError) -> JobLogError {
+    let source = std::error::Error::source(error);
+    let code = source.and_then(|source| source.downcast_ref::<jetstream::Error>());
+    match code {
+        Some(code) if FULL_CODES.contains(&code.error_code().0) => JobLogError::Full,
+        _ => unavailable(error),
+    }
+}
+
+#[async_trait]
+impl JobLog for NatsJobLog {
+    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
+        let payload = bytes::Bytes::from(serde_json::to_vec(entry).map_err(unavailable)?);
+        let id = format!("{:032x}", rand::random::<u128>());
+        let mut tries = 1;
+        let sequence = loop {
+            let message = PublishMessage::build().payload(payload.clone()).message_id(&id);
+            let published = match self.context.send_publish(self.subject.clone(), message).await {
+                Ok(acknowledgement) => acknowledgement.await,
+                Err(error) => Err(error),
+            };
+            match published {
+                Ok(acknowledgement) => break acknowledgement.sequence,
+                Err(error) if error.kind() == PublishErrorKind::TimedOut && tries < APPEND_TRIES => tries += 1,
+                Err(error) => return Err(append_error(&error)),
+            }
+        };
+        self.last.send_if_modified(|last| std::mem::replace(last, sequence.max(*last)) < sequence);
+        Ok(sequence)
+    }
+
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {
+        let state = self.stream.get_info().await.map_err(unavailable)?.state;
+        let first = after.saturating_add(1).max(state.first_sequence);
+        let end = state.last_sequence.saturating_add(1).min(first.saturating_add(count as u64));
+        let mut wanted = first..end;
+        let request = |sequence| async move { (sequence, self.stream.get_raw_message(sequence).await) };
+        let mut requests: FuturesOrdered<_> = wanted.by_ref().take(READS_IN_FLIGHT).map(request).collect();
+        let mut entries = Vec::new();
+        while let Some((sequence, message)) = requests.next().await {
+            let message = message.map_err(|error| unavailable(format!("entry {sequence}: {error}")))?;
+            entries.push((sequence, super::decode(sequence, &message.payload)?));
+            if let Some(next) = wanted.next() {
+                requests.push_back(request(next));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn last(&self) -> watch::Receiver<u64> {
+        self.last.subscribe()
+    }
+
+    async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
+        let QueueSnapshot { applied, jobs } = snapshot;
+        let last = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
+        let older = self.snapshots().await?;
+        if applied == 0 || applied > last || older.last().is_some_and(|newest| *newest >= applied) {
+            return Ok(());
+        }
+        let content = serde_json::to_vec(&jobs).map_err(unavailable)?;
+        self.bucket.put(snapshot_name(applied).as_str(), &mut &content[..]).await.map_err(unavailable)?;
+        self.stream.purge().sequence(applied + 1).await.map_err(unavailable)?;
+        for before in older {
+            self.bucket.delete(snapshot_name(before)).await.map_err(unavailable)?;
+        }
+        Ok(())
+    }
+
+    async fn saved(&self) -> Result<QueueSnapshot, JobLogError> {
+        let Some(applied) = self.snapshots().await?.pop() else { return Ok(QueueSnapshot::default()) };
+        let mut object = self.bucket.get(snapshot_name(applied)).await.map_err(unavailable)?;
+        let mut content = Vec::new();
+        object.read_to_end(&mut content).await.map_err(unavailable)?;
+        let jobs = serde_json::from_slice(&content).map_err(unavailable)?;
+        Ok(QueueSnapshot { applied, jobs })
+    }
+}
