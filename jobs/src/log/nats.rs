@@ -105,7 +105,9 @@ impl NatsJobLog {
         let mut objects = self.bucket.list().await.map_err(unavailable)?;
         while let Some(object) = objects.next().await {
             let object = object.map_err(unavailable)?;
-            found.extend(object.name.strip_prefix(SNAPSHOT_PREFIX).and_then(|number| number.parse::<u64>().ok()));
+            found.extend(
+                object.name.strip_prefix(SNAPSHOT_PREFIX).and_then(|number| number.parse::<u64>().ok()),
+            );
         }
         found.sort_unstable();
         Ok(found)
@@ -178,7 +180,9 @@ impl JobLog for NatsJobLog {
             };
             match published {
                 Ok(acknowledgement) => break acknowledgement.sequence,
-                Err(error) if error.kind() == PublishErrorKind::TimedOut && tries < APPEND_TRIES => tries += 1,
+                Err(error) if error.kind() == PublishErrorKind::TimedOut && tries < APPEND_TRIES => {
+                    tries += 1
+                }
                 Err(error) => return Err(append_error(&error)),
             }
         };
