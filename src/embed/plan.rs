@@ -132,7 +132,7 @@ pub(super) fn check(
             problems.push("--id-field: .npy has no ids; write .jsonl or .parquet, or omit it".to_owned());
         }
     }
-    if source == TextSource::File(output.clone()) {
+    if file != Path::new("-") && is_same_file(file, output) {
         problems.push(format!("--output {} is the input; choose another name", output.display()));
     }
     if *dimensions == Some(0) {
@@ -160,6 +160,12 @@ pub(super) fn check(
         }),
         _ => Err(problems),
     }
+}
+
+/// Returns whether two names are those of one file, also as different paths to it.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| std::fs::canonicalize(path).ok();
+    one == other || canonical(one).is_some_and(|one| canonical(other) == Some(one))
 }
 
 fn note<T>(problems: &mut Vec<String>, result: Result<T, String>) -> Option<T> {
@@ -313,6 +319,19 @@ mod tests {
         }
         let most = format!("{remote} --inputs {REQUEST_TEXTS_MAX} --concurrency {IN_FLIGHT_MAX}");
         assert_eq!(checked(&most).expect("options").compute.window().rows, *REMOTE_ROWS.end());
+    }
+
+    #[test]
+    fn the_output_is_not_the_input_by_another_path() {
+        let dir = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(dir.path().join("sub")).expect("a folder");
+        let (file, link) = (dir.path().join("a.jsonl"), dir.path().join("b.jsonl"));
+        std::fs::write(&file, "\"a text\"\n").expect("a file");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        for other in [link, dir.path().join("sub/../a.jsonl")] {
+            let words = format!("{} --output {} --model pypi://m --restart", file.display(), other.display());
+            problem(&words, "is the input");
+        }
     }
 
     #[test]
