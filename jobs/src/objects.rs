@@ -202,8 +202,6 @@ fn unavailable(error: &object_store::Error) -> ObjectError {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
-
     use super::*;
 
     fn parts() -> Vec<Bytes> {
