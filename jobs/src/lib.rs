@@ -5,8 +5,10 @@
 //! ```
 //!
 //! In reading order: [`log`] stores the records of a queue ([`log::EmbeddedJobLog`] in one file), [`objects`] the payloads
-//! and results, and [`queue_host`] writes both and applies the log. The decisions are in `jobs_core`.
+//! and results, and [`queue_host`] writes both and applies the log. [`webhook`] sends results. The decisions are in
+//! `jobs_core`.
 
 pub mod log;
 pub mod objects;
 pub mod queue_host;
+pub mod webhook;

@@ -82,8 +82,8 @@ pub enum QueueError {
 pub struct TakenJob {
     /// Identifier.
     pub id: DurableJobId,
-    /// Request.
-    pub spec: JobSpec,
+    /// The job when it was taken.
+    pub job: DurableJob,
     /// Token of the lease.
     pub token: u64,
     /// Payload, or the result if it was taken for delivery.
@@ -474,7 +474,7 @@ impl Shared {
                 None => Ok(Bytes::new()),
             };
             match body {
-                Ok(body) => taken.push(TakenJob { id, spec: job.spec, token, body }),
+                Ok(body) => taken.push(TakenJob { id, job, token, body }),
                 Err(error) => unreadable.push(self.unreadable((id, &job), token, error)),
             }
         }

@@ -32,7 +32,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &["identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"],
     ),
     ("scheduler-store", &["supervision"]),
-    ("jobs", &["jobs-core", "regions", "supervision"]),
+    ("jobs", &["jobs-core", "regions", "resolver", "supervision"]),
     (
         "gateway",
         &[

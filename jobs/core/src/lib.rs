@@ -16,3 +16,4 @@ pub mod job;
 pub mod queue;
 mod ranked;
 pub mod record;
+pub mod webhook;
