@@ -10,7 +10,7 @@ use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits, SubmissionError,
 };
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
-use jobs_core::queue::{Cancellation, JobQueue, QueuePosition, RecordEffect, TenantUsage};
+use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, RecordEffect, TenantUsage};
 use jobs_core::record::JobRecord;
 use rand::Rng;
 use std::collections::{HashMap, VecDeque};
@@ -92,7 +92,7 @@ pub struct TakenJob {
 
 /// End of a computation, with the result itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JobEnd {
+pub enum AttemptEnd {
     /// The result.
     Computed(Bytes),
     /// Another end.
@@ -105,10 +105,10 @@ pub struct JobView {
     /// The job.
     pub job: DurableJob,
     /// Position in the queue.
-    pub position: Option<QueuePosition>,
+    pub position: Option<JobPosition>,
 }
 
-struct Submission {
+struct JobSubmission {
     spec: JobSpec,
     payload: Bytes,
     respond: oneshot::Sender<Result<DurableJobId, QueueError>>,
@@ -117,7 +117,7 @@ struct Submission {
 /// Queue after its last applied entry.
 #[derive(Default)]
 struct Applied {
-    queue: JobQueue,
+    queue: DurableJobQueue,
     /// Effects of the last entries. The last one belongs to the last applied entry.
     effects: VecDeque<Vec<RecordEffect>>,
 }
@@ -135,13 +135,13 @@ struct Shared {
 #[derive(Clone)]
 pub struct QueueHost {
     shared: Arc<Shared>,
-    submissions: mpsc::Sender<Submission>,
+    submissions: mpsc::Sender<JobSubmission>,
 }
 
 /// Tasks of a queue, which the caller runs as long as it serves the queue.
 pub struct QueueTasks {
     shared: Arc<Shared>,
-    submissions: mpsc::Receiver<Submission>,
+    submissions: mpsc::Receiver<JobSubmission>,
 }
 
 impl QueueHost {
@@ -156,7 +156,7 @@ impl QueueHost {
         config: QueueConfig,
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
         let QueueSnapshot { applied, jobs } = log.saved().await?;
-        let queue = JobQueue::restore(jobs, applied);
+        let queue = DurableJobQueue::restore(jobs, applied);
         let (position, _) = watch::channel(applied);
         let applied = Mutex::new(Applied { queue, effects: VecDeque::new() });
         let shared = Arc::new(Shared { log, objects, config, applied, position });
@@ -172,7 +172,7 @@ impl QueueHost {
     /// when it is durable.
     pub async fn submit(&self, spec: JobSpec, payload: Bytes) -> Result<DurableJobId, QueueError> {
         let (respond, response) = oneshot::channel();
-        let submission = Submission { spec, payload, respond };
+        let submission = JobSubmission { spec, payload, respond };
         self.submissions.send(submission).await.map_err(|_| QueueError::Closed)?;
         response.await.map_err(|_| QueueError::Closed)?
     }
@@ -256,12 +256,12 @@ impl QueueHost {
 
     /// Ends computations; the results are written into one object. Returns for each whether it has changed the job: not
     /// if the worker has lost the lease, or the job was cancelled.
-    pub async fn end(&self, ends: Vec<(DurableJobId, u64, JobEnd)>) -> Result<Vec<bool>, QueueError> {
+    pub async fn end(&self, ends: Vec<(DurableJobId, u64, AttemptEnd)>) -> Result<Vec<bool>, QueueError> {
         let results: Vec<Bytes> = ends
             .iter()
             .filter_map(|(_, _, end)| match end {
-                JobEnd::Computed(result) => Some(result.clone()),
-                JobEnd::Other(_) => None,
+                AttemptEnd::Computed(result) => Some(result.clone()),
+                AttemptEnd::Other(_) => None,
             })
             .collect();
         let ranges = match results.is_empty() {
@@ -274,8 +274,8 @@ impl QueueHost {
             let applied = self.shared.applied.lock();
             for (index, (id, token, end)) in ends.into_iter().enumerate() {
                 let end = match end {
-                    JobEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
-                    JobEnd::Other(end) => Some(end),
+                    AttemptEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
+                    AttemptEnd::Other(end) => Some(end),
                 };
                 if let (Some(job), Some(end)) = (applied.queue.job(id), end) {
                     let policy = &self.shared.config.computation;
@@ -371,7 +371,7 @@ impl Shared {
         }
     }
 
-    async fn write_submissions(&self, mut inbox: mpsc::Receiver<Submission>) {
+    async fn write_submissions(&self, mut inbox: mpsc::Receiver<JobSubmission>) {
         while let Some(first) = inbox.recv().await {
             let mut bytes = first.payload.len();
             let mut batch = vec![first];
@@ -387,12 +387,12 @@ impl Shared {
     }
 
     /// Writes submissions together and responds to each. A client that has gone does not matter: its job is durable.
-    async fn write(&self, batch: Vec<Submission>) {
+    async fn write(&self, batch: Vec<JobSubmission>) {
         let (mut accepted, mut usages) = (Vec::new(), HashMap::<String, TenantUsage>::new());
         {
             let applied = self.applied.lock();
             for submission in batch {
-                let Submission { spec, payload, .. } = &submission;
+                let JobSubmission { spec, payload, .. } = &submission;
                 let bytes = payload.len() as u64;
                 let usage =
                     usages.entry(spec.tenant.clone()).or_insert_with(|| applied.queue.usage(&spec.tenant));
@@ -433,7 +433,7 @@ impl Shared {
 
     async fn submitted(
         &self,
-        accepted: &[Submission],
+        accepted: &[JobSubmission],
         ranges: Vec<StoredRange>,
     ) -> Result<Vec<Result<DurableJobId, QueueError>>, QueueError> {
         let mut ids = Vec::with_capacity(accepted.len());

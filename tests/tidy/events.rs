@@ -26,6 +26,7 @@ const ROLES: &[(&str, &[&str])] = &[
     ("Gateway and spoke", &["gateway/", "resolver/", "scheduler/client/"]),
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
+    ("Durable jobs", &["jobs/"]),
     ("All processes", &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/"]),
     ("Command line", &["src/", "embed/", "loadtest/"]),
 ];

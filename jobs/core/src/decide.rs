@@ -3,7 +3,7 @@
 use crate::job::{
     DurableJob, DurableJobId, JobDelivery, JobOutcome, JobSpec, JobStatus, StoredRange, UnixMillis,
 };
-use crate::queue::{JobQueue, QueuePosition, TenantUsage};
+use crate::queue::{DurableJobQueue, JobPosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use std::time::Duration;
 
@@ -116,7 +116,7 @@ pub struct JobWorker {
 /// Decides which jobs of a deployment a worker takes, up to this number of inputs (and at least one job): those whose
 /// worker has ended first, then by priority, tenant and deadline. Returns no record if there are none.
 pub fn take(
-    queue: &mut JobQueue,
+    queue: &mut DurableJobQueue,
     deployment: &str,
     inputs: u64,
     policy: &AttemptPolicy,
@@ -144,7 +144,7 @@ pub fn take(
 
 /// Decides which results a process sends to webhooks, up to this number.
 pub fn take_deliveries(
-    queue: &JobQueue,
+    queue: &DurableJobQueue,
     count: usize,
     worker: JobWorker,
     now: UnixMillis,
@@ -261,7 +261,7 @@ pub fn after_delivery(
 /// ended at the last attempt (set aside, so that one job cannot end worker after worker), and finished jobs whose
 /// retention time has passed.
 pub fn maintain(
-    queue: &JobQueue,
+    queue: &DurableJobQueue,
     policy: &AttemptPolicy,
     retention: Duration,
     now: UnixMillis,
@@ -288,7 +288,7 @@ pub fn maintain(
 
 /// Returns the estimated time until a job starts. `inputs_per_second` is the measured rate of the deployment, which its
 /// tenants share equally; none without a rate.
-pub fn start_estimate(position: &QueuePosition, inputs_per_second: f64) -> Option<Duration> {
+pub fn start_estimate(position: &JobPosition, inputs_per_second: f64) -> Option<Duration> {
     let seconds = position.inputs as f64 * position.tenants.max(1) as f64 / inputs_per_second;
     Duration::try_from_secs_f64(seconds).ok()
 }
@@ -339,7 +339,7 @@ impl JobPhase {
 
 /// Returns a page of jobs, the newest first.
 pub fn list<'a>(
-    queue: &'a JobQueue,
+    queue: &'a DurableJobQueue,
     filter: &JobFilter,
     count: usize,
 ) -> Vec<(DurableJobId, &'a DurableJob)> {

@@ -2,7 +2,7 @@
 //!
 //! A jurisdiction has one queue. Its state is the result of a log of [`record::JobRecord`]s: a process that wants to
 //! change a job appends a record, and every process that reads the log applies the same records in the same order
-//! ([`queue::JobQueue::apply`]). So whether a record has an effect is decided once, by its position in the log, and
+//! ([`queue::DurableJobQueue::apply`]). So whether a record has an effect is decided once, by its position in the log, and
 //! two processes that take, finish or cancel the same job at the same time agree on the outcome without locks.
 //!
 //! `apply` has no configuration. Limits, retries and retention are decisions of the process that appends a record

@@ -5,7 +5,7 @@ const CHUNK_MAX: usize = 512;
 
 /// Number of keys before a key, and the sum of their weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Rank {
+pub(crate) struct RankSum {
     pub(crate) keys: u64,
     pub(crate) weight: u64,
 }
@@ -14,7 +14,7 @@ pub(crate) struct Rank {
 #[derive(Debug, Clone)]
 pub(crate) struct RankedSet<K> {
     chunks: Vec<Chunk<K>>,
-    total: Rank,
+    total: RankSum,
 }
 
 #[derive(Debug, Clone)]
@@ -25,13 +25,13 @@ struct Chunk<K> {
 
 impl<K> Default for RankedSet<K> {
     fn default() -> RankedSet<K> {
-        RankedSet { chunks: Vec::new(), total: Rank::default() }
+        RankedSet { chunks: Vec::new(), total: RankSum::default() }
     }
 }
 
 impl<K: Ord + Copy> RankedSet<K> {
     /// Returns the number of keys and the sum of all weights.
-    pub(crate) fn total(&self) -> Rank {
+    pub(crate) fn total(&self) -> RankSum {
         self.total
     }
 
@@ -45,13 +45,13 @@ impl<K: Ord + Copy> RankedSet<K> {
         let at = self.chunk_of(&key).min(self.chunks.len().saturating_sub(1));
         let Some(chunk) = self.chunks.get_mut(at) else {
             self.chunks.push(Chunk { keys: vec![(key, weight)], weight });
-            self.total = Rank { keys: 1, weight };
+            self.total = RankSum { keys: 1, weight };
             return;
         };
         let Err(place) = chunk.keys.binary_search_by(|(other, _)| other.cmp(&key)) else { return };
         chunk.keys.insert(place, (key, weight));
         chunk.weight += weight;
-        self.total = Rank { keys: self.total.keys + 1, weight: self.total.weight + weight };
+        self.total = RankSum { keys: self.total.keys + 1, weight: self.total.weight + weight };
         if chunk.keys.len() > CHUNK_MAX {
             let keys = chunk.keys.split_off(CHUNK_MAX / 2);
             let weight = keys.iter().map(|(_, weight)| weight).sum();
@@ -67,7 +67,7 @@ impl<K: Ord + Copy> RankedSet<K> {
         let Ok(place) = chunk.keys.binary_search_by(|(other, _)| other.cmp(key)) else { return false };
         let (_, weight) = chunk.keys.remove(place);
         chunk.weight -= weight;
-        self.total = Rank { keys: self.total.keys - 1, weight: self.total.weight - weight };
+        self.total = RankSum { keys: self.total.keys - 1, weight: self.total.weight - weight };
         if chunk.keys.is_empty() {
             self.chunks.remove(at);
         }
@@ -75,9 +75,9 @@ impl<K: Ord + Copy> RankedSet<K> {
     }
 
     /// Returns what is before a key.
-    pub(crate) fn rank(&self, key: &K) -> Rank {
+    pub(crate) fn rank(&self, key: &K) -> RankSum {
         let at = self.chunk_of(key);
-        let mut rank = self.chunks[..at].iter().fold(Rank::default(), |sum, chunk| Rank {
+        let mut rank = self.chunks[..at].iter().fold(RankSum::default(), |sum, chunk| RankSum {
             keys: sum.keys + chunk.keys.len() as u64,
             weight: sum.weight + chunk.weight,
         });
@@ -115,10 +115,10 @@ mod tests {
                 }
             }
             prop_assert!(set.iter().eq(map.iter().map(|(key, weight)| (*key, *weight))));
-            prop_assert_eq!(set.total(), Rank { keys: map.len() as u64, weight: map.values().sum() });
+            prop_assert_eq!(set.total(), RankSum { keys: map.len() as u64, weight: map.values().sum() });
             for key in (0..3000).step_by(97) {
                 let before = map.range(..key);
-                let expected = before.fold(Rank::default(), |sum, (_, weight)| Rank {
+                let expected = before.fold(RankSum::default(), |sum, (_, weight)| RankSum {
                     keys: sum.keys + 1,
                     weight: sum.weight + weight,
                 });

@@ -4,14 +4,14 @@ mod pending;
 #[cfg(test)]
 mod tests;
 
-pub use pending::QueuePosition;
+pub use pending::JobPosition;
 
 use crate::job::{
     DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobStatus, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 /// Effect of a record.
@@ -65,13 +65,13 @@ pub struct TenantUsage {
 
 /// Queue of durable jobs of a jurisdiction.
 #[derive(Debug, Clone, Default)]
-pub struct JobQueue {
+pub struct DurableJobQueue {
     jobs: BTreeMap<DurableJobId, DurableJob>,
     /// Sequence number of the last entry.
     applied: u64,
     pending: PendingJobs,
-    usage: HashMap<String, TenantUsage>,
-    idempotency: HashMap<(String, [u8; 32]), DurableJobId>,
+    usage: BTreeMap<String, TenantUsage>,
+    idempotency: BTreeMap<(String, [u8; 32]), DurableJobId>,
     /// Ends of leases for computation.
     computing: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Times at which a webhook is due, or the lease for its delivery ends.
@@ -81,13 +81,16 @@ pub struct JobQueue {
     /// Times at which jobs were finished.
     finished: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Number of payloads and results in each stored object.
-    objects: HashMap<u64, u64>,
+    objects: BTreeMap<u64, u64>,
 }
 
-impl JobQueue {
+impl DurableJobQueue {
     /// Restores a queue from its jobs at a position of the log.
-    pub fn restore(jobs: impl IntoIterator<Item = (DurableJobId, DurableJob)>, applied: u64) -> JobQueue {
-        let mut queue = JobQueue { applied, ..JobQueue::default() };
+    pub fn restore(
+        jobs: impl IntoIterator<Item = (DurableJobId, DurableJob)>,
+        applied: u64,
+    ) -> DurableJobQueue {
+        let mut queue = DurableJobQueue { applied, ..DurableJobQueue::default() };
         for (id, job) in jobs {
             queue.insert(id, job);
         }
@@ -142,7 +145,7 @@ impl JobQueue {
     }
 
     /// Returns the position of a job that waits; none for another one.
-    pub fn position(&self, id: DurableJobId) -> Option<QueuePosition> {
+    pub fn position(&self, id: DurableJobId) -> Option<JobPosition> {
         let job = self.jobs.get(&id)?;
         matches!(job.status, JobStatus::Queued { .. }).then(|| self.pending.position(id, job)).flatten()
     }

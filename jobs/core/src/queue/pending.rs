@@ -9,14 +9,14 @@
 use crate::job::{DurableJob, DurableJobId, UnixMillis};
 use crate::ranked::RankedSet;
 use regions::Priority;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Order of the jobs of a tenant: by deadline, then by submission.
 type PendingKey = (UnixMillis, u64, DurableJobId);
 
 /// Position of a job that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueuePosition {
+pub struct JobPosition {
     /// Number of jobs of the same tenant, deployment and priority, and of its interactive jobs, that start before it.
     pub jobs: u64,
     /// Inputs of these jobs.
@@ -27,20 +27,20 @@ pub struct QueuePosition {
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct PendingJobs {
-    deployments: HashMap<String, DeploymentQueue>,
+    deployments: BTreeMap<String, DeploymentJobs>,
     /// Jobs that wait for the end of a pause.
     paused: BTreeSet<(UnixMillis, DurableJobId)>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct DeploymentQueue {
-    interactive: FairQueue,
-    bulk: FairQueue,
+struct DeploymentJobs {
+    interactive: FairJobQueue,
+    bulk: FairJobQueue,
 }
 
 /// Jobs of one deployment and priority.
 #[derive(Debug, Clone, Default)]
-struct FairQueue {
+struct FairJobQueue {
     tenants: BTreeMap<String, TenantQueue>,
     /// Tenants with jobs by virtual time.
     order: BTreeSet<(u64, String)>,
@@ -90,7 +90,7 @@ impl PendingJobs {
         self.forget_empty(&job.spec.deployment);
     }
 
-    pub(super) fn position(&self, id: DurableJobId, job: &DurableJob) -> Option<QueuePosition> {
+    pub(super) fn position(&self, id: DurableJobId, job: &DurableJob) -> Option<JobPosition> {
         let queue = self.deployments.get(&job.spec.deployment)?;
         let own = queue.of(job.spec.priority).tenants.get(&job.spec.tenant)?;
         let mut before = own.jobs.rank(&key(id, job));
@@ -101,7 +101,7 @@ impl PendingJobs {
             before.weight += first.jobs.total().weight;
         }
         let tenants = queue.of(job.spec.priority).order.len() as u64;
-        Some(QueuePosition { jobs: before.keys, inputs: before.weight, tenants })
+        Some(JobPosition { jobs: before.keys, inputs: before.weight, tenants })
     }
 
     pub(super) fn startable(&self, deployment: &str) -> impl Iterator<Item = (DurableJobId, u64)> + '_ {
@@ -109,7 +109,7 @@ impl PendingJobs {
         queue.into_iter().flat_map(|queue| queue.interactive.in_order().chain(queue.bulk.in_order()))
     }
 
-    fn queue_mut(&mut self, job: &DurableJob) -> &mut FairQueue {
+    fn queue_mut(&mut self, job: &DurableJob) -> &mut FairJobQueue {
         let queue = self.deployments.entry(job.spec.deployment.clone()).or_default();
         match job.spec.priority {
             Priority::Interactive => &mut queue.interactive,
@@ -118,15 +118,15 @@ impl PendingJobs {
     }
 
     fn forget_empty(&mut self, deployment: &str) {
-        let is_empty = |queue: &DeploymentQueue| queue.interactive.is_empty() && queue.bulk.is_empty();
+        let is_empty = |queue: &DeploymentJobs| queue.interactive.is_empty() && queue.bulk.is_empty();
         if self.deployments.get(deployment).is_some_and(is_empty) {
             self.deployments.remove(deployment);
         }
     }
 }
 
-impl DeploymentQueue {
-    fn of(&self, priority: Priority) -> &FairQueue {
+impl DeploymentJobs {
+    fn of(&self, priority: Priority) -> &FairJobQueue {
         match priority {
             Priority::Interactive => &self.interactive,
             Priority::Bulk => &self.bulk,
@@ -134,7 +134,7 @@ impl DeploymentQueue {
     }
 }
 
-impl FairQueue {
+impl FairJobQueue {
     fn is_empty(&self) -> bool {
         self.order.is_empty()
     }

@@ -34,7 +34,7 @@ fn spec(tenant: &str) -> JobSpec {
 /// A queue and its log.
 #[derive(Default)]
 struct Log {
-    queue: JobQueue,
+    queue: DurableJobQueue,
     records: Vec<JobRecord>,
     ids: u64,
 }
@@ -334,7 +334,7 @@ fn limits_apply_to_unfinished_jobs_of_a_tenant() {
 
 #[test]
 fn records_of_an_entry_are_applied_in_order() {
-    let (mut queue, id) = (JobQueue::default(), DurableJobId::new(seconds(1), 1));
+    let (mut queue, id) = (DurableJobQueue::default(), DurableJobId::new(seconds(1), 1));
     let submitted = JobRecord::Submitted { id, spec: Box::new(spec("a")) };
     let cancelled = JobRecord::CancelRequested { id, at: seconds(1) };
     let effects = queue.apply(5, &[submitted.clone(), submitted, cancelled.clone()]);
@@ -501,14 +501,14 @@ proptest! {
         let encode = |records: &[JobRecord]| serde_json::to_string(records).unwrap();
         let read: Vec<JobRecord> = serde_json::from_str(&encode(&log.records)).unwrap();
         let at = cut.index(read.len() + 1);
-        let mut first = JobQueue::default();
+        let mut first = DurableJobQueue::default();
         for (index, record) in read[..at].iter().enumerate() {
             first.apply(index as u64 + 1, std::slice::from_ref(record));
         }
         let jobs: Vec<_> = first.jobs().map(|(id, job)| (id, job.clone())).collect();
         let snapshot: Vec<(DurableJobId, DurableJob)> =
             serde_json::from_str(&serde_json::to_string(&jobs).unwrap()).unwrap();
-        let mut restored = JobQueue::restore(snapshot, first.applied());
+        let mut restored = DurableJobQueue::restore(snapshot, first.applied());
         for (index, record) in read.iter().enumerate() {
             restored.apply(index as u64 + 1, std::slice::from_ref(record));
         }
