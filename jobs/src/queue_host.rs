@@ -92,7 +92,7 @@ pub struct TakenJob {
 
 /// End of a computation, with the result itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AttemptEnd {
+pub enum ComputationEnd {
     /// The result.
     Computed(Bytes),
     /// Another end.
@@ -256,12 +256,12 @@ impl QueueHost {
 
     /// Ends computations; the results are written into one object. Returns for each whether it has changed the job: not
     /// if the worker has lost the lease, or the job was cancelled.
-    pub async fn end(&self, ends: Vec<(DurableJobId, u64, AttemptEnd)>) -> Result<Vec<bool>, QueueError> {
+    pub async fn end(&self, ends: Vec<(DurableJobId, u64, ComputationEnd)>) -> Result<Vec<bool>, QueueError> {
         let results: Vec<Bytes> = ends
             .iter()
             .filter_map(|(_, _, end)| match end {
-                AttemptEnd::Computed(result) => Some(result.clone()),
-                AttemptEnd::Other(_) => None,
+                ComputationEnd::Computed(result) => Some(result.clone()),
+                ComputationEnd::Other(_) => None,
             })
             .collect();
         let ranges = match results.is_empty() {
@@ -274,8 +274,8 @@ impl QueueHost {
             let applied = self.shared.applied.lock();
             for (index, (id, token, end)) in ends.into_iter().enumerate() {
                 let end = match end {
-                    AttemptEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
-                    AttemptEnd::Other(end) => Some(end),
+                    ComputationEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
+                    ComputationEnd::Other(end) => Some(end),
                 };
                 if let (Some(job), Some(end)) = (applied.queue.job(id), end) {
                     let policy = &self.shared.config.computation;

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use jobs::log::EmbeddedJobLog;
 use jobs::objects::JobObjects;
-use jobs::queue_host::{AttemptEnd, QueueConfig, QueueError, QueueHost, TakenJob};
+use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, TakenJob};
 use jobs_core::decide::{AttemptPolicy, ComputeEnd, JobFilter, JobPhase, JobWorker, QueueLimits};
 use jobs_core::job::{
     DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobSpec, JobStatus, StoredRange,
@@ -59,9 +59,9 @@ async fn open(folder: &Path, config: QueueConfig) -> QueueHost {
     host
 }
 
-fn computed(job: &TakenJob) -> (DurableJobId, u64, AttemptEnd) {
+fn computed(job: &TakenJob) -> (DurableJobId, u64, ComputationEnd) {
     let result = [b"result of ", &*job.body].concat();
-    (job.id, job.token, AttemptEnd::Computed(result.into()))
+    (job.id, job.token, ComputationEnd::Computed(result.into()))
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn a_failed_attempt_is_repeated_and_the_last_one_ends_the_job() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         };
         assert_eq!(host.job("a", id).unwrap().job.attempts, attempt);
-        let end = AttemptEnd::Other(ComputeEnd::Failed("connection reset".to_owned()));
+        let end = ComputationEnd::Other(ComputeEnd::Failed("connection reset".to_owned()));
         host.end(vec![(id, taken[0].token, end)]).await.unwrap();
     }
     let failed = JobFilter { status: Some(JobPhase::Failed), ..JobFilter::default() };

@@ -15,7 +15,7 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use jobs::log::EmbeddedJobLog;
 use jobs::objects::JobObjects;
-use jobs::queue_host::{AttemptEnd, QueueConfig, QueueHost};
+use jobs::queue_host::{ComputationEnd, QueueConfig, QueueHost};
 use jobs::webhook::sender::WebhookSender;
 use jobs::webhook::signature::WebhookSecret;
 use jobs_core::decide::{AttemptPolicy, JobWorker, QueueLimits};
@@ -153,7 +153,7 @@ async fn computed(queue: &QueueHost, webhook: String) -> DurableJobId {
     let id = queue.submit(spec(webhook), Bytes::from("text")).await.unwrap();
     let taken = queue.take("minilm", 1, WORKER).await.unwrap();
     let ends =
-        taken.iter().map(|job| (job.id, job.token, AttemptEnd::Computed(Bytes::from(r#"{"data":[1]}"#))));
+        taken.iter().map(|job| (job.id, job.token, ComputationEnd::Computed(Bytes::from(r#"{"data":[1]}"#))));
     queue.end(ends.collect()).await.unwrap();
     id
 }
