@@ -86,20 +86,31 @@ fn format_text(explanation: &Value) -> String {
     });
     for region in regions {
         let (name, rank) = (text(&region["region"]), text(&region["rank"]));
-        lines.push(match region["refused"].as_str() {
+        lines.push(match region["rejected"].as_str() {
             Some(reason) => format!("  {rank:>2}  {name:<24} {reason}"),
             None => format!(
-                "  {rank:>2}  {name:<24} {}{}, {} ms away{}{}",
+                "  {rank:>2}  {name:<24} {}{}, {} ms away, response in {} ms{}{}",
                 text(&region["health"]),
                 if region["draining"] == true { ", draining" } else { "" },
                 text(&region["rtt_ms"]),
+                text(&region["response_in_ms"]),
                 planned(&region),
                 preferences(&region)
             ),
         });
     }
-    if explanation["spillover"].is_string() {
-        lines.push(format!("spillover   {}", of("spillover")));
+    for (key, name) in [("origin", "origin"), ("spillover", "spillover"), ("admission_pool", "pool")] {
+        if explanation[key].is_string() {
+            lines.push(format!("{name:<11} {}", of(key)));
+        }
+    }
+    if let Some(departure) = explanation["departure"].as_object() {
+        lines.push(format!(
+            "departure   {} tokens to {}, {} on average with unlimited credit",
+            text(&departure["tokens"]),
+            text(&departure["to"]),
+            text(&departure["demand_tokens"])
+        ));
     }
     lines.push("attempts".to_owned());
     for attempt in list("attempts") {
@@ -160,18 +171,25 @@ mod tests {
     fn the_text_shows_the_routing_decision_and_the_attempts() {
         let text = format_text(&json!({
             "id": "req-1", "outcome": "ok", "status": 200, "total_ms": 93.5, "residency": "eu", "generation": "1.7",
-            "regions": [{"region": "gcp/europe-west4", "rank": 1, "health": "healthy", "rtt_ms": 92.0},
+            "regions": [{"region": "gcp/europe-west4", "rank": 1, "health": "healthy", "rtt_ms": 92.0,
+                         "response_in_ms": 95.5},
                         {"region": "aws/eu-west-1", "rank": 2, "health": "healthy", "rtt_ms": 99.0, "draining": true,
+                         "response_in_ms": 99.0,
                          "weight_permille": 125, "planned": "leaving"},
-                        {"region": "aws/us-east-1", "refused": "forbidden by residency"}],
+                        {"region": "aws/us-east-1", "rejected": "forbidden by residency"}],
+            "origin": "gcp/europe-west4", "spillover": "aws/eu-west-1", "admission_pool": "aws/eu-west-1",
+            "departure": {"tokens": 20, "to": "aws/eu-west-1", "demand_tokens": 700},
             "attempts": [{"attempt": 1, "region": "gcp/europe-west4", "cause": "first", "end": "ok", "status": 200,
                           "began_ms": 0.1, "took_ms": 93.0}],
         }));
         for line in [
             "outcome     ok (200) after 93.5 ms",
             "residency   eu (route table 1.7)",
-            "   1  gcp/europe-west4         healthy, 92.0 ms away",
-            "   2  aws/eu-west-1            healthy, draining, 99.0 ms away, planned 12.5 % (leaving)",
+            "   1  gcp/europe-west4         healthy, 92.0 ms away, response in 95.5 ms",
+            "   2  aws/eu-west-1            healthy, draining, 99.0 ms away, response in 99.0 ms, planned 12.5 % (leaving)",
+            "origin      gcp/europe-west4",
+            "pool        aws/eu-west-1",
+            "departure   20 tokens to aws/eu-west-1, 700 on average with unlimited credit",
             "   -  aws/us-east-1            forbidden by residency",
             "   1  gcp/europe-west4         first: ok (200), from 0.1 ms for 93.0 ms",
         ] {

@@ -108,7 +108,7 @@ pub struct Trail {
 pub struct AttemptId(usize);
 
 impl Trail {
-    /// Records the routing decision; the last one of several is kept.
+    /// Records the routing decision of the request as a whole. Parts of a split request are assigned to its candidates.
     pub fn routed(&mut self, decision: RouteDecision) {
         self.route = Some(decision);
     }

@@ -6,6 +6,7 @@
 use crate::events::{FinishedRequest, RequestTimes};
 use crate::metrics::RequestOutcome;
 use gateway_core::labels::AttemptResult;
+use gateway_core::route::RouteDecision;
 use gateway_core::trail::{AttemptEnd, AttemptRecord, Trail};
 use regions::catalogue::Catalogue;
 use regions::health::Health;
@@ -76,6 +77,12 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "times": served_by.map(|(_, times)| times_json(&times)),
         "origin": trail.route().map(|route| named(route.origin)),
         "spillover": trail.route().and_then(|route| route.spillover).map(named),
+        "departure": trail.route().and_then(|route| route.departure).map(|departure| json!({
+            "demand_tokens": departure.demand,
+            "tokens": departure.tokens,
+            "to": departure.to.map(named),
+        })),
+        "admission_pool": trail.route().and_then(RouteDecision::admission_pool).map(named),
         "regions": regions_json(trail, catalogue),
         "attempts": trail.attempts().map(|attempt| attempt_json(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
@@ -107,7 +114,7 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
         })
         .collect();
     let rejected = route.rejected.iter();
-    regions.extend(rejected.map(|(region, why)| json!({"region": named(region), "refused": why.as_str()})));
+    regions.extend(rejected.map(|(region, why)| json!({"region": named(region), "rejected": why.as_str()})));
     Value::Array(regions)
 }
 

@@ -105,7 +105,6 @@ impl Forwarder {
         let routing = request.routing_context();
         self.policy.renew(request, &mut permit)?;
         let route = &request.route;
-        trail.routed((**route).clone());
         let targets = route.targets().map(|target| target.region).collect();
         let hedges = self.config.hedge && request.priority == Priority::Interactive;
         let mut plan = RequestPlan::new(targets, hedges, request.arrived + request.timeout);

@@ -151,7 +151,6 @@ impl Pipeline {
             }
             read => read?,
         };
-        context.set_resolved(&request);
         context.receipt_slot = self.reserve_receipt_slot(&request)?;
         // The size of a compressed body was unknown when it was sent, so its rejection is charged.
         let is_packed = session.get_header(CONTENT_ENCODING).is_some();
@@ -257,12 +256,14 @@ impl RequestReader {
         target: ForwardTarget<'_>,
         view: &View,
         authenticated: Authenticated,
-        context: &RequestContext<'_>,
+        context: &mut RequestContext<'_>,
     ) -> Result<Request, ForwardError> {
         let Authenticated { tenant, key } = authenticated;
-        let (id, arrived) = (&context.id, context.arrived);
+        let arrived = context.arrived;
         let options = self.options(session)?;
-        self.admission.check_head(target, view, &tenant, &options, declared_length(session), arrived)?;
+        let declared = declared_length(session);
+        let trail = &mut context.trail;
+        self.admission.check_head(target, view, &tenant, &options, declared, arrived, trail)?;
         let body = self.body_reader.body(session, self.owner(session, &tenant)).await?;
         let summary = self.body_of(target, &body, &tenant).await;
         let summary = summary.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
@@ -296,10 +297,14 @@ impl RequestReader {
         let routable = Routable { view, routing, allowed: **allowed, registered, client };
         let demand = RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw };
         let mut route = self.router.route(&routable, &demand);
-        let admission = self.admission.admit(&routable, &demand, &tenant, &mut route)?;
+        let admitted = self.admission.admit(&routable, &demand, &tenant, &mut route);
+        // Before the rejection of a request that is shed, so that it can be explained as well.
+        context.set_resolved(&deployment.name, cost, policy, priority);
+        context.trail.routed((*route).clone());
+        let admission = admitted?;
         let Terms { policy, allowed } = terms;
         Ok(Request {
-            id: id.to_owned(),
+            id: context.id.clone(),
             arrived,
             timeout: options.timeout,
             client: options.client,

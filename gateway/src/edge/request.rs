@@ -239,12 +239,17 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Stores the resolved properties of the admitted request.
-    pub(super) fn set_resolved(&mut self, request: &Request) {
-        let Request { deployment, cost, policy, priority, .. } = request;
-        self.priority = Some(*priority);
+    /// Stores the resolved properties of the request, which may be shed afterwards.
+    pub(super) fn set_resolved(
+        &mut self,
+        deployment: &DeploymentName,
+        cost: Cost,
+        policy: &Arc<PolicyVersion>,
+        priority: Priority,
+    ) {
+        self.priority = Some(priority);
         let (deployment, policy) = (deployment.clone(), policy.clone());
-        self.resolved = Some(ResolvedRequest { deployment, cost: *cost, policy });
+        self.resolved = Some(ResolvedRequest { deployment, cost, policy });
     }
 
     /// Returns the receipt identifier for the response to the client of a locked deployment: that of the attempt whose response

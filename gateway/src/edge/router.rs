@@ -29,6 +29,7 @@ use gateway_core::route::{self, Observations, PlanQuery, RouteDecision, RouteQue
 use gateway_core::shed::{self, AdmissionPoolSet, PoolEntry, QueueWaits, Shed};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
+use gateway_core::trail::Trail;
 use regions::geography::GeoPoint;
 use regions::health::Health;
 use regions::id::DeploymentName;
@@ -320,15 +321,18 @@ impl AdmissionPools {
 }
 
 impl AdmissionControl {
-    /// Sheds a request of which only the head was read, if it would be shed with any body.
+    /// Sheds a request of which only the head was read, if it would be shed with any body. Records the routing decision of a
+    /// request that it sheds, if the deployment is known.
+    #[expect(clippy::too_many_arguments, reason = "what is known from a head")]
     pub(super) fn check_head(
         &self,
         target: ForwardTarget<'_>,
         view: &View,
         tenant: &Tenant,
-        ask: &RequestOptions,
+        options: &RequestOptions,
         body_bytes: u64,
         arrived: Instant,
+        trail: &mut Trail,
     ) -> Result<(), Rejection> {
         if self.pools.are_calm() {
             return Ok(());
@@ -341,12 +345,12 @@ impl AdmissionControl {
         if usable.len() > DEPLOYMENTS_CHECKED_MAX {
             return Ok(());
         }
-        let permitted = tenant.residency.narrow(&ask.residency).permitted(&self.config.catalogue);
+        let permitted = tenant.residency.narrow(&options.residency).permitted(&self.config.catalogue);
         // With zero inputs, so that a request that may turn out to be bulk counts as interactive.
-        let Ok(priority) = tenant.priorities.priority(ask.priority, 0) else { return Ok(()) };
+        let Ok(priority) = tenant.priorities.priority(options.priority, 0) else { return Ok(()) };
         let tokens = Cost::at_least(body_bytes).tokens;
         let [target_draw, _, draw] = random_draws();
-        let primary = |routed: &RoutedDeployment| {
+        let decide = |routed: &&RoutedDeployment| {
             let deployment = &routed.deployment.name;
             let routing = RoutingContext {
                 deployment,
@@ -356,15 +360,17 @@ impl AdmissionControl {
                 uses_engine: true,
             };
             let (allowed, registered) = (routed.allowed.intersect(permitted), routed.registered);
-            let request = Routable { view, routing, allowed, registered, client: ask.client };
-            self.router.preview(&request, draw).primary()
+            let request = Routable { view, routing, allowed, registered, client: options.client };
+            self.router.preview(&request, draw)
         };
-        let pools = usable.iter().map(|routed| Some((primary(routed)?, &routed.deployment.name)));
+        let routes: Vec<Route> = usable.iter().map(decide).collect();
+        let pools = usable.iter().zip(&routes);
+        let pools = pools.map(|(routed, route)| Some((route.primary()?, &routed.deployment.name)));
         // If no region can serve it at all, a later rejection is more specific.
         let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
-        let (now, asked) =
-            (Instant::now(), pool_request(tenant, priority, tokens, left(ask.timeout, arrived)));
-        let checked = self.pools.lock().check_head(pools.iter().copied(), &asked, now);
+        let left = left(options.timeout, arrived);
+        let (now, request) = (Instant::now(), pool_request(tenant, priority, tokens, left));
+        let checked = self.pools.lock().check_head(pools.iter().copied(), &request, now);
         let Err(why) = checked else { return Ok(()) };
         let region_states = self.region_monitor.states();
         let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
@@ -372,6 +378,10 @@ impl AdmissionControl {
         };
         if self.config.spill && pools.iter().any(has_credit) {
             return Ok(());
+        }
+        drop(region_states);
+        if let [route] = routes.as_slice() {
+            trail.routed((**route).clone());
         }
         self.metrics.shed.of(priority).count(why.reason);
         Err(shed(tenant, why))
@@ -388,8 +398,8 @@ impl AdmissionControl {
     ) -> Result<Option<AdmissionPermit>, Rejection> {
         let Some(primary) = route.primary() else { return Ok(None) };
         let RoutingContext { deployment, priority, .. } = request.routing;
-        let asked = pool_request(tenant, priority, demand.tokens, demand.left);
-        let enter = |region| self.enter(region, deployment, &asked);
+        let admission = pool_request(tenant, priority, demand.tokens, demand.left);
+        let enter = |region| self.enter(region, deployment, &admission);
         // A pool that rejects what its region has granted credit for does not cause a rejection here.
         if let Some(permit) = route.spillover.and_then(|region| enter(region).ok()) {
             return Ok(Some(permit));
@@ -412,9 +422,9 @@ impl AdmissionControl {
         &self,
         region: RegionIndex,
         deployment: &DeploymentName,
-        asked: &shed::AdmissionRequest,
+        admission: &shed::AdmissionRequest,
     ) -> Result<AdmissionPermit, Shed> {
-        let entered = self.pools.lock().enter(region, deployment, asked, Instant::now())?;
+        let entered = self.pools.lock().enter(region, deployment, admission, Instant::now())?;
         Ok(AdmissionPermit { pools: self.pools.clone(), entered: Some(entered) })
     }
 }

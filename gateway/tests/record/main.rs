@@ -184,9 +184,10 @@ async fn a_finished_request_can_be_explained() {
     let regions = locked["regions"].as_array().unwrap();
     has(&regions[0], json!({"region": EUROPE, "rank": 1, "health": "healthy"}));
     assert!(regions[0]["rtt_ms"].as_f64().unwrap() > 0.0, "{locked:#}");
-    let refused = json!([{"region": AMERICA, "refused": "forbidden by residency"},
-                         {"region": JAPAN, "refused": "forbidden by residency"}]);
-    assert_eq!(json!(regions[1..]), refused);
+    let rejected = json!([{"region": AMERICA, "rejected": "forbidden by residency"},
+                          {"region": JAPAN, "rejected": "forbidden by residency"}]);
+    assert_eq!(json!(regions[1..]), rejected);
+    has(&locked, json!({"admission_pool": EUROPE, "spillover": null}));
     assert_eq!(locked["attempts"].as_array().unwrap().len(), 1);
     has(
         &locked["attempts"][0],

@@ -259,6 +259,12 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     let wait_ms: u64 =
         refused.1.split("retry-after-ms: ").nth(1).unwrap().split('\r').next().unwrap().parse().unwrap();
     assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
+    // It can be explained, although its body was never read.
+    let identified = format!("{interactive}x-request-id: shed\r\n");
+    assert_eq!(scene.head_only("AGGRESSOR", &identified, 100).await.0, 503);
+    let explained = scene.explain("shed").await;
+    assert_eq!((&explained["regions"][0]["rank"], &explained["attempts"]), (&json!(1), &json!([])));
+    assert_eq!(explained["regions"][0]["region"], explained["admission_pool"]);
     // Bulk is rejected together with interactive requests.
     let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
     assert!(bulk.0 == 503 && bulk.1.contains("bulk requests are rejected"), "{bulk:?}");

@@ -134,6 +134,7 @@ async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: By
 pub(crate) struct Scene {
     pub(crate) region: Arc<Region>,
     address: SocketAddr,
+    operations: String,
     client: reqwest::Client,
     _dir: tempfile::TempDir,
     _stop: tokio::sync::oneshot::Sender<()>,
@@ -163,10 +164,10 @@ impl Scene {
         {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
+        let operations = free_address().to_string();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\n\
-             snapshot = 'routes'\ntenants = 'tenants.toml'",
-            free_address()
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\n\
+             snapshot = 'routes'\ntenants = 'tenants.toml'"
         );
         let keys = tenants.lines().filter_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\''));
         let environment: BTreeMap<_, _> = keys.map(|key| (key.to_owned(), key.to_owned())).collect();
@@ -180,7 +181,7 @@ impl Scene {
         });
         let address = bound.await.unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { region, address, client, _dir: dir, _stop: stop };
+        let scene = Scene { region, address, operations, client, _dir: dir, _stop: stop };
         scene.wait_until_it_serves(tenants).await;
         scene
     }
@@ -191,6 +192,20 @@ impl Scene {
         let url = format!("http://{}/v1/models", self.address);
         while self.client.get(&url).bearer_auth(key).send().await.unwrap().status() != 200 {
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// Returns the explanation of a finished request.
+    pub(crate) async fn explain(&self, id: &str) -> Value {
+        let begun = Instant::now();
+        loop {
+            let url = format!("http://{}/explain/{id}", self.operations);
+            let response = self.client.get(url).send().await.unwrap();
+            if response.status() == 200 {
+                return response.json().await.unwrap();
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{id} is not explained");
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 

@@ -106,6 +106,21 @@ async fn small_requests_are_not_split() {
 }
 
 #[tokio::test]
+async fn the_explanation_of_a_split_request_has_its_decision_and_the_attempts_of_its_parts() {
+    let scene = Scene::healthy().await;
+    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-request-id", "split")]).await;
+    assert_eq!(answer.status, 200);
+    let explained = scene.explain("split").await;
+    let parts: usize = answer.header("x-meridian-parts").parse().unwrap();
+    assert!(parts > 1 && explained["attempts"].as_array().unwrap().len() == parts, "{explained:#}");
+    let ranked: Vec<_> =
+        explained["regions"].as_array().unwrap().iter().map(|region| &region["rank"]).collect();
+    assert_eq!(ranked, [1, 2, 3], "{explained:#}");
+    assert_eq!(explained["regions"][0]["region"], AMERICA);
+    assert_eq!((&explained["origin"], &explained["admission_pool"]), (&json!(AMERICA), &json!(AMERICA)));
+}
+
+#[tokio::test]
 async fn a_region_that_dies_during_the_request_causes_only_retries() {
     for victim in 0..3 {
         let mut scripts = [Script::Answers(Duration::from_millis(5)); 3];

@@ -312,6 +312,19 @@ impl Scene {
         Answer { status, headers, body: answer.bytes().await.map_err(drop).map(|body| body.to_vec()) }
     }
 
+    /// Returns the explanation of a finished request.
+    pub(crate) async fn explain(&self, id: &str) -> Value {
+        let begun = Instant::now();
+        loop {
+            let response = self.client.get(format!("{}/explain/{id}", self.operations)).send().await.unwrap();
+            if response.status() == 200 {
+                return response.json().await.unwrap();
+            }
+            assert!(begun.elapsed() < Duration::from_secs(20), "{id} is not explained");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Returns the regions to which a request was sent by its receipts, once they are on disk.
     pub(crate) async fn sent_under(&self, id: &str) -> Vec<String> {
         let begun = Instant::now();
