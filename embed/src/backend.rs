@@ -28,7 +28,7 @@ pub struct RejectedText {
     pub reason: String,
 }
 
-/// Failure of the computation, which is not the fault of a single text.
+/// Failure of a computation as a whole, not of a single text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BackendError(pub String);

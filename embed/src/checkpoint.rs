@@ -114,7 +114,7 @@ impl Checkpoint {
             return Err(format!("its version is {version}, and this program reads version {VERSION}"));
         }
         if skipped > rows {
-            return Err(format!("it has {skipped} skipped rows of {rows}"));
+            return Err(format!("it has {skipped} skipped rows and only {rows} rows"));
         }
         Ok(checkpoint)
     }

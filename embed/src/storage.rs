@@ -1,6 +1,6 @@
 //! Files of an output: the operations that the job needs, and their implementation on disk.
 //!
-//! The job uses few operations, each of which either happens or does not, so that the tests can interrupt a run after any
+//! The job uses few operations, each of which is atomic, so that the tests can interrupt a run after any
 //! of them (`crate::job`). Appends are the exception: a part of the bytes may be written.
 
 use std::collections::BTreeMap;

@@ -31,13 +31,15 @@ const NUMBER_TRIES: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
     /// The disk or the bucket is full.
-    #[error("the object store is full")]
+    #[error("the object store is full; free space")]
     Full,
     /// The object does not exist.
     #[error("the object store has no object {0:016x}")]
     Missing(u64),
     /// The content cannot be decrypted with the configured keys, or was changed.
-    #[error("a part of the object {0:016x} cannot be decrypted with the configured keys")]
+    #[error(
+        "a part of the object {0:016x} cannot be decrypted with the configured keys; add the key that encrypted it"
+    )]
     Undecryptable(u64),
     /// The store cannot be read or written now.
     #[error("the object store is unavailable: {0}")]
@@ -93,7 +95,7 @@ impl JobObjects {
                 Err(error) => return Err(unavailable(&error)),
             }
         }
-        Err(ObjectError::Unavailable(format!("{NUMBER_TRIES} numbers were in use")))
+        Err(ObjectError::Unavailable(format!("no free object number after {NUMBER_TRIES} tries")))
     }
 
     fn content(&self, number: u64, parts: &[Bytes]) -> Result<(BytesMut, Vec<StoredRange>), ObjectError> {

@@ -32,11 +32,11 @@ const EFFECTS_MAX: usize = 1 << 12;
 const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
 /// Jobs that one maintenance changes at most.
 const MAINTENANCE_MAX: usize = 10_000;
-/// Minimum number of entries between two snapshots. More jobs than this need as many entries between two.
+/// Minimum number of entries between two snapshots; with more jobs than this, as many entries as jobs.
 const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// Age at which an object without a job is deleted. The record that refers to a new object follows within seconds.
 const ORPHAN_AGE: Duration = Duration::from_secs(600);
-/// Period in which objects without a job are searched.
+/// Period of the deletion of objects without a job.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 /// Pause after a failure of the log.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ pub enum QueueError {
     #[error(transparent)]
     Rejected(#[from] SubmissionError),
     /// The idempotency key belongs to another request.
-    #[error("the idempotency key was used with another request, that of {0}: use another key")]
+    #[error("the idempotency key belongs to another request, that of {0}; use another key")]
     OtherRequest(DurableJobId),
     /// There is no such job, or its result has been deleted.
     #[error("there is no such job")]
@@ -118,7 +118,7 @@ struct JobSubmission {
 #[derive(Default)]
 struct Applied {
     queue: DurableJobQueue,
-    /// Effects of the last entries. The last one belongs to the last applied entry.
+    /// Effects of the last applied entries, oldest first.
     effects: VecDeque<Vec<RecordEffect>>,
 }
 
@@ -386,7 +386,7 @@ impl Shared {
         }
     }
 
-    /// Writes submissions together and responds to each. A client that has gone does not matter: its job is durable.
+    /// Writes submissions together and responds to each. The job of a client that has disconnected is durable all the same.
     async fn write(&self, batch: Vec<JobSubmission>) {
         let (mut accepted, mut usages) = (Vec::new(), HashMap::<String, TenantUsage>::new());
         {

@@ -206,7 +206,7 @@ impl<R: Read> CsvReader<R> {
         let (given, columns) = (self.record.len(), self.columns);
         if given != columns {
             return Err(RowProblem::new(format!(
-                "the record has {given} fields and the header {columns}; quote fields with commas or line breaks"
+                "the record has {given} fields, and the header has {columns}; quote fields with commas or line breaks"
             )));
         }
         let field = |column: usize| {

@@ -58,7 +58,7 @@ pub enum SubmissionError {
 }
 
 /// Decides whether a job with a payload of this number of bytes can be submitted. `usage` is that of its tenant. Several
-/// processes that decide at the same time can exceed a limit by what they have not applied yet.
+/// processes that decide at the same time can exceed a limit, because each counts only the records that it has applied.
 pub fn check_submission(
     usage: TenantUsage,
     limits: &QueueLimits,
@@ -113,8 +113,8 @@ pub struct JobWorker {
     pub lease: Duration,
 }
 
-/// Decides which jobs of a deployment a worker takes, up to this number of inputs (and at least one job): those whose
-/// worker has ended first, then by priority, tenant and deadline. Returns no record if there are none.
+/// Decides which jobs of a deployment a worker takes, up to this number of inputs (and at least one job): jobs of
+/// workers that have ended first, then the others by priority, tenant and deadline. Returns no record if there are none.
 pub fn take(
     queue: &mut DurableJobQueue,
     deployment: &str,
@@ -221,7 +221,7 @@ pub enum DeliveryEnd {
     Failed {
         /// Reason.
         reason: String,
-        /// Time that the target has asked for with `retry-after`.
+        /// Delay in the `retry-after` header of the target.
         retry_after: Option<Duration>,
     },
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct UnixMillis(pub u64);
 
 impl UnixMillis {
-    /// Later than every time.
+    /// Later than every other time: no deadline.
     pub const NEVER: UnixMillis = UnixMillis(u64::MAX);
 
     /// Returns the time this much later; [`UnixMillis::NEVER`] on overflow.
@@ -66,7 +66,7 @@ impl fmt::Debug for DurableJobId {
     }
 }
 
-/// Text that is no identifier of a job.
+/// Error for a text that is not a job id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a job id: expected `job_` and 26 characters, as in the response to the submission")]
 pub struct InvalidJobId(String);
@@ -128,7 +128,7 @@ pub struct StoredRange {
     pub length: u64,
 }
 
-/// A tenant's idempotency key and the request that used it first. Both are SHA-256 hashes, so that the log has neither.
+/// A tenant's idempotency key and the request that used it first. Both are SHA-256 hashes, so that the log contains neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdempotencyKey {
     /// Hash of the key.

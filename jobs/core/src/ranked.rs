@@ -89,7 +89,7 @@ impl<K: Ord + Copy> RankedSet<K> {
         rank
     }
 
-    /// Returns the first chunk whose last key is not before this one.
+    /// Returns the first chunk whose last key is greater than or equal to this one.
     fn chunk_of(&self, key: &K) -> usize {
         self.chunks.partition_point(|chunk| chunk.keys.last().is_some_and(|(last, _)| last < key))
     }

@@ -50,7 +50,7 @@ pub enum JobRecord {
         purpose: LeasePurpose,
         /// Jobs.
         jobs: Vec<DurableJobId>,
-        /// Time of the decision: a lease that has ended by then no longer counts.
+        /// Time of the decision. Leases that have expired by then are ignored.
         at: UnixMillis,
         /// End of the lease.
         until: UnixMillis,
@@ -106,14 +106,14 @@ pub enum JobRecord {
         /// Time.
         at: UnixMillis,
     },
-    /// The client wants an abandoned or delivered result to be sent again.
+    /// The client requests that an abandoned or delivered result is sent again.
     RedeliveryRequested {
         /// Job.
         id: DurableJobId,
         /// Time.
         at: UnixMillis,
     },
-    /// Finished jobs are removed because their retention time has passed. Unfinished ones of the list are kept.
+    /// Finished jobs are removed because their retention time has passed. Unfinished jobs in the list are not removed.
     Removed {
         /// Jobs.
         jobs: Vec<DurableJobId>,

@@ -13,7 +13,7 @@ pub const URL_BYTES_MAX: usize = 2048;
 /// Rules for the targets of webhooks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WebhookPolicy {
-    /// Networks that are permitted although they are not public.
+    /// Non-public networks that are permitted.
     pub private_targets: Vec<IpNetwork>,
     /// Whether URLs may have the scheme `http`.
     pub permits_http: bool,
@@ -39,7 +39,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let is_special = match (a, b, c) {
         // This network, loopback, private use (three blocks).
         (0 | 10 | 127, _, _) | (172, 16..=31, _) | (192, 168, _) => true,
-        // Shared address space of carriers, link-local addresses (instance metadata).
+        // Carrier-grade NAT (RFC 6598), link-local addresses (instance metadata).
         (100, 64..=127, _) | (169, 254, _) => true,
         // Protocol assignments, documentation (three blocks), relays of 6to4, benchmarks.
         (192, 0, 0 | 2) | (198, 51, 100) | (203, 0, 113) | (192, 88, 99) | (198, 18..=19, _) => true,

@@ -21,11 +21,11 @@ pub struct QueueSnapshot {
     pub jobs: Vec<(DurableJobId, DurableJob)>,
 }
 
-/// Error of a log. The entry of a failed append may be in the log all the same.
+/// Error of a log. The entry of a failed append may still have been written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobLogError {
     /// The disk is full. Stored records are kept.
-    #[error("the disk of the job log is full")]
+    #[error("the disk of the job log is full; free space")]
     Full,
     /// The log cannot be read or written now.
     #[error("the job log is unavailable: {0}")]

@@ -133,7 +133,7 @@ async fn notify(stream: stream::Stream, last: std::sync::Weak<watch::Sender<u64>
         if let Ok(consumer) = stream.create_consumer(config).await
             && let Ok(mut messages) = consumer.messages().await
         {
-            // Those between the last look and the start of the consumer.
+            // Entries that were appended before the consumer was created.
             if let Ok(info) = stream.get_info().await {
                 advance(info.state.last_sequence);
             }

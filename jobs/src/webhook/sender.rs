@@ -104,7 +104,7 @@ impl WebhookSender {
 
     async fn attempt(&self, taken: &TakenJob) -> Result<(StatusCode, Option<Duration>), String> {
         let url = taken.job.spec.webhook.as_deref().unwrap_or_default();
-        let url = super::target::check(url, &self.policy).map_err(|error| format!("the URL {error}"))?;
+        let url = super::target::check(url, &self.policy).map_err(|error| error.to_string())?;
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default().unwrap_or(443);
         let endpoint: HostPort =

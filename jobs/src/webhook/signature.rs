@@ -9,7 +9,7 @@ const SECRET_PREFIX: &str = "whsec_";
 /// Bytes of a secret, by the specification.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// Secret of a tenant, from which the signatures of its webhooks are made.
+/// Secret of a tenant, with which its webhooks are signed.
 #[derive(Clone)]
 pub struct WebhookSecret(hmac::Key);
 
@@ -25,7 +25,7 @@ impl std::str::FromStr for WebhookSecret {
     fn from_str(text: &str) -> Result<WebhookSecret, String> {
         let expected = "write `whsec_` and 24 to 64 bytes in base64";
         let encoded =
-            text.strip_prefix(SECRET_PREFIX).ok_or_else(|| format!("no webhook secret; {expected}"))?;
+            text.strip_prefix(SECRET_PREFIX).ok_or_else(|| format!("not a webhook secret; {expected}"))?;
         let secret =
             STANDARD.decode(encoded).map_err(|_| format!("the webhook secret is not base64; {expected}"))?;
         if !SECRET_BYTES.contains(&secret.len()) {

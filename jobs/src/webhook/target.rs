@@ -8,13 +8,13 @@ use url::{Host, Url};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WebhookUrlError {
     /// No URL.
-    #[error("is not a URL: {0}")]
+    #[error("the webhook is not a URL: {0}")]
     Invalid(String),
     /// The URL is too long.
-    #[error("has {0} bytes; the limit is {URL_BYTES_MAX}")]
+    #[error("the webhook URL has {0} bytes; the limit is {URL_BYTES_MAX}")]
     TooLong(usize),
     /// The scheme cannot be used.
-    #[error("has the scheme `{found}`; write a URL with {expected}")]
+    #[error("the webhook URL has the scheme `{found}`; write one with {expected}")]
     Scheme {
         /// Scheme.
         found: String,
@@ -22,10 +22,12 @@ pub enum WebhookUrlError {
         expected: &'static str,
     },
     /// The URL contains a user, a password or a fragment.
-    #[error("contains a {0}; remove it")]
+    #[error("the webhook URL contains a {0}; remove it")]
     Part(&'static str),
     /// The address is not public.
-    #[error("has the address {0}, which is not public; ask the operator to permit its network")]
+    #[error(
+        "the webhook URL has the address {0}, which is not public; ask the operator to permit its network"
+    )]
     Address(IpAddr),
 }
 
@@ -100,20 +102,32 @@ mod tests {
         }
         assert_eq!(
             problem("https://169.254.169.254/latest/meta-data"),
-            "has the address 169.254.169.254, which is not public; ask the operator to permit its network"
+            "the webhook URL has the address 169.254.169.254, which is not public; ask the operator to permit its network"
         );
     }
 
     #[test]
     fn other_urls_are_rejected_with_the_reason() {
-        assert!(problem("example.com").starts_with("is not a URL"));
-        assert!(problem("https://").starts_with("is not a URL"));
-        assert_eq!(problem("http://example.com"), "has the scheme `http`; write a URL with https");
-        assert_eq!(problem("file:///etc/passwd"), "has the scheme `file`; write a URL with https");
-        assert_eq!(problem("https://user:secret@example.com"), "contains a user or password; remove it");
-        assert_eq!(problem("https://example.com/#x"), "contains a fragment; remove it");
+        assert!(problem("example.com").starts_with("the webhook is not a URL"));
+        assert!(problem("https://").starts_with("the webhook is not a URL"));
+        assert_eq!(
+            problem("http://example.com"),
+            "the webhook URL has the scheme `http`; write one with https"
+        );
+        assert_eq!(
+            problem("file:///etc/passwd"),
+            "the webhook URL has the scheme `file`; write one with https"
+        );
+        assert_eq!(
+            problem("https://user:secret@example.com"),
+            "the webhook URL contains a user or password; remove it"
+        );
+        assert_eq!(problem("https://example.com/#x"), "the webhook URL contains a fragment; remove it");
         let long = format!("https://example.com/{}", "x".repeat(URL_BYTES_MAX));
-        assert_eq!(problem(&long), format!("has {} bytes; the limit is {URL_BYTES_MAX}", long.len()));
+        assert_eq!(
+            problem(&long),
+            format!("the webhook URL has {} bytes; the limit is {URL_BYTES_MAX}", long.len())
+        );
         let policy =
             WebhookPolicy { private_targets: vec!["127.0.0.0/8".parse().unwrap()], permits_http: true };
         assert!(check("http://127.0.0.1:8080/hook", &policy).is_ok());

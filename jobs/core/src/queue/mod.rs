@@ -31,7 +31,7 @@ pub enum RecordEffect {
     Leased(Vec<DurableJobId>),
     /// The jobs whose lease was extended. The worker has lost the others.
     Extended(Vec<DurableJobId>),
-    /// The cancellation was decided.
+    /// Outcome of a cancellation request.
     Cancellation(Cancellation),
     /// The job has changed as the record says.
     Changed,
@@ -335,8 +335,8 @@ impl DurableJobQueue {
                 _ => None,
             };
             response = match delivery {
-                // A failed attempt may have arrived all the same, for example if its response was lost. A confirmation
-                // says that nothing is sent after it.
+                // A failed attempt may still have reached the target, for example if its response was lost. A
+                // confirmation says that nothing is sent later.
                 None | Some(JobDelivery::Pending { .. } | JobDelivery::Abandoned { .. }) => {
                     Cancellation::Confirmed
                 }

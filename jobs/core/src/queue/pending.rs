@@ -17,7 +17,7 @@ type PendingKey = (UnixMillis, u64, DurableJobId);
 /// Position of a job that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobPosition {
-    /// Number of jobs of the same tenant, deployment and priority, and of its interactive jobs, that start before it.
+    /// Number of jobs before it: of the same tenant, deployment and priority, and the interactive jobs of the tenant.
     pub jobs: u64,
     /// Inputs of these jobs.
     pub inputs: u64,
@@ -44,7 +44,7 @@ struct FairJobQueue {
     tenants: BTreeMap<String, TenantQueue>,
     /// Tenants with jobs by virtual time.
     order: BTreeSet<(u64, String)>,
-    /// Tenants without jobs by virtual time, which the current one has not reached.
+    /// Tenants without jobs whose virtual time is later than the current one.
     idle: BTreeSet<(u64, String)>,
     /// Virtual time of the job that started last.
     now: u64,
