@@ -114,7 +114,7 @@ fn a_man_in_the_middle_of_a_gateway_and_its_hub_changes_nothing_and_is_logged() 
     let token = |role: &str, region: &str| {
         fleet.text(&["pki", "token", "--role", role, "--region", region, "--ttl", "10m"]).trim().to_owned()
     };
-    std::fs::write(fleet.dir.join("tenants.toml"), "[[tenant]]\nname = \"local\"\nkey_env = \"PATH\"\n")
+    std::fs::write(fleet.dir.join("tenants.toml"), "[[tenant]]\nname = \"local\"\nkey_env = \"TEST_KEY\"\n")
         .unwrap();
     let config = format!(
         "listen = \"{listen}\"\noperations = \"{operations}\"\nregion = \"aws/us-east-1\"\nhub = \"https://{}\"\n\
@@ -125,7 +125,7 @@ fn a_man_in_the_middle_of_a_gateway_and_its_hub_changes_nothing_and_is_logged() 
     let log = std::fs::File::create(fleet.dir.join("gateway.log")).unwrap();
     let mut command = Command::new(super::MERIDIAN);
     command.args(["gateway", "--config", "gateway.toml", "--join", &token("gateway", "aws/us-east-1")]);
-    command.current_dir(&fleet.dir).stdout(Stdio::null()).stderr(log);
+    command.current_dir(&fleet.dir).env("TEST_KEY", "local").stdout(Stdio::null()).stderr(log);
     let _gateway = Process(command.spawn().unwrap());
     let ask =
         |path: &str| TcpStream::connect(&operations).map(|stream| get(stream, path)).unwrap_or_default();

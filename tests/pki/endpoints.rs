@@ -464,7 +464,7 @@ impl Region {
         let certificate = CertificateParams::new(["gateway.example".to_owned()]).unwrap().self_signed(&key);
         write("client.crt", certificate.unwrap().pem());
         write("client.key", key.serialize_pem());
-        write("tenants.toml", "[[tenant]]\nname = \"local\"\nkey_env = \"PATH\"\n".to_owned());
+        write("tenants.toml", "[[tenant]]\nname = \"local\"\nkey_env = \"TEST_KEY\"\n".to_owned());
         write(
             "gateway.toml",
             format!(

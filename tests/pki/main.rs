@@ -88,7 +88,8 @@ impl Fleet {
     /// Starts a role and waits until it is ready.
     fn start(&self, arguments: &[&str]) -> Role {
         let mut command = Command::new(MERIDIAN);
-        command.args(arguments).current_dir(&self.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).current_dir(&self.dir).env("TEST_KEY", "local");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut role = Role(command.spawn().unwrap());
         let mut line = String::new();
         BufReader::new(role.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
