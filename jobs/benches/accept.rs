@@ -5,17 +5,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by a panic")]
 
+#[path = "../tests/fixture/mod.rs"]
+mod fixture;
+
 use bytes::Bytes;
-use jobs::log::EmbeddedJobLog;
-use jobs::objects::JobObjects;
-use jobs::queue_host::{QueueConfig, QueueHost};
-use jobs_core::decide::{AttemptPolicy, QueueLimits};
-use jobs_core::job::{JobOperation, JobSpec, StoredRange};
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes of a payload: a request with one text of some 50 words.
@@ -39,33 +36,8 @@ fn cpu_time() -> Duration {
 }
 
 async fn measure(folder: &Path, callers: usize, keys: &[[u8; 32]]) {
-    let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
-    let objects = JobObjects::in_folder(&folder.join("objects")).unwrap().encrypted(keys);
-    let attempts = AttemptPolicy {
-        attempts: 3,
-        first_pause: Duration::from_secs(1),
-        pause_max: Duration::from_secs(60),
-    };
-    let config = QueueConfig {
-        limits: QueueLimits { tenant_jobs: u64::MAX, tenant_bytes: u64::MAX, age: Duration::from_secs(3600) },
-        computation: attempts,
-        delivery: attempts,
-        retention: Duration::from_secs(3600),
-    };
-    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
-    tokio::spawn(tasks.run());
-    let spec = JobSpec {
-        tenant: "a".to_owned(),
-        deployment: "minilm".to_owned(),
-        operation: JobOperation::Embeddings,
-        priority: regions::Priority::Bulk,
-        inputs: 1,
-        payload: StoredRange { object: 0, offset: 0, length: 0 },
-        deadline: None,
-        start_by: None,
-        idempotency: None,
-        webhook: None,
-    };
+    let host = fixture::open(folder, fixture::config(3, Duration::from_secs(1)), keys).await;
+    let spec = fixture::spec("a");
     let (begun, cpu, count) = (Instant::now(), cpu_time(), Rc::new(Cell::new(0u64)));
     let clients = tokio::task::LocalSet::new();
     for _ in 0..callers {

@@ -2,20 +2,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod fixture;
+
 use bytes::Bytes;
-use jobs::log::EmbeddedJobLog;
-use jobs::objects::JobObjects;
+use fixture::spec;
 use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, TakenJob};
-use jobs_core::decide::{AttemptPolicy, ComputeEnd, JobFilter, JobPhase, JobWorker, QueueLimits};
-use jobs_core::job::{
-    DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobSpec, JobStatus, StoredRange,
-};
+use jobs_core::decide::{ComputeEnd, JobFilter, JobPhase, JobWorker};
+use jobs_core::job::{DurableJobId, IdempotencyKey, JobOutcome, JobSpec, JobStatus};
 use jobs_core::queue::Cancellation;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Folder of the queue in a process that this test starts to kill it.
@@ -23,40 +21,11 @@ const FOLDER: &str = "MERIDIAN_TEST_QUEUE_FOLDER";
 const WORKER: JobWorker = JobWorker { number: 1, lease: Duration::from_secs(30) };
 
 fn config() -> QueueConfig {
-    let attempts = AttemptPolicy {
-        attempts: 3,
-        first_pause: Duration::from_millis(10),
-        pause_max: Duration::from_millis(10),
-    };
-    QueueConfig {
-        limits: QueueLimits { tenant_jobs: 100_000, tenant_bytes: 1 << 30, age: Duration::from_secs(3600) },
-        computation: attempts,
-        delivery: attempts,
-        retention: Duration::from_secs(3600),
-    }
-}
-
-fn spec(tenant: &str) -> JobSpec {
-    JobSpec {
-        tenant: tenant.to_owned(),
-        deployment: "minilm".to_owned(),
-        operation: JobOperation::Embeddings,
-        priority: regions::Priority::Bulk,
-        inputs: 1,
-        payload: StoredRange { object: 0, offset: 0, length: 0 },
-        deadline: None,
-        start_by: None,
-        idempotency: None,
-        webhook: None,
-    }
+    fixture::config(3, Duration::from_millis(10))
 }
 
 async fn open(folder: &Path, config: QueueConfig) -> QueueHost {
-    let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
-    let objects = JobObjects::in_folder(&folder.join("objects")).unwrap();
-    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
-    tokio::spawn(tasks.run());
-    host
+    fixture::open(folder, config, &[]).await
 }
 
 fn computed(job: &TakenJob) -> (DurableJobId, u64, ComputationEnd) {

@@ -5,6 +5,7 @@
 #[path = "../../resolver/tests/dns_server/mod.rs"]
 #[expect(dead_code, reason = "the tests of the resolver use all of it")]
 mod dns_server;
+mod fixture;
 
 use base64::Engine;
 use bytes::Bytes;
@@ -13,20 +14,18 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use jobs::log::EmbeddedJobLog;
-use jobs::objects::JobObjects;
-use jobs::queue_host::{ComputationEnd, QueueConfig, QueueHost};
+use jobs::queue_host::{ComputationEnd, QueueHost};
 use jobs::webhook::sender::WebhookSender;
 use jobs::webhook::signature::WebhookSecret;
-use jobs_core::decide::{AttemptPolicy, JobWorker, QueueLimits};
-use jobs_core::job::{DurableJobId, JobDelivery, JobOperation, JobSpec, JobStatus, StoredRange};
+use jobs_core::decide::JobWorker;
+use jobs_core::job::{DurableJobId, JobDelivery, JobSpec, JobStatus};
 use jobs_core::queue::Cancellation;
 use jobs_core::webhook::WebhookPolicy;
 use resolver::{DnsSection, Resolver};
 use ring::hmac;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -42,33 +41,51 @@ struct Message {
     body: serde_json::Value,
 }
 
-/// Target with a status that the test selects; 0 closes the connection without a response.
+/// State of a target. The test selects its status; 0 closes the connection without a response.
+#[derive(Default)]
+struct TargetState {
+    status: AtomicU16,
+    /// Number of requests, whatever their responses.
+    requests: AtomicU64,
+    messages: Mutex<Vec<Message>>,
+}
+
+/// Target of webhooks.
 struct Target {
     address: SocketAddr,
-    status: Arc<AtomicU16>,
-    messages: Arc<Mutex<Vec<Message>>>,
+    state: Arc<TargetState>,
 }
 
 impl Target {
     async fn start(address: &str) -> Target {
         let listener = TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (status, messages): (Arc<AtomicU16>, Arc<Mutex<Vec<Message>>>) =
-            (Arc::new(AtomicU16::new(200)), Arc::default());
-        let target = Target { address, status: status.clone(), messages: messages.clone() };
+        let (address, state) = (listener.local_addr().unwrap(), Arc::<TargetState>::default());
+        let target = Target { address, state: state.clone() };
+        target.respond_with(200);
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (status, messages) = (status.clone(), messages.clone());
-                let service = hyper::service::service_fn(move |request| {
-                    respond(request, status.clone(), messages.clone())
-                });
-                tokio::spawn(
-                    hyper::server::conn::http1::Builder::new()
-                        .serve_connection(TokioIo::new(stream), service),
-                );
+                let state = state.clone();
+                let service = hyper::service::service_fn(move |request| respond(request, state.clone()));
+                let server = hyper::server::conn::http1::Builder::new();
+                tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
             }
         });
         target
+    }
+
+    fn respond_with(&self, status: u16) {
+        self.state.status.store(status, Ordering::SeqCst);
+    }
+
+    /// Waits until it has received this number of requests.
+    async fn requested(&self, count: u64) {
+        while self.requests() < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn requests(&self) -> u64 {
+        self.state.requests.load(Ordering::SeqCst)
     }
 
     fn url(&self, host: &str) -> String {
@@ -76,14 +93,13 @@ impl Target {
     }
 
     fn messages(&self) -> Vec<Message> {
-        self.messages.lock().unwrap().clone()
+        self.state.messages.lock().unwrap().clone()
     }
 }
 
 async fn respond(
     request: Request<Incoming>,
-    status: Arc<AtomicU16>,
-    messages: Arc<Mutex<Vec<Message>>>,
+    state: Arc<TargetState>,
 ) -> Result<Response<Empty<Bytes>>, std::io::Error> {
     let header = |name: &str| request.headers()[name].to_str().unwrap().to_owned();
     let (id, timestamp, signature) =
@@ -93,12 +109,13 @@ async fn respond(
     let given = signature.strip_prefix("v1,").unwrap();
     let given = base64::engine::general_purpose::STANDARD.decode(given).unwrap();
     hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, &SECRET), &signed, &given).unwrap();
-    match status.load(Ordering::SeqCst) {
+    state.requests.fetch_add(1, Ordering::SeqCst);
+    match state.status.load(Ordering::SeqCst) {
         0 => Err(std::io::Error::other("closed")),
         status => {
             if status == 200 {
                 let body = serde_json::from_slice(&body).unwrap();
-                messages.lock().unwrap().push(Message { id, body });
+                state.messages.lock().unwrap().push(Message { id, body });
             }
             let response = Response::builder().status(status).header("location", "http://127.0.0.1:1/");
             Ok(response.body(Empty::new()).unwrap())
@@ -107,34 +124,12 @@ async fn respond(
 }
 
 fn spec(webhook: String) -> JobSpec {
-    JobSpec {
-        tenant: "a".to_owned(),
-        deployment: "minilm".to_owned(),
-        operation: JobOperation::Embeddings,
-        priority: regions::Priority::Bulk,
-        inputs: 1,
-        payload: StoredRange { object: 0, offset: 0, length: 0 },
-        deadline: None,
-        start_by: None,
-        idempotency: None,
-        webhook: Some(webhook),
-    }
+    JobSpec { webhook: Some(webhook), ..fixture::spec("a") }
 }
 
 /// Queue whose results are sent, with addresses of loopback permitted as `permitted` says.
 async fn queue(folder: &std::path::Path, dns: &DnsServer, permitted: &str, attempts: u32) -> QueueHost {
-    let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
-    let objects = JobObjects::in_folder(&folder.join("objects")).unwrap();
-    let pause = Duration::from_millis(20);
-    let policy = AttemptPolicy { attempts, first_pause: pause, pause_max: pause };
-    let config = QueueConfig {
-        limits: QueueLimits { tenant_jobs: 1000, tenant_bytes: 1 << 30, age: Duration::from_secs(3600) },
-        computation: policy,
-        delivery: policy,
-        retention: Duration::from_secs(3600),
-    };
-    let (queue, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
-    tokio::spawn(tasks.run());
+    let queue = fixture::open(folder, fixture::config(attempts, Duration::from_millis(20)), &[]).await;
     let policy = WebhookPolicy { private_targets: vec![permitted.parse().unwrap()], permits_http: true };
     let tls = ClientConfig::builder_with_provider(Arc::new(provider::default_provider()));
     let tls = tls.with_safe_default_protocol_versions().unwrap();
@@ -181,11 +176,12 @@ async fn results_are_delivered_when_a_failing_target_works_again() {
     dns.set("hook.test", addresses(&["127.0.0.1"], 60));
     let mut ids = Vec::new();
     for (status, number) in [(500, 0..10), (0, 10..20), (302, 20..30), (200, 30..40)] {
-        target.status.store(status, Ordering::SeqCst);
+        target.respond_with(status);
+        let before = target.requests();
         for _ in number {
             ids.push(computed(&queue, target.url("hook.test")).await);
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        target.requested(before + 10).await;
     }
     for id in &ids {
         assert!(matches!(delivery(&queue, *id).await, JobDelivery::Delivered { .. }));
@@ -211,10 +207,10 @@ async fn a_target_that_is_gone_or_fails_too_often_is_abandoned_and_a_cancelled_j
         JobDelivery::Abandoned { reason } => reason,
         other => panic!("{other:?}"),
     };
-    target.status.store(410, Ordering::SeqCst);
+    target.respond_with(410);
     let gone = computed(&queue, target.url("127.0.0.1")).await;
     assert_eq!(abandoned(gone).await, "the target responded 410 Gone");
-    target.status.store(307, Ordering::SeqCst);
+    target.respond_with(307);
     let redirected = computed(&queue, target.url("127.0.0.1")).await;
     let reason = abandoned(redirected).await;
     assert_eq!(
@@ -222,9 +218,12 @@ async fn a_target_that_is_gone_or_fails_too_often_is_abandoned_and_a_cancelled_j
         "all 3 attempts failed; the last one: the target responded 307; redirects are not followed"
     );
     assert_eq!(queue.cancel("a", redirected).await, Ok(Cancellation::Confirmed));
-    target.status.store(200, Ordering::SeqCst);
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(target.messages().is_empty());
+    target.respond_with(200);
+    // A later job is delivered: what was due before it would have been taken with it at the latest.
+    let later = computed(&queue, target.url("127.0.0.1")).await;
+    assert!(matches!(delivery(&queue, later).await, JobDelivery::Delivered { .. }));
+    let received: Vec<_> = target.messages().into_iter().map(|message| message.id).collect();
+    assert_eq!(received, [later.to_string()]);
 }
 
 #[tokio::test]
@@ -252,7 +251,11 @@ async fn names_with_other_addresses_are_rejected_also_when_they_change() {
     let id = computed(&queue, permitted.url("changing.test")).await;
     assert!(matches!(delivery(&queue, id).await, JobDelivery::Delivered { .. }));
     dns.set("changing.test", addresses(&["127.0.0.2"], 1));
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    // One query for each family of addresses.
+    let queries = dns.queries();
+    while dns.queries() < queries + 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     assert!(reason(permitted.url("changing.test")).await.ends_with("none of the addresses is permitted"));
     assert_eq!((permitted.messages().len(), internal.messages().len()), (2, 0));
 }

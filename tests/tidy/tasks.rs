@@ -3,8 +3,14 @@
 use crate::none;
 use crate::tree::{File, files};
 
-const SHELLS: &[&str] =
-    &["gateway/src/", "scheduler/src/", "scheduler/client/src/", "scheduler/store/src/", "replica/src/"];
+const SHELLS: &[&str] = &[
+    "gateway/src/",
+    "jobs/src/",
+    "scheduler/src/",
+    "scheduler/client/src/",
+    "scheduler/store/src/",
+    "replica/src/",
+];
 
 /// Calls that start a task or a thread.
 const STARTS: &[&str] = &[".spawn(", "tokio::spawn(", "thread::Builder::new("];

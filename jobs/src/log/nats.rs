@@ -95,7 +95,9 @@ impl NatsJobLog {
         };
         let sequence = stream.get_info().await.map_err(unavailable)?.state.last_sequence;
         let last = Arc::new(watch::channel(sequence).0);
-        tokio::spawn(notify(stream.clone(), Arc::downgrade(&last)));
+        let (followed, weak) = (stream.clone(), Arc::downgrade(&last));
+        let start = move || notify(followed.clone(), weak.clone());
+        tokio::spawn(supervision::task::supervise_until_done("job log notification", start));
         Ok(NatsJobLog { context, stream, bucket, subject, last })
     }
 

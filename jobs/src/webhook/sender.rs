@@ -17,6 +17,7 @@ use regions::HostPort;
 use resolver::Resolver;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use supervision::task::contained;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -74,11 +75,11 @@ impl WebhookSender {
             }
             for job in taken {
                 let (sender, queue) = (self.clone(), queue.clone());
-                sending.spawn(async move {
+                // After a panic, or if the end cannot be stored, the lease expires and the result is sent again.
+                sending.spawn(contained("webhook delivery", async move {
                     let end = sender.send(&job).await;
-                    // If the end cannot be stored, the lease expires and the result is sent again.
                     queue.end_delivery(job.id, job.token, end).await.ok();
-                });
+                }));
             }
         }
     }
@@ -133,7 +134,7 @@ impl WebhookSender {
         let mut task = JoinSet::new();
         task.spawn(async move {
             // Its failure is that of the request.
-            supervision::task::contained("webhook connection", connection).await.map(Result::ok);
+            contained("webhook connection", connection).await.map(Result::ok);
         });
         let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let (id, body) = (taken.id.to_string(), message(taken.id, &taken.job, &taken.body));
