@@ -363,9 +363,7 @@ impl AdmissionControl {
             let request = Routable { view, routing, allowed, registered, client: options.client };
             self.router.preview(&request, draw)
         };
-        let routes: Vec<Route> = usable.iter().map(decide).collect();
-        let pools = usable.iter().zip(&routes);
-        let pools = pools.map(|(routed, route)| Some((route.primary()?, &routed.deployment.name)));
+        let pools = usable.iter().map(|routed| Some((decide(routed).primary()?, &routed.deployment.name)));
         // If no region can serve it at all, a later rejection is more specific.
         let Some(pools) = pools.collect::<Option<Vec<_>>>() else { return Ok(()) };
         let left = left(options.timeout, arrived);
@@ -380,8 +378,8 @@ impl AdmissionControl {
             return Ok(());
         }
         drop(region_states);
-        if let [route] = routes.as_slice() {
-            trail.routed((**route).clone());
+        if let [routed] = usable.as_slice() {
+            trail.routed((*decide(routed)).clone());
         }
         self.metrics.shed.of(priority).count(why.reason);
         Err(shed(tenant, why))
