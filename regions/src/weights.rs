@@ -14,7 +14,7 @@ pub const WHOLE_PERMILLE: u16 = 1000;
 
 /// Reason for a region's share. A closed list, shown to operators and used as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
+pub enum ShareReason {
     /// It is the nearest serving region and has capacity.
     Nearest,
     /// Nearer regions have no capacity left.
@@ -29,26 +29,32 @@ pub enum Why {
     Leaving,
 }
 
-impl Why {
+impl ShareReason {
     /// All reasons.
-    pub const ALL: [Why; 6] =
-        [Why::Nearest, Why::NearerFull, Why::AllFull, Why::OnlyHere, Why::Kept, Why::Leaving];
+    pub const ALL: [ShareReason; 6] = [
+        ShareReason::Nearest,
+        ShareReason::NearerFull,
+        ShareReason::AllFull,
+        ShareReason::OnlyHere,
+        ShareReason::Kept,
+        ShareReason::Leaving,
+    ];
 
     /// Returns the reason as on the wire and in explanations.
     pub fn as_str(self) -> &'static str {
         match self {
-            Why::Nearest => "nearest",
-            Why::NearerFull => "nearer_full",
-            Why::AllFull => "all_full",
-            Why::OnlyHere => "only_here",
-            Why::Kept => "kept",
-            Why::Leaving => "leaving",
+            ShareReason::Nearest => "nearest",
+            ShareReason::NearerFull => "nearer_full",
+            ShareReason::AllFull => "all_full",
+            ShareReason::OnlyHere => "only_here",
+            ShareReason::Kept => "kept",
+            ShareReason::Leaving => "leaving",
         }
     }
 
     /// Returns the reason with this name.
-    pub fn parse(text: &str) -> Option<Why> {
-        Why::ALL.into_iter().find(|why| why.as_str() == text)
+    pub fn parse(text: &str) -> Option<ShareReason> {
+        ShareReason::ALL.into_iter().find(|why| why.as_str() == text)
     }
 }
 
@@ -60,7 +66,7 @@ pub struct Share {
     /// Share in thousandths.
     pub permille: u16,
     /// Reason for the share.
-    pub why: Why,
+    pub reason: ShareReason,
 }
 
 /// Draws one of the usable regions with a probability proportional to its share; `None` if no usable region has a share.
@@ -84,7 +90,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn share(region: usize, permille: u16) -> Share {
-        Share { region: RegionIndex::new(region).unwrap(), permille, why: Why::Nearest }
+        Share { region: RegionIndex::new(region).unwrap(), permille, reason: ShareReason::Nearest }
     }
 
     /// Returns the number of draws of each region over all random numbers.
@@ -116,10 +122,10 @@ mod tests {
 
     #[test]
     fn a_reason_round_trips_through_its_text_form() {
-        for why in Why::ALL {
-            assert_eq!(Why::parse(why.as_str()), Some(why));
+        for why in ShareReason::ALL {
+            assert_eq!(ShareReason::parse(why.as_str()), Some(why));
         }
-        assert_eq!(Why::parse("because"), None);
+        assert_eq!(ShareReason::parse("because"), None);
     }
 
     proptest! {

@@ -27,7 +27,7 @@ use regions::latency::LatencyModel;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
-use regions::weights::{Share, Why};
+use regions::weights::{Share, ShareReason};
 use replica_api::priority::Priority;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -152,8 +152,11 @@ impl DecisionScenario {
         let rows: Vec<ReceivedRow> = names
             .iter()
             .map(|name| {
-                let share =
-                    |region: &RegionIndex| Share { region: *region, permille: 250, why: Why::NearerFull };
+                let share = |region: &RegionIndex| Share {
+                    region: *region,
+                    permille: 250,
+                    reason: ShareReason::NearerFull,
+                };
                 let shares = routed.iter().take(4).map(share).collect();
                 (name.clone(), ResidencyPolicy::Anywhere, routed[0], shares)
             })

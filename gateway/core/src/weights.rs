@@ -91,7 +91,7 @@ pub fn throw(priority: Priority, interactive_share: Option<Permille>, draw_value
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use regions::weights::{Why, draw};
+    use regions::weights::{ShareReason, draw};
 
     #[test]
     fn a_request_uses_the_row_of_the_narrowest_policy_that_contains_its_own() {
@@ -100,7 +100,7 @@ mod tests {
         let (america, europe, tokyo) = (at("aws/us-east-1"), at("gcp/europe-west4"), at("oci/ap-tokyo-1"));
         let name = |text: &str| text.parse::<DeploymentName>().unwrap();
         let policy = |text: &str| text.parse::<ResidencyPolicy>().unwrap();
-        let to = |region| [Share { region, permille: 1000, why: Why::Nearest }];
+        let to = |region| [Share { region, permille: 1000, reason: ShareReason::Nearest }];
         let row = |deployment: &str, residency: &str, origin, region| -> ReceivedRow {
             (name(deployment), policy(residency), origin, Box::new(to(region)))
         };
@@ -128,7 +128,7 @@ mod tests {
         let catalogue = Catalogue::builtin();
         let at = |id: &str| catalogue.index_of(&id.parse().unwrap()).unwrap();
         let regions = ["oci/ap-tokyo-1", "aws/us-east-1", "gcp/europe-west4", "aws/eu-central-1"].map(at);
-        let shares = regions.map(|region| Share { region, permille: 250, why: Why::NearerFull });
+        let shares = regions.map(|region| Share { region, permille: 250, reason: ShareReason::NearerFull });
         let rows_received: [ReceivedRow; 2] = [at("aws/eu-central-1"), at("oci/ap-tokyo-1")].map(|origin| {
             ("d".parse().unwrap(), ResidencyPolicy::Anywhere, origin, Box::new(shares) as Box<[Share]>)
         });
@@ -162,7 +162,7 @@ mod tests {
         let share = |(region, permille): (usize, &u16)| Share {
             region: RegionIndex::new(region).unwrap(),
             permille: *permille,
-            why: Why::NearerFull,
+            reason: ShareReason::NearerFull,
         };
         permilles.iter().enumerate().map(share).collect()
     }

@@ -108,7 +108,7 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
                 "drawn": candidate.score.drawn.0,
                 "draining": candidate.score.draining,
                 "weight_permille": candidate.planned.map(|share| share.permille),
-                "planned": candidate.planned.map(|share| share.why.as_str()),
+                "planned": candidate.planned.map(|share| share.reason.as_str()),
                 "rtt_ms": millis(candidate.score.rtt),
             })
         })

@@ -6,7 +6,7 @@
 
 use gateway_core::residency::Residency;
 use scheduler_client::snapshot::{replace, with_suffix};
-use scheduler_core::policy_age::Moment;
+use scheduler_core::policy_age::ClockReading;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ impl PolicyClock {
         let now = clock.now();
         // A table written by a version without a confirmation file is as old as its own file.
         let confirmed = read(&clock.path).or_else(|| modified(snapshot));
-        clock.set(confirmed.map_or(now, |unix_ms| Moment::restored(unix_ms, now)));
+        clock.set(confirmed.map_or(now, |unix_ms| ClockReading::restored(unix_ms, now)));
         clock
     }
 
@@ -86,7 +86,7 @@ impl PolicyClock {
     pub(crate) fn age(&self) -> Duration {
         let monotonic_ms = self.monotonic_ms.load(Ordering::Relaxed);
         let unix_ms = self.unix_ms.load(Ordering::Relaxed);
-        Moment { monotonic_ms, unix_ms }.age(self.now())
+        ClockReading { monotonic_ms, unix_ms }.age(self.now())
     }
 
     /// Returns the age above which requests of locked deployments are rejected.
@@ -94,14 +94,14 @@ impl PolicyClock {
         self.max
     }
 
-    fn set(&self, Moment { monotonic_ms, unix_ms }: Moment) {
+    fn set(&self, ClockReading { monotonic_ms, unix_ms }: ClockReading) {
         self.monotonic_ms.store(monotonic_ms, Ordering::Relaxed);
         self.unix_ms.store(unix_ms, Ordering::Relaxed);
     }
 
-    fn now(&self) -> Moment {
+    fn now(&self) -> ClockReading {
         let monotonic_ms = STARTED_MS + self.started.elapsed().as_millis() as u64;
-        Moment { monotonic_ms, unix_ms: to_unix_ms(SystemTime::now()) }
+        ClockReading { monotonic_ms, unix_ms: to_unix_ms(SystemTime::now()) }
     }
 }
 

@@ -98,7 +98,7 @@ fn resolve(weights: &wire::GatewayWeights, catalogue: &Catalogue) -> PlanWeights
     let rows = rows.iter().filter_map(
         |((TrafficClass { deployment, residency }, origin), shares)| -> Option<ReceivedRow> {
             let shares = shares.iter().filter_map(|NamedShare { region, permille, reason }| {
-                Some(Share { region: catalogue.index_of(region)?, permille: *permille, why: *reason })
+                Some(Share { region: catalogue.index_of(region)?, permille: *permille, reason: *reason })
             });
             Some((deployment.clone(), residency.clone(), catalogue.index_of(origin)?, shares.collect()))
         },

@@ -21,7 +21,7 @@ pub(super) struct PlainRow {
 
 /// State at the end of a block that affects the first byte of the next, in the lowest bit.
 #[derive(Clone, Copy)]
-struct Carry {
+struct CarryBits {
     /// A number begins.
     begins: u64,
     minus: u64,
@@ -35,7 +35,7 @@ struct Carry {
 
 /// Processes the row at the front of `text`, after its opening bracket.
 pub(super) fn count_plain(text: &[u8]) -> Option<PlainRow> {
-    let mut carry = Carry { begins: 1, minus: 0, point: 0, digit: 0, lone_zero: 0, fraction: 0 };
+    let mut carry = CarryBits { begins: 1, minus: 0, point: 0, digit: 0, lone_zero: 0, fraction: 0 };
     let (blocks, rest) = text.as_chunks::<BLOCK>();
     let mut numbers = 0;
     for (index, block) in blocks.iter().enumerate() {
@@ -53,7 +53,7 @@ pub(super) fn count_plain(text: &[u8]) -> Option<PlainRow> {
 }
 
 /// Processes a block; returns the number of commas, and the end of the row if it is in this block. `None` if not plain.
-fn process_block(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize>)> {
+fn process_block(masks: Masks, carry: &mut CarryBits) -> Option<(usize, Option<usize>)> {
     // Bits up to and including the first closing bracket.
     let within = masks.close ^ masks.close.wrapping_sub(1);
     let Masks { digit, zero, comma, minus, point, close } = masks.within(within);
@@ -81,7 +81,7 @@ fn process_block(masks: Masks, carry: &mut Carry) -> Option<(usize, Option<usize
     if has_twenty(whole) {
         return None;
     }
-    *carry = Carry {
+    *carry = CarryBits {
         begins: comma >> 63,
         minus: minus >> 63,
         point: point >> 63,

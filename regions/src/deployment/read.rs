@@ -74,7 +74,7 @@ section! {
         /// Time for which replicas are kept after they were last needed.
         scale_down_delay: Duration = Scaling::default().scale_down_delay, in DELAY;
         /// Time without requests before scaling to zero, or `never`; `5m` if `min` is 0, else `never`, if absent.
-        zero_after: Option<OrNever>;
+        zero_after: Option<DurationOrNever>;
         /// Higher minimum replica counts at times of the week.
         timetable: Vec<TimetableEntry> = Vec::new(), in 0..=TIMETABLE_ENTRIES_MAX;
     }
@@ -91,9 +91,9 @@ fn one_of<T: ToString>(all: &[T]) -> String {
 }
 
 /// Duration, or `None` for `never`.
-struct OrNever(Option<Duration>);
+struct DurationOrNever(Option<Duration>);
 
-impl ConfigValue for OrNever {
+impl ConfigValue for DurationOrNever {
     type Limit = NoLimit;
     type Item = Duration;
 
@@ -101,12 +101,12 @@ impl ConfigValue for OrNever {
         "duration or \"never\"".to_owned()
     }
 
-    fn read(field: &ConfigField<'_>, _: &Rule<OrNever>) -> Option<OrNever> {
+    fn read(field: &ConfigField<'_>, _: &Rule<DurationOrNever>) -> Option<DurationOrNever> {
         if field.value.get_ref().as_str() == Some("never") {
-            return Some(OrNever(None));
+            return Some(DurationOrNever(None));
         }
         let rule = Rule { limit: ZERO_AFTER.into(), fix: "or \"never\"", ..Rule::default() };
-        Duration::read(field, &rule).map(|time| OrNever(Some(time)))
+        Duration::read(field, &rule).map(|time| DurationOrNever(Some(time)))
     }
 }
 
@@ -233,7 +233,9 @@ impl ScalingEntry {
             target_utilization: self.target_utilization?,
             autoscaling_window: self.autoscaling_window?,
             scale_down_delay: self.scale_down_delay?,
-            zero_after: self.zero_after?.map_or(Scaling::zero_after_default(min), |OrNever(after)| after),
+            zero_after: self
+                .zero_after?
+                .map_or(Scaling::zero_after_default(min), |DurationOrNever(after)| after),
             timetable: self.timetable?,
         };
         let problems = scaling.problems();

@@ -37,7 +37,7 @@ use serde_json::{Map, Value};
 pub use architecture::{
     Architecture, AttentionSpec, DistanceBias, Embedding, FeedForward, FeedForwardNames, HeadPooling,
     HeadSource, HeadStep, LayerNames, LayerSpec, LearntPositions, Logits, NormKind, NormSpec, Part,
-    Placement, ProjectionNames, Reach, Rope, SizeKeys, TensorNames, YesNo,
+    Placement, ProjectionNames, Reach, RotaryEmbedding, SizeKeys, TensorNames, YesNo,
 };
 pub use checkpoint::ModelCheckpoint;
 pub use error::{DecidingKeys, ModelError, TensorProblem};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// If this variable is set, the C++ side is compiled with AddressSanitizer and UBSan: `scripts/sanitize`.
 const SANITIZE: &str = "TRTLLM_SANITIZE";
 
-const SHIM: [&str; 4] = ["cpp/answers.cc", "cpp/decoder.cc", "cpp/encoder.cc", "cpp/plugins.cc"];
+const SHIM: [&str; 4] = ["cpp/response_batch.cc", "cpp/decoder.cc", "cpp/encoder.cc", "cpp/plugins.cc"];
 
 pub(crate) fn compile() {
     for path in ["cpp", "double", "build", "src/bridge.rs"] {
@@ -43,7 +43,7 @@ pub(crate) fn compile() {
 
 #[cfg(all(feature = "tensorrt-llm-double", not(feature = "tensorrt-llm")))]
 const DOUBLE: [&str; 5] = [
-    "double/src/answers.cc",
+    "double/src/responses.cc",
     "double/src/executor.cc",
     "double/src/tensorrt.cc",
     "double/src/signatures.cc",

@@ -19,7 +19,7 @@
 #include "tensorrt_llm/executor/executor.h"
 #include "tensorrt_llm/executor/version.h"
 
-#include "answers.h"
+#include "response_batch.h"
 #include "guard.h"
 #include "plugins.h"
 #include "shim.h"
@@ -73,16 +73,16 @@ public:
         return executor().enqueueRequest(request);
     }
 
-    std::vector<Answer> poll(std::uint32_t timeout_ms)
+    std::vector<SequenceResponse> poll(std::uint32_t timeout_ms)
     {
         auto const responses = executor().awaitResponses(std::chrono::milliseconds(timeout_ms));
-        std::vector<Answer> answers;
-        answers.reserve(responses.size());
+        std::vector<SequenceResponse> batch;
+        batch.reserve(responses.size());
         for (auto const& response : responses)
         {
-            answers.push_back(read(response, wanted_));
+            batch.push_back(read(response, wanted_));
         }
-        return answers;
+        return batch;
     }
 
     void shutdown()
@@ -203,11 +203,11 @@ Outcome Decoder::cancel(std::uint64_t id) const noexcept
     return Outcome{bytes(guarded([&] { impl_->executor().cancelRequest(id); }))};
 }
 
-std::unique_ptr<Answers> Decoder::poll(std::uint32_t timeout_ms) const noexcept
+std::unique_ptr<ResponseBatch> Decoder::poll(std::uint32_t timeout_ms) const noexcept
 {
-    auto answers = std::make_unique<Answers::Impl>();
-    answers->failure = guarded([&] { answers->answers = impl_->poll(timeout_ms); });
-    return std::make_unique<Answers>(std::move(answers));
+    auto batch = std::make_unique<ResponseBatch::Impl>();
+    batch->failure = guarded([&] { batch->responses = impl_->poll(timeout_ms); });
+    return std::make_unique<ResponseBatch>(std::move(batch));
 }
 
 Statistics Decoder::statistics() const noexcept

@@ -21,12 +21,12 @@ struct Statistics;
 struct Submitted;
 
 // Responses that the executor had ready. They own the tensors and return views, so no data is copied at the bridge.
-class Answers
+class ResponseBatch
 {
 public:
     class Impl;
-    explicit Answers(std::unique_ptr<Impl> impl);
-    ~Answers();
+    explicit ResponseBatch(std::unique_ptr<Impl> impl);
+    ~ResponseBatch();
 
     // Error message of the poll; empty on success.
     rust::Slice<std::uint8_t const> failure() const noexcept;
@@ -61,7 +61,7 @@ public:
     // May be called from any thread. The response follows as that of the request, if the request has not ended before.
     Outcome cancel(std::uint64_t id) const noexcept;
     // Must be called from one thread at a time; waits for at least one response, at most for the timeout.
-    std::unique_ptr<Answers> poll(std::uint32_t timeout_ms) const noexcept;
+    std::unique_ptr<ResponseBatch> poll(std::uint32_t timeout_ms) const noexcept;
     // Statistics of the iterations since the last call.
     Statistics statistics() const noexcept;
     // Must be called after polling has ended. Waits for active requests, so they are cancelled first.

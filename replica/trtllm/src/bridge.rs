@@ -6,8 +6,8 @@
 #![expect(unreachable_pub, reason = "cxx generates `pub` items")]
 
 pub(crate) use ffi::{
-    Answers, Decoder, DecoderOutput, DecoderSettings, Encoder, EncoderInput, EncoderLimits, executor_version,
-    open_decoder, open_encoder, tensorrt_version,
+    Decoder, DecoderOutput, DecoderSettings, Encoder, EncoderInput, EncoderLimits, ResponseBatch,
+    executor_version, open_decoder, open_encoder, tensorrt_version,
 };
 
 // Safety of the block `extern "C++"`: these functions may be called with any arguments of these types. They are
@@ -85,20 +85,20 @@ mod ffi {
         fn failure(self: &Decoder) -> &[u8];
         fn submit(self: &Decoder, tag: u64, tokens: &[i32]) -> Submitted;
         fn cancel(self: &Decoder, id: u64) -> Outcome;
-        fn poll(self: &Decoder, timeout_ms: u32) -> UniquePtr<Answers>;
+        fn poll(self: &Decoder, timeout_ms: u32) -> UniquePtr<ResponseBatch>;
         fn statistics(self: &Decoder) -> Statistics;
         fn shutdown(self: &Decoder) -> Outcome;
 
-        type Answers;
-        fn failure(self: &Answers) -> &[u8];
-        fn size(self: &Answers) -> usize;
-        fn tag(self: &Answers, index: usize) -> u64;
-        fn kind(self: &Answers, index: usize) -> u8;
-        fn message(self: &Answers, index: usize) -> &[u8];
-        fn format(self: &Answers, index: usize) -> u8;
-        fn rows(self: &Answers, index: usize) -> usize;
-        fn width(self: &Answers, index: usize) -> usize;
-        fn data(self: &Answers, index: usize) -> &[u8];
+        type ResponseBatch;
+        fn failure(self: &ResponseBatch) -> &[u8];
+        fn size(self: &ResponseBatch) -> usize;
+        fn tag(self: &ResponseBatch, index: usize) -> u64;
+        fn kind(self: &ResponseBatch, index: usize) -> u8;
+        fn message(self: &ResponseBatch, index: usize) -> &[u8];
+        fn format(self: &ResponseBatch, index: usize) -> u8;
+        fn rows(self: &ResponseBatch, index: usize) -> usize;
+        fn width(self: &ResponseBatch, index: usize) -> usize;
+        fn data(self: &ResponseBatch, index: usize) -> &[u8];
 
         type Encoder;
         fn open_encoder(path: &str) -> UniquePtr<Encoder>;

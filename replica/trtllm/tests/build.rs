@@ -193,9 +193,9 @@ fn a_build_with_the_feature_and_without_the_vendors_files_ends_with_one_message(
         cargo.env_remove(variable);
     }
     let output = cargo.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{said}");
-    let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error: trtllm")).collect();
-    assert_eq!(errors.len(), 1, "{said}");
-    assert!(errors[0].contains("feature `tensorrt-llm` requires TensorRT-LLM's headers"), "{said}");
+    let output_text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output_text}");
+    let errors: Vec<&str> = output_text.lines().filter(|line| line.starts_with("error: trtllm")).collect();
+    assert_eq!(errors.len(), 1, "{output_text}");
+    assert!(errors[0].contains("feature `tensorrt-llm` requires TensorRT-LLM's headers"), "{output_text}");
 }

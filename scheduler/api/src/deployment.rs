@@ -92,7 +92,7 @@ pub struct StoredDeploymentV1 {
 
 /// Operator's decision about changes of the model: hold or promote.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders {
+pub struct Promotions {
     /// Changes that wait for a promotion (`meridian apply --hold`).
     pub held: BTreeSet<DeploymentName>,
     /// Revisions that an operator has promoted.
@@ -108,7 +108,7 @@ pub struct DesiredDeployments {
     /// The deployments.
     pub deployments: BTreeMap<DeploymentName, Deployment>,
     /// Operator's orders for model changes.
-    pub orders: Orders,
+    pub promotions: Promotions,
 }
 
 /// Desired deployments, as stored.
@@ -287,7 +287,7 @@ impl TryFrom<StoredDeploymentV1> for Deployment {
 
 impl From<&DesiredDeployments> for DeploymentsV1 {
     fn from(desired: &DesiredDeployments) -> DeploymentsV1 {
-        let DesiredDeployments { applied, deployments, orders: Orders { held, promoted } } = desired;
+        let DesiredDeployments { applied, deployments, promotions: Promotions { held, promoted } } = desired;
         let deployments = deployments.values().map(DeploymentV1::from).collect();
         let promoted = promoted
             .iter()
@@ -311,8 +311,8 @@ impl TryFrom<DeploymentsV1> for DesiredDeployments {
             let PromotedV1 { name, revision } = wire;
             Ok((parsed(format!("{at}.name"), &name)?, parsed(format!("{at}.revision"), &revision)?))
         })?;
-        let orders = Orders { held: names("held", &held)?, promoted };
-        Ok(DesiredDeployments { applied, deployments: read_deployments(deployments)?, orders })
+        let promotions = Promotions { held: names("held", &held)?, promoted };
+        Ok(DesiredDeployments { applied, deployments: read_deployments(deployments)?, promotions })
     }
 }
 
@@ -388,7 +388,7 @@ pub(super) mod tests {
         #[test]
         fn desired_deployments_survive_a_round_trip(applied: bool, deployments in vec(deployment(), 0..4)) {
             let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-            let desired = DesiredDeployments { applied, deployments: named.collect(), orders: Orders::default() };
+            let desired = DesiredDeployments { applied, deployments: named.collect(), promotions: Promotions::default() };
             let text = serde_json::to_string(&DeploymentsV1::from(&desired)).unwrap();
             let wire: DeploymentsV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(DesiredDeployments::try_from(wire), Ok(desired));

@@ -21,7 +21,7 @@ pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonoton
 /// A region grants more than its spare capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{given} tokens are granted on top of {held} outstanding ones, but only {spare} tokens are spare")]
-pub struct NotRationed {
+pub struct SpareCapacityExceeded {
     /// Capacity of the region in one period beyond its own traffic, in tokens.
     pub spare: u64,
     /// Tokens that other gateways may already send.
@@ -31,8 +31,12 @@ pub struct NotRationed {
 }
 
 /// **Rationed spillover**: a grant is taken from spare capacity that no other grant covers.
-pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), NotRationed> {
-    if given <= spare.saturating_sub(held) { Ok(()) } else { Err(NotRationed { spare, held, given }) }
+pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), SpareCapacityExceeded> {
+    if given <= spare.saturating_sub(held) {
+        Ok(())
+    } else {
+        Err(SpareCapacityExceeded { spare, held, given })
+    }
 }
 
 /// Requests may be sent to regions for which a reader has not acknowledged the wider policy.
@@ -113,10 +117,10 @@ mod tests {
     #[test]
     fn a_grant_of_what_another_holds_breaks_rationed_spill() {
         assert_eq!(rationed(10, 4, 6), Ok(()));
-        assert_eq!(rationed(10, 4, 7), Err(NotRationed { spare: 10, held: 4, given: 7 }));
+        assert_eq!(rationed(10, 4, 7), Err(SpareCapacityExceeded { spare: 10, held: 4, given: 7 }));
         // Less is spare than at the time of the other grants: no further grant until those are renewed.
         assert_eq!(rationed(3, 4, 0), Ok(()));
-        assert_eq!(rationed(3, 4, 1), Err(NotRationed { spare: 3, held: 4, given: 1 }));
+        assert_eq!(rationed(3, 4, 1), Err(SpareCapacityExceeded { spare: 3, held: 4, given: 1 }));
     }
 
     #[test]

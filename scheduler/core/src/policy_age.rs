@@ -19,22 +19,22 @@ pub const POLICY_MAX_AGE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Point in time by both clocks, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct ClockReading {
     /// Milliseconds since a fixed point of this process.
     pub monotonic_ms: u64,
     /// Milliseconds since 1970.
     pub unix_ms: u64,
 }
 
-impl Moment {
+impl ClockReading {
     /// Returns the moment of a confirmation that an earlier process recorded by the wall clock.
-    pub fn restored(confirmed_unix_ms: u64, now: Moment) -> Moment {
+    pub fn restored(confirmed_unix_ms: u64, now: ClockReading) -> ClockReading {
         let age_ms = now.unix_ms.saturating_sub(confirmed_unix_ms);
-        Moment { monotonic_ms: now.monotonic_ms.saturating_sub(age_ms), unix_ms: confirmed_unix_ms }
+        ClockReading { monotonic_ms: now.monotonic_ms.saturating_sub(age_ms), unix_ms: confirmed_unix_ms }
     }
 
     /// Returns the age of a confirmation at this moment.
-    pub fn age(self, now: Moment) -> Duration {
+    pub fn age(self, now: ClockReading) -> Duration {
         let monotonic = now.monotonic_ms.saturating_sub(self.monotonic_ms);
         let wall = now.unix_ms.saturating_sub(self.unix_ms);
         Duration::from_millis(monotonic.max(wall))
@@ -45,14 +45,15 @@ impl Moment {
 mod tests {
     use super::*;
 
-    fn moment(monotonic_ms: u64, unix_ms: u64) -> Moment {
-        Moment { monotonic_ms, unix_ms }
+    fn moment(monotonic_ms: u64, unix_ms: u64) -> ClockReading {
+        ClockReading { monotonic_ms, unix_ms }
     }
 
     #[test]
     fn the_clock_with_the_larger_age_counts() {
         let confirmed = moment(1_000, 50_000);
-        let check = |now: Moment, age_ms: u64| assert_eq!(confirmed.age(now), Duration::from_millis(age_ms));
+        let check =
+            |now: ClockReading, age_ms: u64| assert_eq!(confirmed.age(now), Duration::from_millis(age_ms));
         check(confirmed, 0);
         check(moment(4_000, 53_000), 3_000);
         check(moment(4_000, 10_000), 3_000);
@@ -63,13 +64,13 @@ mod tests {
     #[test]
     fn the_age_continues_across_a_restart() {
         let now = moment(1 << 40, 90_000);
-        let confirmed = Moment::restored(50_000, now);
+        let confirmed = ClockReading::restored(50_000, now);
         assert_eq!(confirmed.age(now), Duration::from_secs(40));
         assert_eq!(
             confirmed.age(moment((1 << 40) + 5_000, 20_000)),
             Duration::from_secs(45),
             "the clock was set back"
         );
-        assert_eq!(Moment::restored(99_000, now).age(now), Duration::ZERO, "confirmed in the future");
+        assert_eq!(ClockReading::restored(99_000, now).age(now), Duration::ZERO, "confirmed in the future");
     }
 }

@@ -68,7 +68,7 @@ pub struct RegisteredSpoke {
 pub struct Registry {
     lapsed_keep: Duration,
     spokes: BTreeMap<(RegionId, u64), RegisteredSpoke>,
-    lapsed: BTreeMap<(RegionId, InstanceName), Lapsed>,
+    lapsed: BTreeMap<(RegionId, InstanceName), LapsedSpoke>,
     /// Regions that each gateway reaches, if it reports them.
     gateways: GatewayReach,
     /// Times of the recent lease losses.
@@ -79,7 +79,7 @@ pub struct Registry {
 
 /// Spoke that is gone, and has not drained before.
 #[derive(Debug)]
-struct Lapsed {
+struct LapsedSpoke {
     endpoint: HostPort,
     deployments: BTreeSet<DeploymentName>,
     since: Instant,
@@ -119,7 +119,7 @@ pub fn reachability<'a>(
     if any_reports && all_report { Reachability::Unreachable } else { Reachability::Unknown }
 }
 
-impl Lapsed {
+impl LapsedSpoke {
     /// Returns the time at which the route ends; `None` while a gateway reaches the region. With `others` registered
     /// in its region, reachability says nothing about this spoke.
     fn ends(&self, others: bool, reachability: Reachability, keep: Duration) -> Option<Instant> {
@@ -255,7 +255,7 @@ impl Registry {
 
     /// Returns the next time at which [`Registry::expire`] has an effect.
     pub fn next_expiry(&self) -> Option<Instant> {
-        let ends = |((region, _), lapsed): (&(RegionId, InstanceName), &Lapsed)| {
+        let ends = |((region, _), lapsed): (&(RegionId, InstanceName), &LapsedSpoke)| {
             let others = self.of(region).next().is_some();
             lapsed.ends(others, reachability(self.gateways.values(), region), self.lapsed_keep)
         };
@@ -315,7 +315,8 @@ impl Registry {
     ) {
         let keep = if self.hold.is_some() { HOLD_MAX } else { self.lapsed_keep };
         let (until, unreachable_since) = (now + keep, None);
-        self.lapsed.insert(spoke, Lapsed { endpoint, deployments, since: now, until, unreachable_since });
+        self.lapsed
+            .insert(spoke, LapsedSpoke { endpoint, deployments, since: now, until, unreachable_since });
     }
 
     /// Records a lost lease. If that makes a mass loss, the regions that lapsed in it are held.

@@ -30,27 +30,27 @@ use regions::{
     Deployment, DeploymentName, ModelMatch, ModelRevision, ModelSpec, NextRevision, RegionId, ReportedModel,
     RouteTable, ServedRevision,
 };
-use scheduler_api::deployment::{DesiredDeployments, Orders};
+use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::revision::ReplicaRevisions;
 
 /// Returns the orders after `deployments` replace the desired ones. With `hold`, every model that changes waits for a
 /// promotion. Without it, a model that changes does not wait, and one that already waits continues to wait.
-pub fn orders_after(
+pub fn promotions_after(
     desired: &DesiredDeployments,
     deployments: &BTreeMap<DeploymentName, Deployment>,
     hold: bool,
-) -> Orders {
+) -> Promotions {
     let changes = |name: &DeploymentName| {
         let (before, after) = (desired.deployments.get(name), deployments.get(name));
         before.zip(after).is_some_and(|(before, after)| before.model_spec() != after.model_spec())
     };
     let is_held =
-        |name: &&DeploymentName| if changes(name) { hold } else { desired.orders.held.contains(*name) };
+        |name: &&DeploymentName| if changes(name) { hold } else { desired.promotions.held.contains(*name) };
     let held = deployments.keys().filter(is_held).cloned().collect();
     // A promotion applies to one model change only.
     let stays = |name: &DeploymentName| deployments.contains_key(name) && !changes(name);
-    let promoted = desired.orders.promoted.iter().filter(|(name, _)| stays(name));
-    Orders { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
+    let promoted = desired.promotions.promoted.iter().filter(|(name, _)| stays(name));
+    Promotions { held, promoted: promoted.map(|(name, revision)| (name.clone(), *revision)).collect() }
 }
 
 type Deployments = BTreeMap<DeploymentName, Deployment>;
@@ -62,7 +62,7 @@ pub type Reports<'a> = BTreeMap<&'a RegionId, &'a BTreeMap<DeploymentName, Repli
 /// revisions. No revision replaces another while the set of regions is `in_doubt`.
 pub fn stage<'a>(
     desired: &'a Deployments,
-    orders: &Orders,
+    promotions: &Promotions,
     last: &RouteTable,
     reports: &Reports<'_>,
     in_doubt: bool,
@@ -87,8 +87,8 @@ pub fn stage<'a>(
             .any(|(region, route)| route.deployments.contains(name) && !reports.contains_key(region));
         let change =
             ModelChange { before, served: &served, spec: &spec, reported: &reported, has_silent_region };
-        let promoted = orders.promoted.get(name).copied();
-        let next = change.next(promoted, orders.held.contains(name));
+        let promoted = promotions.promoted.get(name).copied();
+        let next = change.next(promoted, promotions.held.contains(name));
         let ready = next.as_ref().and_then(|next| {
             let revision = next.revision.filter(|_| !next.held && !in_doubt)?;
             change.is_ready(revision).then_some(revision)

@@ -16,10 +16,10 @@ use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
-use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments, Orders};
+use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments, Promotions};
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
-use scheduler_core::revisions::orders_after;
+use scheduler_core::revisions::promotions_after;
 use scheduler_core::rollout::{apply_files, diff};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
@@ -80,7 +80,7 @@ impl StoredConfiguration {
             || DesiredDeployments {
                 applied: true,
                 deployments: table.map(|table| table.deployments.clone()).unwrap_or_default(),
-                orders: Orders::default(),
+                promotions: Promotions::default(),
             },
             DesiredDeployments::default(),
         );
@@ -132,12 +132,12 @@ pub(super) async fn apply<S: Store>(
     if let Some(deployments) = &deployments {
         let before = &stored.deployments.all;
         let found = diff::deployments(&before.deployments, deployments, &api.catalogue);
-        let orders = orders_after(before, deployments, hold);
-        let changed = !found.is_empty() || orders != before.orders;
-        notes.extend(model_changes(before, deployments, &orders));
+        let promotions = promotions_after(before, deployments, hold);
+        let changed = !found.is_empty() || promotions != before.promotions;
+        notes.extend(model_changes(before, deployments, &promotions));
         // An unreadable record is replaced even if nothing else changes.
         if changed || stored.deployments.note.is_some() {
-            let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), orders };
+            let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), promotions };
             puts.push((keys::DEPLOYMENTS, records::packed(&DeploymentsV1::from(&wanted))));
         }
         notes.extend(stored.deployments.note.clone());
@@ -176,13 +176,17 @@ fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
 }
 
 /// Returns notes for the operator on changed models.
-fn model_changes(before: &DesiredDeployments, deployments: &DeploymentMap, orders: &Orders) -> Vec<String> {
+fn model_changes(
+    before: &DesiredDeployments,
+    deployments: &DeploymentMap,
+    promotions: &Promotions,
+) -> Vec<String> {
     let changes = deployments.iter().filter(|(name, deployment)| {
         let known = before.deployments.get(*name);
         known.is_some_and(|known| known.model_spec() != deployment.model_spec())
     });
     let note = |(name, _): (&DeploymentName, &Deployment)| {
-        let then = if orders.held.contains(name) {
+        let then = if promotions.held.contains(name) {
             format!("traffic stays with the old model until `meridian apply --promote {name}`")
         } else {
             "traffic switches to the new model when its replicas are ready in every region".to_owned()

@@ -329,26 +329,26 @@ async fn serve<S: Store>(
         }
     };
     let first = tokio::select! {
-        () = shut_down => First::Shutdown,
-        outcome = &mut election => First::Candidate(outcome),
-        outcome = &mut server => First::Server(outcome),
-        outcome = &mut authority => First::Authority(outcome),
+        () = shut_down => EndedTask::Shutdown,
+        outcome = &mut election => EndedTask::Candidate(outcome),
+        outcome = &mut server => EndedTask::Server(outcome),
+        outcome = &mut authority => EndedTask::Authority(outcome),
     };
     stop.send_replace(true);
     let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
     let outcome = match first {
-        First::Shutdown => {
+        EndedTask::Shutdown => {
             let issuing = async { timeout(DRAIN, authority).await.unwrap_or(Ok(())) };
             let (elected, served, issued) = tokio::join!(election, drained, issuing);
             elected.and(served.map_err(HubError::Server)).and(issued)
         }
-        First::Candidate(outcome) => {
+        EndedTask::Candidate(outcome) => {
             // The candidate's error is more specific than the server's.
             drained.await.ok();
             outcome
         }
-        First::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
-        First::Authority(outcome) => {
+        EndedTask::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
+        EndedTask::Authority(outcome) => {
             let (elected, served) = tokio::join!(election, drained);
             outcome.and(elected).and(served.map_err(HubError::Server))
         }
@@ -357,8 +357,8 @@ async fn serve<S: Store>(
     outcome
 }
 
-/// First of the tasks that ended.
-enum First {
+/// Task that ended first.
+enum EndedTask {
     Shutdown,
     Candidate(Result<(), HubError>),
     Server(io::Result<()>),

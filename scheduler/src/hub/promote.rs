@@ -44,7 +44,7 @@ pub(super) async fn promote<S: Store>(
     };
     let mut wanted = records::wanted(&entry)?;
     let promoted = PromotedV1 { name: name.to_string(), revision: revision.to_string() };
-    if wanted.orders.promoted.insert(name.clone(), revision) == Some(revision) {
+    if wanted.promotions.promoted.insert(name.clone(), revision) == Some(revision) {
         return Ok(Json(promoted));
     }
     let value = records::packed(&DeploymentsV1::from(&wanted));

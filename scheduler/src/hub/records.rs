@@ -293,7 +293,7 @@ fn deleted(key: &str) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_api::deployment::Orders;
+    use scheduler_api::deployment::Promotions;
     use sha2::{Digest, Sha256};
 
     fn entry(key: &str, value: &str) -> KeyValue {
@@ -380,7 +380,7 @@ mod tests {
         let all = DesiredDeployments {
             applied: true,
             deployments: most.map(deployment).collect(),
-            orders: Orders::default(),
+            promotions: Promotions::default(),
         };
         let packed = packed(&DeploymentsV1::from(&all));
         println!("10000 deployments: {} bytes in the store", packed.len());

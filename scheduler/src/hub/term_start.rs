@@ -3,7 +3,7 @@
 
 use regions::{Deployment, Generation};
 use scheduler_api::deployment::DeploymentsV1;
-use scheduler_api::deployment::{DesiredDeployments, Orders};
+use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::keys;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
@@ -118,8 +118,11 @@ async fn write_file_deployments<S: Store>(
     deployments: &[Deployment],
 ) -> Result<(), StoreError> {
     let named = deployments.iter().map(|deployment| (deployment.name.clone(), deployment.clone()));
-    let mut ours =
-        DesiredDeployments { applied: false, deployments: named.collect(), orders: Orders::default() };
+    let mut ours = DesiredDeployments {
+        applied: false,
+        deployments: named.collect(),
+        promotions: Promotions::default(),
+    };
     let revision = match store.get(keys::DEPLOYMENTS).await? {
         None => 0,
         Some(entry) => match records::wanted(&entry) {
@@ -131,7 +134,7 @@ async fn write_file_deployments<S: Store>(
             }
             Ok(theirs) if theirs.deployments == ours.deployments => return Ok(()),
             Ok(theirs) => {
-                ours.orders = theirs.orders;
+                ours.promotions = theirs.promotions;
                 entry.mod_revision
             }
             Err(_) => return Ok(()),
@@ -204,7 +207,7 @@ mod tests {
         let applied = DesiredDeployments {
             applied: true,
             deployments: BTreeMap::from([("c".parse().unwrap(), deployment("c", "pypi://m"))]),
-            orders: Orders::default(),
+            promotions: Promotions::default(),
         };
         let value = records::packed(&DeploymentsV1::from(&applied));
         store.put(keys::DEPLOYMENTS, value, None).await.unwrap();

@@ -17,7 +17,7 @@ use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
-use regions::weights::{Share, Why};
+use regions::weights::{Share, ShareReason};
 use replica_api::priority::Priority;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -85,7 +85,7 @@ impl Situation {
                 let shares = shares.into_iter().map(|region| Share {
                     region: at(region),
                     permille: rng.random_range(0..600),
-                    why: Why::Nearest,
+                    reason: ShareReason::Nearest,
                 });
                 let shares: Box<[Share]> = shares.collect();
                 (DEPLOYMENT.clone(), ResidencyPolicy::Anywhere, at(origin), shares)

@@ -1,11 +1,11 @@
 //! Table of sines and cosines for rotary position embeddings (RoPE), which grows with the longest sequence.
 
-use crate::model::Rope;
+use crate::model::RotaryEmbedding;
 
 /// Table of angles.
 #[derive(Debug)]
 pub(super) struct RotaryTable {
-    rope: Rope,
+    rope: RotaryEmbedding,
     positions: usize,
     /// A row for each position, with a number per pair.
     cosines: Vec<f32>,
@@ -13,7 +13,7 @@ pub(super) struct RotaryTable {
 }
 
 impl RotaryTable {
-    pub(super) fn new(rope: Rope) -> RotaryTable {
+    pub(super) fn new(rope: RotaryEmbedding) -> RotaryTable {
         RotaryTable { rope, positions: 0, cosines: Vec::new(), sines: Vec::new() }
     }
 

@@ -3,7 +3,7 @@
 
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, Logits, attach};
-use super::rope::{self, Rope};
+use super::rope::{self, RotaryEmbedding};
 use super::{
     Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec, Placement, Reach,
     SizeKeys, TensorNames, names,
@@ -139,7 +139,7 @@ fn decoder(
 
 /// Sets the same rotary positions for all layers.
 fn with_rope(fields: &mut JsonFields<'_>, decoder: &mut Architecture, theta: f64) {
-    let rope: Rope = rope::for_all(fields, theta, decoder.attention.head_width, decoder.positions);
+    let rope: RotaryEmbedding = rope::for_all(fields, theta, decoder.attention.head_width, decoder.positions);
     decoder.ropes = vec![rope];
 }
 

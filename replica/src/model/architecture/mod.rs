@@ -35,7 +35,7 @@ pub(super) use classes::ClassKind;
 
 pub use head::{HeadPooling, HeadSource, HeadStep, Logits, YesNo};
 pub use names::{FeedForwardNames, LayerNames, Part, ProjectionNames, SizeKeys, TensorNames};
-pub use rope::Rope;
+pub use rope::RotaryEmbedding;
 
 /// Description of a transformer. No size is zero, the query heads are a multiple of the key/value heads, and every
 /// layer is listed.
@@ -64,7 +64,7 @@ pub struct Architecture {
     /// Options of each layer.
     pub layers: Vec<LayerSpec>,
     /// Rotary positions; [`LayerSpec::rope`] is an index into them.
-    pub ropes: Vec<Rope>,
+    pub ropes: Vec<RotaryEmbedding>,
     /// Language-model head, if the family has one.
     pub logits: Option<Logits>,
     /// Classification head, which computes logits from the last layer's rows, if the model has one.

@@ -2,7 +2,7 @@
 
 use super::ClassKind;
 use super::head::{HeadPooling, HeadStep, attach};
-use super::rope::{self, Rope};
+use super::rope::{self, RotaryEmbedding};
 use super::{
     Activation, Architecture, AttentionSpec, Embedding, FeedForward, LayerSpec, NormKind, NormSpec,
     Placement, Reach, SizeKeys, names,
@@ -190,7 +190,7 @@ pub(super) fn nomic(fields: &mut JsonFields<'_>, family: &str, class: Option<Cla
         }
     }
     let rope = match fields.positive("rotary_emb_base") {
-        Some(theta) => Rope::plain(theta, head_width),
+        Some(theta) => RotaryEmbedding::plain(theta, head_width),
         None => rope::for_all(fields, 1000.0, head_width, positions),
     };
     match fields.word("activation_function") {

@@ -13,7 +13,7 @@ use crate::model::fields::JsonFields;
 
 /// Rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
+pub struct RotaryEmbedding {
     /// Radians per position, for each pair of numbers of a head: pair `i` consists of number `i` of the first half and
     /// number `i` of the second half.
     pub rates: Vec<f32>,
@@ -21,14 +21,14 @@ pub struct Rope {
     pub magnitude: f32,
 }
 
-impl Rope {
+impl RotaryEmbedding {
     /// `rate = theta^(−2i/width)`
-    pub(super) fn plain(theta: f64, width: usize) -> Rope {
+    pub(super) fn plain(theta: f64, width: usize) -> RotaryEmbedding {
         let rate = |index: usize| {
             let exponent = (2 * index) as f32 / width as f32;
             1.0 / (theta.powf(f64::from(exponent)) as f32)
         };
-        Rope { rates: (0..width / 2).map(rate).collect(), magnitude: 1.0 }
+        RotaryEmbedding { rates: (0..width / 2).map(rate).collect(), magnitude: 1.0 }
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) fn for_all(
     default_theta: f64,
     width: usize,
     positions: usize,
-) -> Rope {
+) -> RotaryEmbedding {
     // If both keys exist, the older one takes precedence, as in transformers.
     let key = fields.either(["rope_scaling", "rope_parameters"]);
     let other = if key == "rope_scaling" { "rope_parameters" } else { "rope_scaling" };
@@ -63,7 +63,7 @@ pub(super) fn for_kind(
     width: usize,
     positions: usize,
     stretched: bool,
-) -> Rope {
+) -> RotaryEmbedding {
     let theta = fields.positive(theta_key).unwrap_or(default_theta);
     let all = parameters(fields, "rope_parameters");
     for (key, value) in all.into_iter().flatten().filter(|(key, _)| !KINDS.contains(&key.as_str())) {
@@ -123,12 +123,12 @@ fn build(
     theta: f64,
     width: usize,
     positions: usize,
-) -> Rope {
+) -> RotaryEmbedding {
     if !width.is_multiple_of(2) {
         fields
             .problem(format!("a head width of {width} is odd, but rotary positions rotate pairs of numbers"));
     }
-    let Some(given) = given else { return Rope::plain(theta, width) };
+    let Some(given) = given else { return RotaryEmbedding::plain(theta, width) };
     let mut nested = JsonFields::new(given);
     let theta = nested.positive("rope_theta").unwrap_or(theta);
     let kind_key = nested.either(["rope_type", "type"]);
@@ -142,7 +142,7 @@ fn build(
             "`{name}`: `rope_type` (or `type`) = {kind} is not supported; {} are",
             names.join(", ")
         ));
-        return Rope::plain(theta, width);
+        return RotaryEmbedding::plain(theta, width);
     };
     for key in ["rope_theta", "rope_type", "type"] {
         if nested.is_null(key) {
@@ -157,11 +157,11 @@ fn build(
             ));
         }
     }
-    let plain = Rope::plain(theta, width);
+    let plain = RotaryEmbedding::plain(theta, width);
     let rope = match kind {
         "linear" => {
             let factor = nested.required_positive("factor");
-            Rope { rates: plain.rates.iter().map(|rate| rate / factor as f32).collect(), ..plain }
+            RotaryEmbedding { rates: plain.rates.iter().map(|rate| rate / factor as f32).collect(), ..plain }
         }
         "llama3" => llama3(&mut nested, plain, positions as f64),
         "yarn" => yarn(&mut nested, plain, theta, positions as f64),
@@ -174,7 +174,7 @@ fn build(
 }
 
 /// Scaling of Llama 3: slow rotations are divided by the factor, fast ones are kept, with a smooth transition.
-fn llama3(nested: &mut JsonFields<'_>, plain: Rope, original: f64) -> Rope {
+fn llama3(nested: &mut JsonFields<'_>, plain: RotaryEmbedding, original: f64) -> RotaryEmbedding {
     let factor = nested.required_positive("factor") as f32;
     let low = nested.required_positive("low_freq_factor") as f32;
     let high = nested.required_positive("high_freq_factor") as f32;
@@ -190,12 +190,12 @@ fn llama3(nested: &mut JsonFields<'_>, plain: Rope, original: f64) -> Rope {
             (1.0 - smooth) * rate / factor + smooth * rate
         }
     };
-    Rope { rates: plain.rates.into_iter().map(stretch).collect(), ..plain }
+    RotaryEmbedding { rates: plain.rates.into_iter().map(stretch).collect(), ..plain }
 }
 
 /// YaRN scaling: pairs that rotate many times within the original length are kept, those that rotate less than once are
 /// divided by the factor, with a linear transition by index; all scores are scaled up slightly.
-fn yarn(nested: &mut JsonFields<'_>, plain: Rope, theta: f64, original: f64) -> Rope {
+fn yarn(nested: &mut JsonFields<'_>, plain: RotaryEmbedding, theta: f64, original: f64) -> RotaryEmbedding {
     let factor = nested.required_positive("factor");
     let original = nested.positive("original_max_position_embeddings").unwrap_or(original);
     let fast = nested.positive("beta_fast").unwrap_or(32.0);
@@ -218,5 +218,5 @@ fn yarn(nested: &mut JsonFields<'_>, plain: Rope, theta: f64, original: f64) -> 
         rate / factor as f32 * stretched + rate * (1.0 - stretched)
     };
     let rates = plain.rates.into_iter().enumerate().map(stretch).collect();
-    Rope { rates, magnitude: magnitude as f32 }
+    RotaryEmbedding { rates, magnitude: magnitude as f32 }
 }

@@ -13,7 +13,7 @@
 #include <set>
 #include <thread>
 
-#include "answers.h"
+#include "responses.h"
 #include "plan.h"
 
 namespace tensorrt_llm::executor
@@ -64,7 +64,7 @@ public:
             misbehave(plan_.text_of("enqueue", ""));
         }
         IdType const id = next_id();
-        bool const answer_first = plan_.number("answer_first", 0) != 0 && !has(request, plan_.number("hold", -1));
+        bool const respond_first = plan_.number("respond_first", 0) != 0 && !has(request, plan_.number("hold", -1));
         {
             std::unique_lock<std::mutex> lock(mutex_);
             if (max_queue_ && queue_.size() >= static_cast<std::size_t>(plan_.number("queue", *max_queue_)))
@@ -73,7 +73,7 @@ public:
             }
             queue_.push_back(Taken{id, request});
             changed_.notify_all();
-            if (answer_first)
+            if (respond_first)
             {
                 // The response is sent before the caller knows the id; the limit is for a caller that never polls.
                 changed_.wait_for(lock, std::chrono::seconds(2), [&] { return handed_out_.count(id) != 0; });
@@ -103,14 +103,14 @@ public:
         {
             misbehave(plan_.text_of("await", ""));
         }
-        std::vector<Response> answers;
-        answers.swap(responses_);
-        for (auto const& answer : answers)
+        std::vector<Response> polled;
+        polled.swap(responses_);
+        for (auto const& response : polled)
         {
-            handed_out_.insert(answer.getRequestId());
+            handed_out_.insert(response.getRequestId());
         }
         changed_.notify_all();
-        return answers;
+        return polled;
     }
 
     void cancel(IdType id)
@@ -220,7 +220,7 @@ private:
         return std::find(request.tokens.begin(), request.tokens.end(), token) != request.tokens.end();
     }
 
-    void answer(Response response)
+    void respond(Response response)
     {
         responses_.push_back(std::move(response));
         changed_.notify_all();
@@ -278,7 +278,7 @@ private:
                 || std::any_of(next.request.tokens.begin(), next.request.tokens.end(), unknown))
             {
                 queue_.pop_front();
-                answer(Response(next.id, "Encountered an error when fetching new request: the prompt is not acceptable",
+                respond(Response(next.id, "Encountered an error when fetching new request: the prompt is not acceptable",
                     next.request.clientId.get("clientId")));
                 continue;
             }
@@ -302,7 +302,7 @@ private:
             }
             Result result;
             result.finishReasons = {FinishReason::kCANCELLED};
-            answer(Response(taken.id, std::move(result), taken.request.clientId.get("clientId")));
+            respond(Response(taken.id, std::move(result), taken.request.clientId.get("clientId")));
             return true;
         };
         active_.erase(std::remove_if(active_.begin(), active_.end(), gone), active_.end());
@@ -321,14 +321,14 @@ private:
             if (poisoned)
             {
                 bool const bytes = plan_.text_of("message", "") == "bytes";
-                answer(Response(taken.id, bytes ? "kernel \xff\xfe failed" : "a kernel failed", client));
+                respond(Response(taken.id, bytes ? "kernel \xff\xfe failed" : "a kernel failed", client));
                 return true;
             }
             if (hold >= 0 && !released && has(taken.request, hold))
             {
                 return false;
             }
-            answer(Response(taken.id, result_of(taken.request, plan_), client));
+            respond(Response(taken.id, result_of(taken.request, plan_), client));
             return true;
         };
         active_.erase(std::remove_if(active_.begin(), active_.end(), done), active_.end());

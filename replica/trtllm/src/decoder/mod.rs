@@ -124,7 +124,7 @@ impl Decoder {
             vocabulary: config.vocabulary,
         });
         let polls = Arc::clone(&shared);
-        let poller = thread::Builder::new().name("trtllm-answers".to_owned()).spawn(move || polls.poll());
+        let poller = thread::Builder::new().name("trtllm-poll".to_owned()).spawn(move || polls.poll());
         let poller = poller.map_err(|error| {
             ExecutorError::Broken(format!("the polling thread cannot be started: {error}"))
         })?;
@@ -222,12 +222,12 @@ impl Shared {
     /// Main loop of the polling thread.
     fn poll(&self) {
         while self.wait_for_work() {
-            let answers = self.executor.poll(POLL.as_millis() as u32);
-            if let Some(failure) = bridge::failure(answers.failure()) {
+            let batch = self.executor.poll(POLL.as_millis() as u32);
+            if let Some(failure) = bridge::failure(batch.failure()) {
                 self.end(&ExecutorError::Broken(failure));
                 return;
             }
-            for (slot, result) in self.collect(&answers) {
+            for (slot, result) in self.collect(&batch) {
                 slot.put(result);
             }
             while let Some((submission, slot)) = self.next() {
@@ -247,11 +247,10 @@ impl Shared {
         !scheduler.is_shut_down()
     }
 
-    fn collect(&self, answers: &bridge::Answers) -> Vec<(Arc<ResultSlot>, RequestResult)> {
+    fn collect(&self, batch: &bridge::ResponseBatch) -> Vec<(Arc<ResultSlot>, RequestResult)> {
         // Numbers are converted before the lock is taken.
-        let responses: Vec<(u64, ExecutorResponse)> = (0..answers.size())
-            .map(|index| (answers.tag(index), executor_response(answers, index)))
-            .collect();
+        let responses: Vec<(u64, ExecutorResponse)> =
+            (0..batch.size()).map(|index| (batch.tag(index), executor_response(batch, index))).collect();
         let mut scheduler = self.lock();
         responses.into_iter().filter_map(|(tag, response)| scheduler.responded(tag, response)).collect()
     }
@@ -326,12 +325,12 @@ fn settings(config: &DecoderConfig, max_requests: u32) -> bridge::DecoderSetting
     }
 }
 
-fn executor_response(answers: &bridge::Answers, index: usize) -> ExecutorResponse {
-    let message = || bridge::failure(answers.message(index)).unwrap_or_default();
-    match answers.kind(index) {
+fn executor_response(batch: &bridge::ResponseBatch, index: usize) -> ExecutorResponse {
+    let message = || bridge::failure(batch.message(index)).unwrap_or_default();
+    match batch.kind(index) {
         0 => {
-            let (rows, width) = (answers.rows(index), answers.width(index));
-            EngineRows::read(answers.format(index), rows, width, answers.data(index))
+            let (rows, width) = (batch.rows(index), batch.width(index));
+            EngineRows::read(batch.format(index), rows, width, batch.data(index))
                 .map_or_else(ExecutorResponse::Failed, ExecutorResponse::Rows)
         }
         2 => ExecutorResponse::Cancelled,

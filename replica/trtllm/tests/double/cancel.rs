@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use trtllm::Decoder;
 
-use crate::engines::{Engine, answer, pooled, pooled_of, until};
+use crate::engines::{Engine, outcome, pooled, pooled_of, until};
 
 fn pending(decoder: &Decoder) -> u64 {
     decoder.counters().expect("it runs").pending
@@ -20,7 +20,7 @@ fn an_active_request_that_is_dropped_releases_its_slot() {
     until("it is active", || decoder.counters().unwrap().active == 1);
     drop(held);
     until("the executor cancels it, although it is held", || pending(&decoder) == 0);
-    assert_eq!(answer(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
+    assert_eq!(outcome(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_queued_request_that_is_dropped_leaves_when_it_becomes_active() {
     assert_eq!(pending(&decoder), 2);
     drop(first);
     until("both have ended", || pending(&decoder) == 0);
-    assert_eq!(answer(decoder.submit(&[2]).unwrap()), Ok(pooled_of(&[2])));
+    assert_eq!(outcome(decoder.submit(&[2]).unwrap()), Ok(pooled_of(&[2])));
 }
 
 #[test]
@@ -62,6 +62,6 @@ fn a_cancelled_suspect_is_not_retried() {
     let [first, culprit, innocent] = batch;
     drop(culprit);
     drop(first);
-    assert_eq!(answer(innocent), Ok(pooled_of(&[1])));
+    assert_eq!(outcome(innocent), Ok(pooled_of(&[1])));
     until("all requests have ended", || pending(&decoder) == 0);
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use trtllm::ExecutorError;
 
-use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled_of};
+use crate::engines::{Engine, LONGEST, VOCABULARY, outcome, pooled_of};
 
 /// Returns sequences of every length, different within a thread.
 fn sequence(thread: u32, request: u32) -> Vec<u32> {
@@ -32,7 +32,7 @@ fn a_thousand_requests_of_eight_threads_get_their_own_results() {
                                 *overloaded.lock().unwrap() += 1;
                                 match open.pop() {
                                     Some((tokens, pending)) => {
-                                        assert_eq!(answer(pending), Ok(pooled_of(&tokens)));
+                                        assert_eq!(outcome(pending), Ok(pooled_of(&tokens)));
                                     }
                                     None => thread::yield_now(),
                                 }
@@ -42,7 +42,7 @@ fn a_thousand_requests_of_eight_threads_get_their_own_results() {
                     }
                 }
                 for (tokens, pending) in open {
-                    assert_eq!(answer(pending), Ok(pooled_of(&tokens)), "{tokens:?}");
+                    assert_eq!(outcome(pending), Ok(pooled_of(&tokens)), "{tokens:?}");
                 }
             });
         }
@@ -55,14 +55,14 @@ fn a_thousand_requests_of_eight_threads_get_their_own_results() {
 
 #[test]
 fn a_result_that_arrives_before_the_request_id_is_delivered() {
-    let engine = Engine::new("answer_first 1\nhold 30");
+    let engine = Engine::new("respond_first 1\nhold 30");
     let decoder = engine.decoder();
     // While it is held, the polling thread asks for responses continuously.
     let held = decoder.submit(&[30]).unwrap();
     for request in 0..20 {
         let tokens = [request, request + 1];
-        assert_eq!(answer(decoder.submit(&tokens).unwrap()), Ok(pooled_of(&tokens)));
+        assert_eq!(outcome(decoder.submit(&tokens).unwrap()), Ok(pooled_of(&tokens)));
     }
     engine.release();
-    assert_eq!(answer(held), Ok(pooled_of(&[30])));
+    assert_eq!(outcome(held), Ok(pooled_of(&[30])));
 }

@@ -2,7 +2,7 @@
 
 use trtllm::{Encoder, EncoderConfig, EngineRows, ExecutorError, PackedBatch, Positions};
 
-use crate::engines::{Engine, answer, encoded, packed, until};
+use crate::engines::{Engine, encoded, outcome, packed, until};
 
 const WIDTH: u64 = 8;
 const LABELS: u64 = 2;
@@ -22,7 +22,7 @@ fn a_ragged_batch_has_the_rows_of_its_sequences_in_every_number_format() {
             for (tokens, pending) in SEQUENCES.iter().zip(pending) {
                 let (rows, _) = encoded(tokens, &zeros(tokens), first, WIDTH);
                 let expected = EngineRows { width: WIDTH as usize, numbers: rows };
-                assert_eq!(answer(pending), Ok(expected), "{format} {positions:?} {tokens:?}");
+                assert_eq!(outcome(pending), Ok(expected), "{format} {positions:?} {tokens:?}");
             }
         }
     }
@@ -41,7 +41,7 @@ fn a_cross_encoder_gets_the_token_types_of_query_and_document() {
     let pending = encoder.submit(batch).unwrap();
     for ((tokens, types), pending) in tokens.iter().zip(types).zip(pending) {
         let (_, logits) = encoded(tokens, types, 0, LABELS);
-        assert_eq!(answer(pending), Ok(EngineRows { width: LABELS as usize, numbers: logits }));
+        assert_eq!(outcome(pending), Ok(EngineRows { width: LABELS as usize, numbers: logits }));
         assert_ne!(encoded(tokens, types, 0, LABELS).1, encoded(tokens, &zeros(tokens), 0, LABELS).1);
     }
 }
@@ -53,7 +53,7 @@ fn an_engine_without_an_input_for_types_gets_none() {
     let pending = encoder.submit(packed(&[&[5, 6]], Positions::AfterPadding(1))).unwrap();
     let (_, logits) = encoded(&[5, 6], &[0, 0], 2, LABELS);
     assert_eq!(
-        pending.into_iter().map(answer).collect::<Vec<_>>(),
+        pending.into_iter().map(outcome).collect::<Vec<_>>(),
         [Ok(EngineRows { width: LABELS as usize, numbers: logits })]
     );
 }
@@ -65,8 +65,8 @@ fn of_a_failed_batch_only_the_failing_sequence_gets_the_error() {
     let pending = encoder.submit(packed(&SEQUENCES, Positions::FromZero)).unwrap();
     for (tokens, pending) in SEQUENCES.iter().zip(pending) {
         let (rows, _) = encoded(tokens, &zeros(tokens), 0, WIDTH);
-        match answer(pending) {
-            Ok(answered) => assert_eq!(answered.numbers, rows),
+        match outcome(pending) {
+            Ok(computed) => assert_eq!(computed.numbers, rows),
             Err(ExecutorError::BatchFailed(why)) => {
                 assert!(tokens.contains(&9) && why.contains("illegal memory access"), "{tokens:?}: {why}");
             }
@@ -83,7 +83,7 @@ fn batches_hold_at_the_limits_of_the_engine_and_larger_ones_are_rejected() {
     let encoder = engine.encoder();
     let submit = |sequences: &[&[u32]]| encoder.submit(packed(sequences, Positions::FromZero));
     for fits in [&[&[1, 2, 3, 4][..], &[5, 6]][..], &[&[1, 2, 3], &[4, 5, 6]]] {
-        submit(fits).unwrap().into_iter().for_each(|pending| drop(answer(pending).unwrap()));
+        submit(fits).unwrap().into_iter().for_each(|pending| drop(outcome(pending).unwrap()));
     }
     for (too_large, what) in [
         (&[&[1, 2, 3, 4][..], &[5, 6, 7]][..], "7 tokens in a batch"),
@@ -127,9 +127,9 @@ fn a_batch_beyond_the_queue_is_rejected_and_cancelled_sequences_are_not_computed
     drop(waiting);
     drop(last.remove(0));
     open(&gate);
-    assert!(computed.into_iter().all(|pending| answer(pending).is_ok()));
+    assert!(computed.into_iter().all(|pending| outcome(pending).is_ok()));
     for (tokens, pending) in SEQUENCES[1..].iter().zip(last) {
-        assert_eq!(answer(pending).unwrap().numbers, encoded(tokens, &zeros(tokens), 0, WIDTH).0);
+        assert_eq!(outcome(pending).unwrap().numbers, encoded(tokens, &zeros(tokens), 0, WIDTH).0);
     }
     let counters = encoder.counters();
     assert_eq!((counters.iterations, counters.completed), (2, 5), "a cancelled batch is not computed");
@@ -152,8 +152,8 @@ fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
         });
         open(&gate);
     });
-    let answers: Vec<bool> = batches.into_iter().flatten().map(|pending| answer(pending).is_ok()).collect();
-    assert_eq!(answers, [true, false, false]);
+    let outcomes: Vec<bool> = batches.into_iter().flatten().map(|pending| outcome(pending).is_ok()).collect();
+    assert_eq!(outcomes, [true, false, false]);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn an_engine_that_cannot_be_opened_returns_the_reason() {
     let engine = Engine::new("extra_input attention_mask");
     let encoder = engine.encoder();
     let pending = encoder.submit(packed(&[&[1]], Positions::FromZero)).unwrap();
-    let error = pending.into_iter().map(answer).next().unwrap().unwrap_err();
+    let error = pending.into_iter().map(outcome).next().unwrap().unwrap_err();
     assert!(error.to_string().contains("`attention_mask`"), "{error}");
 
     let missing = engine.path().join("missing.engine");

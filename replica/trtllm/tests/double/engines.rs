@@ -70,7 +70,7 @@ pub(crate) fn pooled() -> OutputTensor {
 
 /// Returns the result, or fails the test after a timeout.
 #[track_caller]
-pub(crate) fn answer(pending: Pending) -> Result<EngineRows, ExecutorError> {
+pub(crate) fn outcome(pending: Pending) -> Result<EngineRows, ExecutorError> {
     pending.wait_until(Instant::now() + PATIENCE).expect("every request ends")
 }
 

@@ -2,7 +2,7 @@
 
 use trtllm::{Decoder, ExecutorError, OutputTensor};
 
-use crate::engines::{Engine, LONGEST, VOCABULARY, answer, pooled, pooled_of};
+use crate::engines::{Engine, LONGEST, VOCABULARY, outcome, pooled, pooled_of};
 
 #[test]
 fn exceptions_of_the_library_become_errors() {
@@ -23,11 +23,11 @@ fn exceptions_of_the_library_become_errors() {
             matches!(&error, ExecutorError::Rejected(why) if why.contains(message)),
             "enqueue: {error:?}"
         );
-        assert_eq!(answer(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "the decoder continues");
+        assert_eq!(outcome(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "the decoder continues");
 
         let engine = Engine::new(&format!("await {how}"));
         let decoder = engine.decoder();
-        let error = answer(decoder.submit(&[6]).unwrap()).unwrap_err();
+        let error = outcome(decoder.submit(&[6]).unwrap()).unwrap_err();
         assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "await: {error:?}");
         assert_eq!(decoder.submit(&[6]).unwrap_err(), error, "later requests get the same error");
         assert_eq!(decoder.shutdown(), Ok(()));
@@ -52,16 +52,20 @@ fn of_a_failed_batch_only_the_failing_request_gets_the_error() {
         let sequences: Vec<Vec<u32>> = (0..12).map(|n| vec![n, n + 1, n + 2]).collect();
         let pending: Vec<_> = sequences.iter().map(|tokens| decoder.submit(tokens).unwrap()).collect();
         for (tokens, pending) in sequences.iter().zip(pending) {
-            let answer = answer(pending);
+            let outcome = outcome(pending);
             if tokens.contains(&13) {
                 let what =
                     if message == "bytes" { "kernel \u{fffd}\u{fffd} failed" } else { "a kernel failed" };
-                assert_eq!(answer, Err(ExecutorError::BatchFailed(what.to_owned())));
+                assert_eq!(outcome, Err(ExecutorError::BatchFailed(what.to_owned())));
             } else {
-                assert_eq!(answer, Ok(pooled_of(tokens)), "{tokens:?}");
+                assert_eq!(outcome, Ok(pooled_of(tokens)), "{tokens:?}");
             }
         }
-        assert_eq!(answer(decoder.submit(&[1, 2]).unwrap()), Ok(pooled_of(&[1, 2])), "the decoder continues");
+        assert_eq!(
+            outcome(decoder.submit(&[1, 2]).unwrap()),
+            Ok(pooled_of(&[1, 2])),
+            "the decoder continues"
+        );
     }
 }
 
@@ -70,8 +74,8 @@ fn the_limits_of_a_request_hold_at_the_limit_and_one_past_it() {
     let engine = Engine::new("");
     let decoder = engine.decoder();
     let longest = vec![1; LONGEST as usize];
-    assert_eq!(answer(decoder.submit(&longest).unwrap()), Ok(pooled_of(&longest)));
-    assert_eq!(answer(decoder.submit(&[VOCABULARY - 1]).unwrap()), Ok(pooled_of(&[VOCABULARY - 1])));
+    assert_eq!(outcome(decoder.submit(&longest).unwrap()), Ok(pooled_of(&longest)));
+    assert_eq!(outcome(decoder.submit(&[VOCABULARY - 1]).unwrap()), Ok(pooled_of(&[VOCABULARY - 1])));
     for tokens in [&[][..], &vec![1; LONGEST as usize + 1], &[VOCABULARY], &[u32::MAX]] {
         assert!(matches!(decoder.submit(tokens), Err(ExecutorError::Rejected(_))), "{} tokens", tokens.len());
     }
@@ -83,8 +87,10 @@ fn a_request_that_the_executor_cannot_start_fails_alone_and_at_once() {
     let engine = Engine::new("longest 4\ndelay_ms 5");
     let decoder = engine.decoder();
     let (good, bad) = (decoder.submit(&[1, 2]).unwrap(), decoder.submit(&[1, 2, 3, 4, 5]).unwrap());
-    assert!(matches!(answer(bad), Err(ExecutorError::Rejected(why)) if why.contains("fetching new request")));
-    assert_eq!(answer(good), Ok(pooled_of(&[1, 2])));
+    assert!(
+        matches!(outcome(bad), Err(ExecutorError::Rejected(why)) if why.contains("fetching new request"))
+    );
+    assert_eq!(outcome(good), Ok(pooled_of(&[1, 2])));
 }
 
 #[test]
@@ -96,9 +102,9 @@ fn a_full_decoder_rejects_and_accepts_again_later() {
     assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Overloaded, "one past the limit of {most}");
     engine.release();
     for pending in held {
-        assert_eq!(answer(pending), Ok(pooled_of(&[30])));
+        assert_eq!(outcome(pending), Ok(pooled_of(&[30])));
     }
-    assert_eq!(answer(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
+    assert_eq!(outcome(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
 }
 
 #[test]
@@ -111,5 +117,5 @@ fn a_full_queue_of_the_executor_returns_the_same_error() {
 fn an_unsupported_output_format_is_reported() {
     let engine = Engine::new("");
     let decoder = Decoder::open(&engine.config(OutputTensor::States("pooled".to_owned()))).unwrap();
-    assert_eq!(answer(decoder.submit(&[1, 2, 3]).unwrap()).unwrap().len(), 3);
+    assert_eq!(outcome(decoder.submit(&[1, 2, 3]).unwrap()).unwrap().len(), 3);
 }

@@ -4,7 +4,7 @@ use std::thread;
 
 use trtllm::{Decoder, ExecutorError};
 
-use crate::engines::{Engine, answer, pooled, until};
+use crate::engines::{Engine, outcome, pooled, until};
 
 fn decoder(engine: &Engine) -> Decoder {
     let mut config = engine.config(pooled());
@@ -21,7 +21,7 @@ fn shutdown_ends_all_requests() {
     until("some are active", || decoder.counters().unwrap().active == 4);
     assert_eq!(decoder.shutdown(), Ok(()));
     for pending in held {
-        assert_eq!(answer(pending), Err(ExecutorError::Closed));
+        assert_eq!(outcome(pending), Err(ExecutorError::Closed));
     }
     assert_eq!(decoder.submit(&[1]).unwrap_err(), ExecutorError::Closed);
     assert_eq!(decoder.shutdown(), Ok(()), "a second call has no effect");
@@ -34,7 +34,7 @@ fn no_thread_polls_the_executor_when_it_is_shut_down() {
     let held = decoder.submit(&[30]).unwrap();
     until("it is active", || decoder.counters().unwrap().active == 1);
     assert_eq!(decoder.shutdown(), Ok(()), "the test double detects a thread inside");
-    assert_eq!(answer(held), Err(ExecutorError::Closed));
+    assert_eq!(outcome(held), Err(ExecutorError::Closed));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn requests_that_are_submitted_during_shutdown_end() {
                 scope.spawn(|| {
                     loop {
                         match decoder.submit(&[1, 2, 3]) {
-                            Ok(pending) => match answer(pending) {
+                            Ok(pending) => match outcome(pending) {
                                 Ok(_) => {}
                                 Err(error) => break assert_eq!(error, ExecutorError::Closed),
                             },
@@ -74,5 +74,5 @@ fn a_request_outlives_its_engine_and_still_ends() {
     let (kept, dropped) = (decoder.submit(&[30]).unwrap(), decoder.submit(&[30]).unwrap());
     drop(decoder);
     drop(dropped);
-    assert_eq!(answer(kept), Err(ExecutorError::Closed));
+    assert_eq!(outcome(kept), Err(ExecutorError::Closed));
 }

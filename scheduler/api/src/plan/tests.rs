@@ -6,7 +6,7 @@ use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use proptest::sample::select;
 use regions::Generation;
-use regions::weights::{WHOLE_PERMILLE, Why};
+use regions::weights::{ShareReason, WHOLE_PERMILLE};
 use serde_json::{Value, json};
 
 prop_compose! {
@@ -21,7 +21,7 @@ prop_compose! {
 
 prop_compose! {
     fn shares()(
-        first in 1..1000u16, regions in proptest::collection::btree_set(any::region(), 2), reason in select(&Why::ALL[..]),
+        first in 1..1000u16, regions in proptest::collection::btree_set(any::region(), 2), reason in select(&ShareReason::ALL[..]),
     ) -> Vec<NamedShare> {
         let permilles = [first, WHOLE_PERMILLE - first];
         regions.into_iter().zip(permilles).map(|(region, permille)| NamedShare { region, permille, reason }).collect()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use regions::set::MAX_REGIONS;
-use regions::weights::{WHOLE_PERMILLE, Why};
+use regions::weights::{ShareReason, WHOLE_PERMILLE};
 use regions::{Generation, RegionId};
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ pub struct NamedShare {
     /// Share in permille.
     pub permille: u16,
     /// Reason of the share.
-    pub reason: Why,
+    pub reason: ShareReason,
 }
 
 /// Rows of one gateway.
@@ -132,7 +132,7 @@ fn parse_shares(what: &str, shares: Vec<ShareV1>) -> Result<Vec<NamedShare>, Wir
                 format!("`{region}` has two shares"),
             ));
         }
-        let reason = Why::parse(&reason)
+        let reason = ShareReason::parse(&reason)
             .ok_or_else(|| WireError::new(format!("{what}[{index}].reason"), "unknown reason"))?;
         whole.push(NamedShare { region, permille, reason });
     }

@@ -9,7 +9,7 @@ use regions::{
     ResidencyPolicy, RouteTable, Scaling, Task,
 };
 use scheduler_api::VERSION;
-use scheduler_api::deployment::{DesiredDeployments, Orders};
+use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::paths::RoutesQuery;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, RegionCapacity};
 use scheduler_api::reader::{Reader, Role};
@@ -77,7 +77,7 @@ impl Hub {
         let catalogue = Arc::new(Catalogue::builtin());
         let (regions, names) = (regions(&catalogue), scene.names());
         let deployments = names.iter().map(|name| (name.clone(), deployment(name))).collect();
-        let desired = DesiredDeployments { applied: true, deployments, orders: Orders::default() };
+        let desired = DesiredDeployments { applied: true, deployments, promotions: Promotions::default() };
         let all = StoreState { deployments: Some(desired), ..StoreState::default() };
         let initial = HubInitialState { epoch: 1, table: None, plan: Vec::new(), all };
         let rollout = Rollout::new(catalogue.clone(), SETTLE_TIME, now);

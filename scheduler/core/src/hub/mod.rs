@@ -28,7 +28,7 @@ use regions::tenant::{ApiKey, KeyDigest};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
-use scheduler_api::deployment::{DesiredDeployments, Orders};
+use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::plan::{GatewayBoot, GatewayDemand, GatewayInstance, TenantDemand, TrafficClass};
 use scheduler_api::reader::Reader;
 
@@ -159,7 +159,7 @@ pub struct HubState {
     /// Desired deployments. The table contains them as far as all readers have acknowledged a wider residency.
     deployments: BTreeMap<DeploymentName, Deployment>,
     /// Operator's orders for model changes.
-    orders: Orders,
+    promotions: Promotions,
     /// Desired tenants; `None` until an operator has applied some.
     tenants: Option<BTreeMap<TenantId, TenantRules>>,
     /// Created API keys.
@@ -230,7 +230,7 @@ impl HubState {
         let mut hub = HubState {
             epoch,
             deployments: persisted.deployments.clone(),
-            orders: Orders::default(),
+            promotions: Promotions::default(),
             tenants: persisted.tenants.as_ref().map(|tenants| tenants.all.clone()),
             api_keys: persisted.tenants.as_ref().map(|tenants| tenants.keys.clone()).unwrap_or_default(),
             rollout,
@@ -273,16 +273,16 @@ impl HubState {
                 self.planner.replace(demand, now);
                 self.shares.replace(tenant_demand, now);
                 self.rollout.replace(readers);
-                if let Some(DesiredDeployments { applied: _, deployments, orders }) = deployments {
-                    (self.deployments, self.orders) = (deployments, orders);
+                if let Some(DesiredDeployments { applied: _, deployments, promotions }) = deployments {
+                    (self.deployments, self.promotions) = (deployments, promotions);
                 }
                 self.tenants = tenants.or(self.tenants.take());
                 self.api_keys = api_keys.unwrap_or(std::mem::take(&mut self.api_keys));
             }
             Event::SpokeRegistered(spoke) => self.registry.put(spoke, now),
             Event::SpokeRemoved { region, boot_id } => self.registry.remove(&region, boot_id, now),
-            Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, orders }) => {
-                (self.deployments, self.orders) = (deployments, orders);
+            Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, promotions }) => {
+                (self.deployments, self.promotions) = (deployments, promotions);
             }
             Event::ApiKeysChanged(keys) => self.api_keys = keys,
             Event::TenantsChanged(tenants) => self.tenants = Some(tenants),
@@ -354,7 +354,7 @@ impl HubState {
                 let (rollout, last) = (&self.rollout, &self.persisted);
                 let reports = self.registry.reports();
                 let (deployments, revisions) =
-                    revisions::stage(&self.deployments, &self.orders, last, &reports, in_doubt);
+                    revisions::stage(&self.deployments, &self.promotions, last, &reports, in_doubt);
                 let mut staged = rollout.stage(&deployments, last, next, in_doubt);
                 staged.revisions = revisions;
                 let tenants = self.tenants.as_ref();

@@ -255,10 +255,10 @@ impl Planner {
         let mut rows: BTreeMap<RegionId, BTreeMap<_, _>> = BTreeMap::new();
         for (class, sources) in &self.plan.rows {
             for (source, row) in sources {
-                let shares = row.iter().map(|Share { region, permille, why }| NamedShare {
+                let shares = row.iter().map(|Share { region, permille, reason }| NamedShare {
                     region: self.region_id(*region),
                     permille: *permille,
-                    reason: *why,
+                    reason: *reason,
                 });
                 let of = rows.entry(self.region_id(source.gateway)).or_default();
                 of.insert((class.clone(), self.region_id(source.origin)), shares.collect());
@@ -289,7 +289,7 @@ impl Planner {
                     Some(Share {
                         region: self.catalogue.index_of(region)?,
                         permille: *permille,
-                        why: *reason,
+                        reason: *reason,
                     })
                 });
                 let mut row: Vec<Share> = known.collect();

@@ -43,7 +43,7 @@ fn deployment(name: &str) -> Deployment {
 
 fn desired(deployments: impl IntoIterator<Item = Deployment>) -> DesiredDeployments {
     let named = deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment));
-    DesiredDeployments { applied: true, deployments: named.collect(), orders: Orders::default() }
+    DesiredDeployments { applied: true, deployments: named.collect(), promotions: Promotions::default() }
 }
 
 /// Hub whose store accepts every table, with a clock that the test controls.

@@ -38,7 +38,7 @@ pub struct Floor {
 
 /// Region that could hold replicas of a deployment.
 #[derive(Clone, Copy)]
-struct Site {
+struct FloorCandidate {
     region: RegionIndex,
     tokens_per_replica: u64,
     max: u32,
@@ -79,7 +79,14 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
                 let cost = input.cost.get(&region).copied().unwrap_or(highest_cost);
                 let (floor, load) =
                     (floors_so_far.get(&region).map_or(0, |floor| floor.replicas), loads.get(&region));
-                Site { region, tokens_per_replica, max, floor, cost, load: load.copied().unwrap_or(0) }
+                FloorCandidate {
+                    region,
+                    tokens_per_replica,
+                    max,
+                    floor,
+                    cost,
+                    load: load.copied().unwrap_or(0),
+                }
             });
             match cheapest_spread(sites.collect(), demand) {
                 Some(found) => floors_so_far.extend(found),
@@ -130,11 +137,12 @@ fn loads(
 
 /// Returns the cheapest floors with which the remaining sites serve `demand` after the loss of any one of them, if
 /// there are any.
-fn cheapest_spread(mut sites: Vec<Site>, demand: u64) -> Option<BTreeMap<RegionIndex, Floor>> {
+fn cheapest_spread(mut sites: Vec<FloorCandidate>, demand: u64) -> Option<BTreeMap<RegionIndex, Floor>> {
     // Compares the cost per token, without a division.
     sites.sort_by(|a, b| {
-        let cost_per_token =
-            |this: &Site, other: &Site| u128::from(this.cost) * u128::from(other.tokens_per_replica);
+        let cost_per_token = |this: &FloorCandidate, other: &FloorCandidate| {
+            u128::from(this.cost) * u128::from(other.tokens_per_replica)
+        };
         cost_per_token(a, b)
             .cmp(&cost_per_token(b, a))
             .then(b.load.cmp(&a.load))
@@ -161,7 +169,7 @@ fn cheapest_spread(mut sites: Vec<Site>, demand: u64) -> Option<BTreeMap<RegionI
 }
 
 /// Returns how many sites, in this order and at their maximum size, survive the loss of one; all of them if none do.
-fn sites_needed(sites: &[Site], demand: u64) -> usize {
+fn sites_needed(sites: &[FloorCandidate], demand: u64) -> usize {
     let (mut sum, mut largest) = (0u64, 0u64);
     for (at, site) in sites.iter().enumerate() {
         let most = site.tokens_per_replica.saturating_mul(u64::from(site.max));
@@ -175,9 +183,9 @@ fn sites_needed(sites: &[Site], demand: u64) -> usize {
 }
 
 /// Returns the counts of all sites if the first `over` share evenly; `None` if they do not survive a loss.
-fn even_counts(sites: &[Site], over: usize, demand: u64) -> Option<Vec<u32>> {
+fn even_counts(sites: &[FloorCandidate], over: usize, demand: u64) -> Option<Vec<u32>> {
     let count = |at: usize, level: u64| {
-        let Site { tokens_per_replica, max, floor, .. } = sites[at];
+        let FloorCandidate { tokens_per_replica, max, floor, .. } = sites[at];
         let needed = u32::try_from(level.div_ceil(tokens_per_replica)).unwrap_or(u32::MAX);
         if at < over { needed.min(max).max(floor) } else { floor }
     };

@@ -4,7 +4,7 @@ use super::tests::{at, class, set, source};
 use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
-use regions::weights::Why;
+use regions::weights::ShareReason;
 
 const REGIONS: usize = 5;
 const DEPLOYMENTS: [&str; 2] = ["d", "e"];
@@ -129,14 +129,14 @@ proptest! {
         let (rounding, tolerance) = (total as f64 / 1000.0 + 1.0, total as f64 * 0.021 + 1.0);
         let mut overloaded = RegionSet::EMPTY;
         for (class, _, _, row) in each_row(&input, &plan) {
-            if row.iter().any(|share| matches!(share.why, Why::AllFull)) {
+            if row.iter().any(|share| matches!(share.reason, ShareReason::AllFull)) {
                 for region in preferred_regions(&input, class) {
                     let pool = input.deployments[&class.deployment][&region].pool;
                     let capacity = input.pools[pool].tokens_per_second as f64;
                     prop_assert!(loads[pool] >= capacity - tolerance, "{} of {capacity}, but reported as full", loads[pool]);
                 }
             }
-            let overload = row.iter().filter(|share| matches!(share.why, Why::AllFull | Why::OnlyHere));
+            let overload = row.iter().filter(|share| matches!(share.reason, ShareReason::AllFull | ShareReason::OnlyHere));
             overload.for_each(|share| overloaded.insert(share.region));
         }
         for (pool, load) in input.pools.iter().zip(&loads) {

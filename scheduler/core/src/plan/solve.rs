@@ -17,7 +17,7 @@ use super::{
 };
 use regions::set::MAX_REGIONS;
 use regions::weights::WHOLE_PERMILLE;
-use regions::weights::{Share, Why};
+use regions::weights::{Share, ShareReason};
 use regions::{RegionIndex, RegionSet};
 
 /// A whole row.
@@ -55,7 +55,7 @@ struct TargetPart {
     row: u32,
     region: RegionIndex,
     tokens: u64,
-    why: Why,
+    reason: ShareReason,
 }
 
 /// Parts of all rows' targets, those of a row nearest first. They are collected in the order of placement and sorted by
@@ -234,14 +234,19 @@ fn targets(
             by_source[*source].retain(|at| {
                 let state = &mut states[*at as usize];
                 let taken = allocate(pools, &classes[state.class], state, region, *number);
-                targets.parts.extend(taken.map(|(tokens, why)| TargetPart { row: *at, region, tokens, why }));
+                targets.parts.extend(taken.map(|(tokens, reason)| TargetPart {
+                    row: *at,
+                    region,
+                    tokens,
+                    reason,
+                }));
                 state.unplaced > 0
             });
         }
         for at in by_source.iter().flatten() {
             let state = &mut states[*at as usize];
             let divided = divide_overload(pools, &classes[state.class], state);
-            let part = |(region, tokens, why)| TargetPart { row: *at, region, tokens, why };
+            let part = |(region, tokens, reason)| TargetPart { row: *at, region, tokens, reason };
             targets.parts.extend(divided.into_iter().map(part));
         }
     }
@@ -255,7 +260,7 @@ fn allocate(
     state: &mut RowState<'_>,
     region: RegionIndex,
     number: usize,
-) -> Option<(u64, Why)> {
+) -> Option<(u64, ShareReason)> {
     let pool = candidates.pools[number];
     if pool == NONE || !candidates.preferred.contains(region) {
         return None;
@@ -269,12 +274,12 @@ fn allocate(
     }
     *free -= taken;
     state.unplaced -= taken;
-    let why = match (candidates.only_draining, first) {
-        (true, _) => Why::OnlyHere,
-        (false, true) => Why::Nearest,
-        (false, false) => Why::NearerFull,
+    let reason = match (candidates.only_draining, first) {
+        (true, _) => ShareReason::OnlyHere,
+        (false, true) => ShareReason::Nearest,
+        (false, false) => ShareReason::NearerFull,
     };
-    Some((taken, why))
+    Some((taken, reason))
 }
 
 /// Divides the demand that fits nowhere over the preferred regions, in proportion to their capacity.
@@ -282,17 +287,17 @@ fn divide_overload(
     pools: &FreeCapacity<'_>,
     candidates: &ClassCandidates<'_>,
     state: &mut RowState<'_>,
-) -> Vec<(RegionIndex, u64, Why)> {
+) -> Vec<(RegionIndex, u64, ShareReason)> {
     let capacity = |region: RegionIndex| pools.capacity(pools.of(candidates, region));
     let whole: u128 = candidates.preferred.iter().map(|region| u128::from(capacity(region))).sum();
     let overload = state.unplaced;
-    let why = if candidates.only_draining { Why::OnlyHere } else { Why::AllFull };
+    let reason = if candidates.only_draining { ShareReason::OnlyHere } else { ShareReason::AllFull };
     let mut left = overload;
     let divided = candidates.preferred.iter().map(|region| {
         let part = u128::from(overload) * u128::from(capacity(region)) / whole.max(1);
         let part = u64::try_from(part).expect("a part of what is left");
         left -= part;
-        (region, part, why)
+        (region, part, reason)
     });
     let mut divided: Vec<_> = divided.collect();
     // The remainder of rounding down.
@@ -331,18 +336,18 @@ fn current_shares<'a>(
 ) -> impl Iterator<Item = Share> + 'a {
     let planned = state.previous.into_iter().flatten().copied();
     let nearest = state.nearest.filter(|_| state.previous.is_none());
-    let unplanned = nearest.map(|region| Share { region, permille: WHOLE, why: Why::Nearest });
+    let unplanned = nearest.map(|region| Share { region, permille: WHOLE, reason: ShareReason::Nearest });
     planned.chain(unplanned).filter(|share| candidates.serving.contains(share.region))
 }
 
 /// Moves a row from its current shares towards its target.
 fn step(candidates: &ClassCandidates<'_>, state: &RowState<'_>, target: &[TargetPart], fits: bool) -> Row {
     // Fast path: in a stable fleet nearly all rows already have their target.
-    if let [TargetPart { region, why, .. }] = *target
+    if let [TargetPart { region, reason, .. }] = *target
         && current_shares(candidates, state).all(|share| share.region == region && share.permille == WHOLE)
         && current_shares(candidates, state).next().is_some()
     {
-        return vec![Share { region, permille: WHOLE, why }];
+        return vec![Share { region, permille: WHOLE, reason }];
     }
     let target = to_permille(target);
     let current: Vec<Share> = current_shares(candidates, state).collect();
@@ -377,11 +382,11 @@ fn step(candidates: &ClassCandidates<'_>, state: &RowState<'_>, target: &[Target
     row.retain(|share| share.permille > 0);
     for share in &mut row {
         let goal = target.iter().find(|goal| goal.region == share.region);
-        share.why = match goal {
-            Some(goal) if unchanged && goal.permille != share.permille => Why::Kept,
-            None if unchanged => Why::Kept,
-            Some(goal) if share.permille <= goal.permille => goal.why,
-            Some(_) | None => Why::Leaving,
+        share.reason = match goal {
+            Some(goal) if unchanged && goal.permille != share.permille => ShareReason::Kept,
+            None if unchanged => ShareReason::Kept,
+            Some(goal) if share.permille <= goal.permille => goal.reason,
+            Some(_) | None => ShareReason::Leaving,
         };
     }
     row.sort_unstable_by_key(|share| share.region);
@@ -398,17 +403,17 @@ fn to_permille(target: &[TargetPart]) -> Row {
     for part in target {
         whole += part.tokens;
         match parts.iter_mut().find(|known| known.region == part.region) {
-            Some(known) => (known.tokens, known.why) = (known.tokens + part.tokens, part.why),
+            Some(known) => (known.tokens, known.reason) = (known.tokens + part.tokens, part.reason),
             None => parts.push(*part),
         }
     }
     let mut lost = Vec::with_capacity(parts.len());
     let mut row: Row = Vec::with_capacity(parts.len());
-    for (at, TargetPart { region, tokens, why, .. }) in parts.into_iter().enumerate() {
+    for (at, TargetPart { region, tokens, reason, .. }) in parts.into_iter().enumerate() {
         let exact = tokens * u64::from(WHOLE);
         let permille = u16::try_from(exact / whole).expect("a thousand at most");
         lost.push((std::cmp::Reverse(exact % whole), at));
-        row.push(Share { region, permille, why });
+        row.push(Share { region, permille, reason });
     }
     lost.sort_unstable();
     let over = usize::from(WHOLE - row.iter().map(|share| share.permille).sum::<u16>());

@@ -1,7 +1,7 @@
 //! Tests of plans for small fleets: regions on a line, gateways in some of them, one or two deployments.
 
 use super::*;
-use regions::weights::Why;
+use regions::weights::ShareReason;
 
 pub(super) fn at(number: usize) -> RegionIndex {
     RegionIndex::new(number).unwrap()
@@ -97,12 +97,12 @@ impl FleetInput {
 }
 
 /// Returns the shares of a row, by region.
-fn row(plan: &TrafficPlan, class: &TrafficClass, gateway: usize) -> Vec<(usize, u16, Why)> {
+fn row(plan: &TrafficPlan, class: &TrafficClass, gateway: usize) -> Vec<(usize, u16, ShareReason)> {
     let row = &plan.rows[class][&source(gateway)];
-    row.iter().map(|share| (share.region.as_usize(), share.permille, share.why)).collect()
+    row.iter().map(|share| (share.region.as_usize(), share.permille, share.reason)).collect()
 }
 
-use Why::{AllFull, Kept, Leaving, NearerFull, Nearest, OnlyHere};
+use ShareReason::{AllFull, Kept, Leaving, NearerFull, Nearest, OnlyHere};
 
 #[test]
 fn demand_that_fits_into_the_nearest_region_goes_there() {

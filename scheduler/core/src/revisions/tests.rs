@@ -53,7 +53,7 @@ type Published = (Precision, Option<ModelRevision>, Option<(Option<ModelRevision
 /// Hub that publishes the staged deployments and revisions.
 struct RevisionTest {
     desired: Deployments,
-    orders: Orders,
+    promotions: Promotions,
     table: RouteTable,
     regions: BTreeMap<RegionId, BTreeMap<DeploymentName, ReplicaRevisions>>,
 }
@@ -63,7 +63,7 @@ impl RevisionTest {
         let desired = Deployments::from([(name(), deployment)]);
         RevisionTest {
             desired,
-            orders: Orders::default(),
+            promotions: Promotions::default(),
             table: RouteTable::empty(),
             regions: BTreeMap::new(),
         }
@@ -80,7 +80,7 @@ impl RevisionTest {
 
     fn publish(&mut self) -> Published {
         let reports = self.regions.iter().collect();
-        let (deployments, revisions) = stage(&self.desired, &self.orders, &self.table, &reports, false);
+        let (deployments, revisions) = stage(&self.desired, &self.promotions, &self.table, &reports, false);
         let deployments = deployments.into_owned();
         self.table = RouteTable { deployments, revisions: Some(revisions), ..RouteTable::empty() };
         let served = self.table.revision(&name());
@@ -159,13 +159,13 @@ fn a_change_that_is_held_waits_for_its_promotion() {
     let mut test = RevisionTest::of(deployment(M, F32));
     test.report(EUROPE, None, &[ready("a", M, F32, 1), ready("b", "pypi://n", F32, 1)]);
     test.publish();
-    test.orders.held.insert(name());
+    test.promotions.held.insert(name());
     test.apply(deployment("pypi://n", F32));
     let held = (F32, Some(revision("a")), Some((Some(revision("b")), true)));
     assert_eq!((test.publish(), test.publish()), (held, held));
-    test.orders.promoted.insert(name(), revision("c"));
+    test.promotions.promoted.insert(name(), revision("c"));
     assert_eq!(test.publish(), held, "another revision was promoted");
-    test.orders.promoted.insert(name(), revision("b"));
+    test.promotions.promoted.insert(name(), revision("b"));
     assert_eq!(test.publish(), (F32, Some(revision("b")), None));
     assert_eq!(test.table.deployments[&name()].model, "pypi://n");
 }
@@ -179,7 +179,7 @@ fn changed_files_behind_the_same_reference_get_no_traffic_until_promoted() {
     test.report(EUROPE, None, &[model("a", 1), model("b", 1)]);
     let held = (F32, Some(revision("a")), Some((Some(revision("b")), true)));
     assert_eq!(test.publish(), held);
-    test.orders.promoted.insert(name(), revision("b"));
+    test.promotions.promoted.insert(name(), revision("b"));
     assert_eq!(test.publish(), (F32, Some(revision("b")), None));
     // The replica of the old files is the candidate now, and was not promoted.
     assert_eq!(test.publish(), (F32, Some(revision("b")), Some((Some(revision("a")), true))));
@@ -192,7 +192,7 @@ fn while_the_set_of_regions_is_in_doubt_no_revision_replaces_another() {
     test.publish();
     let desired = Deployments::from([(name(), deployment(M, INT8))]);
     let reports = test.regions.iter().collect();
-    let (deployments, revisions) = stage(&desired, &Orders::default(), &test.table, &reports, true);
+    let (deployments, revisions) = stage(&desired, &Promotions::default(), &test.table, &reports, true);
     assert_eq!(deployments[&name()].engine.precision, F32);
     assert_eq!(revisions[&name()].current, revision("a"));
 }

@@ -51,7 +51,7 @@ use hold::HoldQueue;
 use model::ServedModels;
 pub use model::{RequestedRevision, RevisionMismatch};
 use peers::Peers;
-pub use peers::{ForeignPeer, PeerNews, PeerReceipt};
+pub use peers::{ForeignPeer, PeerChanges, PeerReceipt};
 use provisioning::Provisioning;
 use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, RouteTable};
 use replica::ReplicaState;

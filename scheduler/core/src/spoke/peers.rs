@@ -70,7 +70,7 @@ struct ReceivedState {
 
 /// Effect of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PeerNews {
+pub struct PeerChanges {
     /// Replicas were added or removed.
     pub replicas_changed: bool,
     /// A request at the other spoke waits for a replica that nothing starts.
@@ -247,7 +247,7 @@ impl Spoke {
         peer: &InstanceName,
         response: PeerResponse,
         now: Instant,
-    ) -> Result<PeerNews, ForeignPeer> {
+    ) -> Result<PeerChanges, ForeignPeer> {
         let PeerResponse {
             region,
             instance,
@@ -266,7 +266,7 @@ impl Spoke {
         let Peers { role, others, demands, .. } = &mut self.peers;
         role.epoch_seen(epoch, now);
         let Some(other) = others.get_mut(peer).filter(|_| role.held() == Some(epoch)) else {
-            return Ok(PeerNews::default());
+            return Ok(PeerChanges::default());
         };
         let has_woken = wakes != other.wakes;
         let (acknowledged, heard) = (Some((epoch, sequence)), Some(now));
@@ -280,7 +280,7 @@ impl Spoke {
         };
         demands.record(peer, boot_id, demand, now);
         let replicas_changed = self.started_elsewhere(peer, &replicas);
-        Ok(PeerNews { replicas_changed, has_woken })
+        Ok(PeerChanges { replicas_changed, has_woken })
     }
 
     /// Applies a request of the spoke that scales the region. One with a lower epoch than the highest that this spoke

@@ -65,7 +65,7 @@ mod tests {
     use super::super::Isa;
     use super::*;
     use crate::engine::cpu::matrix::Matrix;
-    use crate::model::Rope;
+    use crate::model::RotaryEmbedding;
 
     /// Two rows of two query heads, a key head and a value head, all ones except the value.
     fn prepared(isa: Isa, norms: [Option<&Norm>; 2], rotation: Option<&RotaryTable>) -> Vec<f32> {
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn queries_and_keys_are_rotated_by_their_position_and_values_are_not() {
-        let mut rotation = RotaryTable::new(Rope { rates: vec![0.5, 0.0], magnitude: 2.0 });
+        let mut rotation = RotaryTable::new(RotaryEmbedding { rates: vec![0.5, 0.0], magnitude: 2.0 });
         rotation.reach(4);
         let (sine, cosine) = 1.5_f32.sin_cos();
         let turned = [2.0 * (cosine - sine), 2.0, 2.0 * (cosine + sine), 2.0];

@@ -60,7 +60,7 @@ fn state(replicas: &[(u16, ReplicaPhase)]) -> SharedRegionState {
 }
 
 /// One exchange, as on the wire. Returns its effect at both ends.
-fn exchange(scaler: &mut Spoke, other: &mut Spoke, now: Instant) -> (PeerNews, PeerReceipt) {
+fn exchange(scaler: &mut Spoke, other: &mut Spoke, now: Instant) -> (PeerChanges, PeerReceipt) {
     let peer = other.instance().clone();
     let request = PeerRequestV1::from(&scaler.peer_request(&peer, now).expect("the scaler has an epoch"));
     let receipt = other.peer_requested(&request.try_into().unwrap(), now).unwrap();
@@ -218,7 +218,7 @@ fn a_former_scaler_has_no_effect_and_learns_of_its_successor() {
     b.share(state(&[(2, ReplicaPhase::Serving)]));
     exchange(&mut b, &mut c, now);
     let (news, receipt) = exchange(&mut a, &mut c, now);
-    assert!(!receipt.is_changed && news == PeerNews::default());
+    assert!(!receipt.is_changed && news == PeerChanges::default());
     assert_eq!(endpoints(&c), [at(2)]);
     assert!(!a.is_scaler(now) && b.is_scaler(now), "it learned the epoch from c");
     assert!(a.peer_request(&instance("c"), now).is_none());

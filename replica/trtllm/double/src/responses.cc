@@ -1,4 +1,4 @@
-#include "answers.h"
+#include "responses.h"
 
 namespace tensorrt_llm::executor
 {

@@ -1,11 +1,11 @@
-//! `ask`: computes one sequence with an engine, from the command line.
+//! `compute`: computes one sequence with an engine, from the command line.
 //!
 //! For the first check on a GPU machine: whether the libraries are found and load, whether the engine loads, and
 //! whether the row equals that of the reference. It has no tokenizer; pass token ids.
 //!
 //! ```sh
-//! ask decoder FOLDER TENSOR VOCABULARY TOKEN...
-//! ask encoder FILE FIRST_POSITION TOKEN...
+//! compute decoder FOLDER TENSOR VOCABULARY TOKEN...
+//! compute encoder FILE FIRST_POSITION TOKEN...
 //! ```
 
 use std::process::ExitCode;
@@ -16,13 +16,13 @@ use trtllm::{
 };
 
 const USAGE: &str =
-    "usage: ask decoder FOLDER TENSOR VOCABULARY TOKEN... | ask encoder FILE FIRST_POSITION TOKEN...";
+    "usage: compute decoder FOLDER TENSOR VOCABULARY TOKEN... | compute encoder FILE FIRST_POSITION TOKEN...";
 
 fn main() -> ExitCode {
     let versions = versions();
     println!("TensorRT-LLM {} over TensorRT {}", versions.tensorrt_llm, versions.tensorrt);
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match ask(&arguments.iter().map(String::as_str).collect::<Vec<_>>()) {
+    match compute(&arguments.iter().map(String::as_str).collect::<Vec<_>>()) {
         Ok(rows) => {
             for row in rows.iter() {
                 println!("{row:?}");
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn ask(arguments: &[&str]) -> Result<EngineRows, String> {
+fn compute(arguments: &[&str]) -> Result<EngineRows, String> {
     match arguments {
         ["decoder", folder, tensor, vocabulary, tokens @ ..] => {
             let tokens = numbers(tokens)?;
@@ -50,9 +50,9 @@ fn ask(arguments: &[&str]) -> Result<EngineRows, String> {
                 cache_fraction: 0.5,
             });
             let decoder = decoder.map_err(|error| error.to_string())?;
-            let answer = decoder.submit(&tokens).and_then(Pending::wait);
+            let rows = decoder.submit(&tokens).and_then(Pending::wait);
             decoder.shutdown().map_err(|error| error.to_string())?;
-            answer.map_err(|error| error.to_string())
+            rows.map_err(|error| error.to_string())
         }
         ["encoder", file, first, tokens @ ..] => {
             let positions = match number(first)? {

@@ -1,4 +1,4 @@
-#include "answers.h"
+#include "response_batch.h"
 
 #include <optional>
 #include <stdexcept>
@@ -24,7 +24,7 @@ std::uint8_t format_of(tle::DataType type) noexcept
 }
 
 // The number of rows is the product of all dimensions but the last: a dimension for one beam or step does not count.
-void take(Answer& answer, tle::Tensor const& tensor)
+void take(SequenceResponse& out, tle::Tensor const& tensor)
 {
     auto const shape = tensor.getShape();
     if (shape.size() == 0)
@@ -36,11 +36,11 @@ void take(Answer& answer, tle::Tensor const& tensor)
     {
         rows *= static_cast<std::size_t>(shape[at]);
     }
-    answer.tensor = tensor;
-    answer.format = format_of(tensor.getDataType());
-    answer.rows = rows;
-    answer.width = static_cast<std::size_t>(shape[shape.size() - 1]);
-    answer.kind = kRows;
+    out.tensor = tensor;
+    out.format = format_of(tensor.getDataType());
+    out.rows = rows;
+    out.width = static_cast<std::size_t>(shape[shape.size() - 1]);
+    out.kind = kRows;
 }
 
 // Releases differ in whether the name of a context output has the prefix `context_`.
@@ -66,10 +66,10 @@ std::optional<tle::Tensor> tensor_of(tle::Result const& result, Wanted const& wa
     }
 }
 
-void read_into(Answer& answer, tle::Response const& response, Wanted const& wanted)
+void read_into(SequenceResponse& out, tle::Response const& response, Wanted const& wanted)
 {
     // Every submitted request has a client id; 0 is never used.
-    answer.tag = response.getClientId().value_or(0);
+    out.tag = response.getClientId().value_or(0);
     if (response.hasError())
     {
         throw std::runtime_error(response.getErrorMsg());
@@ -79,7 +79,7 @@ void read_into(Answer& answer, tle::Response const& response, Wanted const& want
     {
         if (reason == tle::FinishReason::kCANCELLED || reason == tle::FinishReason::kTIMED_OUT)
         {
-            answer.kind = reason == tle::FinishReason::kCANCELLED ? kCancelled : kTimedOut;
+            out.kind = reason == tle::FinishReason::kCANCELLED ? kCancelled : kTimedOut;
             return;
         }
     }
@@ -88,72 +88,72 @@ void read_into(Answer& answer, tle::Response const& response, Wanted const& want
     {
         throw std::runtime_error("the response lacks the requested output; build the engine with it");
     }
-    take(answer, *tensor);
+    take(out, *tensor);
 }
 
 } // namespace
 
-Answer read(tle::Response const& response, Wanted const& wanted) noexcept
+SequenceResponse read(tle::Response const& response, Wanted const& wanted) noexcept
 {
-    Answer answer;
-    answer.message = guarded([&] { read_into(answer, response, wanted); });
-    if (!answer.message.empty())
+    SequenceResponse out;
+    out.message = guarded([&] { read_into(out, response, wanted); });
+    if (!out.message.empty())
     {
-        answer.kind = kFailed;
+        out.kind = kFailed;
     }
-    return answer;
+    return out;
 }
 
-Answers::Answers(std::unique_ptr<Impl> impl)
+ResponseBatch::ResponseBatch(std::unique_ptr<Impl> impl)
     : impl_(std::move(impl))
 {
 }
 
-Answers::~Answers() = default;
+ResponseBatch::~ResponseBatch() = default;
 
-rust::Slice<std::uint8_t const> Answers::failure() const noexcept
+rust::Slice<std::uint8_t const> ResponseBatch::failure() const noexcept
 {
     return lent(impl_->failure);
 }
 
-std::size_t Answers::size() const noexcept
+std::size_t ResponseBatch::size() const noexcept
 {
-    return impl_->answers.size();
+    return impl_->responses.size();
 }
 
-std::uint64_t Answers::tag(std::size_t index) const noexcept
+std::uint64_t ResponseBatch::tag(std::size_t index) const noexcept
 {
-    return impl_->answers[index].tag;
+    return impl_->responses[index].tag;
 }
 
-std::uint8_t Answers::kind(std::size_t index) const noexcept
+std::uint8_t ResponseBatch::kind(std::size_t index) const noexcept
 {
-    return impl_->answers[index].kind;
+    return impl_->responses[index].kind;
 }
 
-rust::Slice<std::uint8_t const> Answers::message(std::size_t index) const noexcept
+rust::Slice<std::uint8_t const> ResponseBatch::message(std::size_t index) const noexcept
 {
-    return lent(impl_->answers[index].message);
+    return lent(impl_->responses[index].message);
 }
 
-std::uint8_t Answers::format(std::size_t index) const noexcept
+std::uint8_t ResponseBatch::format(std::size_t index) const noexcept
 {
-    return impl_->answers[index].format;
+    return impl_->responses[index].format;
 }
 
-std::size_t Answers::rows(std::size_t index) const noexcept
+std::size_t ResponseBatch::rows(std::size_t index) const noexcept
 {
-    return impl_->answers[index].rows;
+    return impl_->responses[index].rows;
 }
 
-std::size_t Answers::width(std::size_t index) const noexcept
+std::size_t ResponseBatch::width(std::size_t index) const noexcept
 {
-    return impl_->answers[index].width;
+    return impl_->responses[index].width;
 }
 
-rust::Slice<std::uint8_t const> Answers::data(std::size_t index) const noexcept
+rust::Slice<std::uint8_t const> ResponseBatch::data(std::size_t index) const noexcept
 {
-    auto const& tensor = impl_->answers[index].tensor;
+    auto const& tensor = impl_->responses[index].tensor;
     if (!tensor || tensor.getSizeInBytes() == 0)
     {
         return {};

@@ -20,7 +20,7 @@ constexpr std::uint8_t kFailed = 1;
 constexpr std::uint8_t kCancelled = 2;
 constexpr std::uint8_t kTimedOut = 3;
 
-struct Answer
+struct SequenceResponse
 {
     std::uint64_t tag{0};
     std::uint8_t kind{kFailed};
@@ -40,13 +40,13 @@ struct Wanted
 };
 
 // Never throws: a response that cannot be converted is an error of its request only.
-Answer read(tle::Response const& response, Wanted const& wanted) noexcept;
+SequenceResponse read(tle::Response const& response, Wanted const& wanted) noexcept;
 
-class Answers::Impl
+class ResponseBatch::Impl
 {
 public:
     std::string failure;
-    std::vector<Answer> answers;
+    std::vector<SequenceResponse> responses;
 };
 
 } // namespace meridian::trtllm
