@@ -99,17 +99,25 @@ fn format_text(explanation: &Value) -> String {
             ),
         });
     }
-    for (key, name) in [("origin", "origin"), ("spillover", "spillover"), ("admission_pool", "pool")] {
+    for (key, name) in [("origin", "origin"), ("admission_pool", "pool")] {
         if explanation[key].is_string() {
             lines.push(format!("{name:<11} {}", of(key)));
         }
     }
-    if let Some(departure) = explanation["departure"].as_object() {
+    if let Some(rejection) = explanation["rejection"].as_object() {
         lines.push(format!(
-            "departure   {} tokens to {}, {} on average with unlimited credit",
-            text(&departure["tokens"]),
-            text(&departure["to"]),
-            text(&departure["demand_tokens"])
+            "rejection   by the pool of the primary: {}, queue {} ms, retry after {} ms",
+            text(&rejection["reason"]),
+            text(&rejection["wait_ms"]),
+            text(&rejection["retry_after_ms"])
+        ));
+    }
+    if let Some(spillover) = explanation["spillover"].as_object() {
+        lines.push(format!(
+            "spillover   {} tokens to {}, {} on average with unlimited credit",
+            text(&spillover["tokens"]),
+            spillover["to"].as_str().unwrap_or("no region"),
+            text(&spillover["demand_tokens"])
         ));
     }
     lines.push("attempts".to_owned());
@@ -177,8 +185,9 @@ mod tests {
                          "response_in_ms": 99.0,
                          "weight_permille": 125, "planned": "leaving"},
                         {"region": "aws/us-east-1", "rejected": "forbidden by residency"}],
-            "origin": "gcp/europe-west4", "spillover": "aws/eu-west-1", "admission_pool": "aws/eu-west-1",
-            "departure": {"tokens": 20, "to": "aws/eu-west-1", "demand_tokens": 700},
+            "origin": "gcp/europe-west4", "admission_pool": "aws/eu-west-1",
+            "rejection": {"reason": "no_capacity", "wait_ms": 900.0, "retry_after_ms": 200.0},
+            "spillover": {"tokens": 20, "to": "aws/eu-west-1", "demand_tokens": 700},
             "attempts": [{"attempt": 1, "region": "gcp/europe-west4", "cause": "first", "end": "ok", "status": 200,
                           "began_ms": 0.1, "took_ms": 93.0}],
         }));
@@ -189,7 +198,8 @@ mod tests {
             "   2  aws/eu-west-1            healthy, draining, 99.0 ms away, response in 99.0 ms, planned 12.5 % (leaving)",
             "origin      gcp/europe-west4",
             "pool        aws/eu-west-1",
-            "departure   20 tokens to aws/eu-west-1, 700 on average with unlimited credit",
+            "rejection   by the pool of the primary: no_capacity, queue 900.0 ms, retry after 200.0 ms",
+            "spillover   20 tokens to aws/eu-west-1, 700 on average with unlimited credit",
             "   -  aws/us-east-1            forbidden by residency",
             "   1  gcp/europe-west4         first: ok (200), from 0.1 ms for 93.0 ms",
         ] {

@@ -16,6 +16,7 @@ use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::instances::InstanceIndex;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::route::{Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route};
+use gateway_core::shed::{AdmissionPoolSet, AdmissionRequest, QueueWaits, Shed};
 use gateway_core::spill::{Spill, SpillRequest};
 use gateway_core::targets::{LatencyBaseline, TargetTracker};
 use gateway_core::weights::{PlanWeights, ReceivedRow};
@@ -95,6 +96,8 @@ struct DecisionScenario {
     weights: PlanWeights,
     /// Credits for every deployment.
     credits: Spill,
+    /// Every deployment has a pool with a queue in every region.
+    pools: AdmissionPoolSet,
 }
 
 impl DecisionScenario {
@@ -171,6 +174,11 @@ impl DecisionScenario {
             }
         }
         let sorted: BTreeSet<DeploymentName> = names.iter().cloned().collect();
+        let waits = QueueWaits { interactive: Some(Duration::from_millis(10)), bulk: None };
+        let mut pools = AdmissionPoolSet::default();
+        for region in &routed {
+            pools.report(*region, names.iter().map(|name| (name, Some(waits))), now);
+        }
         let mut credits = Spill::default();
         for region in &routed {
             credits.set_credits(
@@ -191,6 +199,7 @@ impl DecisionScenario {
             targets,
             weights,
             credits,
+            pools,
         }
     }
 
@@ -237,8 +246,8 @@ impl DecisionScenario {
                     priority: Priority::Interactive,
                     tokens: 100,
                     left: Duration::from_secs(30),
-                    turned_away: false,
-                    chance: Permille::new(0),
+                    is_shed: false,
+                    leave_draw: Permille::new(0),
                 },
             }),
         };
@@ -295,6 +304,12 @@ impl Observations for Observed<'_> {
 
     fn queue_wait(&self, _: RegionIndex) -> Option<Duration> {
         Some(self.queue)
+    }
+
+    fn rejection(&self, region: RegionIndex) -> Option<Shed> {
+        let (priority, left) = (Priority::Interactive, Duration::from_secs(30));
+        let request = AdmissionRequest { tenant: 0, weight: 1, priority, tokens: 100, left };
+        self.world.pools.rejection(region, self.deployment, &request, self.now)
     }
 }
 

@@ -1,17 +1,17 @@
 //! Routing decision of one request: the regions that may serve it, in order of preference, and why the others may not.
 //!
 //! ```text
-//!  filter ──▶ score ──▶ order ──▶ primary ──▶ spillover
-//!  residency   Score     sort      first       another region, only with a credit of that region
-//!  route table           once      candidate
+//!  filter ──▶ score ──▶ order ──▶ primary ──▶ spillover            ──▶ admission pool
+//!  residency   Score     sort      first       another region, only      that of the region
+//!  route table           once      candidate   with a credit of it       the request is sent to
 //!  readiness
 //! ```
 //!
 //! *Filter* is set algebra: the allowed regions come first and everything later works on what they leave, so no health,
 //! distance or load can bring a forbidden region back (invariant 1, Residency). *Score* is a struct whose field order is the
-//! policy; nothing re-orders the candidates afterwards. The *primary* is the first candidate; its admission pool is the one
-//! that the request enters, and it is sent there first. *Spillover* replaces the primary only where its queue is too long and
-//! another allowed region has granted credit ([`crate::spill`]); then the request enters that region's pool.
+//! policy; nothing re-orders the candidates afterwards. The *primary* is the first candidate. *Spillover* replaces
+//! it where its queue is too long or its admission pool rejects the request, and another allowed region has granted credit and
+//! admits it ([`crate::spill`]). The request enters the *admission pool* of the region that it is sent to first.
 //!
 //! The decision is pure: state is read through [`Observations`], draws are arguments. It is made once for a request and once
 //! for each part of a split request, and `explain` prints it.
@@ -21,7 +21,8 @@
 use crate::candidate::{Candidate, Score};
 use crate::circuit::Permille;
 use crate::cold::{self, ResponseEstimate};
-use crate::spill::{self, Departure, Spill};
+use crate::shed::Shed;
+use crate::spill::{self, Spill, SpilloverDecision};
 use crate::weights::{PlanWeights, throw};
 use regions::health::Health;
 use regions::id::DeploymentName;
@@ -101,6 +102,8 @@ pub trait Observations {
     fn fastest(&self, near: impl Iterator<Item = RegionIndex> + Clone) -> Option<RegionIndex>;
     /// Time that the request would wait in a region's queue; `None` where the region has not reported it.
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration>;
+    /// Rejection by a region's admission pool; `None` where it admits the request, and for parts and previews, which enter none.
+    fn rejection(&self, region: RegionIndex) -> Option<Shed>;
 }
 
 /// Reason for which a region may not serve a request, in the order in which they are checked.
@@ -131,10 +134,11 @@ pub struct RouteDecision {
     pub rejected: Rejected,
     /// Origin of the request in the traffic plan.
     pub origin: RegionIndex,
-    /// Demand for spillover, and the region that has granted a credit for it. The caller spends it with [`Spill::commit`].
-    pub departure: Option<Departure>,
-    /// Region that takes the request as spillover. It is the first target, before all candidates.
-    pub spillover: Option<RegionIndex>,
+    /// Rejection by the primary's admission pool. The request is shed unless another region takes it as spillover.
+    pub rejection: Option<Shed>,
+    /// Spillover demand, and the region that takes the request, whose credit the caller spends with [`Spill::commit`].
+    /// `None`: the primary is neither overloaded nor does its pool reject the request.
+    pub spillover: Option<SpilloverDecision>,
 }
 
 impl Rejected {
@@ -176,15 +180,21 @@ impl RouteDecision {
         self.candidates.first().map(|candidate| candidate.region)
     }
 
-    /// Region whose admission pool the request enters: the one that it is sent to first.
+    /// Region that takes the request as spillover. It is the first target, before all candidates.
+    pub fn spillover_target(&self) -> Option<RegionIndex> {
+        self.spillover?.to
+    }
+
+    /// Region whose admission pool the request enters, or which sheds it: the one that it is sent to first.
     pub fn admission_pool(&self) -> Option<RegionIndex> {
-        self.spillover.or_else(|| self.primary())
+        self.spillover_target().or_else(|| self.primary())
     }
 
     /// Targets in the order in which attempts use them: the region that accepted the spillover, then the candidates.
     pub fn targets(&self) -> impl Iterator<Item = &Candidate> + Clone {
-        let spills = |candidate: &&Candidate| Some(candidate.region) == self.spillover;
-        let rest = self.candidates.iter().filter(move |candidate| Some(candidate.region) != self.spillover);
+        let target = self.spillover_target();
+        let spills = move |candidate: &&Candidate| Some(candidate.region) == target;
+        let rest = self.candidates.iter().filter(move |candidate| Some(candidate.region) != target);
         self.candidates.iter().filter(spills).chain(rest)
     }
 }
@@ -211,9 +221,12 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
     order(query, observed, is_any_cold, &mut candidates);
     invariants::check_residency(&query.allowed, candidates.iter().map(|candidate| candidate.region))
         .expect("the filter removes forbidden regions first");
-    let departure = query.spillover.as_ref().and_then(|query| departure(query, observed, &candidates, false));
-    let spillover = departure.and_then(|departure| departure.to);
-    RouteDecision { candidates, rejected, origin, departure, spillover }
+    let rejection = candidates.first().and_then(|primary| observed.rejection(primary.region));
+    let spillover = query
+        .spillover
+        .as_ref()
+        .and_then(|query| spillover(query, observed, &candidates, rejection.is_some()));
+    RouteDecision { candidates, rejected, origin, rejection, spillover }
 }
 
 /// Eligible regions, of which some may be down, and the others with reasons.
@@ -338,16 +351,16 @@ fn mark_fastest(observed: &impl Observations, candidates: &mut [Candidate]) -> b
     fastest.map(|fastest| fastest.score.fastest = Reverse(true)).is_some()
 }
 
-/// Decides whether a request spills over from its primary, and to which region. `is_shed`: the primary's admission pool has
-/// rejected it. `None`: there is no primary, or it is calm.
-pub fn departure(
+/// Decides whether a request spills over from its primary, and to which region. `is_shed`: the primary's admission pool
+/// rejects it. `None`: there is no primary, or it is not overloaded.
+fn spillover(
     query: &SpilloverQuery<'_>,
     observed: &impl Observations,
     candidates: &[Candidate],
     is_shed: bool,
-) -> Option<Departure> {
+) -> Option<SpilloverDecision> {
     let SpilloverQuery { credits, now, request } = *query;
-    let request = spill::SpillRequest { turned_away: is_shed, ..request };
+    let request = spill::SpillRequest { is_shed, ..request };
     let (&Candidate { region, score, .. }, rest) = candidates.split_first()?;
     let primary = spill::SpillCandidate { region, rtt: score.rtt, wait: observed.queue_wait(region) };
     if request.is_calm_at(primary) {
@@ -355,5 +368,6 @@ pub fn departure(
     }
     let others = rest.iter().filter(|other| other.score.health == Health::Healthy && !other.score.draining);
     let others = others.map(|other| (other.region, other.score.rtt));
-    credits.decide(&request, primary, others, |region| observed.queue_wait(region), now)
+    let queue_wait = |region| observed.queue_wait(region);
+    credits.decide(&request, primary, others, queue_wait, |region| observed.rejection(region).is_none(), now)
 }

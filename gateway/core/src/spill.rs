@@ -66,15 +66,15 @@ pub struct SpillRequest<'a> {
     pub tokens: u64,
     /// Time until its deadline.
     pub left: Duration,
-    /// Whether the primary would shed it.
-    pub turned_away: bool,
-    /// Random draw of the request.
-    pub chance: Permille,
+    /// Whether the admission pool of the primary rejects it.
+    pub is_shed: bool,
+    /// Draw that decides whether it leaves an overloaded primary.
+    pub leave_draw: Permille,
 }
 
 /// Spillover decision about a request whose primary has a queueing delay above the threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Departure {
+pub struct SpilloverDecision {
     /// Average number of tokens that would spill over with unlimited credit.
     pub demand: u64,
     /// Tokens of the request.
@@ -147,40 +147,44 @@ impl Spill {
     }
 
     /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions with their round
-    /// trips. `queue_wait` returns the queueing delay of one of them. `None`: the queueing delay of its primary is below the
-    /// threshold. Spends nothing; see [`Spill::commit`].
+    /// trips. `queue_wait` returns the queueing delay of one of them, `admits` whether its admission pool admits the request.
+    /// `None`: the queueing delay of its primary is below the threshold. Spends nothing; see [`Spill::commit`].
     pub fn decide(
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
         others: impl Iterator<Item = (RegionIndex, Duration)>,
         queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
+        admits: impl Fn(RegionIndex) -> bool,
         now: Instant,
-    ) -> Option<Departure> {
+    ) -> Option<SpilloverDecision> {
         let share = share(request, primary)?;
         let demand = u128::from(request.tokens) * u128::from(share.get()) / 1000;
         let demand = u64::try_from(demand).expect("a part of a number of tokens");
-        let leaves = request.chance < share;
-        let to = if leaves { self.target(request, primary, others, queue_wait, now) } else { None };
-        Some(Departure { demand, tokens: request.tokens, to })
+        let leaves = request.leave_draw < share;
+        let to = if leaves { self.target(request, primary, others, queue_wait, admits, now) } else { None };
+        Some(SpilloverDecision { demand, tokens: request.tokens, to })
     }
 
-    /// Returns the nearest region that has granted enough credit, responds sooner than `primary`, and in time.
+    /// Returns the nearest region that has granted enough credit, responds sooner than `primary` and in time, and admits
+    /// the request.
     fn target(
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
         others: impl Iterator<Item = (RegionIndex, Duration)>,
         queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
+        admits: impl Fn(RegionIndex) -> bool,
         now: Instant,
     ) -> Option<RegionIndex> {
         let credits = self.credits.of(request.deployment)?;
         let wait = primary.wait.unwrap_or_default();
         let is_suitable = |region: RegionIndex, rtt: Duration| {
             let there = queue_wait(region).unwrap_or_default();
-            (there < wait || request.turned_away)
+            (there < wait || request.is_shed)
                 && rtt + there < request.left
                 && valid(credits, region, now).is_some_and(|tokens| tokens >= request.tokens)
+                && admits(region)
         };
         let mut nearest: Option<(Duration, RegionIndex)> = None;
         for (region, rtt) in others {
@@ -194,11 +198,11 @@ impl Spill {
         nearest.map(|(_, region)| region)
     }
 
-    /// Counts the demand of a spillover decision, and spends the credit that it uses.
-    pub fn commit(&mut self, deployment: &DeploymentName, departure: Departure, now: Instant) {
-        self.add_demand(deployment, departure.demand, now);
-        let Some(region) = departure.to else { return };
-        let mut left = departure.tokens;
+    /// Counts the demand of a spillover decision, and spends the credit that it uses. To be called once for each decision.
+    pub fn commit(&mut self, deployment: &DeploymentName, decision: SpilloverDecision, now: Instant) {
+        self.add_demand(deployment, decision.demand, now);
+        let Some(region) = decision.to else { return };
+        let mut left = decision.tokens;
         for credit in self.credits.range_mut(InstanceIndex::all_of(region), deployment) {
             if now < credit.until {
                 let spent = left.min(credit.tokens);
@@ -259,7 +263,7 @@ fn valid(credits: &BTreeMap<InstanceIndex, Credit>, region: RegionIndex, now: In
 
 /// Returns the share of such requests that spills over; `None` below the threshold.
 fn share(request: &SpillRequest<'_>, primary: SpillCandidate) -> Option<Permille> {
-    if request.turned_away {
+    if request.is_shed {
         return Some(Permille::ALL);
     }
     let threshold = match request.priority {
@@ -322,30 +326,31 @@ mod tests {
         ) -> Option<RegionIndex> {
             let regions = others.iter().map(|other| (other.region, other.rtt));
             let wait = |region| others.iter().find(|other| other.region == region)?.wait;
-            let departure = self.decide(request, primary, regions, wait, now)?;
-            self.commit(request.deployment, departure, now);
-            departure.to
+            let decision = self.decide(request, primary, regions, wait, |_| true, now)?;
+            self.commit(request.deployment, decision, now);
+            decision.to
         }
     }
 
     /// Interactive request of a hundred tokens that is among the first to spill over.
     fn interactive(name: &DeploymentName) -> SpillRequest<'_> {
-        let (left, chance) = (Duration::from_secs(30), Permille::new(0));
+        let (left, leave_draw) = (Duration::from_secs(30), Permille::new(0));
         SpillRequest {
             deployment: name,
             priority: Priority::Interactive,
             tokens: 100,
             left,
-            turned_away: false,
-            chance,
+            is_shed: false,
+            leave_draw,
         }
     }
 
     #[test]
     fn the_spilled_share_reduces_the_queue_to_the_threshold() {
-        let leaves = |wait_ms: u32, priority: Priority, chance: u16| {
+        let leaves = |wait_ms: u32, priority: Priority, leave_draw: u16| {
             let (mut scenario, name) = (SpillScenario::with(&[1000]), name());
-            let request = SpillRequest { priority, chance: Permille::new(chance), ..interactive(&name) };
+            let request =
+                SpillRequest { priority, leave_draw: Permille::new(leave_draw), ..interactive(&name) };
             let (primary, other) = (candidate(0, 20, wait_ms), candidate(1, 40, 0));
             scenario.spill.leaves(&request, primary, &[other], scenario.now).is_some()
         };
@@ -426,7 +431,7 @@ mod tests {
     #[test]
     fn a_request_that_would_be_shed_spills_over_wherever_there_is_credit() {
         let name = name();
-        let request = SpillRequest { turned_away: true, chance: Permille::new(999), ..interactive(&name) };
+        let request = SpillRequest { is_shed: true, leave_draw: Permille::new(999), ..interactive(&name) };
         let mut scenario = SpillScenario::with(&[100]);
         assert!(scenario.spill.would_take(&name, 100, [at(1)], scenario.now));
         assert!(!scenario.spill.would_take(&name, 101, [at(1)], scenario.now));
@@ -440,7 +445,7 @@ mod tests {
     #[test]
     fn a_request_without_cost_spills_over_only_to_a_region_with_an_offer() {
         let name = name();
-        let request = SpillRequest { tokens: 0, turned_away: true, ..interactive(&name) };
+        let request = SpillRequest { tokens: 0, is_shed: true, ..interactive(&name) };
         let others = [candidate(1, 60, 0), candidate(2, 90, 0)];
         let mut scenario = SpillScenario::with(&[]);
         assert_eq!(scenario.spill.leaves(&request, candidate(0, 20, 400), &others, scenario.now), None);
@@ -460,8 +465,8 @@ mod tests {
         let name = name();
         let mut scenario = SpillScenario::with(&[]);
         let now = scenario.now;
-        let mut demand = |wait_ms, chance, at| {
-            let request = SpillRequest { chance: Permille::new(chance), ..interactive(&name) };
+        let mut demand = |wait_ms, leave_draw, at| {
+            let request = SpillRequest { leave_draw: Permille::new(leave_draw), ..interactive(&name) };
             scenario.spill.leaves(&request, candidate(0, 20, wait_ms), &[], at);
             scenario.spill.demand(&name, at)
         };

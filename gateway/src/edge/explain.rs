@@ -76,11 +76,15 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "total_ms": millis(*total),
         "times": served_by.map(|(_, times)| times_json(&times)),
         "origin": trail.route().map(|route| named(route.origin)),
-        "spillover": trail.route().and_then(|route| route.spillover).map(named),
-        "departure": trail.route().and_then(|route| route.departure).map(|departure| json!({
-            "demand_tokens": departure.demand,
-            "tokens": departure.tokens,
-            "to": departure.to.map(named),
+        "rejection": trail.route().and_then(|route| route.rejection).map(|rejection| json!({
+            "reason": rejection.reason.as_str(),
+            "wait_ms": millis(rejection.wait),
+            "retry_after_ms": millis(rejection.retry_after),
+        })),
+        "spillover": trail.route().and_then(|route| route.spillover).map(|spillover| json!({
+            "demand_tokens": spillover.demand,
+            "tokens": spillover.tokens,
+            "to": spillover.to.map(named),
         })),
         "admission_pool": trail.route().and_then(RouteDecision::admission_pool).map(named),
         "regions": regions_json(trail, catalogue),

@@ -233,7 +233,6 @@ impl Gateway {
             reader: RequestReader {
                 config: self.config.clone(),
                 body_reader: self.body_reader.clone(),
-                router: self.router.clone(),
                 admission,
             },
             splitter: Splitter {

@@ -21,7 +21,7 @@ use super::request::{
     Request, RequestContext, RequestRecorder, declared_length, none_repeated, peer, single,
 };
 use super::responder::{Responder, preflight_response};
-use super::router::{AdmissionControl, RequestDemand, Routable, Router, left};
+use super::router::{AdmissionControl, RequestDemand, Routable, left};
 use super::scatter::Splitter;
 use super::table::Current;
 use super::tenants::Tenants;
@@ -244,7 +244,6 @@ const FREE_BODY_BYTES: usize = 4 << 10;
 pub(super) struct RequestReader {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) body_reader: Arc<BodyReader>,
-    pub(super) router: Arc<Router>,
     pub(super) admission: Arc<AdmissionControl>,
 }
 
@@ -296,8 +295,7 @@ impl RequestReader {
         let (client, registered) = (options.client, *registered);
         let routable = Routable { view, routing, allowed: **allowed, registered, client };
         let demand = RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw };
-        let mut route = self.router.route(&routable, &demand);
-        let admitted = self.admission.admit(&routable, &demand, &tenant, &mut route);
+        let (route, admitted) = self.admission.route(&routable, &demand, &tenant);
         // Before the rejection of a request that is shed, so that it can be explained as well.
         context.set_resolved(&deployment.name, cost, policy, priority);
         context.trail.routed((*route).clone());

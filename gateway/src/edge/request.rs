@@ -131,7 +131,7 @@ impl Request {
 
     /// Returns whether the request spills over to `region`.
     pub(super) fn spills_over_to(&self, region: RegionIndex) -> bool {
-        self.route.spillover == Some(region)
+        self.route.spillover_target() == Some(region)
     }
 
     /// Returns the properties of the request that routing decisions use.

@@ -1,13 +1,14 @@
 //! Router and admission control.
 //!
 //! The router makes the routing decision of a request ([`gateway_core::route`]) from the route table, the observed state of the
-//! regions, and the hub's traffic plan. The decision is made once for a request, when its size is known, and once for each part of a split request. Before the body
-//! of a request is read a preliminary decision names the admission pool that would reject it.
+//! regions, and the hub's traffic plan. The decision is made once for a request, when its size is known, and once for each part
+//! of a split request. Before the body of a request is read a preliminary decision names the admission pool that would reject it.
 //!
-//! By admission control a request enters the pool of the region that it is sent to first, or is shed. `gateway_core::shed` decides; this module adds the lock. A request is checked twice: before its body is read, against the
-//! pools of all deployments that its tenant may use (the deployment of most requests is named in the body), and again when its
-//! size is known. A request that the pool of its primary rejects may spill over to a region that has granted credit; then it
-//! enters the pool of that region.
+//! By admission control a request enters the pool of the region that it is sent to first, or is shed. `gateway_core::shed`
+//! decides; this module adds the lock. A request is checked twice: before its body is read, against the pools of all
+//! deployments that its tenant may use (the deployment of most requests is named in the body), and again with the routing
+//! decision, when its size is known: a request that the pool of its primary rejects spills over to a region that has granted
+//! credit and admits it.
 
 use super::refusals::shed;
 use super::region_monitor::{RegionMonitor, random_draws};
@@ -26,7 +27,7 @@ use gateway_core::latency::SizeClass;
 use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
 use gateway_core::route::{self, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery};
-use gateway_core::shed::{self, AdmissionPoolSet, PoolEntry, QueueWaits, Shed};
+use gateway_core::shed::{AdmissionPoolSet, AdmissionRequest, PoolEntry, QueueWaits, Shed};
 use gateway_core::spill;
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::Trail;
@@ -38,7 +39,7 @@ use replica_api::priority::Priority;
 use scheduler_api::report::DeploymentLoad;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
@@ -103,60 +104,56 @@ impl Deref for Route {
     }
 }
 
-impl DerefMut for Route {
-    fn deref_mut(&mut self) -> &mut RouteDecision {
-        &mut self.0
-    }
-}
-
 impl Router {
-    /// Routes a request, counts its demand, and spends the credit of its spillover.
-    pub(super) fn route(&self, request: &Routable<'_>, demand: &RequestDemand<'_>) -> Route {
-        let now = Instant::now();
-        let route = {
+    /// Routes a request, spends the credit of its spillover, and enters it into the admission pool of the region that it is sent
+    /// to first. `None`: there is no region. The pools stay locked from the decision until the request is in one, so that a pool
+    /// that the decision relies on cannot fill up in between.
+    fn route(
+        &self,
+        request: &Routable<'_>,
+        demand: &RequestDemand<'_>,
+        pools: &AdmissionPools,
+        admission: &AdmissionRequest,
+    ) -> (Route, Option<Result<PoolEntry, Shed>>) {
+        let (deployment, now) = (request.routing.deployment, Instant::now());
+        let (route, entered) = {
+            // Reports are applied in the same order of locks: first the states, then the pools.
             let states = &mut *self.region_monitor.states();
+            let pools = &mut *pools.lock();
             let spillover = self.spillover(states, request, demand, now);
-            let route = self.decide(states, request, Some(demand.draw), None, spillover, now);
-            if let Some(departure) = route.departure {
-                states.spill.commit(request.routing.deployment, departure, now);
+            let check = Some(PoolCheck { pools, request: admission });
+            let route = self.decide(states, request, Some(demand.draw), None, spillover, check, now);
+            if let Some(decision) = route.spillover {
+                states.spill.commit(deployment, decision, now);
             }
-            route
+            if let (Some(primary), Some(_), Some(_)) =
+                (route.primary(), route.rejection, route.spillover_target())
+            {
+                pools.record_rejection(primary, deployment, admission, now);
+            }
+            let entered = route.admission_pool().map(|pool| pools.enter(pool, deployment, admission, now));
+            (route, entered)
         };
         // A request that no region can serve is no demand that the hub could distribute.
         if route.primary().is_some() {
             let (policy, tokens) =
                 ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
-            self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
+            self.demand_recorder.record(deployment, policy, route.origin, tokens, now);
         }
-        route
-    }
-
-    /// Finds a spillover region for a request that the admission pool of its primary has rejected, and spends its credit.
-    pub(super) fn spill_rejected(
-        &self,
-        request: &Routable<'_>,
-        demand: &RequestDemand<'_>,
-        route: &Route,
-    ) -> Option<RegionIndex> {
-        let now = Instant::now();
-        let states = &mut *self.region_monitor.states();
-        let spillover = self.spillover(states, request, demand, now)?;
-        let observed = Observed::new(states, request, now);
-        let departure = route::departure(&spillover, &observed, &route.candidates, true)?;
-        states.spill.commit(request.routing.deployment, departure, now);
-        departure.to
+        (route, entered)
     }
 
     /// Routes a part of a split request, which was assigned to a region.
     pub(super) fn route_part(&self, part: &Routable<'_>, assigned: RegionIndex) -> Route {
-        self.decide(&self.region_monitor.states(), part, None, Some(assigned), None, Instant::now())
+        self.decide(&self.region_monitor.states(), part, None, Some(assigned), None, None, Instant::now())
     }
 
     /// Routes a request of which only the head is known. Spends no credit and counts no demand.
     pub(super) fn preview(&self, request: &Routable<'_>, draw: Permille) -> Route {
-        self.decide(&self.region_monitor.states(), request, Some(draw), None, None, Instant::now())
+        self.decide(&self.region_monitor.states(), request, Some(draw), None, None, None, Instant::now())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what differs between a request, a part and a preview")]
     fn decide(
         &self,
         states: &RegionStates,
@@ -164,6 +161,7 @@ impl Router {
         draw: Option<Permille>,
         assigned: Option<RegionIndex>,
         spillover: Option<SpilloverQuery<'_>>,
+        pools: Option<PoolCheck<'_>>,
         now: Instant,
     ) -> Route {
         let Routable { view, routing, allowed, registered, client } = *request;
@@ -188,7 +186,7 @@ impl Router {
             }),
             spillover,
         };
-        Route(route::route(&query, &Observed::new(states, request, now), BUFFER.take()))
+        Route(route::route(&query, &Observed::new(states, request, pools, now), BUFFER.take()))
     }
 
     fn spillover<'a>(
@@ -200,16 +198,16 @@ impl Router {
     ) -> Option<SpilloverQuery<'a>> {
         let RoutingContext { deployment, priority, .. } = request.routing;
         let RequestDemand { tokens, left, leave_draw, .. } = *demand;
-        let request = spill::SpillRequest {
-            deployment,
-            priority,
-            tokens,
-            left,
-            turned_away: false,
-            chance: leave_draw,
-        };
+        let request = spill::SpillRequest { deployment, priority, tokens, left, is_shed: false, leave_draw };
         self.is_spillover_enabled.then_some(SpilloverQuery { credits: &states.spill, now, request })
     }
+}
+
+/// Admission pools, and the request that they are to admit.
+#[derive(Clone, Copy)]
+struct PoolCheck<'a> {
+    pools: &'a AdmissionPoolSet,
+    request: &'a AdmissionRequest,
 }
 
 /// State of the regions for one request.
@@ -218,12 +216,19 @@ struct Observed<'a> {
     request: &'a Routable<'a>,
     /// Loads of the deployment, found once.
     loads: Option<&'a BTreeMap<RegionIndex, DeploymentBacklog>>,
+    /// `None`: the request enters no pool.
+    pools: Option<PoolCheck<'a>>,
     now: Instant,
 }
 
 impl<'a> Observed<'a> {
-    fn new(states: &'a RegionStates, request: &'a Routable<'a>, now: Instant) -> Observed<'a> {
-        Observed { states, request, loads: states.loads.of(request.routing.deployment), now }
+    fn new(
+        states: &'a RegionStates,
+        request: &'a Routable<'a>,
+        pools: Option<PoolCheck<'a>>,
+        now: Instant,
+    ) -> Observed<'a> {
+        Observed { states, request, loads: states.loads.of(request.routing.deployment), pools, now }
     }
 }
 
@@ -263,6 +268,11 @@ impl Observations for Observed<'_> {
             Priority::Interactive => interactive.or(bulk),
             Priority::Bulk => bulk,
         }
+    }
+
+    fn rejection(&self, region: RegionIndex) -> Option<Shed> {
+        let PoolCheck { pools, request } = self.pools?;
+        pools.rejection(region, self.request.routing.deployment, request, self.now)
     }
 }
 
@@ -369,7 +379,7 @@ impl AdmissionControl {
         let left = left(options.timeout, arrived);
         let (now, request) = (Instant::now(), pool_request(tenant, priority, tokens, left));
         let checked = self.pools.lock().check_head(pools.iter().copied(), &request, now);
-        let Err(why) = checked else { return Ok(()) };
+        let Err(rejection) = checked else { return Ok(()) };
         let region_states = self.region_monitor.states();
         let has_credit = |(_, name): &(RegionIndex, &DeploymentName)| {
             region_states.spill.would_take(name, tokens, permitted.intersect(view.routed).iter(), now)
@@ -379,62 +389,34 @@ impl AdmissionControl {
         }
         drop(region_states);
         if let [routed] = usable.as_slice() {
-            trail.routed((*decide(routed)).clone());
+            trail.routed(RouteDecision { rejection: Some(rejection), ..(*decide(routed)).clone() });
         }
-        self.metrics.shed.of(priority).count(why.reason);
-        Err(shed(tenant, why))
+        self.metrics.shed.of(priority).count(rejection.reason);
+        Err(shed(tenant, rejection))
     }
 
-    /// Admits a request to the pool of the region that it is sent to first. The route then says which that is. Without a candidate
-    /// there is no pool; the request is rejected when it is forwarded.
-    pub(super) fn admit(
+    /// Routes a request, and admits it to the pool of the region that it is sent to first, or sheds it. Without a candidate there
+    /// is no pool; the request is rejected when it is forwarded.
+    pub(super) fn route(
         &self,
         request: &Routable<'_>,
         demand: &RequestDemand<'_>,
         tenant: &Tenant,
-        route: &mut Route,
-    ) -> Result<Option<AdmissionPermit>, Rejection> {
-        let Some(primary) = route.primary() else { return Ok(None) };
-        let RoutingContext { deployment, priority, .. } = request.routing;
+    ) -> (Route, Result<Option<AdmissionPermit>, Rejection>) {
+        let priority = request.routing.priority;
         let admission = pool_request(tenant, priority, demand.tokens, demand.left);
-        let enter = |region| self.enter(region, deployment, &admission);
-        // A pool that rejects what its region has granted credit for does not cause a rejection here.
-        if let Some(permit) = route.spillover.and_then(|region| enter(region).ok()) {
-            return Ok(Some(permit));
-        }
-        route.spillover = None;
-        let why = match enter(primary) {
-            Ok(permit) => return Ok(Some(permit)),
-            Err(why) => why,
-        };
-        let other = self.router.spill_rejected(request, demand, route);
-        if let Some((region, permit)) = other.and_then(|region| Some((region, enter(region).ok()?))) {
-            route.spillover = Some(region);
-            return Ok(Some(permit));
-        }
-        self.metrics.shed.of(priority).count(why.reason);
-        Err(shed(tenant, why))
-    }
-
-    fn enter(
-        &self,
-        region: RegionIndex,
-        deployment: &DeploymentName,
-        admission: &shed::AdmissionRequest,
-    ) -> Result<AdmissionPermit, Shed> {
-        let entered = self.pools.lock().enter(region, deployment, admission, Instant::now())?;
-        Ok(AdmissionPermit { pools: self.pools.clone(), entered: Some(entered) })
+        let (route, entered) = self.router.route(request, demand, &self.pools, &admission);
+        let admitted = entered.transpose().map_err(|rejection| {
+            self.metrics.shed.of(priority).count(rejection.reason);
+            shed(tenant, rejection)
+        });
+        let permit = |entry| AdmissionPermit { pools: self.pools.clone(), entered: Some(entry) };
+        (route, admitted.map(|entry| entry.map(permit)))
     }
 }
 
-fn pool_request(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> shed::AdmissionRequest {
-    shed::AdmissionRequest {
-        tenant: tenant.index,
-        weight: tenant.weight.get().into(),
-        priority,
-        tokens,
-        left,
-    }
+fn pool_request(tenant: &Tenant, priority: Priority, tokens: u64, left: Duration) -> AdmissionRequest {
+    AdmissionRequest { tenant: tenant.index, weight: tenant.weight.get().into(), priority, tokens, left }
 }
 
 /// Remaining time of a request.

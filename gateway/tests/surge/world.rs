@@ -303,12 +303,12 @@ impl Running {
                     priority: Priority::Interactive,
                     tokens,
                     left: DEADLINE,
-                    turned_away: false,
-                    chance,
+                    is_shed: false,
+                    leave_draw: chance,
                 };
                 let others = places[1..].iter().map(|place| (place.region, place.rtt));
                 let waits = |region| places.iter().find(|place| place.region == region)?.wait;
-                let departure = edge.spill.decide(&ask, places[0], others, waits, self.now);
+                let departure = edge.spill.decide(&ask, places[0], others, waits, |_| true, self.now);
                 if let Some(departure) = departure {
                     edge.spill.commit(&self.name, departure, self.now);
                 }

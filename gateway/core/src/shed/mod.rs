@@ -167,17 +167,38 @@ impl AdmissionPoolSet {
     ) -> Result<(), Shed> {
         let mut earliest: Option<Shed> = None;
         for (region, deployment) in pools.clone() {
-            let pool = self.regions.get(&region).and_then(|pools| pools.get(deployment));
-            let Some(shed) = pool.and_then(|pool| pool.would_shed(request, now)) else { return Ok(()) };
+            let Some(shed) = self.rejection(region, deployment, request, now) else { return Ok(()) };
             earliest = earliest.filter(|earliest| earliest.retry_after <= shed.retry_after).or(Some(shed));
         }
         let Some(earliest) = earliest else { return Ok(()) };
         for (region, deployment) in pools {
-            if let Some(pool) = self.regions.get_mut(&region).and_then(|pools| pools.get_mut(deployment)) {
-                pool.shed(request, now);
-            }
+            self.record_rejection(region, deployment, request, now);
         }
         Err(earliest)
+    }
+
+    /// Returns the rejection of a request by this pool, if it would be shed. Changes nothing.
+    pub fn rejection(
+        &self,
+        region: RegionIndex,
+        deployment: &DeploymentName,
+        request: &AdmissionRequest,
+        now: Instant,
+    ) -> Option<Shed> {
+        self.regions.get(&region)?.get(deployment)?.would_shed(request, now)
+    }
+
+    /// Records that this pool rejects a request which another one admits: an interactive one pauses the bulk of this pool.
+    pub fn record_rejection(
+        &mut self,
+        region: RegionIndex,
+        deployment: &DeploymentName,
+        request: &AdmissionRequest,
+        now: Instant,
+    ) {
+        if let Some(pool) = self.regions.get_mut(&region).and_then(|pools| pools.get_mut(deployment)) {
+            pool.shed(request, now);
+        }
     }
 
     /// Admits a request to this pool, or sheds it.

@@ -3,7 +3,7 @@
 
 use crate::situation::Situation;
 use gateway_core::route::Observations;
-use gateway_core::spill::{Departure, SpillCandidate, SpillRequest};
+use gateway_core::spill::{SpillCandidate, SpillRequest, SpilloverDecision};
 use gateway_core::weights::throw;
 use regions::health::Health;
 use regions::set::RegionIndex;
@@ -18,8 +18,8 @@ pub(crate) struct Former {
     pub(crate) drawn: Option<RegionIndex>,
     /// Region that it was sent to first, spillover aside.
     pub(crate) primary: Option<RegionIndex>,
-    pub(crate) departure: Option<Departure>,
-    pub(crate) departure_if_shed: Option<Departure>,
+    pub(crate) spillover: Option<SpilloverDecision>,
+    pub(crate) spillover_if_shed: Option<SpilloverDecision>,
     /// Regions in the order of the attempts.
     pub(crate) order: Vec<RegionIndex>,
 }
@@ -41,15 +41,15 @@ impl Former {
         let departs = |home, is_shed| {
             if situation.spills && whole { past(situation, home, is_shed) } else { None }
         };
-        let departure = home.and_then(|home| departs(home, false));
-        let departure_if_shed = home.and_then(|home| departs(home, true));
-        let first = departure.and_then(|departure| departure.to).or(situation.assigned);
+        let spillover = home.and_then(|home| departs(home, false));
+        let spillover_if_shed = home.and_then(|home| departs(home, true));
+        let first = spillover.and_then(|spillover| spillover.to).or(situation.assigned);
         let primary = order.first().map(|ranked| ranked.region);
         let mut order: Vec<RegionIndex> = order.iter().map(|ranked| ranked.region).collect();
         if let Some(position) = order.iter().position(|region| Some(*region) == first) {
             order[..=position].rotate_right(1);
         }
-        Former { home, origin, drawn, primary, departure, departure_if_shed, order }
+        Former { home, origin, drawn, primary, spillover, spillover_if_shed, order }
     }
 }
 
@@ -86,10 +86,10 @@ fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<Regi
     (Some(drawn.unwrap_or(nearest)), origin, drawn)
 }
 
-fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Departure> {
+fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<SpilloverDecision> {
     let place =
         |region| SpillCandidate { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
-    let request = SpillRequest { turned_away: is_shed, ..situation.spilling() };
+    let request = SpillRequest { is_shed, ..situation.spilling() };
     if request.is_calm_at(place(home)) {
         return None;
     }
@@ -101,10 +101,10 @@ fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<Depar
     let (credits, wait) = (situation.credits(), |region| situation.queue_wait(region));
     let decide = |other: Option<(Duration, RegionIndex)>| {
         let other = other.into_iter().map(|(rtt, region)| (region, rtt));
-        credits.decide(&request, place(home), other, wait, situation.now)
+        credits.decide(&request, place(home), other, wait, |_| true, situation.now)
     };
     let to = others.into_iter().find_map(|other| decide(Some(other))?.to);
-    Some(Departure { to, ..decide(None)? })
+    Some(SpilloverDecision { to, ..decide(None)? })
 }
 
 fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {

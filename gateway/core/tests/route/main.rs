@@ -37,7 +37,7 @@ fn no_health_distance_plan_or_credit_brings_a_forbidden_region_into_a_decision()
         let assigned = decision.admission_pool();
         assert_eq!(check_residency(&situation.allowed, targets), Ok(()), "seed {seed}");
         assert_eq!(check_residency(&situation.allowed, assigned), Ok(()), "seed {seed}");
-        let shed = situation.route_rejected(&decision).and_then(|departure| departure.to);
+        let shed = situation.rejected_by(decision.primary()).route().spillover_target();
         assert_eq!(check_residency(&situation.allowed, shed), Ok(()), "seed {seed}");
         for region in situation.routed.iter() {
             let forbidden = decision.rejected.reason(region) == Some(RejectReason::ForbiddenByResidency);
@@ -64,9 +64,9 @@ fn the_order_of_the_scores_is_final() {
         let decision = situation.route();
         assert!(decision.candidates.is_sorted_by(|a, b| a.score < b.score), "seed {seed}: {decision:?}");
         let targets: Vec<_> = decision.targets().map(|candidate| candidate.region).collect();
-        let rest = targets.iter().copied().filter(|region| Some(*region) != decision.spillover);
+        let rest = targets.iter().copied().filter(|region| Some(*region) != decision.spillover_target());
         let candidates = decision.candidates.iter().map(|candidate| candidate.region);
-        let candidates = candidates.filter(|region| Some(*region) != decision.spillover);
+        let candidates = candidates.filter(|region| Some(*region) != decision.spillover_target());
         assert!(rest.eq(candidates), "seed {seed}: only spillover comes before the candidates");
         assert_eq!(targets.len(), decision.candidates.len(), "seed {seed}");
     });
@@ -85,8 +85,8 @@ fn a_request_enters_the_pool_of_the_region_that_it_is_sent_to_first() {
 fn a_request_spills_over_only_to_a_healthy_region_with_enough_credit() {
     for_each_situation(SITUATIONS, |situation, seed| {
         let decision = situation.route();
-        let shed = situation.route_rejected(&decision).and_then(|departure| departure.to);
-        for region in decision.spillover.into_iter().chain(shed) {
+        let shed = situation.rejected_by(decision.primary()).route().spillover_target();
+        for region in decision.spillover_target().into_iter().chain(shed) {
             let credit = situation.credits().credit(region, &situation.deployment, situation.now);
             assert!(credit >= situation.tokens, "seed {seed}: {credit}");
             assert_ne!(Some(region), decision.primary(), "seed {seed}");
@@ -95,6 +95,36 @@ fn a_request_spills_over_only_to_a_healthy_region_with_enough_credit() {
             assert!(!candidate.score.draining, "seed {seed}");
         }
     });
+}
+
+#[test]
+fn a_request_that_the_pool_of_its_primary_rejects_goes_to_a_region_that_admits_it_or_is_shed() {
+    let (mut taken, mut shed) = (0, 0);
+    for_each_situation(SITUATIONS, |situation, seed| {
+        // Every second region rejects it, and the primary always.
+        let primary = situation.route().primary();
+        let others = situation.routed.iter().filter(|region| (region.as_usize() as u64 + seed) % 2 == 0);
+        let situation = situation.rejected_by(others.chain(primary));
+        let decision = situation.route();
+        assert_eq!(
+            decision.primary(),
+            primary,
+            "seed {seed}: a rejection is no reason to rank a region lower"
+        );
+        assert_eq!(decision.rejection.is_some(), primary.is_some(), "seed {seed}");
+        match decision.spillover_target() {
+            Some(target) => {
+                taken += 1;
+                assert!(!situation.rejecting.contains(target), "seed {seed}");
+                assert_eq!(decision.admission_pool(), Some(target), "seed {seed}");
+            }
+            None => {
+                shed += u32::from(primary.is_some());
+                assert_eq!(decision.admission_pool(), primary, "seed {seed}");
+            }
+        }
+    });
+    assert!(taken > 100 && shed > 100, "{taken} {shed}");
 }
 
 #[test]
@@ -200,15 +230,12 @@ fn the_decision_is_the_former_one_where_that_entered_the_pool_of_the_region_it_w
             return;
         }
         same += 1;
-        spilled += u64::from(former.departure.is_some_and(|departure| departure.to.is_some()));
+        spilled += u64::from(former.spillover.is_some_and(|spillover| spillover.to.is_some()));
         assert_eq!(targets, former.order, "seed {seed}: {situation:?}");
-        assert_eq!(decision.departure, former.departure, "seed {seed}: {situation:?}");
-        assert_eq!(
-            situation.route_rejected(&decision),
-            former.departure_if_shed,
-            "seed {seed}: {situation:?}"
-        );
-        assert_eq!(decision.admission_pool(), decision.spillover.or(Some(home)), "seed {seed}");
+        assert_eq!(decision.spillover, former.spillover, "seed {seed}: {situation:?}");
+        let shed = situation.rejected_by(decision.primary()).route();
+        assert_eq!(shed.spillover, former.spillover_if_shed, "seed {seed}: {situation:?}");
+        assert_eq!(decision.admission_pool(), decision.spillover_target().or(Some(home)), "seed {seed}");
         let drawn = decision.candidates.iter().find(|candidate| candidate.score.drawn == Reverse(true));
         assert_eq!(drawn.map(|candidate| candidate.region), former.drawn, "seed {seed}: {situation:?}");
     });

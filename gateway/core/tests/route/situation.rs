@@ -4,10 +4,9 @@ use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
 use gateway_core::instances::InstanceIndex;
-use gateway_core::route::{
-    Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, departure, route,
-};
-use gateway_core::spill::{Departure, Spill, SpillRequest};
+use gateway_core::route::{Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery, route};
+use gateway_core::shed::{Shed, ShedReason};
+use gateway_core::spill::{Spill, SpillRequest};
 use gateway_core::weights::PlanWeights;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -58,6 +57,8 @@ pub(crate) struct Situation {
     pub(crate) tokens: u64,
     pub(crate) left: Duration,
     pub(crate) deployment: DeploymentName,
+    /// Regions whose admission pools reject the request.
+    pub(crate) rejecting: RegionSet,
     pub(crate) now: Instant,
 }
 
@@ -111,6 +112,7 @@ impl Situation {
             tokens: rng.random_range(0..500),
             left: Duration::from_millis(rng.random_range(0..5000)),
             deployment: DEPLOYMENT.clone(),
+            rejecting: RegionSet::EMPTY,
             now: *NOW,
             regions,
         }
@@ -139,8 +141,8 @@ impl Situation {
             priority: *priority,
             tokens: *tokens,
             left: *left,
-            turned_away: false,
-            chance: *leave_draw,
+            is_shed: false,
+            leave_draw: *leave_draw,
         }
     }
 
@@ -152,8 +154,9 @@ impl Situation {
         self.with_query(|query| route(query, self, buffer))
     }
 
-    pub(crate) fn route_rejected(&self, decision: &RouteDecision) -> Option<Departure> {
-        self.with_query(|query| departure(query.spillover.as_ref()?, self, &decision.candidates, true))
+    /// The same situation, in which the admission pools of these regions reject the request.
+    pub(crate) fn rejected_by(&self, rejecting: impl IntoIterator<Item = RegionIndex>) -> Situation {
+        Situation { rejecting: rejecting.into_iter().collect(), ..self.clone() }
     }
 
     fn with_query<T>(&self, decide: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
@@ -220,6 +223,11 @@ impl Observations for Situation {
 
     fn queue_wait(&self, region: RegionIndex) -> Option<Duration> {
         self.state(region).queue
+    }
+
+    fn rejection(&self, region: RegionIndex) -> Option<Shed> {
+        let (wait, retry_after) = (self.state(region).queue.unwrap_or_default(), Duration::from_secs(1));
+        self.rejecting.contains(region).then_some(Shed { reason: ShedReason::NoCapacity, wait, retry_after })
     }
 }
 

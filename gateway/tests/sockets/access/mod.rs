@@ -265,6 +265,7 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     let explained = scene.explain("shed").await;
     assert_eq!((&explained["regions"][0]["rank"], &explained["attempts"]), (&json!(1), &json!([])));
     assert_eq!(explained["regions"][0]["region"], explained["admission_pool"]);
+    assert!(explained["rejection"]["retry_after_ms"].is_number(), "{explained:#}");
     // Bulk is rejected together with interactive requests.
     let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
     assert!(bulk.0 == 503 && bulk.1.contains("bulk requests are rejected"), "{bulk:?}");
