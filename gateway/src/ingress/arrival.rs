@@ -1,19 +1,29 @@
 //! Context of a request at the ingress: its log record and receipt, which are written when it ends.
 
-use super::Ingress;
 use crate::events::ArrivalEnded;
-use crate::metrics::{EndpointLabel, RequestOutcome};
-use crate::receipts::{CommitFailed, QueueSlot, Received, Receiving, WriteAhead, WriterMessage, now_ms};
+use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
+use crate::receipts::{
+    CommitFailed, QueueSlot, Received, Receiving, Recorder, WriteAhead, WriterMessage, now_ms,
+};
 use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
-use regions::id::DeploymentName;
+use regions::id::{DeploymentName, RegionId};
 use replica_api::headers;
+use std::sync::Arc;
 use std::time::Instant;
+
+/// Records requests: metrics, log records and receipts.
+pub(super) struct ArrivalRecorder {
+    pub(super) region: RegionId,
+    pub(super) metrics: Arc<IngressMetrics>,
+    /// Recorder of receipts, if they are configured.
+    pub(super) receipts: Option<Recorder>,
+}
 
 /// Context of a request at its region; the gateway's counterpart is `edge::request::RequestContext`.
 pub(super) struct Arrival<'a> {
-    ingress: &'a Ingress,
-    arrived: Instant,
+    recorder: &'a ArrivalRecorder,
+    pub(super) arrived: Instant,
     endpoint: EndpointLabel,
     /// `arrived` in milliseconds since 1970.
     at_ms: u64,
@@ -35,18 +45,13 @@ pub(super) struct Arrival<'a> {
     outcome: RequestOutcome,
 }
 
-impl<'a> Arrival<'a> {
+impl ArrivalRecorder {
     /// Creates the context of a request for the replica endpoint `path`.
-    pub(super) fn open(
-        ingress: &'a Ingress,
-        session: &ServerSession,
-        path: &'static str,
-        arrived: Instant,
-    ) -> Arrival<'a> {
-        ingress.metrics.in_flight.add(1);
+    pub(super) fn open(&self, session: &ServerSession, path: &'static str, arrived: Instant) -> Arrival<'_> {
+        self.metrics.in_flight.add(1);
         let text = |name: &str| session.get_header(name).and_then(|value| value.to_str().ok());
         Arrival {
-            ingress,
+            recorder: self,
             arrived,
             endpoint: EndpointLabel::at(path),
             at_ms: now_ms(),
@@ -63,13 +68,15 @@ impl<'a> Arrival<'a> {
             outcome: RequestOutcome::Shutdown,
         }
     }
+}
 
+impl Arrival<'_> {
     /// Reserves a queue slot for the receipt of a request that requires one; returns false if there is none.
     pub(super) fn reserve_receipt(&mut self) -> bool {
         let locked = self.is_locked();
-        match self.ingress.recorder.as_ref().filter(|recorder| locked && recorder.required()) {
-            Some(recorder) => {
-                self.receipt_slot = recorder.reserve();
+        match self.recorder.receipts.as_ref().filter(|receipts| locked && receipts.required()) {
+            Some(receipts) => {
+                self.receipt_slot = receipts.reserve();
                 self.receipt_slot.is_some()
             }
             None => true,
@@ -83,10 +90,10 @@ impl<'a> Arrival<'a> {
 
     /// Makes the write-ahead receipt durable if the request requires one.
     pub(super) async fn commit(&mut self) -> Result<(), CommitFailed> {
-        let Some(recorder) = self.ingress.recorder.as_ref().filter(|_| self.receipt_slot.is_some()) else {
+        let Some(receipts) = self.recorder.receipts.as_ref().filter(|_| self.receipt_slot.is_some()) else {
             return Ok(());
         };
-        let number = recorder.number();
+        let number = receipts.number();
         self.number = Some(number);
         let receiving = Receiving {
             number,
@@ -98,7 +105,7 @@ impl<'a> Arrival<'a> {
             at_ms: self.at_ms,
             key: self.key,
         };
-        recorder.commit(WriteAhead::Receiving(receiving)).await
+        receipts.commit(WriteAhead::Receiving(receiving)).await
     }
 
     /// Records the outcome of the request.
@@ -111,11 +118,11 @@ impl<'a> Arrival<'a> {
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        self.ingress.metrics.in_flight.decrement();
+        self.recorder.metrics.in_flight.decrement();
         let ended = ArrivalEnded {
             id: &self.id,
             attempt: self.attempt,
-            region: &self.ingress.region,
+            region: &self.recorder.region,
             endpoint: self.endpoint,
             deployment: self.deployment.as_ref(),
             outcome: self.outcome,
@@ -123,8 +130,8 @@ impl Drop for Arrival<'_> {
             bytes_out: self.bytes_out,
             total: self.arrived.elapsed(),
         };
-        ended.record(&self.ingress.metrics);
-        if let Some(recorder) = &self.ingress.recorder {
+        ended.record(&self.recorder.metrics);
+        if let Some(receipts) = &self.recorder.receipts {
             let received = Received {
                 request: std::mem::take(&mut self.id),
                 attempt: self.attempt,
@@ -137,7 +144,7 @@ impl Drop for Arrival<'_> {
                 key: self.key,
                 number: self.number,
             };
-            recorder.record(WriterMessage::Received(Box::new(received)), self.receipt_slot.take());
+            receipts.record(WriterMessage::Received(Box::new(received)), self.receipt_slot.take());
         }
     }
 }

@@ -52,7 +52,7 @@ impl Hold {
             deployment: &request.deployment,
             tenant: request.tenant.as_deref().unwrap_or_default(),
             priority: request.priority,
-            bytes: request.body.len() as u64,
+            bytes: request.body.bytes.len() as u64,
             tokens: request.tokens,
             deadline: request.deadline,
             other_region_in: request.elsewhere,

@@ -3,27 +3,65 @@
 //! With mutual TLS only gateways and spokes can connect to the ingress port, and operators have neither certificate; so
 //! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
-use super::Ingress;
-use crate::listener::{AfterResponse, RequestHandler};
+use super::hold::Hold;
+use super::replicas::Replicas;
+use crate::listener::{AfterResponse, Listener, RequestHandler};
+use crate::metrics::{IngressMetrics, ListenerMetrics};
+use crate::receipts::ReceiptMetrics;
+use crate::request_body::BodyReader;
 use crate::respond::{self, Rejection};
+use crate::upstream::Upstream;
+use identity::ConnectionFailures;
 use pingora::protocols::http::ServerSession;
-use regions::id::DeploymentName;
+use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use scheduler_api::report::DeploymentLoad;
+use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::HeldTotals;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
+use supervision::Mutex;
+use supervision::health::HealthCheck;
+use tokio::sync::Semaphore;
 
 /// Handler of the operations port.
-pub(super) struct OperationsHandler(pub(super) Arc<Ingress>);
+pub(super) struct IngressOperations {
+    pub(super) region: RegionId,
+    pub(super) spoke: Arc<Mutex<Spoke>>,
+    pub(super) replicas: Arc<Replicas>,
+    pub(super) hold: Arc<Hold>,
+    /// Runs health checks, one at a time.
+    pub(super) health: HealthCheck,
+    pub(super) body_reader: Arc<BodyReader>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) metrics: Arc<IngressMetrics>,
+    pub(super) listener: ListenerUsage,
+    /// Metrics of the receipts, if they are configured.
+    pub(super) receipts: Option<ReceiptMetrics>,
+}
 
-impl RequestHandler for OperationsHandler {
+/// Metrics of the listener for gateways.
+pub(super) struct ListenerUsage {
+    pub(super) metrics: Arc<ListenerMetrics>,
+    /// One permit for each connection that can still be opened.
+    pub(super) connections: Arc<Semaphore>,
+    /// Rejected connections.
+    pub(super) refused: Arc<ConnectionFailures>,
+}
+
+impl ListenerUsage {
+    pub(super) fn of(listener: &Listener, refused: Arc<ConnectionFailures>) -> ListenerUsage {
+        ListenerUsage { metrics: listener.metrics(), connections: listener.permits(), refused }
+    }
+}
+
+impl RequestHandler for IngressOperations {
     async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
-        match self.0.operators(session, method.as_str(), &path).await {
+        match self.respond(session, method.as_str(), &path).await {
             Some(after) => after,
             None => {
                 let none = Rejection::new(
@@ -36,9 +74,9 @@ impl RequestHandler for OperationsHandler {
     }
 }
 
-impl Ingress {
+impl IngressOperations {
     /// Responds to an operator request; `None` for all other paths.
-    pub(super) async fn operators(
+    pub(super) async fn respond(
         &self,
         session: &mut ServerSession,
         method: &str,

@@ -2,16 +2,18 @@
 //!
 //! While this spoke holds the scaler lease, it has a task for each other spoke ([`follow`]), which sends the next
 //! request when the last one was responded to, and at once when the shared state changes; the request that is under way
-//! is then dropped. Any other spoke responds ([`Ingress::peer_exchange`]): at once to a new state, and otherwise when a
+//! is then dropped. Any other spoke responds ([`PeerExchange::respond`]): at once to a new state, and otherwise when a
 //! request finds no replica, or after the time that the scaler has set.
 //!
 //! `Spoke` decides; requests use the same client and the same certificates as those of gateways.
 
-use super::Ingress;
+use super::hold::Hold;
 use crate::events::PeerExchangeFailed;
 use crate::hop::UpstreamKey;
 use crate::listener::AfterResponse;
+use crate::metrics::IngressMetrics;
 use crate::relay;
+use crate::request_body::BodyReader;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{self, ForwardError, Rejection};
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
@@ -21,16 +23,18 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
 use pingora::protocols::http::ServerSession;
 use regions::HostPort;
 use regions::id::InstanceName;
+use regions::set::RegionIndex;
 use replica_api::error::ErrorCode;
 use scheduler_api::paths;
 use scheduler_api::peer::{PEER_WAIT_MAX, PeerRequest, PeerRequestV1, PeerResponse, PeerResponseV1};
-use scheduler_core::spoke::PeerReceipt;
+use scheduler_core::spoke::{PeerReceipt, Spoke};
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use supervision::task::supervise;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
@@ -43,8 +47,22 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Limit on the bytes of a response: the demand for ten thousand deployments with names of maximum length.
 const RESPONSE_BYTES_MAX: usize = 4 << 20;
 
+/// State of the exchanges with the other spokes, as the scaler and as another spoke.
+pub(super) struct PeerExchange {
+    pub(super) here: RegionIndex,
+    pub(super) spoke: Arc<Mutex<Spoke>>,
+    pub(super) hold: Arc<Hold>,
+    /// Connections to the other spokes.
+    pub(super) upstream: Upstream,
+    pub(super) body_reader: Arc<BodyReader>,
+    pub(super) metrics: Arc<IngressMetrics>,
+    /// Signals to the scaler, and to the probes of replicas.
+    pub(super) scaler_wake: Arc<Notify>,
+    pub(super) changed: Arc<Notify>,
+}
+
 /// Exchanges with the other spokes while this one holds the scaler lease. `shared` is the number of the shared state.
-pub(super) async fn follow(ingress: Arc<Ingress>, upstream: Arc<Upstream>, shared: watch::Receiver<u64>) {
+pub(super) async fn follow(exchange: Arc<PeerExchange>, shared: watch::Receiver<u64>) {
     let mut tasks = JoinSet::new();
     let mut by_peer: BTreeMap<(InstanceName, HostPort), AbortHandle> = BTreeMap::new();
     let mut timer = interval(LIST_PERIOD);
@@ -52,7 +70,7 @@ pub(super) async fn follow(ingress: Arc<Ingress>, upstream: Arc<Upstream>, share
     loop {
         timer.tick().await;
         while tasks.try_join_next().is_some() {}
-        let peers = ingress.spoke.lock().peers();
+        let peers = exchange.spoke.lock().peers();
         by_peer.retain(|(name, address), task| {
             let stays = peers.get(name) == Some(address);
             if !stays {
@@ -62,11 +80,11 @@ pub(super) async fn follow(ingress: Arc<Ingress>, upstream: Arc<Upstream>, share
         });
         for peer in peers {
             by_peer.entry(peer).or_insert_with_key(|(name, address)| {
-                let (ingress, upstream, shared) = (ingress.clone(), upstream.clone(), shared.clone());
-                let key = UpstreamKey { region: ingress.here, address: address.clone() };
+                let (exchange, shared) = (exchange.clone(), shared.clone());
+                let key = UpstreamKey { region: exchange.here, address: address.clone() };
                 let name = name.clone();
                 tasks.spawn(supervise("exchange with a spoke", move || {
-                    exchanges(ingress.clone(), upstream.clone(), shared.clone(), name.clone(), key.clone())
+                    exchanges(exchange.clone(), shared.clone(), name.clone(), key.clone())
                 }))
             });
         }
@@ -75,8 +93,7 @@ pub(super) async fn follow(ingress: Arc<Ingress>, upstream: Arc<Upstream>, share
 
 /// Exchanges with one other spoke until cancelled.
 async fn exchanges(
-    ingress: Arc<Ingress>,
-    upstream: Arc<Upstream>,
+    exchange: Arc<PeerExchange>,
     mut shared: watch::Receiver<u64>,
     name: InstanceName,
     key: UpstreamKey,
@@ -84,23 +101,23 @@ async fn exchanges(
     let mut is_failing = false;
     loop {
         shared.borrow_and_update();
-        let request = ingress.spoke.lock().peer_request(&name, Instant::now());
+        let request = exchange.spoke.lock().peer_request(&name, Instant::now());
         let Some(request) = request else {
             // The lease was lost; this task is about to end.
             sleep(LIST_PERIOD).await;
             continue;
         };
         let sent = tokio::select! {
-            sent = timeout(request.wait + EXCHANGE_TIMEOUT, send(&upstream, &key, &request)) => sent,
+            sent = timeout(request.wait + EXCHANGE_TIMEOUT, send(&exchange.upstream, &key, &request)) => sent,
             Ok(()) = shared.changed() => continue,
         };
         let sent = sent.unwrap_or_else(|late| Err(late.to_string()));
-        match sent.and_then(|response| ingress.peer_responded(&name, response)) {
+        match sent.and_then(|response| exchange.responded(&name, response)) {
             Ok(()) => is_failing = false,
             Err(error) => {
                 let (instance, address, is_new) = (&name, &key.address, !is_failing);
                 PeerExchangeFailed { instance, address, error: &error, is_new }
-                    .record(&ingress.metrics.peer_failures);
+                    .record(&exchange.metrics.peer_failures);
                 is_failing = true;
                 sleep(RETRY_DELAY).await;
             }
@@ -129,9 +146,9 @@ async fn send(upstream: &Upstream, key: &UpstreamKey, request: &PeerRequest) -> 
     }
 }
 
-impl Ingress {
+impl PeerExchange {
     /// Records the response of another spoke.
-    fn peer_responded(&self, name: &InstanceName, response: PeerResponse) -> Result<(), String> {
+    fn responded(&self, name: &InstanceName, response: PeerResponse) -> Result<(), String> {
         self.metrics.peer_exchanges.add(1);
         let news = self.spoke.lock().peer_responded(name, response, Instant::now());
         let news = news.map_err(|error| error.to_string())?;
@@ -145,10 +162,7 @@ impl Ingress {
     }
 
     /// Responds to the spoke that scales the region.
-    pub(super) async fn peer_exchange(
-        &self,
-        session: &mut ServerSession,
-    ) -> Result<AfterResponse, ForwardError> {
+    pub(super) async fn respond(&self, session: &mut ServerSession) -> Result<AfterResponse, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let request: PeerRequestV1 = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("Invalid exchange of a spoke: {error}."))

@@ -1,17 +1,21 @@
 //! Probe of one replica. Each result may release held requests at once.
 
-use super::Ingress;
+use super::hold::Hold;
+use super::replicas::Replicas;
 use crate::events::ReplicaMismatch;
 use crate::hop::UpstreamKey;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
-use crate::upstream::ResponseBody;
+use crate::upstream::{ResponseBody, Upstream};
 use bytes::Bytes;
 use gateway_core::outcome::AttemptFailure;
 use regions::HostPort;
+use regions::id::RegionId;
+use regions::set::RegionIndex;
 use replica_api::status::{StateV1, StatusV1};
-use scheduler_core::spoke::ReplicaStatus;
+use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use tokio::time::timeout;
 
 /// Interval of the status requests: the report period of the region.
@@ -23,19 +27,29 @@ const STATUS_BYTES_MAX: usize = 64 << 10;
 /// Path of the status.
 const STATUS: &str = "/status";
 
+/// State that the probes of all replicas share.
+pub(super) struct ReplicaProber {
+    pub(super) region: RegionId,
+    pub(super) here: RegionIndex,
+    pub(super) spoke: Arc<Mutex<Spoke>>,
+    pub(super) replicas: Arc<Replicas>,
+    pub(super) hold: Arc<Hold>,
+    pub(super) upstream: Arc<Upstream>,
+}
+
 /// Polls the status of the replica at `address`.
-pub(super) async fn watch(number: usize, address: HostPort, ingress: Arc<Ingress>) {
-    let (spoke, key) = (&ingress.spoke, UpstreamKey { region: ingress.here, address });
+pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaProber>) {
+    let (spoke, key) = (&prober.spoke, UpstreamKey { region: prober.here, address });
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         interval.tick().await;
-        match timeout(TIMEOUT, probe(&ingress, &key)).await {
+        match timeout(TIMEOUT, probe(&prober.upstream, &key)).await {
             Ok(Ok(observed)) => {
                 let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
                 mismatches
                     .into_iter()
-                    .for_each(|mismatch| ReplicaMismatch { region: &ingress.region, mismatch }.record());
+                    .for_each(|mismatch| ReplicaMismatch { region: &prober.region, mismatch }.record());
             }
             Ok(Err(error)) => {
                 tracing::debug!(address = %key.address, %error, "replica status request failed");
@@ -47,7 +61,7 @@ pub(super) async fn watch(number: usize, address: HostPort, ingress: Arc<Ingress
             }
         }
         if spoke.lock().any_request_held() {
-            ingress.hold.call();
+            prober.hold.call();
         }
     }
 }
@@ -62,10 +76,10 @@ enum ProbeError {
     Status(String),
 }
 
-async fn probe(ingress: &Ingress, key: &UpstreamKey) -> Result<ReplicaStatus, ProbeError> {
+async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ReplicaStatus, ProbeError> {
     let mut head = RequestHead::new(UpstreamMethod::Get).for_path(STATUS);
     head.put("host", AUTHORITY);
-    let sent = ingress.upstream.send_own(key, &head, &Bytes::new(), STATUS_BYTES_MAX).await;
+    let sent = upstream.send_own(key, &head, &Bytes::new(), STATUS_BYTES_MAX).await;
     let (response, _) = sent.map_err(ProbeError::NoResponse)?;
     if !response.head.status.is_success() {
         return Err(ProbeError::Code(response.head.status));

@@ -1,10 +1,13 @@
 //! Request at the ingress, and the headers in which its gateway describes it.
 
+use crate::body_memory::BufferedBody;
+use crate::circuits::random_draw;
 use crate::relay::ForwardedHeaders;
-use crate::respond::Rejection;
-use bytes::Bytes;
+use crate::request_body::BodyReader;
+use crate::respond::{ForwardError, Rejection};
 use gateway_core::circuit::Permille;
 use gateway_core::latency::SizeClass;
+use gateway_core::memory::BodyOwner;
 use gateway_core::residency::AllowedRegions;
 use pingora::protocols::http::ServerSession;
 use regions::ModelRevision;
@@ -12,8 +15,13 @@ use regions::id::DeploymentName;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
-use scheduler_core::spoke::RequestedRevision;
+use scheduler_core::spoke::{RequestedRevision, TrafficOrigin};
 use std::time::{Duration, Instant};
+
+/// Default request timeout.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
+const BYTES_PER_TOKEN: u64 = 4;
 
 /// Request to be forwarded to a replica.
 pub(super) struct ForwardedRequest {
@@ -24,7 +32,9 @@ pub(super) struct ForwardedRequest {
     pub(super) path: &'static str,
     pub(super) deployment: DeploymentName,
     pub(super) policy: AllowedRegions,
-    pub(super) body: Bytes,
+    pub(super) body: BufferedBody,
+    /// Whether its gateway sent it as spillover.
+    pub(super) origin: TrafficOrigin,
     /// Requirements of the gateway for the model revision of the response.
     pub(super) revision: RequestedRevision,
     /// Estimated tokens.
@@ -39,6 +49,43 @@ pub(super) struct ForwardedRequest {
 }
 
 impl ForwardedRequest {
+    /// Reads the options and the body of a request for `path`. `policy` and `deployment` were checked before.
+    pub(super) async fn read(
+        session: &mut ServerSession,
+        body_reader: &BodyReader,
+        path: &'static str,
+        (policy, deployment): (AllowedRegions, DeploymentName),
+        arrived: Instant,
+    ) -> Result<ForwardedRequest, ForwardError> {
+        let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
+        let origin = if session.get_header(headers::SPILLOVER).is_some() {
+            TrafficOrigin::Spillover
+        } else {
+            TrafficOrigin::Local
+        };
+        let body = body_reader.body(session, BodyOwner::default()).await?;
+        let priority = text(session, headers::PRIORITY)?;
+        Ok(ForwardedRequest {
+            id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
+            tenant: text(session, headers::TENANT)?.map(str::to_owned),
+            headers: ForwardedHeaders::of(session, &[]),
+            path,
+            deployment,
+            tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
+            body,
+            origin,
+            policy,
+            revision: RequestedRevision {
+                required: revision(session, headers::REQUIRED_REVISION)?,
+                known: revision(session, headers::MODEL_REVISION)?,
+            },
+            deadline,
+            draw: random_draw(),
+            priority: priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Interactive),
+            elsewhere: milliseconds(session, headers::ALTERNATIVE_MS)?,
+        })
+    }
+
     pub(super) fn size(&self) -> SizeClass {
         SizeClass::of(self.tokens)
     }
@@ -52,18 +99,12 @@ pub(super) fn deployment(session: &ServerSession) -> Result<DeploymentName, Reje
     name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
 }
 
-pub(super) fn milliseconds(
-    session: &ServerSession,
-    name: &'static str,
-) -> Result<Option<Duration>, Rejection> {
+fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
     let value = text(session, name)?.map(str::parse::<u64>).transpose();
     value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
 }
 
-pub(super) fn revision(
-    session: &ServerSession,
-    name: &'static str,
-) -> Result<Option<ModelRevision>, Rejection> {
+fn revision(session: &ServerSession, name: &'static str) -> Result<Option<ModelRevision>, Rejection> {
     let value = text(session, name)?.map(str::parse).transpose();
     value.map_err(|error| unreadable(name, &error))
 }

@@ -1,11 +1,11 @@
 //! Metrics endpoint of an ingress: on its operations port, or else on the port for gateways.
 
 use super::CONNECTIONS_MAX;
-use super::Ingress;
+use super::operations::IngressOperations;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::listener::AfterResponse;
 use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, ListenerScrape};
-use crate::receipts::ReceiptScrape;
+use crate::receipts::{ReceiptMetrics, ReceiptScrape};
 use crate::respond;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -116,7 +116,7 @@ pub fn metrics() -> RoleMetrics {
     RoleMetrics::of::<IngressScrape<'_>>(ROLE)
 }
 
-impl Ingress {
+impl IngressOperations {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let body = Bytes::from(self.text());
         let mut head = respond::head(200, &[(CONTENT_TYPE.as_str(), metrics::CONTENT_TYPE)]);
@@ -127,7 +127,6 @@ impl Ingress {
     fn text(&self) -> String {
         let (bodies_bytes, _, bodies_max) = self.body_reader.used();
         let (retries_left, replicas) = self.replicas.limits();
-        let recorded = self.recorder.as_ref().map(|recorder| recorder.metrics());
         let mut spoke = self.spoke.lock();
         let is_scaler = spoke.is_scaler(Instant::now());
         let reported = spoke.loads(Instant::now());
@@ -166,10 +165,10 @@ impl Ingress {
             policy_age: policy_age.map(|(age, _)| age),
             policy_max_age: policy_age.map(|(_, max)| max),
             listener: ListenerScrape {
-                listener: &self.listener,
-                connections: CONNECTIONS_MAX - self.connections.available_permits(),
+                listener: &self.listener.metrics,
+                connections: CONNECTIONS_MAX - self.listener.connections.available_permits(),
                 connections_max: CONNECTIONS_MAX,
-                refused: &self.refused.counts,
+                refused: &self.listener.refused.counts,
                 bodies: &self.body_reader.rejections,
                 bodies_bytes,
                 bodies_bytes_max: bodies_max.total,
@@ -181,7 +180,7 @@ impl Ingress {
             replica_in_flight_max: REPLICA_IN_FLIGHT_MAX,
             draining: spoke.is_draining(),
             panics: PanicMetrics::read(),
-            receipts: recorded.as_ref().map(|receipts| receipts.scrape()),
+            receipts: self.receipts.as_ref().map(ReceiptMetrics::scrape),
         };
         drop(spoke);
         metrics::render(ROLE, &scrape)

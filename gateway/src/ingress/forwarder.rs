@@ -8,20 +8,24 @@
 //! If no replica is ready and one is provisioning, the request is held ([`super::hold`]) and the selection starts
 //! again.
 
-use super::Ingress;
-use super::hold::HoldGuard;
-use super::replicas::{REPLICA_IN_FLIGHT_MAX, ReplicaAttempt};
+use super::hold::{Hold, HoldGuard};
+use super::refusals::{held_too_long, no_replica, no_response, not_held};
+use super::replicas::{ReplicaAttempt, Replicas};
 use super::request::ForwardedRequest;
+use super::residency::ResidencyGuard;
 use crate::events::RevisionChanged;
 use crate::respond::Rejection;
-use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
+use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
+use regions::id::RegionId;
+use regions::set::RegionIndex;
 use regions::{HostPort, ModelRevision};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use scheduler_core::spoke;
-use scheduler_core::spoke::hold::{HoldLimit, HoldLimits, HoldRejection, ReleaseReason};
+use scheduler_core::spoke::hold::{HoldRejection, ReleaseReason};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Connect timeout. Replicas are in the same region; one that does not accept a connection in this time does not accept
@@ -44,12 +48,27 @@ impl HoldTimes {
     }
 }
 
-impl Ingress {
+/// Forwards requests to the replicas of the region.
+pub(super) struct ReplicaForwarder {
+    pub(super) region: RegionId,
+    pub(super) here: RegionIndex,
+    pub(super) residency: Arc<ResidencyGuard>,
+    pub(super) replicas: Arc<Replicas>,
+    pub(super) hold: Arc<Hold>,
+    pub(super) upstream: Arc<Upstream>,
+}
+
+/// Response of a replica.
+pub(super) struct ReplicaResponse<'a> {
+    pub(super) response: UpstreamResponse,
+    /// The attempt, until the response is relayed.
+    pub(super) attempt: ReplicaAttempt<'a>,
+    pub(super) held: HoldTimes,
+}
+
+impl ReplicaForwarder {
     /// Sends a request to replicas, one after the other, until one responds.
-    pub(super) async fn send_to_replica(
-        &self,
-        request: &ForwardedRequest,
-    ) -> Result<(UpstreamResponse, ReplicaAttempt<'_>, HoldTimes), Rejection> {
+    pub(super) async fn forward(&self, request: &ForwardedRequest) -> Result<ReplicaResponse<'_>, Rejection> {
         let (mut plan, mut held) = (ReplicaPlan::new(request.deadline), HoldTimes::default());
         let mut attempt = self.select_replica(request, &mut plan, &mut held).await?;
         loop {
@@ -81,7 +100,7 @@ impl Ingress {
                 }
                 Ok(Ok(response)) => {
                     attempt.responded(request, response.head.status.as_u16(), plan.responded());
-                    return Ok((response, attempt, held));
+                    return Ok(ReplicaResponse { response, attempt, held });
                 }
                 Ok(Err(failure)) => {
                     let (step, recorded) = plan.failed(failure, Instant::now());
@@ -99,7 +118,11 @@ impl Ingress {
                     attempt = self.select_replica(request, &mut plan, &mut held).await?;
                 }
                 ReplicaStep::NoReplica => {
-                    return Err(self.no_replica(request, spoke::NoReplica::RevisionNotServed));
+                    return Err(no_replica(
+                        &request.deployment,
+                        &self.region,
+                        spoke::NoReplica::RevisionNotServed,
+                    ));
                 }
                 ReplicaStep::Failed(failure) => return Err(no_response(failure)),
             }
@@ -144,112 +167,30 @@ impl Ingress {
                 | spoke::NoReplica::QueueNotEmpty => true,
             };
             if plan.not_selected(may_become_ready) != ReplicaStep::Hold {
-                return Err(self.no_replica(request, refusal));
+                return Err(no_replica(&request.deployment, &self.region, refusal));
             }
             let mut hold = match self.hold.enter(request) {
                 Ok(None) if plan.not_held() == ReplicaStep::Select => continue,
                 Ok(None) | Err(HoldRejection::NotProvisioned) => {
-                    return Err(self.no_replica(request, refusal));
+                    return Err(no_replica(&request.deployment, &self.region, refusal));
                 }
                 Ok(Some(hold)) => hold,
-                Err(why) => return Err(self.not_held(request, why)),
+                Err(why) => return Err(not_held(&request.deployment, &self.region, why)),
             };
             let outcome = hold.wait(plan.deadline()).await;
             held.lasted = Some(held.lasted.unwrap_or_default() + hold.held_for());
             // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
-            self.check_deployment_policy(&request.deployment)?;
+            self.residency.check_deployment_policy(&request.deployment)?;
             match outcome {
                 Some(ReleaseReason::ReplicaReady { cold_start }) => held.cold_start = cold_start,
                 Some(ReleaseReason::Unservable) => {
-                    return Err(self.no_replica(request, refusal).with(held.headers()));
+                    return Err(no_replica(&request.deployment, &self.region, refusal).with(held.headers()));
                 }
-                None => return Err(held_too_long(request).with(held.headers())),
+                None => return Err(held_too_long(&request.deployment).with(held.headers())),
             }
             plan.released();
             guard = Some(hold);
         }
-    }
-
-    /// Returns the error of a request that no replica takes and that was not held.
-    fn no_replica(&self, request: &ForwardedRequest, refusal: spoke::NoReplica) -> Rejection {
-        let (deployment, region) = (&request.deployment, &self.region);
-        match refusal {
-            spoke::NoReplica::UnknownDeployment => {
-                let message = format!("Region {region} has no replica for '{deployment}'.");
-                Rejection::new(ErrorCode::NotReady, message)
-            }
-            spoke::NoReplica::NoneReady { .. } | spoke::NoReplica::QueueNotEmpty => {
-                let message = format!("No replica for '{deployment}' is ready in region {region}.");
-                Rejection::new(ErrorCode::NotReady, message)
-            }
-            spoke::NoReplica::RevisionNotServed => {
-                let message = format!(
-                    "No replica for '{deployment}' in region {region} has the model revision that this request must be \
-                     computed with."
-                );
-                Rejection::new(ErrorCode::ModelRevisionUnavailable, message)
-            }
-            spoke::NoReplica::Full { retry_after } => {
-                let message = format!(
-                    "Each replica of '{deployment}' in region {region} has {} requests in flight, the limit; try again \
-                     shortly, or send fewer at once.",
-                    REPLICA_IN_FLIGHT_MAX
-                );
-                Rejection::new(ErrorCode::Overloaded, message).after(retry_after)
-            }
-        }
-    }
-
-    /// Returns the error of a request that is not held for a replica.
-    fn not_held(&self, request: &ForwardedRequest, why: HoldRejection) -> Rejection {
-        let (deployment, region) = (&request.deployment, &self.region);
-        let (ready_in, code, message) = match why {
-            HoldRejection::NotProvisioned => {
-                return self.no_replica(request, spoke::NoReplica::UnknownDeployment);
-            }
-            HoldRejection::OtherRegion { ready_in } => (
-                ready_in,
-                ErrorCode::NotReady,
-                format!(
-                    "A replica for '{deployment}' needs {} ms to be ready in region {region}; another region responds \
-                     sooner.",
-                    ready_in.as_millis()
-                ),
-            ),
-            HoldRejection::PastDeadline { ready_in } => (
-                ready_in,
-                ErrorCode::ColdStart,
-                format!(
-                    "A replica for '{deployment}' needs {} ms to be ready in region {region}, longer than \
-                     the deadline of this request; retry then, or set a longer timeout with {}.",
-                    ready_in.as_millis(),
-                    headers::TIMEOUT_MS
-                ),
-            ),
-            HoldRejection::Full { limit: HoldLimit::TenantRequests | HoldLimit::TenantBytes, ready_in } => (
-                ready_in,
-                ErrorCode::Overloaded,
-                format!(
-                    "The requests of this tenant that wait for a replica of '{deployment}' in region {region} \
-                     have reached the limit, {} requests or {} bytes; one is ready in {} ms.",
-                    HoldLimits::DEFAULT.tenant_requests,
-                    HoldLimits::DEFAULT.tenant_bytes,
-                    ready_in.as_millis()
-                ),
-            ),
-            HoldRejection::Full { limit: HoldLimit::Requests | HoldLimit::Bytes, ready_in } => (
-                ready_in,
-                ErrorCode::Saturated,
-                format!(
-                    "The requests that wait for replicas in region {region} have reached the limit, {} requests or {} \
-                     bytes; one for '{deployment}' is ready in {} ms.",
-                    HoldLimits::DEFAULT.requests,
-                    HoldLimits::DEFAULT.bytes,
-                    ready_in.as_millis()
-                ),
-            ),
-        };
-        Rejection::new(code, message).after(ready_in)
     }
 
     async fn send(
@@ -268,8 +209,8 @@ impl Ingress {
         extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
         let revision = revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
-        let head = headers.head(path, body, &extra);
-        let body = policy.seal(body.clone());
+        let head = headers.head(path, &body.bytes, &extra);
+        let body = policy.seal(body.bytes.clone());
         let response = self.upstream.send(to, CONNECT_TIMEOUT, head, body, BUFFERED_RESPONSE_MAX);
         tokio::time::timeout(left, response).await.unwrap_or(Err(AttemptFailure::DeadlineExceeded))
     }
@@ -280,30 +221,5 @@ async fn timer(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
-    }
-}
-
-fn held_too_long(request: &ForwardedRequest) -> Rejection {
-    let message =
-        format!("No replica for '{}' became ready before the request's deadline.", request.deployment);
-    Rejection::new(ErrorCode::DeadlineExceeded, message)
-}
-
-fn no_response(failure: AttemptFailure) -> Rejection {
-    match failure {
-        AttemptFailure::DeadlineExceeded => Rejection::new(
-            ErrorCode::DeadlineExceeded,
-            "The replica did not respond before the request's deadline.",
-        ),
-        AttemptFailure::StaleConnection
-        | AttemptFailure::Unreachable
-        | AttemptFailure::WrongPeer
-        | AttemptFailure::Declined
-        | AttemptFailure::FirstByteTimeout
-        | AttemptFailure::RegionDown
-        | AttemptFailure::ReceiptUnavailable => Rejection::new(
-            ErrorCode::ReplicaUnreachable,
-            "The replica could not be reached or closed the connection before it responded.",
-        ),
     }
 }

@@ -1,0 +1,133 @@
+//! Components of an ingress, and its background tasks.
+
+use super::arrival::ArrivalRecorder;
+use super::forwarder::ReplicaForwarder;
+use super::hold::Hold;
+use super::operations::{IngressOperations, ListenerUsage};
+use super::peers::{self, PeerExchange};
+use super::pipeline::IngressPipeline;
+use super::probe::ReplicaProber;
+use super::replicas::Replicas;
+use super::reports::ReportExchange;
+use super::residency::ResidencyGuard;
+use super::{IngressConfig, IngressError, IngressSignals, follow};
+use crate::body_memory::BodyLimits;
+use crate::config::Timeouts;
+use crate::metrics::IngressMetrics;
+use crate::receipts::Recorder;
+use crate::request_body::BodyReader;
+use crate::upstream::Upstream;
+use identity::Transport;
+use regions::set::RegionIndex;
+use scheduler_core::spoke::Spoke;
+use std::sync::Arc;
+use supervision::Mutex;
+use supervision::health::HealthCheck;
+use supervision::task::supervise;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+/// Components of an ingress, by what uses them: its listeners and its background tasks.
+pub(super) struct Ingress {
+    /// Handler of the listener for gateways.
+    pub(super) pipeline: Arc<IngressPipeline>,
+    /// Handler of the operations port.
+    pub(super) operations: Arc<IngressOperations>,
+    prober: Arc<ReplicaProber>,
+    peers: Arc<PeerExchange>,
+    /// Signal that replicas were added or removed.
+    changed: Arc<Notify>,
+    /// Sequence number of the state to share with the other spokes.
+    shared: Arc<watch::Sender<u64>>,
+    transport: Transport,
+}
+
+impl Ingress {
+    /// Creates the components of an ingress in the region `here`.
+    pub(super) fn new(
+        config: IngressConfig,
+        here: RegionIndex,
+        spoke: Arc<Mutex<Spoke>>,
+        timeouts: Timeouts,
+        listener: ListenerUsage,
+        recorder: Option<Recorder>,
+    ) -> Result<Ingress, IngressError> {
+        let IngressConfig { region, signals, catalogue, transport, resolver, .. } = config;
+        let IngressSignals { wake, changed, shared } = signals;
+        let to_spokes = Upstream::to_regions(&transport, true, &catalogue, resolver.clone())?;
+        let to_replicas = Arc::new(Upstream::to_replicas(&transport, &catalogue, resolver)?);
+        let limits = BodyLimits::from_gateways(timeouts.body);
+        let body_reader = Arc::new(BodyReader::new(limits).map_err(IngressError::Threads)?);
+        let metrics: Arc<IngressMetrics> = Arc::default();
+        let hold = Arc::new(Hold::new(spoke.clone(), wake.clone()));
+        let replicas = Arc::new(Replicas::new(spoke.clone(), hold.clone()));
+        let residency =
+            Arc::new(ResidencyGuard { region: region.clone(), here, catalogue, spoke: spoke.clone() });
+        let peers = Arc::new(PeerExchange {
+            here,
+            spoke: spoke.clone(),
+            hold: hold.clone(),
+            upstream: to_spokes,
+            body_reader: body_reader.clone(),
+            metrics: metrics.clone(),
+            scaler_wake: wake,
+            changed: changed.clone(),
+        });
+        let prober = Arc::new(ReplicaProber {
+            region: region.clone(),
+            here,
+            spoke: spoke.clone(),
+            replicas: replicas.clone(),
+            hold: hold.clone(),
+            upstream: to_replicas.clone(),
+        });
+        let operations = Arc::new(IngressOperations {
+            region: region.clone(),
+            spoke: spoke.clone(),
+            replicas: replicas.clone(),
+            hold: hold.clone(),
+            health: HealthCheck::default(),
+            body_reader: body_reader.clone(),
+            upstream: to_replicas.clone(),
+            metrics: metrics.clone(),
+            listener,
+            receipts: recorder.as_ref().map(Recorder::metrics),
+        });
+        let pipeline = Arc::new(IngressPipeline {
+            forwarder: ReplicaForwarder {
+                region: region.clone(),
+                here,
+                residency: residency.clone(),
+                replicas,
+                hold,
+                upstream: to_replicas,
+            },
+            arrival_recorder: ArrivalRecorder {
+                region: region.clone(),
+                metrics: metrics.clone(),
+                receipts: recorder,
+            },
+            reports: ReportExchange::new(spoke.clone(), body_reader.clone(), metrics),
+            peers: peers.clone(),
+            operations: operations.clone(),
+            region,
+            spoke,
+            residency,
+            body_reader,
+        });
+        Ok(Ingress { pipeline, operations, prober, peers, changed, shared, transport })
+    }
+
+    /// Starts the tasks that follow the certificates, the replicas, and the other spokes of the region.
+    pub(super) fn start_tasks(&self, tasks: &mut JoinSet<()>) {
+        if let Some(identity) = self.transport.identity().cloned() {
+            tasks.spawn(supervise("identity", move || identity.clone().follow()));
+        }
+        let (prober, changed) = (self.prober.clone(), self.changed.clone());
+        tasks.spawn(supervise("replicas", move || follow::replicas(prober.clone(), changed.clone())));
+        let (peers, shared) = (self.peers.clone(), self.shared.clone());
+        tasks.spawn(supervise("exchange with spokes", move || {
+            peers::follow(peers.clone(), shared.subscribe())
+        }));
+    }
+}
