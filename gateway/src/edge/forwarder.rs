@@ -20,7 +20,7 @@ use super::refusals::{
     residency_too_long, unknown_model,
 };
 use super::region_monitor::{InFlight, NextStep, RegionMonitor};
-use super::region_states::REGION_IN_FLIGHT_MAX;
+use super::region_states::{REGION_IN_FLIGHT_MAX, RoutingContext};
 use super::request::Request;
 use super::table::Current;
 use super::view::{Terms, View};
@@ -41,6 +41,7 @@ use replica_api::error::{ErrorCode, Remedy};
 use replica_api::headers;
 use replica_api::priority::Priority;
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -101,116 +102,19 @@ impl Forwarder {
         trail: &mut Trail,
     ) -> Result<AttemptResponse, ForwardError> {
         // Subscribed before the first step, so that no loss of a region falls between the two.
-        let mut health_changes = self.region_monitor.subscribe();
-        let routing = request.routing_context();
+        let health_changes = self.region_monitor.subscribe();
         self.policy.renew(request, &mut permit)?;
-        let route = &request.route;
-        let targets = route.targets().map(|target| target.region).collect();
-        let hedges = self.config.hedge && request.priority == Priority::Interactive;
-        let mut plan = RequestPlan::new(targets, hedges, request.arrived + request.timeout);
-        plan.restrict(*permit.allowed);
-        let mut next = self.region_monitor.start(&mut plan, &routing);
-        // A part of a split request may have been rejected before.
-        let before = trail.count() as u32;
-        let (mut last_response, mut policy_rejection, mut race) = (None, None, Race::new(trail));
+        let mut state = ForwardState::new(self, request, permit, health_changes, trail);
+        let mut next = self.region_monitor.start(&mut state.plan, &state.routing);
         loop {
-            match next.step {
-                Step::Send { region, instance: _, attempt, cause, instead_of } => {
-                    if let Some(late) = instead_of {
-                        drop(race.cancel(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
-                    }
-                    let (number, cause) = match cause {
-                        AttemptCause::First if before > 0 => (attempt + before, AttemptCause::Retry),
-                        cause => (attempt + before, cause),
-                    };
-                    let mut in_flight =
-                        next.in_flight.take().expect("a step that sends has an in-flight guard");
-                    let (instance, address) = in_flight.take_spoke().unzip();
-                    let spills_over = cause == AttemptCause::First && request.spills_over_to(region);
-                    let cause = if spills_over { AttemptCause::Spillover } else { cause };
-                    let (began, key) = (Instant::now(), self.next_attempt_key());
-                    let left = plan.time_left(began);
-                    let policy = permit.newer_than(request);
-                    let attempt = OutboundAttempt { region, address, number, cause, key, began, left };
-                    let completion = self.attempt(request, permit.clone(), attempt);
-                    race.start(cause, in_flight, AttemptStart { began, key, policy, instance }, completion);
-                }
-                Step::Wait => {}
-                Step::RelayResponse | Step::NoRegionReachable if policy_rejection.is_some() => {
-                    return Err(policy_rejection.take().expect("checked above"));
-                }
-                Step::RelayResponse => {
-                    return Ok(last_response
-                        .take()
-                        .expect("a plan relays only a response that was received"));
-                }
-                Step::NoRegionReachable => {
-                    return Err(self.no_region_reachable(request, &permit).into());
-                }
-                Step::RegionFull(region) => return Err(self.region_full(region).into()),
-                Step::ReceiptUnavailable => return Err(no_receipt().into()),
-                Step::DeadlineExceeded => {
-                    race.cancel_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
-                    return Err(deadline_passed(request.timeout).into());
-                }
+            if let Some(response) = state.perform(next)? {
+                return Ok(response);
             }
-            let event = tokio::select! {
-                biased;
-                (attempt, ended) = race.next() => ForwardEvent::AttemptEnded(attempt, ended),
-                _ = health_changes.changed() => ForwardEvent::HealthChanged,
-                () = tokio::time::sleep_until(plan.next_timer().into()) => ForwardEvent::TimerFired,
-            };
-            // Attempts in flight were sent under an older policy; every further attempt is sent under the newest.
-            if let Err(refusal) = self.policy.renew(request, &mut permit) {
-                policy_rejection = Some(refusal.into());
-            }
-            plan.restrict(if policy_rejection.is_some() { RegionSet::EMPTY } else { *permit.allowed });
-            next = match event {
-                ForwardEvent::AttemptEnded(attempt, Ok(received))
-                    if !is_retryable_elsewhere(&received.response) =>
-                {
-                    let status = received.response.head.status.as_u16();
-                    let took = received.waited.saturating_sub(held_duration(&received.response));
-                    self.region_monitor.response_received(&mut plan, attempt, &routing, status, took);
-                    race.slower().for_each(|slower| self.region_monitor.hedge_won(slower));
-                    race.cancel_all(AttemptEnd::Cancelled);
-                    return Ok(received);
-                }
-                ForwardEvent::AttemptEnded(attempt, Ok(received)) => {
-                    let status = received.response.head.status.as_u16();
-                    last_response = Some(received);
-                    self.region_monitor.attempt_failed(
-                        &mut plan,
-                        attempt,
-                        AttemptFailure::Declined,
-                        Some(status),
-                        &routing,
-                    )
-                }
-                ForwardEvent::AttemptEnded(attempt, Err(failure)) => {
-                    let region = self.config.catalogue.region(attempt.region()).id.as_str();
-                    tracing::debug!(id = request.id, region, ?failure, "attempt failed");
-                    self.region_monitor.attempt_failed(&mut plan, attempt, failure, None, &routing)
-                }
-                ForwardEvent::HealthChanged => match race
-                    .find_region(|region| self.region_monitor.should_abandon(&plan, region, &routing))
-                {
-                    Some(region) => {
-                        let attempt = race.cancel(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
-                        // The other attempt of a hedged request may have to be abandoned too, so the change is handled
-                        // again.
-                        health_changes.mark_changed();
-                        self.region_monitor.attempt_failed(
-                            &mut plan,
-                            attempt,
-                            AttemptFailure::RegionDown,
-                            None,
-                            &routing,
-                        )
-                    }
-                    None => NextStep::WAIT,
-                },
-                ForwardEvent::TimerFired => self.region_monitor.timers_expired(&mut plan, &routing),
+            let event = state.next_event().await;
+            state.renew_policy();
+            next = match state.handle(event) {
+                ControlFlow::Continue(next) => next,
+                ControlFlow::Break(response) => return Ok(response),
             };
         }
     }
@@ -327,6 +231,177 @@ impl Forwarder {
                 policy.residency.as_str()
             ),
         )
+    }
+}
+
+/// Request that is being forwarded: its plan, its attempts in flight, and the policy under which it may be sent.
+struct ForwardState<'a> {
+    forwarder: &'a Forwarder,
+    request: &'a Request,
+    routing: RoutingContext<'a>,
+    race: Race<'a>,
+    plan: RequestPlan,
+    permit: Permit,
+    health_changes: watch::Receiver<()>,
+    /// Number of attempts before this forwarding: a part of a split request may have been rejected before.
+    attempts_before: u32,
+    /// Last response of a region that reports that another region could serve the request.
+    last_response: Option<AttemptResponse>,
+    /// Reason why the request may not be sent any more. It is returned when no attempt is in flight.
+    policy_rejection: Option<Rejection>,
+}
+
+impl<'a> ForwardState<'a> {
+    fn new(
+        forwarder: &'a Forwarder,
+        request: &'a Request,
+        permit: Permit,
+        health_changes: watch::Receiver<()>,
+        trail: &'a mut Trail,
+    ) -> ForwardState<'a> {
+        let targets = request.route.targets().map(|target| target.region).collect();
+        let hedges = forwarder.config.hedge && request.priority == Priority::Interactive;
+        let mut plan = RequestPlan::new(targets, hedges, request.arrived + request.timeout);
+        plan.restrict(*permit.allowed);
+        ForwardState {
+            forwarder,
+            request,
+            routing: request.routing_context(),
+            attempts_before: trail.count() as u32,
+            race: Race::new(trail),
+            plan,
+            permit,
+            health_changes,
+            last_response: None,
+            policy_rejection: None,
+        }
+    }
+
+    /// Performs a step of the plan; returns the response if it is the last one.
+    fn perform(&mut self, next: NextStep<'a>) -> Result<Option<AttemptResponse>, ForwardError> {
+        match next.step {
+            Step::Send { region, instance: _, attempt, cause, instead_of } => {
+                if let Some(late) = instead_of {
+                    drop(self.race.cancel(late, AttemptEnd::Failed(AttemptFailure::FirstByteTimeout)));
+                }
+                let in_flight = next.in_flight.expect("a step that sends has an in-flight guard");
+                self.send(region, attempt, cause, in_flight);
+                Ok(None)
+            }
+            Step::Wait => Ok(None),
+            Step::RelayResponse | Step::NoRegionReachable if self.policy_rejection.is_some() => {
+                Err(self.policy_rejection.take().expect("checked above").into())
+            }
+            Step::RelayResponse => {
+                let response = self.last_response.take();
+                Ok(Some(response.expect("a plan relays only a response that was received")))
+            }
+            Step::NoRegionReachable => {
+                Err(self.forwarder.no_region_reachable(self.request, &self.permit).into())
+            }
+            Step::RegionFull(region) => Err(self.forwarder.region_full(region).into()),
+            Step::ReceiptUnavailable => Err(no_receipt().into()),
+            Step::DeadlineExceeded => {
+                self.race.cancel_all(AttemptEnd::Failed(AttemptFailure::DeadlineExceeded));
+                Err(deadline_passed(self.request.timeout).into())
+            }
+        }
+    }
+
+    /// Starts an attempt at a region.
+    fn send(&mut self, region: RegionIndex, attempt: u32, cause: AttemptCause, mut in_flight: InFlight<'a>) {
+        let (forwarder, request) = (self.forwarder, self.request);
+        let number = attempt + self.attempts_before;
+        let cause = match cause {
+            AttemptCause::First if self.attempts_before > 0 => AttemptCause::Retry,
+            AttemptCause::First if request.spills_over_to(region) => AttemptCause::Spillover,
+            cause => cause,
+        };
+        let (instance, address) = in_flight.take_spoke().unzip();
+        let (began, key) = (Instant::now(), forwarder.next_attempt_key());
+        let left = self.plan.time_left(began);
+        let policy = self.permit.newer_than(request);
+        let attempt = OutboundAttempt { region, address, number, cause, key, began, left };
+        let completion = forwarder.attempt(request, self.permit.clone(), attempt);
+        self.race.start(cause, in_flight, AttemptStart { began, key, policy, instance }, completion);
+    }
+
+    /// Waits until an attempt has ended, the health of a region is worse, or a timer of the plan fires.
+    async fn next_event(&mut self) -> ForwardEvent<'a> {
+        tokio::select! {
+            biased;
+            (attempt, ended) = self.race.next() => ForwardEvent::AttemptEnded(attempt, ended),
+            _ = self.health_changes.changed() => ForwardEvent::HealthChanged,
+            () = tokio::time::sleep_until(self.plan.next_timer().into()) => ForwardEvent::TimerFired,
+        }
+    }
+
+    /// Restricts the plan to the regions that the newest policy allows. Attempts in flight were sent under an older policy;
+    /// every further attempt is sent under the newest.
+    fn renew_policy(&mut self) {
+        if let Err(refusal) = self.forwarder.policy.renew(self.request, &mut self.permit) {
+            self.policy_rejection = Some(refusal);
+        }
+        let is_rejected = self.policy_rejection.is_some();
+        self.plan.restrict(if is_rejected { RegionSet::EMPTY } else { *self.permit.allowed });
+    }
+
+    /// Records an event: ends with the response of a region, or continues with the next step of the plan.
+    fn handle(&mut self, event: ForwardEvent<'a>) -> ControlFlow<AttemptResponse, NextStep<'a>> {
+        ControlFlow::Continue(match event {
+            ForwardEvent::AttemptEnded(attempt, Ok(received))
+                if !is_retryable_elsewhere(&received.response) =>
+            {
+                self.responded(attempt, &received);
+                return ControlFlow::Break(received);
+            }
+            ForwardEvent::AttemptEnded(attempt, Ok(received)) => {
+                let status = received.response.head.status.as_u16();
+                self.last_response = Some(received);
+                self.failed(attempt, AttemptFailure::Declined, Some(status))
+            }
+            ForwardEvent::AttemptEnded(attempt, Err(failure)) => {
+                let region = self.forwarder.config.catalogue.region(attempt.region()).id.as_str();
+                tracing::debug!(id = self.request.id, region, ?failure, "attempt failed");
+                self.failed(attempt, failure, None)
+            }
+            ForwardEvent::HealthChanged => self.abandon_lost_attempt(),
+            ForwardEvent::TimerFired => {
+                self.forwarder.region_monitor.timers_expired(&mut self.plan, &self.routing)
+            }
+        })
+    }
+
+    /// Records the response that is relayed, and cancels the other attempts.
+    fn responded(&mut self, attempt: InFlight<'a>, received: &AttemptResponse) {
+        let monitor = &self.forwarder.region_monitor;
+        let status = received.response.head.status.as_u16();
+        let took = received.waited.saturating_sub(held_duration(&received.response));
+        monitor.response_received(&mut self.plan, attempt, &self.routing, status, took);
+        self.race.slower().for_each(|slower| monitor.hedge_won(slower));
+        self.race.cancel_all(AttemptEnd::Cancelled);
+    }
+
+    /// Records a failed attempt, and returns the next step of the plan.
+    fn failed(
+        &mut self,
+        attempt: InFlight<'a>,
+        failure: AttemptFailure,
+        status: Option<u16>,
+    ) -> NextStep<'a> {
+        let monitor = &self.forwarder.region_monitor;
+        monitor.attempt_failed(&mut self.plan, attempt, failure, status, &self.routing)
+    }
+
+    /// Abandons the first attempt whose region or instance is lost, and returns the next step of the plan.
+    fn abandon_lost_attempt(&mut self) -> NextStep<'a> {
+        let monitor = &self.forwarder.region_monitor;
+        let lost = self.race.find_region(|region| monitor.should_abandon(&self.plan, region, &self.routing));
+        let Some(region) = lost else { return NextStep::WAIT };
+        let attempt = self.race.cancel(region, AttemptEnd::Failed(AttemptFailure::RegionDown));
+        // The other attempt of a hedged request may have to be abandoned too, so the change is handled again.
+        self.health_changes.mark_changed();
+        self.failed(attempt, AttemptFailure::RegionDown, None)
     }
 }
 

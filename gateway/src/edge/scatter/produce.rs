@@ -22,8 +22,8 @@ use crate::metrics::PartOutcome;
 use crate::respond::ForwardError;
 use crate::respond::{RETRY_AFTER_MS, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use gateway_core::scatter::dispatch::SubRequestDispatcher;
-use gateway_core::scatter::split;
+use gateway_core::scatter::dispatch::{SplitTarget, SubRequestDispatcher};
+use gateway_core::scatter::split::SubRequest;
 use gateway_core::trail::Trail;
 use http::header::RETRY_AFTER;
 use regions::health::Health;
@@ -76,125 +76,23 @@ impl Splitter {
             None => self.acquire_request(request).await.map_err(|refusal| (refusal.into(), false))?,
         };
         let context = PartContext { request, view, splittable: &splittable, receipts };
-        let deadline = request.arrived + request.timeout;
-        let mut dispatcher = SubRequestDispatcher::new(&targets);
-        let mut buffer = JoinBuffer::new(&splittable);
-        // Ordered by number: the first part is the one that the response needs next.
-        let mut pending: BTreeMap<usize, _> =
-            sub_requests.into_iter().enumerate().zip(trails).map(pending_part).collect();
-        let mut streaming: BTreeMap<usize, (PendingPart<'_>, RegionIndex, StreamingPart)> = BTreeMap::new();
-        let mut in_flight: FuturesUnordered<PartFuture<'_>> = FuturesUnordered::new();
+        let mut parts = SplitExecution::new(self, context, sub_requests, trails, &targets);
         loop {
-            // Time of the next action if no part makes progress before.
-            let mut wake = deadline;
-            while let Some((_, next)) = pending.first_key_value() {
-                let now = Instant::now();
-                let bytes = splittable.body_bytes(request.body.bytes.len(), &next.sub_request);
-                let body_permit = self.split_capacity.try_reserve_body(bytes);
-                // Only a request that holds no memory for bodies may wait for some, to avoid a deadlock.
-                let may_start = body_permit.is_some() || in_flight.is_empty();
-                if !may_start || !buffer.has_capacity_for(next.number, in_flight.len() + streaming.len()) {
-                    break;
-                }
-                if next.not_before > now {
-                    wake = wake.min(next.not_before);
-                    break;
-                }
-                let Some(region) = self.next_target(&mut dispatcher, next.sub_request.tokens, request, now)
-                else {
-                    wake = wake.min(dispatcher.next_accepting(now).unwrap_or(deadline));
-                    break;
-                };
-                if next.rejections > 0 && !self.region_monitor.states().budgets.retry.withdraw(now) {
-                    dispatcher.ended(region, next.sub_request.tokens);
-                    wake = wake.min(now + PART_RETRY_AFTER);
-                    break;
-                }
-                let (_, next) = pending.pop_first().expect("it is the first");
-                in_flight.push(Box::pin(self.forward_pending(
-                    context,
-                    next,
-                    region,
-                    buffer.revision(),
-                    body_permit,
-                )));
-            }
-            while let Some(next) = streaming.first_entry() {
-                let (number, bytes) = (*next.key(), next.get().2.bytes);
-                if !buffer
-                    .try_start_reading(number, bytes)
-                    .map_err(|refusal| (refusal.into(), buffer.is_started))?
-                {
-                    break;
-                }
-                let (pending, region, streaming) = next.remove();
-                in_flight.push(Box::pin(self.read_streaming(context, pending, region, streaming)));
-            }
-            let outstanding = in_flight.len() + streaming.len();
-            let is_complete = outstanding == 0 && pending.is_empty();
-            if is_complete {
-                buffer.finish();
-            } else if pending.keys().next().is_some_and(|next| !buffer.has_capacity_for(*next, outstanding)) {
-                buffer.relieve(outstanding).map_err(|refusal| (refusal.into(), false))?;
-            }
-            if buffer.is_finished() {
+            let wake = parts.send_pending();
+            parts.read_streaming()?;
+            parts.advance_buffer()?;
+            if parts.buffer.is_finished() {
                 return Ok(());
             }
             tokio::select! {
                 biased;
-                Some(progress) = in_flight.next() => {
-                    let PartProgress { region, pending: mut part, stage } = progress;
-                    let (number, tokens) = (part.number, part.sub_request.tokens);
-                    match stage {
-                        PartStage::Streaming(response) => drop(streaming.insert(number, (part, region, response))),
-                        PartStage::Received(received) if buffer.accept_revision(received.source.revision) => {
-                            self.metrics.parts.count(PartOutcome::Succeeded);
-                            dispatcher.ended(region, tokens);
-                            buffer.receive(number, received).map_err(|refusal| (refusal.into(), buffer.is_started))?;
-                        }
-                        stage => {
-                            let failed = match stage {
-                                PartStage::Failed(failed) => failed,
-                                PartStage::Received(_) | PartStage::Streaming(_) => model_changed(request).into(),
-                            };
-                            dispatcher.ended(region, tokens);
-                            buffer.abandon(number);
-                            let now = Instant::now();
-                            match part_retry(&failed) {
-                                Some(PartRetry { wait, paused_region: Some(region) }) => {
-                                    dispatcher.reject_until(region, now + wait.max(REGION_PAUSE_MIN));
-                                }
-                                Some(PartRetry { wait, paused_region: None }) => part.not_before = now + wait,
-                                None => {
-                                    self.metrics.parts.count(PartOutcome::Failed);
-                                    return Err((failed, buffer.is_started));
-                                }
-                            }
-                            let in_time = part.not_before < deadline
-                                && self.is_any_target_accepting(request, &dispatcher, deadline);
-                            if part.rejections == PART_REJECTIONS_MAX || !in_time {
-                                self.metrics.parts.count(PartOutcome::Failed);
-                                return Err((for_client(failed, request), buffer.is_started));
-                            }
-                            self.metrics.parts.count(PartOutcome::Rejected);
-                            part.rejections += 1;
-                            part.last_failure = Some(failed);
-                            pending.insert(number, part);
-                        }
-                    }
-                }
-                reserved = sender.reserve(), if buffer.has_event() => match reserved {
-                    Ok(slot) => slot.send(buffer.next()),
+                Some(progress) = parts.in_flight.next() => parts.progressed(progress)?,
+                reserved = sender.reserve(), if parts.buffer.has_event() => match reserved {
+                    Ok(slot) => slot.send(parts.buffer.next()),
                     // The writer has ended, and its result ends the request.
                     Err(_) => std::future::pending().await,
                 },
-                () = tokio::time::sleep_until(wake.into()), if !is_complete => {
-                    if Instant::now() >= deadline {
-                        let last_failure = pending.into_values().find_map(|pending| pending.last_failure);
-                        let failed = last_failure.unwrap_or_else(|| deadline_passed(request.timeout).into());
-                        return Err((failed, buffer.is_started));
-                    }
-                }
+                () = tokio::time::sleep_until(wake.into()), if !parts.is_complete() => parts.check_deadline()?,
             }
         }
     }
@@ -205,17 +103,95 @@ impl Splitter {
         let permit = tokio::time::timeout(left, self.split_capacity.acquire_request()).await;
         permit.map_err(|_| deadline_passed(request.timeout))
     }
+}
 
-    fn next_target(
-        &self,
-        dispatcher: &mut SubRequestDispatcher,
-        tokens: u64,
-        request: &Request,
-        now: Instant,
-    ) -> Option<RegionIndex> {
-        let region_states = self.region_monitor.states();
+/// Execution of a split request: its parts, each in one of three stages, and the buffer that joins their responses.
+struct SplitExecution<'a> {
+    splitter: &'a Splitter,
+    context: PartContext<'a>,
+    deadline: Instant,
+    /// Parts that are being sent or read.
+    in_flight: FuturesUnordered<PartFuture<'a>>,
+    /// Parts whose response has started and is not read before the buffer has capacity for it.
+    streaming: BTreeMap<usize, (PendingPart<'a>, RegionIndex, StreamingPart)>,
+    /// Parts to be sent, by number: the first part is the one that the response needs next.
+    pending: BTreeMap<usize, PendingPart<'a>>,
+    buffer: JoinBuffer,
+    dispatcher: SubRequestDispatcher,
+}
+
+impl<'a> SplitExecution<'a> {
+    fn new(
+        splitter: &'a Splitter,
+        context: PartContext<'a>,
+        sub_requests: Vec<SubRequest>,
+        trails: &'a mut [Trail],
+        targets: &[SplitTarget],
+    ) -> SplitExecution<'a> {
+        SplitExecution {
+            splitter,
+            context,
+            deadline: context.request.arrived + context.request.timeout,
+            in_flight: FuturesUnordered::new(),
+            streaming: BTreeMap::new(),
+            pending: sub_requests.into_iter().enumerate().zip(trails).map(pending_part).collect(),
+            buffer: JoinBuffer::new(context.splittable),
+            dispatcher: SubRequestDispatcher::new(targets),
+        }
+    }
+
+    /// Number of parts that were sent and not received completely.
+    fn outstanding(&self) -> usize {
+        self.in_flight.len() + self.streaming.len()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.outstanding() == 0 && self.pending.is_empty()
+    }
+
+    /// Sends pending parts while there is memory, capacity for their responses, and a region that accepts them. Returns
+    /// the time of the next action if no part makes progress before.
+    fn send_pending(&mut self) -> Instant {
+        let (splitter, context) = (self.splitter, self.context);
+        while let Some((_, next)) = self.pending.first_key_value() {
+            let now = Instant::now();
+            let bytes = context.splittable.body_bytes(context.request.body.bytes.len(), &next.sub_request);
+            let body_permit = splitter.split_capacity.try_reserve_body(bytes);
+            // Only a request that holds no memory for bodies may wait for some, to avoid a deadlock.
+            let may_start = body_permit.is_some() || self.in_flight.is_empty();
+            if !may_start || !self.buffer.has_capacity_for(next.number, self.outstanding()) {
+                break;
+            }
+            if next.not_before > now {
+                return next.not_before.min(self.deadline);
+            }
+            let (tokens, is_retry) = (next.sub_request.tokens, next.rejections > 0);
+            let Some(region) = self.next_target(tokens, now) else {
+                let accepting = self.dispatcher.next_accepting(now).unwrap_or(self.deadline);
+                return accepting.min(self.deadline);
+            };
+            if is_retry && !splitter.region_monitor.states().budgets.retry.withdraw(now) {
+                self.dispatcher.ended(region, tokens);
+                return (now + PART_RETRY_AFTER).min(self.deadline);
+            }
+            let (_, next) = self.pending.pop_first().expect("it is the first");
+            let revision = self.buffer.revision();
+            self.in_flight.push(Box::pin(splitter.forward_pending(
+                context,
+                next,
+                region,
+                revision,
+                body_permit,
+            )));
+        }
+        self.deadline
+    }
+
+    fn next_target(&mut self, tokens: u64, now: Instant) -> Option<RegionIndex> {
+        let request = self.context.request;
+        let region_states = self.splitter.region_monitor.states();
         let health = |region| region_states.fleet.health(region, &request.deployment);
-        let region = dispatcher.next(tokens, health, now)?;
+        let region = self.dispatcher.next(tokens, health, now)?;
         assert!(
             request.allowed.contains(region),
             "a part is sent only to an allowed region of its request (invariant 1, Residency)"
@@ -223,16 +199,104 @@ impl Splitter {
         Some(region)
     }
 
+    /// Reads the streaming responses for which the buffer has capacity, in order.
+    fn read_streaming(&mut self) -> Result<(), SplitFailure> {
+        while let Some(next) = self.streaming.first_entry() {
+            let (number, bytes) = (*next.key(), next.get().2.bytes);
+            let is_reading = self.buffer.try_start_reading(number, bytes);
+            if !is_reading.map_err(|refusal| (refusal.into(), self.buffer.is_started))? {
+                break;
+            }
+            let (pending, region, streaming) = next.remove();
+            let read = self.splitter.read_streaming(self.context, pending, region, streaming);
+            self.in_flight.push(Box::pin(read));
+        }
+        Ok(())
+    }
+
+    /// Finishes the buffer after the last part, or makes room in it for the next one.
+    fn advance_buffer(&mut self) -> Result<(), SplitFailure> {
+        let outstanding = self.outstanding();
+        if self.is_complete() {
+            self.buffer.finish();
+            return Ok(());
+        }
+        let next = self.pending.keys().next();
+        if next.is_some_and(|next| !self.buffer.has_capacity_for(*next, outstanding)) {
+            self.buffer.relieve(outstanding).map_err(|refusal| (refusal.into(), false))?;
+        }
+        Ok(())
+    }
+
+    /// Records that a part has reached another stage.
+    fn progressed(&mut self, progress: PartProgress<'a>) -> Result<(), SplitFailure> {
+        let PartProgress { region, pending: part, stage } = progress;
+        match stage {
+            PartStage::Streaming(response) => {
+                self.streaming.insert(part.number, (part, region, response));
+                Ok(())
+            }
+            PartStage::Received(received) if self.buffer.accept_revision(received.source.revision) => {
+                self.splitter.metrics.parts.count(PartOutcome::Succeeded);
+                self.dispatcher.ended(region, part.sub_request.tokens);
+                let received = self.buffer.receive(part.number, received);
+                received.map_err(|refusal| (refusal.into(), self.buffer.is_started))
+            }
+            PartStage::Received(_) => self.failed(part, region, model_changed(self.context.request).into()),
+            PartStage::Failed(failed) => self.failed(part, region, failed),
+        }
+    }
+
+    /// Queues a failed part again, or fails the request with it.
+    fn failed(
+        &mut self,
+        mut part: PendingPart<'a>,
+        region: RegionIndex,
+        failed: PartFailure,
+    ) -> Result<(), SplitFailure> {
+        let parts = &self.splitter.metrics.parts;
+        self.dispatcher.ended(region, part.sub_request.tokens);
+        self.buffer.abandon(part.number);
+        let now = Instant::now();
+        match part_retry(&failed) {
+            Some(PartRetry { wait, paused_region: Some(region) }) => {
+                self.dispatcher.reject_until(region, now + wait.max(REGION_PAUSE_MIN));
+            }
+            Some(PartRetry { wait, paused_region: None }) => part.not_before = now + wait,
+            None => {
+                parts.count(PartOutcome::Failed);
+                return Err((failed, self.buffer.is_started));
+            }
+        }
+        let in_time = part.not_before < self.deadline && self.is_any_target_accepting();
+        if part.rejections == PART_REJECTIONS_MAX || !in_time {
+            parts.count(PartOutcome::Failed);
+            return Err((for_client(failed, self.context.request), self.buffer.is_started));
+        }
+        parts.count(PartOutcome::Rejected);
+        part.rejections += 1;
+        part.last_failure = Some(failed);
+        self.pending.insert(part.number, part);
+        Ok(())
+    }
+
     /// Whether any region that is not down accepts parts before the deadline.
-    fn is_any_target_accepting(
-        &self,
-        request: &Request,
-        dispatcher: &SubRequestDispatcher,
-        deadline: Instant,
-    ) -> bool {
-        let region_states = self.region_monitor.states();
-        let is_up = |region| region_states.fleet.health(region, &request.deployment) != Health::Down;
-        dispatcher.accepting_before(deadline).any(is_up)
+    fn is_any_target_accepting(&self) -> bool {
+        let region_states = self.splitter.region_monitor.states();
+        let deployment = &self.context.request.deployment;
+        let is_up = |region| region_states.fleet.health(region, deployment) != Health::Down;
+        self.dispatcher.accepting_before(self.deadline).any(is_up)
+    }
+
+    /// Fails the request after its deadline, with the last failure of the first part that has one.
+    fn check_deadline(&mut self) -> Result<(), SplitFailure> {
+        if Instant::now() < self.deadline {
+            return Ok(());
+        }
+        let pending = std::mem::take(&mut self.pending);
+        let last_failure = pending.into_values().find_map(|pending| pending.last_failure);
+        let failed = last_failure.unwrap_or_else(|| deadline_passed(self.context.request.timeout).into());
+        Err((failed, self.buffer.is_started))
     }
 }
 
@@ -288,7 +352,7 @@ fn for_client(failed: PartFailure, request: &Request) -> PartFailure {
 
 /// Part that was not sent yet.
 fn pending_part<'t>(
-    ((number, sub_request), trail): ((usize, split::SubRequest), &'t mut Trail),
+    ((number, sub_request), trail): ((usize, SubRequest), &'t mut Trail),
 ) -> (usize, PendingPart<'t>) {
     (
         number,
