@@ -70,7 +70,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::config::{HubConfig, StoreConfig};
+use crate::config::{AuthorityConfig, HubConfig, StoreConfig};
 use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
 use controller::GracePeriods;
@@ -174,8 +174,7 @@ pub async fn run(
     if !config.transport.permits(config.listen.ip()) {
         return Err(HubError::Unprotected(config.listen.ip()));
     }
-    let bound = TcpListener::bind(config.listen).await;
-    let listener = bound.map_err(|source| HubError::Bind { address: config.listen, source })?;
+    let listener = bind(config.listen).await?;
     match config.store.clone() {
         StoreConfig::Embedded { data } => {
             let made = tokio::fs::create_dir_all(&data).await;
@@ -192,6 +191,11 @@ pub async fn run(
     }
 }
 
+async fn bind(address: SocketAddr) -> Result<TcpListener, HubError> {
+    TcpListener::bind(address).await.map_err(|source| HubError::Bind { address, source })
+}
+
+/// Runs a hub on an open store: makes its parts, starts its tasks, and runs its services until the shutdown.
 async fn serve<S: Store>(
     config: HubConfig,
     listener: TcpListener,
@@ -199,68 +203,29 @@ async fn serve<S: Store>(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), HubError> {
-    let transport = config.transport;
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;
     HubStarted { address, store: &config.store }.emit();
-    if transport.identity().is_none() {
+    if config.transport.identity().is_none() {
         HubWithoutIdentity { listen: address }.emit();
     }
     let operations = match config.operations {
-        Some(address) => {
-            let bound = TcpListener::bind(address).await;
-            Some(bound.map_err(|source| HubError::Bind { address, source })?)
-        }
+        Some(address) => Some(bind(address).await?),
         None => None,
     };
-    // A wrong clock makes an odd epoch, but still a higher one than the last.
-    let epoch_if_new =
-        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs());
     // Bound before the hub is ready, so that a conflict is an error at start.
     let bound = match &config.authority {
-        Some(authority) => {
-            let address = authority.listen;
-            let bound = TcpListener::bind(address).await;
-            Some(bound.map_err(|source| HubError::Bind { address, source })?)
-        }
+        Some(authority) => Some(bind(authority.listen).await?),
         None => None,
     };
     let (publish, current) = watch::channel(None);
-    let plans = Arc::new(PublishedPlan::default());
-    let metrics = Arc::<scrape::HubMetrics>::default();
     let (stop, stopping) = watch::channel(false);
     let (reports, received) = mpsc::channel(REPORTS_MAX);
-    let mut tasks = JoinSet::new();
-    let recorder = ReaderRecorder::new(store.clone(), config.reader_keep);
-    tasks.spawn(async {
-        essential("readers", recorder.run(received)).await;
-    });
+    let plans = Arc::new(PublishedPlan::default());
+    let metrics = Arc::<scrape::HubMetrics>::default();
     let (refused, denials) = (Arc::<ConnectionFailures>::default(), Arc::<Denials>::default());
     let tokens = config.operators.map(|operators| OperatorTokens::new(operators, metrics.clone()));
     let tokens = tokens.transpose().map_err(HubError::Operators)?.map(Arc::new);
-    if let Some(tokens) = &tokens {
-        let tokens = tokens.clone();
-        tasks.spawn(supervise("issuer keys", move || tokens.clone().follow()));
-    }
-    let authority = {
-        let (store, catalogue, stopping) = (store.clone(), config.catalogue.clone(), stopping.clone());
-        let (refused, denials, tokens) = (refused.clone(), denials.clone(), tokens.clone());
-        let identity = transport.identity().cloned();
-        let configured = config.authority.zip(bound).zip(identity);
-        async move {
-            match configured {
-                Some(((config, bound), identity)) => {
-                    let parts =
-                        AuthorityParts { bound, store, identity, catalogue, refused, denials, tokens };
-                    pki::run(config, parts, stopping).await
-                }
-                None => {
-                    stopped(stopping).await;
-                    Ok(())
-                }
-            }
-        }
-    };
     let api = HubApi {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
@@ -275,86 +240,168 @@ async fn serve<S: Store>(
         reader_ahead: Arc::default(),
         health: HealthCheck::default(),
         metrics: metrics.clone(),
-        denials,
+        denials: denials.clone(),
         tokens: tokens.clone(),
         refused: refused.clone(),
     };
+    let authority = config.authority.zip(bound).zip(config.transport.identity().cloned());
+    let authority = authority.map(|((authority, bound), identity)| {
+        let (store, catalogue) = (store.clone(), config.catalogue.clone());
+        let parts = AuthorityParts { bound, store, identity, catalogue, refused, denials, tokens };
+        (authority, parts)
+    });
     let candidate = ElectionCandidate {
-        store,
+        store: store.clone(),
         publisher: Publisher::new(publish, plans, metrics),
         name: address.to_string(),
         deployments: config.deployments,
-        epoch_if_new,
+        epoch_if_new: epoch_if_new(),
         grace_periods: GracePeriods { lapsed_keep: config.lapsed_keep, settle: config.settle },
         catalogue: config.catalogue,
         lease: Mutex::independent(None),
     };
-    let election = candidate.run(stopping.clone());
-    let server_tls = match tokens {
+    let mut tasks = JoinSet::new();
+    let recorder = ReaderRecorder::new(store, config.reader_keep);
+    tasks.spawn(async {
+        essential("readers", recorder.run(received)).await;
+    });
+    let server = start_server(&mut tasks, listener, &config.transport, api.clone())?;
+    follow_identities(&mut tasks, &config.transport, api.tokens.as_ref());
+    if let Some(operations) = operations {
+        let server = axum::serve(operations, http::operations(api)).into_future();
+        tasks.spawn(async {
+            essential("operations", async { drop(server.await) }).await;
+        });
+    }
+    let (election, authority) = (candidate.run(stopping.clone()), run_authority(authority, stopping));
+    let services = Services { election, server, authority };
+    let shut_down = shut_down(current, shutdown, || ready(address));
+    let outcome = services.run(shut_down, &stop).await;
+    tasks.shutdown().await;
+    outcome
+}
+
+/// Returns the epoch of a store that has none.
+fn epoch_if_new() -> u64 {
+    // A wrong clock makes an odd epoch, but still a higher one than the last.
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
+}
+
+/// Starts the tasks that follow the hub's certificate, and the keys of the issuer of operators' tokens.
+fn follow_identities(tasks: &mut JoinSet<()>, transport: &Transport, tokens: Option<&Arc<OperatorTokens>>) {
+    if let Some(tokens) = tokens.cloned() {
+        tasks.spawn(supervise("issuer keys", move || tokens.clone().follow()));
+    }
+    if let Transport::Tls(identity) = transport {
+        let identity = identity.clone();
+        tasks.spawn(supervise("identity", move || identity.clone().follow()));
+    }
+}
+
+/// Starts the acceptor of the connections of gateways, spokes and operators. Returns the server of their requests, which
+/// ends after the hub is stopped.
+fn start_server<S: Store>(
+    tasks: &mut JoinSet<()>,
+    listener: TcpListener,
+    transport: &Transport,
+    api: HubApi<S>,
+) -> Result<impl Future<Output = io::Result<()>>, HubError> {
+    let server_tls = match api.tokens {
         Some(_) => ServerTls::with_optional_client,
         None => ServerTls::new,
     };
     let tls = transport.identity().map(|identity| server_tls(identity, PEERS, HTTP1)).transpose();
     let tls = tls.map_err(|error| HubError::Server(io::Error::other(error)))?;
     let (listener, acceptor) =
-        listener::listen(listener, tls, CONNECTIONS_MAX, refused).map_err(HubError::Server)?;
+        listener::listen(listener, tls, CONNECTIONS_MAX, api.refused.clone()).map_err(HubError::Server)?;
     tasks.spawn(async {
         essential("connections", acceptor.run()).await;
     });
-    if let Transport::Tls(identity) = &transport {
-        let identity = identity.clone();
-        tasks.spawn(supervise("identity", move || identity.clone().follow()));
-    }
-    if let Some(operations) = operations {
-        let server = axum::serve(operations, http::operations(api.clone())).into_future();
-        tasks.spawn(async {
-            essential("operations", async { drop(server.await) }).await;
-        });
-    }
+    let stopping = api.stopping.clone();
     let service = http::router(api).into_make_service_with_connect_info::<ConnectedClient>();
-    let server = axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future();
-    tokio::pin!(election, server, authority);
-    let mut current = current;
-    let shut_down = async {
-        // The sender is gone only when the candidate has ended, which is seen below.
-        let first = async { current.wait_for(Current::is_some).await.is_ok() };
-        tokio::pin!(shutdown);
-        tokio::select! {
-            biased;
-            _ = first => {
-                ready(address);
-                shutdown.await;
+    Ok(axum::serve(listener, service).with_graceful_shutdown(stopped(stopping)).into_future())
+}
+
+/// Runs the built-in authority, if there is one, until the hub is stopped.
+async fn run_authority<S: Store>(
+    authority: Option<(AuthorityConfig, AuthorityParts<S>)>,
+    stopping: watch::Receiver<bool>,
+) -> Result<(), HubError> {
+    match authority {
+        Some((config, parts)) => pki::run(config, parts, stopping).await,
+        None => {
+            stopped(stopping).await;
+            Ok(())
+        }
+    }
+}
+
+/// Waits for `shutdown`. Calls `ready` when the first table is published.
+async fn shut_down(
+    mut current: watch::Receiver<Current>,
+    shutdown: impl Future<Output = ()>,
+    ready: impl FnOnce(),
+) {
+    // The sender is gone only when the candidate has ended, which `Services` observes.
+    let first = async { current.wait_for(Current::is_some).await.is_ok() };
+    tokio::pin!(shutdown);
+    tokio::select! {
+        biased;
+        _ = first => {
+            ready();
+            shutdown.await;
+        }
+        () = &mut shutdown => {}
+    }
+}
+
+/// Services of a hub. The end of one ends the hub.
+struct Services<E, R, A> {
+    election: E,
+    server: R,
+    authority: A,
+}
+
+impl<E, R, A> Services<E, R, A>
+where
+    E: Future<Output = Result<(), HubError>>,
+    R: Future<Output = io::Result<()>>,
+    A: Future<Output = Result<(), HubError>>,
+{
+    /// Runs the services until `shut_down` or until one of them ends; then stops and drains the others.
+    async fn run(
+        self,
+        shut_down: impl Future<Output = ()>,
+        stop: &watch::Sender<bool>,
+    ) -> Result<(), HubError> {
+        let Services { election, server, authority } = self;
+        tokio::pin!(election, server, authority);
+        let first = tokio::select! {
+            () = shut_down => EndedTask::Shutdown,
+            outcome = &mut election => EndedTask::Candidate(outcome),
+            outcome = &mut server => EndedTask::Server(outcome),
+            outcome = &mut authority => EndedTask::Authority(outcome),
+        };
+        stop.send_replace(true);
+        let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
+        match first {
+            EndedTask::Shutdown => {
+                let issuing = async { timeout(DRAIN, authority).await.unwrap_or(Ok(())) };
+                let (elected, served, issued) = tokio::join!(election, drained, issuing);
+                elected.and(served.map_err(HubError::Server)).and(issued)
             }
-            () = &mut shutdown => {}
+            EndedTask::Candidate(outcome) => {
+                // The candidate's error is more specific than the server's.
+                drained.await.ok();
+                outcome
+            }
+            EndedTask::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
+            EndedTask::Authority(outcome) => {
+                let (elected, served) = tokio::join!(election, drained);
+                outcome.and(elected).and(served.map_err(HubError::Server))
+            }
         }
-    };
-    let first = tokio::select! {
-        () = shut_down => EndedTask::Shutdown,
-        outcome = &mut election => EndedTask::Candidate(outcome),
-        outcome = &mut server => EndedTask::Server(outcome),
-        outcome = &mut authority => EndedTask::Authority(outcome),
-    };
-    stop.send_replace(true);
-    let drained = async { timeout(DRAIN, server).await.unwrap_or(Ok(())) };
-    let outcome = match first {
-        EndedTask::Shutdown => {
-            let issuing = async { timeout(DRAIN, authority).await.unwrap_or(Ok(())) };
-            let (elected, served, issued) = tokio::join!(election, drained, issuing);
-            elected.and(served.map_err(HubError::Server)).and(issued)
-        }
-        EndedTask::Candidate(outcome) => {
-            // The candidate's error is more specific than the server's.
-            drained.await.ok();
-            outcome
-        }
-        EndedTask::Server(outcome) => outcome.map_err(HubError::Server).and(election.await),
-        EndedTask::Authority(outcome) => {
-            let (elected, served) = tokio::join!(election, drained);
-            outcome.and(elected).and(served.map_err(HubError::Server))
-        }
-    };
-    tasks.shutdown().await;
-    outcome
+    }
 }
 
 /// Task that ended first.
