@@ -7,7 +7,8 @@ mod tests;
 pub use pending::JobPosition;
 
 use crate::job::{
-    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobStatus, UnixMillis,
+    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobSpec, JobStatus,
+    StoredRange, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
@@ -163,31 +164,7 @@ impl DurableJobQueue {
 
     fn apply_record(&mut self, sequence: u64, record: &JobRecord) -> RecordEffect {
         match record {
-            JobRecord::Submitted { id, spec } => {
-                if self.jobs.contains_key(id) {
-                    return RecordEffect::Ignored;
-                }
-                if let Some(key) = &spec.idempotency
-                    && let Some(earlier) = self.with_key(&spec.tenant, key)
-                {
-                    let request = self.jobs[&earlier].spec.idempotency.map(|key| key.request);
-                    return RecordEffect::AlreadySubmitted {
-                        id: earlier,
-                        same_request: request == Some(key.request),
-                    };
-                }
-                self.insert(
-                    *id,
-                    DurableJob {
-                        spec: (**spec).clone(),
-                        sequence,
-                        attempts: 0,
-                        last_error: None,
-                        status: JobStatus::Queued { not_before: UnixMillis(0) },
-                    },
-                );
-                RecordEffect::Submitted
-            }
+            JobRecord::Submitted { id, spec } => self.submit(*id, spec, sequence),
             JobRecord::Leased { worker, purpose, jobs, at, until } => {
                 let lease = JobLease { token: sequence, worker: *worker, until: *until };
                 let mut granted = jobs.clone();
@@ -195,101 +172,49 @@ impl DurableJobQueue {
                 RecordEffect::Leased(granted)
             }
             JobRecord::Extended { jobs, until } => {
-                let held = jobs.iter().filter(|(id, token)| {
-                    self.change_leased(*id, *token, |job, lease| {
-                        let lease = JobLease { until: *until, ..lease };
-                        match &mut job.status {
-                            JobStatus::Running { lease: current } => *current = lease,
-                            JobStatus::Finished {
-                                delivery: JobDelivery::Sending { lease: current, .. },
-                                ..
-                            } => {
-                                *current = lease;
-                            }
-                            _ => {}
-                        }
-                        true
-                    })
-                });
+                let held = jobs.iter().filter(|(id, token)| self.extend(*id, *token, *until));
                 RecordEffect::Extended(held.map(|(id, _)| *id).collect())
             }
             JobRecord::Released { id, token, counted, reason, not_before } => {
-                changed(self.change_leased(*id, *token, |job, _| {
-                    let computes = matches!(job.status, JobStatus::Running { .. });
-                    if computes {
-                        job.attempts -= u32::from(!counted);
-                        job.last_error = Some(reason.clone());
-                        job.status = JobStatus::Queued { not_before: *not_before };
-                    }
-                    computes
-                }))
+                changed(self.release(*id, *token, *counted, reason, *not_before))
             }
             JobRecord::Finished { id, token, outcome, result, at } => {
-                let finish = |job: &mut DurableJob| {
-                    let has_result = *outcome != JobOutcome::Cancelled && job.spec.webhook.is_some();
-                    let delivery = match has_result {
-                        true => JobDelivery::Pending { attempts: 0, not_before: *at },
-                        false => JobDelivery::None,
-                    };
-                    let (outcome, result) = (outcome.clone(), *result);
-                    job.status = JobStatus::Finished { outcome, result, at: *at, delivery };
-                };
-                changed(match token {
-                    Some(token) => self.change_leased(*id, *token, |job, _| {
-                        let computes = matches!(job.status, JobStatus::Running { .. });
-                        if computes {
-                            finish(job);
-                        }
-                        computes
-                    }),
-                    None => self.change(*id, |job| {
-                        let waits = match job.status {
-                            JobStatus::Queued { .. } => true,
-                            JobStatus::Running { lease } => lease.until <= *at || job.expires() <= *at,
-                            JobStatus::Finished { .. } => false,
-                        };
-                        if waits {
-                            finish(job);
-                        }
-                        waits
-                    }),
-                })
+                changed(self.finish(*id, *token, outcome, *result, *at))
             }
             JobRecord::CancelRequested { id, at } => RecordEffect::Cancellation(self.cancel(*id, *at)),
             JobRecord::DeliveryEnded { id, token, outcome, at } => {
-                changed(self.change_leased(*id, *token, |job, _| {
-                    let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
-                    let JobDelivery::Sending { attempts, .. } = *delivery else { return false };
-                    *delivery = match outcome {
-                        DeliveryOutcome::Delivered => JobDelivery::Delivered { at: *at },
-                        DeliveryOutcome::Retry { not_before } => {
-                            JobDelivery::Pending { attempts: attempts + 1, not_before: *not_before }
-                        }
-                        DeliveryOutcome::Abandoned { reason } => {
-                            JobDelivery::Abandoned { reason: reason.clone() }
-                        }
-                    };
-                    true
-                }))
+                changed(self.end_delivery(*id, *token, outcome, *at))
             }
-            JobRecord::RedeliveryRequested { id, at } => changed(self.change(*id, |job| {
-                let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
-                let ended = matches!(delivery, JobDelivery::Delivered { .. } | JobDelivery::Abandoned { .. });
-                if ended {
-                    *delivery = JobDelivery::Pending { attempts: 0, not_before: *at };
-                }
-                ended
-            })),
-            JobRecord::Removed { jobs } => {
-                let before = self.jobs.len();
-                for id in jobs {
-                    if self.jobs.get(id).is_some_and(DurableJob::is_finished) {
-                        self.remove(*id);
-                    }
-                }
-                changed(self.jobs.len() < before)
-            }
+            JobRecord::RedeliveryRequested { id, at } => changed(self.redeliver(*id, *at)),
+            JobRecord::Removed { jobs } => changed(self.remove_finished(jobs)),
         }
+    }
+
+    /// Adds a job, unless its tenant has submitted it before.
+    fn submit(&mut self, id: DurableJobId, spec: &JobSpec, sequence: u64) -> RecordEffect {
+        if self.jobs.contains_key(&id) {
+            return RecordEffect::Ignored;
+        }
+        if let Some(key) = &spec.idempotency
+            && let Some(earlier) = self.with_key(&spec.tenant, key)
+        {
+            let request = self.jobs[&earlier].spec.idempotency.map(|key| key.request);
+            return RecordEffect::AlreadySubmitted {
+                id: earlier,
+                same_request: request == Some(key.request),
+            };
+        }
+        self.insert(
+            id,
+            DurableJob {
+                spec: spec.clone(),
+                sequence,
+                attempts: 0,
+                last_error: None,
+                status: JobStatus::Queued { not_before: UnixMillis(0) },
+            },
+        );
+        RecordEffect::Submitted
     }
 
     /// Grants a lease of a job unless another one has not ended.
@@ -323,6 +248,82 @@ impl DurableJobQueue {
         granted
     }
 
+    /// Extends the lease of a job for its computation or its delivery.
+    fn extend(&mut self, id: DurableJobId, token: u64, until: UnixMillis) -> bool {
+        self.change_leased(id, token, |job, lease| {
+            let lease = JobLease { until, ..lease };
+            match &mut job.status {
+                JobStatus::Running { lease: current } => *current = lease,
+                JobStatus::Finished { delivery: JobDelivery::Sending { lease: current, .. }, .. } => {
+                    *current = lease;
+                }
+                _ => {}
+            }
+            true
+        })
+    }
+
+    /// Queues a job again whose computation has ended without a result.
+    fn release(
+        &mut self,
+        id: DurableJobId,
+        token: u64,
+        counted: bool,
+        reason: &str,
+        not_before: UnixMillis,
+    ) -> bool {
+        self.change_leased(id, token, |job, _| {
+            let computes = matches!(job.status, JobStatus::Running { .. });
+            if computes {
+                job.attempts -= u32::from(!counted);
+                job.last_error = Some(reason.to_owned());
+                job.status = JobStatus::Queued { not_before };
+            }
+            computes
+        })
+    }
+
+    /// Finishes a job that is leased with this token; without one, a job that waits, or whose lease or time has ended. Its
+    /// result is delivered if it has a webhook.
+    fn finish(
+        &mut self,
+        id: DurableJobId,
+        token: Option<u64>,
+        outcome: &JobOutcome,
+        result: Option<StoredRange>,
+        at: UnixMillis,
+    ) -> bool {
+        let finish = |job: &mut DurableJob| {
+            let has_result = *outcome != JobOutcome::Cancelled && job.spec.webhook.is_some();
+            let delivery = match has_result {
+                true => JobDelivery::Pending { attempts: 0, not_before: at },
+                false => JobDelivery::None,
+            };
+            job.status = JobStatus::Finished { outcome: outcome.clone(), result, at, delivery };
+        };
+        match token {
+            Some(token) => self.change_leased(id, token, |job, _| {
+                let computes = matches!(job.status, JobStatus::Running { .. });
+                if computes {
+                    finish(job);
+                }
+                computes
+            }),
+            None => self.change(id, |job| {
+                let waits = match job.status {
+                    JobStatus::Queued { .. } => true,
+                    JobStatus::Running { lease } => lease.until <= at || job.expires() <= at,
+                    JobStatus::Finished { .. } => false,
+                };
+                if waits {
+                    finish(job);
+                }
+                waits
+            }),
+        }
+    }
+
+    /// Cancels a job whose result is not being delivered and was not delivered.
     fn cancel(&mut self, id: DurableJobId, at: UnixMillis) -> Cancellation {
         let mut response = Cancellation::Unknown;
         self.change(id, |job| {
@@ -350,6 +351,51 @@ impl DurableJobQueue {
             response == Cancellation::Confirmed
         });
         response
+    }
+
+    /// Records the outcome of an attempt to deliver a result.
+    fn end_delivery(
+        &mut self,
+        id: DurableJobId,
+        token: u64,
+        outcome: &DeliveryOutcome,
+        at: UnixMillis,
+    ) -> bool {
+        self.change_leased(id, token, |job, _| {
+            let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
+            let JobDelivery::Sending { attempts, .. } = *delivery else { return false };
+            *delivery = match outcome {
+                DeliveryOutcome::Delivered => JobDelivery::Delivered { at },
+                DeliveryOutcome::Retry { not_before } => {
+                    JobDelivery::Pending { attempts: attempts + 1, not_before: *not_before }
+                }
+                DeliveryOutcome::Abandoned { reason } => JobDelivery::Abandoned { reason: reason.clone() },
+            };
+            true
+        })
+    }
+
+    /// Queues the delivery of a result again that was delivered or abandoned.
+    fn redeliver(&mut self, id: DurableJobId, at: UnixMillis) -> bool {
+        self.change(id, |job| {
+            let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
+            let ended = matches!(delivery, JobDelivery::Delivered { .. } | JobDelivery::Abandoned { .. });
+            if ended {
+                *delivery = JobDelivery::Pending { attempts: 0, not_before: at };
+            }
+            ended
+        })
+    }
+
+    /// Removes those of the jobs that are finished; returns whether there was one.
+    fn remove_finished(&mut self, jobs: &[DurableJobId]) -> bool {
+        let before = self.jobs.len();
+        for id in jobs {
+            if self.jobs.get(id).is_some_and(DurableJob::is_finished) {
+                self.remove(*id);
+            }
+        }
+        self.jobs.len() < before
     }
 
     /// Changes a job that is leased with this token.
