@@ -211,7 +211,8 @@ async fn stopped_or_abandoned(stop: watch::Receiver<bool>, keeper: Option<Heartb
     tokio::select! {
         () = stopped(stop) => {}
         () = heartbeat::until_expired(&keeper) => {
-            // The spoke that started it ended, and no other one adopted it.
+            // The spoke that started the replica has ended, and no other one has adopted it. No action if this was
+            // intended; otherwise check the spoke.
             tracing::warn!(file = %keeper.file.display(), "replica is no longer supervised, stopping");
         }
     }
@@ -249,7 +250,9 @@ fn run<E: std::fmt::Display>(
         let (stop, watch) = watch::channel(false);
         tokio::spawn(async move {
             tokio::select! {
+                // The process has received a stop signal and drains.
                 _ = terminate.recv() => tracing::info!(signal = "SIGTERM", "stopping"),
+                // The process has received a stop signal and drains.
                 _ = interrupt.recv() => tracing::info!(signal = "SIGINT", "stopping"),
                 _ = process::failed() => {}
             }
@@ -259,7 +262,8 @@ fn run<E: std::fmt::Display>(
                 () = stop.closed() => {}
                 _ = process::failed() => {
                     if let Err(error) = process::exit_within(FAILED_DRAIN) {
-                        // The process had failed, and the system has no thread for it.
+                        // The process had failed and the system has no thread for its drain, so it exits at once. Its
+                        // supervisor restarts it.
                         tracing::error!(%error, "failed to start the thread that bounds the drain, exiting");
                         std::process::exit(process::EXIT_STATUS.into());
                     }

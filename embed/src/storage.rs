@@ -82,7 +82,7 @@ pub enum StorageError {
         /// Output.
         path: PathBuf,
     },
-    /// The lock file cannot be created.
+    /// The lock file of the output cannot be created.
     #[error("{} cannot be created: {reason}; create the directory, or choose another --output", path.display())]
     Unwritable {
         /// Lock file.

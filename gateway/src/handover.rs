@@ -145,7 +145,8 @@ impl HandoverListener {
             let next = match socket.accept().await {
                 Ok((next, _)) => next,
                 Err(error) => {
-                    // Accepted again after a second. Check the limit of open files.
+                    // The next process could not connect to take over; the gateway accepts again after a second. Check
+                    // the limit of open files.
                     tracing::warn!(%error, "failed to accept a handover connection");
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     continue;
@@ -153,7 +154,8 @@ impl HandoverListener {
             };
             // The holder of the sockets receives the traffic, so they are only for the same user.
             if next.peer_cred().map(|peer| peer.uid()).ok() != Some(rustix::process::geteuid().as_raw()) {
-                // Start the next process as the user of this one.
+                // A process of another user requested the listening sockets and was rejected. Start the next process as
+                // the user of this one.
                 tracing::error!("handover request of another user rejected");
                 continue;
             }
@@ -164,6 +166,7 @@ impl HandoverListener {
             let outcome;
             (sockets, outcome) = sent.await.expect("sending sockets does not panic");
             match outcome {
+                // The next process has the listening sockets. This one drains and exits.
                 Ok(()) => return tracing::info!("handover completed"),
                 Err(error) => {
                     // The log of the next process has the reason.

@@ -148,8 +148,8 @@ pub(crate) async fn forward_response(
             AfterResponse::Reuse
         }
         Err(error) => {
-            // The client or the region disconnected. The client has a part of the response, and closing the connection is the
-            // only way to signal truncation in HTTP/1.1.
+            // The client or the region disconnected during a response. The client has a part of the response; closing
+            // the connection is the only way to signal truncation in HTTP/1.1. Check the region if this happens often.
             tracing::warn!(%error, "failed to forward a response; connection closed");
             AfterResponse::Close
         }

@@ -192,6 +192,7 @@ async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) 
 /// Maps an error while reading a body: the client disconnected, or its framing is invalid. After invalid framing the
 /// start of the next request is unknown, so the connection is closed.
 fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
+    // A client disconnected during its request body, or the body is malformed.
     tracing::debug!(%error, "reading a request body failed");
     if let Some(why) = chunk_error(error) {
         session.set_keepalive(None);

@@ -279,6 +279,7 @@ async fn write_all(session: &mut ServerSession, head: Head, body: Bytes) -> Afte
     match write.await {
         Ok(()) => AfterResponse::Reuse,
         Err(error) => {
+            // A client closed its connection before its response was sent.
             tracing::debug!(%error, "client disconnected before its response");
             AfterResponse::Close
         }

@@ -205,7 +205,7 @@ impl TokenVerifier {
             Ok(bytes) => bytes,
             Err(error) => {
                 if *state != KeyFileState::Unreadable {
-                    // Make the file readable; it is read again.
+                    // Tokens are verified with the previous keys. Make the file readable; it is read again.
                     tracing::warn!(issuer, %path, %error, "failed to read issuer keys; keeping the previous ones");
                     *state = KeyFileState::Unreadable;
                 }
@@ -223,11 +223,12 @@ impl TokenVerifier {
                 current.keys[index] = Arc::new(keys);
                 drop(current);
                 *state = KeyFileState::Used(digest);
+                // The file with the keys of an issuer has changed, and tokens are verified with the new keys.
                 tracing::info!(issuer, %path, "issuer keys reloaded");
             }
             Err(problem) => {
                 *state = KeyFileState::Rejected(digest);
-                // Correct the file; it is read again when it changes.
+                // Tokens are verified with the previous keys. Correct the file; it is read again when it changes.
                 tracing::warn!(issuer, %path, problem, "issuer keys rejected; keeping the previous ones");
             }
         }

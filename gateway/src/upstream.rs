@@ -194,6 +194,7 @@ impl Upstream {
             return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });
         };
         let whole = body.whole(length).await.map_err(|error| {
+            // An upstream closed the connection before its response was complete. The request fails over.
             tracing::debug!(%address, %error, "response truncated");
             AttemptFailure::Unreachable
         })?;

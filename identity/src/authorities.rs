@@ -72,11 +72,13 @@ impl TrustAnchors {
                 Ok(changed) => {
                     last_problem = None;
                     if changed {
+                        // The file of this `key` has changed, and new connections are verified with its authorities.
                         tracing::info!(key = self.name, "certificate authorities reloaded");
                     }
                 }
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
-                    // Correct the file; it is read again when it changes.
+                    // New connections are verified with the previous authorities. Correct the file of this `key`; it is
+                    // read again when it changes.
                     tracing::error!(
                         key = self.name,
                         problem,

@@ -114,6 +114,7 @@ impl TlsIdentity {
                 Ok(ReloadOutcome::Unchanged) => last_problems = None,
                 Ok(ReloadOutcome::Changed) => {
                     last_problems = None;
+                    // The certificate file has changed, and new connections use it.
                     tracing::info!(certificate = %self.certificate.display(), "certificate reloaded");
                 }
                 Err(problems) if last_problems.as_ref() != Some(&problems) => {

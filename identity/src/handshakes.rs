@@ -24,10 +24,10 @@ pub struct HandshakeSlots {
 /// Reason for rejecting a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoSlot {
-    /// All slots are taken.
+    /// The listener performs the maximum number of TLS handshakes at a time.
     #[error("the maximum number of handshakes ({SLOTS_MAX}) is in progress")]
     Full,
-    /// The network of the client has its maximum.
+    /// The network of the client has the maximum number of TLS handshakes at a time.
     #[error("the maximum number of handshakes of one network ({SLOTS_PER_NETWORK_MAX}) is in progress")]
     NetworkFull,
 }

@@ -230,11 +230,14 @@ impl Revocations {
                     let Some(list) = list else { continue };
                     let (generation, revoked) = (list.generation, list.serials.len());
                     if let Some(closed) = self.accept(list) {
+                        // The file of revocations has changed; `closed` connections with revoked certificates were
+                        // closed.
                         tracing::info!(generation, revoked, closed, "revoked certificates reloaded");
                     }
                 }
                 Err(problem) if last_problem.as_ref() != Some(&problem) => {
-                    // Correct the file; it is read again when it changes.
+                    // The previous revocations hold, and newer ones have no effect. Correct the file of this `key`; it
+                    // is read again when it changes.
                     tracing::error!(
                         key = self.name,
                         problem,

@@ -30,18 +30,18 @@ const NUMBER_TRIES: usize = 8;
 /// Error of an object store.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
-    /// The disk or the bucket is full.
+    /// The disk or the bucket of the object store has no space. No job is accepted meanwhile.
     #[error("the object store is full; free space")]
     Full,
-    /// The object does not exist.
+    /// A payload or result does not exist: it was deleted, or never stored.
     #[error("the object store has no object {0:016x}")]
     Missing(u64),
-    /// The content cannot be decrypted with the configured keys, or was changed.
+    /// A stored payload or result was encrypted with a key that is not configured, or was changed.
     #[error(
         "a part of the object {0:016x} cannot be decrypted with the configured keys; add the key that encrypted it"
     )]
     Undecryptable(u64),
-    /// The store cannot be read or written now.
+    /// The object store cannot be read or written now; the text has the cause.
     #[error("the object store is unavailable: {0}")]
     Unavailable(String),
 }

@@ -60,10 +60,10 @@ pub enum QueueError {
     /// The submission was rejected.
     #[error(transparent)]
     Rejected(#[from] SubmissionError),
-    /// The idempotency key belongs to another request.
+    /// The idempotency key was used before, for a request with another content.
     #[error("the idempotency key belongs to another request, that of {0}; use another key")]
     OtherRequest(DurableJobId),
-    /// There is no such job, or its result has been deleted.
+    /// No job has this identifier, or its result has been deleted after its retention time.
     #[error("there is no such job")]
     Unknown,
     /// The log failed.
@@ -72,7 +72,7 @@ pub enum QueueError {
     /// The object store failed.
     #[error(transparent)]
     Objects(#[from] ObjectError),
-    /// The tasks of the queue have ended.
+    /// The process is stopping, and its queue accepts no more requests.
     #[error("the queue is closed")]
     Closed,
 }

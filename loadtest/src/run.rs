@@ -23,7 +23,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// Error that prevents or aborts a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The target does not accept connections.
+    /// The target of `meridian load` does not accept connections.
     #[error("cannot connect to {target}: {source}; check that the server is running and the port is correct")]
     Unreachable {
         /// URL of the target.
@@ -31,7 +31,7 @@ pub enum RunError {
         /// Error of the connection attempt.
         source: io::Error,
     },
-    /// The target's certificate is not trusted.
+    /// The certificate of the target is not signed by an authority that the command trusts.
     #[error("certificate of {target} is not trusted: {source}; pass its CA certificate with --cacert")]
     NotTrusted {
         /// URL of the target.
@@ -39,7 +39,7 @@ pub enum RunError {
         /// Error of the handshake.
         source: io::Error,
     },
-    /// The thread or its epoll instance could not be created.
+    /// The system provides no further thread or epoll instance.
     #[error("cannot start the generator thread: {0}")]
     NoThread(io::Error),
 }

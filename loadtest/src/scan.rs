@@ -13,13 +13,13 @@ const DEPTH_MAX: u32 = 64;
 /// Defect in the body of a response with a success status.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Not JSON, or truncated.
+    /// The body of the response is not JSON, or is incomplete.
     #[error("not JSON, or truncated")]
     NotJson,
-    /// JSON, but not of the expected structure; the field names the expected value.
+    /// The response is JSON, but this value is missing or has another type.
     #[error("missing or invalid {0}")]
     Shape(&'static str),
-    /// The number of rows differs from the number of inputs.
+    /// The response has more or fewer rows than the request has inputs.
     #[error("{got} rows for {expected} inputs")]
     Count {
         /// Number of inputs.
@@ -27,10 +27,10 @@ pub enum DecodeError {
         /// Number of rows; counting stops at one too many.
         got: usize,
     },
-    /// An index out of range, or a duplicate.
+    /// The response has a row for an input that does not exist, or two rows for one input.
     #[error("row with index {0}, which is out of range or a duplicate")]
     Index(usize),
-    /// The length of a row differs from the requested length, or from that of the first row.
+    /// A row of the response has another length than requested, or than the first row.
     #[error("row of {got} numbers, expected {expected}")]
     Dimensions {
         /// Expected length.
@@ -38,10 +38,10 @@ pub enum DecodeError {
         /// Length of this row.
         got: usize,
     },
-    /// A row is not base64 of whole numbers.
+    /// A row of the response is not base64 of whole numbers.
     #[error("row that is not base64 of 32-bit numbers")]
     NotBase64,
-    /// A number is not finite.
+    /// The response has a number that is not finite.
     #[error("number that is not finite")]
     NotFinite,
 }

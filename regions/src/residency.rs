@@ -55,17 +55,17 @@ pub struct Conditions(BTreeSet<BTreeSet<Area>>);
 /// Error for a text that is not a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    /// An area is missing, for example between two commas.
+    /// An area of a residency policy is empty, for example between two commas.
     #[error(
         "an area is missing: write jurisdictions or regions with commas between them, such as eu,aws/us-east-1"
     )]
     MissingArea,
-    /// An area has no known form.
+    /// The text is neither a jurisdiction nor a region.
     #[error(
         "`{0}` is not an area: write a jurisdiction, such as eu or us-va, or a region, such as aws/us-east-1"
     )]
     NotAnArea(String),
-    /// The text or its canonical form is too long.
+    /// The residency policy is longer than the limit, as written or in its canonical form.
     #[error(
         "a residency policy of {0} bytes (in canonical form, such as `de,fr & eu`) is too long: name jurisdictions instead of regions; {MAX_POLICY_LEN} bytes fit"
     )]

@@ -115,22 +115,22 @@ enum Owner {
 /// The peer is not the intended one. Its name was signed by a trusted authority, so it may be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongPeer {
-    /// Its certificate has no valid name.
+    /// The certificate of the peer is not one of this fleet.
     #[error("its certificate does not have exactly one URI that is a SPIFFE ID of this fleet's form")]
     InvalidId,
-    /// It belongs to another fleet.
+    /// The peer belongs to another fleet.
     #[error("{0} has another trust domain")]
     OtherDomain(Box<SpiffeId>),
-    /// It belongs to this fleet, but its role is not accepted here.
+    /// The peer belongs to this fleet, but its role is not accepted here.
     #[error("{0} has another role")]
     OtherRole(Box<SpiffeId>),
-    /// Its region is not in the catalogue.
+    /// The region in the certificate of the peer is not in the catalogue of this process.
     #[error("the region of {0} is not in the catalogue")]
     UnknownRegion(Box<SpiffeId>),
-    /// The catalogue has another jurisdiction for the region.
+    /// The certificate of the peer and the catalogue of this process name different jurisdictions for its region.
     #[error("{0} has another jurisdiction than the catalogue, which has {1}")]
     OtherJurisdiction(Box<SpiffeId>, Jurisdiction),
-    /// It is in another region than the intended one.
+    /// The peer is in another region than the one that was to be reached.
     #[error("{0} is not of the expected region")]
     OtherRegion(Box<SpiffeId>),
 }

@@ -43,7 +43,7 @@ impl RequestPanicked<'_> {
     }
 }
 
-/// The batch settings that `meridian tune` found for this model on this machine are in use.
+/// The settings of `meridian tune` for this model and machine are in use.
 pub(crate) struct TunedSettings<'a> {
     pub(crate) file: &'a Path,
 }
@@ -88,7 +88,8 @@ impl ModelReady<'_> {
             }
             Some(WeightsLocation::PrivateMemory { problem }) => {
                 let problem = problem.as_deref().unwrap_or("sharing disabled");
-                // Each replica needs memory of its own for the weights. Make the model cache writable by its user alone.
+                // Each replica on this machine needs memory of its own for the weights, because of `problem`. Make the
+                // model cache writable by its user alone.
                 warn!(
                     source,
                     digest,
@@ -111,7 +112,7 @@ impl RequestReceived {
     }
 }
 
-/// A request was completed.
+/// A request was completed; the fields have its times in microseconds.
 pub(crate) struct RequestCompleted<'a> {
     pub(crate) operation: Operation,
     pub(crate) priority: Priority,
@@ -158,7 +159,7 @@ impl RequestCompleted<'_> {
     }
 }
 
-/// A request was rejected.
+/// A request was rejected with this code and message.
 pub(crate) struct RequestRejected<'a> {
     pub(crate) operation: Operation,
     pub(crate) request_id: &'a str,
@@ -170,7 +171,8 @@ impl RequestRejected<'_> {
         let RequestRejected { operation, request_id, refusal: Refusal { code, message, .. } } = self;
         metrics.counts.outcomes.0.of(operation).count(CodeLabel(Some(*code)));
         match code.fault() {
-            // The engine or the tokenizer failed; the line before has the reason.
+            // The engine or the tokenizer failed on a request, whose client received an error. The line `engine failed`
+            // or `tokenizer failed` before it has the reason.
             Fault::Replica => error!(request_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
                 debug!(request_id, code = code.as_str(), message, "request rejected");
@@ -275,7 +277,7 @@ impl EngineFailed<'_> {
     }
 }
 
-/// The tokenizer failed on a request. If it repeats, pull the model again.
+/// The tokenizer failed on a request, and its client received an error. If it repeats, run `meridian model pull` again.
 pub(crate) struct TokenizerFailed<'a> {
     pub(crate) request_id: &'a str,
     pub(crate) reason: &'a str,

@@ -57,7 +57,8 @@ const CONNECTIONS_MAX: usize = 8192;
 /// Reason why a replica does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The listener could not be opened.
+    /// The address cannot be bound: another process uses it, it belongs to another machine, or the port needs a
+    /// permission. The replica does not start.
     #[error("cannot listen on {address}: {reason}; choose another address for `listen`")]
     Listen {
         /// Configured address.
@@ -65,7 +66,7 @@ pub enum ServeError {
         /// Error of the operating system.
         reason: io::Error,
     },
-    /// No location of the model cache is configured.
+    /// The process does not know where to store models.
     #[error(
         "the location of the model cache is not configured; set MERIDIAN_CACHE, or `cache` in the configuration"
     )]
@@ -73,7 +74,7 @@ pub enum ServeError {
     /// The model is not on this machine.
     #[error(transparent)]
     Model(#[from] ResolveError),
-    /// The model cannot be loaded.
+    /// The model cannot be loaded; the text has the cause. The replica does not start.
     #[error("cannot load {model}: {reason}")]
     Load {
         /// Model as configured.
@@ -81,13 +82,13 @@ pub enum ServeError {
         /// Error message.
         reason: String,
     },
-    /// A thread could not be started.
+    /// The system starts no more threads, because of a limit of processes or memory. The replica does not start.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// TLS cannot be set up.
+    /// The TLS library rejects the certificate, the key or the settings. The replica does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
-    /// The listener failed.
+    /// The listener of the replica failed. The replica exits.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
 }

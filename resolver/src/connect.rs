@@ -19,13 +19,14 @@ pub enum ConnectError {
     /// The name has no known address.
     #[error("{0}")]
     Name(#[from] ResolutionError),
-    /// Every address of the name is one that the caller does not connect to.
+    /// The process must not connect to any address of the name: without an identity only to loopback, for a webhook
+    /// only to public addresses.
     #[error("none of the addresses is permitted")]
     NotPermitted,
     /// No address accepts a connection; the error of the last attempt.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The time is over.
+    /// The connection was not opened within its timeout.
     #[error("timed out")]
     TimedOut,
 }
@@ -84,6 +85,7 @@ impl Resolver {
                     return Ok(stream);
                 }
                 Some((address, Err(error))) => {
+                    // One address of a name did not accept a connection. The next address is tried.
                     tracing::debug!(%endpoint, %address, %error, "connection attempt failed");
                     self.demote(endpoint, address.ip());
                     race.failed(address);

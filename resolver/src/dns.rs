@@ -109,6 +109,7 @@ fn answer(
             ..
         }))) => Err(QueryFailure::NoAddresses(negative_ttl.map(|ttl| Duration::from_secs(ttl.into())))),
         Err(error) => {
+            // A DNS server did not respond or returned an error. The last addresses of the name stay in use.
             tracing::debug!(%name, %error, "DNS query failed");
             Err(QueryFailure::Unavailable)
         }

@@ -49,7 +49,7 @@ impl ResolverCounts {
     }
 }
 
-/// End of a DNS query.
+/// DNS returns addresses for the name again.
 pub(crate) struct NameEvent<'a> {
     pub(crate) name: &'a HostName,
     pub(crate) outcome: Result<(), QueryFailure>,
@@ -81,7 +81,8 @@ impl NameEvent<'_> {
             }
             NameChange::GivenUp => {
                 counts.changes.add(1);
-                // Nothing can connect to this endpoint until the name has an address again.
+                // No connection to this name can be opened until it has an address again. Correct the DNS record, or
+                // the name in the configuration.
                 tracing::error!(%name, "name has no address any more");
             }
             NameChange::Restored => tracing::info!(%name, "name resolved again"),

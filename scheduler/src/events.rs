@@ -25,11 +25,11 @@ crate::log::events! {
     info!(%deployment, %revision, "model revision promoted")
     Promoted<'a> { deployment: &'a DeploymentName, revision: ModelRevision }
 
-    /// This hub became the leader.
+    /// This hub is the leader: it publishes the route table and the traffic plan.
     info!(name, term = created, "leadership acquired")
     LeadershipAcquired<'a> { name: &'a str, created: u64 }
 
-    /// This hub became a follower.
+    /// This hub is a follower: it serves the route table and accepts registrations.
     info!(term = created, "following the leader")
     BecameFollower { created: u64 }
 
@@ -38,11 +38,11 @@ crate::log::events! {
     error!(published = text(published), stored = text(stored), epoch, "store rolled back, new epoch started")
     StoreRolledBack { published: Option<Generation>, stored: Option<Generation>, epoch: u64 }
 
-    /// A route table was published.
+    /// The hub has published a route table with a higher generation.
     info!(%generation, regions, deployments, "route table published")
     TablePublished { generation: Generation, regions: usize, deployments: usize }
 
-    /// An operator applied deployments or tenants.
+    /// An operator changed deployments or tenants; `changes` is their number.
     info!(changes, deployments, "configuration applied")
     ConfigurationApplied { changes: usize, deployments: usize }
 
@@ -64,7 +64,7 @@ crate::log::events! {
     warn!(%address, path, reason, "request not authenticated; further ones are logged at debug level")
     NotAuthenticated<'a> { address: IpAddr, path: &'a str, reason: &'a str }
 
-    /// The keys of the issuer of operators' tokens changed.
+    /// The issuer of operators' tokens has changed its keys, and tokens are verified with the new ones.
     info!(issuer, keys, "keys of the issuer replaced")
     IssuerKeysReplaced<'a> { issuer: &'a str, keys: usize }
 
@@ -78,12 +78,12 @@ crate::log::events! {
     warn!(%listen, "no identity is configured; every process that can connect can register regions and change tenants")
     HubWithoutIdentity { listen: SocketAddr }
 
-    /// The limit of tracked readers is reached; further readers are not recorded. Stop gateways and spokes that are not
-    /// needed.
+    /// The hub records no further gateways and spokes, and changes of residency do not wait for their acknowledgement.
+    /// Stop gateways and spokes that are not needed.
     error!(limit, "reader limit reached; rollouts do not wait for further gateways and spokes")
     ReaderLimitReached { limit: usize }
 
-    /// A spoke registered.
+    /// A spoke has registered with the hub.
     info!(%region, %instance, boot_id, %endpoint, lease, "spoke registered")
     SpokeRegistered<'a> { region: &'a RegionId, instance: &'a InstanceName, boot_id: u64, endpoint: &'a HostPort, lease: u64 }
 
@@ -99,7 +99,7 @@ crate::log::events! {
     info!(%region, "drain cancelled")
     DrainCancelled<'a> { region: &'a RegionId }
 
-    /// The lease of a spoke expired or was revoked.
+    /// The lease of a spoke expired or was revoked: the spoke has stopped, or has lost its connection to all hubs.
     info!(%region, boot_id, "spoke lease ended; unless it drained or is replaced, it keeps its route for the grace period")
     SpokeLeaseEnded<'a> { region: &'a RegionId, boot_id: u64 }
 
@@ -112,8 +112,8 @@ crate::log::events! {
     warn!(%error, "store watch interrupted, listing the store again")
     StoreRelisted<'a> { error: &'a dyn Display }
 
-    /// Requests to the store fail. Requests of clients continue, and changes of the configuration fail. Check the
-    /// store.
+    /// Requests to the store fail. Requests of clients continue; changes of the configuration fail. Check the disk of
+    /// the hub, or etcd.
     error!(%error, "store unavailable; the published route table stays in force")
     StoreFailed<'a> { error: &'a dyn Display }
 
@@ -125,16 +125,18 @@ crate::log::events! {
     info!(%subject, ttl_s = ttl.as_secs(), "join token created")
     JoinTokenCreated<'a> { subject: &'a SpiffeId, ttl: Duration }
 
-    /// A request to join was rejected. The reason says whether the token is unknown, expired or used. If it was used and none of
-    /// your processes has used it, revoke the certificate that was issued for it.
+    /// A request to join was rejected; `reason` says whether the token is unknown, expired or used. If it was used, and
+    /// by none of your processes, revoke the certificate that was issued for it.
     warn!(%address, %reason, "join rejected")
     JoinRejected<'a> { address: IpAddr, reason: &'a dyn Display }
 
-    /// Certificates and unused tokens were revoked by an operator. Processes close the connections of their owners.
+    /// An operator revoked certificates and unused join tokens, and their owners are disconnected. No action if this
+    /// was intended.
     warn!(certificates, tokens, "certificates revoked")
     CertificatesRevoked { certificates: usize, tokens: usize }
 
-    /// An operator took a step of the rotation of the authority; `signer` signs from now on.
+    /// An operator took a step of the rotation of the authority; `signer` signs from now on. No action if this was
+    /// intended.
     warn!(phase, %signer, authorities, "rotation of the authority continued")
     RotationStep<'a> { phase: &'static str, signer: &'a Fingerprint, authorities: usize }
 
@@ -143,11 +145,11 @@ crate::log::events! {
     error!(%error, "own certificate not renewed")
     OwnCertificateFailed<'a> { error: &'a dyn Display }
 
-    /// The hub renewed its own certificate.
+    /// The hub has renewed its own certificate, which expires at `expires_s` (Unix time).
     info!(serial, expires_s, "own certificate renewed")
     OwnCertificateRenewed<'a> { serial: &'a str, expires_s: u64 }
 
-    /// A gateway has a newer table than this hub. `remedy` has the steps.
+    /// The store was rolled back, and a gateway has a newer route table than this hub. Follow the steps in `remedy`.
     error!(
         %reader, %ours, remedy = NEW_EPOCH,
         "gateway has a newer route table than this hub because the store was rolled back; gateways reject the \
@@ -156,7 +158,8 @@ crate::log::events! {
     ReaderAhead { reader: Generation, ours: Generation }
 }
 
-/// The authority issued a certificate, for a join token or for a certificate of the same owner.
+/// The authority has issued a certificate, for a join token or for the renewal of a certificate; it expires at
+/// `expires_s` (Unix time).
 pub(crate) struct CertificateIssued;
 
 impl CertificateIssued {
@@ -186,7 +189,8 @@ impl HubStarted<'_> {
     }
 }
 
-/// Reason for the end of a term. Another hub takes over; check the store if none does.
+/// The hub is no longer the leader, for `reason`, and another hub takes over. Check the store if none logs `leadership
+/// acquired`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeadershipLost {
     /// A write was refused: another hub holds the term, or has changed the table.
@@ -222,7 +226,7 @@ impl MassLeaseExpiry {
     }
 }
 
-/// Enough leases are renewed again.
+/// Enough leases are renewed. Regions without one lose their routes after the grace period.
 pub(crate) struct MassLeaseExpiryOver;
 
 impl MassLeaseExpiryOver {
@@ -246,7 +250,7 @@ impl DeploymentsFileIgnored {
     }
 }
 
-/// The set of classes that would not survive the loss of a region changed.
+/// Since the last change, the remaining regions can serve all requests if any one region is lost.
 pub(crate) struct FailoverCapacityChanged<'a> {
     pub(crate) classes: &'a BTreeSet<TrafficClass>,
 }
@@ -265,7 +269,8 @@ impl FailoverCapacityChanged<'_> {
         let named: Vec<_> = named
             .map(|TrafficClass { deployment, residency }| format!("{deployment} under {residency}"))
             .collect();
-        // `named` has up to eight of the traffic classes that lack regions or replicas.
+        // If the largest region is lost, the others cannot serve all requests. `named` has up to eight of the traffic
+        // classes that lack regions or replicas. Add regions, or raise `scaling.max`.
         tracing::warn!(
             classes = classes.len(),
             ?named,

@@ -44,7 +44,8 @@ impl Joined {
 
 fn report_unreadable(folder: &IdentityFolder, followed: std::io::Result<()>) {
     if let Err(error) = followed {
-        // The present certificate is used until it expires. Check the folder, and restart the process.
+        // The process uses its present certificate until it expires, and does not learn of revocations. Check the
+        // folder, and restart the process.
         tracing::error!(folder = %folder.path().display(), %error, "identity folder unreadable");
     }
 }

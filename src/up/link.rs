@@ -120,12 +120,14 @@ async fn accept(
                 let conditions = conditions.subscribe();
                 tokio::spawn(async move {
                     if let Err(error) = relay(near, target, one_way, conditions).await {
+                        // A connection over an emulated link ended with an error.
                         tracing::debug!(%target, %error, "link connection ended");
                     }
                 });
             }
             Err(error) => {
-                // Accepted again after a pause. Check the limit of open files.
+                // The emulator of a link could not accept a connection, and accepts again after a pause. Check the
+                // limit of open files.
                 tracing::warn!(%target, %error, "failed to accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }

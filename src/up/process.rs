@@ -50,10 +50,13 @@ pub(crate) struct FleetProcess {
 /// Failure to start a process.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
+    /// A process of the local fleet could not be started.
     #[error("{name} could not be started: {source}")]
     Spawn { name: String, source: io::Error },
+    /// A process of the local fleet ended during its start. The text has the end of its log.
     #[error("{name} ended before it was ready ({status}); end of {log}:\n{tail}", log = log.display())]
     Ended { name: String, status: String, log: PathBuf, tail: String },
+    /// A process of the local fleet did not become ready in time. Its log has the reason.
     #[error("{name} was not ready within {} s; see {log}", timeout.as_secs(), log = log.display())]
     TimedOut { name: String, timeout: Duration, log: PathBuf },
 }
@@ -140,6 +143,7 @@ impl FleetProcess {
     /// Kills the process.
     pub(crate) async fn kill(&mut self) {
         if let Err(error) = self.child.kill().await {
+            // A process of the local fleet was to be killed and had ended before.
             tracing::debug!(name = self.spec.name, %error, "process had ended already");
         }
     }

@@ -72,7 +72,7 @@ pub fn log_panics() {
         let thread = std::thread::current();
         let at = info.location().map(ToString::to_string).unwrap_or_default();
         let thread = thread.name().unwrap_or_default();
-        // A defect, with its position in the source. Report it.
+        // A defect; `at` is its position in the source. Report it with the lines that follow.
         tracing::error!(at, thread, reason = message(info.payload()), "panicked");
     }));
 }

@@ -22,7 +22,8 @@ pub fn fail(reason: &str) {
         is_first
     });
     if is_first {
-        // Its state may be inconsistent. It finishes the requests in flight and exits with status 70; its supervisor restarts it.
+        // The state of the process may be inconsistent (`reason`). It finishes the requests in flight and exits with
+        // status 70; its supervisor restarts it.
         tracing::error!(reason, "process failed, draining");
     }
 }
@@ -53,7 +54,8 @@ pub async fn failed() -> Arc<str> {
 pub fn exit_within(bound: Duration) -> std::io::Result<()> {
     let exit = move || {
         std::thread::sleep(bound);
-        // The process had failed, and requests in flight did not end in time.
+        // The process had failed (see `process failed, draining`), and requests in flight did not end in time. Its
+        // supervisor restarts it.
         tracing::error!(?bound, "drain timeout; exiting");
         std::process::exit(EXIT_STATUS.into());
     };

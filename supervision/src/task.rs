@@ -68,7 +68,7 @@ where
         tracing::error!(task = name, reason, ?delay, consecutive, "task failed; restarting");
         tokio::time::sleep(delay).await;
         panics::count_restart(name);
-        // It follows `task failed; restarting`.
+        // The task of the line `task failed; restarting` runs again. Report the defect with the line `panicked`.
         tracing::warn!(task = name, consecutive, "task restarted");
     }
 }

@@ -25,7 +25,7 @@ pub trait TextReader {
 /// Error after which the rest of an input cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The input cannot be read.
+    /// The input file cannot be read.
     #[error("{name}: cannot be read: {reason}")]
     Read {
         /// Input.

@@ -8,13 +8,13 @@ use crate::input::InputError;
 /// Reason why a job stopped before its end. The rows before the last checkpoint remain.
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
-    /// The output exists, and no run of it is to be continued.
+    /// The output file exists, and there is no interrupted run to continue.
     #[error("{output} exists; give --restart to replace it, or choose another --output")]
     OutputExists {
         /// Output.
         output: String,
     },
-    /// The checkpoint cannot be read.
+    /// The checkpoint of an interrupted run cannot be read.
     #[error("{checkpoint} is not a checkpoint: {reason}; give --restart to compute all rows again")]
     Checkpoint {
         /// Checkpoint file.
@@ -22,7 +22,7 @@ pub enum JobError {
         /// Statement of what is wrong.
         reason: String,
     },
-    /// The run was started with other options than the interrupted one.
+    /// The interrupted run had other options.
     #[error(
         "{output} was begun with other options: {}; give the same options to continue it, or --restart to compute all rows \
          again",
@@ -34,7 +34,7 @@ pub enum JobError {
         /// Options with their old and new values.
         differences: Vec<String>,
     },
-    /// The rows before the checkpoint are not the same as in the interrupted run.
+    /// The rows before the checkpoint are not those of the interrupted run.
     #[error(
         "the first {rows} rows of {input} differ from those of the interrupted run{detail}; restore the input to continue, or \
          give --restart to compute all rows again"
@@ -47,7 +47,7 @@ pub enum JobError {
         /// Further detail, with a leading separator.
         detail: String,
     },
-    /// A file is shorter than the checkpoint says.
+    /// A file of the interrupted run is shorter than its checkpoint says.
     #[error(
         "{file} has {found} bytes and its checkpoint {expected}: it was changed since; give --restart to compute all rows \
          again"
@@ -63,7 +63,7 @@ pub enum JobError {
     /// The input cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// A row cannot be used.
+    /// A row of the input cannot be used.
     #[error("{position}: {reason}; fix the row, or give --skip-invalid to skip such rows")]
     InvalidRow {
         /// Input, line and column.
@@ -71,7 +71,7 @@ pub enum JobError {
         /// Statement of what is wrong.
         reason: String,
     },
-    /// The computation failed.
+    /// The vectors of these rows could not be computed.
     #[error("rows {first} to {last}: {error}")]
     Backend {
         /// First row of the window, from 0.
@@ -81,7 +81,7 @@ pub enum JobError {
         /// Error of the backend.
         error: BackendError,
     },
-    /// The result is no vector of the expected length with finite numbers.
+    /// The vector of a row has another length than expected, or contains numbers that are not finite.
     #[error("row {row}: {reason}; check the model with `meridian model verify`")]
     InvalidVector {
         /// Row, from 0.

@@ -30,18 +30,18 @@ pub enum ProxiedPeer {
 /// Reason why the beginning of a connection is not a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyHeaderError {
-    /// It begins differently.
+    /// A connection from a network in `proxy_protocol_from` has no PROXY protocol header, and was rejected.
     #[error(
         "the connection does not begin with a PROXY protocol header; enable version 2 at the load balancer"
     )]
     Missing,
-    /// It is a header of version 1.
+    /// The load balancer sends the text version of the PROXY protocol, and the connection was rejected.
     #[error("the load balancer sends version 1 of the PROXY protocol; switch it to version 2")]
     Version1,
-    /// A field has an undefined value.
+    /// A field of the load balancer's header has an undefined value, and the connection was rejected.
     #[error("the PROXY protocol header is malformed: {0}")]
     Malformed(&'static str),
-    /// It is longer than [`HEADER_BYTES_MAX`].
+    /// The header of the load balancer is longer than the limit, and the connection was rejected.
     #[error("the PROXY protocol header has {0} bytes; the limit is {HEADER_BYTES_MAX}")]
     TooLong(usize),
 }

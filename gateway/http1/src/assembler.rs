@@ -9,7 +9,7 @@ pub enum ResponseError {
     /// The response is malformed.
     #[error("{0}")]
     Malformed(#[from] FramingError),
-    /// The body exceeds the limit of the caller.
+    /// The response of an upstream is longer than the limit of its caller.
     #[error("its body is too long")]
     TooLarge,
 }

@@ -362,6 +362,8 @@ impl<'a> ForwardState<'a> {
             }
             ForwardEvent::AttemptEnded(attempt, Err(failure)) => {
                 let region = self.forwarder.config.catalogue.region(attempt.region()).id.as_str();
+                // An attempt of a request failed (`failure`). The request is sent to its next target, if the budgets permit
+                // one.
                 tracing::debug!(id = self.request.id, region, ?failure, "attempt failed");
                 self.failed(attempt, failure, None)
             }

@@ -193,7 +193,7 @@ impl Gateway {
         &self,
     ) -> Result<(Option<Arc<Recorder>>, Option<WriterHandle>), ReceiptsError> {
         let Some(receipts) = &self.config.receipts else {
-            // Add the table to the configuration if residency must be proven.
+            // Add the table `[receipts]` to the configuration if residency must be proven.
             tracing::warn!(
                 "receipts disabled because [receipts] is missing; the regions of requests cannot be proven"
             );

@@ -69,7 +69,8 @@ const FINAL_RECEIPTS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Error that prevents a gateway from starting.
 #[derive(Debug, thiserror::Error)]
 pub enum EdgeError {
-    /// A listener cannot be bound.
+    /// The address cannot be bound: another process uses it, it belongs to another machine, or the port needs a
+    /// permission. The gateway does not start.
     #[error("cannot listen on {address}: {source}; choose another port, or stop {}", process(*.pid))]
     Bind {
         /// Address of the listener.
@@ -79,7 +80,8 @@ pub enum EdgeError {
         /// Cause.
         source: io::Error,
     },
-    /// Another gateway with this configuration runs, and this one was not started with --take-over.
+    /// Another gateway with this configuration runs, and this one was not started with --take-over. The running one
+    /// continues.
     #[error(
         "{} already serves {listen} with this configuration (`handover` socket {path}); to replace it without \
          rejecting requests start this gateway with --take-over, to check the file use `meridian check`", process(*.pid)
@@ -92,7 +94,7 @@ pub enum EdgeError {
         /// Process that runs, if known.
         pid: Option<u32>,
     },
-    /// The configuration has no handover socket for --take-over.
+    /// The gateway was started with --take-over, but its configuration names no handover socket. It does not start.
     #[error(
         "--take-over needs `handover` in the configuration: the path of the handover socket of the running gateway"
     )]
@@ -100,10 +102,11 @@ pub enum EdgeError {
     /// Receipts cannot be written.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
-    /// A socket that was bound cannot be used.
+    /// The system rejects a socket that was bound or taken over. The gateway does not start.
     #[error("cannot use a listening socket: {0}")]
     Socket(io::Error),
-    /// The listening sockets cannot be received from the running process, or offered to the next.
+    /// The listening sockets cannot be received from the running process, or offered to the next. The gateway does not
+    /// start.
     #[error(
         "cannot use the handover socket {path}: {source}; choose another path or stop the process that uses it"
     )]
@@ -113,13 +116,13 @@ pub enum EdgeError {
         /// Cause.
         source: io::Error,
     },
-    /// TLS cannot be set up.
+    /// The TLS library rejects the certificate, the key or the settings. The gateway does not start.
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
-    /// The threads that parse large bodies cannot be started.
+    /// The system starts no more threads, because of a limit of processes or memory. The gateway does not start.
     #[error("cannot start the threads for large bodies: {0}")]
     Threads(#[source] io::Error),
-    /// The HTTP client for the control plane cannot be built.
+    /// A URL in `hub` or the identity cannot be used for requests to hubs. The gateway does not start.
     #[error("cannot build the HTTP client for the control plane: {0}")]
     Client(#[from] scheduler_client::hub::HubClientError),
 }
@@ -210,9 +213,12 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), Edg
             if let Some(takeover) =
                 takeover.map_err(|source| EdgeError::Handover { path: path.clone(), source })?
             {
+                // The running process has handed over its listening sockets, and drains when this one is ready.
                 tracing::info!("received the listening sockets from the running process");
                 return Ok((takeover.sockets.try_clone().map_err(EdgeError::Socket)?, Some(takeover)));
             }
+            // The gateway was started with --take-over, and no process listens on the handover socket. It binds its
+            // addresses itself.
             tracing::info!(path = %path.display(), "no running process to take over from; binding new sockets");
         }
     }

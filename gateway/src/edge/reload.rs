@@ -63,6 +63,7 @@ pub(super) async fn follow(
                     true
                 });
                 metrics.tenants_reloaded.add(1);
+                // The tenants file has changed, and its tenants and keys are in use.
                 tracing::info!(path, tenants = keys.tenants().len(), "tenants file reloaded");
             }
             Err(problems) => {

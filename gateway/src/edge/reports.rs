@@ -148,7 +148,9 @@ impl ReportReceiver {
         let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, known, requested: desired };
         match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
             Ok(Ok((report, round_trip))) => self.accept(report, round_trip, sent_at),
+            // The request for the report of a spoke failed (`error`). Without reports for 0.6 s the spoke is suspect.
             Ok(Err(error)) => tracing::debug!(address = %self.key.address, error, "region report failed"),
+            // A spoke did not send its report in time. Without reports for 0.6 s it is suspect.
             Err(late) => tracing::debug!(address = %self.key.address, %late, "region report timed out"),
         }
     }
@@ -185,6 +187,8 @@ impl ReportReceiver {
         let decoded = match decoder.decode(report) {
             Ok(decoded) => decoded,
             Err(error @ (ReportError::UnknownBase { .. } | ReportError::Outdated { .. })) => {
+                // A report is older than the last one, or continues a state that this gateway does not have. The next
+                // report replaces it.
                 tracing::debug!(%address, %error, "region report ignored");
                 received.decoder = decoder;
                 return;

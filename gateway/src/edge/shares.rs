@@ -79,9 +79,11 @@ async fn report(
         match exchange.exchange(&demand).await {
             Ok(received) => {
                 if !std::mem::replace(&mut reachable, true) {
+                    // A hub sends the shares of the tenants' limits again.
                     tracing::info!(hub = client.hubs().current(), "updates of tenant shares resumed");
                 }
                 if let Some(shares) = received.shares {
+                    // A newer division of the tenants' limits is in use.
                     tracing::debug!(generation = %shares.generation, tenants = shares.tenants.len(), "tenant shares accepted");
                     tenants.limiters.set_shares(applied(&shares), Instant::now());
                     interval.reset_after(ACKNOWLEDGE_DELAY);

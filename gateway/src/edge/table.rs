@@ -64,6 +64,7 @@ pub(crate) async fn follow(
             TablePoll::Newer(table) => views.send_modify(|current| {
                 let keys = tenants.apply_table(&table);
                 let (regions, tenants) = (table.regions.len(), keys.tenants().len());
+                // A hub has published a newer route table, and the gateway routes by it.
                 tracing::info!(generation = %table.generation, regions, tenants, "route table updated");
                 *current = Some(Arc::new(View::new(&table, &config.catalogue, keys)));
             }),

@@ -131,6 +131,7 @@ pub(crate) async fn follow(
         match &received {
             Ok(_) => {
                 if !std::mem::replace(&mut reachable, true) {
+                    // A hub sends the traffic plan again.
                     tracing::info!(hub = client.hubs().current(), "plan updates resumed");
                 }
             }
@@ -145,6 +146,7 @@ pub(crate) async fn follow(
             }
         }
         if let Ok(Some(weights)) = received {
+            // A newer traffic plan for this gateway is in use.
             tracing::debug!(generation = %weights.generation, rows = weights.rows.len(), "plan accepted");
             current_weights.send_replace(Some(Arc::new(resolve(&weights, &config.catalogue))));
         }

@@ -25,8 +25,8 @@ impl ArrivalEnded<'_> {
         metrics.ended(endpoint, outcome, total);
         metrics.bytes_in.add(bytes_in);
         metrics.bytes_out.add(bytes_out);
-        // DEBUG only: the line of the gateway contains the same and more. This one serves to find a request at one
-        // region.
+        // A request has ended at the ingress. The line of the gateway with the same `id` has more; this one serves to
+        // find a request in one region.
         tracing::debug!(
             target: ACCESS,
             id,

@@ -13,7 +13,7 @@ use regions::set::RegionIndex;
 use replica_api::priority::Priority;
 use std::time::Duration;
 
-/// A request has ended.
+/// A request has ended; one line for each request. `MERIDIAN_LOG=info,access=off` disables these lines.
 pub(crate) struct RequestEnded<'a> {
     pub(crate) id: &'a str,
     pub(crate) endpoint: EndpointLabel,

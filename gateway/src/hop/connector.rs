@@ -153,6 +153,7 @@ impl Connector {
             Ok(Err(error)) => match ConnectionFailureCause::of_io(&error) {
                 Some(cause) => Err(self.failed(key, cause, &error)),
                 None => {
+                    // A region or replica closed the connection during the TLS handshake. The request fails over.
                     tracing::debug!(%address, %error, "next hop closed the connection during the handshake");
                     Err(AttemptFailure::Unreachable)
                 }
@@ -196,6 +197,7 @@ impl Connector {
                 self.failed(key, ConnectionFailureCause::PlaintextForbidden, &error)
             }
             error => {
+                // No connection to a region or replica could be opened. The request fails over.
                 tracing::debug!(address = %key.address, %error, "next hop unreachable");
                 AttemptFailure::Unreachable
             }
@@ -216,6 +218,7 @@ impl Connector {
     pub(crate) fn mark_healthy(&self, key: &UpstreamKey) {
         if matches!(self.mode, Mode::Tls(_)) && self.last_failures().remove(key).is_some() {
             let (region, address) = (self.region_name(key.region), &key.address);
+            // A region or replica to which connections had failed responds again.
             tracing::info!(peer = self.role.as_str(), region, %address, "connection restored");
         }
     }

@@ -65,6 +65,7 @@ pub(crate) struct Http1Body {
 pub(crate) enum Http1Error {
     #[error("{0}")]
     Io(#[from] io::Error),
+    /// The response of a region or replica is not valid HTTP/1.1. The attempt has failed.
     #[error("invalid response: {0}")]
     Invalid(#[from] FramingError),
 }
@@ -150,6 +151,8 @@ impl Http1Connection<'_> {
                 Ok(Http1Response { head, body: Http1Body { connection, framing, keep_alive } })
             }
             Err(error) => {
+                // A connection to an upstream ended before its response. If it was `reused`, the upstream may have
+                // closed it while it was idle.
                 tracing::debug!(address = %connection.key.address, reused, %error, "connection failed before a response");
                 if let Http1Error::Io(error) = &error {
                     client.connector.connection_failed(&connection.key, error);

@@ -167,6 +167,8 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
             biased;
             ended = &mut connection => {
                 if let Err(error) = ended {
+                    // A connection ended with an error: of an upstream if the line has an `address`, otherwise of a
+                    // client.
                     tracing::debug!(address = %state.key.address, %error, "HTTP/2 connection failed");
                 }
                 return;
@@ -180,6 +182,8 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
                     KeepaliveAction::Close => {
                         state.counts.count(HopEvent::TimedOut);
                         let region = state.connector.region_name(state.key.region);
+                        // A region or replica did not respond to a ping, and the connection was closed. Its `requests`
+                        // fail over.
                         tracing::info!(region, address = %state.key.address, requests, "HTTP/2 connection timed out");
                         return;
                     }

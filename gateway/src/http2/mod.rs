@@ -233,6 +233,8 @@ impl UpstreamConnections {
     ) -> Result<impl Future<Output = ()> + Send + use<>, AttemptFailure> {
         let started = Connection::begin(key.clone(), connected, connector.clone(), self.counts.clone()).await;
         let (connection, driven) = started.map_err(|error| {
+            // A connection did not start with a valid HTTP/2 preface: of an upstream if the line has an `address`,
+            // otherwise of a client.
             tracing::debug!(address = %key.address, %error, "HTTP/2 handshake failed");
             AttemptFailure::Unreachable
         })?;
@@ -308,6 +310,7 @@ impl Http2Stream {
             Ok::<_, h2::Error>((head, request.into_body(body)))
         };
         exchange.await.map_err(|error| {
+            // A request over HTTP/2 ended before its response. `used_before`: the connection had served other requests.
             tracing::debug!(%error, used_before, "exchange failed before a response");
             // Requests that the region reports as unprocessed, and requests in flight on a failed connection.
             let unprocessed = error.is_remote()

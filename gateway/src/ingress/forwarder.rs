@@ -89,6 +89,7 @@ impl ReplicaForwarder {
             };
             let step = match ended {
                 Err(other) => {
+                    // A replica did not respond by its deadline, and the request is sent to another one.
                     tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
                     attempt.abandon(request);
                     attempt = other;
@@ -105,6 +106,8 @@ impl ReplicaForwarder {
                 Ok(Err(failure)) => {
                     let (step, recorded) = plan.failed(failure, Instant::now());
                     if let Some(failure) = recorded {
+                        // An attempt at a replica failed (`failure`). The request is sent to another replica if there
+                        // is one.
                         tracing::debug!(replica = %attempt.endpoint(), ?failure, "replica did not respond");
                         attempt.failed(failure);
                     }

@@ -106,12 +106,13 @@ pub struct IngressSignals {
 /// Error that prevents an ingress from running.
 #[derive(Debug, thiserror::Error)]
 pub enum IngressError {
-    /// The region is not in the catalogue.
+    /// The `region` of the spoke is not in its catalogue. The spoke does not start.
     #[error(
         "region \"{0}\" is not in the catalogue, so its jurisdictions are unknown; use a region of the catalogue"
     )]
     UnknownRegion(RegionId),
-    /// The address cannot be bound.
+    /// The address cannot be bound: another process uses it, it belongs to another machine, or the port needs a
+    /// permission. The spoke does not start.
     #[error("cannot listen on {address}: {source}; choose another port, or stop the process that uses it")]
     Bind {
         /// Address.
@@ -122,10 +123,10 @@ pub enum IngressError {
     /// Receipts cannot be written.
     #[error("{0}")]
     Receipts(#[from] ReceiptsError),
-    /// TLS cannot be set up.
+    /// The TLS library rejects the certificate, the key or the settings. The spoke does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// The body threads cannot be started.
+    /// The system starts no more threads, because of a limit of processes or memory. The spoke does not start.
     #[error("the threads for large bodies cannot be started: {0}")]
     Threads(#[source] io::Error),
 }

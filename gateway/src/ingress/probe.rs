@@ -52,10 +52,12 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
                     .for_each(|mismatch| ReplicaMismatch { region: &prober.region, mismatch }.record());
             }
             Ok(Err(error)) => {
+                // The status request to a replica failed (`error`). Repeated failures take the replica out of use.
                 tracing::debug!(address = %key.address, %error, "replica status request failed");
                 spoke.lock().replica_failed(number, Instant::now());
             }
             Err(_) => {
+                // A replica did not respond to a status request in time. Repeated failures take the replica out of use.
                 tracing::debug!(address = %key.address, "replica status request timed out");
                 spoke.lock().replica_late(number, Instant::now());
             }
@@ -70,8 +72,10 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
 enum ProbeError {
     #[error("{0:?}")]
     NoResponse(AttemptFailure),
+    /// A replica responded to a status request with this status instead of 200.
     #[error("status code {0}")]
     Code(http::StatusCode),
+    /// The status of a replica cannot be read: it has another version, or another server has its address.
     #[error("invalid status: {0}")]
     Status(String),
 }

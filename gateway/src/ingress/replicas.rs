@@ -186,7 +186,7 @@ impl ReplicaObservations {
         let Some(evidence) = evidence else { return };
         if self.targets.record(index, evidence, random_draw(), now) {
             let replica = self.addresses.get(&index).map(tracing::field::display);
-            // It failed or was slower than the others, and gets only probes until they succeed. See its log.
+            // A replica failed or was slower than the others, and gets only probes until they succeed. Read its log.
             tracing::warn!(replica, ?evidence, "replica ejected");
             self.budgets.evacuate(index, self.targets.in_flight(index), now);
         }

@@ -48,7 +48,8 @@ impl ResidencyGuard {
             return Ok(());
         }
         let region = &self.region;
-        // Expected for seconds after a residency policy was narrowed. Later, check that all gateways reach a hub.
+        // A gateway with an older route table sent the request. Expected for seconds after a residency policy was
+        // narrowed; later, check that all gateways reach a hub.
         tracing::warn!(%region, %deployment, "request rejected because the newest route table excludes this region");
         let message = format!("Region {region} is no longer part of the residency of '{deployment}'.");
         Err(Rejection::new(ErrorCode::NotResidentHere, message).of(headers::DEPLOYMENT))

@@ -72,6 +72,8 @@ pub(super) async fn serve<D: RequestHandler>(
                 return write_last(stream, &respond::head_timeout(shared.timeouts.head)).await;
             }
             HeadRead::Invalid(problem) => {
+                // A request head is ambiguous or exceeds a limit (`problem`). The client gets an error, and its
+                // connection is closed.
                 tracing::debug!(?problem, "request head rejected");
                 shared.counts.closed.count(match problem {
                     HeadProblem::TooLong | HeadProblem::TargetTooLong | HeadProblem::TooManyFields => {
@@ -209,6 +211,7 @@ async fn handle_one<D: RequestHandler>(
         Ok(true) => {}
         Ok(false) => return None,
         Err(error) => {
+            // A client sent an invalid request head, and its connection was closed.
             tracing::debug!(%error, "reading a request head failed");
             respond::malformed_request(&mut session).await;
             linger(session).await;

@@ -73,6 +73,8 @@ pub(super) async fn serve<D: RequestHandler>(
     let Some(handshake) = handshake.await else { return shared.counts.closed.count(CloseReason::HalfOpen) };
     let mut connection = match handshake {
         Ok(Ok(connection)) => connection,
+        // A connection did not start with a valid HTTP/2 preface: of an upstream if the line has an `address`,
+        // otherwise of a client.
         Ok(Err(error)) => return tracing::debug!(%error, "HTTP/2 handshake failed"),
         Err(_) => return shared.counts.closed.count(CloseReason::HandshakeTimeout),
     };
@@ -99,6 +101,7 @@ pub(super) async fn serve<D: RequestHandler>(
         let accepted = tokio::select! {
             biased;
             Ok(Flood(idle)) = &mut flooded => {
+                // A client sent too many frames without effect (`frame`), and its connection was closed.
                 tracing::info!(frame = idle.as_str(), "HTTP/2 connection closed for flooding");
                 shared.counts.floods.count(idle);
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
@@ -137,6 +140,7 @@ pub(super) async fn serve<D: RequestHandler>(
             }
             Ok(None) => break,
             Err(error) => {
+                // A connection ended with an error: of an upstream if the line has an `address`, otherwise of a client.
                 tracing::debug!(%error, "HTTP/2 connection failed");
                 break;
             }

@@ -272,7 +272,8 @@ async fn accept_until<D: RequestHandler, T>(
                 });
             }
             Err(error) => {
-                // Accepted again after a pause. Check the limit of open files.
+                // A listener could not accept a connection, and accepts again after a pause. Check the limit of open
+                // files.
                 tracing::warn!(%error, "failed to accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
@@ -411,11 +412,13 @@ impl<D: RequestHandler> Shared<D> {
                 Ok(Ok(stream)) => Some(self.coalescing(stream)),
                 Ok(Err(error)) => {
                     self.counts.closed.count(CloseReason::HandshakeFailed);
+                    // A client and the listener did not agree on TLS, or the client does not trust the certificate.
                     tracing::debug!(%error, "TLS handshake failed");
                     None
                 }
                 Err(_) => {
                     self.counts.closed.count(CloseReason::HandshakeTimeout);
+                    // A client did not complete its TLS handshake in time, and was disconnected.
                     tracing::debug!("TLS handshake timed out");
                     None
                 }

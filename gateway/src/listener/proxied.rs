@@ -17,6 +17,7 @@ use tokio::io::AsyncReadExt;
 pub(super) enum ProxiedError {
     #[error("{0}")]
     Header(#[from] ProxyHeaderError),
+    /// A connection ended or failed before the load balancer's header was complete.
     #[error("the connection ended within the PROXY protocol header: {0}")]
     Io(#[from] io::Error),
 }

@@ -198,7 +198,7 @@ impl Shared {
 /// Error that prevents receipts.
 #[derive(Debug, thiserror::Error)]
 pub enum ReceiptsError {
-    /// The directory or a file in it cannot be used.
+    /// The directory of the receipts or a file in it cannot be used. The process does not start.
     #[error(
         "receipts cannot be written in {dir}: {source}; make the directory writable, or set receipts.dir to another"
     )]

@@ -145,6 +145,8 @@ impl Writer {
             let mut batch = Batch::after(writer.head);
             batch.put(&Entry::Resumed { at_ms: now_ms(), clean, torn_bytes });
             writer.append(batch)?;
+            // The process continues the receipts of the previous one. If that was killed, `clean` is false and an
+            // incomplete line of `torn_bytes` bytes was removed.
             tracing::info!(chain = writer.chain, clean, torn_bytes, "receipt chain resumed");
         }
         writer.sync();
@@ -230,6 +232,7 @@ impl Writer {
                 let durable = (waiting.is_empty() && !was_failing) || self.sync();
                 if was_failing && durable {
                     self.shared.failing.store(false, Ordering::Relaxed);
+                    // Writing receipts succeeds again. An entry in the chain has the number of missing ones.
                     tracing::info!(
                         chain = self.chain,
                         "receipts are written again; a gap records the missing ones"
@@ -415,7 +418,8 @@ fn take_over(
         let Some(lock_file) = lock(dir, chain)? else { continue };
         let files: Vec<_> = names.iter().filter(|name| name.chain == *chain).cloned().collect();
         let Some(position) = position(dir, &files)? else {
-            // The files stay unchanged. Examine them with `meridian verify-residency`.
+            // A file of receipts was damaged or changed. The files stay as they are: examine them with `meridian
+            // verify-residency`.
             tracing::error!(chain, "receipt chain is corrupt; starting a new one");
             continue;
         };

@@ -21,7 +21,7 @@ pub struct QueueLimits {
 /// Reason for the rejection of a submission.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SubmissionError {
-    /// The tenant has too many unfinished jobs.
+    /// The tenant has the maximum number of unfinished jobs.
     #[error(
         "you have {jobs} unfinished jobs, and the limit is {limit}: wait until some are finished, or cancel some"
     )]
@@ -31,7 +31,7 @@ pub enum SubmissionError {
         /// Limit.
         limit: u64,
     },
-    /// The payloads of the tenant's unfinished jobs are too large.
+    /// The payloads of the tenant's unfinished jobs have the maximum size.
     #[error(
         "your unfinished jobs have {bytes} bytes with this one, and the limit is {limit}: wait until some are finished, or cancel some"
     )]
@@ -41,13 +41,13 @@ pub enum SubmissionError {
         /// Limit.
         limit: u64,
     },
-    /// The deadline, or the latest start, is not in the future.
+    /// The deadline or the latest start of a job has passed.
     #[error("`{field}` is not in the future")]
     Past {
         /// Field of the request.
         field: &'static str,
     },
-    /// The deadline, or the latest start, is too late.
+    /// The deadline or the latest start of a job is further in the future than permitted.
     #[error("`{field}` is more than {} s in the future", limit.as_secs())]
     Late {
         /// Field of the request.

@@ -32,7 +32,7 @@ const QUEUE_MAX: usize = 1024;
 /// Appends that are written together.
 const BATCH_MAX: usize = 256;
 
-/// Error that prevents the log from being opened.
+/// The file of the job log cannot be opened: it is damaged, has another format, or another process has it open.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the job log {}: {problem}", path.display())]
 pub struct JobLogOpenError {

@@ -24,10 +24,10 @@ pub struct QueueSnapshot {
 /// Error of a log. The entry of a failed append may still have been written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JobLogError {
-    /// The disk is full. Stored records are kept.
+    /// No job is accepted until the disk has space. Stored jobs are kept.
     #[error("the disk of the job log is full; free space")]
     Full,
-    /// The log cannot be read or written now.
+    /// The log cannot be read or written now; the text has the cause. Stored jobs are kept.
     #[error("the job log is unavailable: {0}")]
     Unavailable(String),
 }

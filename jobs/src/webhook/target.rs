@@ -7,13 +7,13 @@ use url::{Host, Url};
 /// Reason why a URL cannot be the target of a webhook.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WebhookUrlError {
-    /// No URL.
+    /// The text cannot be parsed as a URL.
     #[error("the webhook is not a URL: {0}")]
     Invalid(String),
-    /// The URL is too long.
+    /// The URL is longer than the limit.
     #[error("the webhook URL has {0} bytes; the limit is {URL_BYTES_MAX}")]
     TooLong(usize),
-    /// The scheme cannot be used.
+    /// Results are not sent over this scheme.
     #[error("the webhook URL has the scheme `{found}`; write one with {expected}")]
     Scheme {
         /// Scheme.
@@ -21,10 +21,11 @@ pub enum WebhookUrlError {
         /// Permitted schemes.
         expected: &'static str,
     },
-    /// The URL contains a user, a password or a fragment.
+    /// The URL contains a user name, a password or a fragment.
     #[error("the webhook URL contains a {0}; remove it")]
     Part(&'static str),
-    /// The address is not public.
+    /// The host of the webhook is an address of a private network, to which results are not sent unless the operator
+    /// permits it.
     #[error(
         "the webhook URL has the address {0}, which is not public; ask the operator to permit its network"
     )]

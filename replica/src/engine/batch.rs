@@ -17,13 +17,13 @@ pub struct RaggedBatch<'a> {
 /// Inconsistent parts of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedBatch {
-    /// The offsets must begin at 0, never decrease, and end at the number of tokens.
+    /// A defect: the sequences of a batch do not cover its tokens. Report it.
     #[error("the offsets must increase from 0 to the number of tokens ({tokens})")]
     Offsets {
         /// Tokens of the batch.
         tokens: usize,
     },
-    /// Either every token has a type, or none.
+    /// A defect: only some tokens of a batch have a token type. Report it.
     #[error("there are {tokens} tokens and {types} token types")]
     Types {
         /// Tokens of the batch.

@@ -157,13 +157,13 @@ impl Description {
 /// Errors of an engine. The first four are errors of the caller, and retrying the same batch does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// A sequence has no tokens.
+    /// A text became an empty sequence of tokens.
     #[error("sequence {sequence} has no tokens; give at least one")]
     Empty {
         /// Index in the batch.
         sequence: usize,
     },
-    /// A sequence is longer than the model's limit.
+    /// A text has more tokens than the model accepts.
     #[error("sequence {sequence} has {tokens} tokens and the limit of the model is {max_tokens}")]
     TooLong {
         /// Index in the batch.
@@ -173,7 +173,7 @@ pub enum EngineError {
         /// The limit.
         max_tokens: usize,
     },
-    /// A token id is outside the vocabulary.
+    /// A token id is outside the vocabulary: the tokenizer and the weights belong to different models.
     #[error(
         "token {position} of sequence {sequence} is {token} and the vocabulary ends at {}",
         vocabulary - 1
@@ -188,7 +188,7 @@ pub enum EngineError {
         /// Size of the vocabulary.
         vocabulary: usize,
     },
-    /// A token type is outside the model's types.
+    /// A token type is outside the types of the model.
     #[error(
         "token {position} of sequence {sequence} is of type {given} and the types end at {}",
         token_types - 1
@@ -203,7 +203,7 @@ pub enum EngineError {
         /// Number of the model's types.
         token_types: usize,
     },
-    /// The output buffer has another size than the output.
+    /// A defect: the buffer for the results of a batch has the wrong size. Report it.
     #[error("the output buffer has {given} numbers and the batch needs {expected}")]
     OutputSize {
         /// Size of the output.
@@ -211,7 +211,7 @@ pub enum EngineError {
         /// Size of the buffer.
         given: usize,
     },
-    /// The engine failed with an error of its own.
+    /// The engine failed with an error of its own; the text has the cause.
     #[error("the engine failed: {reason}")]
     Broken {
         /// Error message of the engine.

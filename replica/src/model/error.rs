@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Reason why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// A file is missing or cannot be read.
+    /// A file of the model or its engine is missing or cannot be read.
     #[error("{} cannot be read: {reason}", path.display())]
     Read {
         /// Path of the file.
@@ -22,7 +22,7 @@ pub enum ModelError {
         /// Problem, with the key and its value.
         problem: String,
     },
-    /// A tensor does not match the configuration.
+    /// A tensor of the weights cannot be used; the text has the cause.
     #[error("{}: tensor `{tensor}` {problem}{}", path.display(), deciding_suffix(deciding.as_deref()))]
     Tensor {
         /// Path of the file.
@@ -104,16 +104,17 @@ fn joined(problems: &[ModelError]) -> String {
 /// Problem of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorProblem {
-    /// The tensor is missing.
+    /// A tensor that the configuration of the model describes is not in the weights.
     #[error("is missing")]
     Missing,
-    /// The model does not use the tensor.
+    /// A tensor of the weights does not occur in the model that the configuration describes.
     #[error(
         "is not used by the model that the configuration describes: the weights belong to another model, or to one \
          with additional parts; use the configuration that belongs to the weights"
     )]
     Unused,
-    /// The shape differs from the configured one.
+    /// A tensor has another shape than the configuration of the model. The weights and the configuration belong to
+    /// different models.
     #[error("has the shape {actual:?}, expected {expected:?}")]
     Shape {
         /// Shape by the configuration.
@@ -121,13 +122,13 @@ pub enum TensorProblem {
         /// Shape in the file.
         actual: Vec<usize>,
     },
-    /// The type of the numbers is not supported.
+    /// A tensor has a number format that the engine does not support.
     #[error("has the type {actual}; F32, F16 and BF16 are supported")]
     Kind {
         /// Type in the file.
         actual: String,
     },
-    /// The tensor contains NaN or an infinity.
+    /// A weight of the model is not a number, or is infinite.
     #[error(
         "contains {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model \
          again, or use another revision of it",
@@ -139,7 +140,7 @@ pub enum TensorProblem {
         /// Row and column.
         at: [usize; 2],
     },
-    /// The tensor contains a number that overflows in the engine.
+    /// A weight of the model is so large that the result of the engine would overflow.
     #[error(
         "contains {value} at row {}, column {}, and the engine multiplies it by {factor}, which overflows a 32-bit \
          float; use another revision of the model",
@@ -153,7 +154,7 @@ pub enum TensorProblem {
         /// Factor by which the engine multiplies it.
         factor: String,
     },
-    /// The file ends before the tensor does.
+    /// The file of the weights is shorter than its header says.
     #[error("ends at byte {end}, but the file at byte {length}: the file is truncated, pull the model again")]
     Truncated {
         /// End of the tensor according to the header.
@@ -161,7 +162,7 @@ pub enum TensorProblem {
         /// Length of the file.
         length: u64,
     },
-    /// The entry in the header is inconsistent.
+    /// The header of the file of the weights is inconsistent.
     #[error("has an invalid entry in the header ({reason}): the file is corrupt, pull the model again")]
     Corrupt {
         /// Problem.

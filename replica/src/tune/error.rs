@@ -10,18 +10,18 @@ use super::quality::Quality;
 /// Reason why tuning failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
-    /// The model cannot be loaded or computed.
+    /// `meridian tune` cannot load or compute the model; the text has the cause.
     #[error("the model cannot be computed: {0}")]
     Engine(String),
-    /// The texts cannot be tokenized.
+    /// `meridian tune` cannot tokenize its fixed texts with the tokenizer of the model.
     #[error("the texts for comparing precisions cannot be tokenized: {0}")]
     Tokenizer(String),
-    /// All texts are too long for the model.
+    /// `meridian tune` has fixed texts, and the model accepts none of them.
     #[error(
         "all texts are too long for this model, so the accuracy of a precision cannot be measured; tune f32 only"
     )]
     NoTexts,
-    /// No precision is accurate enough.
+    /// The precisions that `meridian tune` may use are all less accurate than required.
     #[error(
         "{precision} has a mean cosine of {:.4} and a minimum of {:.4} compared with f32, which is not accurate \
          enough; add f32 to the precisions",
@@ -33,10 +33,10 @@ pub enum TuneError {
         /// Its accuracy.
         quality: Quality,
     },
-    /// The time was too short to measure any setting.
+    /// The time of `meridian tune` was too short for a single measurement.
     #[error("no setting could be measured in the given time; raise --seconds")]
     NoTime,
-    /// The file cannot be written.
+    /// The output file of `meridian tune` cannot be written.
     #[error("cannot write {path}: {reason}; set another path with --out", path = path.display())]
     Write {
         /// Path.

@@ -48,10 +48,10 @@ pub enum VerifyError {
         /// Error message.
         reason: String,
     },
-    /// The model cannot be read.
+    /// `meridian model verify` cannot read the model; the text has the cause.
     #[error("the model cannot be read: {0}")]
     Model(String),
-    /// All texts are too long for the model.
+    /// `meridian model verify` has fixed texts, and the model accepts none of them.
     #[error("all texts are too long for this model, so engines cannot be compared")]
     NoTexts,
 }

@@ -14,25 +14,25 @@ use crate::EngineRows;
 /// Error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExecutorError {
-    /// The queue is full; retry after a request has ended.
+    /// The engine has the maximum of requests.
     #[error("the queue of the engine is full; retry after a request has ended")]
     Overloaded,
-    /// The request is invalid; a retry does not help.
+    /// The request is not valid for the engine. A retry does not help.
     #[error("the engine rejected the request: {0}")]
     Rejected(String),
-    /// The request failed alone, possibly after its batch had failed.
+    /// The engine failed on this request alone, also when it was repeated without its batch.
     #[error("the engine failed on this request: {0}")]
     BatchFailed(String),
-    /// The request was cancelled by the caller.
+    /// The caller of the engine cancelled the request.
     #[error("the request was cancelled")]
     Cancelled,
     /// The engine cancelled the request after its own timeout.
     #[error("the request exceeded the engine's timeout")]
     TimedOut,
-    /// The engine was shut down, or is shutting down.
+    /// The engine is shutting down with its replica.
     #[error("the engine was shut down")]
     Closed,
-    /// The engine has failed permanently.
+    /// The engine has failed permanently. Restart the replica.
     #[error("the engine is broken: {0}")]
     Broken(String),
 }

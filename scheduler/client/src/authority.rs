@@ -46,10 +46,10 @@ const RESPONSE_BYTES_MAX: usize = 4 << 20;
 /// Failed request to the authority.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
-    /// No hub of the list accepts a connection.
+    /// No hub of the list accepts a connection to its built-in authority. Check the addresses and the hubs.
     #[error("no hub is reachable: {0}")]
     Unreachable(String),
-    /// The hub rejected the request.
+    /// A hub rejected the request to its built-in authority with this status and message.
     #[error("the hub at {address} returned {status}: {message}")]
     Rejected {
         /// Address of the hub.
@@ -59,7 +59,8 @@ pub enum AuthorityError {
         /// Message of the error object.
         message: String,
     },
-    /// The hub ended the connection, did not respond in time, or sent an invalid response.
+    /// The request to the built-in authority failed: the hub closed the connection, did not respond in time, or sent an
+    /// invalid response.
     #[error("the hub at {address} {problem}")]
     Failed {
         /// Address of the hub.
@@ -67,7 +68,7 @@ pub enum AuthorityError {
         /// The problem.
         problem: String,
     },
-    /// The identity folder cannot be used.
+    /// A file of the identity folder cannot be read or written; the text names it.
     #[error("the identity folder {0}")]
     Folder(String),
 }

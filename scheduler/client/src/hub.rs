@@ -56,7 +56,8 @@ impl HubRequest {
     }
 }
 
-/// Failed request to a hub.
+/// A request to a hub failed. `failure` is one of the texts `does not respond`, `is not connected`, `returned`, `sent
+/// an invalid response` and `has no route table yet` of this table.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub at {hub} {failure}")]
 pub struct HubCallError {
@@ -69,10 +70,11 @@ pub struct HubCallError {
 /// Cause of a failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum HubFailure {
-    /// There is no response: the connection failed, or the time is over.
+    /// The connection to the hub failed, or the hub did not respond in time. The next hub of the list is called.
     #[error("does not respond: {0}")]
     Unreachable(String),
-    /// The peer at the address is not a hub of this fleet, or rejects this process.
+    /// The process at the address is not a hub of this fleet, or rejects this process. `docs/identities.md` has the fix
+    /// for each cause.
     #[error("is not connected: {reason} (cause {})", .cause.as_str())]
     Untrusted {
         /// Cause.
@@ -80,7 +82,7 @@ pub enum HubFailure {
         /// Message of the verification.
         reason: String,
     },
-    /// The hub rejected the request.
+    /// The hub rejected the request with this status and message.
     #[error("returned {status}: {message}")]
     Rejected {
         /// Status of the response.
@@ -90,10 +92,11 @@ pub enum HubFailure {
         /// Body of the response.
         body: Vec<u8>,
     },
-    /// The response cannot be decoded, or is not acceptable.
+    /// The response of the hub cannot be decoded or must not be accepted; usually the hub has another version.
     #[error("sent an invalid response: {0}")]
     Invalid(String),
-    /// The hub has no route table, and another hub may have one.
+    /// The hub has not published a route table, for example because it has just started. The next hub of the list is
+    /// called.
     #[error("has no route table yet")]
     NoTable,
 }
@@ -114,10 +117,11 @@ impl HubFailure {
 /// The hubs cannot be called with the transport of this process.
 #[derive(Debug, thiserror::Error)]
 pub enum HubClientError {
-    /// The URL of a hub does not fit the transport.
+    /// The URL of a hub does not fit the process: https:// needs an identity, and http:// to another machine needs
+    /// `insecure = true`.
     #[error("hub: {0}")]
     Url(String),
-    /// TLS cannot be set up.
+    /// The TLS library rejects the identity of this process for connections to hubs.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
 }
@@ -331,6 +335,7 @@ impl HubConnection {
             Err(failure) => Err(failure),
         };
         if called.is_ok() && self.failover.succeeded() {
+            // Requests to a hub succeed again.
             tracing::info!(task = self.task, hub, "hub reachable again");
         }
         let hub = hub.to_owned();
@@ -342,6 +347,7 @@ impl HubConnection {
         hubs.failed(&error.hub);
         self.delay = self.failover.failed(rand::random());
         if self.delay.is_none() {
+            // A request to a hub failed, and is sent to the next hub of the list.
             tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
         } else if self.failover.rounds() == 1 {
             let status = error.failure.status();

@@ -68,6 +68,7 @@ pub async fn follow(folder: IdentityFolder) -> std::io::Result<()> {
         match followed {
             Ok(()) => {
                 if failures > 0 {
+                    // The built-in authority responds again, so certificates are renewed and revocations arrive.
                     tracing::info!("authority reachable again");
                 }
                 (failures, rejections) = (0, 0);
@@ -117,6 +118,7 @@ async fn step(
         *chance = rand::random();
         // The next connection uses the new certificate.
         *connection = None;
+        // The process has a new certificate of the built-in authority, which expires at `expires_s` (Unix time).
         tracing::info!(serial = membership.serial, expires_s = membership.not_after_s, "certificate renewed");
         return Ok(());
     }
@@ -126,6 +128,7 @@ async fn step(
         return Ok(());
     };
     folder.write_trust(&accepted).map_err(|error| AuthorityError::Folder(error.to_string()))?;
+    // The built-in authority has published other authorities or revocations, and the process uses them.
     tracing::info!(
         generation = accepted.generation,
         authorities = accepted.authorities.len(),

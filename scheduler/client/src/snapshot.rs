@@ -122,6 +122,7 @@ pub fn restore<M: PublishedMessage>(path: &Path, rejected: impl FnOnce()) -> Opt
     let file = path.display();
     match load::<M>(path) {
         Ok(content) => {
+            // The process starts with the route table or traffic plan of its last run, until a hub sends a newer one.
             tracing::info!(%file, generation = %M::generation(&content), "snapshot restored from disk");
             Some(content)
         }

@@ -35,7 +35,7 @@ pub struct AcceptedGeneration {
 /// Reason for rejecting a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RejectedGeneration {
-    /// The generation is not newer.
+    /// A process rejected a route table or a plan that is not newer than its own.
     #[error("generation {offered} is not higher than the current generation {held}")]
     NotHigher {
         /// Generation that was offered.
@@ -43,7 +43,7 @@ pub enum RejectedGeneration {
         /// Generation that was accepted last.
         held: Generation,
     },
-    /// The epoch lies in the future.
+    /// A process rejected a route table or a plan because its epoch begins in the future.
     #[error(
         "epoch {offered} lies in the future: an epoch begins with the creation time of the hub's store, and by the \
          local clock the latest possible epoch is {latest}; correct the clock of this machine or of the hub, or look \
@@ -55,7 +55,7 @@ pub enum RejectedGeneration {
         /// Highest accepted epoch.
         latest: u64,
     },
-    /// The number is higher than a hub can have published by now.
+    /// A process rejected a route table or a plan that no hub can have published yet.
     #[error(
         "generation {offered} is higher than a hub can have published: the highest accepted number is now {highest}; \
          look for a proxy that alters responses, or delete the file of the last table if this persists"

@@ -3,7 +3,7 @@
 
 use regions::{Generation, RegionSet};
 
-/// A route table does not supersede its predecessor.
+/// A defect, found by a check: a route table has no higher generation than its predecessor. Report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {next} does not supersede its predecessor {previous}")]
 pub struct NotMonotone {
@@ -18,7 +18,7 @@ pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonoton
     if next > previous { Ok(()) } else { Err(NotMonotone { previous, next }) }
 }
 
-/// A region grants more than its spare capacity.
+/// A defect, found by a check: a region grants more credit than its spare capacity. Report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{given} tokens are granted on top of {held} outstanding ones, but only {spare} tokens are spare")]
 pub struct SpareCapacityExceeded {
@@ -39,7 +39,8 @@ pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), SpareCapacityEx
     }
 }
 
-/// Requests may be sent to regions for which a reader has not acknowledged the wider policy.
+/// A defect, found by a check: a residency policy was widened before all gateways and spokes had acknowledged it.
+/// Report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("requests may be sent to {} regions that not every reader has acknowledged as allowed", unacknowledged.len())]
 pub struct NotAcknowledged {
@@ -56,7 +57,7 @@ pub fn acknowledged_before_widened(sent: RegionSet, accepted: RegionSet) -> Resu
     }
 }
 
-/// Held requests exceed their limits.
+/// A defect, found by a check: an ingress holds more requests than its limits permit. Report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{requests} requests of {bytes} bytes are held; the limits are {requests_max} requests and {bytes_max} bytes"

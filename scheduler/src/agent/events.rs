@@ -5,11 +5,12 @@ use std::fmt::Display;
 use regions::{DeploymentName, Generation, InstanceName, RegionId};
 
 crate::log::events! {
-    /// The spoke is registered with the hub.
+    /// The spoke has registered its region at a hub.
     info!(%region, %instance, hub, "region registered")
     RegionRegistered<'a> { region: &'a RegionId, instance: &'a InstanceName, hub: &'a str }
 
-    /// The hub no longer knows the lease of this spoke.
+    /// The hub no longer has the lease of this spoke, for example after a loss of the network. The spoke registers
+    /// again; requests continue.
     info!(%region, %instance, "region lease expired, registering again")
     LeaseExpired<'a> { region: &'a RegionId, instance: &'a InstanceName }
 
@@ -20,7 +21,7 @@ crate::log::events! {
     )
     ReadyNotDeployed<'a> { names: &'a [DeploymentName] }
 
-    /// A spoke received a newer route table.
+    /// A hub has published a newer route table, and the spoke uses it.
     info!(%generation, deployments, "route table updated")
     TableReceived { generation: Generation, deployments: usize }
 

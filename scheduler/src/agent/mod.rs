@@ -58,7 +58,7 @@ const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Error that prevents the agent from running.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The HTTP client cannot be created.
+    /// A URL in `hub` or the identity cannot be used for requests to hubs. The spoke does not start.
     #[error("cannot create the HTTP client for the hub: {0}")]
     Client(#[from] HubClientError),
 }

@@ -41,13 +41,13 @@ pub struct BackupEntryV1 {
 /// Failed restoration.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The folder has a store.
+    /// `meridian restore` does not overwrite a store.
     #[error("{0} has a store already; restore into an empty folder, or move that store away")]
     NotEmpty(std::path::PathBuf),
     /// The store cannot be opened or written.
     #[error("{0}")]
     Store(String),
-    /// The backup is invalid.
+    /// The file is not a complete backup of a hub; the text has the cause.
     #[error("the backup is invalid: {0}")]
     Invalid(String),
 }

@@ -37,6 +37,7 @@ impl Denials {
         if self.is_first(peer, reason.as_str()) {
             AccessDenied { peer, path, reason: message }.emit();
         } else {
+            // A request of a peer was denied again for the same reason. The first one is a warning.
             tracing::debug!(peer, path, reason = message, "request denied");
         }
     }
@@ -46,6 +47,8 @@ impl Denials {
         if self.is_first(&address.to_string(), reason.as_str()) {
             NotAuthenticated { address, path, reason: reason.as_str() }.emit();
         } else {
+            // A request without a valid token came again from the same address for the same reason. The first one is a
+            // warning.
             tracing::debug!(%address, path, reason = reason.as_str(), "request not authenticated");
         }
     }

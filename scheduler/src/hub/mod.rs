@@ -100,7 +100,8 @@ const LONG_POLLS_MAX: usize = 1024;
 /// Error that prevents a hub from running.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// The address cannot be bound.
+    /// The address cannot be bound: another process uses it, it belongs to another machine, or the port needs a
+    /// permission. The hub does not start.
     #[error("cannot listen on {address}: {source}; choose another port or stop the process that uses it")]
     Bind {
         /// The configured address.
@@ -108,10 +109,11 @@ pub enum HubError {
         /// The system's error.
         source: io::Error,
     },
-    /// The address is reachable from other machines, and no identity is configured.
+    /// The hub has no identity, so it listens on loopback only, and the configured address is another one. It does not
+    /// start.
     #[error("listen: {0} can be reached from other machines; add [identity] to the configuration of the hub")]
     Unprotected(IpAddr),
-    /// The folder of the store cannot be created.
+    /// The folder of the store cannot be created. The hub does not start.
     #[error("cannot create the folder {}: {source}", folder.display())]
     Folder {
         /// The configured folder.
@@ -119,7 +121,7 @@ pub enum HubError {
         /// The system's error.
         source: io::Error,
     },
-    /// The store cannot be opened.
+    /// The store cannot be opened. The hub does not start.
     #[error("{0}; another hub may have it open")]
     Open(String),
     /// The store fails while the hub starts.
@@ -128,7 +130,8 @@ pub enum HubError {
     /// A record in the store is unreadable, and without it the hub could publish a generation twice.
     #[error("{0}; {NEW_EPOCH}")]
     Record(RecordError),
-    /// The store's epoch is lower than that of the table or the plan in it.
+    /// The store was restored from an older backup: its epoch is lower than that of its route table or plan. The hub
+    /// does not start.
     #[error("the store is at epoch {epoch} but holds a table or plan of epoch {published}; {NEW_EPOCH}")]
     EpochFell {
         /// Epoch of the store.
@@ -136,13 +139,14 @@ pub enum HubError {
         /// Epoch of the table or the plan.
         published: u64,
     },
-    /// The keys of the issuer of operators' tokens cannot be fetched.
+    /// The authorities for the URL of the issuer's keys cannot be used; the text has the key and the cause. The hub
+    /// does not start.
     #[error("operators.{0}")]
     Operators(String),
-    /// The built-in authority cannot be used.
+    /// The built-in authority cannot be used; the text has the cause. The hub does not start.
     #[error("authority: {0}")]
     Authority(String),
-    /// The server ended.
+    /// The listener of the hub failed. The hub exits.
     #[error("the HTTP server ended: {0}")]
     Server(io::Error),
 }

@@ -28,7 +28,7 @@ crate::log::events! {
     info!(%endpoint, %deployment, "replica of another spoke draining")
     RemoteReplicaDraining<'a> { endpoint: &'a dyn Display, deployment: &'a DeploymentName }
 
-    /// The desired number of replicas of a deployment changed.
+    /// The desired number of replicas of a deployment changed from `before` to `desired`, for `reason`.
     info!(
         %deployment, before, desired = desired.replicas, reason = desired.reason.name(), ready, provisioning,
         "desired replica count changed"
@@ -50,33 +50,34 @@ crate::log::events! {
     warn!(replica = id, in_flight, ?after, "drain timeout; replica terminated with requests in flight")
     DrainTimedOut<'a> { id: &'a str, in_flight: u32, after: Duration }
 
-    /// A replica was started.
+    /// The process of a replica was started; `replica ready` follows when its model is loaded.
     info!(replica = id, %deployment, %endpoint, log = %log.display(), "replica started")
     ReplicaStarted<'a> { id: &'a str, deployment: &'a DeploymentName, endpoint: SocketAddr, log: &'a Path }
 
-    /// A replica that an earlier spoke process started is running.
+    /// A replica that an earlier spoke process has started is running, and is used instead of a new one.
     info!(replica = id, %deployment, "running replica of an earlier spoke process adopted")
     ReplicaAdopted<'a> { id: &'a str, deployment: &'a DeploymentName }
 
-    /// A replica could not be started (`error`). The start is tried again.
+    /// A replica could not be started, and the start is tried again. Correct the cause in `error`.
     error!(%deployment, %error, "failed to start a replica")
     ReplicaStartFailed<'a> { deployment: &'a DeploymentName, error: &'a dyn Display }
 
-    /// A replica became ready.
+    /// A replica has loaded its model and gets requests.
     info!(replica = id, %deployment, took_ms = took.map(|took| took.as_millis() as u64), "replica ready")
     ReplicaReady<'a> { id: &'a str, deployment: &'a DeploymentName, took: Option<Duration> }
 
-    /// A replica did not become ready within the start timeout. See its log; raise the timeout if the model takes
+    /// A replica did not become ready within the start timeout. Read its log; raise the timeout if the model takes
     /// longer to load.
     error!(replica = id, ?after, "start timeout; replica killed")
     ReplicaStartTimedOut<'a> { id: &'a str, after: Duration }
 
-    /// A replica did not end within the stop timeout.
+    /// The process of a replica did not end within the stop timeout, and was killed. Read its log if this happens
+    /// repeatedly.
     warn!(replica = id, ?after, "stop timeout; replica killed")
     ReplicaStopTimedOut<'a> { id: &'a str, after: Duration }
 }
 
-/// The process of a replica ended.
+/// The process of a replica has ended after its drain.
 pub(crate) struct ReplicaExited<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
@@ -91,7 +92,7 @@ impl ReplicaExited<'_> {
         if requested {
             tracing::info!(replica = id, %deployment, status, "replica stopped");
         } else {
-            // Another one is started. `log` is the path of its log.
+            // The process of a replica ended with an error, and another one is started. Read its log at the path `log`.
             tracing::error!(replica = id, %deployment, status, log = %log.display(), "replica crashed");
         }
     }

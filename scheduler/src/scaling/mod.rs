@@ -70,7 +70,7 @@ pub struct ScalingSignals {
 /// Error that prevents autoscaling.
 #[derive(Debug, thiserror::Error)]
 pub enum ScalingError {
-    /// The folder cannot be created.
+    /// The directory of the replicas' files cannot be created. The spoke does not start.
     #[error("scaling.dir = \"{dir}\" cannot be used: {error}", dir = dir.display())]
     Folder {
         /// The configured folder.
@@ -78,10 +78,10 @@ pub enum ScalingError {
         /// The system's error.
         error: io::Error,
     },
-    /// The actuator cannot be created.
+    /// The actuator cannot be created; the text has the cause. The spoke does not start.
     #[error("replicas cannot be started: {0}")]
     Actuator(io::Error),
-    /// The HTTP client cannot be created.
+    /// A URL in `hub` or the identity cannot be used for requests to hubs. The spoke does not start.
     #[error("cannot create the HTTP client for the hub: {0}")]
     Client(#[from] HubClientError),
 }

@@ -50,7 +50,7 @@ pub struct EmbeddedStore {
     notified: watch::Receiver<()>,
 }
 
-/// Error that prevents the store from being opened.
+/// The file of the store cannot be opened: it is damaged, has another format, or another hub has it open.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the store {}: {problem}", path.display())]
 pub struct StoreOpenError {

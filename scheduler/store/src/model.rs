@@ -147,25 +147,25 @@ impl Event {
 /// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The lease has expired, was revoked, or never existed.
+    /// The lease has expired, was revoked, or never existed. Its spoke registers again by itself.
     #[error("lease {} does not exist or has ended", .0.0)]
     NoSuchLease(Lease),
-    /// The limit of leases is reached.
+    /// The limit of leases in the store is reached, so no further spoke can register.
     #[error("the store has the maximum of {LEASES_MAX} leases")]
     TooManyLeases,
-    /// The transaction has too many operations.
+    /// One change has too many records for the store. Apply it in several steps.
     #[error("the transaction has {0} operations, more than {TXN_OPS_MAX}")]
     TooManyOps(usize),
-    /// Two operations of the transaction have the same key.
+    /// A defect: two operations of one transaction have the same key. Report it.
     #[error("the transaction has two operations on key `{0}`")]
     DuplicateKey(String),
-    /// The transaction puts too many bytes.
+    /// One change is too large for the store. Apply it in several steps.
     #[error("the transaction puts {0} bytes of keys and values, more than {TXN_BYTES_MAX}")]
     TooLarge(usize),
     /// The disk or etcd has failed. The operation may or may not have been written.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The store was closed.
+    /// The hub is stopping, and its store accepts no more requests.
     #[error("the store is closed")]
     Closed,
 }
@@ -173,14 +173,14 @@ pub enum StoreError {
 /// Reason why a watch has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatchError {
-    /// Changes within its range are no longer stored. List the keys, and watch from there.
+    /// A watch starts at a revision whose changes the store has removed. The hub lists the keys again by itself.
     #[error("changes before revision {oldest} were compacted; list the keys and watch from there")]
     Compacted {
         /// Earliest revision from which a watch can start.
         oldest: u64,
     },
-    /// The start revision is later than the next one: it belongs to another store, or to this one before it was
-    /// restored.
+    /// A watch starts at a revision that the store does not have yet: it belongs to another store, or to this one
+    /// before it was restored.
     #[error("revision {from} is in the future; the store is at {revision}")]
     FutureRevision {
         /// Start revision of the watch.
@@ -188,7 +188,7 @@ pub enum WatchError {
         /// Present revision of the store.
         revision: u64,
     },
-    /// The store was closed.
+    /// The hub is stopping, and its store accepts no more requests.
     #[error("the store is closed")]
     Closed,
 }

@@ -15,7 +15,7 @@ pub const LINE_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ChainHash([u8; 32]);
 
-/// The text is not the head of a chain.
+/// The text is not the head of a receipt chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the head of a chain has 64 hexadecimal digits")]
 pub struct InvalidChainHash;
@@ -23,13 +23,13 @@ pub struct InvalidChainHash;
 /// Problem of a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineProblem {
-    /// It is not a hash, a space and an entry.
+    /// A line of a receipt file is malformed: the file was damaged or changed.
     #[error("it is not a hash, a space and an entry")]
     Form,
-    /// Its hash does not follow from the line before.
+    /// A line of a receipt file was changed, or lines before it were removed or inserted.
     #[error("its hash does not follow from the line before")]
     Hash,
-    /// Its entry is invalid.
+    /// The entry of a line in a receipt file is invalid: a newer version wrote it, or it was changed.
     #[error("its entry cannot be read: {0}")]
     Entry(String),
 }

@@ -63,13 +63,14 @@ pub struct ChainHead {
 /// Reason why a text is not a checkpoint of this auditor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointProblem {
-    /// It does not have the format.
+    /// The text is not the checkpoint of a receipt chain.
     #[error("it is not a checkpoint: a line of JSON and a line with its signature")]
     Form,
-    /// The signature is not valid for this key.
+    /// The signature of a checkpoint does not match the given key.
     #[error("its signature is not that of this key: it was changed, or made with another key")]
     Signature,
-    /// It is signed, but of another version.
+    /// A checkpoint of a receipt chain has a valid signature but another version. Use the `meridian` that wrote it, or
+    /// a newer one.
     #[error("it cannot be read as version {VERSION}: {0}")]
     Content(String),
 }

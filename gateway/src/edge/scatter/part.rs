@@ -208,6 +208,8 @@ impl Splitter {
                         .await;
                 }
                 Err(error) => {
+                    // The response to a part of a split request ended before it was complete. The part is sent again if
+                    // possible.
                     tracing::debug!(%error, "response to a part truncated");
                     break PartStage::Failed(PartFailure::Truncated(source.region));
                 }
@@ -242,7 +244,8 @@ impl Splitter {
         why: InvalidResponse,
     ) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
-        // The request failed. Compare the versions of the replicas of this region with the others.
+        // A part of a split request got an invalid response (`reason`), and the request failed. Compare the versions of
+        // the replicas of this region with the others.
         tracing::error!(region, inputs = ?sub_request.inputs, reason = why.reason, "invalid response of a region to a part of a request");
         let message = format!(
             "The response of region {region} to the inputs {} to {} is not valid: {}.",

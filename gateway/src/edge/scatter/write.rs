@@ -62,6 +62,7 @@ impl Splitter {
                 None => std::future::pending().await,
             };
             if let Err(error) = written {
+                // A client closed its connection while the joined response of a split request was sent.
                 tracing::debug!(%error, "client disconnected before the end of the response");
                 return Ok(AfterResponse::Close);
             }

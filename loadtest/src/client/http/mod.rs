@@ -33,16 +33,16 @@ pub enum HttpProtocol {
 /// Error of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HttpAttemptError {
-    /// The connection could not be established.
+    /// No connection to the server could be opened.
     #[error("connection failed: {0}")]
     Unreachable(String),
     /// The connection was closed before the response was complete.
     #[error("connection closed: {0}")]
     ConnectionClosed(String),
-    /// The response was not complete before the timeout.
+    /// The response was not complete within the timeout.
     #[error("timeout")]
     Timeout,
-    /// The server responded with an error status.
+    /// The server responded with this error status.
     #[error("status {status}: {message}")]
     ErrorStatus {
         /// Status code.
@@ -52,7 +52,7 @@ pub enum HttpAttemptError {
         /// Value of `retry-after`.
         retry_after: Option<Duration>,
     },
-    /// The response is not valid HTTP, or exceeds the size limit.
+    /// The response is not valid HTTP, or is longer than the limit.
     #[error("invalid HTTP response: {0}")]
     Malformed(String),
 }

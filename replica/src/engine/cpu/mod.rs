@@ -65,13 +65,13 @@ pub enum CpuLoadError {
     /// The weights do not match the model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The format is not supported.
+    /// The CPU engine does not support the configured precision.
     #[error("the engine `cpu` does not compute in {precision}; write \"f32\" or \"int8\"")]
     Precision {
         /// Requested precision.
         precision: Precision,
     },
-    /// The system cannot start that number of threads.
+    /// The system cannot start the configured number of engine threads.
     #[error("{threads} engine threads cannot be started ({reason}); reduce the number")]
     Threads {
         /// Requested number of threads.

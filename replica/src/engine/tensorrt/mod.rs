@@ -28,7 +28,7 @@ pub use self::record::{EngineMismatch, EngineRecordV1, Form};
 /// Errors of [`open`].
 #[derive(Debug, thiserror::Error)]
 pub enum TensorrtOpenError {
-    /// This program was compiled without the engine.
+    /// The program was compiled without the TensorRT-LLM engine.
     #[error(
         "this program was built without the engine `tensorrt-llm`: build it with `--features tensorrt-llm` on a machine that \
          has TensorRT-LLM (docs/gpu.md), or write `kind = \"cpu\"`"
@@ -37,7 +37,7 @@ pub enum TensorrtOpenError {
     /// The engine does not exist, or was built for another environment.
     #[error(transparent)]
     EngineMismatch(#[from] EngineMismatch),
-    /// The engine and the model directory are inconsistent.
+    /// The engine and the directory of the model are inconsistent; the text has the cause. Build the engine again.
     #[error("the engine does not match the model: {0}")]
     Model(String),
     /// Error of the library.

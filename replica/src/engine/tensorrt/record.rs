@@ -81,7 +81,7 @@ pub struct EngineRecordV1 {
 /// Reason why an engine is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineMismatch {
-    /// The engine does not exist.
+    /// The replica is configured for TensorRT-LLM, and its model has no engine.
     #[error(
         "there is no engine at {}: build one on this kind of GPU with `meridian model build --engine tensorrt-llm` \
          (docs/gpu.md)", folder.display()
@@ -90,7 +90,7 @@ pub enum EngineMismatch {
         /// Expected directory.
         folder: PathBuf,
     },
-    /// A file cannot be read.
+    /// A file of the model or its engine is missing or cannot be read.
     #[error("{} cannot be read: {reason}", path.display())]
     Read {
         /// The file.
@@ -98,7 +98,7 @@ pub enum EngineMismatch {
         /// Error of the system.
         reason: io::Error,
     },
-    /// The record is invalid.
+    /// The description of the engine is invalid: another version wrote it, or it was changed.
     #[error("{}: {problem}; build the engine again", path.display())]
     Content {
         /// The file.
@@ -106,7 +106,7 @@ pub enum EngineMismatch {
         /// Problem of the content.
         problem: String,
     },
-    /// It was built for another environment.
+    /// The engine was built for another GPU or another version of TensorRT.
     #[error(
         "the engine at {} was built for the {what} {built}, and this machine has {environment}: build one here, with `meridian model build \
          --engine tensorrt-llm`", folder.display()
@@ -121,7 +121,7 @@ pub enum EngineMismatch {
         /// Value of this machine.
         environment: String,
     },
-    /// The engine is of the test double and the library is not, or vice versa.
+    /// The engine was built for TensorRT and this program has its test double, or vice versa.
     #[error(
         "the engine at {} is {}: their engines are not compatible", folder.display(),
         if *engine { "one of the test double of TensorRT, and this program has TensorRT itself" }

@@ -47,14 +47,15 @@ pub enum ReportError {
     /// The report is invalid.
     #[error(transparent)]
     Invalid(#[from] WireError),
-    /// The report has changes since a state that this gateway does not have.
+    /// The gateway does not have the state that the report continues, for example after its restart. It requests all
+    /// loads.
     #[error("the report has changes since state {base}, which this gateway does not have")]
     UnknownBase {
         /// Number of the state.
         base: u64,
     },
-    /// The report has an earlier state than the last one, or earlier grants: the spoke has processed two requests in
-    /// another order than they were sent.
+    /// The report is older than the last one, because the spoke has processed two requests in another order than they
+    /// were sent. It is ignored.
     #[error("the report has state {number}, and this gateway has state {newer} already")]
     Outdated {
         /// Number of the state, or of the grants.
@@ -62,7 +63,7 @@ pub enum ReportError {
         /// Number of those that this gateway has and keeps.
         newer: u64,
     },
-    /// The loads with the changes differ from those of the spoke.
+    /// The changes in a report give other loads than the spoke has: it has another version, or a defect.
     #[error("the loads after the changes of state {number} differ from those of the spoke")]
     Checksum {
         /// Number of the state.

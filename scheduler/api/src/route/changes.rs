@@ -118,10 +118,10 @@ pub enum ChangesError {
     /// The changes are invalid.
     #[error(transparent)]
     Invalid(#[from] WireError),
-    /// The hub sent changes to a process that did not ask for any.
+    /// The hub sent changes of the route table, although the process requested the whole table.
     #[error("the response has changes, and a whole table was requested")]
     Unrequested,
-    /// The changes are of another table than the reader has.
+    /// The changes of the route table do not belong to the table of this process, which requests the whole table.
     #[error("the changes are of table {base}, and this process has table {known}")]
     UnknownBase {
         /// Generation of the table that they change.
@@ -129,8 +129,8 @@ pub enum ChangesError {
         /// Generation that the reader has.
         known: Generation,
     },
-    /// The table with the changes differs from that of the hub. A hub of a newer version may send fields that this
-    /// process does not know.
+    /// The changes of the route table give another table than the hub has: the hub may have a newer version, with
+    /// fields that this process does not know. The whole table is requested.
     #[error("the table after the changes of generation {generation} differs from that of the hub")]
     Checksum {
         /// Generation of the resulting table.

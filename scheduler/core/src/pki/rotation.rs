@@ -129,22 +129,22 @@ impl From<&CertificateRecord> for CertificateV1 {
 /// Reason for not taking a step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepRejected {
-    /// The rotation is in another phase than the caller has seen.
+    /// Another operator has continued the rotation since its state was shown.
     #[error("the rotation is in the phase {}, not in the one that was given; look again", .0.as_str())]
     OtherPhase(RotationPhase),
-    /// The next authority was not given.
+    /// The rotation was started without the certificate of the next authority.
     #[error("the first step needs the certificate of the next authority")]
     NoAuthority,
-    /// The next authority is the present one.
+    /// The rotation was started with the certificate of the authority that is in use.
     #[error("the certificate is that of the present authority; create another one")]
     SameAuthority,
-    /// Only the second phase can be cancelled.
+    /// The rotation of the authority can be cancelled only in its second phase.
     #[error(
         "only the phase next_trusted can be cancelled: before, nothing has changed, and after it the next authority \
              has signed certificates; finish the rotation, then begin another one"
     )]
     NotCancellable,
-    /// Processes are not ready.
+    /// The listed processes do not trust the next authority yet, or still have a certificate of the old one.
     #[error("the step would interrupt the connections of {}; wait, revoke those that are gone, or force the step",
             list(.0))]
     NotReady(Vec<SpiffeId>),

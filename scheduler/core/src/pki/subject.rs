@@ -6,18 +6,18 @@ use regions::{Catalogue, RegionId};
 /// Invalid owner of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
-    /// The trust domain is invalid.
+    /// The trust domain of the authority is invalid.
     #[error(
         "the trust domain must have 1 to 255 letters a to z, digits, `.`, `-` and `_`, such as m.example"
     )]
     InvalidDomain,
-    /// The name of a person is invalid.
+    /// The name of the person for a certificate is invalid.
     #[error("the name must have 1 to 64 letters, digits, `.`, `-` and `_`, such as alice")]
     InvalidName,
-    /// A role of a process has no region, or one of a person has one.
+    /// A join token or certificate was requested for a process without a region, or for a person with one.
     #[error("a {0} has a {needs} and nothing else; give the {needs}", needs = if .0.is_process() { "region" } else { "name" })]
     OtherOwner(Role),
-    /// The region is unknown.
+    /// A join token or certificate was requested for a region that the hub's catalogue does not have.
     #[error("region {0} is not in the catalogue")]
     UnknownRegion(RegionId),
 }

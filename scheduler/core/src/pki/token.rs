@@ -120,22 +120,22 @@ pub struct JoinToken {
 /// Invalid text of a join token. The message does not contain the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenTextError {
-    /// The text is no token at all.
+    /// The text is not a join token.
     #[error(
         "the join token does not begin with `{PREFIX}`; copy the whole line that `meridian pki token` prints"
     )]
     Foreign,
-    /// A character is wrong or missing.
+    /// The checksum of the join token is wrong.
     #[error(
         "the join token has a typo or is incomplete; copy the whole line that `meridian pki token` prints"
     )]
     Typo,
-    /// The text is too long.
+    /// The text is longer than any join token.
     #[error(
         "the join token has more than {TEXT_BYTES_MAX} bytes; copy the line that `meridian pki token` prints"
     )]
     TooLong,
-    /// The checksum is right, but the content is not.
+    /// The checksum of the join token is right, but its content is not valid.
     #[error("the join token is invalid; create another one with `meridian pki token`")]
     Invalid,
 }
@@ -246,15 +246,15 @@ pub struct TokenUse {
 /// Reason for not accepting a join token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRejected {
-    /// No such token is stored.
+    /// The authority has no such join token.
     #[error(
         "the join token is unknown: it expired, or another fleet created it; create one with `meridian pki token`"
     )]
     Unknown,
-    /// Its time is over.
+    /// The lifetime of the join token has passed.
     #[error("the join token has expired; create another one with `meridian pki token`")]
     Expired,
-    /// It was used for another key.
+    /// The join token was used with another key: by another process, or by this one before it lost its key.
     #[error(
         "the join token was used before, and a token is used once; if no process of yours has used it, revoke the \
          certificate of {0}; create another token with `meridian pki token`"

@@ -43,13 +43,14 @@ pub(super) enum ApiError {
     /// The API server is unreachable, or its response is malformed HTTP.
     #[error("{operation}: {error}")]
     Io { operation: &'static str, error: io::Error },
-    /// The request timed out.
+    /// The API server of Kubernetes did not respond in time.
     #[error("no response within {} s", TIMEOUT.as_secs())]
     Timeout,
-    /// The response is not JSON of the expected schema.
+    /// The API server of Kubernetes sent a response that is not JSON of the expected schema. Check that the address is
+    /// that of an API server.
     #[error("unreadable response: {0}")]
     Schema(#[from] serde_json::Error),
-    /// The API server rejected the request.
+    /// The API server of Kubernetes rejected the request. With 401 or 403 check the permissions of the spoke.
     #[error("rejected with {status}: {reason}")]
     Rejected { status: StatusCode, reason: String },
 }
@@ -164,6 +165,7 @@ impl Api {
         connection_task.spawn(async move {
             let ended = contained("API server connection", connection).await;
             if let Some(Err(error)) = ended {
+                // A connection to the API server of Kubernetes ended with an error. The next request opens another one.
                 tracing::debug!(%error, "connection to the API server closed");
             }
         });

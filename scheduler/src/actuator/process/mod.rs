@@ -84,8 +84,10 @@ struct ProcessSet {
 /// Reason why a process was not started.
 #[derive(Debug, thiserror::Error)]
 enum ReplicaStartError {
+    /// No port of `scaling.ports` is free. The replica is not started.
     #[error("all ports from {from} to {to} are in use; widen scaling.ports, or lower scaling.max")]
     NoPort { from: u16, to: u16 },
+    /// The replica is not started, because it could not authenticate to the spoke. The start is tried again.
     #[error(
         "its identity folder {} has no certificate yet; the spoke obtains one if its own certificate is of the built-in \
          authority, otherwise add [identity] to the file of scaling.template",
@@ -318,6 +320,7 @@ impl ProcessSet {
         replica.ready = Some((at, Instant::now()));
         let ProcessInfo { deployment, files, identity } = &replica.info;
         if let Err(error) = files.write(*identity, deployment, at.took).await {
+            // The start duration of a replica could not be written to its record. The spoke knows it until it restarts.
             tracing::debug!(replica = id, %error, "cannot record the start duration");
         }
     }
@@ -347,6 +350,8 @@ impl ProcessSet {
         for replica in self.replicas.values() {
             let files = &replica.info.files;
             if let Err(error) = heartbeat::touch(&files.heartbeat()).await {
+                // The spoke could not update the heartbeat file of a replica. A replica without heartbeats stops: check
+                // the disk.
                 tracing::debug!(port = files.port, %error, "cannot touch the heartbeat file of a replica");
             }
         }

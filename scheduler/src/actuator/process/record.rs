@@ -118,6 +118,7 @@ impl ReplicaFiles {
             if let Err(error) = tokio::fs::remove_file(&file).await
                 && error.kind() != io::ErrorKind::NotFound
             {
+                // A file of a replica that has ended remains on disk.
                 tracing::debug!(file = %file.display(), %error, "cannot remove file");
             }
         }

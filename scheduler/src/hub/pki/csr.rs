@@ -25,12 +25,15 @@ pub(super) struct RequestedKey {
 /// Invalid request for a certificate.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InvalidCsr {
+    /// The certificate request is longer than the limit.
     #[error("the request for a certificate has {0} bytes; at most {CSR_BYTES_MAX} are allowed")]
     TooLong(usize),
+    /// The text sent to the authority is not a certificate request in PEM.
     #[error("it is no request for a certificate; send one in PEM (`BEGIN CERTIFICATE REQUEST`)")]
     Malformed,
     #[error("{0}")]
     Key(#[from] NotIssued),
+    /// The certificate request was not signed with the key that it contains.
     #[error(
         "the signature of the request for a certificate is invalid; sign it with the key that it contains"
     )]

@@ -87,8 +87,10 @@ pub(super) enum PkiError {
     Store(#[from] StoreError),
     #[error("{0}")]
     Record(#[from] RecordError),
+    /// An address that tries invalid join tokens is rejected for a while.
     #[error("too many failed attempts to join from this address; wait {} s", .0.as_secs().max(1))]
     TooManyAttempts(Duration),
+    /// A process with a revoked certificate requested a renewal.
     #[error("the certificate is revoked; join again with a new token")]
     Revoked,
     #[error("{0}")]
@@ -97,8 +99,10 @@ pub(super) enum PkiError {
     Invalid(String),
     #[error("{0}")]
     NotFound(String),
+    /// The authority has just started and is not ready for requests.
     #[error("the authority has no record in the store yet; wait until the hub has read its folder")]
     NotReady,
+    /// Concurrent requests to the authority changed the same records, and this one had no effect.
     #[error("other requests changed the same records {ATTEMPTS_MAX} times; repeat the request")]
     Busy,
 }

@@ -48,7 +48,7 @@ pub(crate) trait AuthoritySigner: Send + Sync + 'static {
 /// Failed signature.
 #[derive(Debug, thiserror::Error)]
 pub enum SignerError {
-    /// The key file cannot be used.
+    /// The file with the key of the authority is missing, unreadable, or readable by others.
     #[error("the key of the authority, {}, {problem}; copy it from the hub that created it, with mode 0600", file.display())]
     KeyFile {
         /// Key file.
@@ -56,13 +56,13 @@ pub enum SignerError {
         /// The problem.
         problem: String,
     },
-    /// The external signer failed.
+    /// The command that signs for the authority failed. No certificate is issued until it succeeds.
     #[error("the external signer {0}; see its own log")]
     Command(String),
-    /// The certificate of the authority cannot be used.
+    /// The certificate of the authority cannot be used; the text has the file and the cause.
     #[error("the certificate of the authority {0}")]
     Authority(String),
-    /// The library rejects the certificate, or the signature is wrong.
+    /// The TLS library rejects the certificate that was to be issued, or the signature of the signer is wrong.
     #[error("the certificate cannot be signed: {0}")]
     Certificate(String),
 }

@@ -39,6 +39,7 @@ pub(crate) struct StoreFile {
 pub(crate) enum DiskError {
     #[error("{0}")]
     Redb(#[from] redb::Error),
+    /// Another version of the hub wrote the store. Use that version or a newer one.
     #[error("the file has format {0}; this version reads format {FORMAT}")]
     Format(u64),
 }
