@@ -68,8 +68,8 @@ impl PolicyClock {
         let clock = self.clone();
         let write = tokio::task::spawn_blocking(move || write(&clock.path, now.unix_ms)).await;
         if let Err(error) = write.map_err(io::Error::other).flatten() {
-            // After a restart while no hub is reachable, deployments with `policy_max_age` are rejected sooner. Check
-            // the disk.
+            // After a restart while no hub is reachable, requests of deployments with a residency policy are rejected sooner
+            // (`policy_max_age`). Check the disk.
             tracing::warn!(path = %self.path.display(), %error, "failed to write the policy confirmation time");
         }
     }

@@ -85,7 +85,7 @@ fn plan_path(config: &EdgeConfig) -> std::path::PathBuf {
 pub(crate) fn restore(config: &EdgeConfig, counts: &PlanCounts) -> CurrentWeights {
     let weights = snapshot::restore::<WeightsV1>(&plan_path(config), || counts.refused.add(1))?;
     if weights.gateway != config.region {
-        // The gateway was moved or its files were copied. It has no plan until a hub sends one.
+        // The gateway was moved or its files were copied. It has no plan until a hub sends one. No action is needed.
         tracing::warn!(gateway = %weights.gateway, "plan on disk ignored because it is for another region");
         return None;
     }
