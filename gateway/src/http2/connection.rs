@@ -182,8 +182,8 @@ async fn drive(mut connection: h2::client::Connection<ActivityStream, Bytes>, st
                     KeepaliveAction::Close => {
                         state.counts.count(HopEvent::TimedOut);
                         let region = state.connector.region_name(state.key.region);
-                        // A region or replica did not respond to a ping, and the connection was closed. Its `requests`
-                        // fail over.
+                        // A region or replica did not respond to a ping, and the connection was closed. The `requests`
+                        // requests on it fail over.
                         tracing::info!(region, address = %state.key.address, requests, "HTTP/2 connection timed out");
                         return;
                     }

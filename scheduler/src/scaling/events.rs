@@ -77,7 +77,7 @@ crate::log::events! {
     ReplicaStopTimedOut<'a> { id: &'a str, after: Duration }
 }
 
-/// The process of a replica has ended after its drain.
+/// The process of a replica has ended, as the spoke requested.
 pub(crate) struct ReplicaExited<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
@@ -92,7 +92,8 @@ impl ReplicaExited<'_> {
         if requested {
             tracing::info!(replica = id, %deployment, status, "replica stopped");
         } else {
-            // The process of a replica ended with an error, and another one is started. Read its log at the path `log`.
+            // The process of a replica ended although the spoke had not stopped it, and another one is started. Read
+            // its log at the path `log`.
             tracing::error!(replica = id, %deployment, status, log = %log.display(), "replica crashed");
         }
     }

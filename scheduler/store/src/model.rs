@@ -147,19 +147,19 @@ impl Event {
 /// Error of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The lease has expired, was revoked, or never existed. Its spoke registers again by itself.
+    /// The lease has expired, was revoked, or never existed. Its owner registers again by itself.
     #[error("lease {} does not exist or has ended", .0.0)]
     NoSuchLease(Lease),
     /// The limit of leases in the store is reached, so no further spoke can register.
     #[error("the store has the maximum of {LEASES_MAX} leases")]
     TooManyLeases,
-    /// One change has too many records for the store. Apply it in several steps.
+    /// One change has more records than the store permits. It has no effect.
     #[error("the transaction has {0} operations, more than {TXN_OPS_MAX}")]
     TooManyOps(usize),
     /// A defect: two operations of one transaction have the same key. Report it.
     #[error("the transaction has two operations on key `{0}`")]
     DuplicateKey(String),
-    /// One change is too large for the store. Apply it in several steps.
+    /// One change has more bytes than the store permits. It has no effect.
     #[error("the transaction puts {0} bytes of keys and values, more than {TXN_BYTES_MAX}")]
     TooLarge(usize),
     /// The disk or etcd has failed. The operation may or may not have been written.

@@ -39,10 +39,10 @@ pub enum NotIssued {
     /// The key in the certificate request is weak or of an unsupported kind.
     #[error("the key is {0}; use ECDSA P-256 or P-384, Ed25519, or RSA with 2048 to 4096 bits")]
     Key(&'static str),
-    /// The requested validity of a certificate or token is outside its limits.
+    /// The requested validity of a certificate is outside its limits.
     #[error("validity ({0:?}) is not between {VALIDITY_MIN:?} and {VALIDITY_MAX:?}")]
     Validity(Duration),
-    /// The certificate of the authority expires before a certificate that was requested from it.
+    /// The certificate of the authority expires before the certificate that it would issue.
     #[error("the authority expires in less than {VALIDITY_MIN:?}; replace it with `meridian pki rotate`")]
     AuthorityExpires,
 }
