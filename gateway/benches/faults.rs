@@ -14,10 +14,10 @@
 
 #[path = "../tests/sockets/address.rs"]
 mod address;
+#[path = "../tests/sockets/edge/clients.rs"]
+mod clients;
 #[path = "../tests/sockets/edge/faults.rs"]
 mod faults;
-#[path = "../tests/sockets/edge/front.rs"]
-mod front;
 #[path = "../tests/sockets/edge/http2.rs"]
 mod http2;
 #[path = "../tests/sockets/edge/region.rs"]
@@ -27,8 +27,8 @@ mod region;
 #[expect(dead_code, reason = "the tests have cases more")]
 mod scene;
 
-use faults::{Fault, Served};
-use front::{Front, Hop, Seen};
+use clients::{ClientProtocol, ClientResponse, RegionProtocol};
+use faults::{Fault, FaultScene};
 use scene::{AMERICA, AWAY};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -53,17 +53,17 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
         println!("the first request that meets a fault, {requests} of each kind; a region takes {WELL_TAKES:?} otherwise, and they are {AWAY:?} away");
-        println!("| fault | front | hop | priority | p50 ms | max ms | answer | attempts |\n|---|---|---|---|---:|---:|---|---|");
+        println!("| fault | client protocol | region protocol | priority | p50 ms | max ms | response | attempts |\n|---|---|---|---|---:|---:|---|---|");
         for fault in Fault::ALL {
             let name = format!("{fault:?}").to_lowercase();
             if !words.is_empty() && !words.iter().any(|word| name.contains(word)) {
                 continue;
             }
-            for front in [Front::Http1, Front::Http2OverTls] {
-                for hop in [Hop::Http1, Hop::Http2] {
+            for client_protocol in [ClientProtocol::Http1, ClientProtocol::Http2OverTls] {
+                for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
                     for priority in PRIORITIES {
-                        let seen = all(fault, front, hop, priority, requests).await;
-                        println!("| {fault:?} | {front:?} | {hop:?} | {priority} | {} |", summary(seen));
+                        let responses = measure(fault, client_protocol, region_protocol, priority, requests).await;
+                        println!("| {fault:?} | {client_protocol:?} | {region_protocol:?} | {priority} | {} |", summary(responses));
                     }
                 }
             }
@@ -72,27 +72,38 @@ fn main() {
 }
 
 /// Measures one kind of request: starts the gateways concurrently, and sends the requests one after another.
-async fn all(fault: Fault, front: Front, hop: Hop, priority: &str, requests: usize) -> Vec<Seen> {
-    let mut seen = Vec::with_capacity(requests);
-    while seen.len() < requests {
-        let ready = (seen.len()..requests).take(READY_AT_ONCE);
-        let ready = ready.map(|_| Served::well(front, hop, "anywhere", WELL_TAKES, BEFORE));
+async fn measure(
+    fault: Fault,
+    client_protocol: ClientProtocol,
+    region_protocol: RegionProtocol,
+    priority: &str,
+    requests: usize,
+) -> Vec<ClientResponse> {
+    let mut responses = Vec::with_capacity(requests);
+    while responses.len() < requests {
+        let ready = (responses.len()..requests).take(READY_AT_ONCE);
+        let ready = ready
+            .map(|_| FaultScene::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, BEFORE));
         for mut served in futures_util::future::join_all(ready).await {
-            seen.push(served.meets(fault, AMERICA, "anywhere", &[("x-meridian-priority", priority)]).await);
+            responses.push(
+                served
+                    .send_first_request(fault, AMERICA, "anywhere", &[("x-meridian-priority", priority)])
+                    .await,
+            );
         }
     }
-    seen
+    responses
 }
 
 /// Formats the median, the maximum, and the number of requests by status and attempts.
-fn summary(mut seen: Vec<Seen>) -> String {
-    seen.sort_by_key(|seen| seen.took);
-    let ms = |seen: &Seen| seen.took.as_secs_f64() * 1e3;
+fn summary(mut responses: Vec<ClientResponse>) -> String {
+    responses.sort_by_key(|responses| responses.took);
+    let ms = |responses: &ClientResponse| responses.took.as_secs_f64() * 1e3;
     let (mut status, mut attempts) = (BTreeMap::new(), BTreeMap::new());
-    for seen in &seen {
-        let whole = if seen.body.is_some() { "" } else { ", cut" };
-        *status.entry(format!("{} from {}{whole}", seen.status, seen.region)).or_insert(0) += 1;
-        *attempts.entry(seen.attempts.clone()).or_insert(0) += 1;
+    for responses in &responses {
+        let truncated = if responses.body.is_some() { "" } else { ", cut" };
+        *status.entry(format!("{} from {}{truncated}", responses.status, responses.region)).or_insert(0) += 1;
+        *attempts.entry(responses.attempts.clone()).or_insert(0) += 1;
     }
     let counted = |counts: BTreeMap<String, usize>| {
         let one = counts.len() == 1;
@@ -100,6 +111,6 @@ fn summary(mut seen: Vec<Seen>) -> String {
             counts.into_iter().map(|(what, count)| if one { what } else { format!("{what} ({count} ×)") });
         words.collect::<Vec<_>>().join(", ")
     };
-    let (middle, longest) = (&seen[seen.len() / 2], seen.last().unwrap());
+    let (middle, longest) = (&responses[responses.len() / 2], responses.last().unwrap());
     format!("{:.1} | {:.1} | {} | {}", ms(middle), ms(longest), counted(status), counted(attempts))
 }

@@ -19,7 +19,7 @@ mod authority;
 mod scene;
 
 use authority::Authority;
-use scene::{AMERICA, EUROPE, Hop, Link, SECRET, Scene};
+use scene::{AMERICA, EUROPE, NetworkKind, PeerTls, SECRET, Scene};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn main() {
         println!("| callers | a replica takes | hop | requests/s | CPU µs a request | connections to the region | refused |");
         println!("|---:|---:|---|---:|---:|---:|---:|");
         for (callers, takes) in LOADS {
-            let scenes = [start(Link::Direct, takes, 1).await, start(Link::Direct, takes, 2).await];
+            let scenes = [start(NetworkKind::Direct, takes, 1).await, start(NetworkKind::Direct, takes, 2).await];
             let mut rows: [Vec<Row>; 2] = Default::default();
             for _ in 0..rounds {
                 for (scene, rows) in scenes.iter().zip(&mut rows) {
@@ -58,24 +58,26 @@ fn main() {
             }
         }
         println!("\nthe link to the nearest region is cut without a word for 2 s, {CUT_CALLERS} callers, a replica takes {CUT_TAKES:?}");
-        println!("| hop | answered | failed | longest ms | answered elsewhere |\n|---|---:|---:|---:|---:|");
+        println!("| protocol | served | failed | longest ms | served by the other region |\n|---|---:|---:|---:|---:|");
         for version in [1, 2] {
-            let scene = start(Link::Observed, CUT_TAKES, version).await;
+            let scene = start(NetworkKind::Observed, CUT_TAKES, version).await;
             let cut = cut(&scene).await;
-            let longest = cut.iter().map(|seen| seen.took).max().unwrap_or_default().as_secs_f64() * 1e3;
-            let failed = cut.iter().filter(|seen| !seen.ok).count();
-            let elsewhere = cut.iter().filter(|seen| seen.elsewhere).count();
-            println!("| HTTP/{version} | {} | {failed} | {longest:.0} | {elsewhere} |", cut.len() - failed);
+            let longest = cut.iter().map(|result| result.took).max().unwrap_or_default().as_secs_f64() * 1e3;
+            let failed = cut.iter().filter(|result| !result.ok).count();
+            let other_region = cut.iter().filter(|result| result.other_region).count();
+            println!("| HTTP/{version} | {} | {failed} | {longest:.0} | {other_region} |", cut.len() - failed);
         }
     });
 }
 
-async fn start(link: Link, takes: Duration, version: u8) -> Scene {
+async fn start(link: NetworkKind, takes: Duration, version: u8) -> Scene {
     let ours = Authority::new();
-    let hop = Hop::tls(&ours);
-    let scene = Scene::over(link, takes, Hop { http: version, ..hop }, [(AMERICA, hop), (EUROPE, hop)]).await;
-    scene.until_healthy(AMERICA).await;
-    scene.until_healthy(EUROPE).await;
+    let hop = PeerTls::tls(&ours);
+    let scene =
+        Scene::start_with(link, takes, PeerTls { http: version, ..hop }, [(AMERICA, hop), (EUROPE, hop)])
+            .await;
+    scene.wait_until_healthy(AMERICA).await;
+    scene.wait_until_healthy(EUROPE).await;
     scene
 }
 
@@ -88,43 +90,43 @@ struct Row {
 }
 
 /// Observations of one client.
-struct Seen {
+struct RequestResult {
     began: Instant,
     took: Duration,
     ok: bool,
-    elsewhere: bool,
+    other_region: bool,
 }
 
 async fn load(scene: &Scene, callers: usize) -> Row {
-    let over = watch::Sender::new(false);
-    let tasks = call(scene, callers, &over);
+    let finished = watch::Sender::new(false);
+    let tasks = call(scene, callers, &finished);
     tokio::time::sleep(WARM_UP).await;
     let (began, before) = (Instant::now(), cpu());
     tokio::time::sleep(ROUND - Duration::from_millis(50)).await;
     let connections = gauge(&scene.region_metrics(AMERICA).await, "meridian_ingress_connections ");
     tokio::time::sleep(Duration::from_millis(50)).await;
     let (took, used) = (began.elapsed(), cpu() - before);
-    over.send_replace(true);
-    let seen = join(tasks).await;
-    let ended = |seen: &&Seen| (began..began + took).contains(&(seen.began + seen.took));
-    let (answered, refused) = seen.iter().filter(ended).partition::<Vec<_>, _>(|seen| seen.ok);
+    finished.send_replace(true);
+    let result = join(tasks).await;
+    let ended = |result: &&RequestResult| (began..began + took).contains(&(result.began + result.took));
+    let (answered, refused) = result.iter().filter(ended).partition::<Vec<_>, _>(|result| result.ok);
     let per_second = answered.len() as f64 / took.as_secs_f64();
     let cpu_us = used.as_secs_f64() / answered.len() as f64 * 1e6;
     Row { per_second, cpu_us, connections, refused: refused.len() }
 }
 
-async fn cut(scene: &Scene) -> Vec<Seen> {
-    let over = watch::Sender::new(false);
-    let tasks = call(scene, CUT_CALLERS, &over);
+async fn cut(scene: &Scene) -> Vec<RequestResult> {
+    let finished = watch::Sender::new(false);
+    let tasks = call(scene, CUT_CALLERS, &finished);
     for cut in [false, true, false] {
         scene.cut(AMERICA, cut);
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
-    over.send_replace(true);
+    finished.send_replace(true);
     join(tasks).await
 }
 
-async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<Seen>>>) -> Vec<Seen> {
+async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<RequestResult>>>) -> Vec<RequestResult> {
     let mut all = Vec::new();
     for task in tasks {
         all.extend(task.await.unwrap());
@@ -136,8 +138,8 @@ async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<Seen>>>) -> Vec<Seen> {
 fn call(
     scene: &Scene,
     callers: usize,
-    over: &watch::Sender<bool>,
-) -> Vec<tokio::task::JoinHandle<Vec<Seen>>> {
+    finished: &watch::Sender<bool>,
+) -> Vec<tokio::task::JoinHandle<Vec<RequestResult>>> {
     let body = json!({"model": "anywhere", "input": SECRET}).to_string();
     let address = scene.url.trim_start_matches("http://").to_owned();
     let request = format!(
@@ -146,25 +148,25 @@ fn call(
     );
     let request: Arc<[u8]> = request.into_bytes().into();
     let caller = |_| {
-        let (request, address, over) = (request.clone(), address.clone(), over.subscribe());
+        let (request, address, finished) = (request.clone(), address.clone(), finished.subscribe());
         tokio::spawn(async move {
             let mut stream = TcpStream::connect(&address).await.unwrap();
-            let (mut seen, mut buffer) = (Vec::new(), Vec::new());
-            while !*over.borrow() {
+            let (mut result, mut buffer) = (Vec::new(), Vec::new());
+            while !*finished.borrow() {
                 let began = Instant::now();
                 stream.write_all(&request).await.unwrap();
-                let (status, region) = answer(&mut stream, &mut buffer).await;
-                let (took, ok, elsewhere) = (began.elapsed(), status == 200, region != AMERICA);
-                seen.push(Seen { began, took, ok, elsewhere });
+                let (status, region) = read_response(&mut stream, &mut buffer).await;
+                let (took, ok, other_region) = (began.elapsed(), status == 200, region != AMERICA);
+                result.push(RequestResult { began, took, ok, other_region });
             }
-            seen
+            result
         })
     };
     (0..callers).map(caller).collect()
 }
 
 /// Reads one response to its end; returns its status and region.
-async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, String) {
+async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, String) {
     buffer.clear();
     loop {
         assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the edge does not hang up");

@@ -33,7 +33,7 @@ const OF_ITS_SHARE: u64 = 7;
 
 /// Setup of a measurement.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum Setup {
     /// Split, with all parts to one region, because the residency policy allows no other.
     OneRegion,
     ThreeRegions,
@@ -42,10 +42,10 @@ enum Way {
 }
 
 /// Result of a measurement.
-struct Came {
+struct Measurement {
     took: Duration,
     attempts: u64,
-    asked: [u64; 3],
+    requests: [u64; 3],
 }
 
 fn main() {
@@ -57,51 +57,55 @@ fn main() {
         );
         println!("| way | s | of one region | requests to regions | of which {AMERICA}, {EUROPE}, {JAPAN} |");
         println!("|---|---:|---:|---:|---|");
-        let ways = [Way::OneRegion, Way::ThreeRegions, Way::OneIsKilled];
-        let mut came = ways.map(|_| Vec::new());
+        let setups = [Setup::OneRegion, Setup::ThreeRegions, Setup::OneIsKilled];
+        let mut measurements = setups.map(|_| Vec::new());
         for _ in 0..rounds {
-            for (way, came) in ways.into_iter().zip(&mut came) {
-                came.push(goes(way).await);
+            for (setup, measurements) in setups.into_iter().zip(&mut measurements) {
+                measurements.push(measure(setup).await);
             }
         }
-        let middle = |came: &mut Vec<Came>| {
-            came.sort_by_key(|came| came.took);
-            came.swap_remove(came.len() / 2)
+        let middle = |measurements: &mut Vec<Measurement>| {
+            measurements.sort_by_key(|measurements| measurements.took);
+            measurements.swap_remove(measurements.len() / 2)
         };
-        let came = came.each_mut().map(middle);
-        let base = came[0].took.as_secs_f64();
-        for (way, Came { took, attempts, asked }) in ways.iter().zip(came) {
+        let measurements = measurements.each_mut().map(middle);
+        let base = measurements[0].took.as_secs_f64();
+        for (setup, Measurement { took, attempts, requests }) in setups.iter().zip(measurements) {
             let seconds = took.as_secs_f64();
-            println!("| {way:?} | {seconds:.2} | {:.2} | {attempts} | {asked:?} |", seconds / base);
+            println!("| {setup:?} | {seconds:.2} | {:.2} | {attempts} | {requests:?} |", seconds / base);
         }
     });
 }
 
-async fn goes(way: Way) -> Came {
+async fn measure(setup: Setup) -> Measurement {
     let scene = Scene::with([Script::Computes(AN_INPUT_TAKES); 3]).await;
     let texts: Vec<String> = (0..INPUTS).map(|number| format!("text number {number}")).collect();
-    let model = if matches!(way, Way::OneRegion) { "locked" } else { "anywhere" };
+    let model = if matches!(setup, Setup::OneRegion) { "locked" } else { "anywhere" };
     let body = json!({"model": model, "input": texts});
     let victim = &scene.regions[EUROPE];
     let killed = async {
-        if matches!(way, Way::OneIsKilled) {
+        if matches!(setup, Setup::OneIsKilled) {
             while victim.requests() < OF_ITS_SHARE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            victim.follow(Script::DiesAfter(0));
+            victim.set_script(Script::DiesAfter(0));
         }
     };
     let begun = Instant::now();
-    let asked = async {
-        let answer = scene.ask("/v1/embeddings", &body, &[]).await;
-        (begun.elapsed(), answer)
+    let requests = async {
+        let response = scene.send("/v1/embeddings", &body, &[]).await;
+        (begun.elapsed(), response)
     };
-    let ((took, answer), ()) = tokio::join!(asked, killed);
-    assert_eq!(answer.status, 200, "{way:?}");
-    let right = replica::answer("/v1/embeddings", body.to_string().as_bytes(), usize::MAX, WIDTH);
+    let ((took, response), ()) = tokio::join!(requests, killed);
+    assert_eq!(response.status, 200, "{setup:?}");
+    let right = replica::response("/v1/embeddings", body.to_string().as_bytes(), usize::MAX, WIDTH);
     assert!(
-        answer.json() == serde_json::from_slice::<Value>(&right.body).unwrap(),
-        "{way:?}: one right answer"
+        response.json() == serde_json::from_slice::<Value>(&right.body).unwrap(),
+        "{setup:?}: one right answer"
     );
-    Came { took, attempts: answer.header("x-meridian-attempts").parse().unwrap(), asked: scene.requests() }
+    Measurement {
+        took,
+        attempts: response.header("x-meridian-attempts").parse().unwrap(),
+        requests: scene.requests(),
+    }
 }

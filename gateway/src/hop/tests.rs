@@ -136,7 +136,7 @@ fn causes(failures: &ConnectionFailures) -> Vec<String> {
     counted.into_iter().flat_map(|(cause, n)| std::iter::repeat_n(cause, n as usize)).collect()
 }
 
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -323,7 +323,7 @@ async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
         let client = client(End::gateway().with(&ours, &gateway, &ours));
         assert!(!is_resumed(&connects(&client, served.address).await.unwrap()));
         assert!(is_resumed(&connects(&client, served.address).await.unwrap()));
-        until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
+        wait_until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
         let failures = if short == Role::Spoke { client.connector().failures() } else { &*served.failures };
         assert_eq!(causes(failures)[0], "outside_validity", "{short:?}");
     }
@@ -340,7 +340,7 @@ async fn a_session_of_an_expired_certificate_does_not_prevent_new_connections() 
     let client = client(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
     connects(&client, served.address).await.unwrap();
     files.with(&ours, &Subject::named(FRANKFURT), &ours);
-    until("the old certificate is rejected", async || {
+    wait_until("the old certificate is rejected", async || {
         !is_resumed(&connects(&client, served.address).await.unwrap())
     })
     .await;
@@ -359,13 +359,13 @@ async fn authorities_and_certificates_are_replaced_while_both_ends_run() {
     let works = async || connects(&client, served.address).await.is_ok();
     assert!(works().await);
     gateway_files.with(&old, &Subject::named(GATEWAY), &new);
-    until("the gateway trusts only the new authority", async || !works().await).await;
+    wait_until("the gateway trusts only the new authority", async || !works().await).await;
     ingress_files.with(&new, &Subject::named(FRANKFURT), &old);
-    until("the ingress uses its new certificate", works).await;
+    wait_until("the ingress uses its new certificate", works).await;
     ingress_files.with(&new, &Subject::named(FRANKFURT), &new);
-    until("the ingress trusts only the new authority", async || !works().await).await;
+    wait_until("the ingress trusts only the new authority", async || !works().await).await;
     gateway_files.with(&new, &Subject::named(GATEWAY), &new);
-    until("the gateway uses its new certificate", works).await;
+    wait_until("the gateway uses its new certificate", works).await;
 }
 
 /// Certificates of both ends, of which one is revoked while they are connected.

@@ -19,7 +19,7 @@ const SECRET: &str = "text-that-must-not-be-logged";
 
 /// Returns the only access line of this request.
 async fn line(scene: &Scene, id: &str) -> Value {
-    scene.until("a request is logged", async || !access_lines(id).is_empty()).await;
+    scene.wait_until("a request is logged", async || !access_lines(id).is_empty()).await;
     let mut lines = access_lines(id);
     assert_eq!(lines.len(), 1, "{id} is logged once: {lines:#?}");
     lines.remove(0)
@@ -35,11 +35,11 @@ fn has(line: &Value, expected: Value) {
 #[tokio::test]
 async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     let scene = Scene::new().await;
-    scene.ask("served", "anywhere", SECRET).await;
-    scene.ask("no-model", SECRET, "x").await;
+    scene.send("served", "anywhere", SECRET).await;
+    scene.send("no-model", SECRET, "x").await;
     let stranger = scene.client.post(format!("{}/v1/embeddings", scene.url)).bearer_auth(SECRET);
     stranger.header("x-request-id", "no-key").body(SECRET).send().await.unwrap();
-    let locked_out = scene.asking("residency_violation", "locked", "x").header("x-meridian-residency", "us");
+    let locked_out = scene.request("residency_violation", "locked", "x").header("x-meridian-residency", "us");
     locked_out.send().await.unwrap();
     let url = format!("{}/{SECRET}?{SECRET}", scene.url);
     scene.client.get(url).header("x-request-id", "no-path").send().await.unwrap();
@@ -125,8 +125,8 @@ async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
 #[tokio::test]
 async fn disconnects_and_retries_are_recorded() {
     let scene = Scene::new().await;
-    scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
-    scene.ask("elsewhere", "anywhere", "x").await;
+    scene.regions[AMERICA].script.send_replace(Script::RejectsNotReady);
+    scene.send("elsewhere", "anywhere", "x").await;
     let elsewhere = line(&scene, "elsewhere").await;
     has(&elsewhere, json!({"outcome": "ok", "status": 200, "region": EUROPE, "attempts": 2}));
     let trail: Vec<_> = elsewhere["trail"].as_str().unwrap().split(' ').map(str::to_owned).collect();
@@ -134,16 +134,18 @@ async fn disconnects_and_retries_are_recorded() {
     assert!(trail[1].starts_with("gcp/europe-west4:retry:ok:"), "{trail:?}");
 
     scene.regions[EUROPE].script.send_replace(Script::Waits);
-    let waiting = tokio::spawn(scene.asking("hung-up", "locked", "x").send());
-    let in_flight = "meridian_gateway_requests_in_flight";
-    scene.until("it is under way", async || scene.scrape().await.get(in_flight) == 1.0).await;
+    let waiting = tokio::spawn(scene.request("hung-up", "locked", "x").send());
+    let change_while_in_flight = "meridian_gateway_requests_in_flight";
+    scene
+        .wait_until("it is under way", async || scene.scrape().await.get(change_while_in_flight) == 1.0)
+        .await;
     waiting.abort();
     let hung_up = line(&scene, "hung-up").await;
     has(&hung_up, json!({"outcome": "client_disconnected", "status": null, "attempts": 1, "region": null}));
     assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:cancelled:"), "{hung_up}");
 
     let scrape = scene.scrape().await;
-    assert_eq!(scrape.get(in_flight), 0.0);
+    assert_eq!(scrape.get(change_while_in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
     assert_eq!(
         scrape.sum("meridian_gateway_attempts_total", "outcome=\"cancelled\""),
@@ -154,7 +156,7 @@ async fn disconnects_and_retries_are_recorded() {
     assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_disconnected"), 1.0, "{}", scrape.text);
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     scene
-        .until("the region has noticed", async || {
+        .wait_until("the region has noticed", async || {
             let scrape = Scrape::of(&scene.client, &europe).await;
             scrape.sum("meridian_ingress_requests_total", "client_disconnected") == 1.0
         })
@@ -166,15 +168,15 @@ async fn a_finished_request_can_be_explained() {
     let scene = Scene::new().await;
     let explain = async |id: &str| {
         let url = format!("{}/explain/{id}", scene.operations);
-        let answer = scene.client.get(url).send().await.unwrap();
-        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+        let response = scene.client.get(url).send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
     let (status, unknown) = explain("unknown").await;
     assert!(status == 404 && unknown["error"].as_str().unwrap().contains("4096"), "{unknown}");
 
-    scene.ask("a/b?c", "locked", SECRET).await;
+    scene.send("a/b?c", "locked", SECRET).await;
     line(&scene, "a/b?c").await;
-    scene.until("it is kept", async || explain("a/b%3Fc").await.0 == 200).await;
+    scene.wait_until("it is kept", async || explain("a/b%3Fc").await.0 == 200).await;
     let (_, locked) = explain("a/b%3Fc").await;
     has(
         &locked,
@@ -195,8 +197,8 @@ async fn a_finished_request_can_be_explained() {
     );
     assert!(!locked.to_string().contains(SECRET), "{locked}");
 
-    scene.ask("refused", SECRET, "x").await;
-    scene.until("it is kept", async || explain("refused").await.0 == 200).await;
+    scene.send("refused", SECRET, "x").await;
+    scene.wait_until("it is kept", async || explain("refused").await.0 == 200).await;
     let (_, refused) = explain("refused").await;
     has(&refused, json!({"outcome": "model_not_found", "deployment": null, "regions": null, "attempts": []}));
 }

@@ -22,12 +22,12 @@ const OTHER: &str = "d9298a10d1b0735837dc4bd85dac641b0f3cef27a47e5d53a54f2f3f5b2
 async fn hub(table: watch::Receiver<Option<Value>>) -> SocketAddr {
     let routes = move |RawQuery(query): RawQuery| {
         let mut table = table.clone();
-        async move { answer(query.unwrap_or_default(), &mut table).await }
+        async move { response(query.unwrap_or_default(), &mut table).await }
     };
     serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
-async fn answer(query: String, table: &mut watch::Receiver<Option<Value>>) -> Response {
+async fn response(query: String, table: &mut watch::Receiver<Option<Value>>) -> Response {
     let Some(now) = table.borrow_and_update().clone() else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
@@ -47,14 +47,14 @@ fn table(number: u64, rows: &[Value], residency: &str, key: Option<&str>) -> Val
            "tenants": tenant.into_iter().collect::<Vec<_>>()})
 }
 
-struct Changing {
+struct PolicyFixture {
     scene: Scene,
     table: watch::Sender<Option<Value>>,
     rows: Vec<Value>,
 }
 
 /// Starts two regions of the EU and a hub whose table the test changes.
-async fn changing(change: impl FnOnce(&mut EdgeConfig)) -> Changing {
+async fn start_with_table(change: impl FnOnce(&mut EdgeConfig)) -> PolicyFixture {
     let (table_to, table_now) = watch::channel(None);
     let mut rows_now = Vec::new();
     let scene = Scene::of(&[EUROPE, FRANKFURT], false, change, async |rows| {
@@ -63,23 +63,23 @@ async fn changing(change: impl FnOnce(&mut EdgeConfig)) -> Changing {
         hub(table_now).await
     })
     .await;
-    Changing { scene, table: table_to, rows: rows_now }
+    PolicyFixture { scene, table: table_to, rows: rows_now }
 }
 
-impl Changing {
+impl PolicyFixture {
     /// Publishes a table and waits until the gateway has it.
     async fn publish(&self, number: u64, residency: &str, key: Option<&str>) {
         self.table.send_replace(Some(table(number, &self.rows, residency, key)));
         let generation = "meridian_gateway_route_generation";
         self.scene
-            .until("the table is in hand", async || {
+            .wait_until("the gateway has the table", async || {
                 self.scene.scrape().await.get(generation) == number as f64
             })
             .await;
     }
 
     /// Returns which of the two regions has a request in flight.
-    async fn asked(&self) -> &'static str {
+    async fn region_in_flight(&self) -> &'static str {
         let begun = Instant::now();
         loop {
             for id in [EUROPE, FRANKFURT] {
@@ -95,7 +95,7 @@ impl Changing {
     }
 
     /// Returns the number of requests that a region has answered or rejected.
-    async fn served(&self, id: &str) -> f64 {
+    async fn requests_served(&self, id: &str) -> f64 {
         let region = format!("http://{}", self.scene.regions[id].address);
         Scrape::of(&self.scene.client, &region).await.sum("meridian_ingress_requests_total", "/v1/embeddings")
     }
@@ -103,41 +103,42 @@ impl Changing {
 
 /// Publishes another table while a request waits in its first region, which then reports that another region could
 /// serve it. Returns the status and code of the response, and the number of requests that the other region received.
-async fn under_way(residency: &dyn Fn(&str) -> String, key: Option<&str>) -> (u16, String, f64) {
-    let world = changing(|config| config.hedge = false).await;
+async fn change_while_in_flight(residency: &dyn Fn(&str) -> String, key: Option<&str>) -> (u16, String, f64) {
+    let fixture = start_with_table(|config| config.hedge = false).await;
     for id in [EUROPE, FRANKFURT] {
-        world.scene.regions[id].script.send_replace(Script::Waits);
+        fixture.scene.regions[id].script.send_replace(Script::Waits);
     }
-    let waiting = tokio::spawn(world.scene.asking("under-way", "locked", "x").send());
-    let first = world.asked().await;
+    let waiting = tokio::spawn(fixture.scene.request("under-way", "locked", "x").send());
+    let first = fixture.region_in_flight().await;
     let second = if first == EUROPE { FRANKFURT } else { EUROPE };
-    world.scene.regions[second].script.send_replace(Script::Answers);
-    world.publish(2, &residency(first), key).await;
-    world.scene.regions[first].script.send_replace(Script::SaysElsewhere);
-    let answer = waiting.await.unwrap().unwrap();
-    let code = answer.headers().get("x-meridian-error").map_or("", |code| code.to_str().unwrap()).to_owned();
-    (answer.status().as_u16(), code, world.served(second).await)
+    fixture.scene.regions[second].script.send_replace(Script::Responds);
+    fixture.publish(2, &residency(first), key).await;
+    fixture.scene.regions[first].script.send_replace(Script::RejectsNotReady);
+    let response = waiting.await.unwrap().unwrap();
+    let code =
+        response.headers().get("x-meridian-error").map_or("", |code| code.to_str().unwrap()).to_owned();
+    (response.status().as_u16(), code, fixture.requests_served(second).await)
 }
 
 #[tokio::test]
 async fn a_retry_continues_under_a_newer_table_that_allows_it() {
-    let found = under_way(&|_| "eu".to_owned(), Some(KEY)).await;
+    let found = change_while_in_flight(&|_| "eu".to_owned(), Some(KEY)).await;
     assert_eq!(found, (200, String::new(), 1.0));
 }
 
 #[tokio::test]
 async fn a_narrowed_residency_stops_later_attempts() {
-    let (status, code, others) = under_way(&|first: &str| first.to_owned(), Some(KEY)).await;
+    let (status, code, others) = change_while_in_flight(&|first: &str| first.to_owned(), Some(KEY)).await;
     assert_eq!((status, others), (503, 0.0), "{code}: the other region is no longer permitted");
     // No region is allowed any more.
-    let (status, code, others) = under_way(&|_| "us".to_owned(), Some(KEY)).await;
+    let (status, code, others) = change_while_in_flight(&|_| "us".to_owned(), Some(KEY)).await;
     assert_eq!((status, code.as_str(), others), (403, "region_not_permitted", 0.0));
 }
 
 #[tokio::test]
 async fn a_revoked_key_or_removed_tenant_stops_later_attempts() {
     for key in [Some(OTHER), None] {
-        let (status, code, others) = under_way(&|_| "eu".to_owned(), key).await;
+        let (status, code, others) = change_while_in_flight(&|_| "eu".to_owned(), key).await;
         assert_eq!((status, code.as_str(), others), (401, "invalid_api_key", 0.0), "{key:?}");
     }
 }
@@ -145,26 +146,33 @@ async fn a_revoked_key_or_removed_tenant_stops_later_attempts() {
 #[tokio::test]
 async fn a_gateway_without_a_hub_rejects_only_locked_deployments_past_policy_max_age() {
     let max = Duration::from_secs(5);
-    let mut world = changing(|config| config.policy_max_age = max).await;
-    assert_eq!(world.scene.ask("fresh", "locked", "x").await.status(), 200);
+    let mut fixture = start_with_table(|config| config.policy_max_age = max).await;
+    assert_eq!(fixture.scene.send("fresh", "locked", "x").await.status(), 200);
     let age = "meridian_gateway_policy_age_seconds";
-    assert_eq!(world.scene.scrape().await.get("meridian_gateway_policy_max_age_seconds"), 5.0);
-    world.table.send_replace(None);
-    world.scene.until("it is old", async || world.scene.scrape().await.get(age) > 5.0).await;
-    let rejected = world.scene.ask("old", "locked", "x").await;
+    assert_eq!(fixture.scene.scrape().await.get("meridian_gateway_policy_max_age_seconds"), 5.0);
+    fixture.table.send_replace(None);
+    fixture
+        .scene
+        .wait_until("the policy is too old", async || fixture.scene.scrape().await.get(age) > 5.0)
+        .await;
+    let rejected = fixture.scene.send("old", "locked", "x").await;
     assert_eq!(rejected.status(), 503);
     assert_eq!(rejected.headers()["x-meridian-error"], "policy_too_old");
     assert!(rejected.text().await.unwrap().contains("policy_max_age"));
-    assert_eq!(world.scene.ask("anywhere", "anywhere", "x").await.status(), 200, "others continue");
+    assert_eq!(
+        fixture.scene.send("anywhere", "anywhere", "x").await.status(),
+        200,
+        "other deployments are served"
+    );
 
     // The age is on disk: a restart does not reset it.
-    world.scene.restart_edge_with(|config| config.policy_max_age = max).await;
-    assert!(world.scene.scrape().await.get(age) > 5.0);
-    assert_eq!(world.scene.ask("old-still", "locked", "x").await.status(), 503);
-    assert_eq!(world.scene.ask("anywhere-still", "anywhere", "x").await.status(), 200);
+    fixture.scene.restart_edge_with(|config| config.policy_max_age = max).await;
+    assert!(fixture.scene.scrape().await.get(age) > 5.0);
+    assert_eq!(fixture.scene.send("old-still", "locked", "x").await.status(), 503);
+    assert_eq!(fixture.scene.send("anywhere-still", "anywhere", "x").await.status(), 200);
 
-    let again = table(2, &world.rows, "eu", Some(KEY));
-    world.table.send_replace(Some(again));
-    world.scene.until("a hub answers", async || world.scene.scrape().await.get(age) < 5.0).await;
-    assert_eq!(world.scene.ask("fresh-again", "locked", "x").await.status(), 200);
+    let again = table(2, &fixture.rows, "eu", Some(KEY));
+    fixture.table.send_replace(Some(again));
+    fixture.scene.wait_until("a hub responds", async || fixture.scene.scrape().await.get(age) < 5.0).await;
+    assert_eq!(fixture.scene.send("fresh-again", "locked", "x").await.status(), 200);
 }

@@ -12,35 +12,37 @@ fn report(scene: &Scene, demands: AuditOptions) -> Report {
     audit(&files, &Catalogue::builtin(), demands, || {}).unwrap()
 }
 
-fn receipt(answer: &reqwest::Response) -> Option<String> {
-    Some(answer.headers().get("x-meridian-residency-receipt")?.to_str().unwrap().to_owned())
+fn receipt(response: &reqwest::Response) -> Option<String> {
+    Some(response.headers().get("x-meridian-residency-receipt")?.to_str().unwrap().to_owned())
 }
 
 #[tokio::test]
 async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     let mut scene = Scene::new().await;
-    let anywhere = scene.ask("anywhere", "anywhere", SECRET).await;
+    let anywhere = scene.send("anywhere", "anywhere", SECRET).await;
     assert_eq!(receipt(&anywhere), None, "nothing is promised about where it goes");
-    let locked = scene.ask("locked", "locked", SECRET).await;
+    let locked = scene.send("locked", "locked", SECRET).await;
     let mut demands = AuditOptions::default();
     demands.receipts.insert(receipt(&locked).expect("an answer of a locked deployment names its receipt"));
-    scene.ask("no-model", SECRET, "x").await;
+    scene.send("no-model", SECRET, "x").await;
 
     // Rejected by the only allowed region, so the response is an error.
-    scene.regions[EUROPE].script.send_replace(Script::SaysElsewhere);
-    let refused = scene.ask("refused", "locked", "x").await;
+    scene.regions[EUROPE].script.send_replace(Script::RejectsNotReady);
+    let refused = scene.send("refused", "locked", "x").await;
     assert_eq!(refused.status(), 503);
     demands.receipts.insert(receipt(&refused).expect("a refusal by a region names its receipt"));
     // Retried in another region.
-    scene.regions[AMERICA].script.send_replace(Script::SaysElsewhere);
-    scene.ask("sent-on", "anywhere", "x").await;
+    scene.regions[AMERICA].script.send_replace(Script::RejectsNotReady);
+    scene.send("sent-on", "anywhere", "x").await;
     // Cancelled by its client.
     scene.regions[EUROPE].script.send_replace(Script::Waits);
-    let waiting = tokio::spawn(scene.asking("given-up", "locked", "x").send());
-    let in_flight = "meridian_ingress_requests_in_flight";
+    let waiting = tokio::spawn(scene.request("given-up", "locked", "x").send());
+    let change_while_in_flight = "meridian_ingress_requests_in_flight";
     let europe = format!("http://{}", scene.regions[EUROPE].address);
     scene
-        .until("it has arrived", async || Scrape::of(&scene.client, &europe).await.get(in_flight) == 1.0)
+        .wait_until("it has arrived", async || {
+            Scrape::of(&scene.client, &europe).await.get(change_while_in_flight) == 1.0
+        })
         .await;
     waiting.abort();
     line(&scene, "given-up").await;
@@ -49,8 +51,8 @@ async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     // A region that is gone; the gateway may or may not know yet.
     let america = scene.regions.get_mut(AMERICA).unwrap().running.take().unwrap();
     america.stop().await;
-    scene.regions[EUROPE].script.send_replace(Script::Answers);
-    scene.ask("after", "anywhere", "x").await;
+    scene.regions[EUROPE].script.send_replace(Script::Responds);
+    scene.send("after", "anywhere", "x").await;
     scene.stop().await;
 
     let found = report(&scene, demands);
@@ -96,22 +98,22 @@ async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_
         receipts.file_bytes = 1;
     })
     .await;
-    assert_eq!(scene.ask("before", "locked", "x").await.status(), 200);
+    assert_eq!(scene.send("before", "locked", "x").await.status(), 200);
     let written = "meridian_receipts_written_total";
-    scene.until("it is written", async || scene.scrape().await.get(written) == 1.0).await;
+    scene.wait_until("it is written", async || scene.scrape().await.get(written) == 1.0).await;
     let (dir, away) = (scene.dir.path().join("receipts"), scene.dir.path().join("away"));
     fs::rename(&dir, &away).unwrap();
     let failing = "meridian_receipts_failing";
-    assert_eq!(scene.ask("lost", "anywhere", "x").await.status(), 200, "nothing is promised about it");
-    scene.until("the disk is noticed", async || scene.scrape().await.get(failing) == 1.0).await;
-    let refused = scene.ask("refused", "locked", "x").await;
+    assert_eq!(scene.send("lost", "anywhere", "x").await.status(), 200, "nothing is promised about it");
+    scene.wait_until("the disk is noticed", async || scene.scrape().await.get(failing) == 1.0).await;
+    let refused = scene.send("refused", "locked", "x").await;
     assert_eq!(refused.status(), 503);
     assert_eq!(refused.headers()["x-meridian-error"], "receipt_unavailable");
     assert!(refused.headers().contains_key("retry-after"));
-    assert_eq!(scene.ask("lost-too", "anywhere", "x").await.status(), 200);
+    assert_eq!(scene.send("lost-too", "anywhere", "x").await.status(), 200);
     fs::rename(&away, &dir).unwrap();
-    scene.until("the disk is back", async || scene.scrape().await.get(failing) == 0.0).await;
-    assert_eq!(scene.ask("after", "locked", "x").await.status(), 200);
+    scene.wait_until("the disk is back", async || scene.scrape().await.get(failing) == 0.0).await;
+    assert_eq!(scene.send("after", "locked", "x").await.status(), 200);
     let missing = scene.scrape().await.sum("meridian_receipts_missing_total", "disk");
     scene.stop().await;
 

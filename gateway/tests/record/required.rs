@@ -35,10 +35,10 @@ async fn arrived(scene: &Scene) -> f64 {
 #[tokio::test]
 async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_not_durable() {
     let mut scene = scene().await;
-    assert_eq!(scene.ask("before", "locked", "x").await.status(), 200);
+    assert_eq!(scene.send("before", "locked", "x").await.status(), 200);
     let (dir, away) = (scene.dir.path().join("receipts"), scene.dir.path().join("away"));
     scene
-        .until("its outcome is written", async || {
+        .wait_until("its outcome is written", async || {
             scene.scrape().await.get("meridian_receipts_written_total") == 1.0
         })
         .await;
@@ -46,16 +46,16 @@ async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_no
     fs::rename(&dir, &away).unwrap();
     // The disk failure is not detected yet: this request is the first that needs the disk.
     assert_eq!(scene.scrape().await.get("meridian_receipts_failing"), 0.0);
-    let rejected = scene.ask("rejected", "locked", "x").await;
+    let rejected = scene.send("rejected", "locked", "x").await;
     assert_eq!(rejected.status(), 503);
     assert_eq!(rejected.headers()["x-meridian-error"], "receipt_unavailable");
     assert!(rejected.text().await.unwrap().contains("require a receipt"));
     assert_eq!(arrived(&scene).await, 1.0, "nothing of it has reached the region");
     fs::rename(&away, &dir).unwrap();
     scene
-        .until("the disk is back", async || scene.scrape().await.get("meridian_receipts_failing") == 0.0)
+        .wait_until("the disk is back", async || scene.scrape().await.get("meridian_receipts_failing") == 0.0)
         .await;
-    assert_eq!(scene.ask("after", "locked", "x").await.status(), 200);
+    assert_eq!(scene.send("after", "locked", "x").await.status(), 200);
     assert!(scene.scrape().await.get("meridian_receipts_rejected_total") >= 1.0);
     scene.stop().await;
 
@@ -70,16 +70,16 @@ async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_no
 async fn requests_with_one_id_under_different_policies_pass_the_audit() {
     let mut scene = scene().await;
     for policy in ["eu", "nl", "eu,us", "nl"] {
-        let narrowed = scene.asking("same", "locked", "x").header("x-meridian-residency", policy);
+        let narrowed = scene.request("same", "locked", "x").header("x-meridian-residency", policy);
         assert_eq!(narrowed.send().await.unwrap().status(), 200, "{policy}");
     }
     let at_once: Vec<_> = ["eu", "nl", "eu", "nl"]
-        .map(|policy| scene.asking("same", "locked", "x").header("x-meridian-residency", policy).send())
+        .map(|policy| scene.request("same", "locked", "x").header("x-meridian-residency", policy).send())
         .into_iter()
         .map(tokio::spawn)
         .collect();
-    for answer in at_once {
-        assert_eq!(answer.await.unwrap().unwrap().status(), 200);
+    for response in at_once {
+        assert_eq!(response.await.unwrap().unwrap().status(), 200);
     }
     scene.stop().await;
     let found = report(&scene);
@@ -90,7 +90,7 @@ async fn requests_with_one_id_under_different_policies_pass_the_audit() {
 #[tokio::test]
 async fn a_region_with_receipts_stops_as_fast_as_one_without_and_logs_no_error() {
     let mut scene = scene().await;
-    assert_eq!(scene.ask("before", "locked", "x").await.status(), 200);
+    assert_eq!(scene.send("before", "locked", "x").await.status(), 200);
     let europe = scene.regions.get_mut(EUROPE).unwrap().running.take().unwrap();
     let begun = Instant::now();
     europe.stop().await;

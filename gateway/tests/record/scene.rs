@@ -31,20 +31,20 @@ const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
 /// Behaviour of the replicas of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
-    Answers,
+    Responds,
     /// Waits until the script changes.
     Waits,
     /// Responds that it cannot, and that another region could.
-    SaysElsewhere,
+    RejectsNotReady,
 }
 
 /// Task that runs until it is stopped.
-pub(crate) struct Running {
+pub(crate) struct ServerTask {
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
 
-impl Running {
+impl ServerTask {
     /// Stops it and waits for its end.
     pub(crate) async fn stop(mut self) {
         drop(self.stop.take());
@@ -55,7 +55,7 @@ impl Running {
 pub(crate) struct Region {
     pub(crate) script: watch::Sender<Script>,
     pub(crate) address: SocketAddr,
-    pub(crate) running: Option<Running>,
+    pub(crate) running: Option<ServerTask>,
 }
 
 pub(crate) struct Scene {
@@ -65,7 +65,7 @@ pub(crate) struct Scene {
     pub(crate) client: reqwest::Client,
     pub(crate) dir: tempfile::TempDir,
     hub: SocketAddr,
-    pub(crate) edge: Option<Running>,
+    pub(crate) edge: Option<ServerTask>,
 }
 
 impl Scene {
@@ -106,7 +106,7 @@ impl Scene {
         let (url, operations, edge) = start_edge(hub, dir.path(), change).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let scene = Scene { url, operations, regions, client, dir, hub, edge: Some(edge) };
-        scene.until_all_healthy().await;
+        scene.wait_until_all_healthy().await;
         scene
     }
 
@@ -120,7 +120,7 @@ impl Scene {
         self.edge.take().expect("it runs").stop().await;
         let (url, operations, edge) = start_edge(self.hub, self.dir.path(), change).await;
         (self.url, self.operations, self.edge) = (url, operations, Some(edge));
-        self.until_all_healthy().await;
+        self.wait_until_all_healthy().await;
     }
 
     /// Stops all processes; all receipts are on disk then.
@@ -139,12 +139,12 @@ impl Scene {
         std::iter::once(self.dir.path().join("receipts")).chain(regions).collect()
     }
 
-    async fn until_all_healthy(&self) {
-        self.until("the regions are healthy", async || {
-            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+    async fn wait_until_all_healthy(&self) {
+        self.wait_until("the regions are healthy", async || {
+            let Ok(response) = self.client.get(format!("{}/routes", self.operations)).send().await else {
                 return false;
             };
-            let routes: Value = answer.json().await.unwrap();
+            let routes: Value = response.json().await.unwrap();
             let regions = routes["regions"].as_array().cloned().unwrap_or_default();
             let fine = |region: &Value| {
                 region["health"] == "healthy"
@@ -155,20 +155,20 @@ impl Scene {
         .await;
     }
 
-    pub(crate) async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, holds: impl AsyncFn() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "it does not come to pass that {what}");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     /// Sends `input` to `model` with this request id.
-    pub(crate) async fn ask(&self, id: &str, model: &str, input: &str) -> reqwest::Response {
-        self.asking(id, model, input).send().await.unwrap()
+    pub(crate) async fn send(&self, id: &str, model: &str, input: &str) -> reqwest::Response {
+        self.request(id, model, input).send().await.unwrap()
     }
 
-    pub(crate) fn asking(&self, id: &str, model: &str, input: &str) -> reqwest::RequestBuilder {
+    pub(crate) fn request(&self, id: &str, model: &str, input: &str) -> reqwest::RequestBuilder {
         let body = json!({"model": model, "input": input}).to_string();
         let url = format!("{}/v1/embeddings", self.url);
         self.client.post(url).bearer_auth("k").header("x-request-id", id).body(body)
@@ -188,10 +188,10 @@ pub(crate) struct Scrape {
 
 impl Scrape {
     pub(crate) async fn of(client: &reqwest::Client, base: &str) -> Scrape {
-        let answer = client.get(format!("{base}/metrics")).send().await.unwrap();
-        let kind = answer.headers()["content-type"].to_str().unwrap().to_owned();
+        let response = client.get(format!("{base}/metrics")).send().await.unwrap();
+        let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
         assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
-        Scrape::read(answer.text().await.unwrap())
+        Scrape::read(response.text().await.unwrap())
     }
 
     fn read(text: String) -> Scrape {
@@ -206,9 +206,9 @@ impl Scrape {
             }
             if let Some(kind) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = kind.split_once(' ').expect("a name and a kind");
-                assert_eq!(helped.take().as_deref(), Some(name), "help stands before type");
+                assert_eq!(helped.take().as_deref(), Some(name), "HELP precedes TYPE");
                 let twice = kinds.insert(name.to_owned(), kind.to_owned());
-                assert_eq!(twice, None, "{name} is there once");
+                assert_eq!(twice, None, "{name} has one TYPE line");
                 let usual = name
                     .bytes()
                     .all(|byte| byte.is_ascii_lowercase() || byte == b'_' || byte.is_ascii_digit());
@@ -224,10 +224,10 @@ impl Scrape {
                 family.is_some_and(|family| known(family, "histogram"))
                     || known(name, "counter")
                     || known(name, "gauge"),
-                "{line} is of a family that was announced"
+                "{line}: no TYPE line of its family"
             );
             let value: f64 = value.parse().unwrap_or_else(|_| panic!("{line} has a number"));
-            assert_eq!(samples.insert(series.to_owned(), value), None, "{series} is there once");
+            assert_eq!(samples.insert(series.to_owned(), value), None, "{series} occurs once");
         }
         Scrape { text, samples }
     }
@@ -248,7 +248,7 @@ async fn start_edge(
     hub: SocketAddr,
     dir: &Path,
     change: impl FnOnce(&mut EdgeConfig),
-) -> (String, String, Running) {
+) -> (String, String, ServerTask) {
     let operations = free_address();
     let text = format!(
         "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
@@ -264,7 +264,7 @@ async fn start_edge(
     let run = gateway::edge::run(config, shutdown, |address| ready.send(address).expect("the test waits"));
     let task = tokio::spawn(async move { run.await.unwrap() });
     let url = format!("http://{}", address.await.unwrap());
-    (url, format!("http://{operations}"), Running { stop: Some(stop), task })
+    (url, format!("http://{operations}"), ServerTask { stop: Some(stop), task })
 }
 
 /// Returns the receipts directory of a region.
@@ -273,7 +273,7 @@ fn folder(region: &str) -> PathBuf {
 }
 
 async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
-    let script = watch::Sender::new(Script::Answers);
+    let script = watch::Sender::new(Script::Responds);
     let replica = replica(script.clone()).await;
     let region = id.parse().unwrap();
     let key_file = Some(PathBuf::from("receipts-key"));
@@ -301,40 +301,40 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
         ready.send(address).expect("the test waits")
     });
     let task = tokio::spawn(async move { run.await.unwrap() });
-    Region { script, address: address.await.unwrap(), running: Some(Running { stop: Some(stop), task }) }
+    Region { script, address: address.await.unwrap(), running: Some(ServerTask { stop: Some(stop), task }) }
 }
 
 /// Starts a replica that reports ready, and follows `script`.
 async fn replica(script: watch::Sender<Script>) -> SocketAddr {
     let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
                         "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
-    let answer = move || async move {
+    let response = move || async move {
         let mut script = script.subscribe();
         script.wait_for(|script| *script != Script::Waits).await.unwrap();
         let timing = ("server-timing", "queue;dur=1, tokenize;dur=2, engine;dur=3");
         match *script.borrow() {
-            Script::SaysElsewhere => (
+            Script::RejectsNotReady => (
                 axum::http::StatusCode::SERVICE_UNAVAILABLE,
                 [timing, ("x-meridian-error", "not_ready")],
                 "{}",
             ),
-            Script::Answers | Script::Waits => {
+            Script::Responds | Script::Waits => {
                 (axum::http::StatusCode::OK, [timing, ("x-meridian-tokens", "7")], "{\"data\":[]}")
             }
         }
     };
     let router = axum::Router::new()
         .route("/status", axum::routing::get(async move || axum::Json(status)))
-        .route("/v1/embeddings", axum::routing::post(answer));
+        .route("/v1/embeddings", axum::routing::post(response));
     serve(router).await
 }
 
 /// Everything logged in this process, at every level, as JSON lines.
 static LOG: LazyLock<Mutex<Vec<u8>>> = LazyLock::new(Mutex::default);
 
-struct ToLog;
+struct LogWriter;
 
-impl std::io::Write for ToLog {
+impl std::io::Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         LOG.lock().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -350,7 +350,7 @@ fn log() {
     ONCE.call_once(|| {
         let filter = "trace,hyper=info,hyper_util=info,reqwest=info,h2=info,mio=info";
         let filter = tracing_subscriber::EnvFilter::new(filter);
-        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(|| ToLog).init();
+        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(|| LogWriter).init();
     });
 }
 

@@ -84,8 +84,8 @@ impl Replica {
                 json!({"served": true})
             };
             let body = body.to_string();
-            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
-            stream.write_all(answer.as_bytes()).await.ok()?;
+            let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(response.as_bytes()).await.ok()?;
         }
     }
 }
@@ -113,22 +113,22 @@ struct Scene {
 
 /// Observations of the callers.
 #[derive(Debug, Default)]
-struct Seen {
+struct LoadResult {
     took: Vec<Duration>,
     failed: usize,
 }
 
-impl Seen {
-    fn at(&self, percent: usize) -> Duration {
+impl LoadResult {
+    fn percentile(&self, percent: usize) -> Duration {
         self.took[(self.took.len() - 1) * percent / 100]
     }
 }
 
 impl Scene {
     async fn with(scripts: [Script; 2]) -> Scene {
-        let (first, at) = Replica::start(scripts[0]).await;
-        let (second, beside) = Replica::start(scripts[1]).await;
-        let addresses = vec![at.into(), beside.into()];
+        let (first, first_at) = Replica::start(scripts[0]).await;
+        let (second, second_at) = Replica::start(scripts[1]).await;
+        let addresses = vec![first_at.into(), second_at.into()];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
             proxy_protocol_from: Vec::new(),
@@ -159,59 +159,59 @@ impl Scene {
     /// Returns the number of replicas that the region reports as ready.
     async fn ready(&self) -> u64 {
         let question = json!({"version": 1, "gateway": "test", "sequence": 1});
-        let asked =
+        let request =
             self.client.post(format!("{}{}", self.url, scheduler_api::paths::EXCHANGE)).json(&question);
-        let report: Value = asked.send().await.unwrap().json().await.unwrap();
+        let report: Value = request.send().await.unwrap().json().await.unwrap();
         report["deployments"][0]["ready"].as_u64().unwrap_or(0)
     }
 
-    async fn ask(&self) -> reqwest::Result<reqwest::Response> {
-        let asked =
+    async fn send(&self) -> reqwest::Result<reqwest::Response> {
+        let request =
             self.client.post(format!("{}/v1/embeddings", self.url)).header("x-meridian-deployment", "m");
-        asked.body(r#"{"model":"m","input":"a"}"#).send().await
+        request.body(r#"{"model":"m","input":"a"}"#).send().await
     }
 
-    /// Runs sixteen callers in a closed loop for this time; `meanwhile` runs after a third of it.
-    async fn load(self: &Arc<Scene>, lasts: Duration, meanwhile: impl FnOnce(&Scene)) -> Seen {
-        let until = Instant::now() + lasts;
+    /// Runs sixteen callers in a closed loop for this time; `action` runs after a third of it.
+    async fn load(self: &Arc<Scene>, lasts: Duration, action: impl FnOnce(&Scene)) -> LoadResult {
+        let deadline = Instant::now() + lasts;
         let mut callers = JoinSet::new();
         for _ in 0..CALLERS {
             let scene = self.clone();
             callers.spawn(async move {
-                let mut seen = Seen::default();
-                while Instant::now() < until {
-                    let asked = Instant::now();
-                    match scene.ask().await {
-                        Ok(answer) if answer.status() == 200 => seen.took.push(asked.elapsed()),
-                        Ok(_) | Err(_) => seen.failed += 1,
+                let mut result = LoadResult::default();
+                while Instant::now() < deadline {
+                    let sent_at = Instant::now();
+                    match scene.send().await {
+                        Ok(response) if response.status() == 200 => result.took.push(sent_at.elapsed()),
+                        Ok(_) | Err(_) => result.failed += 1,
                     }
                 }
-                seen
+                result
             });
         }
         tokio::time::sleep(lasts / 3).await;
-        meanwhile(self);
-        let mut all = Seen::default();
-        while let Some(seen) = callers.join_next().await {
-            let Seen { took, failed } = seen.unwrap();
+        action(self);
+        let mut all = LoadResult::default();
+        while let Some(result) = callers.join_next().await {
+            let LoadResult { took, failed } = result.unwrap();
             all.took.extend(took);
             all.failed += failed;
         }
         all.took.sort_unstable();
         println!(
-            "{} answered in {lasts:?}, {} failed, p50 {:?}, p99 {:?}, max {:?}; {} and {} asked",
+            "{} served in {lasts:?}, {} failed, p50 {:?}, p99 {:?}, max {:?}; replicas received {} and {}",
             all.took.len(),
             all.failed,
-            all.at(50),
-            all.at(99),
-            all.at(100),
+            all.percentile(50),
+            all.percentile(99),
+            all.percentile(100),
             self.replicas[0].requests.load(Ordering::SeqCst),
             self.replicas[1].requests.load(Ordering::SeqCst),
         );
         all
     }
 
-    fn first_is(&self, script: Script) {
+    fn set_first_script(&self, script: Script) {
         self.replicas[0].script.send_replace(script);
     }
 
@@ -229,20 +229,24 @@ fn lasts() -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_replica_fails_no_request() {
     let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
-    let seen = scene.load(lasts(), |scene| scene.first_is(Killed)).await;
-    assert_eq!(seen.failed, 0);
-    assert!(seen.at(100) < Duration::from_secs(1), "{:?}", seen.at(100));
+    let result = scene.load(lasts(), |scene| scene.set_first_script(Killed)).await;
+    assert_eq!(result.failed, 0);
+    assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_replica_delays_its_requests_and_fails_none() {
     let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
-    let seen = scene.load(lasts(), |scene| scene.first_is(Frozen)).await;
-    assert_eq!(seen.failed, 0);
+    let result = scene.load(lasts(), |scene| scene.set_first_script(Frozen)).await;
+    assert_eq!(result.failed, 0);
     // The defaults of other proxies lose 99 of 100.
-    assert!(seen.took.len() as u128 * 2 > CALLERS as u128 * lasts().as_millis() / 20, "{}", seen.took.len());
-    assert!(seen.at(99) < Duration::from_millis(200), "{:?}", seen.at(99));
-    assert!(seen.at(100) < Duration::from_secs(1), "{:?}", seen.at(100));
+    assert!(
+        result.took.len() as u128 * 2 > CALLERS as u128 * lasts().as_millis() / 20,
+        "{}",
+        result.took.len()
+    );
+    assert!(result.percentile(99) < Duration::from_millis(200), "{:?}", result.percentile(99));
+    assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
     let status = scene.status().await;
     assert_ne!(status["replicas"][0]["circuit"]["state"], "closed", "{status}");
     assert_eq!(status["replicas"][1]["circuit"]["state"], "closed", "{status}");
@@ -253,11 +257,11 @@ async fn a_frozen_replica_delays_its_requests_and_fails_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_replica_gets_few_requests() {
     let scene = Arc::new(Scene::with([Takes(20 * USUAL), Takes(USUAL)]).await);
-    let seen = scene.load(lasts(), |_| {}).await;
-    assert_eq!(seen.failed, 0);
+    let result = scene.load(lasts(), |_| {}).await;
+    assert_eq!(result.failed, 0);
     let [slow, usual] = [0, 1].map(|place: usize| scene.replicas[place].requests.load(Ordering::SeqCst));
-    assert!(slow * 20 < usual, "{slow} asked the slow one, {usual} the other");
-    assert!(seen.at(95) < Duration::from_millis(200), "{:?}", seen.at(95));
+    assert!(slow * 20 < usual, "{slow} requests to the slow replica, {usual} to the other");
+    assert!(result.percentile(95) < Duration::from_millis(200), "{:?}", result.percentile(95));
 }
 
 /// A frozen replica that is the only one: the ingress waits, because a late response is better than none.
@@ -266,23 +270,23 @@ async fn a_request_without_an_alternative_waits() {
     let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
     scene.replicas[1].script.send_replace(Killed);
     for _ in 0..40 {
-        assert_eq!(scene.ask().await.unwrap().status(), 200);
+        assert_eq!(scene.send().await.unwrap().status(), 200);
     }
     scene.replicas[0].script.send_replace(Takes(Duration::from_millis(600)));
-    let answer = scene.ask().await.unwrap();
-    assert_eq!(answer.status(), 200, "it was late, and it came");
+    let response = scene.send().await.unwrap();
+    assert_eq!(response.status(), 200, "the late response arrives");
 }
 
 /// Invariant 1 (Residency), at the receiving end.
 #[tokio::test]
 async fn a_request_whose_policy_excludes_the_region_is_rejected() {
     let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
-    let ask = async |residency: &str| {
-        let asked = scene.client.post(format!("{}/v1/embeddings", scene.url));
-        let asked = asked.header("x-meridian-deployment", "m").header("x-meridian-residency", residency);
-        asked.body("{}").send().await.unwrap().status().as_u16()
+    let send = async |residency: &str| {
+        let request = scene.client.post(format!("{}/v1/embeddings", scene.url));
+        let request = request.header("x-meridian-deployment", "m").header("x-meridian-residency", residency);
+        request.body("{}").send().await.unwrap().status().as_u16()
     };
-    assert_eq!((ask("eu").await, ask("us").await), (403, 200));
-    let asked: u64 = scene.replicas.iter().map(|replica| replica.requests.load(Ordering::SeqCst)).sum();
-    assert_eq!(asked, 1);
+    assert_eq!((send("eu").await, send("us").await), (403, 200));
+    let requests: u64 = scene.replicas.iter().map(|replica| replica.requests.load(Ordering::SeqCst)).sum();
+    assert_eq!(requests, 1);
 }

@@ -10,50 +10,50 @@
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
-mod world;
+mod simulation;
 
+use simulation::{Outcome, Policy, SimulationResult};
 use std::fmt;
 use std::time::Duration;
-use world::{Outcome, Policy, World};
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 /// Results of the requests during the surge.
 struct Row {
     policy: Policy,
-    asked: usize,
+    requests: usize,
     failed: usize,
     p50: Duration,
     p99: Duration,
     /// At the other regions, in thousandths of all.
     remote_permille: usize,
     /// Maximum queue of one of the other regions, in milliseconds of work.
-    worst_neighbour: Duration,
+    longest_remote_queue: Duration,
 }
 
 impl Row {
     fn of(policy: Policy) -> Row {
         let mut all = Vec::new();
-        let mut worst_neighbour = Duration::ZERO;
+        let mut longest_remote_queue = Duration::ZERO;
         for seed in SEEDS {
-            let world = World::run(policy, seed);
-            worst_neighbour = worst_neighbour.max(world.worst_neighbour);
-            all.extend(world.in_the_surge);
+            let result = SimulationResult::run(policy, seed);
+            longest_remote_queue = longest_remote_queue.max(result.longest_remote_queue);
+            all.extend(result.surge_outcomes);
         }
-        let asked = all.len();
+        let requests = all.len();
         let failed = all.iter().filter(|outcome| outcome.took.is_none()).count();
         let remote = all.iter().filter(|outcome| outcome.remote).count();
         let mut took: Vec<_> =
-            all.iter().map(|outcome: &Outcome| outcome.took.unwrap_or(world::DEADLINE)).collect();
+            all.iter().map(|outcome: &Outcome| outcome.took.unwrap_or(simulation::DEADLINE)).collect();
         took.sort_unstable();
         Row {
             policy,
-            asked,
+            requests,
             failed,
-            p50: took[asked / 2],
-            p99: took[asked * 99 / 100],
-            remote_permille: remote * 1000 / asked,
-            worst_neighbour,
+            p50: took[requests / 2],
+            p99: took[requests * 99 / 100],
+            remote_permille: remote * 1000 / requests,
+            longest_remote_queue,
         }
     }
 }
@@ -62,14 +62,14 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:<8} {:>8} asked {:>7} failed  p50 {:>5} ms  p99 {:>5} ms  {:>4.1} % remote  worst neighbour {:>5} ms",
+            "{:<8} {:>8} requests {:>7} failed  p50 {:>5} ms  p99 {:>5} ms  {:>4.1} % remote  longest remote queue {:>5} ms",
             format!("{:?}", self.policy),
-            self.asked,
+            self.requests,
             self.failed,
             self.p50.as_millis(),
             self.p99.as_millis(),
             self.remote_permille as f64 / 10.0,
-            self.worst_neighbour.as_millis(),
+            self.longest_remote_queue.as_millis(),
         )
     }
 }
@@ -79,10 +79,10 @@ fn a_surge_of_three_times_the_usual_traffic_fails_no_request_with_credits() {
     let [nearest, greedy, credits] = [Policy::Nearest, Policy::Greedy, Policy::Credits].map(Row::of);
     println!("{nearest}\n{greedy}\n{credits}");
     assert_eq!(credits.failed, 0);
-    assert!(nearest.failed * 10 > nearest.asked / 10, "the surge is one that one region cannot take");
-    assert!(credits.p99 * 2 <= nearest.p99, "half of what it takes without");
+    assert!(nearest.failed * 10 > nearest.requests / 10, "the surge exceeds the capacity of one region");
+    assert!(credits.p99 * 2 <= nearest.p99, "at most half of the p99 without credits");
     assert!(
-        credits.worst_neighbour < Duration::from_millis(500),
+        credits.longest_remote_queue < Duration::from_millis(500),
         "regions that take overflow are not overloaded"
     );
 }

@@ -29,15 +29,15 @@ fn route(all: &[(&str, u16)]) -> Vec<(InstanceName, u16)> {
 }
 
 impl InstanceTest {
-    fn of(all: &[(&str, u16)]) -> InstanceTest {
+    fn with_instances(all: &[(&str, u16)]) -> InstanceTest {
         let mut test = InstanceTest { set: InstanceSet::default(), now: some_instant() };
         test.set_instances(all);
         test
     }
 
     /// Creates two instances that report.
-    fn two() -> (InstanceTest, [InstanceIndex; 2]) {
-        let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
+    fn with_two_instances() -> (InstanceTest, [InstanceIndex; 2]) {
+        let mut test = InstanceTest::with_instances(&[("a", 1), ("b", 2)]);
         test.report_all();
         let both = ["a", "b"].map(|name| test_index(&test.set, name));
         (test, both)
@@ -97,7 +97,7 @@ fn test_index(set: &InstanceSet<u16>, wanted: &str) -> InstanceIndex {
 
 #[test]
 fn equal_instances_get_equal_shares_and_one_with_more_requests_in_flight_gets_fewer() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     assert_eq!(test.selected(&[]), BTreeMap::from([(a, 500), (b, 500)]));
     test.set.began(a, test.now);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
@@ -107,7 +107,7 @@ fn equal_instances_get_equal_shares_and_one_with_more_requests_in_flight_gets_fe
 
 #[test]
 fn an_instance_that_is_several_times_slower_gets_requests_again_after_a_while() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     test.set.responded(a, Some(40 * MS), test.now);
     test.set.responded(b, Some(10 * MS), test.now);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
@@ -125,7 +125,7 @@ fn an_instance_that_is_several_times_slower_gets_requests_again_after_a_while() 
 
 #[test]
 fn an_instance_that_drains_gets_nothing_while_another_one_is_up() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     test.report(a, true);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
     assert!(!test.set.region_report(region(0), test.now).unwrap().draining);
@@ -139,7 +139,7 @@ fn an_instance_that_drains_gets_nothing_while_another_one_is_up() {
 
 #[test]
 fn a_refused_connection_moves_an_instance_behind_the_others_until_it_reports() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     assert!(test.set.failed(a, test.now), "it got worse");
     assert!(!test.set.failed(a, test.now), "once");
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
@@ -149,7 +149,7 @@ fn a_refused_connection_moves_an_instance_behind_the_others_until_it_reports() {
 
 #[test]
 fn an_instance_that_was_down_is_readmitted_after_unbroken_reports() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     for _ in 0..FAILURES_MAX {
         test.set.failed(a, test.now);
     }
@@ -166,7 +166,7 @@ fn an_instance_that_was_down_is_readmitted_after_unbroken_reports() {
 
 #[test]
 fn a_silent_instance_is_noticed_once_and_its_load_is_not_counted() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     assert_eq!(
         test.set.region_report(region(0), test.now).unwrap().deployments[&name("d")].granted_tokens,
         10
@@ -185,7 +185,7 @@ fn a_silent_instance_is_noticed_once_and_its_load_is_not_counted() {
 
 #[test]
 fn a_pause_of_the_gateway_is_no_silence_of_an_instance() {
-    let (mut test, _) = InstanceTest::two();
+    let (mut test, _) = InstanceTest::with_two_instances();
     assert!(test.set.tick(test.now).is_empty());
     test.pass(60 * Duration::from_secs(1));
     assert!(test.set.tick(test.now).is_empty());
@@ -194,7 +194,7 @@ fn a_pause_of_the_gateway_is_no_silence_of_an_instance() {
 
 #[test]
 fn failures_of_one_instance_eject_it_and_failures_of_all_are_those_of_the_region() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable).unwrap();
     for _ in 0..CONSECUTIVE_FAILURES_MAX - 1 {
         assert!(test.set.has_sound_alternative(a, test.now));
@@ -209,10 +209,10 @@ fn failures_of_one_instance_eject_it_and_failures_of_all_are_those_of_the_region
 
 #[test]
 fn a_failed_request_moves_to_the_other_instance_and_to_none_after_that() {
-    let (test, [a, b]) = InstanceTest::two();
+    let (test, [a, b]) = InstanceTest::with_two_instances();
     assert_eq!(test.selected(&[a]), BTreeMap::from([(b, 1000)]));
     assert!(test.is_alternative(&[a]) && !test.is_alternative(&[a, b]));
-    let alone = InstanceTest::of(&[("a", 1)]);
+    let alone = InstanceTest::with_instances(&[("a", 1)]);
     let only = test_index(&alone.set, "a");
     assert!(alone.is_alternative(&[]) && !alone.is_alternative(&[only]));
     assert_eq!(alone.set.select(region(1), &name("d"), &[], Permille::new(0), alone.now), None);
@@ -220,7 +220,7 @@ fn a_failed_request_moves_to_the_other_instance_and_to_none_after_that() {
 
 #[test]
 fn an_instance_without_the_deployment_is_passed_over() {
-    let mut test = InstanceTest::of(&[("a", 1), ("b", 2)]);
+    let mut test = InstanceTest::with_instances(&[("a", 1), ("b", 2)]);
     let [a, b] = ["a", "b"].map(|name| test_index(&test.set, name));
     test.report(b, false);
     let report = Report {
@@ -237,7 +237,7 @@ fn an_instance_without_the_deployment_is_passed_over() {
 
 #[test]
 fn an_instance_with_another_address_is_another_one() {
-    let (mut test, [a, b]) = InstanceTest::two();
+    let (mut test, [a, b]) = InstanceTest::with_two_instances();
     test.set.began(a, test.now);
     test.set_instances(&[("a", 1), ("b", 3), ("c", 2)]);
     assert_eq!((test_index(&test.set, "a"), test.set.in_flight(a)), (a, 1));
@@ -250,19 +250,19 @@ fn an_instance_with_another_address_is_another_one() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Happens {
-    Reports(usize, bool),
-    Fails(usize),
-    Ejected(usize),
-    Passes(u64),
+enum Event {
+    Report(usize, bool),
+    Failure(usize),
+    Ejection(usize),
+    TimePasses(u64),
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (0usize..4, any::<bool>()).prop_map(|(at, draining)| Happens::Reports(at, draining)),
-        (0usize..4).prop_map(Happens::Fails),
-        (0usize..4).prop_map(Happens::Ejected),
-        (0u64..900).prop_map(Happens::Passes),
+        (0usize..4, any::<bool>()).prop_map(|(at, draining)| Event::Report(at, draining)),
+        (0usize..4).prop_map(Event::Failure),
+        (0usize..4).prop_map(Event::Ejection),
+        (0u64..900).prop_map(Event::TimePasses),
     ]
 }
 
@@ -272,24 +272,24 @@ proptest! {
     #[test]
     fn any_history_leaves_an_instance_and_prefers_those_that_are_up(
         count in 1usize..5,
-        events in prop::collection::vec(happens(), 0..60),
+        events in prop::collection::vec(event(), 0..60),
         draw in 0u16..1000,
     ) {
         let names = ["a", "b", "c", "d"];
         let all: Vec<_> = names[..count].iter().zip(1u16..).map(|(name, at)| (*name, at)).collect();
-        let mut test = InstanceTest::of(&all);
+        let mut test = InstanceTest::with_instances(&all);
         let each: Vec<_> = test.set.each().map(|(index, _, _)| index).collect();
         let failure = evidence(DeadlineSetBy::Measurement, UpstreamAction::Unreachable).unwrap();
         for event in events {
             match event {
-                Happens::Reports(at, draining) => test.report(each[at % count], draining),
-                Happens::Fails(at) => {
+                Event::Report(at, draining) => test.report(each[at % count], draining),
+                Event::Failure(at) => {
                     test.set.failed(each[at % count], test.now);
                 }
-                Happens::Ejected(at) => {
+                Event::Ejection(at) => {
                     test.set.record(each[at % count], failure, Permille::ALL, test.now);
                 }
-                Happens::Passes(ms) => test.pass(Duration::from_millis(ms)),
+                Event::TimePasses(ms) => test.pass(Duration::from_millis(ms)),
             }
             let selected = test.set.select(region(0), &name("d"), &[], Permille::new(draw), test.now).unwrap();
             let status = test.set.status(region(0), test.now);
@@ -306,7 +306,7 @@ proptest! {
 }
 
 /// Returns the sum of the reports of instances that are up, computed from all of their loads.
-fn whole_sum(test: &InstanceTest) -> BTreeMap<DeploymentName, DeploymentLoad> {
+fn summed_loads(test: &InstanceTest) -> BTreeMap<DeploymentName, DeploymentLoad> {
     let all: Vec<_> = test.set.regions[&region(0)].each.values().collect();
     let is_up = |one: &&Instance<u16>| one.silence(test.now) <= SUSPECT_AFTER;
     let reported = || all.iter().copied().filter(|one| one.last_report.is_some());
@@ -330,7 +330,7 @@ proptest! {
             (0usize..3, prop::collection::btree_map("[a-d]", (0u32..2, 0u64..2, 0u64..2), 0..4), 0u8..12), 1..60),
     ) {
         let names = ["x", "y", "z"];
-        let mut test = InstanceTest::of(&[("x", 1), ("y", 2), ("z", 3)]);
+        let mut test = InstanceTest::with_instances(&[("x", 1), ("y", 2), ("z", 3)]);
         let mut spokes: Vec<ReportEncoder> = (0..3).map(|_| ReportEncoder::default()).collect();
         let mut decoders: BTreeMap<InstanceIndex, ReportDecoder> = BTreeMap::new();
         let mut addresses = [1, 2, 3];
@@ -379,7 +379,7 @@ proptest! {
                     prop_assert!(awake.into_iter().all(|(name, _)| touched.contains(name)));
                 }
             }
-            let expected = whole_sum(&test);
+            let expected = summed_loads(&test);
             let RegionReport { deployments, touched, .. } = test.set.region_report(region(0), test.now).unwrap();
             prop_assert_eq!(deployments, &expected);
             for name in before.keys().chain(expected.keys()).filter(|name| !touched.contains(*name)) {

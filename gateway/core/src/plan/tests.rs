@@ -16,7 +16,7 @@ fn region(number: u16) -> RegionIndex {
 
 /// State of the budgets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Funds {
+enum BudgetState {
     /// All budgets are full.
     Rich,
     /// All budgets are empty.
@@ -25,9 +25,9 @@ enum Funds {
     Evacuating,
 }
 
-use Funds::*;
+use BudgetState::*;
 
-fn budgets(funds: Funds, now: Instant) -> Budgets<RegionIndex> {
+fn budgets(funds: BudgetState, now: Instant) -> Budgets<RegionIndex> {
     let mut budgets = Budgets::new(now);
     match funds {
         Rich => {
@@ -69,7 +69,7 @@ enum Event {
 use Event::*;
 
 impl PlanScenario {
-    fn new(funds: Funds) -> PlanScenario {
+    fn new(funds: BudgetState) -> PlanScenario {
         let now = some_instant();
         let order = vec![region(0), region(1), region(2)];
         PlanScenario {
@@ -110,7 +110,7 @@ impl PlanScenario {
         self.decide(|plan, view, budgets, now| plan.start(view, budgets, now))
     }
 
-    fn after(&mut self, event: Event) -> Step {
+    fn apply_event(&mut self, event: Event) -> Step {
         match event {
             Fails(at, failure) => {
                 self.decide(|plan, view, budgets, now| plan.failed(region(at), failure, view, budgets, now))
@@ -137,9 +137,9 @@ impl PlanScenario {
         Step::Wait
     }
 
-    fn walk(mut self, events: &[Event]) -> Vec<Step> {
+    fn run(mut self, events: &[Event]) -> Vec<Step> {
         let mut steps = vec![self.start()];
-        steps.extend(events.iter().map(|event| self.after(*event)));
+        steps.extend(events.iter().map(|event| self.apply_event(*event)));
         steps
     }
 }
@@ -148,7 +148,7 @@ fn send(to: u16, attempt: u32, cause: AttemptCause) -> Step {
     Step::Send { region: region(to), instance: None, attempt, cause, instead_of: None }
 }
 
-fn instead(of: u16, to: u16, attempt: u32) -> Step {
+fn retry_instead(of: u16, to: u16, attempt: u32) -> Step {
     Step::Send {
         region: region(to),
         instance: None,
@@ -162,8 +162,8 @@ fn instead(of: u16, to: u16, attempt: u32) -> Step {
 #[test]
 fn each_event_leads_to_the_step_of_the_table() {
     use AttemptCause::*;
-    let check = |funds: Funds, events: &[Event], last: Step| {
-        assert_eq!(PlanScenario::new(funds).walk(events).last(), Some(&last), "{events:?}");
+    let check = |funds: BudgetState, events: &[Event], last: Step| {
+        assert_eq!(PlanScenario::new(funds).run(events).last(), Some(&last), "{events:?}");
     };
     let (hedged, late) = (Passes(HEDGE_AFTER), Passes(LATE_AFTER));
     check(Rich, &[], send(0, 1, First));
@@ -185,7 +185,7 @@ fn each_event_leads_to_the_step_of_the_table() {
     // Only an evacuation is affordable.
     check(Evacuating, &[Fails(0, RegionDown)], send(1, 2, Evacuation));
     check(Evacuating, &[Fails(0, Unreachable)], Step::NoRegionReachable);
-    check(Evacuating, &[late], instead(0, 1, 2));
+    check(Evacuating, &[late], retry_instead(0, 1, 2));
     check(Evacuating, &[late, late], Step::Wait);
     // The second fails too.
     check(Rich, &[Fails(0, StaleConnection), Fails(0, StaleConnection)], send(1, 3, Replay));
@@ -202,7 +202,7 @@ fn each_event_leads_to_the_step_of_the_table() {
     check(Rich, &[hedged, Fails(1, Unreachable), Fails(0, Unreachable)], send(2, 3, Retry));
     check(Rich, &[hedged, Fails(0, RegionDown), Fails(1, Declined)], send(2, 3, Retry));
     check(Rich, &[hedged, Fails(0, StaleConnection)], Step::Wait);
-    check(Rich, &[hedged, Fails(0, Unreachable), late], instead(1, 2, 3));
+    check(Rich, &[hedged, Fails(0, Unreachable), late], retry_instead(1, 2, 3));
     check(Rich, &[Passes(HEDGE_AFTER - MS)], Step::Wait);
     check(Evacuating, &[Passes(LATE_AFTER - MS)], Step::Wait);
     check(Evacuating, &[late, Fails(1, Unreachable)], Step::NoRegionReachable);
@@ -214,7 +214,7 @@ fn a_region_that_cannot_take_over_is_skipped() {
     let check = |change: fn(&mut PlanScenario), event: Event, last: Step| {
         let mut scenario = PlanScenario::new(Rich);
         change(&mut scenario);
-        assert_eq!(scenario.walk(&[event]).last(), Some(&last), "{event:?}");
+        assert_eq!(scenario.run(&[event]).last(), Some(&last), "{event:?}");
     };
     let retry = |to| send(to, 2, AttemptCause::Retry);
     let hedge = Passes(HEDGE_AFTER);
@@ -229,9 +229,17 @@ fn a_region_that_cannot_take_over_is_skipped() {
     check(|scenario| scenario.busy = &[1, 2], hedge, Step::Wait);
     check(|scenario| scenario.busy = &[0], hedge, Step::Wait);
     check(|scenario| scenario.suspect = &[1, 2], hedge, Step::Wait);
-    check(|scenario| (scenario.busy, scenario.suspect) = (&[0], &[1]), Passes(LATE_AFTER), instead(0, 2, 2));
+    check(
+        |scenario| (scenario.busy, scenario.suspect) = (&[0], &[1]),
+        Passes(LATE_AFTER),
+        retry_instead(0, 2, 2),
+    );
     check(|scenario| (scenario.busy, scenario.suspect) = (&[0], &[1, 2]), Passes(LATE_AFTER), Step::Wait);
-    check(|scenario| (scenario.busy, scenario.full) = (&[0], &[1]), Passes(LATE_AFTER), instead(0, 2, 2));
+    check(
+        |scenario| (scenario.busy, scenario.full) = (&[0], &[1]),
+        Passes(LATE_AFTER),
+        retry_instead(0, 2, 2),
+    );
 }
 
 #[test]
@@ -259,11 +267,11 @@ fn a_deadline_ends_a_request_in_every_state() {
         let mut scenario = PlanScenario::new(Rich);
         scenario.start();
         scenario.now += SECOND;
-        assert_eq!(scenario.after(Fails(0, failure)), Step::DeadlineExceeded, "{failure:?}");
+        assert_eq!(scenario.apply_event(Fails(0, failure)), Step::DeadlineExceeded, "{failure:?}");
     }
     let mut scenario = PlanScenario::new(Rich);
     scenario.start();
-    assert_eq!(scenario.after(Passes(SECOND)), Step::DeadlineExceeded);
+    assert_eq!(scenario.apply_event(Passes(SECOND)), Step::DeadlineExceeded);
 }
 
 #[test]
@@ -272,15 +280,15 @@ fn the_next_timer_is_the_earliest_one() {
     scenario.start();
     let begun = scenario.now;
     assert_eq!(scenario.plan.next_timer(), begun + HEDGE_AFTER);
-    scenario.after(Passes(HEDGE_AFTER));
+    scenario.apply_event(Passes(HEDGE_AFTER));
     assert_eq!(scenario.plan.next_timer(), begun + LATE_AFTER);
-    scenario.after(Passes(LATE_AFTER - HEDGE_AFTER));
+    scenario.apply_event(Passes(LATE_AFTER - HEDGE_AFTER));
     assert_eq!(
         scenario.plan.next_timer(),
         begun + HEDGE_AFTER + LATE_AFTER,
         "the hedge has a first-byte timeout of its own"
     );
-    scenario.after(Passes(HEDGE_AFTER));
+    scenario.apply_event(Passes(HEDGE_AFTER));
     assert_eq!(scenario.plan.next_timer(), begun + SECOND);
 }
 
@@ -288,12 +296,12 @@ fn the_next_timer_is_the_earliest_one() {
 fn the_first_response_ends_the_race_and_may_have_missed_its_timeout() {
     let mut scenario = PlanScenario::new(Rich);
     scenario.start();
-    scenario.after(Passes(HEDGE_AFTER));
+    scenario.apply_event(Passes(HEDGE_AFTER));
     assert!(scenario.plan.responded(region(1)));
     assert!(!scenario.plan.has_attempt_in_flight(), "the other attempt is dropped");
     let mut alone = PlanScenario::new(Poor);
     alone.start();
-    alone.after(Passes(LATE_AFTER));
+    alone.apply_event(Passes(LATE_AFTER));
     assert!(!alone.plan.responded(region(0)), "it missed the first-byte timeout");
 }
 
@@ -302,7 +310,7 @@ fn a_request_without_hedging_is_not_hedged_and_deposits_nothing() {
     let mut scenario = PlanScenario::new(Rich);
     scenario.plan.hedges = false;
     scenario.start();
-    assert_eq!(scenario.after(Passes(HEDGE_AFTER)), Step::Wait);
+    assert_eq!(scenario.apply_event(Passes(HEDGE_AFTER)), Step::Wait);
     let mut poor = PlanScenario::new(Poor);
     poor.plan.hedges = false;
     (0..100).for_each(|_| {

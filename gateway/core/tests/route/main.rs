@@ -1,16 +1,16 @@
 //! Properties of the routing decision, over random situations, and its comparison with the decision that it replaced.
 //!
-//! In reading order: `situation` — random situations; `former` — the former decision; then the properties.
+//! In reading order: `situation` — random situations; `previous` — the former decision; then the properties.
 
 #![expect(clippy::disallowed_methods, reason = "a test has a clock")]
 #![expect(clippy::unwrap_used, reason = "a situation that cannot be made fails the test")]
 
-mod former;
+mod previous;
 mod situation;
 
-use former::Former;
 use gateway_core::candidate::{Candidate, Score};
 use gateway_core::route::{RejectReason, RouteDecision};
+use previous::PreviousDecision;
 use regions::health::Health;
 use regions::invariants::{ResidencyViolation, check_residency};
 use regions::set::RegionSet;
@@ -210,34 +210,38 @@ fn the_decision_is_the_former_one_where_that_entered_the_pool_of_the_region_it_w
     let compared = std::env::var("MERIDIAN_SITUATIONS").map_or(COMPARED, |count| count.parse().unwrap());
     for_each_situation(compared, |situation, seed| {
         let decision = situation.route();
-        let former = Former::of(situation);
+        let previous = PreviousDecision::decide(situation);
         let targets: Vec<_> = decision.targets().map(|candidate| candidate.region).collect();
         if situation.assigned.is_some() {
             // A part of a split request: only its order was decided.
-            assert_eq!(targets, former.order, "seed {seed}: {situation:?}");
+            assert_eq!(targets, previous.order, "seed {seed}: {situation:?}");
             same += 1;
             return;
         }
-        let Some(home) = former.home else {
+        let Some(entry_region) = previous.entry_region else {
             assert_eq!(targets, [], "seed {seed}");
             none += 1;
             return;
         };
-        assert_eq!(decision.origin, former.origin, "seed {seed}");
-        if former.primary != Some(home) {
+        assert_eq!(decision.origin, previous.origin, "seed {seed}");
+        if previous.primary != Some(entry_region) {
             other_pool += 1;
-            assert_eq!(decision.primary(), former.primary, "seed {seed}: {situation:?}");
+            assert_eq!(decision.primary(), previous.primary, "seed {seed}: {situation:?}");
             return;
         }
         same += 1;
-        spilled += u64::from(former.spillover.is_some_and(|spillover| spillover.to.is_some()));
-        assert_eq!(targets, former.order, "seed {seed}: {situation:?}");
-        assert_eq!(decision.spillover, former.spillover, "seed {seed}: {situation:?}");
+        spilled += u64::from(previous.spillover.is_some_and(|spillover| spillover.to.is_some()));
+        assert_eq!(targets, previous.order, "seed {seed}: {situation:?}");
+        assert_eq!(decision.spillover, previous.spillover, "seed {seed}: {situation:?}");
         let shed = situation.rejected_by(decision.primary()).route();
-        assert_eq!(shed.spillover, former.spillover_if_shed, "seed {seed}: {situation:?}");
-        assert_eq!(decision.admission_pool(), decision.spillover_target().or(Some(home)), "seed {seed}");
+        assert_eq!(shed.spillover, previous.spillover_if_shed, "seed {seed}: {situation:?}");
+        assert_eq!(
+            decision.admission_pool(),
+            decision.spillover_target().or(Some(entry_region)),
+            "seed {seed}"
+        );
         let drawn = decision.candidates.iter().find(|candidate| candidate.score.drawn == Reverse(true));
-        assert_eq!(drawn.map(|candidate| candidate.region), former.drawn, "seed {seed}: {situation:?}");
+        assert_eq!(drawn.map(|candidate| candidate.region), previous.drawn, "seed {seed}: {situation:?}");
     });
     println!(
         "{compared} situations: {same} equal ({spilled} of them with spillover), {none} without a candidate, \

@@ -38,9 +38,9 @@ async fn a_rate_limit_rejection_has_the_headers_of_openai() {
     let scene = Scene::start(TENANTS).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for left in ["1", "0"] {
-        let answer = scene.post("LIMITED", &[], body.clone()).await;
+        let response = scene.post("LIMITED", &[], body.clone()).await;
         assert_eq!(
-            (answer.status().as_u16(), header(&answer, "x-ratelimit-remaining-requests")),
+            (response.status().as_u16(), header(&response, "x-ratelimit-remaining-requests")),
             (200, left)
         );
     }
@@ -103,21 +103,21 @@ async fn more_inputs_than_the_burst_are_rejected_with_the_limit() {
 async fn the_region_receives_the_priority_that_the_tenant_may_use() {
     let scene = Scene::start(TENANTS).await;
     let check =
-        async |key: &str, asked: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
+        async |key: &str, requested: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
             let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
             let headers: Vec<_> =
-                asked.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
-            let answer = scene.post(key, &headers, body).await;
-            let reported = header(&answer, "x-meridian-priority").to_owned();
-            let seen = match answer.status().as_u16() {
+                requested.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
+            let response = scene.post(key, &headers, body).await;
+            let reported = header(&response, "x-meridian-priority").to_owned();
+            let actual = match response.status().as_u16() {
                 200 => Ok((scene.region.priority(), reported)),
-                _ => Err(header(&answer, "x-meridian-error").to_owned()),
+                _ => Err(header(&response, "x-meridian-error").to_owned()),
             };
-            let seen = seen
+            let actual = actual
                 .as_ref()
                 .map(|(priority, reported)| (priority.as_str(), reported.as_str()))
                 .map_err(String::as_str);
-            assert_eq!(seen, expected, "{key} asks for {asked:?} with {inputs}");
+            assert_eq!(actual, expected, "{key} requests {requested:?} with {inputs} inputs");
         };
     check("BOTH", Some("interactive"), 101, Ok(("interactive", ""))).await;
     check("BOTH", Some("bulk"), 1, Ok(("bulk", ""))).await;
@@ -159,10 +159,10 @@ async fn a_token_authenticates_the_tenant_that_its_issuer_names() {
     let (eddsa, hs256) = (json!({"alg": "EdDSA", "kid": "1"}), json!({"alg": "HS256"}));
     let body = json!({"model": "m", "input": "x"}).to_string();
     let check = async |token: String, expected: Result<&str, &str>| {
-        let answer = scene.post(&token, &[], body.clone()).await;
-        let (status, code) = (answer.status().as_u16(), header(&answer, "x-meridian-error").to_owned());
-        let challenge = header(&answer, "www-authenticate").to_owned();
-        let text = answer.text().await.unwrap();
+        let response = scene.post(&token, &[], body.clone()).await;
+        let (status, code) = (response.status().as_u16(), header(&response, "x-meridian-error").to_owned());
+        let challenge = header(&response, "www-authenticate").to_owned();
+        let text = response.text().await.unwrap();
         match expected {
             Ok(priority) => {
                 assert_eq!((status, scene.region.priority()), (200, priority.to_owned()), "{text}")
@@ -249,8 +249,8 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
         let quick =
             tokio::time::timeout(Duration::from_millis(100), scene.head_only("AGGRESSOR", interactive, 100));
         match quick.await {
-            Ok(answer) if before >= 4 * SPEED => break answer,
-            Ok(answer) => panic!("refused with {before} tokens before it: {answer:?}"),
+            Ok(response) if before >= 4 * SPEED => break response,
+            Ok(response) => panic!("refused with {before} tokens before it: {response:?}"),
             // It waits for the body: it was admitted.
             Err(_) => {}
         }
@@ -303,18 +303,18 @@ async fn sends(
     lasts: Duration,
 ) -> (Vec<Duration>, usize) {
     let began = Instant::now();
-    let mut under_way = tokio::task::JoinSet::new();
+    let mut in_flight = tokio::task::JoinSet::new();
     for number in 0..(lasts.as_secs_f64() * f64::from(per_second)) as u32 {
         let due = began + number * Duration::from_secs(1) / per_second;
         tokio::time::sleep_until(due.into()).await;
         let scene = scene.clone();
-        under_way.spawn(async move {
-            let answer = scene.post(bearer, &[], of_tokens(20)).await;
-            (answer.status().as_u16(), due.elapsed())
+        in_flight.spawn(async move {
+            let response = scene.post(bearer, &[], of_tokens(20)).await;
+            (response.status().as_u16(), due.elapsed())
         });
     }
     let (mut took, mut refused) = (Vec::new(), 0);
-    while let Some(done) = under_way.join_next().await {
+    while let Some(done) = in_flight.join_next().await {
         match done.unwrap() {
             (200, time) => took.push(time),
             _ => refused += 1,

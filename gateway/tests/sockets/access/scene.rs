@@ -271,6 +271,6 @@ impl Line {
 }
 
 /// Returns the value of a header, or an empty string.
-pub(crate) fn header<'a>(answer: &'a reqwest::Response, name: &str) -> &'a str {
-    answer.headers().get(name).map_or("", |value| value.to_str().unwrap())
+pub(crate) fn header<'a>(response: &'a reqwest::Response, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
 }

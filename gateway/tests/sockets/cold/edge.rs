@@ -1,6 +1,6 @@
 //! Cold starts through a gateway, between a region without replicas and one with them.
 
-use super::scene::{Edge, FAR, NEAR, Region, name, until};
+use super::scene::{Edge, FAR, NEAR, Region, name, wait_until};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,12 +15,15 @@ const NEAR_ONLY: [(&str, &str); 1] = [("x-meridian-residency", NEAR)];
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_faster_warm_region_is_used_and_no_replica_is_started() {
     let (near, far) = (Region::cold(NEAR, 10 * S).await, Region::warm(FAR).await);
-    let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
+    let edge = Edge::start(&[(NEAR, &near), (FAR, &far)]).await;
     assert_eq!(edge.route(NEAR).await["held_for_ms"], json!({"m": 10_000}));
     for _ in 0..20 {
-        let answer = edge.ask(&[]).await;
-        assert_eq!((answer.status, answer.header("x-meridian-region")), (200, Some(FAR)), "{answer:?}");
-        assert_eq!((answer.number("x-meridian-attempts"), answer.header("x-meridian-held-ms")), (1, None));
+        let response = edge.send(&[]).await;
+        assert_eq!((response.status, response.header("x-meridian-region")), (200, Some(FAR)), "{response:?}");
+        assert_eq!(
+            (response.number("x-meridian-attempts"), response.header("x-meridian-held-ms")),
+            (1, None)
+        );
     }
     assert_eq!(near.scraped("meridian_ingress_wakes_total").await, "0");
 }
@@ -28,49 +31,53 @@ async fn a_faster_warm_region_is_used_and_no_replica_is_started() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_region_that_is_ready_sooner_than_the_warm_one_responds_is_used() {
     let (near, far) = (Arc::new(Region::cold(NEAR, 10 * S).await), Region::warm(FAR).await);
-    let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
+    let edge = Edge::start(&[(NEAR, &near), (FAR, &far)]).await;
     // The first response shows how long the far one takes.
-    far.replica.takes.store(800, Ordering::SeqCst);
-    assert_eq!(edge.ask(&[]).await.header("x-meridian-region"), Some(FAR));
-    near.would_start_in(Some(50 * MS));
-    edge.until(NEAR, |near| near["held_for_ms"] == json!({"m": 50})).await;
+    far.replica.response_time_ms.store(800, Ordering::SeqCst);
+    assert_eq!(edge.send(&[]).await.header("x-meridian-region"), Some(FAR));
+    near.set_start_time(Some(50 * MS));
+    edge.wait_until(NEAR, |near| near["held_for_ms"] == json!({"m": 50})).await;
     let (wake, starts) = (near.signals.wake.clone(), near.clone());
     let starter = tokio::spawn(async move {
         wake.notified().await;
-        starts.is_seen_ready();
+        starts.mark_ready();
     });
-    let answer = edge.ask(&[]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, Some(NEAR)), "{answer:?}");
-    assert_eq!(answer.number("x-meridian-attempts"), 1);
-    assert!(answer.header("x-meridian-held-ms").is_some(), "{answer:?}");
+    let response = edge.send(&[]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, Some(NEAR)), "{response:?}");
+    assert_eq!(response.number("x-meridian-attempts"), 1);
+    assert!(response.header("x-meridian-held-ms").is_some(), "{response:?}");
     starter.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cold_start_longer_than_estimated_causes_no_retry_and_no_ejection() {
     let (near, far) = (Arc::new(Region::warm(NEAR).await), Region::warm(FAR).await);
-    let edge = Arc::new(Edge::before(&[(NEAR, &near), (FAR, &far)]).await);
+    let edge = Arc::new(Edge::start(&[(NEAR, &near), (FAR, &far)]).await);
     // After these responses the gateway has a first-byte timeout for the region: a tenth of a second.
     for _ in 0..32 {
-        assert_eq!(edge.ask(&NEAR_ONLY).await.status, 200);
+        assert_eq!(edge.send(&NEAR_ONLY).await.status, 200);
     }
-    near.would_start_in(Some(300 * MS));
+    near.set_start_time(Some(300 * MS));
     near.replica.ready.store(false, Ordering::SeqCst);
-    edge.until(NEAR, |near| near["held_for_ms"] == json!({"m": 300})).await;
+    edge.wait_until(NEAR, |near| near["held_for_ms"] == json!({"m": 300})).await;
     let mut asking = JoinSet::new();
     for _ in 0..30 {
         let edge = edge.clone();
-        asking.spawn(async move { edge.ask(&NEAR_ONLY).await });
+        asking.spawn(async move { edge.send(&NEAR_ONLY).await });
     }
-    near.until_held(30).await;
+    near.wait_until_held(30).await;
     // Longer than the estimate, its tolerance and a first-byte timeout together.
     let held = Instant::now();
-    until("they have waited", async || held.elapsed() > 1500 * MS).await;
-    near.is_seen_ready();
-    for answer in asking.join_all().await {
-        assert_eq!((answer.status, answer.header("x-meridian-region")), (200, Some(NEAR)), "{answer:?}");
-        assert_eq!(answer.number("x-meridian-attempts"), 1, "no other region was used");
-        assert!(answer.number("x-meridian-held-ms") >= 1500, "{answer:?}");
+    wait_until("they have waited", async || held.elapsed() > 1500 * MS).await;
+    near.mark_ready();
+    for response in asking.join_all().await {
+        assert_eq!(
+            (response.status, response.header("x-meridian-region")),
+            (200, Some(NEAR)),
+            "{response:?}"
+        );
+        assert_eq!(response.number("x-meridian-attempts"), 1, "no other region was used");
+        assert!(response.number("x-meridian-held-ms") >= 1500, "{response:?}");
     }
     assert_eq!(edge.route(NEAR).await["circuit"]["state"], "closed", "{}", edge.route(NEAR).await);
     let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
@@ -81,10 +88,14 @@ async fn a_cold_start_longer_than_estimated_causes_no_retry_and_no_ejection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_gets_retry_after_if_every_cold_start_exceeds_its_deadline() {
     let (near, far) = (Region::cold(NEAR, 20 * S).await, Region::cold(FAR, 9 * S).await);
-    let edge = Edge::before(&[(NEAR, &near), (FAR, &far)]).await;
-    let answer = edge.ask(&[("x-meridian-timeout-ms", "3000")]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-error")), (503, Some("cold_start")), "{answer:?}");
-    assert_eq!(answer.number("retry-after"), 9, "the sooner of the two");
+    let edge = Edge::start(&[(NEAR, &near), (FAR, &far)]).await;
+    let response = edge.send(&[("x-meridian-timeout-ms", "3000")]).await;
+    assert_eq!(
+        (response.status, response.header("x-meridian-error")),
+        (503, Some("cold_start")),
+        "{response:?}"
+    );
+    assert_eq!(response.number("retry-after"), 9, "the sooner of the two");
     assert_eq!(near.scraped("meridian_ingress_not_held_total{reason=\"deadline\"}").await, "0");
     assert_eq!(near.spoke().held(&name()).requests, 0);
 }

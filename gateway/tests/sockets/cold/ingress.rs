@@ -1,6 +1,6 @@
 //! Held requests at an ingress.
 
-use super::scene::{Answer, NEAR, Region, name, until};
+use super::scene::{ClientResponse, NEAR, Region, name, wait_until};
 use regions::catalogue::Catalogue;
 use regions::deployment::parse_deployments;
 use regions::route::RouteTable;
@@ -19,19 +19,19 @@ const BODY: &[u8] = br#"{"model":"m","input":"a question of a few words"}"#;
 const CONNECT: usize = 100;
 
 /// Sends `count` concurrent requests of `tenant`; returns when they are held.
-async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> JoinSet<Answer> {
-    let before = region.spoke().held(&name()).requests;
+async fn burst(region: &Arc<Region>, count: usize, tenant: &'static str) -> JoinSet<ClientResponse> {
+    let start = region.spoke().held(&name()).requests;
     let mut asking = JoinSet::new();
     for number in 0..count {
         let shared = region.clone();
-        asking.spawn(
-            async move { shared.ask(&number.to_string(), &[("x-meridian-tenant", tenant)], BODY).await },
-        );
+        asking.spawn(async move {
+            shared.send(&number.to_string(), &[("x-meridian-tenant", tenant)], BODY).await
+        });
         if number % CONNECT == CONNECT - 1 {
-            region.until_held(before + number + 1).await;
+            region.wait_until_held(start + number + 1).await;
         }
     }
-    region.until_held(before + count).await;
+    region.wait_until_held(start + count).await;
     asking
 }
 
@@ -52,17 +52,18 @@ async fn a_thousand_held_requests_are_served_when_a_replica_is_ready() {
     assert_eq!(region.scraped("meridian_ingress_held_requests").await, "1000");
     assert_eq!(region.scraped("meridian_ingress_held_bytes").await, (1000 * BODY.len()).to_string());
 
-    region.replica.takes.store(5, Ordering::SeqCst);
+    region.replica.response_time_ms.store(5, Ordering::SeqCst);
     region.replica.ready.store(true, Ordering::SeqCst);
     let ready = begun.elapsed().as_millis() as u64;
-    let answers = asking.join_all().await;
+    let responses = asking.join_all().await;
     assert!(
-        answers.iter().all(|answer| answer.status == 200),
+        responses.iter().all(|response| response.status == 200),
         "{:?}",
-        answers.iter().find(|a| a.status != 200)
+        responses.iter().find(|a| a.status != 200)
     );
-    for answer in &answers {
-        let (held, cold) = (answer.number("x-meridian-held-ms"), answer.number("x-meridian-cold-start-ms"));
+    for response in &responses {
+        let (held, cold) =
+            (response.number("x-meridian-held-ms"), response.number("x-meridian-cold-start-ms"));
         assert!(
             cold <= ready + 2000 && held <= begun.elapsed().as_millis() as u64,
             "{held} and {cold} of {ready}"
@@ -71,7 +72,7 @@ async fn a_thousand_held_requests_are_served_when_a_replica_is_ready() {
     let mut ids: Vec<u64> = region.replica.ids().iter().map(|id| id.parse().unwrap()).collect();
     ids.sort_unstable();
     assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "each came to the replica once");
-    until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
+    wait_until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
     // On a slow machine some were released, exceeded the first-byte timeout, and were held again.
     let waits: u64 = region.scraped("meridian_ingress_held_seconds_count").await.parse().unwrap();
     assert!(waits >= 1000, "{waits}");
@@ -85,9 +86,9 @@ async fn a_held_request_is_released_at_once_without_polling() {
         let region = Arc::new(Region::cold(NEAR, 5 * S).await);
         let asking = burst(&region, 1, "t").await;
         let ready = Instant::now();
-        region.is_seen_ready();
+        region.mark_ready();
         assert_eq!(asking.join_all().await[0].status, 200);
-        late.push(region.replica.came.lock()[0].1.saturating_duration_since(ready));
+        late.push(region.replica.received.lock()[0].1.saturating_duration_since(ready));
     }
     late.sort_unstable();
     println!(
@@ -115,14 +116,14 @@ async fn held_requests_are_released_by_priority_and_deadline() {
         asking.spawn(async move {
             let mut headers = vec![("x-meridian-timeout-ms", timeout)];
             headers.extend((!priority.is_empty()).then_some(("x-meridian-priority", priority)));
-            shared.ask(&number.to_string(), &headers, &body).await
+            shared.send(&number.to_string(), &headers, &body).await
         });
-        region.until_held(number + 1).await;
+        region.wait_until_held(number + 1).await;
     }
     // So slow that it accepts no more at a time.
     region.replica.speed.store(1, Ordering::SeqCst);
-    region.is_seen_ready();
-    assert!(asking.join_all().await.iter().all(|answer| answer.status == 200));
+    region.mark_ready();
+    assert!(asking.join_all().await.iter().all(|response| response.status == 200));
     assert_eq!(region.replica.ids(), ["2", "4", "1", "3", "0"]);
 }
 
@@ -130,7 +131,7 @@ async fn held_requests_are_released_by_priority_and_deadline() {
 async fn a_tenant_is_limited_to_its_share_and_a_disconnect_frees_capacity_at_once() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let mut asking = burst(&region, HoldLimits::DEFAULT.tenant_requests, "greedy").await;
-    let refused = region.ask("x", &[("x-meridian-tenant", "greedy")], BODY).await;
+    let refused = region.send("x", &[("x-meridian-tenant", "greedy")], BODY).await;
     assert_eq!(
         (refused.status, refused.header("x-meridian-error")),
         (429, Some("overloaded")),
@@ -147,13 +148,13 @@ async fn a_tenant_is_limited_to_its_share_and_a_disconnect_frees_capacity_at_onc
         asking.abort_all();
         gone = asking.len();
     }
-    region.until_held(1).await;
+    region.wait_until_held(1).await;
     drop(asking);
     let again = burst(&region, 10, "greedy").await;
     assert_eq!(region.spoke().held(&name()).requests, 11, "of {all}");
-    region.is_seen_ready();
-    for answers in [again, others] {
-        assert!(answers.join_all().await.iter().all(|answer| answer.status == 200));
+    region.mark_ready();
+    for responses in [again, others] {
+        assert!(responses.join_all().await.iter().all(|response| response.status == 200));
     }
     assert_eq!(region.replica.ids().len(), 11, "disconnected clients cost the replica no work");
 }
@@ -167,28 +168,28 @@ async fn a_request_beyond_the_limit_of_held_bytes_gets_retry_after() {
     for tenant in TENANTS {
         let (region, body) = (region.clone(), body.clone());
         let headers = [("x-meridian-tenant", tenant), ("x-meridian-timeout-ms", "600000")];
-        asking.spawn(async move { region.ask(tenant, &headers, &body).await });
+        asking.spawn(async move { region.send(tenant, &headers, &body).await });
     }
-    region.until_held(TENANTS.len()).await;
+    region.wait_until_held(TENANTS.len()).await;
     assert_eq!(region.spoke().held_totals().1, HoldLimits::DEFAULT.bytes);
     let headers = |tenant| [("x-meridian-tenant", tenant), ("x-meridian-timeout-ms", "600000")];
-    let refused = region.ask("x", &headers("i"), BODY).await;
+    let refused = region.send("x", &headers("i"), BODY).await;
     assert_eq!((refused.status, refused.header("x-meridian-error")), (503, Some("saturated")), "{refused:?}");
     assert_eq!(refused.number("retry-after"), 30);
-    let refused = region.ask("x", &headers("a"), BODY).await;
+    let refused = region.send("x", &headers("a"), BODY).await;
     assert_eq!(
         (refused.status, refused.header("x-meridian-error")),
         (429, Some("overloaded")),
         "{refused:?}"
     );
     asking.shutdown().await;
-    region.until_held(0).await;
+    region.wait_until_held(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_with_a_short_deadline_or_a_faster_region_is_not_held() {
     let region = Region::cold(NEAR, 2 * S).await;
-    let hurried = region.ask("x", &[("x-meridian-timeout-ms", "1500")], BODY).await;
+    let hurried = region.send("x", &[("x-meridian-timeout-ms", "1500")], BODY).await;
     assert_eq!(
         (hurried.status, hurried.header("x-meridian-error")),
         (503, Some("cold_start")),
@@ -196,7 +197,7 @@ async fn a_request_with_a_short_deadline_or_a_faster_region_is_not_held() {
     );
     assert_eq!((hurried.number("retry-after"), hurried.number("retry-after-ms")), (2, 2000));
     assert!(hurried.body.contains("2000 ms"), "{}", hurried.body);
-    let elsewhere = region.ask("x", &[("x-meridian-alternative-ms", "300")], BODY).await;
+    let elsewhere = region.send("x", &[("x-meridian-alternative-ms", "300")], BODY).await;
     assert_eq!(
         (elsewhere.status, elsewhere.header("x-meridian-error")),
         (503, Some("not_ready")),
@@ -209,16 +210,16 @@ async fn a_request_with_a_short_deadline_or_a_faster_region_is_not_held() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_held_request_fails_at_its_deadline_and_at_once_without_a_scaler() {
     let region = Arc::new(Region::cold(NEAR, S / 10).await);
-    let late = region.ask("x", &[("x-meridian-timeout-ms", "300")], BODY).await;
+    let late = region.send("x", &[("x-meridian-timeout-ms", "300")], BODY).await;
     assert_eq!((late.status, late.header("x-meridian-error")), (504, Some("deadline_exceeded")), "{late:?}");
     assert!((290..5000).contains(&late.number("x-meridian-held-ms")), "{late:?}");
     let asking = burst(&region, 3, "t").await;
-    region.would_start_in(None);
-    for answer in asking.join_all().await {
+    region.set_start_time(None);
+    for response in asking.join_all().await {
         assert_eq!(
-            (answer.status, answer.header("x-meridian-error")),
+            (response.status, response.header("x-meridian-error")),
             (503, Some("not_ready")),
-            "{answer:?}"
+            "{response:?}"
         );
     }
     assert!(region.replica.ids().is_empty());
@@ -228,18 +229,18 @@ async fn a_held_request_fails_at_its_deadline_and_at_once_without_a_scaler() {
 async fn a_replica_that_becomes_ready_and_fails_delays_held_requests_only() {
     let region = Arc::new(Region::cold(NEAR, 5 * S).await);
     let asking = burst(&region, 50, "t").await;
-    region.replica.breaks.store(true, Ordering::SeqCst);
-    region.replica.takes.store(2, Ordering::SeqCst);
-    region.is_seen_ready();
-    until("it has come and gone", async || !region.replica.breaks.load(Ordering::SeqCst)).await;
+    region.replica.fails_next.store(true, Ordering::SeqCst);
+    region.replica.response_time_ms.store(2, Ordering::SeqCst);
+    region.mark_ready();
+    wait_until("it has come and gone", async || !region.replica.fails_next.load(Ordering::SeqCst)).await;
     region.replica.ready.store(true, Ordering::SeqCst);
-    let answers = asking.join_all().await;
+    let responses = asking.join_all().await;
     assert!(
-        answers.iter().all(|answer| answer.status == 200),
+        responses.iter().all(|response| response.status == 200),
         "{:?}",
-        answers.iter().find(|a| a.status != 200)
+        responses.iter().find(|a| a.status != 200)
     );
-    until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
+    wait_until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
 }
 
 /// Invariant 1 (Residency): a held request has not been sent, and the newest residency policy applies to it.
@@ -253,12 +254,12 @@ async fn a_policy_narrowed_during_the_hold_applies_to_the_held_request() {
     let mut table = RouteTable::empty();
     table.deployments.insert(name(), parse_deployments(text, &catalogue).unwrap().remove(0));
     region.spoke().apply_route_table(&table, &catalogue);
-    region.is_seen_ready();
-    for answer in asking.join_all().await {
+    region.mark_ready();
+    for response in asking.join_all().await {
         assert_eq!(
-            (answer.status, answer.header("x-meridian-error")),
+            (response.status, response.header("x-meridian-error")),
             (403, Some("not_resident_here")),
-            "{answer:?}"
+            "{response:?}"
         );
     }
     assert!(region.replica.ids().is_empty());

@@ -31,13 +31,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Replica {
     pub(crate) ready: AtomicBool,
     /// Closes the connection without a response and reports starting again, once.
-    pub(crate) breaks: AtomicBool,
+    pub(crate) fails_next: AtomicBool,
     /// Response time in milliseconds.
-    pub(crate) takes: AtomicU64,
+    pub(crate) response_time_ms: AtomicU64,
     /// Reported tokens a second.
     pub(crate) speed: AtomicU64,
     /// Ids of the received requests, and their arrival times.
-    pub(crate) came: Mutex<Vec<(String, Instant)>>,
+    pub(crate) received: Mutex<Vec<(String, Instant)>>,
 }
 
 impl Replica {
@@ -59,25 +59,25 @@ impl Replica {
 
     async fn compute(&self, headers: &HeaderMap) -> axum::response::Response {
         let id = headers.get("x-request-id").map_or("", |id| id.to_str().unwrap()).to_owned();
-        self.came.lock().push((id, Instant::now()));
-        if self.breaks.swap(false, Ordering::SeqCst) {
+        self.received.lock().push((id, Instant::now()));
+        if self.fails_next.swap(false, Ordering::SeqCst) {
             self.ready.store(false, Ordering::SeqCst);
             // Unwinding ends the connection without a response.
             panic!("this replica fails on command");
         }
-        tokio::time::sleep(Duration::from_millis(self.takes.load(Ordering::SeqCst))).await;
+        tokio::time::sleep(Duration::from_millis(self.response_time_ms.load(Ordering::SeqCst))).await;
         (StatusCode::OK, "{}").into_response()
     }
 
     pub(crate) fn ids(&self) -> Vec<String> {
-        self.came.lock().iter().map(|(id, _)| id.clone()).collect()
+        self.received.lock().iter().map(|(id, _)| id.clone()).collect()
     }
 }
 
 /// Ingress of a region with one replica.
 pub(crate) struct Region {
     pub(crate) replica: Arc<Replica>,
-    pub(crate) door: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) signals: IngressSignals,
     spoke: Arc<Mutex<Spoke>>,
     client: reqwest::Client,
@@ -89,16 +89,17 @@ pub(crate) fn name() -> DeploymentName {
 }
 
 impl Region {
-    /// Starts a region whose replica is not ready, with an estimated start time of `takes`.
-    pub(crate) async fn cold(id: &str, takes: Duration) -> Region {
+    /// Starts a region whose replica is not ready, with this estimated start time.
+    pub(crate) async fn cold(id: &str, start_time: Duration) -> Region {
         let region = Region::start(id, false).await;
-        region.would_start_in(Some(takes));
+        region.set_start_time(Some(start_time));
         region
     }
 
     pub(crate) async fn warm(id: &str) -> Region {
         let region = Region::start(id, true).await;
-        until("a replica is ready", async || region.status().await["deployments"][0]["ready"] == 1).await;
+        wait_until("a replica is ready", async || region.status().await["deployments"][0]["ready"] == 1)
+            .await;
         region
     }
 
@@ -127,20 +128,20 @@ impl Region {
             ingress::run(config, shared, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
         });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Region { replica, door: bound.await.unwrap(), signals, spoke, client, _stop: stop }
+        Region { replica, address: bound.await.unwrap(), signals, spoke, client, _stop: stop }
     }
 
     pub(crate) fn spoke(&self) -> MutexGuard<'_, Spoke> {
         self.spoke.lock()
     }
 
-    pub(crate) fn would_start_in(&self, takes: Option<Duration>) {
-        self.spoke().set_start_time(&name(), takes);
+    pub(crate) fn set_start_time(&self, start_time: Option<Duration>) {
+        self.spoke().set_start_time(&name(), start_time);
         self.signals.changed.notify_one();
     }
 
     /// Marks the replica as ready, as the scaler would, without a probe.
-    pub(crate) fn is_seen_ready(&self) {
+    pub(crate) fn mark_ready(&self) {
         self.replica.ready.store(true, Ordering::SeqCst);
         let observed = ReplicaStatus {
             model: None,
@@ -156,12 +157,12 @@ impl Region {
     }
 
     pub(crate) async fn status(&self) -> Value {
-        let url = format!("http://{}/status", self.door);
+        let url = format!("http://{}/status", self.address);
         self.client.get(url).send().await.unwrap().json().await.unwrap()
     }
 
-    /// Waits until `count` requests are held.
-    pub(crate) async fn until_held(&self, count: usize) {
+    /// Waits until exactly `count` requests are held.
+    pub(crate) async fn wait_until_held(&self, count: usize) {
         let held = || self.spoke().held(&name()).requests;
         let begun = Instant::now();
         while held() != count {
@@ -171,37 +172,37 @@ impl Region {
     }
 
     pub(crate) async fn scraped(&self, sample: &str) -> String {
-        let url = format!("http://{}/metrics", self.door);
+        let url = format!("http://{}/metrics", self.address);
         let text = self.client.get(url).send().await.unwrap().text().await.unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {sample} in {text}")).to_owned()
     }
 
-    pub(crate) async fn ask(&self, id: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub(crate) async fn send(&self, id: &str, headers: &[(&str, &str)], body: &[u8]) -> ClientResponse {
         let mut all = vec![("x-meridian-deployment", "m"), ("x-request-id", id)];
         all.extend(headers);
-        ask(self.door, &all, body).await
+        send(self.address, &all, body).await
     }
 }
 
 /// Polls a condition a few times a millisecond.
-pub(crate) async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+pub(crate) async fn wait_until(what: &str, holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_micros(200)).await;
     }
 }
 
 /// Response to a client.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl ClientResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(": ")?.trim()))
     }
@@ -212,8 +213,8 @@ impl Answer {
 }
 
 /// Sends a request on its own connection, with a minimal client: a thousand of them are cheap.
-pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8]) -> Answer {
-    let mut stream = TcpStream::connect(door).await.unwrap();
+pub(crate) async fn send(address: SocketAddr, headers: &[(&str, &str)], body: &[u8]) -> ClientResponse {
+    let mut stream = TcpStream::connect(address).await.unwrap();
     let mut head = format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n",
         body.len()
@@ -224,14 +225,14 @@ pub(crate) async fn ask(door: SocketAddr, headers: &[(&str, &str)], body: &[u8])
     stream.write_all(body).await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {text:?}"));
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    ClientResponse { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
 /// Gateway in the near region, before these regions.
 pub(crate) struct Edge {
-    pub(crate) door: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) operations: SocketAddr,
     client: reqwest::Client,
     _dir: tempfile::TempDir,
@@ -239,8 +240,8 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    pub(crate) async fn before(regions: &[(&str, &Region)]) -> Edge {
-        let route = |(id, region): &(&str, &Region)| json!({"id": id, "instances": [{"name": "a", "endpoint": region.door.to_string()}], "deployments": ["m"]});
+    pub(crate) async fn start(regions: &[(&str, &Region)]) -> Edge {
+        let route = |(id, region): &(&str, &Region)| json!({"id": id, "instances": [{"name": "a", "endpoint": region.address.to_string()}], "deployments": ["m"]});
         let routes: Vec<_> = regions.iter().map(route).collect();
         let hub = hub::hub(1, 1, &routes, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
@@ -259,30 +260,31 @@ impl Edge {
             gateway::edge::run(config, shutdown, |address| ready.send(address).unwrap()).await.unwrap();
         });
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let edge = Edge { door: bound.await.unwrap(), operations, client, _dir: dir, _stop: stop };
+        let edge = Edge { address: bound.await.unwrap(), operations, client, _dir: dir, _stop: stop };
         for (id, _) in regions {
-            edge.until(id, |region| region["health"] == "healthy" && region["ready"] == json!(["m"])).await;
+            edge.wait_until(id, |region| region["health"] == "healthy" && region["ready"] == json!(["m"]))
+                .await;
         }
         edge
     }
 
     /// Waits for a state of a region at the gateway.
-    pub(crate) async fn until(&self, id: &str, holds: impl Fn(&Value) -> bool) {
-        until(id, async || holds(&self.route(id).await)).await;
+    pub(crate) async fn wait_until(&self, id: &str, holds: impl Fn(&Value) -> bool) {
+        wait_until(id, async || holds(&self.route(id).await)).await;
     }
 
     /// Returns the state of a region at the gateway.
     pub(crate) async fn route(&self, id: &str) -> Value {
         let url = format!("http://{}/routes", self.operations);
-        let Ok(answer) = self.client.get(url).send().await else { return Value::Null };
-        let routes: Value = answer.json().await.unwrap();
+        let Ok(response) = self.client.get(url).send().await else { return Value::Null };
+        let routes: Value = response.json().await.unwrap();
         let regions = routes["regions"].as_array().unwrap();
         regions.iter().find(|region| region["region"] == id).cloned().unwrap_or_default()
     }
 
-    pub(crate) async fn ask(&self, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn send(&self, headers: &[(&str, &str)]) -> ClientResponse {
         let mut all = vec![("authorization", "Bearer KEY")];
         all.extend(headers);
-        ask(self.door, &all, br#"{"model":"m","input":"a question of a few words"}"#).await
+        send(self.address, &all, br#"{"model":"m","input":"a question of a few words"}"#).await
     }
 }

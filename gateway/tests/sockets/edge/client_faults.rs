@@ -1,6 +1,6 @@
 //! Client errors and client disconnects eject no region.
 
-use super::front::Hop;
+use super::clients::RegionProtocol;
 use super::region::Script::*;
 use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
 use reqwest::Method;
@@ -10,8 +10,8 @@ use std::time::Duration;
 /// Number of HEAD requests that kept a healthy region ejected when HEAD was forwarded.
 const MANY: usize = 45;
 
-async fn scene(hop: Hop) -> Scene {
-    Scene::start(hop.config(), [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await
+async fn scene(region_protocol: RegionProtocol) -> Scene {
+    Scene::start(region_protocol.config(), [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await
 }
 
 /// Returns the circuit breaker state of each region.
@@ -24,32 +24,32 @@ async fn circuits(scene: &Scene) -> Vec<String> {
 
 async fn nobody_is_ejected(scene: &Scene, after: &str) {
     assert_eq!(circuits(scene).await, ["closed"; 3], "after {after}");
-    let answer = scene.ask("anywhere", &[]).await.unwrap();
-    let region = answer.headers()["x-meridian-region"].to_str().unwrap();
-    assert_eq!((answer.status().as_u16(), region), (200, AMERICA), "after {after}");
+    let response = scene.send("anywhere", &[]).await.unwrap();
+    let region = response.headers()["x-meridian-region"].to_str().unwrap();
+    assert_eq!((response.status().as_u16(), region), (200, AMERICA), "after {after}");
 }
 
-fn header(answer: &reqwest::Response, name: &str) -> String {
-    answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
+fn header(response: &reqwest::Response, name: &str) -> String {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
 }
 
 #[tokio::test]
 async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_region() {
-    for hop in [Hop::Http1, Hop::Http2] {
-        let scene = scene(hop).await;
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        let scene = scene(region_protocol).await;
         let info = scene.url.replace("/v1/embeddings", "/deployments/anywhere/info");
-        let ask = async |method: Method| {
+        let send = async |method: Method| {
             let request = scene.client.request(method, &info).bearer_auth("k");
             request.header("x-meridian-timeout-ms", "2500").send().await.unwrap()
         };
-        let get = ask(Method::GET).await;
+        let get = send(Method::GET).await;
         let (status, length) = (get.status().as_u16(), header(&get, "content-length"));
         assert_eq!((status, get.bytes().await.unwrap().len().to_string()), (200, length.clone()));
         for _ in 0..MANY {
-            let head = ask(Method::HEAD).await;
+            let head = send(Method::HEAD).await;
             let seen = (head.status().as_u16(), header(&head, "content-length"));
-            assert_eq!(seen, (200, length.clone()), "{hop:?}");
-            assert_eq!(head.bytes().await.unwrap().len(), 0, "{hop:?}");
+            assert_eq!(seen, (200, length.clone()), "{region_protocol:?}");
+            assert_eq!(head.bytes().await.unwrap().len(), 0, "{region_protocol:?}");
         }
         nobody_is_ejected(&scene, "HEAD requests").await;
     }
@@ -57,11 +57,11 @@ async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_r
 
 #[tokio::test]
 async fn an_unsupported_method_is_rejected_with_the_allowed_ones() {
-    let scene = scene(Hop::Http1).await;
+    let scene = scene(RegionProtocol::Http1).await;
     let allowed = async |method: Method, path: &str| {
         let url = scene.url.replace("/v1/embeddings", path);
-        let answer = scene.client.request(method, url).bearer_auth("k").send().await.unwrap();
-        (answer.status().as_u16(), header(&answer, "allow"))
+        let response = scene.client.request(method, url).bearer_auth("k").send().await.unwrap();
+        (response.status().as_u16(), header(&response, "allow"))
     };
     for method in [Method::HEAD, Method::GET, Method::DELETE] {
         assert_eq!(allowed(method, "/v1/embeddings").await, (405, "POST".to_owned()));
@@ -72,34 +72,34 @@ async fn an_unsupported_method_is_rejected_with_the_allowed_ones() {
 
 #[tokio::test]
 async fn timeouts_chosen_by_clients_and_disconnects_eject_no_region() {
-    let scene = scene(Hop::Http1).await;
+    let scene = scene(RegionProtocol::Http1).await;
     let america = &scene.regions[AMERICA];
     // From here on the gateway knows the response time of the region.
     for _ in 0..20 {
-        assert_eq!(scene.ask("anywhere", &[]).await.unwrap().status(), 200);
+        assert_eq!(scene.send("anywhere", &[]).await.unwrap().status(), 200);
     }
     let slow = Takes(Duration::from_millis(60));
     america.script.send_replace(slow);
     for _ in 0..MANY {
-        let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
-        assert_eq!(answer.status(), 504);
+        let response = scene.send("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
+        assert_eq!(response.status(), 504);
     }
     // A slower region would be hedged, so it is fast again before the next request.
-    america.script.send_replace(Answers);
+    america.script.send_replace(Responds);
     nobody_is_ejected(&scene, "short timeouts").await;
     america.script.send_replace(slow);
     for _ in 0..MANY {
-        let disconnects = tokio::time::timeout(Duration::from_millis(10), scene.ask("anywhere", &[])).await;
+        let disconnects = tokio::time::timeout(Duration::from_millis(10), scene.send("anywhere", &[])).await;
         assert!(disconnects.is_err(), "the region takes longer");
     }
-    america.script.send_replace(Answers);
+    america.script.send_replace(Responds);
     nobody_is_ejected(&scene, "disconnects").await;
 }
 
 /// Both have almost no tokens, and so the same size class.
 #[tokio::test]
 async fn requests_without_computation_do_not_shorten_the_timeout_of_others() {
-    let scene = scene(Hop::Http1).await;
+    let scene = scene(RegionProtocol::Http1).await;
     for _ in 0..MANY {
         assert_eq!(scene.any("GET", "/deployments/anywhere/info", "").await.0, 200);
     }

@@ -12,17 +12,17 @@ async fn a_slow_request_without_tokens_affects_no_other_request() {
     let slow = Takes(Duration::from_millis(1_800));
     let scene = Scene::with([(AMERICA, slow), (EUROPE, slow), (JAPAN, slow)]).await;
     for method in ["GET", "HEAD"] {
-        let mut stream = TcpStream::connect(scene.door).await.unwrap();
+        let mut stream = TcpStream::connect(scene.address).await.unwrap();
         let head = format!(
             "{method} /deployments/anywhere/info HTTP/1.1\r\nhost: a\r\nauthorization: Bearer k\r\n\
              x-meridian-timeout-ms: 2500\r\nconnection: close\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.unwrap();
-        assert!(answer.starts_with(b"HTTP/1.1 "), "{method}: {}", String::from_utf8_lossy(&answer));
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).await.unwrap();
+        assert!(response.starts_with(b"HTTP/1.1 "), "{method}: {}", String::from_utf8_lossy(&response));
         // And one whose client disconnects while it is in flight.
-        let mut leaves = TcpStream::connect(scene.door).await.unwrap();
+        let mut leaves = TcpStream::connect(scene.address).await.unwrap();
         leaves.write_all(head.as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         drop(leaves);
@@ -31,7 +31,7 @@ async fn a_slow_request_without_tokens_affects_no_other_request() {
             let probed = scene.client.get(format!("{}{path}", scene.operations)).send().await.unwrap();
             assert_eq!(probed.status(), 200, "{path} after {method}: {}", probed.text().await.unwrap());
         }
-        let served = scene.ask("anywhere", &[]).await.unwrap();
+        let served = scene.send("anywhere", &[]).await.unwrap();
         assert_eq!(served.status(), 200, "after {method}");
     }
     let metrics = scene.client.get(format!("{}/metrics", scene.operations)).send().await.unwrap();

@@ -1,7 +1,7 @@
 //! Scripted region over HTTP/2: each stream is passed to the script as a connection of its own, and faults of the
 //! script affect the stream. Faults of a process (frozen, killed, closing idle connections) affect the connection.
 
-use super::region::{Door, Region};
+use super::region::{ListenerState, Region};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream};
@@ -27,24 +27,24 @@ pub(crate) async fn serve(region: &Arc<Region>, stream: BufReader<TcpStream>) ->
                 if request.uri().path() != scheduler_api::paths::EXCHANGE {
                     // The connection of the reports is one of those that were closed, as soon as another request
                     // arrives on it.
-                    if region.door() != Door::Open {
+                    if region.listener() != ListenerState::Open {
                         return None;
                     }
                     requests += 1;
                 }
-                streams.spawn(one(region.clone(), request, respond));
+                streams.spawn(serve_stream(region.clone(), request, respond));
             }
-            _ = region.shut(), if requests > 0 => return None,
-            () = region.falls_silent() => std::future::pending().await,
+            _ = region.wait_until_not_open(), if requests > 0 => return None,
+            () = region.wait_until_silent() => std::future::pending().await,
             Some(_) = streams.join_next() => {}
         }
     }
 }
 
-async fn one(region: Arc<Region>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+async fn serve_stream(region: Arc<Region>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
-    let script = async { region.converses(BufReader::new(far)).await };
-    let carried = carry(request, &mut respond, near);
+    let script = async { region.serve_connection(BufReader::new(far)).await };
+    let carried = forward(request, &mut respond, near);
     if tokio::join!(carried, script).0.is_none() {
         respond.send_reset(Reason::INTERNAL_ERROR);
     }
@@ -52,21 +52,21 @@ async fn one(region: Arc<Region>, request: Request<RecvStream>, mut respond: Sen
 
 /// Passes a request to the script and its response to the gateway; no response if the script aborts or the gateway
 /// cancels.
-async fn carry(
+async fn forward(
     request: Request<RecvStream>,
     respond: &mut SendResponse<Bytes>,
     mut script: DuplexStream,
 ) -> Option<()> {
-    let (head, mut coming) = request.into_parts();
+    let (head, mut received) = request.into_parts();
     let mut body = Vec::new();
-    while let Some(chunk) = coming.data().await {
+    while let Some(chunk) = received.data().await {
         let chunk = chunk.ok()?;
-        coming.flow_control().release_capacity(chunk.len()).ok()?;
+        received.flow_control().release_capacity(chunk.len()).ok()?;
         body.extend_from_slice(&chunk);
     }
     let (method, path, length) = (head.method, head.uri.path(), body.len());
-    let asked = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
-    script.write_all(asked.as_bytes()).await.ok()?;
+    let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
+    script.write_all(head.as_bytes()).await.ok()?;
     script.write_all(&body).await.ok()?;
 
     let mut text = Vec::new();
@@ -80,11 +80,11 @@ async fn carry(
     let mut lines = text.split("\r\n");
     let status: u16 = lines.next()?.split(' ').nth(1)?.parse().ok()?;
     let fields = lines.filter_map(|line| line.split_once(": "));
-    let answer =
-        fields.fold(Response::builder().status(status), |answer, (name, value)| answer.header(name, value));
-    let answer = answer.body(()).ok()?;
-    let mut left: usize = answer.headers()["content-length"].to_str().ok()?.parse().ok()?;
-    let mut stream = respond.send_response(answer, left == 0).ok()?;
+    let response = fields
+        .fold(Response::builder().status(status), |response, (name, value)| response.header(name, value));
+    let response = response.body(()).ok()?;
+    let mut left: usize = response.headers()["content-length"].to_str().ok()?.parse().ok()?;
+    let mut stream = respond.send_response(response, left == 0).ok()?;
     while left > 0 {
         let mut chunk = vec![0; left.min(PIPE_BYTES)];
         let read = script.read(&mut chunk).await.ok().filter(|read| *read > 0);

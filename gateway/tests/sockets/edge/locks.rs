@@ -1,6 +1,6 @@
 //! Panics under each lock that a gateway takes while serving.
 
-use super::region::Script::Answers;
+use super::region::Script::Responds;
 use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
 use serde_json::json;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
     each_lock(NAME, 8, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+            let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
             case.run(&scene).await;
         });
     });

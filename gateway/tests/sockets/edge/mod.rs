@@ -1,16 +1,16 @@
 //! A gateway between a scripted hub and scripted regions: the client's response, its region, and its attempts.
 
 mod client_faults;
+mod clients;
 mod contained;
 mod faults;
-mod front;
 mod http2;
 mod locks;
 mod region;
 mod scene;
 
-use faults::{Fault, Served};
-use front::{Client, Front, Hop};
+use clients::{Client, ClientProtocol, RegionProtocol};
+use faults::{Fault, FaultScene};
 use region::{LARGE, Script, Script::*};
 use regions::residency::ResidencyPolicy;
 use scene::{AMERICA, EUROPE, JAPAN, Scene, TLS};
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 /// Checks the response for `model`, with America, the nearest, following a script, and the number of requests of each
 /// region.
 async fn check(america: Script, model: &str, status: u16, region: &str, attempts: u32, requests: [u64; 3]) {
-    for hop in [Hop::Http1, Hop::Http2] {
-        check_over(hop, america, model, status, region, attempts, requests).await;
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        check_over(region_protocol, america, model, status, region, attempts, requests).await;
     }
 }
 
 async fn check_over(
-    hop: Hop,
+    region_protocol: RegionProtocol,
     america: Script,
     model: &str,
     status: u16,
@@ -34,15 +34,21 @@ async fn check_over(
     attempts: u32,
     requests: [u64; 3],
 ) {
-    let scene = Scene::start(hop.config(), [(AMERICA, america), (EUROPE, Answers), (JAPAN, Answers)]).await;
-    let answer = scene.ask(model, &[]).await.unwrap();
-    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-    let seen = (answer.status().as_u16(), header("x-meridian-region"));
-    assert_eq!(seen, (status, region.to_owned()), "{hop:?}, {america:?}, {model}");
-    let ends = america == HangsUp && hop == Hop::Http1;
+    let scene =
+        Scene::start(region_protocol.config(), [(AMERICA, america), (EUROPE, Responds), (JAPAN, Responds)])
+            .await;
+    let response = scene.send(model, &[]).await.unwrap();
+    let header = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    let seen = (response.status().as_u16(), header("x-meridian-region"));
+    assert_eq!(seen, (status, region.to_owned()), "{region_protocol:?}, {america:?}, {model}");
+    let ends = america == ClosesConnection && region_protocol == RegionProtocol::Http1;
     let replayed = replayed(ends, attempts, &header("x-meridian-attempts"));
     let [first, second, third] = requests;
-    assert_eq!(scene.requests(), [first + replayed, second, third], "{hop:?}, {america:?}, {model}");
+    assert_eq!(
+        scene.requests(),
+        [first + replayed, second, third],
+        "{region_protocol:?}, {america:?}, {model}"
+    );
 }
 
 /// Returns the number of replays of a request that took at least `at_least` attempts and reported `reported`: at most one,
@@ -56,8 +62,8 @@ fn replayed(ends: bool, at_least: u32, reported: &str) -> u64 {
 
 #[tokio::test]
 async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
-    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
-    let ask = async |model: &str, input: &str, headers: &[(&str, &str)]| {
+    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let send = async |model: &str, input: &str, headers: &[(&str, &str)]| {
         let body = json!({"model": model, "input": input}).to_string();
         let mut request = scene.client.post(&scene.url).bearer_auth("n").body(body);
         for (name, value) in headers {
@@ -65,18 +71,18 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
         }
         request.send().await.unwrap()
     };
-    let header = |answer: &reqwest::Response, name: &str| {
-        answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
+    let header = |response: &reqwest::Response, name: &str| {
+        response.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
     };
     let models = scene.client.get(scene.url.replace("embeddings", "models")).bearer_auth("n").send().await;
     let models: Value = models.unwrap().json().await.unwrap();
     assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
-    assert_eq!(ask("locked", "x", &[]).await.status(), 404);
-    let elsewhere = ask("anywhere", "x", &[("x-meridian-residency", "us")]).await;
+    assert_eq!(send("locked", "x", &[]).await.status(), 404);
+    let elsewhere = send("anywhere", "x", &[("x-meridian-residency", "us")]).await;
     assert_eq!(elsewhere.status(), 403, "a header does not widen what a tenant may");
     assert_eq!(scene.requests(), [0, 0, 0]);
 
-    let first = ask("anywhere", &"word ".repeat(400), &[]).await;
+    let first = send("anywhere", &"word ".repeat(400), &[]).await;
     assert_eq!((first.status().as_u16(), header(&first, "x-meridian-region")), (200, EUROPE.to_owned()));
     assert_eq!(header(&first, "x-ratelimit-limit-tokens"), "1000");
     assert_eq!(
@@ -84,7 +90,7 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
         "500",
         "what it had by estimate: four bytes a token"
     );
-    let refused = ask("anywhere", &"word ".repeat(800), &[]).await;
+    let refused = send("anywhere", &"word ".repeat(800), &[]).await;
     assert_eq!(refused.status(), 429);
     assert_eq!(header(&refused, "x-meridian-error"), "rate_limit_exceeded");
     let wait_ms: u64 = header(&refused, "retry-after-ms").parse().unwrap();
@@ -94,45 +100,47 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     assert!(refused["error"]["message"].as_str().unwrap().contains("1000 tokens a minute"), "{refused}");
     assert_eq!(scene.requests(), [0, 1, 0]);
     // A tenant without limits gets no rate limit headers.
-    let free = scene.ask("anywhere", &[]).await.unwrap();
+    let free = scene.send("anywhere", &[]).await.unwrap();
     assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
 }
 
 #[tokio::test]
 async fn a_request_is_cancelled_when_its_client_disconnects() {
-    for hop in [Hop::Http1, Hop::Http2] {
-        check_given_up(hop).await;
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        check_given_up(region_protocol).await;
     }
 }
 
-async fn check_given_up(hop: Hop) {
-    let scene = Scene::start(hop.config(), [(AMERICA, Waits), (EUROPE, Answers), (JAPAN, Answers)]).await;
+async fn check_given_up(region_protocol: RegionProtocol) {
+    let scene =
+        Scene::start(region_protocol.config(), [(AMERICA, Waits), (EUROPE, Responds), (JAPAN, Responds)])
+            .await;
     let region = &scene.regions[AMERICA];
     {
-        let asked = scene.ask("anywhere", &[]);
-        tokio::pin!(asked);
+        let request = scene.send("anywhere", &[]);
+        tokio::pin!(request);
         while region.requests() == 0 {
-            let waited = tokio::time::timeout(Duration::from_millis(10), &mut asked).await;
+            let waited = tokio::time::timeout(Duration::from_millis(10), &mut request).await;
             assert!(waited.is_err(), "the region does not answer");
         }
-        assert!(!*region.given_up.borrow(), "the request was cancelled");
+        assert!(!*region.cancelled.borrow(), "the request was cancelled");
     }
-    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     assert_eq!(scene.requests(), [1, 0, 0], "no other region was used");
 }
 
 #[tokio::test]
 async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() {
-    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let check = async |method: &str, path: &str, body: &str, expected: Result<&str, (u16, &str)>| {
-        let (status, answer) = scene.any(method, path, body).await;
+        let (status, response) = scene.any(method, path, body).await;
         match expected {
             Ok(sent_to) => {
-                assert_eq!((status, &answer["path"]), (200, &json!(sent_to)), "{method} {path} {body}")
+                assert_eq!((status, &response["path"]), (200, &json!(sent_to)), "{method} {path} {body}")
             }
-            Err((wanted, word)) => {
-                let text = answer.to_string();
-                assert!(status == wanted && text.contains(word), "{method} {path} {body}: {status} {text}");
+            Err((expected, word)) => {
+                let text = response.to_string();
+                assert!(status == expected && text.contains(word), "{method} {path} {body}: {status} {text}");
             }
         }
     };
@@ -161,22 +169,22 @@ async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() 
 
 #[tokio::test]
 async fn each_failure_is_retried_in_the_next_region_or_returned() {
-    check(Answers, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
-    check(AnswersLarge, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
-    check(SaysElsewhere, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
-    check(SaysOverloaded, "anywhere", 429, AMERICA, 1, [1, 0, 0]).await;
-    check(HangsUp, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
-    check(BreaksOffInTheHead, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
-    check(BreaksOffInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(Responds, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
+    check(RespondsLarge, "anywhere", 200, AMERICA, 1, [1, 0, 0]).await;
+    check(RejectsNotReady, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(RejectsOverloaded, "anywhere", 429, AMERICA, 1, [1, 0, 0]).await;
+    check(ClosesConnection, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(ClosesInTheHead, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(ClosesInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
     check(ResetsInTheHead, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
     check(ResetsInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
 }
 
 /// Returns the status, region and attempts of a response.
 async fn answered(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
-    let answer = scene.ask("anywhere", headers).await.unwrap();
-    let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
-    (answer.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
+    let response = scene.send("anywhere", headers).await.unwrap();
+    let header = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    (response.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
 }
 
 fn from(region: &str, attempts: u32) -> (u16, String, String) {
@@ -192,7 +200,7 @@ async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String
     answered
 }
 
-const WELL: [(&str, Script); 3] = [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)];
+const WELL: [(&str, Script); 3] = [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)];
 
 /// Response time of healthy regions, after enough requests to be significant and too few to earn a hedge.
 const WELL_TAKES: Duration = Duration::from_millis(2);
@@ -204,15 +212,16 @@ fn ends(fault: Fault) -> bool {
 }
 
 /// Checks the first request that meets a fault: the response does not depend on the protocol.
-async fn check_fault(front: Front, hop: Hop, fault: Fault) {
-    let mut served = Served::well(front, hop, "anywhere", WELL_TAKES, ENOUGH).await;
-    let seen = served.meets(fault, AMERICA, "anywhere", &[]).await;
+async fn check_fault(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
+    let mut served =
+        FaultScene::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, ENOUGH).await;
+    let seen = served.send_first_request(fault, AMERICA, "anywhere", &[]).await;
     let (source, body) = ((seen.status, seen.region.clone()), seen.body.clone());
-    let of = || format!("{front:?}, {hop:?}, {fault:?}: {seen:?}");
+    let of = || format!("{client_protocol:?}, {region_protocol:?}, {fault:?}: {seen:?}");
     assert_eq!(source, (200, EUROPE.to_owned()), "{}", of());
     let never_came = matches!(fault, Fault::RefusesConnections | Fault::DropsEverySyn);
     // Over HTTP/2 the reports use the requests' connection, so its end may have been noticed before.
-    let heard_before = never_came && hop == Hop::Http2 && seen.attempts == "1";
+    let heard_before = never_came && region_protocol == RegionProtocol::Http2 && seen.attempts == "1";
     if !heard_before {
         replayed(ends(fault), 2, &seen.attempts);
     }
@@ -224,64 +233,70 @@ async fn check_fault(front: Front, hop: Hop, fault: Fault) {
 
 #[tokio::test]
 async fn no_fault_of_one_region_is_visible_to_a_client() {
-    for hop in [Hop::Http1, Hop::Http2] {
-        let checks = Fault::ALL.map(|fault| check_fault(Front::Http1, hop, fault));
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        let checks = Fault::ALL.map(|fault| check_fault(ClientProtocol::Http1, region_protocol, fault));
         futures_util::future::join_all(checks).await;
     }
 }
 
 #[tokio::test]
 async fn no_fault_of_one_region_is_visible_to_a_client_over_tls_and_http_2() {
-    for hop in [Hop::Http1, Hop::Http2] {
-        let checks = Fault::ALL.map(|fault| check_fault(Front::Http2OverTls, hop, fault));
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        let checks =
+            Fault::ALL.map(|fault| check_fault(ClientProtocol::Http2OverTls, region_protocol, fault));
         futures_util::future::join_all(checks).await;
     }
 }
 
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
-async fn check_locked(front: Front, hop: Hop, fault: Fault) {
-    let mut served = Served::well(front, hop, "locked", WELL_TAKES, ENOUGH).await;
-    let seen = served.meets(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
+async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
+    let mut served =
+        FaultScene::healthy(client_protocol, region_protocol, "locked", WELL_TAKES, ENOUGH).await;
+    let seen = served.send_first_request(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
     // Exceeding the first-byte timeout is no failure if no other region is allowed.
     let status = if fault == Fault::IsSlow { 200 } else { 503 };
-    assert_eq!(seen.status, status, "{front:?}, {hop:?}, {fault:?}: {seen:?}");
+    assert_eq!(seen.status, status, "{client_protocol:?}, {region_protocol:?}, {fault:?}: {seen:?}");
     // Over HTTP/2 the failure may be known before: then no attempt is made.
-    if !(hop == Hop::Http2 && seen.attempts == "0") {
+    if !(region_protocol == RegionProtocol::Http2 && seen.attempts == "0") {
         replayed(ends(fault), 1, &seen.attempts);
     }
     let [america, _, japan] = served.scene.requests();
-    assert_eq!((america, japan), (0, 0), "{front:?}, {hop:?}, {fault:?}");
+    assert_eq!((america, japan), (0, 0), "{client_protocol:?}, {region_protocol:?}, {fault:?}");
 }
 
 #[tokio::test]
 async fn no_fault_sends_a_locked_request_to_another_region() {
-    for (front, hop) in [
-        (Front::Http1, Hop::Http1),
-        (Front::Http1, Hop::Http2),
-        (Front::Http2OverTls, Hop::Http1),
-        (Front::Http2OverTls, Hop::Http2),
+    for (client_protocol, region_protocol) in [
+        (ClientProtocol::Http1, RegionProtocol::Http1),
+        (ClientProtocol::Http1, RegionProtocol::Http2),
+        (ClientProtocol::Http2OverTls, RegionProtocol::Http1),
+        (ClientProtocol::Http2OverTls, RegionProtocol::Http2),
     ] {
-        futures_util::future::join_all(Fault::ALL.map(|fault| check_locked(front, hop, fault))).await;
+        futures_util::future::join_all(
+            Fault::ALL.map(|fault| check_locked(client_protocol, region_protocol, fault)),
+        )
+        .await;
     }
 }
 
 #[tokio::test]
 async fn over_http_2_a_begun_response_is_never_retried_and_ends_in_a_reset() {
-    let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
+    let scripts = [(AMERICA, ClosesInALargeBody), (EUROPE, Responds), (JAPAN, Responds)];
     let scene = Scene::start(TLS, scripts).await;
-    let client = Client::of(&scene, Front::Http2OverTls).await;
-    let seen = client.ask("anywhere", &[]).await;
+    let client = Client::of(&scene, ClientProtocol::Http2OverTls).await;
+    let seen = client.send("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body), (200, None), "a cut answer looks cut");
     assert_eq!(scene.requests(), [1, 0, 0]);
     // The other streams of its connection continue.
-    scene.regions[AMERICA].script.send_replace(AnswersLarge);
-    let seen = client.ask("anywhere", &[]).await;
+    scene.regions[AMERICA].script.send_replace(RespondsLarge);
+    let seen = client.send("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body.map(|body| body.len())), (200, Some(LARGE)));
 }
 
 #[tokio::test]
 async fn a_stale_connection_causes_no_failure() {
-    let scene = Scene::with([(AMERICA, HangsUpOnTheSecond), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let scene =
+        Scene::with([(AMERICA, ClosesOnTheSecondRequest), (EUROPE, Responds), (JAPAN, Responds)]).await;
     assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
     assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
     assert_eq!(scene.requests(), [3, 0, 0], "no other region was used");
@@ -301,7 +316,7 @@ async fn a_region_that_reports_but_does_not_respond_is_ejected_after_its_usual_r
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Waits);
     assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
-    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     // The second consecutive timeout ejects it, and no further request meets it.
     assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
     assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
@@ -330,7 +345,7 @@ async fn a_region_that_responds_to_a_probe_recovers() {
     while circuit(&scene, AMERICA).await == "closed" {
         assert_eq!(answered(&scene, &[]).await.0, 200);
     }
-    region.script.send_replace(Answers);
+    region.script.send_replace(Responds);
     let returns = async {
         while circuit(&scene, AMERICA).await != "recovering" {
             assert_eq!(answered(&scene, &[]).await.0, 200);
@@ -346,7 +361,7 @@ async fn the_first_byte_timeout_includes_the_queue_of_a_region() {
         assert_eq!(answered(&scene, &[]).await.0, 200);
     }
     let region = &scene.regions[AMERICA];
-    region.has_waiting(600).await;
+    region.report_queue(600).await;
     region.script.send_replace(Takes(Duration::from_millis(400)));
     for _ in 0..3 {
         assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
@@ -359,7 +374,7 @@ async fn the_first_byte_timeout_includes_the_queue_of_a_region() {
 #[tokio::test]
 async fn a_region_that_was_always_slow_does_not_time_out() {
     let scene =
-        Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Answers), (JAPAN, Answers)]);
+        Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Responds), (JAPAN, Responds)]);
     let scene = scene.await;
     for _ in 0..3 {
         assert_eq!(answered_within(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
@@ -372,12 +387,12 @@ async fn a_region_that_was_always_slow_does_not_time_out() {
 async fn a_locked_request_waits_for_its_only_region_without_a_retry() {
     let scene = Scene::with(WELL).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(scene.ask("locked", &[]).await.unwrap().status(), 200);
+        assert_eq!(scene.send("locked", &[]).await.unwrap().status(), 200);
     }
     scene.regions[EUROPE].script.send_replace(Takes(Duration::from_millis(400)));
-    let answer = scene.ask("locked", &[]).await.unwrap();
+    let response = scene.send("locked", &[]).await.unwrap();
     assert_eq!(
-        (answer.status().as_u16(), &answer.headers()["x-meridian-attempts"]),
+        (response.status().as_u16(), &response.headers()["x-meridian-attempts"]),
         (200, &"1".parse().unwrap())
     );
     assert_eq!(scene.requests(), [0, ENOUGH_TO_HEDGE as u64 + 1, 0]);
@@ -393,9 +408,9 @@ async fn interactive_requests_are_hedged_and_bulk_is_not() {
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Takes(Duration::from_millis(60)));
     assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
-    assert!(!*region.given_up.borrow());
+    assert!(!*region.cancelled.borrow());
     assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
-    region.given_up.subscribe().wait_for(|given_up| *given_up).await.unwrap();
+    region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1), "one in fifty is raced, and it lost no trust");
 }
 
@@ -413,63 +428,65 @@ async fn hedging_can_be_disabled() {
 #[tokio::test]
 async fn waiting_requests_leave_a_region_that_becomes_unresponsive() {
     let begun = Instant::now();
-    check(FallsSilent, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
+    check(StopsResponding, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
 #[tokio::test]
 async fn a_begun_response_is_never_retried() {
-    for hop in [Hop::Http1, Hop::Http2] {
-        let scripts = [(AMERICA, BreaksOffInALargeBody), (EUROPE, Answers), (JAPAN, Answers)];
-        let scene = Scene::start(hop.config(), scripts).await;
-        let answer = scene.ask("anywhere", &[]).await.unwrap();
-        assert_eq!(answer.status().as_u16(), 200);
-        assert!(answer.bytes().await.is_err(), "a cut answer looks cut: {hop:?}");
-        assert_eq!(scene.requests(), [1, 0, 0], "{hop:?}");
+    for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
+        let scripts = [(AMERICA, ClosesInALargeBody), (EUROPE, Responds), (JAPAN, Responds)];
+        let scene = Scene::start(region_protocol.config(), scripts).await;
+        let response = scene.send("anywhere", &[]).await.unwrap();
+        assert_eq!(response.status().as_u16(), 200);
+        assert!(response.bytes().await.is_err(), "a cut answer looks cut: {region_protocol:?}");
+        assert_eq!(scene.requests(), [1, 0, 0], "{region_protocol:?}");
     }
 }
 
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 #[tokio::test]
 async fn no_truncated_response_sends_a_locked_request_to_another_region() {
-    for europe in [HangsUp, BreaksOffInTheHead, BreaksOffInASmallBody] {
-        let scene = Scene::with([(AMERICA, Answers), (EUROPE, europe), (JAPAN, Answers)]).await;
-        let answer = scene.ask("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
-        assert_eq!(answer.status().as_u16(), 503, "{europe:?}");
-        let attempts = answer.headers()["x-meridian-attempts"].to_str().unwrap();
-        let replayed = replayed(europe == HangsUp, 1, attempts);
+    for europe in [ClosesConnection, ClosesInTheHead, ClosesInASmallBody] {
+        let scene = Scene::with([(AMERICA, Responds), (EUROPE, europe), (JAPAN, Responds)]).await;
+        let response = scene.send("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
+        assert_eq!(response.status().as_u16(), 503, "{europe:?}");
+        let attempts = response.headers()["x-meridian-attempts"].to_str().unwrap();
+        let replayed = replayed(europe == ClosesConnection, 1, attempts);
         assert_eq!(scene.requests(), [0, 1 + replayed, 0], "{europe:?}");
     }
 }
 
 #[tokio::test]
 async fn a_residency_header_narrows_and_a_repeated_one_is_rejected() {
-    let scene = Scene::with([(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
-    let narrowed = scene.ask("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
+    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let narrowed = scene.send("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
-    let nowhere = scene.ask("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
+    let nowhere = scene.send("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
     assert!(nowhere.text().await.unwrap().contains("x-meridian-residency"), "here it is the header");
     let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
-    assert_eq!(scene.ask("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
+    assert_eq!(scene.send("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
     assert_eq!(scene.requests(), [0, 0, 1]);
 }
 
 #[tokio::test]
 async fn the_client_location_is_accepted_from_trusted_peers_only() {
     for (trusted, region) in [("127.0.0.1", JAPAN), ("192.0.2.1", AMERICA)] {
-        let scene = Scene::trusting(trusted, [(AMERICA, Answers), (EUROPE, Answers), (JAPAN, Answers)]).await;
-        let answer = scene.ask("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
-        assert_eq!(answer.headers()["x-meridian-region"], region, "{trusted} is trusted");
+        let scene =
+            Scene::with_trusted_peer(trusted, [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)])
+                .await;
+        let response = scene.send("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
+        assert_eq!(response.headers()["x-meridian-region"], region, "{trusted} is trusted");
     }
 }
 
 #[tokio::test]
 async fn a_deadline_returns_an_error() {
-    let scene = Scene::with([(AMERICA, FallsSilent), (EUROPE, Answers), (JAPAN, Answers)]).await;
+    let scene = Scene::with([(AMERICA, StopsResponding), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let begun = Instant::now();
-    let answer = scene.ask("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
-    assert_eq!(answer.headers()["x-meridian-error"], "deadline_exceeded");
+    let response = scene.send("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
+    assert_eq!(response.headers()["x-meridian-error"], "deadline_exceeded");
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
 }
 

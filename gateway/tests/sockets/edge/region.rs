@@ -17,25 +17,25 @@ use tokio::task::JoinSet;
 /// Behaviour of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
-    Answers,
-    AnswersLarge,
-    SaysElsewhere,
-    SaysOverloaded,
-    HangsUp,
-    BreaksOffInTheHead,
-    BreaksOffInASmallBody,
-    BreaksOffInALargeBody,
+    Responds,
+    RespondsLarge,
+    RejectsNotReady,
+    RejectsOverloaded,
+    ClosesConnection,
+    ClosesInTheHead,
+    ClosesInASmallBody,
+    ClosesInALargeBody,
     /// Like the two above, with a reset instead of an end of stream.
     ResetsInTheHead,
     ResetsInASmallBody,
     /// Responds to the first request on a connection, and closes on the second: a stale connection.
-    HangsUpOnTheSecond,
+    ClosesOnTheSecondRequest,
     /// Responds after this time.
     Takes(Duration),
     /// Waits for further bytes on the connection.
     Waits,
     /// Neither responds nor reports any more.
-    FallsSilent,
+    StopsResponding,
 }
 
 /// Larger than a buffered response.
@@ -53,40 +53,40 @@ pub(crate) struct Region {
     queue: AtomicU64,
     reports: watch::Sender<u64>,
     silent: watch::Sender<bool>,
-    pub(crate) given_up: watch::Sender<bool>,
-    door: watch::Sender<Door>,
+    pub(crate) cancelled: watch::Sender<bool>,
+    listener: watch::Sender<ListenerState>,
     /// Idle connections that have carried requests.
-    kept: watch::Sender<u64>,
+    connections: watch::Sender<u64>,
 }
 
 /// State of the listener. Unless it is open, reports continue on their connection until a request arrives on it: so
 /// reports do not reveal the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Door {
+pub(crate) enum ListenerState {
     Open,
     /// New connections are refused, and idle ones were closed.
-    Gone,
+    Closed,
     /// New connections are not accepted; once the queue is full, SYNs are not answered. Idle ones were closed.
-    Stuck,
+    NotAccepting,
     /// The process was killed: all connections end at once, at any point.
-    Dead,
+    Killed,
 }
 
 /// Transport of a request.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Unpin + Send {
+pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin + Send {
     /// Ends with a reset.
-    fn resets(self) -> Option<()>;
+    fn reset(self) -> Option<()>;
 }
 
-impl Wire for TcpStream {
-    fn resets(self) -> Option<()> {
+impl Transport for TcpStream {
+    fn reset(self) -> Option<()> {
         self.set_zero_linger().ok()
     }
 }
 
 /// A stream of a connection, which ends with a reset unless it was answered.
-impl Wire for DuplexStream {
-    fn resets(self) -> Option<()> {
+impl Transport for DuplexStream {
+    fn reset(self) -> Option<()> {
         Some(())
     }
 }
@@ -101,11 +101,21 @@ impl Region {
         let socket = socket.listen(BACKLOG).unwrap();
         let address = socket.local_addr().unwrap();
         let (script, silent) = (watch::Sender::new(script), watch::Sender::new(false));
-        let (given_up, door) = (watch::Sender::new(false), watch::Sender::new(Door::Open));
-        let [requests, reports, kept] = [(); 3].map(|()| watch::Sender::new(0));
+        let (cancelled, listener) = (watch::Sender::new(false), watch::Sender::new(ListenerState::Open));
+        let [requests, reports, connections] = [(); 3].map(|()| watch::Sender::new(0));
         let queue = AtomicU64::new(0);
-        let region =
-            Arc::new(Region { id, away, script, requests, queue, reports, silent, given_up, door, kept });
+        let region = Arc::new(Region {
+            id,
+            away,
+            script,
+            requests,
+            queue,
+            reports,
+            silent,
+            cancelled,
+            listener,
+            connections,
+        });
         let shared = region.clone();
         tokio::spawn(async move {
             let mut connections = JoinSet::new();
@@ -113,11 +123,11 @@ impl Region {
             loop {
                 tokio::select! {
                     biased;
-                    door = shared.shut() => match door {
-                        Door::Open | Door::Dead => return,
-                        Door::Gone => break,
-                        Door::Stuck => {
-                            shared.is(Door::Dead).await;
+                    listener = shared.wait_until_not_open() => match listener {
+                        ListenerState::Open | ListenerState::Killed => return,
+                        ListenerState::Closed => break,
+                        ListenerState::NotAccepting => {
+                            shared.wait_for_listener(ListenerState::Killed).await;
                             return;
                         }
                     },
@@ -131,57 +141,61 @@ impl Region {
                 }
             }
             drop(socket);
-            shared.is(Door::Dead).await;
+            shared.wait_for_listener(ListenerState::Killed).await;
         });
         (region, address)
     }
 
     /// Waits until the listener is not open any more.
-    pub(crate) async fn shut(&self) -> Door {
-        *self.door.subscribe().wait_for(|door| *door != Door::Open).await.unwrap()
+    pub(crate) async fn wait_until_not_open(&self) -> ListenerState {
+        *self.listener.subscribe().wait_for(|listener| *listener != ListenerState::Open).await.unwrap()
     }
 
-    async fn is(&self, wanted: Door) {
-        self.door.subscribe().wait_for(|door| *door == wanted).await.unwrap();
+    async fn wait_for_listener(&self, expected: ListenerState) {
+        self.listener.subscribe().wait_for(|listener| *listener == expected).await.unwrap();
     }
 
     /// Closes the listener; returns when no connection remains that carried a request.
-    pub(crate) async fn shuts(&self, door: Door) {
-        self.door.send_replace(door);
-        if door != Door::Dead {
-            self.kept.subscribe().wait_for(|kept| *kept == 0).await.unwrap();
+    pub(crate) async fn close_listener(&self, listener: ListenerState) {
+        self.listener.send_replace(listener);
+        if listener != ListenerState::Killed {
+            self.connections.subscribe().wait_for(|connections| *connections == 0).await.unwrap();
         }
     }
 
-    pub(crate) fn door(&self) -> Door {
-        *self.door.borrow()
+    pub(crate) fn listener(&self) -> ListenerState {
+        *self.listener.borrow()
     }
 
-    pub(crate) async fn falls_silent(&self) {
+    pub(crate) async fn wait_until_silent(&self) {
         self.silent.subscribe().wait_for(|silent| *silent).await.unwrap();
     }
 
     async fn serve(self: &Arc<Region>, mut stream: BufReader<TcpStream>) {
         match stream.fill_buf().await {
             Ok(first) if first.starts_with(http2::PREFACE) => drop(http2::serve(self, stream).await),
-            _ => self.converses(stream).await,
+            _ => self.serve_connection(stream).await,
         }
     }
 
     /// Serves a connection until its end.
-    pub(crate) async fn converses(&self, stream: BufReader<impl Wire>) {
+    pub(crate) async fn serve_connection(&self, stream: BufReader<impl Transport>) {
         let mut requests = 0;
-        let _ = self.converse(stream, &mut requests).await;
+        let _ = self.serve_requests(stream, &mut requests).await;
         if requests > 0 {
-            self.kept.send_modify(|kept| *kept -= 1);
+            self.connections.send_modify(|connections| *connections -= 1);
         }
     }
 
-    async fn converse(&self, mut stream: BufReader<impl Wire>, on_this_connection: &mut u32) -> Option<()> {
+    async fn serve_requests(
+        &self,
+        mut stream: BufReader<impl Transport>,
+        on_this_connection: &mut u32,
+    ) -> Option<()> {
         loop {
             let (method, path, body) = tokio::select! {
                 request = read_request(&mut stream) => request?,
-                _ = self.shut(), if *on_this_connection > 0 => return None,
+                _ = self.wait_until_not_open(), if *on_this_connection > 0 => return None,
             };
             if !self.away.is_zero() {
                 tokio::time::sleep(self.away).await;
@@ -195,26 +209,26 @@ impl Region {
                 continue;
             }
             // The connection of the reports is one of those that were closed, as soon as another request arrives on it.
-            if *self.door.borrow() != Door::Open {
+            if *self.listener.borrow() != ListenerState::Open {
                 return None;
             }
             if *on_this_connection == 0 {
-                self.kept.send_modify(|kept| *kept += 1);
+                self.connections.send_modify(|connections| *connections += 1);
             }
             *on_this_connection += 1;
             self.requests.send_modify(|requests| *requests += 1);
             let script = *self.script.borrow();
             let error = |code: &str| format!("x-meridian-error: {code}\r\n");
             match script {
-                Answers => serve(&mut stream, &method, &path).await?,
-                HangsUpOnTheSecond if *on_this_connection > 1 => return None,
-                HangsUpOnTheSecond => serve(&mut stream, &method, &path).await?,
+                Responds => serve(&mut stream, &method, &path).await?,
+                ClosesOnTheSecondRequest if *on_this_connection > 1 => return None,
+                ClosesOnTheSecondRequest => serve(&mut stream, &method, &path).await?,
                 Takes(time) => {
                     tokio::select! {
                         () = tokio::time::sleep(time) => serve(&mut stream, &method, &path).await?,
                         // The gateway has cancelled the request, and the work ends.
                         _ = stream.fill_buf() => {
-                            self.given_up.send_replace(true);
+                            self.cancelled.send_replace(true);
                             return None;
                         }
                     }
@@ -227,28 +241,28 @@ impl Region {
                     stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"cut").await.ok()?;
                     return reset(stream);
                 }
-                AnswersLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
-                SaysElsewhere => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
-                SaysOverloaded => write(&mut stream, "429 No", &error("overloaded"), b"{}").await?,
-                HangsUp => return None,
-                BreaksOffInTheHead => return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await.ok(),
-                BreaksOffInASmallBody => {
+                RespondsLarge => write(&mut stream, "200 OK", "", &vec![b' '; LARGE]).await?,
+                RejectsNotReady => write(&mut stream, "503 No", &error("not_ready"), b"{}").await?,
+                RejectsOverloaded => write(&mut stream, "429 No", &error("overloaded"), b"{}").await?,
+                ClosesConnection => return None,
+                ClosesInTheHead => return stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-le").await.ok(),
+                ClosesInASmallBody => {
                     return stream
                         .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"cut")
                         .await
                         .ok();
                 }
-                BreaksOffInALargeBody => {
+                ClosesInALargeBody => {
                     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LARGE}\r\n\r\n");
                     stream.write_all(head.as_bytes()).await.ok()?;
                     return stream.write_all(&vec![b' '; LARGE / 2]).await.ok();
                 }
                 Waits => {
                     let _ = stream.read_u8().await;
-                    self.given_up.send_replace(true);
+                    self.cancelled.send_replace(true);
                     return None;
                 }
-                FallsSilent => {
+                StopsResponding => {
                     self.silent.send_replace(true);
                     std::future::pending::<()>().await;
                 }
@@ -271,7 +285,7 @@ impl Region {
 
     /// Sets the reported queue, and returns when the gateway has received it: it polls again once it has the last
     /// report.
-    pub(crate) async fn has_waiting(&self, tokens: u64) {
+    pub(crate) async fn report_queue(&self, tokens: u64) {
         self.queue.store(tokens, Ordering::SeqCst);
         let before = *self.reports.borrow();
         self.reports.subscribe().wait_for(|reports| *reports >= before + 3).await.unwrap();
@@ -283,12 +297,12 @@ impl Region {
     }
 
     /// Waits for a number of requests.
-    pub(crate) async fn until_requests(&self, count: u64) {
+    pub(crate) async fn wait_for_requests(&self, count: u64) {
         self.requests.subscribe().wait_for(|requests| *requests >= count).await.unwrap();
     }
 }
 
-async fn read_request(stream: &mut BufReader<impl Wire>) -> Option<(String, String, Vec<u8>)> {
+async fn read_request(stream: &mut BufReader<impl Transport>) -> Option<(String, String, Vec<u8>)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
@@ -301,7 +315,7 @@ async fn read_request(stream: &mut BufReader<impl Wire>) -> Option<(String, Stri
     Some((method, path, body))
 }
 
-async fn serve(stream: &mut BufReader<impl Wire>, method: &str, path: &str) -> Option<()> {
+async fn serve(stream: &mut BufReader<impl Transport>, method: &str, path: &str) -> Option<()> {
     let served = json!({"served": true, "path": path}).to_string();
     if method == "head" {
         // RFC 9110, 9.3.2: the length of an omitted body.
@@ -313,11 +327,16 @@ async fn serve(stream: &mut BufReader<impl Wire>, method: &str, path: &str) -> O
 }
 
 /// Ends a connection with a reset.
-fn reset(stream: BufReader<impl Wire>) -> Option<()> {
-    stream.into_inner().resets()
+fn reset(stream: BufReader<impl Transport>) -> Option<()> {
+    stream.into_inner().reset()
 }
 
-async fn write(stream: &mut BufReader<impl Wire>, status: &str, headers: &str, body: &[u8]) -> Option<()> {
+async fn write(
+    stream: &mut BufReader<impl Transport>,
+    status: &str,
+    headers: &str,
+    body: &[u8],
+) -> Option<()> {
     let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes()).await.ok()?;
     stream.write_all(body).await.ok()

@@ -28,7 +28,7 @@ const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\n
 /// Gateway with three regions.
 pub(crate) struct Scene {
     pub(crate) url: String,
-    pub(crate) door: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Certificate for clients, if it uses TLS.
     pub(crate) certificate: CertificateDer<'static>,
     pub(crate) operations: String,
@@ -44,10 +44,10 @@ pub(crate) const TLS: &str = "tls = { certificate = 'gateway.crt', key = 'gatewa
 
 impl Scene {
     pub(crate) async fn with(scripts: [(&'static str, Script); 3]) -> Scene {
-        Scene::trusting("127.0.0.1", scripts).await
+        Scene::with_trusted_peer("127.0.0.1", scripts).await
     }
 
-    pub(crate) async fn trusting(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+    pub(crate) async fn with_trusted_peer(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
         let text = format!("trusted_peers = ['{peer}']");
         Scene::start(&text, scripts).await
     }
@@ -69,7 +69,7 @@ impl Scene {
         std::fs::write(dir.path().join("narrow"), "n").unwrap();
         std::fs::write(dir.path().join("tenants.toml"), TENANTS).unwrap();
         let certificate = certify(dir.path());
-        let (door, operations, stop) = loop {
+        let (address, operations, stop) = loop {
             let text = format!(
                 "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{AMERICA}'\nhub = 'http://{hub}'\n\
                  snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
@@ -84,29 +84,38 @@ impl Scene {
             let running = tokio::spawn(gateway::edge::run(config, shutdown, |address| {
                 ready.send(address).expect("the test waits for the address")
             }));
-            if let Ok(door) = address.await {
-                break (door, operations, stop);
+            if let Ok(address) = address.await {
+                break (address, operations, stop);
             }
             // Another scene may have taken the port in the meantime.
             let ended = running.await.unwrap();
             assert!(matches!(ended, Err(gateway::edge::EdgeError::Bind { .. })), "{ended:?}");
         };
-        let url = format!("http://{door}/v1/embeddings");
+        let url = format!("http://{address}/v1/embeddings");
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene =
-            Scene { url, door, certificate, operations, regions, addresses, client, _dir: dir, _stop: stop };
-        scene.until_all_healthy().await;
+        let scene = Scene {
+            url,
+            address,
+            certificate,
+            operations,
+            regions,
+            addresses,
+            client,
+            _dir: dir,
+            _stop: stop,
+        };
+        scene.wait_until_all_healthy().await;
         scene
     }
 
-    async fn until_all_healthy(&self) {
+    async fn wait_until_all_healthy(&self) {
         let begun = Instant::now();
         loop {
             assert!(begun.elapsed() < Duration::from_secs(20), "the regions do not become healthy");
-            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+            let Ok(response) = self.client.get(format!("{}/routes", self.operations)).send().await else {
                 continue;
             };
-            let routes: Value = answer.json().await.unwrap();
+            let routes: Value = response.json().await.unwrap();
             let regions = routes["regions"].as_array().cloned().unwrap_or_default();
             if regions.len() == 3 && regions.iter().all(|region| region["health"] == "healthy") {
                 return;
@@ -114,7 +123,7 @@ impl Scene {
         }
     }
 
-    pub(crate) async fn ask(
+    pub(crate) async fn send(
         &self,
         model: &str,
         headers: &[(&str, &str)],
@@ -132,8 +141,8 @@ impl Scene {
         let url = self.url.replace("/v1/embeddings", path);
         let request =
             self.client.request(method.parse().unwrap(), url).bearer_auth("k").body(body.to_owned());
-        let answer = request.send().await.unwrap();
-        (answer.status().as_u16(), answer.json().await.unwrap())
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
     }
 
     pub(crate) fn requests(&self) -> [u64; 3] {

@@ -1,7 +1,7 @@
 //! Ambiguous requests: repeated headers, and chunks in pieces.
 
 use super::http2::{Client, request};
-use super::scene::{BODY, Scene, ask, one, post};
+use super::scene::{BODY, Scene, post, read_response, send_and_read};
 use http::Method;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -29,20 +29,21 @@ async fn a_repeated_authentication_or_framing_header_is_rejected() {
             _ => request_1,
         };
         stream.write_all(request_1.as_bytes()).await.unwrap();
-        let answer = one(&mut stream).await;
-        assert_eq!((answer.status, answer.code()), (400, "invalid_header"), "{twice:?}: {answer:?}");
-        assert!(answer.body.contains(name), "{answer:?}");
+        let response = read_response(&mut stream).await;
+        assert_eq!((response.status, response.code()), (400, "invalid_header"), "{twice:?}: {response:?}");
+        assert!(response.body.contains(name), "{response:?}");
 
         let fields: &[_] = match name {
             "authorization" => &[(name, second)],
             _ => &[(name, first), (name, second)],
         };
         // Every request of the scene has one already.
-        let answer = client.ask(request(Method::POST, "/v1/embeddings", fields), BODY.into()).await.unwrap();
-        assert_eq!(answer.head.status().as_u16(), 400, "{twice:?}");
+        let response =
+            client.request(request(Method::POST, "/v1/embeddings", fields), BODY.into()).await.unwrap();
+        assert_eq!(response.head.status().as_u16(), 400, "{twice:?}");
     }
     assert_eq!(scene.region.requests(), 0);
-    assert_eq!(ask(&mut stream).await.status, 200, "the connection goes on");
+    assert_eq!(send_and_read(&mut stream).await.status, 200, "the connection goes on");
 }
 
 #[tokio::test]
@@ -57,8 +58,12 @@ async fn malformed_chunks_are_rejected_for_every_segmentation() {
         stream.write_all(format!("{head}{}", &wrong[..cut]).as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         stream.write_all(&wrong.as_bytes()[cut..]).await.unwrap();
-        let answer = super::scene::rest(&mut stream).await;
-        assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "cut at {cut}: {answer:?}");
+        let response = super::scene::read_until_closed(&mut stream).await;
+        assert_eq!(
+            (response.status, response.code()),
+            (400, "malformed_request"),
+            "cut at {cut}: {response:?}"
+        );
     }
     assert_eq!(scene.region.requests(), 0);
     // Valid chunks, in pieces, and followed by another request.
@@ -70,6 +75,6 @@ async fn malformed_chunks_are_rejected_for_every_segmentation() {
         tokio::task::yield_now().await;
     }
     for _ in 0..2 {
-        assert_eq!(one(&mut stream).await.json()["bytes"], 35);
+        assert_eq!(read_response(&mut stream).await.json()["bytes"], 35);
     }
 }

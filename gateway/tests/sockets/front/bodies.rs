@@ -1,6 +1,6 @@
 //! Bodies at the size limit, above it, deeply nested, and malformed.
 
-use super::scene::{BODY, Mode, Scene, one, post};
+use super::scene::{BODY, Mode, Scene, post, read_response};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -17,21 +17,21 @@ async fn a_body_of_32_mib_is_accepted_and_one_byte_more_rejected() {
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;
     stream.write_all(post("", &of_size(BODY_BYTES_MAX)).as_bytes()).await.unwrap();
-    assert_eq!(one(&mut stream).await.json()["bytes"], BODY_BYTES_MAX);
-    let answer = edge.say(post("", &of_size(BODY_BYTES_MAX + 1)).as_bytes()).await;
-    assert_eq!((answer.status, answer.code()), (413, "body_too_large"), "{answer:?}");
+    assert_eq!(read_response(&mut stream).await.json()["bytes"], BODY_BYTES_MAX);
+    let response = edge.send_bytes(post("", &of_size(BODY_BYTES_MAX + 1)).as_bytes()).await;
+    assert_eq!((response.status, response.code()), (413, "body_too_large"), "{response:?}");
     // Without a declared length, the bytes are counted.
     let body = of_size(BODY_BYTES_MAX + 1);
     let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
-    let answer = edge.say(format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes()).await;
-    assert_eq!((answer.status, answer.code()), (413, "body_too_large"), "{answer:?}");
+    let response = edge.send_bytes(format!("{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes()).await;
+    assert_eq!((response.status, response.code()), (413, "body_too_large"), "{response:?}");
 }
 
 #[tokio::test]
 async fn a_response_of_64_mib_is_forwarded_completely() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
-    scene.region.mode.send_replace(Mode::Answers(64 << 20));
+    scene.region.mode.send_replace(Mode::Responds(64 << 20));
     let mut stream = edge.connect().await;
     stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.unwrap();
     let mut all = Vec::new();
@@ -62,11 +62,11 @@ async fn an_invalid_body_is_a_400_that_keeps_the_connection() {
     ];
     for (body, code) in cases {
         stream.write_all(post("", body).as_bytes()).await.unwrap();
-        let answer = one(&mut stream).await;
+        let response = read_response(&mut stream).await;
         let shown: String = body.chars().take(60).collect();
-        assert_eq!((answer.status, answer.code()), (400, code), "{shown}: {answer:?}");
-        assert_eq!(answer.json()["error"]["code"], json!(code));
-        assert_eq!(answer.header("connection"), "keep-alive");
+        assert_eq!((response.status, response.code()), (400, code), "{shown}: {response:?}");
+        assert_eq!(response.json()["error"]["code"], json!(code));
+        assert_eq!(response.header("connection"), "keep-alive");
     }
     assert_eq!(scene.region.requests(), 0);
 }

@@ -2,7 +2,7 @@
 //! body stalls.
 
 use super::http2::{Client, post as post_http2};
-use super::scene::{BODY, Edge, Scene, ask, one, post, rest, until};
+use super::scene::{BODY, Edge, Scene, post, read_response, read_until_closed, send_and_read, wait_until};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -39,7 +39,11 @@ async fn declared_bodies_that_do_not_arrive_reserve_no_memory() {
         assert!(begun.elapsed() < Duration::from_secs(20), "they are read");
     }
     for _ in 0..10 {
-        assert_eq!(ask(&mut edge.connect().await).await.status, 200, "beside 32 that declare 32 MiB each");
+        assert_eq!(
+            send_and_read(&mut edge.connect().await).await.status,
+            200,
+            "beside 32 that declare 32 MiB each"
+        );
     }
     let taken = metric(&edge, "meridian_gateway_bodies_bytes").await;
     assert!(taken <= 32 * (16 << 10), "{taken} bytes for 32 bytes that came");
@@ -62,10 +66,10 @@ async fn a_tenant_that_fills_its_memory_is_rejected_and_others_are_not() {
     }
     let mut second = edge.connect().await;
     second.write_all(post("", BODY).replace("Bearer k", "Bearer o").as_bytes()).await.unwrap();
-    let answer = one(&mut second).await;
-    assert_eq!((answer.status, answer.code()), (429, "overloaded"), "{answer:?}");
-    assert!(answer.body.contains("bytes_per_tenant_max"), "{answer:?}");
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200, "another tenant is served");
+    let response = read_response(&mut second).await;
+    assert_eq!((response.status, response.code()), (429, "overloaded"), "{response:?}");
+    assert!(response.body.contains("bytes_per_tenant_max"), "{response:?}");
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200, "another tenant is served");
 }
 
 #[tokio::test]
@@ -74,10 +78,10 @@ async fn a_connection_is_limited_to_its_share_of_the_memory() {
     let edge = scene.edge("[bodies]\nbytes_per_connection_max = 33554432\n").await;
     let client = Client::plain(&edge).await;
     let piece = bytes::Bytes::from(vec![b'x'; 128 << 10]);
-    let (mut answers, mut bodies) = (Vec::new(), Vec::new());
+    let (mut responses, mut bodies) = (Vec::new(), Vec::new());
     for _ in 0..4 {
-        let (answer, body) = client.begin(post_http2(), false).await.unwrap();
-        answers.push(answer);
+        let (response, body) = client.begin(post_http2(), false).await.unwrap();
+        responses.push(response);
         bodies.push(body);
     }
     // 12 MiB each: the third or fourth exceeds the limit.
@@ -101,12 +105,12 @@ async fn a_connection_is_limited_to_its_share_of_the_memory() {
             std::future::pending::<()>().await;
         });
     }
-    let first = futures_util::future::select_all(answers);
-    let (answer, ..) = tokio::time::timeout(Duration::from_secs(20), first).await.expect("one is refused");
-    let answer = answer.unwrap();
-    let code = answer.headers()["x-meridian-error"].to_str().unwrap();
-    assert_eq!((answer.status().as_u16(), code), (429, "overloaded"));
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200, "another connection is served");
+    let first = futures_util::future::select_all(responses);
+    let (response, ..) = tokio::time::timeout(Duration::from_secs(20), first).await.expect("one is refused");
+    let response = response.unwrap();
+    let code = response.headers()["x-meridian-error"].to_str().unwrap();
+    assert_eq!((response.status().as_u16(), code), (429, "overloaded"));
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200, "another connection is served");
 }
 
 #[tokio::test]
@@ -115,9 +119,9 @@ async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout
     let edge = scene.edge("[bodies]\nstall = '400ms'\nbytes_per_second_min = 1000\n").await;
     let begun = Instant::now();
     let mut stops = begins(&edge, "k", 1000, 10).await;
-    let answer = rest(&mut stops).await;
-    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
-    assert!(answer.body.contains("0.4 s"), "{answer:?}");
+    let response = read_until_closed(&mut stops).await;
+    assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
+    assert!(response.body.contains("0.4 s"), "{response:?}");
     // One byte at a time, each before the stall timeout.
     let (mut reads, mut writes) = begins(&edge, "k", 1000, 1).await.into_split();
     let trickling = tokio::spawn(async move {
@@ -125,9 +129,9 @@ async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    let answer = rest(&mut reads).await;
-    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
-    assert!(answer.body.contains("1000 bytes a second"), "{answer:?}");
+    let response = read_until_closed(&mut reads).await;
+    assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
+    assert!(response.body.contains("1000 bytes a second"), "{response:?}");
     trickling.abort();
     assert!(begun.elapsed() < Duration::from_secs(20), "and not after a minute each");
     // A slow body that makes progress is served.
@@ -139,6 +143,6 @@ async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout
         tokio::time::sleep(Duration::from_millis(60)).await;
         slow.write_all(piece).await.unwrap();
     }
-    assert_eq!(one(&mut slow).await.status, 200);
-    until("requests reach the region", || scene.region.requests() == 1).await;
+    assert_eq!(read_response(&mut slow).await.status, 200);
+    wait_until("requests reach the region", || scene.region.requests() == 1).await;
 }

@@ -1,13 +1,19 @@
 //! Timeouts of each part of a request.
 
 use super::http2::Client;
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest};
+use super::scene::{
+    BODY, Edge, Mode, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read,
+};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Sends `bytes` and then `drops`, one every 20 ms, until the peer closes.
-async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (super::scene::Answer, Duration) {
+async fn trickle(
+    mut stream: TcpStream,
+    bytes: &[u8],
+    drops: &[u8],
+) -> (super::scene::ClientResponse, Duration) {
     let begun = Instant::now();
     stream.write_all(bytes).await.unwrap();
     let (mut read, mut write) = stream.into_split();
@@ -20,24 +26,24 @@ async fn trickle(mut stream: TcpStream, bytes: &[u8], drops: &[u8]) -> (super::s
             }
         }
     });
-    let answer = rest(&mut read).await;
+    let response = read_until_closed(&mut read).await;
     dripping.abort();
-    (answer, begun.elapsed())
+    (response, begun.elapsed())
 }
 
 #[tokio::test]
 async fn a_head_that_trickles_times_out() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
-    let (answer, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
-    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    let (response, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
+    assert_eq!((response.status, response.code()), (408, "head_timeout"), "{response:?}");
     assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&took), "{took:?}");
     // Field after field, and as the start of the HTTP/2 preface.
-    let (answer, _) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\n", b"x: y\r\n").await;
-    assert_eq!((answer.status, answer.code()), (408, "head_timeout"), "{answer:?}");
+    let (response, _) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\n", b"x: y\r\n").await;
+    assert_eq!((response.status, response.code()), (408, "head_timeout"), "{response:?}");
     let mut stream = edge.connect().await;
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM").await.unwrap();
-    assert_eq!(rest(&mut stream).await.status, 408);
+    assert_eq!(read_until_closed(&mut stream).await.status, 408);
 }
 
 #[tokio::test]
@@ -45,12 +51,12 @@ async fn a_body_that_never_ends_or_never_starts_times_out() {
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let request = post("", BODY).replace("content-length: 35", "content-length: 1000000");
-    let (answer, took) = trickle(edge.connect().await, request.as_bytes(), b" ").await;
-    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    let (response, took) = trickle(edge.connect().await, request.as_bytes(), b" ").await;
+    assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
     assert!(took >= Duration::from_millis(500), "{took:?}");
     let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
-    let (answer, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
-    assert_eq!((answer.status, answer.code()), (408, "body_timeout"), "{answer:?}");
+    let (response, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
+    assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
     assert_eq!(scene.region.requests(), 0);
 }
 
@@ -76,7 +82,7 @@ async fn held(edge: &Edge) -> [Option<String>; 2] {
 async fn requests_of_a_client_that_never_reads_time_out() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nwrite = '400ms'\nidle = '2s'\n").await;
-    scene.region.mode.send_replace(Mode::Answers(2 << 20));
+    scene.region.mode.send_replace(Mode::Responds(2 << 20));
     // Small responses, large ones, and errors.
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let nowhere = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".repeat(50);
@@ -95,7 +101,7 @@ async fn requests_of_a_client_that_never_reads_time_out() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(held_on);
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200, "and others are served");
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200, "and others are served");
 }
 
 #[tokio::test]
@@ -104,13 +110,13 @@ async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not()
     let edge = scene.quick_edge().await;
     let begun = Instant::now();
     let (mut silent, mut busy) = (edge.connect().await, edge.connect().await);
-    let closed = tokio::spawn(async move { rest(&mut silent).await.status });
+    let closed = tokio::spawn(async move { read_until_closed(&mut silent).await.status });
     while !closed.is_finished() || begun.elapsed() < Duration::from_millis(800) {
-        assert_eq!(ask(&mut busy).await.status, 200);
+        assert_eq!(send_and_read(&mut busy).await.status, 200);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(closed.await.unwrap(), 0, "without a word");
-    assert_eq!(rest(&mut busy).await.status, 0, "and when it is idle in turn, this one too");
+    assert_eq!(read_until_closed(&mut busy).await.status, 0, "and when it is idle in turn, this one too");
 }
 
 #[tokio::test]
@@ -118,18 +124,18 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
     let scene = Scene::new().await;
     let edge = scene.edge("connections_max = 4\n").await;
     let (mut first, http2) = (edge.connect().await, Client::plain(&edge).await);
-    assert_eq!(ask(&mut first).await.status, 200);
+    assert_eq!(send_and_read(&mut first).await.status, 200);
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
     let mut third = edge.connect().await;
-    assert_eq!(ask(&mut third).await.status, 200);
+    assert_eq!(send_and_read(&mut third).await.status, 200);
     let mut fourth = edge.connect().await;
-    assert_eq!(ask(&mut fourth).await.status, 200);
-    assert_eq!(ask(&mut first).await.status, 200, "so many are kept as may be");
+    assert_eq!(send_and_read(&mut fourth).await.status, 200);
+    assert_eq!(send_and_read(&mut first).await.status, 200, "so many are kept as may be");
     let mut fifth = edge.connect().await;
-    assert_eq!(ask(&mut fifth).await.status, 200);
+    assert_eq!(send_and_read(&mut fifth).await.status, 200);
     let mut sixth = edge.connect().await;
-    assert_eq!(ask(&mut sixth).await.status, 200);
-    assert_eq!(rest(&mut third).await.status, 0, "the fifth or the sixth has its place");
+    assert_eq!(send_and_read(&mut sixth).await.status, 200);
+    assert_eq!(read_until_closed(&mut third).await.status, 0, "the fifth or the sixth has its place");
     let Client { send, ended } = http2;
     tokio::time::timeout(PATIENCE, ended)
         .await
@@ -143,15 +149,15 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
     for stream in &mut busy {
         stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     }
-    scene.region.until_requests(7 + 4).await;
+    scene.region.wait_for_requests(7 + 4).await;
     let mut waiting = edge.connect().await;
     waiting.write_all(post("", BODY).as_bytes()).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(200), waiting.readable()).await.is_err());
     scene.region.go_on.send_replace(true);
     for stream in &mut busy {
-        assert_eq!(one(stream).await.status, 200, "no busy connection is evicted");
+        assert_eq!(read_response(stream).await.status, 200, "no busy connection is evicted");
     }
-    assert_eq!(one(&mut waiting).await.status, 200);
+    assert_eq!(read_response(&mut waiting).await.status, 200);
 }
 
 #[tokio::test]
@@ -159,10 +165,10 @@ async fn an_http_2_body_that_never_ends_times_out_and_its_connection_continues()
     let scene = Scene::new().await;
     let edge = scene.quick_edge().await;
     let client = Client::plain(&edge).await;
-    let (answer, mut body) = client.begin(super::http2::post(), false).await.unwrap();
+    let (response, mut body) = client.begin(super::http2::post(), false).await.unwrap();
     body.send_data("{".into(), false).unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
-    assert_eq!(answer.status().as_u16(), 408);
+    let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+    assert_eq!(response.status().as_u16(), 408);
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
 }
 
@@ -177,6 +183,6 @@ async fn a_client_that_disconnects_within_its_request_affects_no_other() {
     }
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    assert_eq!(one(&mut stream).await.status, 200);
+    assert_eq!(read_response(&mut stream).await.status, 200);
     assert_eq!(scene.region.requests(), 1);
 }

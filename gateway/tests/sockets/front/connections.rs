@@ -1,6 +1,6 @@
 //! Connection limits: an address that sends partial requests evicts no connection that was served.
 
-use super::scene::{Edge, PATIENCE, Scene, ask, rest};
+use super::scene::{Edge, PATIENCE, Scene, read_until_closed, send_and_read};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -25,12 +25,16 @@ async fn attack(edge: &Edge, attackers: u8, good: &mut [TcpStream]) {
         held.push(stream);
         if number % 50 == 49 {
             let begun = Instant::now();
-            assert_eq!(ask(&mut from([127, 0, 2, 1], edge).await).await.status, 200, "a new client");
+            assert_eq!(
+                send_and_read(&mut from([127, 0, 2, 1], edge).await).await.status,
+                200,
+                "a new client"
+            );
             assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
         }
     }
     for stream in good {
-        assert_eq!(ask(stream).await.status, 200, "a connection that was idle");
+        assert_eq!(send_and_read(stream).await.status, 200, "a connection that was idle");
     }
 }
 
@@ -41,7 +45,7 @@ async fn partial_heads_of_one_address_or_of_many_evict_no_connection_that_was_se
     let mut good = Vec::new();
     for number in 0..40 {
         let mut stream = from([127, 0, 3, number], &edge).await;
-        assert_eq!(ask(&mut stream).await.status, 200);
+        assert_eq!(send_and_read(&mut stream).await.status, 200);
         good.push(stream);
     }
     for attackers in [1, 100] {
@@ -58,13 +62,13 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
     let mut served = Vec::new();
     for _ in 0..4 {
         let mut stream = from([127, 0, 0, 7], &edge).await;
-        assert_eq!(ask(&mut stream).await.status, 200);
+        assert_eq!(send_and_read(&mut stream).await.status, 200);
         served.push(stream);
     }
     let mut fifth = from([127, 0, 0, 7], &edge).await;
-    assert_eq!(rest(&mut fifth).await.status, 0, "closed without a word");
+    assert_eq!(read_until_closed(&mut fifth).await.status, 0, "closed without a word");
     for stream in &mut served {
-        assert_eq!(ask(stream).await.status, 200);
+        assert_eq!(send_and_read(stream).await.status, 200);
     }
     served.pop();
     let begun = Instant::now();
@@ -72,7 +76,7 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
     while begun.elapsed() < PATIENCE {
         let mut next = from([127, 0, 0, 7], &edge).await;
         next.write_all(HALF_A_HEAD).await.ok();
-        if tokio::time::timeout(Duration::from_millis(100), rest(&mut next)).await.is_err() {
+        if tokio::time::timeout(Duration::from_millis(100), read_until_closed(&mut next)).await.is_err() {
             break;
         }
     }
@@ -83,15 +87,15 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
     for _ in 0..2 {
         others.push(from([127, 0, 0, 8], &edge).await);
     }
-    assert_eq!(rest(&mut first).await.status, 0, "the oldest of three that have said nothing");
+    assert_eq!(read_until_closed(&mut first).await.status, 0, "the oldest of three that have said nothing");
     for stream in &mut others {
-        assert_eq!(ask(stream).await.status, 200);
+        assert_eq!(send_and_read(stream).await.status, 200);
     }
     let mut trusted = Vec::new();
     for _ in 0..10 {
         trusted.push(from([127, 0, 0, 9], &edge).await);
     }
     for stream in &mut trusted {
-        assert_eq!(ask(stream).await.status, 200);
+        assert_eq!(send_and_read(stream).await.status, 200);
     }
 }

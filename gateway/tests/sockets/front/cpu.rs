@@ -1,7 +1,7 @@
 //! Bodies that are expensive to parse block no other client, and count against the rate limit.
 
 use super::gzip::packed_by;
-use super::scene::{BODY, Edge, Scene, ask, post, rest};
+use super::scene::{BODY, Edge, Scene, post, read_until_closed, send_and_read};
 use flate2::Compression;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
@@ -21,7 +21,7 @@ async fn hostile(edge: &Edge, body: &[u8], packed: bool) -> (Duration, u16) {
     let mut stream = edge.connect().await;
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(body).await.unwrap();
-    (begun.elapsed(), rest(&mut stream).await.status)
+    (begun.elapsed(), read_until_closed(&mut stream).await.status)
 }
 
 /// The gateway and its clients run on one thread, so blocking it blocks all of them.
@@ -34,7 +34,7 @@ async fn a_client_is_served_while_expensive_bodies_are_parsed() {
     for (body, packed) in [(dear.as_bytes(), false), (&bomb, true)] {
         // A connection for each round, because the last request of a round is cancelled.
         let mut good = edge.connect().await;
-        assert_eq!(ask(&mut good).await.status, 200);
+        assert_eq!(send_and_read(&mut good).await.status, 200);
         let attack = async {
             let mut hostile: Vec<_> = (0..3).map(|_| Box::pin(hostile(&edge, body, packed))).collect();
             let mut statuses = Vec::new();
@@ -47,7 +47,7 @@ async fn a_client_is_served_while_expensive_bodies_are_parsed() {
         let beside = async {
             loop {
                 let begun = Instant::now();
-                assert_eq!(ask(&mut good).await.status, 200);
+                assert_eq!(send_and_read(&mut good).await.status, 200);
                 longest = longest.max(begun.elapsed());
             }
         };
@@ -87,8 +87,8 @@ async fn bytes_processed_before_a_rejection_count_against_the_rate_limit() {
         statuses.push(hostile(&edge, &packed, true).await.1);
     }
     assert!(statuses.starts_with(&[400, 400]) && statuses.contains(&429), "{statuses:?}");
-    let answer = ask(&mut edge.connect().await).await;
-    assert_eq!((answer.status, answer.code()), (429, "rate_limit_exceeded"), "{answer:?}");
-    assert!(answer.body.contains("tokens a minute"), "{answer:?}");
+    let response = send_and_read(&mut edge.connect().await).await;
+    assert_eq!((response.status, response.code()), (429, "rate_limit_exceeded"), "{response:?}");
+    assert!(response.body.contains("tokens a minute"), "{response:?}");
     assert_eq!(scene.region.requests(), 0, "{BODY}");
 }

@@ -1,7 +1,9 @@
 //! Graceful shutdown of a gateway: it is announced, no request in flight is lost, and the next process may already run.
 
 use super::http2::Client;
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, one, post, rest, until};
+use super::scene::{
+    BODY, Edge, Mode, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read, wait_until,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +25,7 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
     let mut clients = Vec::new();
     for _ in 0..16 {
         let mut stream = edge.connect().await;
-        assert_eq!(ask(&mut stream).await.header("connection"), "keep-alive");
+        assert_eq!(send_and_read(&mut stream).await.header("connection"), "keep-alive");
         clients.push(stream);
     }
     let mut idle = edge.connect().await;
@@ -31,15 +33,15 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
     for stream in &mut clients {
         stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     }
-    scene.region.until_requests(32).await;
+    scene.region.wait_for_requests(32).await;
     edge.stop();
-    assert_eq!(rest(&mut idle).await.status, 0, "what is idle is closed at once");
+    assert_eq!(read_until_closed(&mut idle).await.status, 0, "what is idle is closed at once");
     assert!(!edge.running.is_finished());
     scene.region.go_on.send_replace(true);
     for stream in &mut clients {
-        let answer = rest(stream).await;
-        assert_eq!((answer.status, answer.json()["bytes"].as_u64()), (200, Some(35)), "{answer:?}");
-        assert_eq!(answer.header("connection"), "close", "so that the connection is not reused");
+        let response = read_until_closed(stream).await;
+        assert_eq!((response.status, response.json()["bytes"].as_u64()), (200, Some(35)), "{response:?}");
+        assert_eq!(response.header("connection"), "close", "so that the connection is not reused");
     }
     let took = ended(&mut edge).await;
     assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
@@ -52,17 +54,17 @@ async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
     let mut edge = scene.edge("[timeouts]\nlame_duck = '700ms'\n").await;
     assert_eq!(edge.operate("/readyz").await.0, 200);
     let (mut open, http2) = (edge.connect().await, Client::plain(&edge).await);
-    assert_eq!(ask(&mut open).await.header("connection"), "keep-alive");
+    assert_eq!(send_and_read(&mut open).await.header("connection"), "keep-alive");
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
     let begun = Instant::now();
     edge.stop();
     while edge.operate("/readyz").await.0 != 503 {
         assert!(begun.elapsed() < Duration::from_millis(700), "readiness goes first");
     }
-    let answer = ask(&mut open).await;
-    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "an open connection");
-    let answer = ask(&mut edge.connect().await).await;
-    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "a new one");
+    let response = send_and_read(&mut open).await;
+    assert_eq!((response.status, response.header("connection")), (200, "close"), "an open connection");
+    let response = send_and_read(&mut edge.connect().await).await;
+    assert_eq!((response.status, response.header("connection")), (200, "close"), "a new one");
     let late = Client::plain(&edge).await;
     assert_eq!(late.post(BODY).await.unwrap().head.status(), 200, "over HTTP/2 as well");
     // GOAWAY: the client opens no more streams, and its connection ends cleanly.
@@ -79,18 +81,18 @@ async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
     let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
     let client = Client::plain(&edge).await;
     scene.region.mode.send_replace(Mode::Waits);
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for _ in 0..16 {
-        let (answer, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
+        let (response, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
         stream.send_data(BODY.into(), true).unwrap();
-        answers.push(answer);
+        responses.push(response);
     }
-    scene.region.until_requests(16).await;
+    scene.region.wait_for_requests(16).await;
     edge.stop();
-    until("it accepts no more", || std::net::TcpStream::connect(edge.address).is_err()).await;
+    wait_until("it accepts no more", || std::net::TcpStream::connect(edge.address).is_err()).await;
     scene.region.go_on.send_replace(true);
-    for answer in answers {
-        let (head, mut body) = answer.await.unwrap().into_parts();
+    for response in responses {
+        let (head, mut body) = response.await.unwrap().into_parts();
         assert_eq!((head.status.as_u16(), body.data().await.unwrap().unwrap().len()), (200, 12));
     }
     let took = ended(&mut edge).await;
@@ -105,26 +107,26 @@ async fn requests_longer_than_the_drain_timeout_are_aborted() {
     scene.region.mode.send_replace(Mode::Waits);
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.until_requests(1).await;
+    scene.region.wait_for_requests(1).await;
     edge.stop();
     let took = ended(&mut edge).await;
     assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&took), "{took:?}");
-    assert_eq!(rest(&mut stream).await.status, 0);
-    until("the region is let go", || *scene.region.given_up.borrow() == 1).await;
+    assert_eq!(read_until_closed(&mut stream).await.status, 0);
+    wait_until("the region is let go", || *scene.region.cancelled.borrow() == 1).await;
 }
 
 #[tokio::test]
 async fn clients_that_do_not_read_do_not_delay_the_shutdown() {
     let scene = Scene::new().await;
     let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\nwrite = '300ms'\n").await;
-    scene.region.mode.send_replace(Mode::Answers(64 << 20));
+    scene.region.mode.send_replace(Mode::Responds(64 << 20));
     let mut unread = edge.connect().await;
     unread.write_all(post("", BODY).as_bytes()).await.unwrap();
     let client = Client::plain(&edge).await;
-    let (answer, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
+    let (response, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
-    let unread_too = answer.await.unwrap();
-    scene.region.until_requests(2).await;
+    let unread_too = response.await.unwrap();
+    scene.region.wait_for_requests(2).await;
     edge.stop();
     // The drain of 30 s is longer than the patience of a test.
     ended(&mut edge).await;
@@ -132,31 +134,39 @@ async fn clients_that_do_not_read_do_not_delay_the_shutdown() {
 }
 
 /// Sends requests in a loop, each on the current connection, or on a new one after connection: close.
-async fn asks(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
+async fn send_on_kept_connections(
+    edge: std::net::SocketAddr,
+    stopped: Arc<AtomicBool>,
+    served: Arc<AtomicU64>,
+) {
     let mut stream = None;
-    while !enough.load(Ordering::SeqCst) {
+    while !stopped.load(Ordering::SeqCst) {
         let mut open = match stream.take() {
             Some(open) => open,
             None => TcpStream::connect(edge).await.expect("a connection is never refused"),
         };
         open.write_all(post("", BODY).as_bytes()).await.expect("a request is never lost");
-        let answer = one(&mut open).await;
-        assert_eq!(answer.status, 200, "{answer:?}");
-        asked.fetch_add(1, Ordering::SeqCst);
-        if answer.header("connection") == "keep-alive" {
+        let response = read_response(&mut open).await;
+        assert_eq!(response.status, 200, "{response:?}");
+        served.fetch_add(1, Ordering::SeqCst);
+        if response.header("connection") == "keep-alive" {
             stream = Some(open);
         }
     }
 }
 
 /// Does the same with a connection for each request.
-async fn comes_and_goes(edge: std::net::SocketAddr, enough: Arc<AtomicBool>, asked: Arc<AtomicU64>) {
-    while !enough.load(Ordering::SeqCst) {
+async fn send_on_new_connections(
+    edge: std::net::SocketAddr,
+    stopped: Arc<AtomicBool>,
+    served: Arc<AtomicU64>,
+) {
+    while !stopped.load(Ordering::SeqCst) {
         let mut stream = TcpStream::connect(edge).await.expect("a connection is never refused");
         stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.expect("it is taken");
-        let answer = rest(&mut stream).await;
-        assert_eq!(answer.status, 200, "{answer:?}");
-        asked.fetch_add(1, Ordering::SeqCst);
+        let response = read_until_closed(&mut stream).await;
+        assert_eq!(response.status, 200, "{response:?}");
+        served.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -168,11 +178,15 @@ async fn a_next_process_that_does_not_become_ready_changes_nothing() {
     for _ in 0..3 {
         drop(tokio::net::UnixStream::connect(scene.dir.path().join("handover")).await.unwrap());
     }
-    let answer = ask(&mut running.connect().await).await;
-    assert_eq!((answer.status, answer.header("connection")), (200, "keep-alive"), "it goes on");
+    let response = send_and_read(&mut running.connect().await).await;
+    assert_eq!((response.status, response.header("connection")), (200, "keep-alive"), "it goes on");
     let next = scene.edge_after(config, Some(&running)).await;
     ended(&mut running).await;
-    assert_eq!(ask(&mut next.connect().await).await.status, 200, "and can still be taken over from");
+    assert_eq!(
+        send_and_read(&mut next.connect().await).await.status,
+        200,
+        "and can still be taken over from"
+    );
 }
 
 #[tokio::test]
@@ -180,25 +194,25 @@ async fn the_next_process_takes_over_and_no_request_is_refused() {
     let scene = Scene::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '500ms'\n";
     let mut running = scene.edge(config).await;
-    let (enough, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (stopped, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for _ in 0..4 {
-        clients.spawn(asks(running.address, enough.clone(), asked.clone()));
-        clients.spawn(comes_and_goes(running.address, enough.clone(), asked.clone()));
+        clients.spawn(send_on_kept_connections(running.address, stopped.clone(), served.clone()));
+        clients.spawn(send_on_new_connections(running.address, stopped.clone(), served.clone()));
     }
     // Twice, because the second process must be able to hand over the sockets that it received.
     for _ in 0..2 {
-        let before = asked.load(Ordering::SeqCst);
-        until("the running one serves", || asked.load(Ordering::SeqCst) > before + 50).await;
+        let before = served.load(Ordering::SeqCst);
+        wait_until("the running one serves", || served.load(Ordering::SeqCst) > before + 50).await;
         let next = scene.edge_after(config, Some(&running)).await;
         assert_eq!(next.address, running.address);
         ended(&mut running).await;
         assert_eq!(next.operate("/readyz").await.0, 200, "operators see the next one");
-        let before = asked.load(Ordering::SeqCst);
-        until("the next one serves", || asked.load(Ordering::SeqCst) > before + 50).await;
+        let before = served.load(Ordering::SeqCst);
+        wait_until("the next one serves", || served.load(Ordering::SeqCst) > before + 50).await;
         running = next;
     }
-    enough.store(true, Ordering::SeqCst);
+    stopped.store(true, Ordering::SeqCst);
     while let Some(client) = clients.join_next().await {
         client.unwrap();
     }

@@ -1,7 +1,7 @@
 //! Responses before the end of the request body: a client that is still sending reads them.
 
 use super::http2::{Client, request};
-use super::scene::{BODY, PATIENCE, Scene, ask, one, post, rest};
+use super::scene::{BODY, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read};
 use http::Method;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -19,7 +19,7 @@ async fn over_http_2_a_body_may_arrive_after_its_rejection() {
         let fields: Vec<_> = declared.iter().map(|length| ("content-length", length.as_str())).collect();
         let mut wrong = request(Method::POST, "/v1/embeddings", &fields);
         wrong.headers_mut().insert("authorization", "Bearer wrong".parse().unwrap());
-        let (answer, mut body) = client.begin(wrong, false).await.unwrap();
+        let (response, mut body) = client.begin(wrong, false).await.unwrap();
         for number in 1..=pieces {
             tokio::time::sleep(Duration::from_millis(60)).await;
             body.send_data(vec![b'x'; length / pieces].into(), number == pieces)
@@ -27,8 +27,8 @@ async fn over_http_2_a_body_may_arrive_after_its_rejection() {
         }
         let reset = std::future::poll_fn(|context| body.poll_reset(context));
         assert!(tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(), "{length} bytes");
-        let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
-        assert_eq!(answer.status(), 401, "{length} bytes");
+        let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+        assert_eq!(response.status(), 401, "{length} bytes");
     }
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
 }
@@ -56,17 +56,17 @@ async fn over_http_1_a_client_that_is_still_sending_reads_the_rejection() {
             writes.shutdown().await
         });
         tokio::time::sleep(Duration::from_millis(120)).await;
-        let answer = rest(&mut reads).await;
-        assert_eq!(answer.status, status, "{what}: {answer:?}");
-        assert!(!answer.body.contains("broken:"), "{what}: {answer:?}");
+        let response = read_until_closed(&mut reads).await;
+        assert_eq!(response.status, status, "{what}: {response:?}");
+        assert!(!response.body.contains("broken:"), "{what}: {response:?}");
         sending.abort();
     }
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200);
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200);
     // A client with a small body keeps its connection.
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).replace("Bearer k", "Bearer wrong").as_bytes()).await.unwrap();
-    assert_eq!(one(&mut stream).await.status, 401);
-    assert_eq!(ask(&mut stream).await.status, 200);
+    assert_eq!(read_response(&mut stream).await.status, 401);
+    assert_eq!(send_and_read(&mut stream).await.status, 200);
 }
 
 /// With the most widely used client, where it is installed.

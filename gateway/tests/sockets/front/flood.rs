@@ -1,7 +1,7 @@
 //! HTTP/2 floods get ENHANCE_YOUR_CALM, malformed requests or connections are rejected, and no other client is
 //! affected; in plaintext and over TLS.
 
-use super::scene::{Mode, PATIENCE, Scene, ask, certify};
+use super::scene::{Mode, PATIENCE, Scene, certify, send_and_read};
 use super::tls;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
@@ -21,8 +21,8 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Transport of a connection.
-trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
 /// Encodes a literal field (RFC 7541, 6.2.2) with a short name and value.
 fn field(name: &str, value: &str) -> Vec<u8> {
@@ -31,7 +31,7 @@ fn field(name: &str, value: &str) -> Vec<u8> {
 }
 
 /// Sends frames until the peer closes; returns the frames that it sent, by kind with their payload.
-async fn flood(stream: impl Wire + 'static, frames: Frames) -> Vec<(u8, Vec<u8>)> {
+async fn flood(stream: impl Transport + 'static, frames: Frames) -> Vec<(u8, Vec<u8>)> {
     let (mut read, mut write) = split(stream);
     let mut reading = tokio::spawn(async move {
         let mut all = Vec::new();
@@ -127,12 +127,12 @@ async fn frames_without_effect_are_accepted_up_to_a_limit_over_tls() {
     assert_eq!(scene.region.requests(), FLOODS.len() as u64, "those of the bystander");
 }
 
-async fn others_are_served(bystander: &mut impl Wire, name: &str, seen: &[(u8, Vec<u8>)]) {
+async fn others_are_served(bystander: &mut impl Transport, name: &str, seen: &[(u8, Vec<u8>)]) {
     // A reset overtakes the bytes written before it, if the flooder had not read them yet.
     let reason = goaway(seen);
     assert!(reason.is_none_or(|reason| reason == ENHANCE_YOUR_CALM), "{name}: {reason:?}");
-    let asked = tokio::time::timeout(Duration::from_secs(2), ask(bystander)).await;
-    assert_eq!(asked.expect("others are served").status, 200, "after {name}");
+    let request = tokio::time::timeout(Duration::from_secs(2), send_and_read(bystander)).await;
+    assert_eq!(request.expect("others are served").status, 200, "after {name}");
 }
 
 /// RFC 9113, 8.1.1 to 8.3.1: a malformed request is rejected, or its stream or connection is; no region receives it.
@@ -182,7 +182,7 @@ async fn a_malformed_request_reaches_no_region() {
         // A response of 200 begins with the byte for it (RFC 7541, A).
         let answered = parse_frames(&all).into_iter().find(|(kind, _)| *kind == 1);
         assert!(answered.is_none_or(|(_, head)| head[0] != 0x88), "{name} is answered");
-        assert_eq!(ask(&mut bystander).await.status, 200, "after {name}");
+        assert_eq!(send_and_read(&mut bystander).await.status, 200, "after {name}");
     }
     assert_eq!(scene.region.requests(), 16, "those of the bystander");
 }
@@ -192,7 +192,7 @@ async fn a_malformed_request_reaches_no_region() {
 async fn a_client_that_opens_no_window_times_out() {
     let scene = Scene::new().await;
     let edge = scene.edge("[timeouts]\nwrite = '300ms'\n").await;
-    scene.region.mode.send_replace(Mode::Answers(4 << 20));
+    scene.region.mode.send_replace(Mode::Responds(4 << 20));
     let mut stream = edge.connect().await;
     // SETTINGS_INITIAL_WINDOW_SIZE is 0 (RFC 9113, 6.5.2).
     let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
@@ -200,19 +200,19 @@ async fn a_client_that_opens_no_window_times_out() {
     let path = [&[0x04, 14], &b"/v1/embeddings"[..]].concat();
     let always = [vec![0x83, 0x86, 0x41, 0x01, b'x'], path, field("authorization", "Bearer k")].concat();
     for number in 0..10 {
-        let asked = [
+        let request = [
             frame(1, 4, 2 * number + 1, &always),
             frame(0, 1, 2 * number + 1, super::scene::BODY.as_bytes()),
         ];
-        stream.write_all(&asked.concat()).await.unwrap();
+        stream.write_all(&request.concat()).await.unwrap();
     }
-    scene.region.until_requests(10).await;
+    scene.region.wait_for_requests(10).await;
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.contains("meridian_gateway_requests_in_flight 0\n") {
         assert!(begun.elapsed() < PATIENCE, "they are in flight for ever");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(stream);
-    scene.region.mode.send_replace(Mode::Counts);
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200);
+    scene.region.mode.send_replace(Mode::CountsBytes);
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200);
 }

@@ -84,7 +84,7 @@ async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
 async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     let scene = Scene::new().await;
     let (plain, edge) = (scene.edge("").await, scene.edge("gzip_min_bytes = 5000\n").await);
-    scene.region.mode.send_replace(Mode::Answers(5000));
+    scene.region.mode.send_replace(Mode::Responds(5000));
     let takes = "accept-encoding: br, gzip;q=0.5\r\n";
     let (head, body) = exchange(&edge, takes, BODY.as_bytes()).await;
     assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding"), "{head}");
@@ -100,8 +100,8 @@ async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     unpacked(&plain, takes, 5000, "it is off").await;
     unpacked(&edge, "", 5000, "gzip is not accepted").await;
     unpacked(&edge, "accept-encoding: gzip;q=0\r\n", 5000, "it is refused").await;
-    scene.region.mode.send_replace(Mode::Answers(4999));
+    scene.region.mode.send_replace(Mode::Responds(4999));
     unpacked(&edge, takes, 4999, "it is too small").await;
-    scene.region.mode.send_replace(Mode::Answers(2 << 20));
+    scene.region.mode.send_replace(Mode::Responds(2 << 20));
     unpacked(&edge, takes, 2 << 20, "it is passed on as it comes").await;
 }

@@ -1,7 +1,7 @@
 //! A client that closes its write side after its request still reads the response; the request of one that disconnects
 //! is cancelled.
 
-use super::scene::{BODY, Mode, PATIENCE, Scene, certify, one, post, rest};
+use super::scene::{BODY, Mode, PATIENCE, Scene, certify, post, read_response, read_until_closed};
 use super::tls;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -15,11 +15,11 @@ async fn a_client_that_closed_its_write_side_gets_its_response() {
         let mut stream = edge.connect().await;
         stream.write_all(request.as_bytes()).await.unwrap();
         stream.shutdown().await.unwrap();
-        let answer = rest(&mut stream).await;
-        assert_eq!(answer.status, 200, "{request:?}: {answer:?}");
+        let response = read_until_closed(&mut stream).await;
+        assert_eq!(response.status, 200, "{request:?}: {response:?}");
         // The list of models may be written before the half-close is noticed.
         if request.starts_with("POST") {
-            assert_eq!(answer.header("connection"), "close", "{request:?}: {answer:?}");
+            assert_eq!(response.header("connection"), "close", "{request:?}: {response:?}");
         }
     }
     // One that takes longer than the first probe of the client.
@@ -28,15 +28,15 @@ async fn a_client_that_closed_its_write_side_gets_its_response() {
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
-    scene.region.until_requests(before + 1).await;
+    scene.region.wait_for_requests(before + 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
-    assert_eq!(*scene.region.given_up.borrow(), 0, "its client still waits");
+    assert_eq!(*scene.region.cancelled.borrow(), 0, "its client still waits");
     scene.region.go_on.send_replace(true);
-    let mut answer = one(&mut stream).await;
-    while answer.status == 100 {
-        answer = one(&mut stream).await;
+    let mut response = read_response(&mut stream).await;
+    while response.status == 100 {
+        response = read_response(&mut stream).await;
     }
-    assert_eq!((answer.status, answer.json()["bytes"].as_u64()), (200, Some(35)), "{answer:?}");
+    assert_eq!((response.status, response.json()["bytes"].as_u64()), (200, Some(35)), "{response:?}");
 }
 
 #[tokio::test]
@@ -46,10 +46,10 @@ async fn a_request_is_cancelled_when_its_client_is_gone() {
     scene.region.mode.send_replace(Mode::Waits);
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.until_requests(1).await;
+    scene.region.wait_for_requests(1).await;
     drop(stream);
-    let mut given_up = scene.region.given_up.subscribe();
-    tokio::time::timeout(PATIENCE, given_up.wait_for(|count| *count == 1))
+    let mut cancelled = scene.region.cancelled.subscribe();
+    tokio::time::timeout(PATIENCE, cancelled.wait_for(|count| *count == 1))
         .await
         .expect("it is found out")
         .unwrap();
@@ -63,5 +63,5 @@ async fn so_does_one_over_tls() {
     let mut stream = tls::connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
-    assert_eq!(one(&mut stream).await.status, 200);
+    assert_eq!(read_response(&mut stream).await.status, 200);
 }

@@ -1,6 +1,6 @@
 //! HTTP/2 without TLS (prior knowledge): the same requests, concurrently on one connection.
 
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, until};
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, wait_until};
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use h2::{Reason, RecvStream};
@@ -17,12 +17,12 @@ pub(crate) struct Client {
 }
 
 /// Response.
-pub(crate) struct Answer {
+pub(crate) struct Http2Response {
     pub(crate) head: Response<()>,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
+impl Http2Response {
     pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap()
     }
@@ -53,8 +53,12 @@ impl Client {
         send.send_request(request, end)
     }
 
-    pub(crate) async fn ask(&self, request: Request<()>, body: Bytes) -> Result<Answer, h2::Error> {
-        let (answer, mut stream) = self.begin(request, body.is_empty()).await?;
+    pub(crate) async fn request(
+        &self,
+        request: Request<()>,
+        body: Bytes,
+    ) -> Result<Http2Response, h2::Error> {
+        let (response, mut stream) = self.begin(request, body.is_empty()).await?;
         let sending = async {
             let mut body = body;
             while !body.is_empty() {
@@ -71,13 +75,13 @@ impl Client {
                 }
             }
         };
-        let (answer, ()) = tokio::join!(answer, sending);
-        let (head, body) = answer?.into_parts();
-        Ok(Answer { head: Response::from_parts(head, ()), body: all(body).await? })
+        let (response, ()) = tokio::join!(response, sending);
+        let (head, body) = response?.into_parts();
+        Ok(Http2Response { head: Response::from_parts(head, ()), body: all(body).await? })
     }
 
-    pub(crate) async fn post(&self, body: impl Into<Bytes>) -> Result<Answer, h2::Error> {
-        self.ask(post(), body.into()).await
+    pub(crate) async fn post(&self, body: impl Into<Bytes>) -> Result<Http2Response, h2::Error> {
+        self.request(post(), body.into()).await
     }
 }
 
@@ -109,20 +113,20 @@ async fn many_concurrent_requests_share_one_connection() {
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "from here on it knows the limit");
     scene.region.mode.send_replace(Mode::Waits);
     // One more than the limit: it waits and is not rejected.
-    let mut asked = tokio::task::JoinSet::new();
+    let mut requests = tokio::task::JoinSet::new();
     for _ in 0..129 {
         let send = client.send.clone();
-        asked.spawn(async move {
-            let (answer, mut stream) = send.ready().await?.send_request(post(), false)?;
+        requests.spawn(async move {
+            let (response, mut stream) = send.ready().await?.send_request(post(), false)?;
             stream.send_data(BODY.into(), true)?;
-            let (head, body) = answer.await?.into_parts();
+            let (head, body) = response.await?.into_parts();
             Ok::<_, h2::Error>((head.status.as_u16(), all(body).await?))
         });
     }
-    scene.region.until_requests(129).await;
+    scene.region.wait_for_requests(129).await;
     scene.region.go_on.send_replace(true);
-    while let Some(answer) = asked.join_next().await {
-        assert_eq!(answer.unwrap().unwrap(), (200, br#"{"bytes":35}"#.to_vec()));
+    while let Some(response) = requests.join_next().await {
+        assert_eq!(response.unwrap().unwrap(), (200, br#"{"bytes":35}"#.to_vec()));
     }
     assert_eq!(scene.region.requests(), 130);
 }
@@ -132,22 +136,22 @@ async fn responses_and_errors_are_those_of_http_1() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
-    let answer = client.post(BODY).await.unwrap();
-    assert_eq!((answer.head.status().as_u16(), answer.json()["bytes"].as_u64()), (200, Some(35)));
-    assert_eq!(answer.head.headers()["x-meridian-attempts"], "1");
-    assert!(!answer.head.headers().contains_key("connection"), "{:?}", answer.head);
+    let response = client.post(BODY).await.unwrap();
+    assert_eq!((response.head.status().as_u16(), response.json()["bytes"].as_u64()), (200, Some(35)));
+    assert_eq!(response.head.headers()["x-meridian-attempts"], "1");
+    assert!(!response.head.headers().contains_key("connection"), "{:?}", response.head);
     let check = async |request: Request<()>, body: &str, status: u16, code: &str| {
-        let answer = client.ask(request, Bytes::copy_from_slice(body.as_bytes())).await.unwrap();
-        assert_eq!(answer.head.status().as_u16(), status, "{:?}", answer.head);
-        assert_eq!(answer.head.headers()["x-meridian-error"], code);
-        answer
+        let response = client.request(request, Bytes::copy_from_slice(body.as_bytes())).await.unwrap();
+        assert_eq!(response.head.status().as_u16(), status, "{:?}", response.head);
+        assert_eq!(response.head.headers()["x-meridian-error"], code);
+        response
     };
     check(post(), "{\"model\": 7}", 400, "invalid_value").await;
     check(request(Method::POST, "/v1/nothing", &[]), "{}", 404, "not_found").await;
     check(request(Method::PUT, "/v1/embeddings", &[]), BODY, 405, "method_not_allowed").await;
     check(request(Method::POST, "/embed", &[("x-meridian-timeout-ms", "x")]), BODY, 400, "invalid_header")
         .await;
-    let head = client.ask(request(Method::HEAD, "/v1/models", &[]), Bytes::new()).await.unwrap();
+    let head = client.request(request(Method::HEAD, "/v1/models", &[]), Bytes::new()).await.unwrap();
     assert_eq!((head.head.status().as_u16(), head.body.len()), (200, 0));
     // A body that is rejected while it is sent ends only its stream.
     let large = "x".repeat((32 << 20) + 1);
@@ -164,7 +168,7 @@ async fn bodies_may_be_as_large_as_over_http_1() {
     let client = Client::plain(&edge).await;
     let body = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat((32 << 20) - BODY.len() + 1)));
     assert_eq!(client.post(body).await.unwrap().json()["bytes"].as_u64(), Some(32 << 20));
-    scene.region.mode.send_replace(Mode::Answers(64 << 20));
+    scene.region.mode.send_replace(Mode::Responds(64 << 20));
     assert_eq!(client.post(BODY).await.unwrap().body.len(), 64 << 20);
 }
 
@@ -178,11 +182,11 @@ async fn a_reset_cancels_its_request_and_no_other() {
     stream.send_data(BODY.into(), true).unwrap();
     let (_left, mut left) = client.begin(post(), false).await.unwrap();
     left.send_data(BODY.into(), true).unwrap();
-    scene.region.until_requests(2).await;
+    scene.region.wait_for_requests(2).await;
     left.send_reset(Reason::CANCEL);
-    let given_up =
-        async { scene.region.given_up.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
-    tokio::time::timeout(PATIENCE, given_up).await.expect("the region is let go").unwrap();
+    let cancelled =
+        async { scene.region.cancelled.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
+    tokio::time::timeout(PATIENCE, cancelled).await.expect("the region is let go").unwrap();
     scene.region.go_on.send_replace(true);
     assert_eq!(kept.await.unwrap().status(), 200);
     assert_eq!(scene.region.requests(), 2, "no request was retried");
@@ -190,9 +194,9 @@ async fn a_reset_cancels_its_request_and_no_other() {
     scene.region.go_on.send_replace(false);
     let (_waiting, mut stream) = client.begin(post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
-    scene.region.until_requests(3).await;
+    scene.region.wait_for_requests(3).await;
     client.ended.abort();
-    until("the region is let go again", || *scene.region.given_up.borrow() == 2).await;
+    wait_until("the region is let go again", || *scene.region.cancelled.borrow() == 2).await;
 }
 
 #[tokio::test]
@@ -201,8 +205,8 @@ async fn oversized_heads_are_rejected_and_an_idle_connection_gets_goaway() {
     let edge = scene.quick_edge().await;
     let client = Client::plain(&edge).await;
     let large = request(Method::GET, "/v1/models", &[("x-a", &"x".repeat(70 << 10))]);
-    match client.ask(large, Bytes::new()).await {
-        Ok(answer) => assert_eq!(answer.head.status().as_u16(), 431),
+    match client.request(large, Bytes::new()).await {
+        Ok(response) => assert_eq!(response.head.status().as_u16(), 431),
         Err(error) => assert!(error.is_reset() || error.is_go_away(), "{error}"),
     }
     let client = Client::plain(&edge).await;

@@ -1,7 +1,7 @@
 //! Reached limits are counted by name (invariant 6, Bounded).
 
 use super::http2::Client;
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, ask, post, rest};
+use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, post, read_until_closed, send_and_read};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::io::AsyncWriteExt;
@@ -21,7 +21,7 @@ async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
 }
 
 /// Waits until clients have no open connection.
-async fn until_no_connection(edge: &Edge) {
+async fn wait_until_no_connection(edge: &Edge) {
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.lines().any(|line| line == "meridian_gateway_connections 0") {
         assert!(begun.elapsed() < PATIENCE, "a connection stays open");
@@ -69,7 +69,7 @@ async fn rejections_before_a_complete_request_are_counted_by_reason() {
         stream.write_all(bytes.as_bytes()).await.unwrap();
         counts(&edge, before, name).await;
     }
-    let served = ask(&mut edge.connect().await).await;
+    let served = send_and_read(&mut edge.connect().await).await;
     assert_eq!(served.status, 200);
 }
 
@@ -85,25 +85,25 @@ async fn idle_and_evicted_connections_are_counted() {
             counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
         } else {
             let mut stream = edge.connect().await;
-            assert_eq!(ask(&mut stream).await.status, 200);
+            assert_eq!(send_and_read(&mut stream).await.status, 200);
             counts(&edge, before, "connections_closed_total{reason=\"idle\"}").await;
-            assert_eq!(rest(&mut stream).await.status, 0);
+            assert_eq!(read_until_closed(&mut stream).await.status, 0);
         }
     }
     // One is busy and one idle when a third connects.
     let edge = scene.edge("connections_max = 2\n").await;
     let mut idle = edge.connect().await;
-    assert_eq!(ask(&mut idle).await.status, 200);
+    assert_eq!(send_and_read(&mut idle).await.status, 200);
     scene.region.mode.send_replace(Mode::Waits);
     let before = counted(&edge).await;
-    let asked = scene.region.requests();
+    let requests = scene.region.requests();
     let mut busy = edge.connect().await;
     busy.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.until_requests(asked + 1).await;
+    scene.region.wait_for_requests(requests + 1).await;
     let mut next = edge.connect().await;
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.until_requests(asked + 2).await;
-    assert_eq!(rest(&mut idle).await.status, 0);
+    scene.region.wait_for_requests(requests + 2).await;
+    assert_eq!(read_until_closed(&mut idle).await.status, 0);
     counts(&edge, before, "connections_closed_total{reason=\"connection_limit\"}").await;
     scene.region.go_on.send_replace(true);
 }
@@ -116,14 +116,14 @@ async fn stalled_bodies_and_evicted_half_open_connections_are_counted() {
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
     counts(&edge, before, "bodies_rejected_total{reason=\"stalled\"}").await;
-    assert_eq!(rest(&mut stream).await.status, 408);
+    assert_eq!(read_until_closed(&mut stream).await.status, 408);
     // The gateway reads on for a moment, and releases the slot when its client has closed as well.
     drop(stream);
-    until_no_connection(&edge).await;
+    wait_until_no_connection(&edge).await;
     let before = counted(&edge).await;
     let (mut first, _second) = (edge.connect().await, edge.connect().await);
     first.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-    assert_eq!(ask(&mut edge.connect().await).await.status, 200);
+    assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200);
     counts(&edge, before, "connections_closed_total{reason=\"half_open\"}").await;
 }
 

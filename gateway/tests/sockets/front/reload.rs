@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 async fn status(edge: &Edge, key: &str) -> u16 {
     let request = post("connection: close\r\n", BODY).replace("Bearer k\r\n", &format!("Bearer {key}\r\n"));
-    edge.say(request.as_bytes()).await.status
+    edge.send_bytes(request.as_bytes()).await.status
 }
 
-async fn until_status(edge: &Edge, key: &str, wanted: u16) {
+async fn wait_for_status(edge: &Edge, key: &str, wanted: u16) {
     let begun = Instant::now();
     while status(edge, key).await != wanted {
         assert!(begun.elapsed() < PATIENCE, "the key {key} is not answered with {wanted}");
@@ -29,10 +29,10 @@ async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_no
     let file = |name: &str, text: &str| std::fs::write(scene.dir.path().join(name), text).unwrap();
     assert_eq!((status(&edge, "k").await, status(&edge, "new").await), (200, 401));
     file("key", "k\nnew\n");
-    until_status(&edge, "new", 200).await;
+    wait_for_status(&edge, "new", 200).await;
     assert_eq!(status(&edge, "k").await, 200, "it has both for a while");
     file("key", "new\n");
-    until_status(&edge, "k", 401).await;
+    wait_for_status(&edge, "k", 401).await;
     assert_eq!((status(&edge, "new").await, failures(&edge).await), (200, 0));
 
     // Empty, then missing: the previous keys stay, and each failure is counted once.
@@ -50,7 +50,7 @@ async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_no
     tokio::time::sleep(Duration::from_millis(2500)).await;
     assert_eq!((status(&edge, "new").await, status(&edge, "newer").await), (200, 401));
     file("tenants.toml", tenants);
-    until_status(&edge, "newer", 200).await;
+    wait_for_status(&edge, "newer", 200).await;
     assert_eq!(status(&edge, "new").await, 401);
 }
 
@@ -77,8 +77,8 @@ async fn a_second_process_without_take_over_exits_and_the_first_continues() {
     let mut nowhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
     nowhere.take_over = true;
     let error = gateway::edge::run(nowhere, std::future::pending(), |_| panic!("it does not start")).await;
-    assert!(error.expect_err("there is no place to ask").to_string().contains("`handover`"));
+    assert!(error.expect_err("a takeover without a handover path").to_string().contains("`handover`"));
     let next = scene.edge_after(config, Some(&running)).await;
     tokio::time::timeout(PATIENCE, &mut running.running).await.expect("it ends").unwrap();
-    assert_eq!(status(&next, "k").await, 200, "who asks to take over does");
+    assert_eq!(status(&next, "k").await, 200, "the process with take-over serves");
 }

@@ -1,6 +1,6 @@
 //! Malformed and ambiguous requests by RFC 9110 and 9112.
 
-use super::scene::{Answer, BODY, Scene, ask, one, post, rest};
+use super::scene::{BODY, ClientResponse, Scene, post, read_response, read_until_closed, send_and_read};
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
@@ -10,12 +10,12 @@ async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_co
     let mut bystander = edge.connect().await;
     let mut served = 0;
     let mut check = async |request: String, status: u16, code: &str| {
-        let Answer { status: got, head, body } = edge.say(request.as_bytes()).await;
+        let ClientResponse { status: got, head, body } = edge.send_bytes(request.as_bytes()).await;
         let shown: String = request.chars().take(120).collect();
         assert_eq!(got, status, "{shown:?}: {head} {body}");
         assert!(head.contains(&format!("x-meridian-error: {code}")), "{shown:?}: {head}");
         assert!(head.contains("connection: close"), "{shown:?}: {head}");
-        assert_eq!(ask(&mut bystander).await.status, 200, "another connection, after {shown:?}");
+        assert_eq!(send_and_read(&mut bystander).await.status, 200, "another connection, after {shown:?}");
         served += 1;
         assert_eq!(scene.region.requests(), served, "a region never hears of {shown:?}");
     };
@@ -108,10 +108,10 @@ async fn valid_variants_are_accepted() {
     let mut stream = edge.connect().await;
     let mut check = async |request: &str, status: u16, word: &str| {
         stream.write_all(request.as_bytes()).await.unwrap();
-        let answer = one(&mut stream).await;
-        assert_eq!(answer.status, status, "{request:?}: {answer:?}");
-        assert!(answer.body.contains(word), "{request:?}: {answer:?}");
-        assert_eq!(answer.header("connection"), "keep-alive", "{request:?}");
+        let response = read_response(&mut stream).await;
+        assert_eq!(response.status, status, "{request:?}: {response:?}");
+        assert!(response.body.contains(word), "{request:?}: {response:?}");
+        assert_eq!(response.header("connection"), "keep-alive", "{request:?}");
     };
     let models = |line: &str| format!("{line}\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n");
     check(&models("GET /v1/models HTTP/1.1"), 200, "anywhere").await;
@@ -141,11 +141,11 @@ async fn valid_variants_are_accepted() {
 async fn a_head_response_has_the_length_of_the_omitted_body() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
-    let ask = async |method: &str| {
+    let send_and_read = async |method: &str| {
         let fields = "host: x\r\nauthorization: Bearer k\r\nconnection: close";
-        edge.say(format!("{method} /v1/models HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes()).await
+        edge.send_bytes(format!("{method} /v1/models HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes()).await
     };
-    let (get, head) = (ask("GET").await, ask("HEAD").await);
+    let (get, head) = (send_and_read("GET").await, send_and_read("HEAD").await);
     assert_eq!((head.status, head.body.as_str()), (200, ""), "{head:?}");
     assert_eq!(head.header("content-length"), get.body.len().to_string());
 }
@@ -162,7 +162,7 @@ async fn pipelined_requests_are_answered_in_order() {
         stream.write_all(piece).await.unwrap();
     }
     for more in 0..10 {
-        assert_eq!(one(&mut stream).await.json()["bytes"], 35 + more);
+        assert_eq!(read_response(&mut stream).await.json()["bytes"], 35 + more);
     }
 }
 
@@ -172,13 +172,13 @@ async fn an_http_1_0_connection_closes_unless_keep_alive_is_requested() {
     let edge = scene.edge("").await;
     let request =
         |fields: &str| format!("GET /v1/models HTTP/1.0\r\nauthorization: Bearer k\r\n{fields}\r\n");
-    let answer = edge.say(request("").as_bytes()).await;
-    assert_eq!((answer.status, answer.header("connection")), (200, "close"), "{answer:?}");
+    let response = edge.send_bytes(request("").as_bytes()).await;
+    assert_eq!((response.status, response.header("connection")), (200, "close"), "{response:?}");
     let mut stream = edge.connect().await;
     for _ in 0..2 {
         stream.write_all(request("connection: keep-alive\r\n").as_bytes()).await.unwrap();
-        let answer = one(&mut stream).await;
-        assert_eq!((answer.status, answer.header("connection")), (200, "keep-alive"), "{answer:?}");
+        let response = read_response(&mut stream).await;
+        assert_eq!((response.status, response.header("connection")), (200, "keep-alive"), "{response:?}");
     }
 }
 
@@ -190,16 +190,16 @@ async fn expect_100_continue_gets_continue_or_the_final_response_at_once() {
     let request = post("expect: 100-continue\r\n", BODY);
     let (head, body) = request.split_at(request.len() - BODY.len());
     stream.write_all(head.as_bytes()).await.unwrap();
-    assert_eq!(one(&mut stream).await.status, 100);
+    assert_eq!(read_response(&mut stream).await.status, 100);
     stream.write_all(body.as_bytes()).await.unwrap();
-    assert_eq!(one(&mut stream).await.status, 200);
+    assert_eq!(read_response(&mut stream).await.status, 200);
 
     // A rejection needs no body; whether the client still sends it is unknown, so the connection is closed.
     let mut stream = edge.connect().await;
     let request = request.replace("Bearer k", "Bearer wrong");
     stream.write_all(&request.as_bytes()[..request.len() - BODY.len()]).await.unwrap();
-    let answer = one(&mut stream).await;
-    assert_eq!((answer.status, answer.header("connection")), (401, "close"), "{answer:?}");
+    let response = read_response(&mut stream).await;
+    assert_eq!((response.status, response.header("connection")), (401, "close"), "{response:?}");
     stream.shutdown().await.unwrap();
-    assert_eq!(rest(&mut stream).await.status, 0, "nothing more");
+    assert_eq!(read_until_closed(&mut stream).await.status, 0, "nothing more");
 }

@@ -29,11 +29,11 @@ pub(crate) const BODY: &str = r#"{"model": "anywhere", "input": "x"}"#;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Responds with the number of received bytes.
-    Counts,
-    /// Does the same after a signal.
+    CountsBytes,
+    /// Responds the same after `go_on`.
     Waits,
     /// Responds with this number of bytes.
-    Answers(usize),
+    Responds(usize),
 }
 
 /// Region, shared with its server.
@@ -42,16 +42,16 @@ pub(crate) struct Region {
     pub(crate) go_on: watch::Sender<bool>,
     /// Received requests, and those of them that were cancelled.
     pub(crate) requests: AtomicU64,
-    pub(crate) given_up: watch::Sender<u64>,
+    pub(crate) cancelled: watch::Sender<u64>,
 }
 
 /// Counts a request as cancelled unless it is marked as finished.
-struct UnderWay(Arc<Region>, bool);
+struct CancellationGuard(Arc<Region>, bool);
 
-impl Drop for UnderWay {
+impl Drop for CancellationGuard {
     fn drop(&mut self) {
         if !self.1 {
-            self.0.given_up.send_modify(|count| *count += 1);
+            self.0.cancelled.send_modify(|count| *count += 1);
         }
     }
 }
@@ -59,10 +59,10 @@ impl Drop for UnderWay {
 impl Region {
     async fn start() -> (Arc<Region>, SocketAddr) {
         let region = Arc::new(Region {
-            mode: watch::Sender::new(Mode::Counts),
+            mode: watch::Sender::new(Mode::CountsBytes),
             go_on: watch::Sender::new(false),
             requests: AtomicU64::new(0),
-            given_up: watch::Sender::new(0),
+            cancelled: watch::Sender::new(0),
         });
         let router = axum::Router::new()
             .route(scheduler_api::paths::EXCHANGE, axum::routing::post(report))
@@ -77,8 +77,8 @@ impl Region {
     }
 
     /// Waits until this number of requests has arrived.
-    pub(crate) async fn until_requests(&self, count: u64) {
-        until("requests come", || self.requests() >= count).await;
+    pub(crate) async fn wait_for_requests(&self, count: u64) {
+        wait_until("the requests have arrived", || self.requests() >= count).await;
     }
 }
 
@@ -92,18 +92,18 @@ async fn report(axum::Json(question): axum::Json<ExchangeRequestV1>) -> axum::Js
 
 async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
     region.requests.fetch_add(1, Ordering::SeqCst);
-    let mut under_way = UnderWay(region.clone(), false);
+    let mut in_flight = CancellationGuard(region.clone(), false);
     let mode = *region.mode.borrow();
-    let answer = match mode {
-        Mode::Counts => json!({"bytes": body.len()}).to_string(),
+    let response = match mode {
+        Mode::CountsBytes => json!({"bytes": body.len()}).to_string(),
         Mode::Waits => {
             region.go_on.subscribe().wait_for(|go_on| *go_on).await.unwrap();
             json!({"bytes": body.len()}).to_string()
         }
-        Mode::Answers(bytes) => json!({"data": "x".repeat(bytes - 11)}).to_string(),
+        Mode::Responds(bytes) => json!({"data": "x".repeat(bytes - 11)}).to_string(),
     };
-    under_way.1 = true;
-    Response::builder().header("content-type", "application/json").body(Body::from(answer)).unwrap()
+    in_flight.1 = true;
+    Response::builder().header("content-type", "application/json").body(Body::from(response)).unwrap()
 }
 
 /// The hub, the region, and the directory of files.
@@ -195,8 +195,8 @@ impl Edge {
         };
         let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let answer = rest(&mut stream).await;
-        (answer.status, answer.body)
+        let response = read_until_closed(&mut stream).await;
+        (response.status, response.body)
     }
 
     pub(crate) async fn connect(&self) -> TcpStream {
@@ -204,26 +204,26 @@ impl Edge {
     }
 
     /// Sends bytes on a connection of their own and returns everything received up to its end.
-    pub(crate) async fn say(&self, bytes: &[u8]) -> Answer {
+    pub(crate) async fn send_bytes(&self, bytes: &[u8]) -> ClientResponse {
         let mut stream = self.connect().await;
         stream.write_all(bytes).await.unwrap();
-        rest(&mut stream).await
+        read_until_closed(&mut stream).await
     }
 }
 
 /// HTTP/1 response.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
-    fn parse(text: &str) -> Answer {
+impl ClientResponse {
+    fn parse(text: &str) -> ClientResponse {
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((text, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-        Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+        ClientResponse { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
     }
 
     pub(crate) fn header(&self, name: &str) -> &str {
@@ -241,18 +241,18 @@ impl Answer {
 }
 
 /// Reads everything until the connection ends; it must end.
-pub(crate) async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
+pub(crate) async fn read_until_closed(stream: &mut (impl AsyncRead + Unpin)) -> ClientResponse {
     let mut text = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut text)).await;
-    let outcome = read.unwrap_or_else(|_| panic!("it does not end: {}", text.escape_ascii()));
+    let outcome = read.unwrap_or_else(|_| panic!("the connection does not end: {}", text.escape_ascii()));
     if let Err(error) = outcome {
         text.extend_from_slice(format!("\r\nbroken: {error}").as_bytes());
     }
-    Answer::parse(&String::from_utf8_lossy(&text))
+    ClientResponse::parse(&String::from_utf8_lossy(&text))
 }
 
 /// Reads one response with a content-length; the connection continues.
-pub(crate) async fn one(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
+pub(crate) async fn read_response(stream: &mut (impl AsyncRead + Unpin)) -> ClientResponse {
     let read = async {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -261,13 +261,13 @@ pub(crate) async fn one(stream: &mut (impl AsyncRead + Unpin)) -> Answer {
                 Err(error) => panic!("{error} after {}", head.escape_ascii()),
             }
         }
-        let mut answer = Answer::parse(&String::from_utf8_lossy(&head));
-        let mut body = vec![0; answer.header("content-length").parse().unwrap_or(0)];
+        let mut response = ClientResponse::parse(&String::from_utf8_lossy(&head));
+        let mut body = vec![0; response.header("content-length").parse().unwrap_or(0)];
         stream.read_exact(&mut body).await.unwrap();
-        answer.body = String::from_utf8(body).unwrap();
-        answer
+        response.body = String::from_utf8(body).unwrap();
+        response
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("an answer comes")
+    tokio::time::timeout(PATIENCE, read).await.expect("a response in time")
 }
 
 /// Returns a POST that is served, with further fields (each with its line end).
@@ -278,16 +278,17 @@ pub(crate) fn post(fields: &str, body: &str) -> String {
     )
 }
 
-pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Answer {
+/// Sends a request that is served and returns its response.
+pub(crate) async fn send_and_read(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> ClientResponse {
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    one(stream).await
+    read_response(stream).await
 }
 
 /// Waits for a condition.
-pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "{what}: not in time");
+        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -1,7 +1,9 @@
 //! TLS: protocols, replaced certificates, and invalid files.
 
 use super::http2::Client;
-use super::scene::{BODY, Edge, PATIENCE, Scene, ask, certify, one, post, rest};
+use super::scene::{
+    BODY, Edge, PATIENCE, Scene, certify, post, read_response, read_until_closed, send_and_read,
+};
 use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -46,7 +48,7 @@ async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
         let mut stream = connect(&edge, &certificate, protocols).await.unwrap();
         assert_eq!(agreed(&stream), protocols.first().copied());
         for _ in 0..2 {
-            assert_eq!(ask(&mut stream).await.status, 200);
+            assert_eq!(send_and_read(&mut stream).await.status, 200);
         }
     }
     let stream = connect(&edge, &certificate, &[b"http/1.1", b"h2"]).await.unwrap();
@@ -54,8 +56,8 @@ async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
     let client = Client::over(stream).await;
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
     let large = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(8 << 20)));
-    let answer = client.post(large.clone()).await.unwrap();
-    assert_eq!(answer.json()["bytes"].as_u64(), Some(large.len() as u64));
+    let response = client.post(large.clone()).await.unwrap();
+    assert_eq!(response.json()["bytes"].as_u64(), Some(large.len() as u64));
     assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
 }
 
@@ -78,34 +80,38 @@ async fn malformed_bodies_are_rejected_over_tls_and_their_connections_continue()
         ("{\"model\": ", "invalid_json"),
     ] {
         http1.write_all(post("", body).as_bytes()).await.unwrap();
-        let answer = one(&mut http1).await;
-        assert_eq!((answer.status, answer.code()), (400, code), "{answer:?}");
+        let response = read_response(&mut http1).await;
+        assert_eq!((response.status, response.code()), (400, code), "{response:?}");
         for client in [&http2, &in_the_clear] {
-            let answer = client.post(body.to_owned()).await.unwrap();
+            let response = client.post(body.to_owned()).await.unwrap();
             assert_eq!(
-                (answer.head.status().as_u16(), &answer.head.headers()["x-meridian-error"]),
+                (response.head.status().as_u16(), &response.head.headers()["x-meridian-error"]),
                 (400, &HeaderValue::from_static(code))
             );
         }
     }
     // A body that never ends.
-    let (answer, mut body) = http2.begin(super::http2::post(), false).await.unwrap();
+    let (response, mut body) = http2.begin(super::http2::post(), false).await.unwrap();
     body.send_data("{".into(), false).unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answer).await.expect("an answer").unwrap();
-    assert_eq!(answer.status().as_u16(), 408);
+    let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+    assert_eq!(response.status().as_u16(), 408);
     let unended = post("", BODY).replace("content-length: 35", "content-length: 1000000");
     let mut slow = connect(&edge, &certificate, &[]).await.unwrap();
     slow.write_all(unended.as_bytes()).await.unwrap();
-    assert_eq!(rest(&mut slow).await.status, 408);
+    assert_eq!(read_until_closed(&mut slow).await.status, 408);
     // Ambiguous heads.
     for fields in ["host: y\r\n", "transfer-encoding: chunked\r\n", "x: a\rb\r\n", "content-length: 1\r\n"] {
         let mut stream = connect(&edge, &certificate, &[]).await.unwrap();
         stream.write_all(post(fields, BODY).as_bytes()).await.unwrap();
-        let answer = rest(&mut stream).await;
-        assert_eq!((answer.status, answer.code()), (400, "malformed_request"), "{fields:?}: {answer:?}");
+        let response = read_until_closed(&mut stream).await;
+        assert_eq!(
+            (response.status, response.code()),
+            (400, "malformed_request"),
+            "{fields:?}: {response:?}"
+        );
     }
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
-    assert_eq!(ask(&mut http1).await.status, 200);
+    assert_eq!(send_and_read(&mut http1).await.status, 200);
     assert_eq!(scene.region.requests(), 2, "no other request reached the region");
 }
 
@@ -114,17 +120,17 @@ async fn plaintext_and_slow_handshakes_on_a_tls_port_are_closed() {
     let scene = Scene::new().await;
     let certificate = certify(scene.dir.path());
     let edge = scene.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
-    let answer = edge.say(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    assert_ne!(answer.status, 200, "{answer:?}");
+    let response = edge.send_bytes(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    assert_ne!(response.status, 200, "{response:?}");
     let mut slow = edge.connect().await;
     slow.write_all(&[22, 3, 1]).await.unwrap();
-    assert_eq!(rest(&mut slow).await.status, 0);
+    assert_eq!(read_until_closed(&mut slow).await.status, 0);
     // The HTTP/2 preface after ALPN selected HTTP/1 is no request.
     let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-    assert_eq!(rest(&mut stream).await.status, 400);
+    assert_eq!(read_until_closed(&mut stream).await.status, 400);
     let mut stream = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
-    assert_eq!(ask(&mut stream).await.status, 200);
+    assert_eq!(send_and_read(&mut stream).await.status, 200);
 }
 
 #[tokio::test]
@@ -133,7 +139,7 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
     let old = certify(scene.dir.path());
     let edge = scene.edge(TLS).await;
     let mut open = connect(&edge, &old, &[]).await.unwrap();
-    assert_eq!(ask(&mut open).await.status, 200);
+    assert_eq!(send_and_read(&mut open).await.status, 200);
 
     // The files are replaced one after the other: for a moment they do not match, and the old pair stays in use. That
     // no reload happens can only be tested by waiting longer than the reload interval of a second.
@@ -143,7 +149,7 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
     let rename = |file: &str| std::fs::rename(next.join(file), scene.dir.path().join(file)).unwrap();
     rename("gateway.crt");
     tokio::time::sleep(Duration::from_millis(1500)).await;
-    assert_eq!(ask(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
+    assert_eq!(send_and_read(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
     rename("gateway.key");
     let taken = async {
         while connect(&edge, &new, &[]).await.is_err() {
@@ -152,7 +158,7 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
     };
     tokio::time::timeout(PATIENCE, taken).await.expect("the new certificate is taken");
     assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
-    assert_eq!(ask(&mut open).await.status, 200, "what was open goes on");
+    assert_eq!(send_and_read(&mut open).await.status, 200, "what was open goes on");
 }
 
 #[tokio::test]

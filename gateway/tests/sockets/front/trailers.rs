@@ -23,12 +23,12 @@ async fn trailers_with_fields_are_accepted() {
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
     for _ in 0..3 {
-        let (answer, mut body) = client.begin(post(), false).await.unwrap();
+        let (response, mut body) = client.begin(post(), false).await.unwrap();
         body.send_data(BODY.into(), false).unwrap();
         let trailers = HeaderMap::from_iter([("x-checksum".parse().unwrap(), "1".parse().unwrap())]);
         body.send_trailers(trailers).unwrap();
-        let answer = timeout(PATIENCE, answer).await.expect("an answer").unwrap();
-        assert_eq!(answer.status(), 200);
+        let response = timeout(PATIENCE, response).await.expect("an answer").unwrap();
+        assert_eq!(response.status(), 200);
     }
 }
 
@@ -49,7 +49,7 @@ async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
             stream.write_all(piece).await.unwrap();
             tokio::task::yield_now().await;
         }
-        let (mut reset, mut answer) = (None, Vec::new());
+        let (mut reset, mut response) = (None, Vec::new());
         let pinged = async {
             loop {
                 let mut header = [0; 9];
@@ -58,16 +58,16 @@ async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
                 stream.read_exact(&mut payload).await.unwrap();
                 match header[3] {
                     RST_STREAM => reset = Some((header[8], payload)),
-                    6 if header[4] == 1 => answer = payload,
+                    6 if header[4] == 1 => response = payload,
                     _ => {}
                 }
-                if reset.is_some() && !answer.is_empty() {
+                if reset.is_some() && !response.is_empty() {
                     return;
                 }
             }
         };
         timeout(PATIENCE, pinged).await.expect("the stream is reset and the connection goes on");
-        assert_eq!(answer, b"are you?");
+        assert_eq!(response, b"are you?");
         assert_eq!(reset, Some((1, PROTOCOL_ERROR.to_vec())), "{:?}", Reason::PROTOCOL_ERROR);
     }
     assert_eq!(scene.region.requests(), 0);

@@ -18,7 +18,7 @@ fn stolen() -> String {
 }
 
 /// Man in the middle: forwards the responses of the hub, or forges them.
-struct Middle {
+struct ForgingProxy {
     /// Table of the hub, without its generation.
     table: Value,
     number: AtomicU64,
@@ -27,18 +27,18 @@ struct Middle {
     forged: AtomicU64,
 }
 
-impl Middle {
-    async fn before(scene: &Scene) -> (Arc<Middle>, String) {
+impl ForgingProxy {
+    async fn start(scene: &Scene) -> (Arc<ForgingProxy>, String) {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let url = format!("{}/v1/routes", scene.hub.trim_matches('\''));
         let table: Value = client.get(url).send().await.unwrap().json().await.unwrap();
         let (number, forges, forged) = (AtomicU64::new(1), AtomicBool::new(false), AtomicU64::new(0));
-        let middle = Arc::new(Middle { table, number, forges, forged });
+        let proxy = Arc::new(ForgingProxy { table, number, forges, forged });
         let router = axum::Router::new()
-            .route(scheduler_api::paths::ROUTES, axum::routing::get(Middle::routes))
-            .route(scheduler_api::paths::DEMAND, axum::routing::post(Middle::demand))
-            .with_state(middle.clone());
-        (middle, format!("'http://{}'", hub::serve(router).await))
+            .route(scheduler_api::paths::ROUTES, axum::routing::get(ForgingProxy::routes))
+            .route(scheduler_api::paths::DEMAND, axum::routing::post(ForgingProxy::demand))
+            .with_state(proxy.clone());
+        (proxy, format!("'http://{}'", hub::serve(router).await))
     }
 
     fn table(&self, epoch: u64, number: u64) -> Value {
@@ -55,26 +55,26 @@ impl Middle {
         table
     }
 
-    async fn routes(State(middle): State<Arc<Middle>>, RawQuery(query): RawQuery) -> Response {
+    async fn routes(State(proxy): State<Arc<ForgingProxy>>, RawQuery(query): RawQuery) -> Response {
         let query = query.unwrap_or_default();
         let after = query.split('&').find_map(|pair| pair.strip_prefix("after="));
         let after = after.map_or(0, |after| after.split_once('.').unwrap().1.parse().unwrap());
-        if after > 0 && middle.forges.load(Ordering::SeqCst) {
-            let times = middle.forged.fetch_add(1, Ordering::SeqCst);
+        if after > 0 && proxy.forges.load(Ordering::SeqCst) {
+            let times = proxy.forged.fetch_add(1, Ordering::SeqCst);
             let (epoch, number) =
                 [(1, u64::MAX), (u64::MAX, 1), (1, 100_000), (4_000_000_000, 2)][times as usize % 4];
-            return axum::Json(middle.forged(epoch, number)).into_response();
+            return axum::Json(proxy.forged(epoch, number)).into_response();
         }
-        let number = middle.number.load(Ordering::SeqCst);
+        let number = proxy.number.load(Ordering::SeqCst);
         if number > after {
-            return axum::Json(middle.table(1, number)).into_response();
+            return axum::Json(proxy.table(1, number)).into_response();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
         StatusCode::NO_CONTENT.into_response()
     }
 
-    async fn demand(State(middle): State<Arc<Middle>>) -> Response {
-        if !middle.forges.load(Ordering::SeqCst) {
+    async fn demand(State(proxy): State<Arc<ForgingProxy>>) -> Response {
+        if !proxy.forges.load(Ordering::SeqCst) {
             return StatusCode::NO_CONTENT.into_response();
         }
         let rows =
@@ -92,7 +92,7 @@ async fn metric(edge: &Edge, name: &str) -> u64 {
     count(&edge.operate("/metrics").await.1, name)
 }
 
-async fn until_generation(edge: &Edge, generation: &str) {
+async fn wait_for_generation(edge: &Edge, generation: &str) {
     let (wanted, begun) = (format!("\"generation\":\"{generation}\""), Instant::now());
     while !edge.operate("/routes").await.1.contains(&wanted) {
         assert!(begun.elapsed() < PATIENCE, "{generation} is not taken");
@@ -103,13 +103,13 @@ async fn until_generation(edge: &Edge, generation: &str) {
 #[tokio::test]
 async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_is_used() {
     let mut scene = Scene::new().await;
-    let (middle, url) = Middle::before(&scene).await;
+    let (proxy, url) = ForgingProxy::start(&scene).await;
     scene.hub = url;
     let edge = scene.edge("").await;
-    until_generation(&edge, "1.1").await;
+    wait_for_generation(&edge, "1.1").await;
     assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 0);
 
-    middle.forges.store(true, Ordering::SeqCst);
+    proxy.forges.store(true, Ordering::SeqCst);
     let begun = Instant::now();
     while metric(&edge, "meridian_gateway_tables_refused_total").await < 5
         || metric(&edge, "meridian_gateway_plans_refused_total").await < 1
@@ -121,15 +121,15 @@ async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_
     let stolen = post("", BODY)
         .replace("Bearer k", "Bearer stolen")
         .replace("host: x", "host: x\r\nconnection: close");
-    assert_eq!(edge.say(stolen.as_bytes()).await.status, 401, "no key of a forged table is accepted");
+    assert_eq!(edge.send_bytes(stolen.as_bytes()).await.status, 401, "no key of a forged table is accepted");
     let on_disk = std::fs::read_to_string(scene.dir.path().join("routes")).unwrap();
     assert!(!on_disk.contains("18446744073709551615") && on_disk.contains("\"generation\":1"), "{on_disk}");
     assert!(!scene.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
 
-    middle.number.store(2, Ordering::SeqCst);
-    middle.forges.store(false, Ordering::SeqCst);
-    until_generation(&edge, "1.2").await;
-    assert_eq!(edge.say(post("connection: close\r\n", BODY).as_bytes()).await.status, 200);
+    proxy.number.store(2, Ordering::SeqCst);
+    proxy.forges.store(false, Ordering::SeqCst);
+    wait_for_generation(&edge, "1.2").await;
+    assert_eq!(edge.send_bytes(post("connection: close\r\n", BODY).as_bytes()).await.status, 200);
 }
 
 fn write_snapshot(path: &Path, table: &Value) {
@@ -141,13 +141,13 @@ fn write_snapshot(path: &Path, table: &Value) {
 #[tokio::test]
 async fn a_poisoned_snapshot_is_rejected_and_replaced_by_a_genuine_table() {
     let mut scene = Scene::new().await;
-    let (middle, url) = Middle::before(&scene).await;
+    let (proxy, url) = ForgingProxy::start(&scene).await;
     scene.hub = url;
     let path = scene.dir.path().join("routes");
     for (epoch, number) in [(1, u64::MAX), (u64::MAX, 7)] {
-        write_snapshot(&path, &middle.forged(epoch, number));
+        write_snapshot(&path, &proxy.forged(epoch, number));
         let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
-        until_generation(&edge, "1.1").await;
+        wait_for_generation(&edge, "1.1").await;
         assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 1);
         let on_disk = std::fs::read_to_string(&path).unwrap();
         assert!(on_disk.contains("\"generation\":1,") && on_disk.contains("\"epoch\":1,"), "{on_disk}");

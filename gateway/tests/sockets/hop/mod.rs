@@ -4,7 +4,7 @@ mod authority;
 mod scene;
 
 use authority::Authority;
-use scene::{AMERICA, EUROPE, Hop, Link, SECRET, Scene};
+use scene::{AMERICA, EUROPE, NetworkKind, PeerTls, SECRET, Scene};
 use std::time::Duration;
 
 #[tokio::test]
@@ -14,22 +14,22 @@ async fn traffic_between_gateway_and_region_is_encrypted_on_both_networks() {
     }
 }
 
-fn edges<'a>(hop: Hop<'a>, http2: bool) -> Hop<'a> {
+fn edges<'a>(hop: PeerTls<'a>, http2: bool) -> PeerTls<'a> {
     if http2 { hop.http2() } else { hop }
 }
 
 async fn check_secrecy(http2: bool) {
     let ours = Authority::new();
-    let scene = Scene::new(edges(Hop::tls(&ours), http2), Hop::tls(&ours)).await;
-    scene.until_healthy(EUROPE).await;
-    scene.forget();
+    let scene = Scene::new(edges(PeerTls::tls(&ours), http2), PeerTls::tls(&ours)).await;
+    scene.wait_until_healthy(EUROPE).await;
+    scene.clear_recording();
     for _ in 0..3 {
-        let answer = scene.ask("anywhere").await;
-        assert_eq!((answer.status, answer.region.as_str()), (200, AMERICA), "{}", answer.text);
+        let response = scene.send("anywhere").await;
+        assert_eq!((response.status, response.region.as_str()), (200, AMERICA), "{}", response.text);
     }
-    assert_eq!(scene.seen(AMERICA), 3, "the replica has seen the requests");
-    let crossed = scene.crossed(AMERICA);
-    assert!(crossed.len() > 1_000 && !contains(&crossed, SECRET), "the network has not");
+    assert_eq!(scene.requests(AMERICA), 3, "the replica has seen the requests");
+    let recorded = scene.recorded(AMERICA);
+    assert!(recorded.len() > 1_000 && !contains(&recorded, SECRET), "the network has not");
 
     assert_eq!(
         scene.counts("meridian_gateway_region_connections").await,
@@ -37,10 +37,10 @@ async fn check_secrecy(http2: bool) {
         "HTTP/2 is agreed on, if it is wanted"
     );
 
-    let clear = Scene::new(edges(Hop::clear(), http2), Hop::clear()).await;
-    clear.until_healthy(AMERICA).await;
-    assert_eq!(clear.ask("anywhere").await.status, 200);
-    assert!(contains(&clear.crossed(AMERICA), SECRET), "what is looked for would be found");
+    let plaintext = Scene::new(edges(PeerTls::plaintext(), http2), PeerTls::plaintext()).await;
+    plaintext.wait_until_healthy(AMERICA).await;
+    assert_eq!(plaintext.send("anywhere").await.status, 200);
+    assert!(contains(&plaintext.recorded(AMERICA), SECRET), "what is looked for would be found");
 }
 
 fn contains(bytes: &[u8], text: &str) -> bool {
@@ -57,29 +57,33 @@ async fn a_region_at_the_address_of_another_gets_no_byte() {
 
 async fn check_led_astray(http2: bool) {
     let ours = Authority::new();
-    let scene = Scene::new(edges(Hop::tls(&ours), http2), Hop::tls(&ours)).await;
-    scene.until_healthy(EUROPE).await;
-    let answer = scene.ask("locked").await;
-    assert_eq!((answer.status, answer.region.as_str()), (200, EUROPE), "{}", answer.text);
+    let scene = Scene::new(edges(PeerTls::tls(&ours), http2), PeerTls::tls(&ours)).await;
+    scene.wait_until_healthy(EUROPE).await;
+    let response = scene.send("locked").await;
+    assert_eq!((response.status, response.region.as_str()), (200, EUROPE), "{}", response.text);
 
-    scene.lead(EUROPE, AMERICA);
-    let answer = scene.ask("locked").await;
-    assert_eq!(answer.status, 503, "{}", answer.text);
-    assert!(answer.text.contains("no_capacity_in_allowed_regions"), "{}", answer.text);
-    assert_eq!(scene.seen(AMERICA), 0);
-    assert!(answer.explained.contains("\"wrong_peer\""), "{}", answer.explained);
-    scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"wrong_peer\"}").await;
+    scene.reroute(EUROPE, AMERICA);
+    let response = scene.send("locked").await;
+    assert_eq!(response.status, 503, "{}", response.text);
+    assert!(response.text.contains("no_capacity_in_allowed_regions"), "{}", response.text);
+    assert_eq!(scene.requests(AMERICA), 0);
+    assert!(response.explained.contains("\"wrong_peer\""), "{}", response.explained);
+    scene.wait_until_edge_counts("meridian_gateway_hop_failures_total{cause=\"wrong_peer\"}").await;
     let counted = scene.edge_metrics().await;
     let attempt = |line: &str| {
         line.starts_with("meridian_gateway_attempts_total") && line.contains("outcome=\"wrong_peer\"")
     };
     assert!(counted.lines().any(attempt), "{counted}");
-    let answer = scene.ask("anywhere").await;
-    assert_eq!((answer.status, answer.region.as_str()), (200, AMERICA), "at its own address it is itself");
+    let response = scene.send("anywhere").await;
+    assert_eq!(
+        (response.status, response.region.as_str()),
+        (200, AMERICA),
+        "at its own address it is itself"
+    );
 
-    scene.lead(EUROPE, EUROPE);
-    scene.until_healthy(EUROPE).await;
-    assert_eq!(scene.ask("locked").await.region, EUROPE);
+    scene.reroute(EUROPE, EUROPE);
+    scene.wait_until_healthy(EUROPE).await;
+    assert_eq!(scene.send("locked").await.region, EUROPE);
 }
 
 #[tokio::test]
@@ -91,29 +95,36 @@ async fn a_region_with_an_invalid_certificate_fails_no_request() {
 
 async fn check_unproven(http2: bool) {
     let (ours, other) = (Authority::new(), Authority::new());
-    let wrong = Hop { shows: Some(&other), ..Hop::tls(&ours) };
-    let scene = Scene::of(edges(Hop::tls(&ours), http2), [(AMERICA, wrong), (EUROPE, Hop::tls(&ours))]).await;
-    scene.until_healthy(EUROPE).await;
-    let answer = scene.ask("anywhere").await;
-    assert_eq!((answer.status, answer.region.as_str()), (200, EUROPE), "{}", answer.text);
-    assert_eq!(scene.seen(AMERICA), 0);
-    scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"untrusted\"}").await;
+    let wrong = PeerTls { certificate_of: Some(&other), ..PeerTls::tls(&ours) };
+    let scene =
+        Scene::start(edges(PeerTls::tls(&ours), http2), [(AMERICA, wrong), (EUROPE, PeerTls::tls(&ours))])
+            .await;
+    scene.wait_until_healthy(EUROPE).await;
+    let response = scene.send("anywhere").await;
+    assert_eq!((response.status, response.region.as_str()), (200, EUROPE), "{}", response.text);
+    assert_eq!(scene.requests(AMERICA), 0);
+    scene.wait_until_edge_counts("meridian_gateway_hop_failures_total{cause=\"untrusted\"}").await;
 }
 
 #[tokio::test]
 async fn a_tls_mismatch_is_reported_and_no_request_is_sent() {
     let ours = Authority::new();
-    let scene = Scene::new(Hop::tls(&ours), Hop::clear()).await;
-    scene.until_edge_counts("meridian_gateway_hop_failures_total{cause=\"not_tls\"}").await;
+    let scene = Scene::new(PeerTls::tls(&ours), PeerTls::plaintext()).await;
+    scene.wait_until_edge_counts("meridian_gateway_hop_failures_total{cause=\"not_tls\"}").await;
     scene
-        .until_region_counts(AMERICA, "meridian_ingress_connections_refused_total{cause=\"unexpected_tls\"}")
+        .wait_until_region_counts(
+            AMERICA,
+            "meridian_ingress_connections_refused_total{cause=\"unexpected_tls\"}",
+        )
         .await;
-    assert_eq!(scene.ask("anywhere").await.status, 503);
+    assert_eq!(scene.send("anywhere").await.status, 503);
 
-    let scene = Scene::new(Hop::clear(), Hop::tls(&ours)).await;
-    scene.until_region_counts(AMERICA, "meridian_ingress_connections_refused_total{cause=\"not_tls\"}").await;
-    assert_eq!(scene.ask("anywhere").await.status, 503);
-    assert_eq!(scene.seen(AMERICA) + scene.seen(EUROPE), 0);
+    let scene = Scene::new(PeerTls::plaintext(), PeerTls::tls(&ours)).await;
+    scene
+        .wait_until_region_counts(AMERICA, "meridian_ingress_connections_refused_total{cause=\"not_tls\"}")
+        .await;
+    assert_eq!(scene.send("anywhere").await.status, 503);
+    assert_eq!(scene.requests(AMERICA) + scene.requests(EUROPE), 0);
 }
 
 /// A silently cut link stalls every request that shares a connection; they are retried like those over HTTP/1.1, and
@@ -122,18 +133,23 @@ async fn a_tls_mismatch_is_reported_and_no_request_is_sent() {
 async fn a_silently_cut_link_fails_no_request() {
     for http2 in [false, true] {
         let ours = Authority::new();
-        let scene = Scene::new(edges(Hop::tls(&ours), http2), Hop::tls(&ours)).await;
-        scene.until_healthy(AMERICA).await;
-        scene.until_healthy(EUROPE).await;
-        assert_eq!(scene.ask("anywhere").await.region, AMERICA);
+        let scene = Scene::new(edges(PeerTls::tls(&ours), http2), PeerTls::tls(&ours)).await;
+        scene.wait_until_healthy(AMERICA).await;
+        scene.wait_until_healthy(EUROPE).await;
+        assert_eq!(scene.send("anywhere").await.region, AMERICA);
         scene.cut(AMERICA, true);
-        let asked = (0..8).map(|_| scene.ask("anywhere"));
-        for answer in futures_util::future::join_all(asked).await {
-            assert_eq!((answer.status, answer.region.as_str()), (200, EUROPE), "{http2}: {}", answer.text);
+        let requests = (0..8).map(|_| scene.send("anywhere"));
+        for response in futures_util::future::join_all(requests).await {
+            assert_eq!(
+                (response.status, response.region.as_str()),
+                (200, EUROPE),
+                "{http2}: {}",
+                response.text
+            );
         }
         scene.cut(AMERICA, false);
-        scene.until_healthy(AMERICA).await;
-        while scene.ask("anywhere").await.region != AMERICA {}
+        scene.wait_until_healthy(AMERICA).await;
+        while scene.send("anywhere").await.region != AMERICA {}
     }
 }
 
@@ -142,16 +158,17 @@ async fn a_silently_cut_link_fails_no_request() {
 async fn concurrent_requests_use_a_connection_each_over_http_1_and_few_over_http_2() {
     const AT_ONCE: usize = 48;
     let ours = Authority::new();
-    let hop = Hop::tls(&ours);
+    let hop = PeerTls::tls(&ours);
     let mut connections = [0, 0];
     for (http2, connections) in [false, true].into_iter().zip(&mut connections) {
         let takes = Duration::from_millis(200);
         let scene =
-            Scene::over(Link::Direct, takes, edges(hop, http2), [(AMERICA, hop), (EUROPE, hop)]).await;
-        scene.until_healthy(AMERICA).await;
-        let asked = futures_util::future::join_all((0..AT_ONCE).map(|_| scene.ask("anywhere")));
-        for answer in asked.await {
-            assert_eq!(answer.status, 200, "{}", answer.text);
+            Scene::start_with(NetworkKind::Direct, takes, edges(hop, http2), [(AMERICA, hop), (EUROPE, hop)])
+                .await;
+        scene.wait_until_healthy(AMERICA).await;
+        let requests = futures_util::future::join_all((0..AT_ONCE).map(|_| scene.send("anywhere")));
+        for response in requests.await {
+            assert_eq!(response.status, 200, "{}", response.text);
         }
         let metrics = scene.region_metrics(AMERICA).await;
         let open = metrics.lines().find_map(|line| line.strip_prefix("meridian_ingress_connections "));

@@ -28,7 +28,7 @@ pub(crate) const EUROPE: &str = "aws/eu-central-1";
 pub(crate) const SECRET: &str = "the-text-of-a-tenant";
 
 /// Bytes of a replica's response: about four embeddings of 384 numbers as text.
-const ANSWER_BYTES: usize = 8 << 10;
+const RESPONSE_BYTES: usize = 8 << 10;
 
 /// Connections of a replica: those of a benchmark.
 const CONNECTIONS_MAX: usize = 4096;
@@ -38,36 +38,36 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Certificates of one end; none in plaintext.
 #[derive(Clone, Copy)]
-pub(crate) struct Hop<'a> {
-    pub(crate) shows: Option<&'a Authority>,
-    pub(crate) believes: Option<&'a Authority>,
+pub(crate) struct PeerTls<'a> {
+    pub(crate) certificate_of: Option<&'a Authority>,
+    pub(crate) trusts: Option<&'a Authority>,
     /// HTTP version that a gateway uses to regions; a region supports both.
     pub(crate) http: u8,
 }
 
-impl<'a> Hop<'a> {
-    pub(crate) fn tls(authority: &'a Authority) -> Hop<'a> {
-        Hop { shows: Some(authority), believes: Some(authority), http: 1 }
+impl<'a> PeerTls<'a> {
+    pub(crate) fn tls(authority: &'a Authority) -> PeerTls<'a> {
+        PeerTls { certificate_of: Some(authority), trusts: Some(authority), http: 1 }
     }
 
-    pub(crate) fn http2(self) -> Hop<'a> {
-        Hop { http: 2, ..self }
+    pub(crate) fn http2(self) -> PeerTls<'a> {
+        PeerTls { http: 2, ..self }
     }
 
-    pub(crate) fn clear() -> Hop<'static> {
-        Hop { shows: None, believes: None, http: 1 }
+    pub(crate) fn plaintext() -> PeerTls<'static> {
+        PeerTls { certificate_of: None, trusts: None, http: 1 }
     }
 
     fn files(self, dir: &Path, name: &str, uri: &str) -> Option<IdentityFiles> {
-        let [certificate, key, ca] = self.shows?.write(dir, name, &Subject::named(uri));
-        std::fs::write(&ca, &self.believes?.pem).unwrap();
+        let [certificate, key, ca] = self.certificate_of?.write(dir, name, &Subject::named(uri));
+        std::fs::write(&ca, &self.trusts?.pem).unwrap();
         Some(IdentityFiles { certificate, key, authorities: ca, revoked: None })
     }
 }
 
 /// Network between gateway and ingresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum NetworkKind {
     /// Network that records traffic and can be rerouted or cut.
     Observed,
     /// Direct connection.
@@ -77,18 +77,18 @@ pub(crate) enum Link {
 struct Region {
     operations: SocketAddr,
     network: Network,
-    seen: Arc<AtomicU64>,
+    requests: Arc<AtomicU64>,
     _stop: oneshot::Sender<()>,
 }
 
 /// Forwards all traffic to a target, records it, and resets every connection when it is rerouted.
 struct Network {
-    door: SocketAddr,
+    ingress: SocketAddr,
     address: SocketAddr,
     target: watch::Sender<SocketAddr>,
     /// Whether traffic is dropped silently.
     cut: watch::Sender<bool>,
-    crossed: Arc<Mutex<Vec<u8>>>,
+    recorded: Arc<Mutex<Vec<u8>>>,
 }
 
 pub(crate) struct Scene {
@@ -101,7 +101,7 @@ pub(crate) struct Scene {
 }
 
 /// Response as a client sees it, and what operators can observe of it.
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     pub(crate) region: String,
     pub(crate) text: String,
@@ -110,28 +110,28 @@ pub(crate) struct Answer {
 
 impl Scene {
     /// Starts two regions with the same settings.
-    pub(crate) async fn new(edge: Hop<'_>, regions: Hop<'_>) -> Scene {
-        Scene::of(edge, [(AMERICA, regions), (EUROPE, regions)]).await
+    pub(crate) async fn new(edge: PeerTls<'_>, regions: PeerTls<'_>) -> Scene {
+        Scene::start(edge, [(AMERICA, regions), (EUROPE, regions)]).await
     }
 
-    pub(crate) async fn of(edge: Hop<'_>, hops: [(&'static str, Hop<'_>); 2]) -> Scene {
-        Scene::over(Link::Observed, Duration::ZERO, edge, hops).await
+    pub(crate) async fn start(edge: PeerTls<'_>, hops: [(&'static str, PeerTls<'_>); 2]) -> Scene {
+        Scene::start_with(NetworkKind::Observed, Duration::ZERO, edge, hops).await
     }
 
     /// Starts the scene with such a link and response time of the replicas.
-    pub(crate) async fn over(
-        link: Link,
+    pub(crate) async fn start_with(
+        link: NetworkKind,
         takes: Duration,
-        edge: Hop<'_>,
-        hops: [(&'static str, Hop<'_>); 2],
+        edge: PeerTls<'_>,
+        hops: [(&'static str, PeerTls<'_>); 2],
     ) -> Scene {
         let dir = tempfile::tempdir().unwrap();
         let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
         for (id, hop) in hops {
             let region = start_region(id, hop, takes, dir.path()).await;
             let endpoint = match link {
-                Link::Observed => region.network.address,
-                Link::Direct => region.network.door,
+                NetworkKind::Observed => region.network.address,
+                NetworkKind::Direct => region.network.ingress,
             };
             let endpoint = endpoint.to_string();
             rows.push(json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["anywhere", "locked"]}));
@@ -161,7 +161,9 @@ impl Scene {
         let operations = format!("http://{operations}");
         let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
         scene
-            .until("the edge has a table", async || scene.get(&scene.operations, "/readyz").await.0 == 200)
+            .wait_until("the edge has a table", async || {
+                scene.get(&scene.operations, "/readyz").await.0 == 200
+            })
             .await;
         scene
     }
@@ -174,24 +176,25 @@ impl Scene {
     }
 
     /// Clears the recorded traffic.
-    pub(crate) fn forget(&self) {
-        self.regions.values().for_each(|region| region.network.crossed.lock().clear());
+    pub(crate) fn clear_recording(&self) {
+        self.regions.values().for_each(|region| region.network.recorded.lock().clear());
     }
 
     /// Sends a request to a deployment and returns the complete response.
-    pub(crate) async fn ask(&self, deployment: &str) -> Answer {
-        let answer = self.request(deployment).await;
-        let header = |name| answer.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+    pub(crate) async fn send(&self, deployment: &str) -> ClientResponse {
+        let response = self.request(deployment).await;
+        let header =
+            |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
         let (status, region, id) =
-            (answer.status().as_u16(), header("x-meridian-region"), header("x-request-id"));
-        let text = answer.text().await.unwrap();
+            (response.status().as_u16(), header("x-meridian-region"), header("x-request-id"));
+        let text = response.text().await.unwrap();
         let (_, explained) = self.get(&self.operations, &format!("/explain/{id}")).await;
-        Answer { status, region, text, explained }
+        ClientResponse { status, region, text, explained }
     }
 
     /// Reroutes the address of `region` to the ingress of `other`.
-    pub(crate) fn lead(&self, region: &str, other: &str) {
-        let target = self.regions[other].network.door;
+    pub(crate) fn reroute(&self, region: &str, other: &str) {
+        let target = self.regions[other].network.ingress;
         self.regions[region].network.target.send_replace(target);
     }
 
@@ -201,13 +204,13 @@ impl Scene {
     }
 
     /// Returns the number of requests that the replica of a region has received.
-    pub(crate) fn seen(&self, region: &str) -> u64 {
-        self.regions[region].seen.load(Ordering::SeqCst)
+    pub(crate) fn requests(&self, region: &str) -> u64 {
+        self.regions[region].requests.load(Ordering::SeqCst)
     }
 
     /// Returns all recorded traffic to and from a region.
-    pub(crate) fn crossed(&self, region: &str) -> Vec<u8> {
-        self.regions[region].network.crossed.lock().clone()
+    pub(crate) fn recorded(&self, region: &str) -> Vec<u8> {
+        self.regions[region].network.recorded.lock().clone()
     }
 
     pub(crate) async fn edge_metrics(&self) -> String {
@@ -215,8 +218,8 @@ impl Scene {
     }
 
     /// Waits until a series of the gateway's metrics is not zero.
-    pub(crate) async fn until_edge_counts(&self, line: &str) {
-        self.until(line, async || counts(&self.edge_metrics().await, line)).await;
+    pub(crate) async fn wait_until_edge_counts(&self, line: &str) {
+        self.wait_until(line, async || counts(&self.edge_metrics().await, line)).await;
     }
 
     /// Returns the metrics of a region from its operations port.
@@ -230,13 +233,13 @@ impl Scene {
     }
 
     /// Waits for the same of a region.
-    pub(crate) async fn until_region_counts(&self, region: &str, line: &str) {
+    pub(crate) async fn wait_until_region_counts(&self, region: &str, line: &str) {
         let url = format!("http://{}", self.regions[region].operations);
-        self.until(line, async || counts(&self.get(&url, "/metrics").await.1, line)).await;
+        self.wait_until(line, async || counts(&self.get(&url, "/metrics").await.1, line)).await;
     }
 
-    pub(crate) async fn until_healthy(&self, region: &str) {
-        self.until("a region is healthy", async || {
+    pub(crate) async fn wait_until_healthy(&self, region: &str) {
+        self.wait_until("a region is healthy", async || {
             let routes: Value = serde_json::from_str(&self.get(&self.operations, "/routes").await.1).unwrap();
             let rows = routes["regions"].as_array().cloned().unwrap_or_default();
             let ready = |row: &Value| row["ready"].as_array().is_some_and(|ready| ready.len() == 2);
@@ -247,12 +250,12 @@ impl Scene {
 
     async fn get(&self, url: &str, path: &str) -> (u16, String) {
         match self.client.get(format!("{url}{path}")).send().await {
-            Ok(answer) => (answer.status().as_u16(), answer.text().await.unwrap()),
+            Ok(response) => (response.status().as_u16(), response.text().await.unwrap()),
             Err(_) => (0, String::new()),
         }
     }
 
-    async fn until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+    async fn wait_until(&self, what: &str, holds: impl AsyncFn() -> bool) {
         let waited = async {
             while !holds().await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -260,7 +263,7 @@ impl Scene {
         };
         tokio::time::timeout(PATIENCE, waited)
             .await
-            .unwrap_or_else(|_| panic!("it does not come to pass: {what}"));
+            .unwrap_or_else(|_| panic!("timed out waiting until {what}"));
     }
 }
 
@@ -268,12 +271,12 @@ fn counts(metrics: &str, line: &str) -> bool {
     metrics.lines().any(|text| text.strip_prefix(line).is_some_and(|value| value.trim() != "0"))
 }
 
-async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Path) -> Region {
+async fn start_region(id: &'static str, hop: PeerTls<'_>, takes: Duration, dir: &Path) -> Region {
     let catalogue = Arc::new(Catalogue::builtin());
     let region = id.parse().unwrap();
     let within = catalogue.get(&region).unwrap().narrowest().as_str();
     let name = id.replace('/', "-");
-    let identity = |role: Role, hop: Hop<'_>| {
+    let identity = |role: Role, hop: PeerTls<'_>| {
         let uri = format!("spiffe://m/{role}/{id}/in/{within}");
         let files = hop.files(dir, &format!("{role}-{name}"), &uri)?;
         let own = OwnName { roles: &[Role::Spoke, Role::Replica], region: Some(region.clone()) };
@@ -282,8 +285,8 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     };
     let transport = identity(Role::Spoke, hop).map_or(Transport::Loopback, Transport::Tls);
     // The spoke and its replica trust each other, whatever gateways make of the spoke.
-    let of_replica = Hop { shows: hop.believes, believes: hop.shows, ..hop };
-    let (replica, seen) = replica(takes, identity(Role::Replica, of_replica)).await;
+    let of_replica = PeerTls { certificate_of: hop.trusts, trusts: hop.certificate_of, ..hop };
+    let (replica, requests) = replica(takes, identity(Role::Replica, of_replica)).await;
     let operations = free_address();
     let config = IngressConfig {
         proxy_protocol_from: Vec::new(),
@@ -303,47 +306,47 @@ async fn start_region(id: &'static str, hop: Hop<'_>, takes: Duration, dir: &Pat
     let (ready, address) = oneshot::channel();
     let shutdown = async { drop(stopped.await) };
     tokio::spawn(gateway::ingress::run(config, spoke, shutdown, |address| ready.send(address).unwrap()));
-    let network = Network::before(address.await.unwrap()).await;
-    Region { operations, network, seen, _stop: stop }
+    let network = Network::start(address.await.unwrap()).await;
+    Region { operations, network, requests, _stop: stop }
 }
 
 impl Network {
-    async fn before(door: SocketAddr) -> Network {
+    async fn start(ingress: SocketAddr) -> Network {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (target, crossed) = (watch::Sender::new(door), Arc::new(Mutex::new(Vec::new())));
+        let (target, recorded) = (watch::Sender::new(ingress), Arc::new(Mutex::new(Vec::new())));
         let cut = watch::Sender::new(false);
-        let (led, copied, broken) = (target.subscribe(), crossed.clone(), cut.subscribe());
+        let (targets, copied, broken) = (target.subscribe(), recorded.clone(), cut.subscribe());
         tokio::spawn(async move {
             while let Ok((near, _)) = listener.accept().await {
-                let (mut led, copied, broken) = (led.clone(), copied.clone(), broken.clone());
+                let (mut targets, copied, broken) = (targets.clone(), copied.clone(), broken.clone());
                 tokio::spawn(async move {
-                    let target = *led.borrow_and_update();
+                    let target = *targets.borrow_and_update();
                     let Ok(far) = TcpStream::connect(target).await else { return };
                     let (near, far) = (near.into_split(), far.into_split());
                     tokio::select! {
-                        () = carry(near.0, far.1, &copied, broken.clone()) => {}
-                        () = carry(far.0, near.1, &copied, broken.clone()) => {}
-                        _ = led.changed() => {}
+                        () = copy(near.0, far.1, &copied, broken.clone()) => {}
+                        () = copy(far.0, near.1, &copied, broken.clone()) => {}
+                        _ = targets.changed() => {}
                     }
                 });
             }
         });
-        Network { door, address, target, cut, crossed }
+        Network { ingress, address, target, cut, recorded }
     }
 }
 
 /// Copies bytes until either end closes.
-async fn carry(
+async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
-    copy: &Mutex<Vec<u8>>,
+    record: &Mutex<Vec<u8>>,
     mut cut: watch::Receiver<bool>,
 ) {
     let mut buffer = [0; 16 << 10];
     while let Ok(read @ 1..) = from.read(&mut buffer).await {
         cut.wait_for(|cut| !*cut).await.unwrap();
-        copy.lock().extend_from_slice(&buffer[..read]);
+        record.lock().extend_from_slice(&buffer[..read]);
         if to.write_all(&buffer[..read]).await.is_err() {
             return;
         }
@@ -354,19 +357,19 @@ async fn carry(
 async fn replica(takes: Duration, identity: Option<Arc<ProcessIdentity>>) -> (SocketAddr, Arc<AtomicU64>) {
     let status = json!({"version": 1, "names": ["anywhere", "locked"], "model": "m", "state": "ready",
                         "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0});
-    let seen: Arc<AtomicU64> = Arc::default();
-    let counted = seen.clone();
-    let answer = move || async move {
+    let requests: Arc<AtomicU64> = Arc::default();
+    let counted = requests.clone();
+    let response = move || async move {
         counted.fetch_add(1, Ordering::SeqCst);
         if !takes.is_zero() {
             tokio::time::sleep(takes).await;
         }
-        format!("{{\"data\":\"{}\"}}", "x".repeat(ANSWER_BYTES))
+        format!("{{\"data\":\"{}\"}}", "x".repeat(RESPONSE_BYTES))
     };
     let router = axum::Router::new()
         .route("/status", axum::routing::get(move || async move { axum::Json(status) }))
-        .fallback(answer);
-    let Some(identity) = identity else { return (serve(router).await, seen) };
+        .fallback(response);
+    let Some(identity) = identity else { return (serve(router).await, requests) };
     let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
     let tls = ServerTls::new(&identity, accepted, &[b"http/1.1"]).unwrap();
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -375,7 +378,7 @@ async fn replica(takes: Duration, identity: Option<Arc<ProcessIdentity>>) -> (So
     let address = listener.address();
     tokio::spawn(acceptor.run());
     tokio::spawn(axum::serve(listener, router).into_future());
-    (address, seen)
+    (address, requests)
 }
 
 async fn hub(rows: Vec<Value>) -> SocketAddr {

@@ -116,7 +116,7 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) async fn start(near: (u64, u64), far: (u64, u64)) -> Scene {
-        Scene::with(near, far, async |door| door).await
+        Scene::with(near, far, async |address| address).await
     }
 
     /// Starts the scene; the gateway reaches the far region at the address that `between` returns for its ingress.
@@ -132,8 +132,8 @@ impl Scene {
         };
         let (near, near_at) = Replica::start(near.0, near.1).await;
         let (far, far_at) = Replica::start(far.0, far.1).await;
-        let far_door = between(region(FAR, far_at, stopped()).await).await;
-        let hub = hub(region(NEAR, near_at, stopped()).await, far_door).await;
+        let far_ingress = between(region(FAR, far_at, stopped()).await).await;
+        let hub = hub(region(NEAR, near_at, stopped()).await, far_ingress).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 't'\nkey_env = 'KEY'\n").unwrap();
         let operations = free_address();
@@ -154,16 +154,16 @@ impl Scene {
     }
 
     /// Returns the region that serves an interactive request.
-    pub(crate) async fn asks(&self) -> String {
+    pub(crate) async fn serving_region(&self) -> String {
         let body = json!({"model": "m", "input": "a question of a few words"}).to_string();
-        let answer = self.client.post(&self.url).bearer_auth("KEY").body(body).send().await.unwrap();
-        let region = answer.headers().get("x-meridian-region").map_or("", |value| value.to_str().unwrap());
+        let response = self.client.post(&self.url).bearer_auth("KEY").body(body).send().await.unwrap();
+        let region = response.headers().get("x-meridian-region").map_or("", |value| value.to_str().unwrap());
         region.to_owned()
     }
 
     /// Sends requests until both regions have reported and a request was served by `region`.
-    pub(crate) async fn until_answered_by(&self, region: &str) {
-        while self.asks().await != region {
+    pub(crate) async fn wait_until_served_by(&self, region: &str) {
+        while self.serving_region().await != region {
             tokio::task::yield_now().await;
         }
     }

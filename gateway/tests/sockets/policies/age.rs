@@ -36,22 +36,22 @@ async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_respon
         }));
     let url = format!("http://{}/v1/embeddings", address.await.unwrap());
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let ask = async |residency: Option<&str>| {
+    let send = async |residency: Option<&str>| {
         let request =
             client.post(&url).header("x-meridian-deployment", "m").body(r#"{"model":"m","input":"a"}"#);
         let request =
             residency.iter().fold(request, |request, to| request.header("x-meridian-residency", *to));
-        let answer = request.send().await.unwrap();
-        let code = answer.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
-        (answer.status().as_u16(), code)
+        let response = request.send().await.unwrap();
+        let code = response.headers().get("x-meridian-error").map(|code| code.to_str().unwrap().to_owned());
+        (response.status().as_u16(), code)
     };
     let begun = Instant::now();
-    while ask(None).await.0 != 200 {
+    while send(None).await.0 != 200 {
         assert!(begun.elapsed() < PATIENCE, "what is not locked is served");
     }
-    assert_eq!(ask(Some("us")).await, (503, Some("policy_too_old".to_owned())));
+    assert_eq!(send(Some("us")).await, (503, Some("policy_too_old".to_owned())));
     spoke.lock().confirm_policy(Instant::now());
-    assert_eq!(ask(Some("us")).await, (200, None));
+    assert_eq!(send(Some("us")).await, (200, None));
     drop(stop);
     running.await.unwrap().unwrap();
 }

@@ -21,13 +21,13 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Clone)]
 pub(crate) struct Hub {
     pub(crate) text: watch::Sender<String>,
-    asked: Arc<Mutex<Vec<String>>>,
+    polls: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
     async fn routes(State(hub): State<Hub>, RawQuery(query): RawQuery) -> Response {
         let query = query.unwrap_or_default();
-        hub.asked.lock().unwrap().push(query.clone());
+        hub.polls.lock().unwrap().push(query.clone());
         let text = hub.text.borrow().clone();
         let number = serde_json::from_str::<Value>(&text).ok().and_then(|table| table["generation"].as_u64());
         // An invalid table is returned to every poll; a valid one to gateways that have another.
@@ -40,22 +40,22 @@ impl Hub {
     }
 
     /// Waits for a poll that satisfies `holds`.
-    pub(crate) async fn until_asked(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
+    pub(crate) async fn wait_for_poll(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
-            let found = self.asked.lock().unwrap().iter().find(|query| holds(query)).cloned();
+            let found = self.polls.lock().unwrap().iter().find(|query| holds(query)).cloned();
             if let Some(found) = found {
                 return found;
             }
-            assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", self.asked.lock().unwrap());
+            assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", self.polls.lock().unwrap());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
 
 /// Starts a hub that publishes this text first; returns its address and task.
-pub(crate) async fn served(text: String) -> (Hub, SocketAddr, JoinHandle<()>) {
-    let hub = Hub { text: watch::Sender::new(text), asked: Arc::default() };
+pub(crate) async fn start_hub(text: String) -> (Hub, SocketAddr, JoinHandle<()>) {
+    let hub = Hub { text: watch::Sender::new(text), polls: Arc::default() };
     let router = axum::Router::new()
         .route(scheduler_api::paths::ROUTES, axum::routing::get(Hub::routes))
         .with_state(hub.clone());
@@ -74,7 +74,7 @@ fn table(number: u64, residency: Value, widening: Value) -> Value {
 #[tokio::test]
 async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     let first = table(1, json!("eu"), json!([]));
-    let (hub, address, _serving) = served(first.to_string()).await;
+    let (hub, address, _serving) = start_hub(first.to_string()).await;
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 'a'\nkey_file = 'key'\n").unwrap();
     std::fs::write(dir.path().join("key"), "k").unwrap();
@@ -89,8 +89,8 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let running = tokio::spawn(gateway::edge::run(config, async { drop(stopped.await) }, |_| {}));
 
-    let said = hub.until_asked("the first is acknowledged", |query| query.contains("after=1.1&")).await;
-    let reader = said.split("reader=").nth(1).expect("it says who it is").to_owned();
+    let query = hub.wait_for_poll("the first is acknowledged", |query| query.contains("after=1.1&")).await;
+    let reader = query.split("reader=").nth(1).expect("it says who it is").to_owned();
     assert!(reader.starts_with(&format!("gateway/{PLACE}/")), "{reader}");
 
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -134,9 +134,9 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     // An announcement is acknowledged, and has no effect on routing yet.
     let announced = table(3, json!("eu"), json!([{"name": "m", "to": "anywhere", "since": "1.3"}]));
     hub.text.send_replace(announced.to_string());
-    let said =
-        hub.until_asked("the announcement is acknowledged", |query| query.contains("after=1.3&")).await;
-    assert!(said.ends_with(&reader), "{said}");
+    let query =
+        hub.wait_for_poll("the announcement is acknowledged", |query| query.contains("after=1.3&")).await;
+    assert!(query.ends_with(&reader), "{query}");
     assert_eq!(runs().await, ("1.3".to_owned(), "eu".to_owned()));
     drop(stop);
     running.await.unwrap().unwrap();

@@ -12,13 +12,13 @@ use tokio::net::TcpListener;
 pub(super) const REGION: &str = "aws/us-east-1";
 
 /// Starts a replica that counts its requests.
-pub(super) async fn replica(asked: Arc<AtomicU64>) -> std::net::SocketAddr {
+pub(super) async fn replica(requests: Arc<AtomicU64>) -> std::net::SocketAddr {
     let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
                         "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
     let router = axum::Router::new()
         .route("/status", axum::routing::get(async move || axum::Json(status)))
         .fallback(async move || {
-            asked.fetch_add(1, Ordering::SeqCst);
+            requests.fetch_add(1, Ordering::SeqCst);
             axum::Json(json!({"served": true}))
         });
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -43,8 +43,8 @@ fn table(residency: &str, to: Option<&str>) -> RouteTable {
 
 #[tokio::test]
 async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_read() {
-    let asked = Arc::new(AtomicU64::new(0));
-    let replicas = vec![replica(asked.clone()).await.into()];
+    let requests = Arc::new(AtomicU64::new(0));
+    let replicas = vec![replica(requests.clone()).await.into()];
     let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, replicas)));
     let catalogue = Arc::new(Catalogue::builtin());
     let config = IngressConfig {
@@ -66,28 +66,28 @@ async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_re
         }));
     let url = format!("http://{}/v1/embeddings", address.await.unwrap());
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let ask = async || {
+    let send = async || {
         // A gateway without a residency policy: it sends no header.
         let request =
             client.post(&url).header("x-meridian-deployment", "m").body(r#"{"model":"m","input":"a"}"#);
-        let answer = request.send().await.unwrap();
-        let status = answer.status().as_u16();
-        (status, answer.json::<Value>().await.unwrap())
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.json::<Value>().await.unwrap())
     };
-    while ask().await.0 != 200 {}
+    while send().await.0 != 200 {}
     let heed = |residency, to| spoke.lock().apply_route_table(&table(residency, to), &catalogue);
 
     heed("eu", None);
-    let before = asked.load(Ordering::SeqCst);
-    let (status, body) = ask().await;
+    let before = requests.load(Ordering::SeqCst);
+    let (status, body) = send().await;
     assert_eq!((status, &body["error"]["code"]), (403, &json!("not_resident_here")), "{body}");
-    assert_eq!(asked.load(Ordering::SeqCst), before, "no replica was used");
+    assert_eq!(requests.load(Ordering::SeqCst), before, "no replica was used");
     heed("eu", Some("eu,us"));
-    assert_eq!(ask().await.0, 200, "others may send it as soon as everybody takes it");
+    assert_eq!(send().await.0, 200, "others may send it as soon as everybody takes it");
     heed("jp", Some("eu"));
-    assert_eq!(ask().await.0, 403);
+    assert_eq!(send().await.0, 403);
     heed("anywhere", None);
-    assert_eq!(ask().await.0, 200);
+    assert_eq!(send().await.0, 200);
     drop(stop);
     running.await.unwrap().unwrap();
 }

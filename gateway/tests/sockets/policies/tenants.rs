@@ -1,7 +1,7 @@
 //! A gateway without a tenants file accepts the tenants of the table, from one table to the next, and from its disk
 //! without a hub.
 
-use super::edge::{PATIENCE, PLACE, served};
+use super::edge::{PATIENCE, PLACE, start_hub};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
 use serde_json::{Value, json};
@@ -62,18 +62,18 @@ impl Edge {
 
     /// Returns the deployments visible to this key, or the status of the rejection.
     async fn models(&self, key: &str) -> Result<Vec<String>, u16> {
-        let asked = self.client.get(format!("http://{}/v1/models", self.clients)).bearer_auth(key);
-        let answer = asked.send().await.unwrap();
-        let status = answer.status().as_u16();
+        let request = self.client.get(format!("http://{}/v1/models", self.clients)).bearer_auth(key);
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
         if status != 200 {
             return Err(status);
         }
-        let body: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        let body: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
         let models = body["data"].as_array().unwrap().iter();
         Ok(models.map(|model| model["id"].as_str().unwrap().to_owned()).collect())
     }
 
-    async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
             assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
@@ -82,8 +82,8 @@ impl Edge {
     }
 
     async fn refused(&self) -> u64 {
-        let asked = self.client.get(format!("http://{}/metrics", self.operations));
-        let metrics = asked.send().await.unwrap().text().await.unwrap();
+        let request = self.client.get(format!("http://{}/metrics", self.operations));
+        let metrics = request.send().await.unwrap().text().await.unwrap();
         let line =
             metrics.lines().find_map(|line| line.strip_prefix("meridian_gateway_tables_refused_total "));
         line.unwrap().parse().unwrap()
@@ -97,43 +97,48 @@ impl Edge {
 
 #[tokio::test]
 async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_hub() {
-    let (hub, at, serving) = served(table(1, None)).await;
+    let (hub, at, serving) = start_hub(table(1, None)).await;
     let dir = tempfile::tempdir().unwrap();
     let edge = Edge::start(dir.path(), at).await;
     let all = || Ok(vec!["m".to_owned()]);
-    hub.until_asked("the first is in hand", |query| query.contains("after=1.1&")).await;
+    hub.wait_for_poll("the first is in hand", |query| query.contains("after=1.1&")).await;
     assert_eq!(edge.models("acme-old").await, Err(401), "there is neither a file nor a tenant");
 
     hub.text.send_replace(table(2, acme(OLD, Value::Null, Value::Null)));
-    edge.until("it is let in", async || edge.models("acme-old").await == all()).await;
+    edge.wait_until("it is let in", async || edge.models("acme-old").await == all()).await;
     assert_eq!(edge.models("acme-new").await, Err(401));
 
     for poison in [acme("acme-new", Value::Null, Value::Null), acme(NEW, Value::Null, json!(""))] {
         let before = edge.refused().await;
         hub.text.send_replace(table(3, poison));
-        edge.until("it is refused and counted", async || edge.refused().await > before).await;
+        edge.wait_until("it is refused and counted", async || edge.refused().await > before).await;
         assert_eq!(edge.models("acme-old").await, all(), "the last good one stays");
     }
 
     hub.text.send_replace(table(4, acme(NEW, Value::Null, json!("us"))));
-    edge.until("its new key lets it in", async || edge.models("acme-new").await == all()).await;
+    edge.wait_until("its new key lets it in", async || edge.models("acme-new").await == all()).await;
     assert_eq!(
         edge.models("acme-old").await,
         Err(401),
         "and the old key is rejected, from the same table on"
     );
-    let asked = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
-    let answer = asked.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
-    assert_eq!(answer.headers()["x-meridian-error"], "region_not_permitted", "eu and us at once is nowhere");
-    let body: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+    let request = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
+    let response = request.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
+    assert_eq!(
+        response.headers()["x-meridian-error"],
+        "region_not_permitted",
+        "eu and us at once is nowhere"
+    );
+    let body: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
     let (message, param) = (body["error"]["message"].as_str().unwrap(), &body["error"]["param"]);
     assert!(message.contains("'acme'") && message.contains("'us'") && message.contains("'eu'"), "{message}");
     assert!(!message.contains("x-meridian-residency") && param.is_null(), "no header was sent: {body}");
 
     hub.text.send_replace(table(5, acme(NEW, json!(["other"]), json!("us"))));
-    edge.until("it may use another only", async || edge.models("acme-new").await == Ok(Vec::new())).await;
+    edge.wait_until("it may use another only", async || edge.models("acme-new").await == Ok(Vec::new()))
+        .await;
     hub.text.send_replace(table(6, None));
-    hub.until_asked("one of an older hub is in hand", |query| query.contains("after=1.6&")).await;
+    hub.wait_for_poll("one of an older hub is in hand", |query| query.contains("after=1.6&")).await;
     assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "it says nothing of tenants: they stay");
     edge.end().await;
     serving.abort();

@@ -17,10 +17,10 @@ fn texts(count: usize) -> Vec<String> {
 }
 
 /// Returns the response of one replica without limits.
-fn whole(path: &str, body: &Value) -> Value {
-    let answer = replica::answer(path, body.to_string().as_bytes(), usize::MAX, WIDTH);
-    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
-    serde_json::from_slice(&answer.body).unwrap()
+fn unsplit_response(path: &str, body: &Value) -> Value {
+    let response = replica::response(path, body.to_string().as_bytes(), usize::MAX, WIDTH);
+    assert_eq!(response.status, 200, "{}", String::from_utf8_lossy(&response.body));
+    serde_json::from_slice(&response.body).unwrap()
 }
 
 fn embeddings(inputs: usize) -> Value {
@@ -66,9 +66,14 @@ async fn every_dialect_gets_the_response_of_one_replica() {
         let mut body = body;
         body["model"] = json!("anywhere");
         let before: u64 = scene.requests().iter().sum();
-        let answer = scene.ask(path, &body, &[]).await;
-        assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(answer.body.as_ref().unwrap()));
-        let (answered, expected) = (answer.json(), whole(path, &body));
+        let response = scene.send(path, &body, &[]).await;
+        assert_eq!(
+            response.status,
+            200,
+            "{path}: {}",
+            String::from_utf8_lossy(response.body.as_ref().unwrap())
+        );
+        let (answered, expected) = (response.json(), unsplit_response(path, &body));
         assert!(
             answered == expected,
             "{path}: {:.300} is not {:.300}",
@@ -77,17 +82,17 @@ async fn every_dialect_gets_the_response_of_one_replica() {
         );
         let pieces = scene.requests().iter().sum::<u64>() - before;
         assert!(pieces >= 3_000 / 512, "{path} was sent in {pieces} pieces");
-        assert_eq!(answer.header("x-meridian-attempts"), pieces.to_string());
-        assert_eq!(answer.header("x-meridian-parts"), pieces.to_string(), "so none of them is a retry");
-        let mut regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
+        assert_eq!(response.header("x-meridian-attempts"), pieces.to_string());
+        assert_eq!(response.header("x-meridian-parts"), pieces.to_string(), "so none of them is a retry");
+        let mut regions: Vec<_> = response.header("x-meridian-region").split(',').collect();
         assert_eq!(regions[0], AMERICA, "the nearest has the first piece");
         regions.sort_unstable();
         assert_eq!(regions, [AMERICA, EUROPE, JAPAN], "{path}");
         for part in ["gateway;dur=", "network;dur="] {
-            assert!(answer.header("server-timing").contains(part), "{}", answer.header("server-timing"));
+            assert!(response.header("server-timing").contains(part), "{}", response.header("server-timing"));
         }
         if let Some(usage) = answered.pointer("/usage/total_tokens") {
-            assert_eq!(answer.header("x-meridian-tokens"), usage.to_string());
+            assert_eq!(response.header("x-meridian-tokens"), usage.to_string());
         }
     }
 }
@@ -95,23 +100,23 @@ async fn every_dialect_gets_the_response_of_one_replica() {
 #[tokio::test]
 async fn small_requests_are_not_split() {
     let scene = Scene::healthy().await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(255), &[]).await;
-    assert_eq!((answer.status, scene.requests()), (200, [1, 0, 0]));
+    let response = scene.send("/v1/embeddings", &embeddings(255), &[]).await;
+    assert_eq!((response.status, scene.requests()), (200, [1, 0, 0]));
     // Many short inputs: computing them takes no longer than the round trip.
     let short = json!({"model": "anywhere", "input": vec!["x"; 500]});
-    assert_eq!((scene.ask("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
-    let answer = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
-    assert_eq!(answer.status, 200);
+    assert_eq!((scene.send("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
+    let response = scene.send("/v1/embeddings", &embeddings(600), &[]).await;
+    assert_eq!(response.status, 200);
     assert!(scene.requests().iter().sum::<u64>() > 3, "and what is large does not: {:?}", scene.requests());
 }
 
 #[tokio::test]
 async fn the_explanation_of_a_split_request_has_its_decision_and_the_attempts_of_its_parts() {
     let scene = Scene::healthy().await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-request-id", "split")]).await;
-    assert_eq!(answer.status, 200);
+    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[("x-request-id", "split")]).await;
+    assert_eq!(response.status, 200);
     let explained = scene.explain("split").await;
-    let parts: usize = answer.header("x-meridian-parts").parse().unwrap();
+    let parts: usize = response.header("x-meridian-parts").parse().unwrap();
     assert!(parts > 1 && explained["attempts"].as_array().unwrap().len() == parts, "{explained:#}");
     let ranked: Vec<_> =
         explained["regions"].as_array().unwrap().iter().map(|region| &region["rank"]).collect();
@@ -123,14 +128,17 @@ async fn the_explanation_of_a_split_request_has_its_decision_and_the_attempts_of
 #[tokio::test]
 async fn a_region_that_dies_during_the_request_causes_only_retries() {
     for victim in 0..3 {
-        let mut scripts = [Script::Answers(Duration::from_millis(5)); 3];
+        let mut scripts = [Script::Responds(Duration::from_millis(5)); 3];
         scripts[victim] = Script::DiesAfter(2);
         let scene = Scene::with(scripts).await;
         let body = embeddings(20_000);
-        let answer = scene.ask("/v1/embeddings", &body, &[]).await;
-        assert_eq!(answer.status, 200, "{}", answer.json());
-        assert!(answer.json() == whole("/v1/embeddings", &body), "one right answer, victim {victim}");
-        let attempts: u64 = answer.header("x-meridian-attempts").parse().unwrap();
+        let response = scene.send("/v1/embeddings", &body, &[]).await;
+        assert_eq!(response.status, 200, "{}", response.json());
+        assert!(
+            response.json() == unsplit_response("/v1/embeddings", &body),
+            "one right answer, victim {victim}"
+        );
+        let attempts: u64 = response.header("x-meridian-attempts").parse().unwrap();
         assert!(attempts > 20_000 / 512, "{attempts}");
         assert!(scene.requests()[victim] >= 3, "{:?}", scene.requests());
     }
@@ -143,11 +151,11 @@ async fn three_regions_take_less_than_half_the_time_of_one() {
     let scene = Scene::with([Script::Computes(Duration::from_micros(200)); 3]).await;
     let mut body = embeddings(6_000);
     let begun = Instant::now();
-    let three = scene.ask("/v1/embeddings", &body, &[]).await;
+    let three = scene.send("/v1/embeddings", &body, &[]).await;
     let over_three = begun.elapsed();
     body["model"] = json!("locked");
     let begun = Instant::now();
-    let one = scene.ask("/v1/embeddings", &body, &[]).await;
+    let one = scene.send("/v1/embeddings", &body, &[]).await;
     let over_one = begun.elapsed();
     assert_eq!((three.status, one.status), (200, 200));
     assert_eq!(three.json()["data"], one.json()["data"]);
@@ -160,13 +168,13 @@ async fn a_rejected_part_rejects_the_request_and_names_its_input() {
     let scene = Scene::healthy().await;
     let mut inputs = texts(3_000);
     inputs[2_345] = String::new();
-    let answer = scene.ask("/v1/embeddings", &json!({"model": "anywhere", "input": inputs}), &[]).await;
-    let error = answer.json();
-    assert_eq!((answer.status, &error["error"]["code"]), (400, &json!("empty_input")), "{error}");
+    let response = scene.send("/v1/embeddings", &json!({"model": "anywhere", "input": inputs}), &[]).await;
+    let error = response.json();
+    assert_eq!((response.status, &error["error"]["code"]), (400, &json!("empty_input")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("`input[2345]`"), "{error}");
-    assert!(answer.header("x-meridian-attempts").parse::<u64>().unwrap() >= 1);
+    assert!(response.header("x-meridian-attempts").parse::<u64>().unwrap() >= 1);
     let dialect = scene
-        .ask("/predict", &json!({"model": "anywhere", "inputs": vec![json!(["a", 1]); 3_000]}), &[])
+        .send("/predict", &json!({"model": "anywhere", "inputs": vec![json!(["a", 1]); 3_000]}), &[])
         .await;
     let error = dialect.json().to_string();
     assert!(dialect.status == 422 && error.contains("error_type") && error.contains("[1]`"), "{error}");
@@ -177,20 +185,20 @@ async fn a_disconnect_cancels_all_parts() {
     let scene = Scene::with([Script::Waits; 3]).await;
     {
         let body = embeddings(3_000);
-        let asked = scene.ask("/v1/embeddings", &body, &[]);
-        tokio::pin!(asked);
+        let request = scene.send("/v1/embeddings", &body, &[]);
+        tokio::pin!(request);
         let all_wait = async {
             for region in scene.regions.values() {
-                region.until_under_way(|under_way| under_way >= 2).await;
+                region.wait_for_in_flight(|in_flight| in_flight >= 2).await;
             }
         };
         tokio::select! {
             () = all_wait => {}
-            _ = &mut asked => panic!("no region has responded"),
+            _ = &mut request => panic!("no region has responded"),
         }
     }
     for region in scene.regions.values() {
-        region.until_under_way(|under_way| under_way == 0).await;
+        region.wait_for_in_flight(|in_flight| in_flight == 0).await;
     }
     assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and no retry");
 }
@@ -199,45 +207,45 @@ async fn a_disconnect_cancels_all_parts() {
 #[tokio::test]
 async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
     let scene = Arc::new(Scene::healthy().await);
-    let pieces = scene.ask("/v1/embeddings", &embeddings(600), &[]).await;
+    let pieces = scene.send("/v1/embeddings", &embeddings(600), &[]).await;
     let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
     assert!((2..6).contains(&pieces), "{pieces} pieces, all of which can be under way");
-    scene.regions.values().for_each(|region| region.follow(Script::Waits));
-    let until_under_way = async |wanted: u64| {
+    scene.regions.values().for_each(|region| region.set_script(Script::Waits));
+    let wait_for_in_flight = async |wanted: u64| {
         let begun = Instant::now();
-        while scene.regions.values().map(|region| region.under_way()).sum::<u64>() != wanted {
+        while scene.regions.values().map(|region| region.in_flight()).sum::<u64>() != wanted {
             assert!(begun.elapsed() < Duration::from_secs(20), "never {wanted} under way");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let mut asked = tokio::task::JoinSet::new();
-    let mut ask = || {
+    let mut requests = tokio::task::JoinSet::new();
+    let mut send = || {
         let scene = scene.clone();
-        asked.spawn(async move { scene.ask("/v1/embeddings", &embeddings(600), &[]).await });
+        requests.spawn(async move { scene.send("/v1/embeddings", &embeddings(600), &[]).await });
     };
     for at_once in 1..=4 {
-        ask();
-        until_under_way(at_once * pieces).await;
+        send();
+        wait_for_in_flight(at_once * pieces).await;
     }
-    ask();
-    until_under_way(4 * pieces + 1).await;
+    send();
+    wait_for_in_flight(4 * pieces + 1).await;
     let before = scene.requests();
-    let waits = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
+    let waits = scene.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
     assert_eq!((waits.status, waits.header("x-meridian-error")), (504, "deadline_exceeded"));
     assert_eq!(scene.requests(), before, "it was not its turn");
 }
 
 #[tokio::test]
 async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
-    let scene = Scene::with([Script::AnswersWith(1); 3]).await;
-    let ask = async |inputs: usize| {
+    let scene = Scene::with([Script::RespondsWithWidth(1); 3]).await;
+    let send = async |inputs: usize| {
         let body = json!({"model": "anywhere", "input": vec!["x"; inputs]});
-        scene.ask("/v1/embeddings", &body, &[]).await
+        scene.send("/v1/embeddings", &body, &[]).await
     };
-    let most = ask(INPUTS_MAX).await;
+    let most = send(INPUTS_MAX).await;
     assert_eq!((most.status, most.json()["data"].as_array().unwrap().len()), (200, INPUTS_MAX));
     let before = scene.requests();
-    let more = ask(INPUTS_MAX + 1).await;
+    let more = send(INPUTS_MAX + 1).await;
     let error = more.json();
     assert_eq!((more.status, &error["error"]["code"]), (400, &json!("too_many_inputs")), "{error}");
     assert_eq!(error["error"]["param"], "input");
@@ -253,39 +261,45 @@ async fn no_part_is_sent_to_a_region_that_its_request_excludes() {
     let scene = Scene::healthy().await;
     let mut body = embeddings(5_000);
     body["model"] = json!("locked");
-    let answer = scene.ask("/v1/embeddings", &body, &[]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE));
-    assert!(answer.json() == whole("/v1/embeddings", &body));
+    let response = scene.send("/v1/embeddings", &body, &[]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, EUROPE));
+    assert!(response.json() == unsplit_response("/v1/embeddings", &body));
     let [america, europe, japan] = scene.requests();
     assert!(america == 0 && japan == 0 && europe >= 10, "{:?}", scene.requests());
     let narrowed =
-        scene.ask("/v1/embeddings", &embeddings(5_000), &[("x-meridian-residency", "eu,jp")]).await;
+        scene.send("/v1/embeddings", &embeddings(5_000), &[("x-meridian-residency", "eu,jp")]).await;
     assert_eq!((narrowed.status, scene.requests()[0]), (200, 0));
 
-    let scene =
-        Scene::with([Script::Answers(Duration::ZERO), Script::DiesAfter(1), Script::Answers(Duration::ZERO)])
-            .await;
-    let answer = scene.ask("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-error")), (503, "no_capacity_in_allowed_regions"));
+    let scene = Scene::with([
+        Script::Responds(Duration::ZERO),
+        Script::DiesAfter(1),
+        Script::Responds(Duration::ZERO),
+    ])
+    .await;
+    let response = scene.send("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
+    assert_eq!(
+        (response.status, response.header("x-meridian-error")),
+        (503, "no_capacity_in_allowed_regions")
+    );
     assert!(matches!(scene.requests(), [0, europe, 0] if europe > 1), "{:?}", scene.requests());
 }
 
 #[tokio::test]
 async fn the_response_of_a_split_request_has_a_receipt_of_each_region() {
     let scene = Scene::healthy().await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
+    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[]).await;
     assert_eq!(
-        answer.header("x-meridian-residency-receipt"),
+        response.header("x-meridian-residency-receipt"),
         "",
         "of one that may go anywhere nothing is promised"
     );
     let narrowed = [("x-meridian-residency", "eu,jp")];
-    let answer = scene.ask("/v1/embeddings", &embeddings(5_000), &narrowed).await;
-    let regions: Vec<_> = answer.header("x-meridian-region").split(',').collect();
-    let receipts: Vec<_> = answer.header("x-meridian-residency-receipt").split(',').collect();
-    assert_eq!((answer.status, regions.len(), receipts.len()), (200, 2, 2), "{regions:?} {receipts:?}");
+    let response = scene.send("/v1/embeddings", &embeddings(5_000), &narrowed).await;
+    let regions: Vec<_> = response.header("x-meridian-region").split(',').collect();
+    let receipts: Vec<_> = response.header("x-meridian-residency-receipt").split(',').collect();
+    assert_eq!((response.status, regions.len(), receipts.len()), (200, 2, 2), "{regions:?} {receipts:?}");
     for (region, receipt) in regions.into_iter().zip(receipts) {
-        let sent = scene.sent_under(receipt).await;
+        let sent = scene.regions_in_receipts(receipt).await;
         assert!(sent.iter().all(|sent| sent == region), "{receipt} of {region}: {sent:?}");
     }
 }
@@ -294,13 +308,13 @@ async fn the_response_of_a_split_request_has_a_receipt_of_each_region() {
 async fn rate_limits_are_charged_once_and_settled_by_the_sum() {
     let scene = Scene::healthy().await;
     let body = embeddings(3_000);
-    let answer = scene.ask_as("n", "/v1/embeddings", &body, &[]).await;
-    assert_eq!(answer.status, 200);
-    let tokens: u64 = answer.json()["usage"]["total_tokens"].as_u64().unwrap();
-    assert_eq!(answer.header("x-meridian-tokens"), tokens.to_string());
-    assert_eq!(answer.header("x-ratelimit-limit-requests"), "2");
+    let response = scene.send_as("n", "/v1/embeddings", &body, &[]).await;
+    assert_eq!(response.status, 200);
+    let tokens: u64 = response.json()["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(response.header("x-meridian-tokens"), tokens.to_string());
+    assert_eq!(response.header("x-ratelimit-limit-requests"), "2");
     // Two requests a second, and this was one. Its cost is settled by now, and a minute's quota has hardly refilled.
-    let next = scene.ask_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
+    let next = scene.send_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
     assert_eq!(next.status, 200);
     let left: u64 = next.header("x-ratelimit-remaining-tokens").parse().unwrap();
     assert!((999_000 - tokens..1_040_000 - tokens).contains(&left), "{left} after {tokens}");
@@ -308,19 +322,21 @@ async fn rate_limits_are_charged_once_and_settled_by_the_sum() {
 
 #[tokio::test]
 async fn an_invalid_response_is_not_merged() {
-    let scene = Scene::with([Script::AnswersTooFew; 3]).await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[]).await;
-    let error = answer.json();
-    assert_eq!((answer.status, &error["error"]["code"]), (500, &json!("internal")), "{error}");
+    let scene = Scene::with([Script::OmitsOneRow; 3]).await;
+    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[]).await;
+    let error = response.json();
+    assert_eq!((response.status, &error["error"]["code"]), (500, &json!("internal")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("one element for each input"), "{error}");
 }
 
 #[tokio::test]
 async fn the_deadline_applies_to_all_parts() {
     let scene =
-        Scene::with([Script::Answers(Duration::ZERO), Script::Answers(Duration::ZERO), Script::Waits]).await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-error")), (504, "deadline_exceeded"));
+        Scene::with([Script::Responds(Duration::ZERO), Script::Responds(Duration::ZERO), Script::Waits])
+            .await;
+    let response =
+        scene.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
+    assert_eq!((response.status, response.header("x-meridian-error")), (504, "deadline_exceeded"));
 }
 
 /// Some 100 MB, more than the buffer limit.
@@ -328,18 +344,18 @@ const LARGE: usize = 3_000;
 
 #[tokio::test]
 async fn a_response_larger_than_the_buffer_is_streamed() {
-    let scene = Scene::with([Script::AnswersWith(LARGE); 3]).await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
-    assert_eq!((answer.status, answer.header("content-length")), (200, ""));
-    let body = answer.body.as_ref().unwrap();
+    let scene = Scene::with([Script::RespondsWithWidth(LARGE); 3]).await;
+    let response = scene.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    assert_eq!((response.status, response.header("content-length")), (200, ""));
+    let body = response.body.as_ref().unwrap();
     assert!(body.len() > 64 << 20, "{}", body.len());
-    let whole =
-        replica::answer("/v1/embeddings", embeddings(LARGE).to_string().as_bytes(), usize::MAX, LARGE);
-    assert!(*body == whole.body, "byte for byte");
+    let expected =
+        replica::response("/v1/embeddings", embeddings(LARGE).to_string().as_bytes(), usize::MAX, LARGE);
+    assert!(*body == expected.body, "byte for byte");
 
     // Nine parts of twelve, and then no region is left.
-    let scene = Scene::with([Script::AnswersWithUntil(LARGE, 3); 3]).await;
-    let answer = scene.ask("/v1/embeddings", &embeddings(LARGE), &[]).await;
-    assert_eq!(answer.status, 200);
-    assert!(answer.body.is_err(), "a cut answer looks cut");
+    let scene = Scene::with([Script::RespondsWithWidthAndDies(LARGE, 3); 3]).await;
+    let response = scene.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    assert_eq!(response.status, 200);
+    assert!(response.body.is_err(), "a cut answer looks cut");
 }

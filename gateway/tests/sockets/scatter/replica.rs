@@ -13,20 +13,24 @@ use replica_api::vectors::RowsView;
 use replica_api::vllm::{ClassifyRequest, ResponseMetadata, ScoreRequest};
 
 /// Response, and its number of tokens.
-pub(crate) struct Answer {
+pub(crate) struct ReplicaResponse {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
     pub(crate) tokens: u64,
 }
 
 /// Responds to a request with at most `inputs_max` inputs, with vectors of `width` numbers.
-pub(crate) fn answer(path: &str, body: &[u8], inputs_max: usize, width: usize) -> Answer {
+pub(crate) fn response(path: &str, body: &[u8], inputs_max: usize, width: usize) -> ReplicaResponse {
     let limit = ListLimit { count: inputs_max, key: "max_inputs" };
     match computed(path, body, limit, width) {
-        Ok((body, tokens)) => Answer { status: 200, body, tokens },
+        Ok((body, tokens)) => ReplicaResponse { status: 200, body, tokens },
         Err(refusal) => {
             let dialect = Dialect::of_path(path);
-            Answer { status: dialect.status(refusal.code), body: dialect.refusal(&refusal), tokens: 0 }
+            ReplicaResponse {
+                status: dialect.status(refusal.code),
+                body: dialect.refusal(&refusal),
+                tokens: 0,
+            }
         }
     }
 }
@@ -38,37 +42,45 @@ fn computed(path: &str, body: &[u8], limit: ListLimit, width: usize) -> Result<(
     );
     Ok(match path {
         "/v1/embeddings" => {
-            let asked = EmbeddingsRequest::parse(body, limit)?;
-            let (rows, tokens) = (vectors(&asked.input, width), tokens(&asked.input));
+            let request = EmbeddingsRequest::parse(body, limit)?;
+            let (rows, tokens) = (vectors(&request.input, width), tokens(&request.input));
             (
-                EmbeddingsResponse::write(&asked.model, RowsView::new(&rows, width), asked.encoding, tokens),
+                EmbeddingsResponse::write(
+                    &request.model,
+                    RowsView::new(&rows, width),
+                    request.encoding,
+                    tokens,
+                ),
                 tokens,
             )
         }
         "/embed" | "/" => {
-            let asked = EmbedRequest::parse(body, limit)?;
-            (tei::write_rows(RowsView::new(&vectors(&asked.inputs, width), width)), tokens(&asked.inputs))
+            let request = EmbedRequest::parse(body, limit)?;
+            (tei::write_rows(RowsView::new(&vectors(&request.inputs, width), width)), tokens(&request.inputs))
         }
         "/predict" => {
-            let asked = PredictRequest::parse(body, limit)?;
+            let request = PredictRequest::parse(body, limit)?;
             let text = |input: &TextOrPair| match input {
                 TextOrPair::One(text) => text.clone(),
                 TextOrPair::Pair(first, second) => format!("{first}{second}"),
             };
-            let texts = Input::Texts(asked.inputs.iter().map(text).collect());
+            let texts = Input::Texts(request.inputs.iter().map(text).collect());
             let rows = vectors(&texts, 2);
-            let labels = tei::Labels { names: &labels, top_k: None, alone: asked.single };
+            let labels = tei::Labels { names: &labels, top_k: None, alone: request.single };
             (tei::write_predictions(RowsView::new(&rows, 2), labels), tokens(&texts))
         }
         "/similarity" => {
-            let asked = SimilarityRequest::parse(body, limit)?;
-            let source = vector(asked.source.as_bytes(), width);
-            let cosines: Vec<f32> =
-                asked.sentences.iter().map(|text| cosine(&source, &vector(text.as_bytes(), width))).collect();
-            (serde_json::to_vec(&cosines).unwrap(), tokens(&Input::Texts(asked.sentences)))
+            let request = SimilarityRequest::parse(body, limit)?;
+            let source = vector(request.source.as_bytes(), width);
+            let cosines: Vec<f32> = request
+                .sentences
+                .iter()
+                .map(|text| cosine(&source, &vector(text.as_bytes(), width)))
+                .collect();
+            (serde_json::to_vec(&cosines).unwrap(), tokens(&Input::Texts(request.sentences)))
         }
         "/tokenize" => {
-            let asked = TokenizeRequest::parse(body, limit)?;
+            let request = TokenizeRequest::parse(body, limit)?;
             let token = |text: &String| tei::SimpleToken {
                 id: text.len() as u32,
                 text: text.clone(),
@@ -76,12 +88,12 @@ fn computed(path: &str, body: &[u8], limit: ListLimit, width: usize) -> Result<(
                 start: Some(0),
                 stop: Some(text.len()),
             };
-            let lists: Vec<_> = asked.texts.iter().map(|text| [token(text)]).collect();
+            let lists: Vec<_> = request.texts.iter().map(|text| [token(text)]).collect();
             (serde_json::to_vec(&lists).unwrap(), lists.len() as u64)
         }
         "/decode" => {
-            let asked = DecodeRequest::parse(body, limit)?;
-            let texts: Vec<String> = asked.ids.iter().map(|ids| format!("\"{ids:?}\\")).collect();
+            let request = DecodeRequest::parse(body, limit)?;
+            let texts: Vec<String> = request.ids.iter().map(|ids| format!("\"{ids:?}\\")).collect();
             (serde_json::to_vec(&texts).unwrap(), texts.len() as u64)
         }
         "/classify" => {
@@ -95,24 +107,24 @@ fn computed(path: &str, body: &[u8], limit: ListLimit, width: usize) -> Result<(
             (ResponseMetadata { tokens, ..around }.write_scores(&scores), tokens)
         }
         "/rerank" => {
-            let asked = TextsRequest::parse(body, limit)?.expect("texts");
-            let scores = scores(&asked.texts);
+            let request = TextsRequest::parse(body, limit)?.expect("texts");
+            let scores = scores(&request.texts);
             let order = ranking(&scores, scores.len());
-            let texts = asked.return_text.then_some(asked.texts.as_slice());
-            (tei::write_ranks(&order, &scores, texts), tokens(&Input::Texts(asked.texts.clone())))
+            let texts = request.return_text.then_some(request.texts.as_slice());
+            (tei::write_ranks(&order, &scores, texts), tokens(&Input::Texts(request.texts.clone())))
         }
         "/v2/rerank" => {
-            let asked = RerankRequest::parse(body, limit)?;
+            let request = RerankRequest::parse(body, limit)?;
             let texts: Vec<String> =
-                asked.documents.iter().map(|document: &Document| document.text.clone()).collect();
+                request.documents.iter().map(|document: &Document| document.text.clone()).collect();
             let (scores, tokens) = (scores(&texts), tokens(&Input::Texts(texts)));
             let response = RerankResponse {
                 id: "r",
                 api_version: "2",
                 model: "m",
-                order: &ranking(&scores, asked.results()),
+                order: &ranking(&scores, request.results()),
                 scores: &scores,
-                documents: asked.return_documents.then_some(asked.documents.as_slice()),
+                documents: request.return_documents.then_some(request.documents.as_slice()),
                 bare_documents: false,
                 tokens,
             };

@@ -36,7 +36,7 @@ const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\n
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Script {
     /// Responds after this time.
-    Answers(Duration),
+    Responds(Duration),
     /// Computes one request after another, for this time per input.
     Computes(Duration),
     /// Responds to this number of requests and dies within the next response.
@@ -44,20 +44,20 @@ pub(crate) enum Script {
     /// Waits until the request is cancelled.
     Waits,
     /// Rejects this number of requests with this retry-after, and responds to the others.
-    TurnsAway(u64, Duration),
+    Rejects(u64, Duration),
     /// Responds with one row too few.
-    AnswersTooFew,
+    OmitsOneRow,
     /// Responds with vectors of this length.
-    AnswersWith(usize),
+    RespondsWithWidth(usize),
     /// Does so this number of times, and dies.
-    AnswersWithUntil(usize, u64),
+    RespondsWithWidthAndDies(usize, u64),
 }
 
 pub(crate) struct Region {
     id: &'static str,
     script: watch::Sender<Script>,
     requests: AtomicU64,
-    under_way: watch::Sender<u64>,
+    in_flight: watch::Sender<u64>,
     dead: watch::Sender<bool>,
     /// Held while computing.
     engine: tokio::sync::Mutex<()>,
@@ -71,7 +71,7 @@ impl Region {
             id,
             script: watch::Sender::new(script),
             requests: AtomicU64::new(0),
-            under_way: watch::Sender::new(0),
+            in_flight: watch::Sender::new(0),
             dead: watch::Sender::new(false),
             engine: tokio::sync::Mutex::new(()),
         });
@@ -102,9 +102,9 @@ impl Region {
                 continue;
             }
             let before = self.requests.fetch_add(1, Ordering::SeqCst);
-            self.under_way.send_modify(|under_way| *under_way += 1);
+            self.in_flight.send_modify(|in_flight| *in_flight += 1);
             let served = self.compute(&mut stream, &path, &body, before).await;
-            self.under_way.send_modify(|under_way| *under_way -= 1);
+            self.in_flight.send_modify(|in_flight| *in_flight -= 1);
             served?;
         }
     }
@@ -118,26 +118,26 @@ impl Region {
     ) -> Option<()> {
         let script = *self.script.borrow();
         let width = match script {
-            Script::AnswersWith(width) | Script::AnswersWithUntil(width, _) => width,
+            Script::RespondsWithWidth(width) | Script::RespondsWithWidthAndDies(width, _) => width,
             _ => WIDTH,
         };
         // Limit of a real replica, which no part may exceed.
-        let mut answer = replica::answer(path, body, replica_api::limits::MAX_INPUTS, width);
+        let mut response = replica::response(path, body, replica_api::limits::MAX_INPUTS, width);
         match script {
-            Script::Answers(time) => tokio::time::sleep(time).await,
+            Script::Responds(time) => tokio::time::sleep(time).await,
             Script::Computes(time) => {
                 let inputs = String::from_utf8_lossy(body).matches("text number").count() as u32;
                 let _engine = self.engine.lock().await;
                 tokio::time::sleep(time * inputs).await;
             }
-            Script::DiesAfter(answers) if before < answers => {
+            Script::DiesAfter(responses) if before < responses => {
                 tokio::time::sleep(Duration::from_millis(5)).await
             }
-            Script::AnswersWithUntil(_, answers) if before < answers => {}
-            Script::DiesAfter(_) | Script::AnswersWithUntil(..) => {
-                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.body.len());
+            Script::RespondsWithWidthAndDies(_, responses) if before < responses => {}
+            Script::DiesAfter(_) | Script::RespondsWithWidthAndDies(..) => {
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", response.body.len());
                 stream.write_all(head.as_bytes()).await.ok()?;
-                stream.write_all(&answer.body[..answer.body.len() / 2]).await.ok()?;
+                stream.write_all(&response.body[..response.body.len() / 2]).await.ok()?;
                 stream.flush().await.ok()?;
                 self.dead.send_replace(true);
                 return None;
@@ -146,26 +146,26 @@ impl Region {
                 let _ = stream.read_u8().await;
                 return None;
             }
-            Script::TurnsAway(times, wait) if before < times => {
+            Script::Rejects(times, wait) if before < times => {
                 let headers = format!(
                     "x-meridian-error: overloaded\r\nretry-after-ms: {}\r\nretry-after: 1\r\n",
                     wait.as_millis()
                 );
                 return write(stream, 429, &headers, b"{\"error\":{\"code\":\"overloaded\"}}").await;
             }
-            Script::TurnsAway(..) => {}
-            Script::AnswersTooFew => {
-                let mut short: Value = serde_json::from_slice(&answer.body).unwrap();
+            Script::Rejects(..) => {}
+            Script::OmitsOneRow => {
+                let mut short: Value = serde_json::from_slice(&response.body).unwrap();
                 short["data"].as_array_mut().unwrap().pop();
-                answer.body = short.to_string().into_bytes();
+                response.body = short.to_string().into_bytes();
             }
-            Script::AnswersWith(_) => {}
+            Script::RespondsWithWidth(_) => {}
         }
         let headers = format!(
             "content-type: application/json\r\nserver-timing: region;dur=1\r\nx-meridian-tokens: {}\r\n",
-            answer.tokens
+            response.tokens
         );
-        write(stream, answer.status, &headers, &answer.body).await
+        write(stream, response.status, &headers, &response.body).await
     }
 
     fn report(&self, sequence: u64) -> Vec<u8> {
@@ -180,18 +180,18 @@ impl Region {
     }
 
     /// Waits for a number of requests in flight.
-    pub(crate) async fn until_under_way(&self, holds: impl Fn(u64) -> bool) {
-        self.under_way.subscribe().wait_for(|under_way| holds(*under_way)).await.unwrap();
+    pub(crate) async fn wait_for_in_flight(&self, holds: impl Fn(u64) -> bool) {
+        self.in_flight.subscribe().wait_for(|in_flight| holds(*in_flight)).await.unwrap();
     }
 
     /// Changes the script.
-    pub(crate) fn follow(&self, script: Script) {
+    pub(crate) fn set_script(&self, script: Script) {
         self.script.send_replace(script);
     }
 
     /// Returns the number of requests in flight.
-    pub(crate) fn under_way(&self) -> u64 {
-        *self.under_way.borrow()
+    pub(crate) fn in_flight(&self) -> u64 {
+        *self.in_flight.borrow()
     }
 
     /// Returns the number of requests.
@@ -233,7 +233,7 @@ pub(crate) struct Scene {
 impl Scene {
     /// Starts the scene with three regions that respond immediately.
     pub(crate) async fn healthy() -> Scene {
-        Scene::with([Script::Answers(Duration::from_millis(5)); 3]).await
+        Scene::with([Script::Responds(Duration::from_millis(5)); 3]).await
     }
 
     /// Scripts of America, Europe and Japan.
@@ -271,18 +271,18 @@ impl Scene {
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let scene = Scene { url, operations, regions, client, dir, _stop: stop };
-        scene.until_all_healthy().await;
+        scene.wait_until_all_healthy().await;
         scene
     }
 
-    async fn until_all_healthy(&self) {
+    async fn wait_until_all_healthy(&self) {
         let begun = Instant::now();
         loop {
             assert!(begun.elapsed() < Duration::from_secs(20), "the regions do not become healthy");
-            let Ok(answer) = self.client.get(format!("{}/routes", self.operations)).send().await else {
+            let Ok(response) = self.client.get(format!("{}/routes", self.operations)).send().await else {
                 continue;
             };
-            let routes: Value = answer.json().await.unwrap();
+            let routes: Value = response.json().await.unwrap();
             let regions = routes["regions"].as_array().cloned().unwrap_or_default();
             if regions.len() == 3 && regions.iter().all(|region| region["health"] == "healthy") {
                 return;
@@ -291,25 +291,29 @@ impl Scene {
     }
 
     /// Sends a request as the unlimited tenant.
-    pub(crate) async fn ask(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> Answer {
-        self.ask_as("k", path, body, headers).await
+    pub(crate) async fn send(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> ClientResponse {
+        self.send_as("k", path, body, headers).await
     }
 
-    pub(crate) async fn ask_as(
+    pub(crate) async fn send_as(
         &self,
         key: &str,
         path: &str,
         body: &Value,
         headers: &[(&str, &str)],
-    ) -> Answer {
+    ) -> ClientResponse {
         let mut request =
             self.client.post(format!("{}{path}", self.url)).bearer_auth(key).body(body.to_string());
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = request.send().await.expect("an answer");
-        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        Answer { status, headers, body: answer.bytes().await.map_err(drop).map(|body| body.to_vec()) }
+        let response = request.send().await.expect("an answer");
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        ClientResponse {
+            status,
+            headers,
+            body: response.bytes().await.map_err(drop).map(|body| body.to_vec()),
+        }
     }
 
     /// Returns the explanation of a finished request.
@@ -326,7 +330,7 @@ impl Scene {
     }
 
     /// Returns the regions to which a request was sent by its receipts, once they are on disk.
-    pub(crate) async fn sent_under(&self, id: &str) -> Vec<String> {
+    pub(crate) async fn regions_in_receipts(&self, id: &str) -> Vec<String> {
         let begun = Instant::now();
         loop {
             let files = gateway::receipts::files_in(&[self.dir.path().join("receipts")]).unwrap();
@@ -350,14 +354,14 @@ impl Scene {
 }
 
 /// Response.
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     headers: reqwest::header::HeaderMap,
     /// `Err` if it was truncated.
     pub(crate) body: Result<Vec<u8>, ()>,
 }
 
-impl Answer {
+impl ClientResponse {
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }

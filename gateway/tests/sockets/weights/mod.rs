@@ -16,16 +16,16 @@ async fn two_regions() -> [SocketAddr; 2] {
 async fn requests_are_divided_by_the_weights_and_explained_by_them() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
-    hub.says(plan(7, &[row("m", Value::Null, &[(NEAR, 300), (FAR, 700)])]));
+    hub.set_plan(plan(7, &[row("m", Value::Null, &[(NEAR, 300), (FAR, 700)])]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.7", 2).await;
+    edge.wait_for_plan("1.7", 2).await;
     // Seven tenths of 400 are 280, give or take 9.2.
-    let far = edge.far_of(400, "m").await;
+    let far = edge.count_far(400, "m").await;
     assert!((235..=325).contains(&far), "{far} of 400");
     // Without a row the nearest region is used.
-    assert_eq!(edge.far_of(20, "m-us").await, 0);
+    assert_eq!(edge.count_far(20, "m-us").await, 0);
 
-    let region = edge.asks("m", &[("x-request-id", "one")]).await;
+    let region = edge.serving_region("m", &[("x-request-id", "one")]).await;
     let explained = edge.operators("/explain/one").await;
     assert_eq!(
         (&explained["regions"][0]["region"], &explained["regions"][0]["rank"]),
@@ -42,17 +42,17 @@ async fn requests_are_divided_by_the_weights_and_explained_by_them() {
 async fn a_plan_moves_bulk_before_interactive_requests() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
-    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 500), (NEAR, 500)])]));
+    hub.set_plan(plan(1, &[row("m", Value::Null, &[(FAR, 500), (NEAR, 500)])]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.1", 2).await;
+    edge.wait_for_plan("1.1", 2).await;
     let both = async || {
-        let lookup = edge.asks("m", &[]).await;
-        let bulk = edge.asks("m", &[("x-meridian-priority", "bulk")]).await;
+        let lookup = edge.serving_region("m", &[]).await;
+        let bulk = edge.serving_region("m", &[("x-meridian-priority", "bulk")]).await;
         [lookup, bulk]
     };
     // Until there is an average of both.
-    let before = *hub.asked.borrow();
-    while *hub.asked.borrow() < before + 2 {
+    let before = *hub.demand_reports.borrow();
+    while *hub.demand_reports.borrow() < before + 2 {
         both().await;
     }
     let mut far = [0; 2];
@@ -72,13 +72,13 @@ async fn a_plan_moves_bulk_before_interactive_requests() {
 async fn a_weight_sends_no_request_to_an_excluded_or_failed_region() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
-    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));
+    hub.set_plan(plan(1, &[row("m", Value::Null, &[(FAR, 1000)]), row("m-us", json!("us"), &[(FAR, 1000)])]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.1", 2).await;
-    assert_eq!(edge.far_of(20, "m").await, 20);
-    assert_eq!(edge.far_of(20, "m-us").await, 0);
+    edge.wait_for_plan("1.1", 2).await;
+    assert_eq!(edge.count_far(20, "m").await, 20);
+    assert_eq!(edge.count_far(20, "m-us").await, 0);
     for _ in 0..20 {
-        assert_eq!(edge.asks("m", &[("x-meridian-residency", "us")]).await, NEAR);
+        assert_eq!(edge.serving_region("m", &[("x-meridian-residency", "us")]).await, NEAR);
     }
 
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -86,10 +86,10 @@ async fn a_weight_sends_no_request_to_an_excluded_or_failed_region() {
     drop(closed);
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, regions, &[])).await;
-    hub.says(plan(1, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    hub.set_plan(plan(1, &[row("m", Value::Null, &[(FAR, 1000)])]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.1", 1).await;
-    assert_eq!(edge.far_of(20, "m").await, 0);
+    edge.wait_for_plan("1.1", 1).await;
+    assert_eq!(edge.count_far(20, "m").await, 0);
 }
 
 /// Invariant 5, Monotonic plans.
@@ -98,22 +98,22 @@ async fn an_older_or_invalid_plan_is_rejected_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let to = |region: &str| row("m", Value::Null, &[(region, 1000)]);
-    hub.says(plan(5, &[to(FAR)]));
+    hub.set_plan(plan(5, &[to(FAR)]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.5", 2).await;
+    edge.wait_for_plan("1.5", 2).await;
     let elsewhere = json!({"version": 1, "epoch": 1, "generation": 9, "gateway": FAR, "rows": []});
     let other = json!({"version": 2, "epoch": 1, "generation": 9, "gateway": NEAR, "rows": []});
     let short = plan(9, &[row("m", Value::Null, &[(NEAR, 999)])]);
     for wrong in [plan(4, &[to(NEAR)]), plan(5, &[to(NEAR)]), elsewhere, other, short, json!("nonsense")] {
         let before = edge.scraped("meridian_gateway_plans_refused_total").await;
-        hub.says(wrong);
-        hub.until_heard().await;
+        hub.set_plan(wrong);
+        hub.wait_until_reported().await;
         assert!(edge.scraped("meridian_gateway_plans_refused_total").await > before);
-        assert_eq!(edge.far_of(5, "m").await, 5, "the last good one stays");
+        assert_eq!(edge.count_far(5, "m").await, 5, "the last good one stays");
     }
-    hub.says(plan(6, &[to(NEAR)]));
-    edge.until_planned("1.6", 2).await;
-    assert_eq!(edge.far_of(5, "m").await, 0);
+    hub.set_plan(plan(6, &[to(NEAR)]));
+    edge.wait_for_plan("1.6", 2).await;
+    assert_eq!(edge.count_far(5, "m").await, 0);
 }
 
 /// Invariant 4, Static stability.
@@ -121,23 +121,23 @@ async fn an_older_or_invalid_plan_is_rejected_and_counted() {
 async fn a_gateway_that_starts_without_its_hub_uses_the_plan_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
-    hub.says(plan(3, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    hub.set_plan(plan(3, &[row("m", Value::Null, &[(FAR, 1000)])]));
     let edge = Edge::start(dir.path(), at).await;
-    edge.until_planned("1.3", 2).await;
+    edge.wait_for_plan("1.3", 2).await;
     drop(edge);
     let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let edge = Edge::start(dir.path(), closed).await;
-    edge.until_planned("1.3", 2).await;
-    assert_eq!(edge.far_of(20, "m").await, 20);
+    edge.wait_for_plan("1.3", 2).await;
+    assert_eq!(edge.count_far(20, "m").await, 20);
 
     std::fs::write(dir.path().join("routes.plan"), "torn").unwrap();
     let edge = Edge::start(dir.path(), closed).await;
-    edge.until("it serves without a plan", |routes| {
-        let well = |region: &&Value| region["health"] == "healthy";
-        routes["regions"].as_array().into_iter().flatten().filter(well).count() == 2
+    edge.wait_until("it serves without a plan", |routes| {
+        let healthy = |region: &&Value| region["health"] == "healthy";
+        routes["regions"].as_array().into_iter().flatten().filter(healthy).count() == 2
     })
     .await;
-    assert_eq!(edge.far_of(20, "m").await, 0, "the nearest");
+    assert_eq!(edge.count_far(20, "m").await, 0, "the nearest");
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
     let (hub, at) = Hub::start(table(1, regions, &[NEAR])).await;
     let edge = Edge::start(dir.path(), at).await;
     let routes = edge
-        .until("both are well", |routes| {
+        .wait_until("both are well", |routes| {
             let rows = routes["regions"].as_array().into_iter().flatten();
             rows.filter(|region| region["health"] == "healthy").count() == 2
         })
@@ -155,21 +155,21 @@ async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
     let draining: Vec<_> =
         routes["regions"].as_array().unwrap().iter().filter(|row| row["draining"] == true).collect();
     assert_eq!((draining.len(), &draining[0]["region"]), (1, &json!(NEAR)));
-    assert_eq!(edge.far_of(20, "m").await, 20, "the nearest of those that stay");
-    assert_eq!(edge.far_of(20, "m-us").await, 0, "it may go nowhere else");
+    assert_eq!(edge.count_far(20, "m").await, 20, "the nearest of those that stay");
+    assert_eq!(edge.count_far(20, "m-us").await, 0, "it may go nowhere else");
 
     // It drains at the pace of the plan.
-    hub.says(plan(1, &[row("m", Value::Null, &[(NEAR, 900), (FAR, 100)])]));
-    edge.until_planned("1.1", 2).await;
-    let far = edge.far_of(100, "m").await;
+    hub.set_plan(plan(1, &[row("m", Value::Null, &[(NEAR, 900), (FAR, 100)])]));
+    edge.wait_for_plan("1.1", 2).await;
+    let far = edge.count_far(100, "m").await;
     assert!(far < 40, "{far} of 100");
-    hub.says(plan(2, &[row("m", Value::Null, &[(FAR, 1000)])]));
-    edge.until_planned("1.2", 2).await;
-    assert_eq!(edge.far_of(20, "m").await, 20);
+    hub.set_plan(plan(2, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    edge.wait_for_plan("1.2", 2).await;
+    assert_eq!(edge.count_far(20, "m").await, 20);
     hub.table.send_replace(table(2, regions, &[]));
-    hub.says(plan(3, &[row("m", Value::Null, &[(NEAR, 1000)])]));
-    edge.until_planned("1.3", 2).await;
-    assert_eq!(edge.far_of(20, "m").await, 0);
+    hub.set_plan(plan(3, &[row("m", Value::Null, &[(NEAR, 1000)])]));
+    edge.wait_for_plan("1.3", 2).await;
+    assert_eq!(edge.count_far(20, "m").await, 0);
 }
 
 #[tokio::test]
@@ -177,17 +177,17 @@ async fn demand_is_reported_to_the_hub_by_class_and_origin() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
-    edge.until("both are well", |routes| {
+    edge.wait_until("both are well", |routes| {
         let rows = routes["regions"].as_array().into_iter().flatten();
         rows.filter(|region| region["health"] == "healthy").count() == 2
     })
     .await;
     for _ in 0..50 {
-        edge.asks("m", &[]).await;
-        edge.asks("m", &[("x-meridian-residency", "eu")]).await;
-        edge.asks("m-us", &[]).await;
+        edge.serving_region("m", &[]).await;
+        edge.serving_region("m", &[("x-meridian-residency", "eu")]).await;
+        edge.serving_region("m-us", &[]).await;
     }
-    hub.until_heard().await;
+    hub.wait_until_reported().await;
     let reported = hub.demand.lock().unwrap().clone().unwrap();
     assert_eq!(reported.gateway, NEAR);
     let classes: Vec<_> = reported

@@ -36,32 +36,33 @@ async fn a_residency_is_limited_by_its_canonical_form_and_demand_is_still_report
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
-    edge.until("the near one is well", |routes| {
+    edge.wait_until("the near one is well", |routes| {
         let rows = routes["regions"].as_array().into_iter().flatten();
         rows.filter(|region| region["health"] == "healthy").count() == 2
     })
     .await;
-    let ask =
-        async |model: &str, residency: &str| edge.asks(model, &[("x-meridian-residency", residency)]).await;
+    let serving_region_for = async |model: &str, residency: &str| {
+        edge.serving_region(model, &[("x-meridian-residency", residency)]).await
+    };
     let mut conditions = conditions();
     let fits = conditions.join("&");
-    assert_eq!(ask("m", &fits).await, NEAR);
+    assert_eq!(serving_region_for("m", &fits).await, NEAR);
     assert_eq!(
-        ask("m-us", &fits).await,
+        serving_region_for("m-us", &fits).await,
         "invalid_header",
         "the deployment's residency is part of the policy"
     );
     let one_more = format!("{fits}&us,eu");
     assert!(one_more.len() <= MAX_POLICY_LEN, "as it is given, it would fit: {} bytes", one_more.len());
-    assert_eq!(ask("m", &one_more).await, "invalid_header");
+    assert_eq!(serving_region_for("m", &one_more).await, "invalid_header");
     conditions.pop();
-    assert_eq!(ask("m-us", &conditions.join("&")).await, NEAR);
+    assert_eq!(serving_region_for("m-us", &conditions.join("&")).await, NEAR);
 
-    hub.until_heard().await;
+    hub.wait_until_reported().await;
     let reported = hub.demand.lock().unwrap().clone().unwrap();
     let canonical = fits.parse::<ResidencyPolicy>().unwrap().to_string();
     let of_m: Vec<_> = reported.classes.iter().filter(|class| class.deployment == "m").collect();
     assert_eq!(of_m.len(), 1, "one class for each set of regions: {of_m:?}");
     assert_eq!(of_m[0].residency.as_deref(), Some(&*canonical));
-    assert_eq!(edge.asks("m", &[]).await, NEAR);
+    assert_eq!(edge.serving_region("m", &[]).await, NEAR);
 }

@@ -33,7 +33,7 @@ pub(crate) struct Hub {
     /// Response to a gateway's demand report; `None` is 204.
     pub(crate) plan: Mutex<Option<Value>>,
     pub(crate) demand: Mutex<Option<DemandV1>>,
-    pub(crate) asked: watch::Sender<u64>,
+    pub(crate) demand_reports: watch::Sender<u64>,
 }
 
 /// Returns the plan row of one class.
@@ -89,7 +89,7 @@ impl Hub {
             table: watch::Sender::new(table),
             plan: Mutex::default(),
             demand: Mutex::default(),
-            asked: watch::Sender::new(0),
+            demand_reports: watch::Sender::new(0),
         });
         let router = axum::Router::new()
             .route(scheduler_api::paths::ROUTES, get(Hub::routes))
@@ -111,19 +111,24 @@ impl Hub {
     async fn demand(State(hub): State<Arc<Hub>>, body: Bytes) -> Response {
         *hub.demand.lock().unwrap() = Some(serde_json::from_slice(&body).unwrap());
         let plan = hub.plan.lock().unwrap().clone();
-        hub.asked.send_modify(|asked| *asked += 1);
+        hub.demand_reports.send_modify(|demand_reports| *demand_reports += 1);
         plan.map_or(StatusCode::NO_CONTENT.into_response(), |plan| axum::Json(plan).into_response())
     }
 
     /// Sets the plan.
-    pub(crate) fn says(&self, plan: Value) {
+    pub(crate) fn set_plan(&self, plan: Value) {
         *self.plan.lock().unwrap() = Some(plan);
     }
 
     /// Waits for two more reports of the gateway: then it has received the plan.
-    pub(crate) async fn until_heard(&self) {
-        let now = *self.asked.borrow();
-        let heard = self.asked.subscribe().wait_for(|asked| *asked >= now + 2).await.map(drop);
+    pub(crate) async fn wait_until_reported(&self) {
+        let now = *self.demand_reports.borrow();
+        let heard = self
+            .demand_reports
+            .subscribe()
+            .wait_for(|demand_reports| *demand_reports >= now + 2)
+            .await
+            .map(drop);
         heard.unwrap();
     }
 }
@@ -162,22 +167,23 @@ impl Edge {
     }
 
     /// Returns the region that responds, or the error code.
-    pub(crate) async fn asks(&self, model: &str, headers: &[(&str, &str)]) -> String {
+    pub(crate) async fn serving_region(&self, model: &str, headers: &[(&str, &str)]) -> String {
         let body = json!({"model": model, "input": "a question of a few words"}).to_string();
         let mut request = self.client.post(&self.url).bearer_auth("KEY").body(body);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let answer = request.send().await.unwrap();
-        let header = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+        let response = request.send().await.unwrap();
+        let header =
+            |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         header("x-meridian-region").or_else(|| header("x-meridian-error")).unwrap_or_default()
     }
 
     /// Returns the number of `count` requests that are sent to the far region.
-    pub(crate) async fn far_of(&self, count: u32, model: &str) -> u32 {
+    pub(crate) async fn count_far(&self, count: u32, model: &str) -> u32 {
         let mut far = 0;
         for _ in 0..count {
-            let region = self.asks(model, &[]).await;
+            let region = self.serving_region(model, &[]).await;
             assert!([NEAR, FAR].contains(&region.as_str()), "{region}");
             far += u32::from(region == FAR);
         }
@@ -197,7 +203,7 @@ impl Edge {
         value.unwrap_or_else(|| panic!("no {sample}")).parse().unwrap()
     }
 
-    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn wait_until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let begun = Instant::now();
         loop {
             let routes = self.operators("/routes").await;
@@ -210,11 +216,12 @@ impl Edge {
     }
 
     /// Waits until it has this plan and sees this number of healthy regions.
-    pub(crate) async fn until_planned(&self, plan: &str, healthy: usize) {
-        let well = |routes: &Value| {
+    pub(crate) async fn wait_for_plan(&self, plan: &str, healthy: usize) {
+        let healthy = |routes: &Value| {
             let regions = routes["regions"].as_array().into_iter().flatten();
             regions.filter(|region| region["health"] == "healthy").count() >= healthy
         };
-        self.until("it is ready", |routes| routes["plan"].as_str() == Some(plan) && well(routes)).await;
+        self.wait_until("it is ready", |routes| routes["plan"].as_str() == Some(plan) && healthy(routes))
+            .await;
     }
 }

@@ -6,10 +6,11 @@ use async_trait::async_trait;
 use pingora::prelude::*;
 use std::net::SocketAddr;
 
-struct Through(SocketAddr);
+/// Forwards every request to one upstream.
+struct PassThrough(SocketAddr);
 
 #[async_trait]
-impl ProxyHttp for Through {
+impl ProxyHttp for PassThrough {
     type CTX = ();
 
     fn new_ctx(&self) {}
@@ -24,12 +25,12 @@ fn main() {
     let (Some(listen), Some(Ok(upstream))) =
         (arguments.next(), arguments.next().map(|address| address.parse()))
     else {
-        eprintln!("bare-pingora wants LISTEN UPSTREAM, two addresses");
+        eprintln!("usage: bare-pingora LISTEN UPSTREAM (two addresses)");
         std::process::exit(2);
     };
     let mut server = Server::new(None).expect("a server without a configuration");
     server.bootstrap();
-    let mut proxy = http_proxy_service(&server.configuration, Through(upstream));
+    let mut proxy = http_proxy_service(&server.configuration, PassThrough(upstream));
     proxy.add_tcp(&listen);
     server.add_service(proxy);
     server.run_forever();

@@ -222,7 +222,7 @@ fn connect(address: SocketAddr) -> io::Result<TcpStream> {
 /// Reads one response; returns its status and whether the connection can be reused.
 fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u16, bool)> {
     let mut filled = 0;
-    let mut ends: Option<(usize, End)> = None;
+    let mut ends: Option<(usize, BodyEnd)> = None;
     let mut keep = true;
     let mut status = 0;
     loop {
@@ -246,15 +246,15 @@ fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u1
             keep = !text.contains("\r\nconnection: close");
             let length = text.split("\r\ncontent-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
             let end = match length.and_then(|length| length.trim().parse::<usize>().ok()) {
-                Some(length) => End::At(head + 4 + length),
-                None if text.contains("\r\ntransfer-encoding: chunked") => End::Chunked,
+                Some(length) => BodyEnd::At(head + 4 + length),
+                None if text.contains("\r\ntransfer-encoding: chunked") => BodyEnd::Chunked,
                 None => return Err(io::Error::other("a response without a length")),
             };
             ends = Some((head + 4, end));
         }
         match ends {
-            Some((_, End::At(end))) if filled >= end => return Ok((status, keep)),
-            Some((head, End::Chunked)) if buffer[head..filled].ends_with(b"0\r\n\r\n") => {
+            Some((_, BodyEnd::At(end))) if filled >= end => return Ok((status, keep)),
+            Some((head, BodyEnd::Chunked)) if buffer[head..filled].ends_with(b"0\r\n\r\n") => {
                 return Ok((status, keep));
             }
             _ => {}
@@ -263,7 +263,7 @@ fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> io::Result<(u1
 }
 
 #[derive(Clone, Copy)]
-enum End {
+enum BodyEnd {
     At(usize),
     Chunked,
 }

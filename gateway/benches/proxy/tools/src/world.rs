@@ -36,8 +36,8 @@ fn main() -> io::Result<()> {
             let delay = Duration::from_millis(delay_ms.parse().map_err(io::Error::other)?);
             let stale = region.get(1) == Some(&"stale");
             let stalls = Arc::new(match region {
-                [_, "stalls", permille, ms] => Stalls::of(permille, ms)?,
-                _ => Stalls::default(),
+                [_, "stalls", permille, ms] => InjectedDelay::parse(permille, ms)?,
+                _ => InjectedDelay::default(),
             });
             let region = region.first().copied().unwrap_or("aws/us-east-1").to_owned();
             let response = response();
@@ -72,26 +72,26 @@ fn serve(
 
 /// Extra delay of some responses.
 #[derive(Default)]
-struct Stalls {
+struct InjectedDelay {
     permille: u64,
-    lasts: Duration,
-    drawn: AtomicU64,
+    delay: Duration,
+    draws: AtomicU64,
 }
 
-impl Stalls {
-    fn of(permille: &str, ms: &str) -> io::Result<Stalls> {
+impl InjectedDelay {
+    fn parse(permille: &str, ms: &str) -> io::Result<InjectedDelay> {
         let (permille, ms) =
             (permille.parse().map_err(io::Error::other)?, ms.parse().map_err(io::Error::other)?);
-        Ok(Stalls { permille, lasts: Duration::from_millis(ms), drawn: AtomicU64::new(0) })
+        Ok(InjectedDelay { permille, delay: Duration::from_millis(ms), draws: AtomicU64::new(0) })
     }
 
     /// Draws the next delay with SplitMix64 of the number of draws.
     fn next(&self) -> Duration {
-        let number = self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let number = self.draws.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut bits = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        if (bits ^ (bits >> 31)) % 1000 < self.permille { self.lasts } else { Duration::ZERO }
+        if (bits ^ (bits >> 31)) % 1000 < self.permille { self.delay } else { Duration::ZERO }
     }
 }
 

@@ -7,14 +7,14 @@ use gateway_core::outcome::AttemptFailure;
 use tokio::sync::oneshot;
 
 /// Attempt with its write-ahead message, and its record when it has ended.
-struct Awaited {
+struct WriteAheadAttempt {
     message: WriterMessage,
     durable: oneshot::Receiver<bool>,
     finished: Arc<FinishedRequest>,
 }
 
 impl Scene {
-    fn write_ahead(&self, request: &str, end: AttemptEnd) -> Awaited {
+    fn write_ahead(&self, request: &str, end: AttemptEnd) -> WriteAheadAttempt {
         let WriterMessage::Finished(finished) = self.finished(request, 1, "eu") else {
             panic!("a request of a gateway")
         };
@@ -57,7 +57,7 @@ impl Scene {
             total: finished.total,
             receipt: None,
         });
-        Awaited { message, durable, finished }
+        WriteAheadAttempt { message, durable, finished }
     }
 
     fn text(&self) -> String {
@@ -74,7 +74,7 @@ fn waiting_requests_are_notified_when_their_receipts_are_durable_and_share_one_f
         .map(|number| scene.write_ahead(&format!("r{number}"), AttemptEnd::Responded { status: 200 }))
         .collect();
     let (mut messages, mut ended) = (Vec::new(), Vec::new());
-    for Awaited { message, durable, finished } in waiting.drain(..) {
+    for WriteAheadAttempt { message, durable, finished } in waiting.drain(..) {
         messages.push(message);
         ended.push((durable, finished));
     }
@@ -101,7 +101,7 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     // /dev/full fails every write with ENOSPC.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
     let end = AttemptEnd::Failed(AttemptFailure::ReceiptUnavailable);
-    let Awaited { message, mut durable, finished } = scene.write_ahead("a", end);
+    let WriteAheadAttempt { message, mut durable, finished } = scene.write_ahead("a", end);
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());
@@ -116,7 +116,7 @@ fn on_a_full_disk_waiting_requests_are_rejected_and_no_receipt_is_missing() {
     // The writer recovers by itself: rejected requests are recorded with the next successful write.
     writer.write(&mut Vec::new());
     assert!(!scene.shared.failing());
-    let Awaited { message, mut durable, finished } =
+    let WriteAheadAttempt { message, mut durable, finished } =
         scene.write_ahead("b", AttemptEnd::Responded { status: 200 });
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(true));
@@ -133,7 +133,7 @@ fn a_receipt_that_failed_to_sync_is_not_durable() {
     // A pipe accepts writes and cannot be synced.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
-    let Awaited { message, mut durable, .. } = scene.write_ahead("a", AttemptEnd::Cancelled);
+    let WriteAheadAttempt { message, mut durable, .. } = scene.write_ahead("a", AttemptEnd::Cancelled);
     writer.write(&mut vec![message]);
     assert_eq!(durable.try_recv(), Ok(false));
     assert!(scene.shared.failing());

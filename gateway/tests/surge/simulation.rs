@@ -58,46 +58,46 @@ pub(crate) struct Outcome {
 }
 
 /// Results of the simulation.
-pub(crate) struct World {
-    pub(crate) in_the_surge: Vec<Outcome>,
-    pub(crate) worst_neighbour: Duration,
+pub(crate) struct SimulationResult {
+    pub(crate) surge_outcomes: Vec<Outcome>,
+    pub(crate) longest_remote_queue: Duration,
 }
 
 enum Event {
     /// A client of this gateway sends a request.
-    Asks {
+    ClientRequest {
         gateway: usize,
     },
     /// A request arrives at a region.
-    Comes {
+    Arrival {
         region: usize,
         request: Request,
     },
     /// A region completes it.
-    Done {
+    Completion {
         region: usize,
         choice: SelectedReplica,
     },
     /// A gateway polls the reports of a region.
-    Questions {
+    Poll {
         gateway: usize,
         region: usize,
     },
-    Answers {
+    ExchangeArrival {
         region: usize,
         gateway: usize,
-        question: ExchangeRequest,
-        asked: Instant,
+        exchange: ExchangeRequest,
+        sent_at: Instant,
     },
-    Hears {
+    ReportArrival {
         gateway: usize,
         region: usize,
         load: DeploymentLoad,
         granted: Option<u64>,
-        asked: Instant,
+        sent_at: Instant,
     },
     /// A replica reports its status.
-    Says {
+    ReplicaStatusDue {
         region: usize,
     },
 }
@@ -105,12 +105,12 @@ enum Event {
 struct Request {
     gateway: usize,
     tokens: u64,
-    asked: Instant,
-    whose: TrafficOrigin,
+    sent_at: Instant,
+    origin: TrafficOrigin,
 }
 
 struct Edge {
-    home: usize,
+    home_region: usize,
     spill: Spill,
     loads: Vec<DeploymentLoad>,
     rtt: Vec<Duration>,
@@ -121,133 +121,133 @@ struct Region {
     index: RegionIndex,
     spoke: Spoke,
     /// Time at which it has completed all accepted requests.
-    free: Instant,
+    idle_at: Instant,
 }
 
-struct Running {
+struct Simulation {
     policy: Policy,
     chance: SmallRng,
     start: Instant,
     now: Instant,
     events: BinaryHeap<Reverse<(Instant, u64)>>,
     waiting: std::collections::BTreeMap<u64, Event>,
-    numbered: u64,
+    last_event: u64,
     name: DeploymentName,
     edges: Vec<Edge>,
     regions: Vec<Region>,
-    world: World,
+    result: SimulationResult,
 }
 
-impl World {
-    pub(crate) fn run(policy: Policy, seed: u64) -> World {
-        let mut running = Running::new(policy, seed);
-        while let Some(Reverse((at, number))) = running.events.pop() {
-            if at > running.start + OVER {
+impl SimulationResult {
+    pub(crate) fn run(policy: Policy, seed: u64) -> SimulationResult {
+        let mut simulation = Simulation::new(policy, seed);
+        while let Some(Reverse((at, number))) = simulation.events.pop() {
+            if at > simulation.start + OVER {
                 break;
             }
-            running.now = at;
-            let event = running.waiting.remove(&number).unwrap();
-            running.happens(event);
+            simulation.now = at;
+            let event = simulation.waiting.remove(&number).unwrap();
+            simulation.handle(event);
         }
-        running.world
+        simulation.result
     }
 }
 
-impl Running {
-    fn new(policy: Policy, seed: u64) -> Running {
+impl Simulation {
+    fn new(policy: Policy, seed: u64) -> Simulation {
         let (catalogue, start) = (Catalogue::builtin(), Instant::now());
         let index = |name: &str| catalogue.index_of(&name.parse().unwrap()).unwrap();
         let regions = REGIONS.iter().map(|name| Region {
             index: index(name),
             spoke: Spoke::new(name.parse().unwrap(), 1, vec!["10.0.0.1:1".parse().unwrap()]),
-            free: start,
+            idle_at: start,
         });
         let edges = (0..REGIONS.len() * GATEWAYS_EACH).map(|number| {
-            let home = number % REGIONS.len();
-            let at = catalogue.region(index(REGIONS[home])).point;
+            let home_region = number % REGIONS.len();
+            let at = catalogue.region(index(REGIONS[home_region])).point;
             let latency = LatencyModel::new(at, &catalogue);
             let rtt = REGIONS.iter().map(|name| latency.estimate(index(name), start)).collect();
             let loads = vec![DeploymentLoad::default(); REGIONS.len()];
-            Edge { home, spill: Spill::default(), loads, rtt, sequence: 0 }
+            Edge { home_region, spill: Spill::default(), loads, rtt, sequence: 0 }
         });
-        let mut running = Running {
+        let mut simulation = Simulation {
             policy,
             chance: SmallRng::seed_from_u64(seed),
             start,
             now: start,
             events: BinaryHeap::new(),
             waiting: Default::default(),
-            numbered: 0,
+            last_event: 0,
             name: "d".parse().unwrap(),
             edges: edges.collect(),
             regions: regions.collect(),
-            world: World { in_the_surge: Vec::new(), worst_neighbour: Duration::ZERO },
+            result: SimulationResult { surge_outcomes: Vec::new(), longest_remote_queue: Duration::ZERO },
         };
         for region in 0..REGIONS.len() {
-            running.later(Duration::ZERO, Event::Says { region });
+            simulation.schedule(Duration::ZERO, Event::ReplicaStatusDue { region });
         }
-        for gateway in 0..running.edges.len() {
-            running.later(Duration::ZERO, Event::Asks { gateway });
+        for gateway in 0..simulation.edges.len() {
+            simulation.schedule(Duration::ZERO, Event::ClientRequest { gateway });
             for region in 0..REGIONS.len() {
-                let some = running.chance.random_range(0..EXCHANGE_PERIOD.as_micros() as u64);
-                running.later(Duration::from_micros(some), Event::Questions { gateway, region });
+                let some = simulation.chance.random_range(0..EXCHANGE_PERIOD.as_micros() as u64);
+                simulation.schedule(Duration::from_micros(some), Event::Poll { gateway, region });
             }
         }
-        running
+        simulation
     }
 
-    fn later(&mut self, after: Duration, event: Event) {
-        self.numbered += 1;
-        self.events.push(Reverse((self.now + after, self.numbered)));
-        self.waiting.insert(self.numbered, event);
+    fn schedule(&mut self, after: Duration, event: Event) {
+        self.last_event += 1;
+        self.events.push(Reverse((self.now + after, self.last_event)));
+        self.waiting.insert(self.last_event, event);
     }
 
-    fn surges(&self) -> bool {
+    fn is_surging(&self) -> bool {
         (BEGINS..ENDS).contains(&(self.now - self.start))
     }
 
     /// Draws from an exponential distribution with this mean.
-    fn drawn(&mut self, mean: f64) -> f64 {
+    fn exponential(&mut self, mean: f64) -> f64 {
         -mean * (1.0 - self.chance.random::<f64>()).ln()
     }
 
-    fn happens(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Asks { gateway } => self.asks(gateway),
-            Event::Comes { region, request } => self.comes(region, request),
-            Event::Done { region, choice } => {
+            Event::ClientRequest { gateway } => self.send_request(gateway),
+            Event::Arrival { region, request } => self.arrive(region, request),
+            Event::Completion { region, choice } => {
                 self.regions[region].spoke.finished(&choice, ReplicaOutcome::Responded, self.now);
             }
-            Event::Questions { gateway, region } => {
+            Event::Poll { gateway, region } => {
                 let edge = &mut self.edges[gateway];
                 edge.sequence += 1;
                 let wanted = [(self.name.clone(), edge.spill.demand(&self.name, self.now))].into();
                 let who = Gateway { location: String::new(), boot_id: gateway as u64 };
-                let question =
+                let exchange =
                     ExchangeRequest { gateway: who, sequence: edge.sequence, known: None, requested: wanted };
-                let (there, asked) = (edge.rtt[region] / 2, self.now);
-                self.later(there, Event::Answers { region, gateway, question, asked });
-                self.later(EXCHANGE_PERIOD, Event::Questions { gateway, region });
+                let (outbound, sent_at) = (edge.rtt[region] / 2, self.now);
+                self.schedule(outbound, Event::ExchangeArrival { region, gateway, exchange, sent_at });
+                self.schedule(EXCHANGE_PERIOD, Event::Poll { gateway, region });
             }
-            Event::Answers { region, gateway, question, asked } => {
+            Event::ExchangeArrival { region, gateway, exchange, sent_at } => {
                 let spoke = &mut self.regions[region].spoke;
-                let granted = spoke.exchange(&question, self.now).grants.get(&self.name).copied();
+                let granted = spoke.exchange(&exchange, self.now).grants.get(&self.name).copied();
                 let load = spoke.loads(self.now).get(&self.name).copied().unwrap_or_default();
-                let back = self.edges[gateway].rtt[region] / 2;
-                self.later(back, Event::Hears { gateway, region, load, granted, asked });
+                let inbound = self.edges[gateway].rtt[region] / 2;
+                self.schedule(inbound, Event::ReportArrival { gateway, region, load, granted, sent_at });
             }
-            Event::Hears { gateway, region, load, granted, asked } => {
+            Event::ReportArrival { gateway, region, load, granted, sent_at } => {
                 let edge = &mut self.edges[gateway];
                 edge.loads[region] = load;
                 let granted = [(&self.name, granted)];
-                edge.spill.set_credits(InstanceIndex::new(self.regions[region].index, 0), granted, asked);
+                edge.spill.set_credits(InstanceIndex::new(self.regions[region].index, 0), granted, sent_at);
             }
-            Event::Says { region } => {
-                let waits = self.waits(region);
+            Event::ReplicaStatusDue { region } => {
+                let wait_time = self.wait_time(region);
                 if region != SURGING {
-                    self.world.worst_neighbour = self.world.worst_neighbour.max(waits);
+                    self.result.longest_remote_queue = self.result.longest_remote_queue.max(wait_time);
                 }
-                let pending_tokens = (waits.as_secs_f64() * SPEED) as u64;
+                let pending_tokens = (wait_time.as_secs_f64() * SPEED) as u64;
                 let observed = ReplicaStatus {
                     model: None,
                     names: [self.name.clone()].into(),
@@ -258,46 +258,48 @@ impl Running {
                     tokens_per_second: SPEED,
                 };
                 self.regions[region].spoke.observe_replica(0, observed, self.now);
-                self.later(EXCHANGE_PERIOD, Event::Says { region });
+                self.schedule(EXCHANGE_PERIOD, Event::ReplicaStatusDue { region });
             }
         }
     }
 
-    fn waits(&self, region: usize) -> Duration {
-        self.regions[region].free.saturating_duration_since(self.now)
+    fn wait_time(&self, region: usize) -> Duration {
+        self.regions[region].idle_at.saturating_duration_since(self.now)
     }
 
-    fn asks(&mut self, gateway: usize) {
+    fn send_request(&mut self, gateway: usize) {
         let usual = SPEED * USUAL_LOAD / TOKENS_MEAN / GATEWAYS_EACH as f64;
-        let surge = if self.edges[gateway].home == SURGING && self.surges() { SURGE } else { 1.0 };
-        let next = self.drawn(1.0 / (usual * surge));
-        self.later(Duration::from_secs_f64(next), Event::Asks { gateway });
-        let tokens = self.drawn(TOKENS_MEAN) as u64 + 1;
-        let (region, whose) = self.goes(gateway, tokens);
-        let there = self.edges[gateway].rtt[region] / 2;
-        let request = Request { gateway, tokens, asked: self.now, whose };
-        self.later(there, Event::Comes { region, request });
+        let surge = if self.edges[gateway].home_region == SURGING && self.is_surging() { SURGE } else { 1.0 };
+        let next = self.exponential(1.0 / (usual * surge));
+        self.schedule(Duration::from_secs_f64(next), Event::ClientRequest { gateway });
+        let tokens = self.exponential(TOKENS_MEAN) as u64 + 1;
+        let (region, origin) = self.route(gateway, tokens);
+        let outbound = self.edges[gateway].rtt[region] / 2;
+        let request = Request { gateway, tokens, sent_at: self.now, origin };
+        self.schedule(outbound, Event::Arrival { region, request });
     }
 
-    fn goes(&mut self, gateway: usize, tokens: u64) -> (usize, TrafficOrigin) {
+    fn route(&mut self, gateway: usize, tokens: u64) -> (usize, TrafficOrigin) {
         let chance = Permille::new(self.chance.random_range(0..1000));
         let edge = &mut self.edges[gateway];
-        let place = |region: usize| {
+        let candidate = |region: usize| {
             let load = &edge.loads[region];
             let wait = (load.tokens_per_second > 0.0)
                 .then(|| Duration::from_secs_f64(load.pending_tokens as f64 / load.tokens_per_second));
             SpillCandidate { region: self.regions[region].index, rtt: edge.rtt[region], wait }
         };
-        let mut places: Vec<_> = (0..REGIONS.len()).map(place).collect();
+        let mut candidates: Vec<_> = (0..REGIONS.len()).map(candidate).collect();
         let at = |found: RegionIndex| self.regions.iter().position(|region| region.index == found).unwrap();
         match self.policy {
-            Policy::Nearest => (edge.home, TrafficOrigin::Local),
+            Policy::Nearest => (edge.home_region, TrafficOrigin::Local),
             Policy::Greedy => {
-                let least = places.iter().min_by_key(|place| place.rtt + place.wait.unwrap_or_default());
+                let least = candidates
+                    .iter()
+                    .min_by_key(|candidate| candidate.rtt + candidate.wait.unwrap_or_default());
                 (at(least.unwrap().region), TrafficOrigin::Local)
             }
             Policy::Credits => {
-                places.sort_by_key(|place| place.rtt);
+                candidates.sort_by_key(|candidate| candidate.rtt);
                 let ask = SpillRequest {
                     deployment: &self.name,
                     priority: Priority::Interactive,
@@ -306,40 +308,40 @@ impl Running {
                     is_shed: false,
                     leave_draw: chance,
                 };
-                let others = places[1..].iter().map(|place| (place.region, place.rtt));
-                let waits = |region| places.iter().find(|place| place.region == region)?.wait;
-                let departure = edge.spill.decide(&ask, places[0], others, waits, |_| true, self.now);
-                if let Some(departure) = departure {
-                    edge.spill.commit(&self.name, departure, self.now);
+                let others = candidates[1..].iter().map(|candidate| (candidate.region, candidate.rtt));
+                let wait_time = |region| candidates.iter().find(|candidate| candidate.region == region)?.wait;
+                let decision = edge.spill.decide(&ask, candidates[0], others, wait_time, |_| true, self.now);
+                if let Some(decision) = decision {
+                    edge.spill.commit(&self.name, decision, self.now);
                 }
-                match departure.and_then(|departure| departure.to) {
+                match decision.and_then(|decision| decision.to) {
                     Some(region) => (at(region), TrafficOrigin::Spillover),
-                    None => (edge.home, TrafficOrigin::Local),
+                    None => (edge.home_region, TrafficOrigin::Local),
                 }
             }
         }
     }
 
-    fn comes(&mut self, region: usize, request: Request) {
-        let Request { gateway, tokens, asked, whose } = request;
-        let home = self.edges[gateway].home;
-        let back = self.edges[gateway].rtt[region] / 2;
-        let turn = self.waits(region);
+    fn arrive(&mut self, region: usize, request: Request) {
+        let Request { gateway, tokens, sent_at, origin } = request;
+        let home_region = self.edges[gateway].home_region;
+        let inbound = self.edges[gateway].rtt[region] / 2;
+        let turn = self.wait_time(region);
         let compute = Duration::from_secs_f64(tokens as f64 / SPEED);
-        let took = (self.now - asked) + turn + compute + SERVICE + back;
+        let took = (self.now - sent_at) + turn + compute + SERVICE + inbound;
         let in_time = took <= DEADLINE;
         if in_time {
             let now = self.now;
             let here = &mut self.regions[region];
-            here.spoke.arrived(&self.name, tokens, whose, now);
+            here.spoke.arrived(&self.name, tokens, origin, now);
             let choice =
                 here.spoke.select_replica(&self.name, tokens, |_| PassiveHealth::HEALTHY, now).unwrap();
-            here.free = here.free.max(now) + compute;
-            self.later(turn + compute, Event::Done { region, choice });
+            here.idle_at = here.idle_at.max(now) + compute;
+            self.schedule(turn + compute, Event::Completion { region, choice });
         }
-        if (BEGINS..ENDS).contains(&(asked - self.start)) {
-            let outcome = Outcome { took: in_time.then_some(took), remote: region != home };
-            self.world.in_the_surge.push(outcome);
+        if (BEGINS..ENDS).contains(&(sent_at - self.start)) {
+            let outcome = Outcome { took: in_time.then_some(took), remote: region != home_region };
+            self.result.surge_outcomes.push(outcome);
         }
     }
 }

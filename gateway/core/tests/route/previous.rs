@@ -1,5 +1,5 @@
 //! The former routing decision, as it was spread over the gateway's shell: `home` ranked the regions to enter an
-//! admission pool, `choose` ranked them again to send, and four functions re-ordered the result.
+//! admission pool, `rank_regions` ranked them again to send, and four functions re-ordered the result.
 
 use crate::situation::Situation;
 use gateway_core::route::Observations;
@@ -11,9 +11,9 @@ use regions::weights::draw;
 use std::time::Duration;
 
 /// Result of the former decision.
-pub(crate) struct Former {
+pub(crate) struct PreviousDecision {
     /// Region whose admission pool the request entered.
-    pub(crate) home: Option<RegionIndex>,
+    pub(crate) entry_region: Option<RegionIndex>,
     pub(crate) origin: RegionIndex,
     pub(crate) drawn: Option<RegionIndex>,
     /// Region that it was sent to first, spillover aside.
@@ -32,24 +32,28 @@ struct Ranked {
     rtt: Duration,
 }
 
-impl Former {
-    pub(crate) fn of(situation: &Situation) -> Former {
-        let whole = situation.assigned.is_none();
-        let (home, origin, drawn) = home(situation);
-        let drawn = drawn.filter(|_| whole);
-        let order = choose(situation, drawn);
-        let departs = |home, is_shed| {
-            if situation.spills && whole { past(situation, home, is_shed) } else { None }
+impl PreviousDecision {
+    pub(crate) fn decide(situation: &Situation) -> PreviousDecision {
+        let is_unsplit = situation.assigned.is_none();
+        let (entry_region, origin, drawn) = entry_region(situation);
+        let drawn = drawn.filter(|_| is_unsplit);
+        let order = rank_regions(situation, drawn);
+        let departs = |entry_region, is_shed| {
+            if situation.spills && is_unsplit {
+                decide_spillover(situation, entry_region, is_shed)
+            } else {
+                None
+            }
         };
-        let spillover = home.and_then(|home| departs(home, false));
-        let spillover_if_shed = home.and_then(|home| departs(home, true));
+        let spillover = entry_region.and_then(|entry_region| departs(entry_region, false));
+        let spillover_if_shed = entry_region.and_then(|entry_region| departs(entry_region, true));
         let first = spillover.and_then(|spillover| spillover.to).or(situation.assigned);
         let primary = order.first().map(|ranked| ranked.region);
         let mut order: Vec<RegionIndex> = order.iter().map(|ranked| ranked.region).collect();
         if let Some(position) = order.iter().position(|region| Some(*region) == first) {
             order[..=position].rotate_right(1);
         }
-        Former { home, origin, drawn, primary, spillover, spillover_if_shed, order }
+        PreviousDecision { entry_region, origin, drawn, primary, spillover, spillover_if_shed, order }
     }
 }
 
@@ -57,15 +61,15 @@ fn serving(situation: &Situation) -> impl Iterator<Item = RegionIndex> + use<> {
     situation.serving.intersect(situation.allowed).intersect(situation.routed).iter()
 }
 
-fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<RegionIndex>) {
+fn entry_region(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<RegionIndex>) {
     let (mut to, mut from) = (None, None);
     for region in serving(situation) {
         let health = situation.health(region);
         if health != Health::Down {
             let away = situation.rtt(region);
             let draining = situation.draining.contains(region);
-            let there = (health, draining, away + situation.held_for(region).unwrap_or_default(), region);
-            to = Some(to.map_or(there, |best| there.min(best)));
+            let key = (health, draining, away + situation.held_for(region).unwrap_or_default(), region);
+            to = Some(to.map_or(key, |best| key.min(best)));
             from = Some(from.map_or((health, away, region), |best| (health, away, region).min(best)));
         }
     }
@@ -86,28 +90,32 @@ fn home(situation: &Situation) -> (Option<RegionIndex>, RegionIndex, Option<Regi
     (Some(drawn.unwrap_or(nearest)), origin, drawn)
 }
 
-fn past(situation: &Situation, home: RegionIndex, is_shed: bool) -> Option<SpilloverDecision> {
-    let place =
+fn decide_spillover(
+    situation: &Situation,
+    entry_region: RegionIndex,
+    is_shed: bool,
+) -> Option<SpilloverDecision> {
+    let candidate =
         |region| SpillCandidate { region, rtt: situation.rtt(region), wait: situation.queue_wait(region) };
     let request = SpillRequest { is_shed, ..situation.spilling() };
-    if request.is_calm_at(place(home)) {
+    if request.is_calm_at(candidate(entry_region)) {
         return None;
     }
     let others = serving(situation)
-        .filter(|region| *region != home && !situation.draining.contains(*region))
+        .filter(|region| *region != entry_region && !situation.draining.contains(*region))
         .filter(|region| situation.health(*region) == Health::Healthy);
     let mut others: Vec<_> = others.map(|region| (situation.rtt(region), region)).collect();
     others.sort_unstable();
     let (credits, wait) = (situation.credits(), |region| situation.queue_wait(region));
     let decide = |other: Option<(Duration, RegionIndex)>| {
         let other = other.into_iter().map(|(rtt, region)| (region, rtt));
-        credits.decide(&request, place(home), other, wait, |_| true, situation.now)
+        credits.decide(&request, candidate(entry_region), other, wait, |_| true, situation.now)
     };
     let to = others.into_iter().find_map(|other| decide(Some(other))?.to);
     Some(SpilloverDecision { to, ..decide(None)? })
 }
 
-fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
+fn rank_regions(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
     let ranked = serving(situation).map(|region| Ranked {
         region,
         health: situation.health(region),
@@ -138,27 +146,28 @@ fn choose(situation: &Situation, drawn: Option<RegionIndex>) -> Vec<Ranked> {
         }
     }
     if situation.is_any_cold() {
-        soonest_first(situation, &mut order);
+        sort_by_response_time(situation, &mut order);
     }
     order
 }
 
-fn soonest_first(situation: &Situation, order: &mut [Ranked]) {
+fn sort_by_response_time(situation: &Situation, order: &mut [Ranked]) {
     let mut placed: Vec<_> = order
         .iter()
         .map(|ranked| (*ranked, situation.response_estimate(ranked.region, ranked.rtt)))
         .collect();
-    let in_all =
-        |look: &gateway_core::cold::ResponseEstimate| look.responds_in + look.held_for.unwrap_or_default();
+    let in_all = |estimate: &gateway_core::cold::ResponseEstimate| {
+        estimate.responds_in + estimate.held_for.unwrap_or_default()
+    };
     let mut soonest = (None, Duration::MAX);
-    for (ranked, look) in placed.iter_mut().rev().filter(|(_, look)| look.held_for.is_none()) {
+    for (ranked, estimate) in placed.iter_mut().rev().filter(|(_, estimate)| estimate.held_for.is_none()) {
         let health = Some(ranked.health);
-        let time = in_all(look);
+        let time = in_all(estimate);
         soonest = if soonest.0 == health { (health, soonest.1.min(time)) } else { (health, time) };
-        look.responds_in = soonest.1;
+        estimate.responds_in = soonest.1;
     }
-    placed.sort_by_key(|(ranked, look)| (ranked.health, in_all(look), look.held_for.is_some()));
-    for (place, (ranked, _)) in order.iter_mut().zip(placed) {
-        *place = ranked;
+    placed.sort_by_key(|(ranked, estimate)| (ranked.health, in_all(estimate), estimate.held_for.is_some()));
+    for (candidate, (ranked, _)) in order.iter_mut().zip(placed) {
+        *candidate = ranked;
     }
 }

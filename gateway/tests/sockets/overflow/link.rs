@@ -12,26 +12,26 @@ const ONE_WAY: Duration = Duration::from_millis(30);
 
 /// Traffic in both directions.
 #[derive(Default)]
-pub(crate) struct Wire {
-    pub(crate) there: Crossed,
-    pub(crate) back: Crossed,
+pub(crate) struct CountingLink {
+    pub(crate) requests: TrafficCounter,
+    pub(crate) responses: TrafficCounter,
 }
 
 /// Traffic in one direction.
 #[derive(Default)]
-pub(crate) struct Crossed {
+pub(crate) struct TrafficCounter {
     bytes: AtomicU64,
     /// Number of requests, or responses.
     messages: AtomicU64,
 }
 
-impl Crossed {
+impl TrafficCounter {
     pub(crate) fn counted(&self) -> (u64, u64) {
         (self.bytes.load(Ordering::SeqCst), self.messages.load(Ordering::SeqCst))
     }
 
     /// Copies one connection; a message is recognized by its first bytes.
-    async fn carry(
+    async fn copy(
         &self,
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
@@ -51,21 +51,23 @@ impl Crossed {
     }
 }
 
-impl Wire {
-    /// Creates a link before `door`; returns its address.
-    pub(crate) async fn before(door: SocketAddr) -> (Arc<Wire>, SocketAddr) {
+impl CountingLink {
+    /// Starts a link to `target`; returns the address that it listens on.
+    pub(crate) async fn start(target: SocketAddr) -> (Arc<CountingLink>, SocketAddr) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (wire, address) = (Arc::<Wire>::default(), socket.local_addr().unwrap());
-        let crossing = wire.clone();
+        let (link, address) = (Arc::<CountingLink>::default(), socket.local_addr().unwrap());
+        let shared = link.clone();
         tokio::spawn(async move {
             while let Ok((near, _)) = socket.accept().await {
-                let far = TcpStream::connect(door).await.unwrap();
+                let far = TcpStream::connect(target).await.unwrap();
                 let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-                let (there, back) = (crossing.clone(), crossing.clone());
-                tokio::spawn(async move { there.there.carry(near_read, far_write, b"POST /").await });
-                tokio::spawn(async move { back.back.carry(far_read, near_write, b"HTTP/1.1 200").await });
+                let (to_region, to_gateway) = (shared.clone(), shared.clone());
+                tokio::spawn(async move { to_region.requests.copy(near_read, far_write, b"POST /").await });
+                tokio::spawn(async move {
+                    to_gateway.responses.copy(far_read, near_write, b"HTTP/1.1 200").await
+                });
             }
         });
-        (wire, address)
+        (link, address)
     }
 }

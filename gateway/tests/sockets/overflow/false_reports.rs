@@ -3,8 +3,8 @@
 //! It can take only traffic that other regions cannot serve: no request that a nearer region serves in time, at most
 //! seven tenths of the traffic of a full one, and none any longer once it does not respond.
 
+use super::link::CountingLink;
 use super::scene::{BUSY, FAR, NEAR, SPEED, Scene, serve};
-use super::wire::Wire;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use futures_util::{StreamExt, stream};
@@ -14,21 +14,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Requests of each part.
-const ASKED: u64 = 400;
+const REQUESTS: u64 = 400;
 /// Concurrent requests. With all of them at once the regions would be slow on a machine of two cores, which affects the
 /// result.
 const AT_ONCE: usize = 16;
 
 #[derive(Default)]
-struct Liar {
+struct MisreportingRegion {
     requests: AtomicU64,
     /// It rejects what it has granted.
     refuses: AtomicBool,
 }
 
-impl Liar {
-    async fn start() -> (Arc<Liar>, SocketAddr) {
-        let liar = Arc::<Liar>::default();
+impl MisreportingRegion {
+    async fn start() -> (Arc<MisreportingRegion>, SocketAddr) {
+        let region = Arc::<MisreportingRegion>::default();
         let exchange = move |body: axum::body::Bytes| async move {
             let question: Value = serde_json::from_slice(&body).unwrap();
             let load = json!({"name": "m", "ready": 1_000_000, "pending_tokens": 0, "interactive_tokens": 0,
@@ -38,7 +38,7 @@ impl Liar {
                               "draining": false, "deployments": [load]}),
             )
         };
-        let takes = liar.clone();
+        let takes = region.clone();
         let compute = move || async move {
             takes.requests.fetch_add(1, Ordering::SeqCst);
             let status = if takes.refuses.load(Ordering::SeqCst) {
@@ -51,7 +51,7 @@ impl Liar {
         let router = axum::Router::new()
             .route(scheduler_api::paths::EXCHANGE, axum::routing::post(exchange))
             .fallback(compute);
-        (liar, serve(router).await)
+        (region, serve(router).await)
     }
 
     fn requests(&self) -> u64 {
@@ -61,35 +61,35 @@ impl Liar {
 
 #[tokio::test]
 async fn a_region_with_false_reports_gets_only_overflow_and_none_once_it_fails() {
-    let (liar, door) = Liar::start().await;
-    let scene = Scene::with((0, SPEED), (0, 0), async |_| Wire::before(door).await.1).await;
-    scene.until_answered_by(NEAR).await;
-    let before = liar.requests();
-    for _ in 0..ASKED {
-        assert_eq!(scene.asks().await, NEAR, "the nearest has nothing to do");
+    let (region, address) = MisreportingRegion::start().await;
+    let scene = Scene::with((0, SPEED), (0, 0), async |_| CountingLink::start(address).await.1).await;
+    scene.wait_until_served_by(NEAR).await;
+    let before = region.requests();
+    for _ in 0..REQUESTS {
+        assert_eq!(scene.serving_region().await, NEAR, "the nearest region is idle");
     }
-    assert_eq!(liar.requests(), before);
+    assert_eq!(region.requests(), before);
 
     scene.near.pending.store(BUSY, Ordering::SeqCst);
-    scene.until_answered_by(FAR).await;
-    let taken = takes(&scene, &liar).await;
+    scene.wait_until_served_by(FAR).await;
+    let taken = send_round(&scene, &region).await;
     // Seven tenths of 400 are 280, with a standard deviation of 9.
-    assert!((240..=320).contains(&taken), "{taken} of {ASKED}");
+    assert!((240..=320).contains(&taken), "{taken} of {REQUESTS}");
 
-    liar.refuses.store(true, Ordering::SeqCst);
+    region.refuses.store(true, Ordering::SeqCst);
     // Half of the requests within a second suffice. Requests in flight are not recalled; later a probe is sent, and if
     // it succeeds a tenth follow.
     let mut rounds = 0;
-    while takes(&scene, &liar).await > ASKED / 10 {
+    while send_round(&scene, &region).await > REQUESTS / 10 {
         rounds += 1;
-        assert!(rounds < 20, "it is asked again and again");
+        assert!(rounds < 20, "the failing region still receives requests");
     }
 }
 
-/// Returns the number of requests that reach it.
-async fn takes(scene: &Scene, liar: &Liar) -> u64 {
-    let before = liar.requests();
-    let requests = stream::iter((0..ASKED).map(|_| scene.asks()));
+/// Sends [`REQUESTS`] requests and returns the number that reach the misreporting region.
+async fn send_round(scene: &Scene, region: &MisreportingRegion) -> u64 {
+    let before = region.requests();
+    let requests = stream::iter((0..REQUESTS).map(|_| scene.serving_region()));
     requests.buffer_unordered(AT_ONCE).collect::<Vec<String>>().await;
-    liar.requests() - before
+    region.requests() - before
 }

@@ -14,24 +14,24 @@ use tokio_rustls::TlsConnector;
 
 /// Protocol of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Front {
+pub(crate) enum ClientProtocol {
     Http1,
     Http2OverTls,
 }
 
 /// Protocol to regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hop {
+pub(crate) enum RegionProtocol {
     Http1,
     Http2,
 }
 
-impl Hop {
+impl RegionProtocol {
     /// Returns the configuration lines for this protocol.
     pub(crate) fn config(self) -> &'static str {
         match self {
-            Hop::Http1 => "",
-            Hop::Http2 => "region_http = 2\n",
+            RegionProtocol::Http1 => "",
+            RegionProtocol::Http2 => "region_http = 2\n",
         }
     }
 }
@@ -44,7 +44,7 @@ pub(crate) enum Client {
 
 /// Response as a client sees it.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ClientResponse {
     pub(crate) status: u16,
     pub(crate) region: String,
     pub(crate) attempts: String,
@@ -56,10 +56,10 @@ pub(crate) struct Seen {
 
 impl Client {
     /// Connects a client; the scene uses TLS if the protocol does.
-    pub(crate) async fn of(scene: &Scene, front: Front) -> Client {
-        match front {
-            Front::Http1 => Client::Http1(scene.client.clone(), scene.url.clone()),
-            Front::Http2OverTls => {
+    pub(crate) async fn of(scene: &Scene, client_protocol: ClientProtocol) -> Client {
+        match client_protocol {
+            ClientProtocol::Http1 => Client::Http1(scene.client.clone(), scene.url.clone()),
+            ClientProtocol::Http2OverTls => {
                 let mut roots = RootCertStore::empty();
                 roots.add(scene.certificate.clone()).unwrap();
                 let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -67,7 +67,7 @@ impl Client {
                 let builder = builder.with_safe_default_protocol_versions().unwrap();
                 let mut config = builder.with_root_certificates(roots).with_no_client_auth();
                 config.alpn_protocols = vec![b"h2".to_vec()];
-                let stream = TcpStream::connect(scene.door).await.unwrap();
+                let stream = TcpStream::connect(scene.address).await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 let name = ServerName::try_from("localhost").unwrap();
                 let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
@@ -81,7 +81,7 @@ impl Client {
     }
 
     /// Requests an embedding of `model`.
-    pub(crate) async fn ask(&self, model: &str, headers: &[(&str, &str)]) -> Seen {
+    pub(crate) async fn send(&self, model: &str, headers: &[(&str, &str)]) -> ClientResponse {
         let body = Bytes::from(json!({"model": model, "input": "x"}).to_string());
         let begun = Instant::now();
         let (status, fields, body) = match self {
@@ -90,8 +90,8 @@ impl Client {
                 for (name, value) in headers {
                     request = request.header(*name, *value);
                 }
-                let answer = request.send().await.unwrap();
-                (answer.status(), answer.headers().clone(), answer.bytes().await.ok())
+                let response = request.send().await.unwrap();
+                (response.status(), response.headers().clone(), response.bytes().await.ok())
             }
             Client::Http2(send) => {
                 let request =
@@ -99,15 +99,15 @@ impl Client {
                 let request =
                     headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
                 let mut send = send.clone().ready().await.unwrap();
-                let (answer, mut sending) = send.send_request(request.body(()).unwrap(), false).unwrap();
+                let (response, mut sending) = send.send_request(request.body(()).unwrap(), false).unwrap();
                 sending.send_data(body, true).unwrap();
-                let (head, body) = answer.await.unwrap().into_parts();
+                let (head, body) = response.await.unwrap().into_parts();
                 (head.status, head.headers, all(body).await)
             }
         };
         let text = |name| text(&fields, name);
         let (region, attempts) = (text("x-meridian-region"), text("x-meridian-attempts"));
-        Seen { status: status.as_u16(), region, attempts, body, took: begun.elapsed() }
+        ClientResponse { status: status.as_u16(), region, attempts, body, took: begun.elapsed() }
     }
 }
 
