@@ -200,14 +200,14 @@ impl Case {
         self.key.rsplit('/').find(is_name).unwrap_or(&self.file)
     }
 
-    fn says(&self) -> String {
+    fn description(&self) -> String {
         let value = if self.remove { "removed".to_owned() } else { self.value.clone().unwrap().to_string() };
         format!("{} {} = {value} ({})", self.file, self.key, self.outcome)
     }
 }
 
 /// Serves the inputs as a replica does, from the files to the numbers of a response.
-fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
+fn serve(folder: &Path, reference: &Reference) -> Result<ServeResult, String> {
     let task: DeploymentTask = reference.task.parse().unwrap();
     let model = ModelDir::open_for(folder, Some(task)).map_err(|error| error.to_string())?;
     let options = CpuOptions {
@@ -275,11 +275,11 @@ fn serve(folder: &Path, reference: &Reference) -> Result<Served, String> {
         }
     }
     let labels = model.head.map(|head| head.labels.into_iter().map(Value::from).collect());
-    Ok(Served { rows, labels })
+    Ok(ServeResult { rows, labels })
 }
 
 /// Served numbers and labels.
-struct Served {
+struct ServeResult {
     rows: Vec<Vec<f32>>,
     labels: Option<Vec<Value>>,
 }
@@ -301,29 +301,29 @@ fn difference(found: &[Vec<f32>], expected: &[f32], [rows, width]: [usize; 2]) -
     let largest = |numbers: &[f32]| {
         numbers.iter().map(|number| f64::from(number.abs())).fold(f64::MIN_POSITIVE, f64::max)
     };
-    let of_all = largest(expected);
+    let largest_of_all = largest(expected);
     let each = found.iter().zip(expected.chunks_exact(width)).map(|(found, expected)| {
-        let size = if width < FEW { of_all } else { largest(expected) };
-        let off = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-        off.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most }) / size
+        let size = if width < FEW { largest_of_all } else { largest(expected) };
+        let error = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+        error.fold(0.0, |most, error| if error > most || error.is_nan() { error } else { most }) / size
     });
-    each.fold(0.0, |most, off| if off > most || off.is_nan() { off } else { most })
+    each.fold(0.0, |most, error| if error > most || error.is_nan() { error } else { most })
 }
 
-fn judge(fixture: &Fixture, case: &Case, served: Result<Served, String>) -> (Outcome, String) {
+fn check_outcome(fixture: &Fixture, case: &Case, served: Result<ServeResult, String>) -> (Outcome, String) {
     let named = |message: &str| message.contains(case.name());
     match (case.outcome.as_str(), served) {
         ("same" | "different", Err(message)) if named(&message) => (Outcome::RefusedByName, message),
         ("same" | "different", Err(message)) => {
             (Outcome::Wrong, format!("refused by another name: {message}"))
         }
-        ("same" | "different", Ok(Served { rows, labels })) => {
+        ("same" | "different", Ok(ServeResult { rows, labels })) => {
             let expected =
                 if case.outcome == "same" { &fixture.reference.base } else { case.rows.as_ref().unwrap() };
-            let off = difference(&rows, fixture.rows(expected), expected.rows);
+            let error = difference(&rows, fixture.rows(expected), expected.rows);
             let names = expected.labels.as_ref().or(fixture.reference.base.labels.as_ref());
-            if off > TOLERANCE || off.is_nan() {
-                (Outcome::Wrong, format!("served, off by {off:e}"))
+            if error > TOLERANCE || error.is_nan() {
+                (Outcome::Wrong, format!("served, off by {error:e}"))
             } else if names.is_some_and(|names| Some(names) != labels.as_ref()) {
                 (Outcome::Wrong, format!("served with the labels {labels:?}"))
             } else {
@@ -351,10 +351,10 @@ fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
         fixture.write(folder.path(), None);
         let base = &fixture.reference.base;
         match serve(folder.path(), &fixture.reference) {
-            Ok(Served { rows, .. }) => {
-                let off = difference(&rows, fixture.rows(base), base.rows);
-                if off > TOLERANCE || off.is_nan() {
-                    wrong.push(format!("{}: the unchanged checkpoint is off by {off:e}", fixture.name));
+            Ok(ServeResult { rows, .. }) => {
+                let error = difference(&rows, fixture.rows(base), base.rows);
+                if error > TOLERANCE || error.is_nan() {
+                    wrong.push(format!("{}: the unchanged checkpoint is off by {error:e}", fixture.name));
                 }
             }
             Err(error) => {
@@ -375,7 +375,7 @@ fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
                     let folder = tempfile::tempdir().unwrap();
                     fixture.write(folder.path(), Some(case));
                     let served = serve(folder.path(), &fixture.reference);
-                    let (fate, message) = judge(fixture, case, served);
+                    let (fate, message) = check_outcome(fixture, case, served);
                     // The folder's name is random, and could contain the key's.
                     let message = message.replace(&*folder.path().to_string_lossy(), "FOLDER");
                     fates.lock().unwrap().push((fixture.name.as_str(), *case, fate, message));
@@ -394,7 +394,7 @@ fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
         fates
             .iter()
             .filter(|(_, _, fate, _)| *fate == Outcome::Wrong)
-            .map(|(name, case, _, message)| format!("{name}: {}: {message}", case.says())),
+            .map(|(name, case, _, message)| format!("{name}: {}: {message}", case.description())),
     );
     wrong.sort();
     let families: BTreeSet<&str> =

@@ -125,7 +125,7 @@ fn every_kind_of_tokenizer_equals_transformers() {
 }
 
 #[derive(Deserialize)]
-struct Templated {
+struct TemplateReference {
     pairs: Vec<TemplatedPair>,
 }
 
@@ -155,7 +155,7 @@ fn a_pair_in_a_chat_template_has_the_tokens_of_sentence_transformers() {
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/families").join(fixture);
         let text = std::fs::read_to_string(folder.join("pairs.json")).expect("the reference");
-        let Templated { pairs } = serde_json::from_str(&text).expect("the reference");
+        let TemplateReference { pairs } = serde_json::from_str(&text).expect("the reference");
         let model = replica::model::ModelDir::open(&folder).expect("the model");
         let (mut whole, mut cut) = (0, 0);
         for TemplatedPair { query, document, most, ids, whole: same } in pairs {

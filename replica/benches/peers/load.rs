@@ -62,10 +62,10 @@ async fn run(
 ) -> Result<serde_json::Value, String> {
     let next = Arc::new(AtomicUsize::new(0));
     let begin = Instant::now();
-    let (from, until) = (begin + time.mul_f64(WARM_UP), begin + time);
+    let (from, deadline) = (begin + time.mul_f64(WARM_UP), begin + time);
     let mut tasks = JoinSet::new();
     for _ in 0..callers {
-        tasks.spawn(client(address, Arc::clone(&requests), Arc::clone(&next), from, until));
+        tasks.spawn(client(address, Arc::clone(&requests), Arc::clone(&next), from, deadline));
     }
     let mut latencies = Vec::new();
     while let Some(done) = tasks.join_next().await {
@@ -79,30 +79,30 @@ async fn run(
     };
     Ok(json!({
         "answers": latencies.len(),
-        "per_second": latencies.len() as f64 / (until - from).as_secs_f64(),
+        "per_second": latencies.len() as f64 / (deadline - from).as_secs_f64(),
         "p50_ms": at(0.5),
         "p99_ms": at(0.99),
     }))
 }
 
-/// Sends requests until `until`; returns the latencies of the responses received after `from`.
+/// Sends requests until `deadline`; returns the latencies of the responses received after `from`.
 async fn client(
     address: SocketAddr,
     requests: Arc<[Vec<u8>]>,
     next: Arc<AtomicUsize>,
     from: Instant,
-    until: Instant,
+    deadline: Instant,
 ) -> io::Result<Vec<Duration>> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
     let (mut latencies, mut response) = (Vec::new(), Vec::new());
-    while Instant::now() < until {
+    while Instant::now() < deadline {
         let sent = Instant::now();
         let request = &requests[next.fetch_add(1, Ordering::Relaxed) % requests.len()];
         stream.write_all(request).await?;
         read_response(&mut stream, &mut response).await?;
         let now = Instant::now();
-        if now >= from && now < until {
+        if now >= from && now < deadline {
             latencies.push(now - sent);
         }
     }

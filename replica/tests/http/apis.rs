@@ -16,7 +16,7 @@ fn numbers(value: &Value) -> Vec<f32> {
 fn vector(replica: &TestReplica, text: &str, rest: Value) -> Vec<f32> {
     let mut body = json!({"model": "small", "input": text});
     body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
-    numbers(&replica.ask("/v1/embeddings", &body)["data"][0]["embedding"])
+    numbers(&replica.post_ok("/v1/embeddings", &body)["data"][0]["embedding"])
 }
 
 fn base64(text: &Value) -> Vec<f32> {
@@ -31,10 +31,12 @@ fn bits(row: &[f32]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn check(answer: &Response, status: u16, member: &str, says: &str) {
-    assert_eq!(answer.status, status, "{}", answer.text());
-    let said =
-        answer.json()[member].as_str().unwrap_or_else(|| panic!("{member} in {}", answer.text())).to_owned();
+fn check(response: &Response, status: u16, member: &str, says: &str) {
+    assert_eq!(response.status, status, "{}", response.text());
+    let said = response.json()[member]
+        .as_str()
+        .unwrap_or_else(|| panic!("{member} in {}", response.text()))
+        .to_owned();
     assert!(said.contains(says), "{says} in {said}");
 }
 
@@ -43,15 +45,15 @@ fn cohere_returns_vectors_bare_and_by_type() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let query = vector(&replica, "w1 w2", json!({"input_type": "query"}));
     let v1 = json!({"model": "small", "texts": ["w3", "w1 w2"], "input_type": "search_query"});
-    let answer = replica.ask("/v1/embed", &v1);
-    assert_eq!(answer["response_type"], "embeddings_floats");
-    assert_eq!(numbers(&answer["embeddings"][1]), query);
-    assert_eq!(answer["texts"], json!(["w3", "w1 w2"]));
+    let response = replica.post_ok("/v1/embed", &v1);
+    assert_eq!(response["response_type"], "embeddings_floats");
+    assert_eq!(numbers(&response["embeddings"][1]), query);
+    assert_eq!(response["texts"], json!(["w3", "w1 w2"]));
 
     let types = json!(["float", "base64", "binary", "ubinary"]);
     let v2 =
         json!({"model": "small", "texts": ["w1 w2"], "input_type": "search_query", "embedding_types": types});
-    let by_type = replica.ask("/v2/embed", &v2)["embeddings"].clone();
+    let by_type = replica.post_ok("/v2/embed", &v2)["embeddings"].clone();
     assert_eq!(numbers(&by_type["float"][0]), query);
     assert_eq!(base64(&by_type["base64"][0]), query);
     let packed = bits(&query);
@@ -62,7 +64,7 @@ fn cohere_returns_vectors_bare_and_by_type() {
     let content = json!([{"content": [{"type": "text", "text": "w1 w2"}]}]);
     let v2 =
         json!({"model": "small", "inputs": content, "input_type": "search_query", "output_dimension": 8});
-    let short = numbers(&replica.ask("/v2/embed", &v2)["embeddings"]["float"][0]);
+    let short = numbers(&replica.post_ok("/v2/embed", &v2)["embeddings"]["float"][0]);
     assert_eq!(short, vector(&replica, "w1 w2", json!({"input_type": "query", "dimensions": 8})));
 
     let long = "w1 ".repeat(400);
@@ -82,7 +84,7 @@ fn bedrock_embeds_one_text() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let expected = vector(&replica, "w1 w2", json!({"dimensions": 16}));
     let body = json!({"inputText": "w1 w2", "embeddingTypes": ["float"], "dimensions": 16});
-    let embedded = replica.ask("/bedrock/invoke", &body);
+    let embedded = replica.post_ok("/bedrock/invoke", &body);
     assert_eq!(numbers(&embedded["embedding"]), expected);
     assert_eq!(numbers(&embedded["embeddingsByType"]["float"]), expected);
     assert!(embedded["inputTextTokenCount"].as_u64().is_some_and(|tokens| tokens > 2), "{embedded}");
@@ -93,20 +95,20 @@ fn bedrock_embeds_one_text() {
 fn voyage_embeds_and_ranks() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let expected = vector(&replica, "w1 w2", json!({"input_type": "document", "dimensions": 16}));
-    let ask = |rest: Value| {
+    let post_ok = |rest: Value| {
         let mut body =
             json!({"model": "small", "input": ["w1 w2"], "input_type": "document", "output_dimension": 16});
         body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
-        replica.ask("/voyage/v1/embeddings", &body)
+        replica.post_ok("/voyage/v1/embeddings", &body)
     };
-    let plain = ask(json!({}));
+    let plain = post_ok(json!({}));
     assert_eq!(numbers(&plain["data"][0]["embedding"]), expected);
     assert!(plain["usage"]["total_tokens"].as_u64().is_some_and(|tokens| tokens > 0));
-    assert_eq!(base64(&ask(json!({"encoding_format": "base64"}))["data"][0]["embedding"]), expected);
+    assert_eq!(base64(&post_ok(json!({"encoding_format": "base64"}))["data"][0]["embedding"]), expected);
     let packed = bits(&expected);
-    assert_eq!(ask(json!({"output_dtype": "ubinary"}))["data"][0]["embedding"], json!(packed));
+    assert_eq!(post_ok(json!({"output_dtype": "ubinary"}))["data"][0]["embedding"], json!(packed));
     let signed: Vec<i16> = packed.iter().map(|byte| i16::from(*byte) - 128).collect();
-    assert_eq!(ask(json!({"output_dtype": "binary"}))["data"][0]["embedding"], json!(signed));
+    assert_eq!(post_ok(json!({"output_dtype": "binary"}))["data"][0]["embedding"], json!(signed));
 
     let long = "w1 ".repeat(400);
     let whole = json!({"model": "small", "input": long, "truncation": false});
@@ -115,9 +117,10 @@ fn voyage_embeds_and_ranks() {
     check(&replica.post("/voyage/v1/embeddings", &int8), 400, "detail", "output_dtype");
 
     let documents = json!(["w5 w6", "w1 w2", "w7"]);
-    let cohere = replica.ask("/v2/rerank", &json!({"model": "small", "query": "w1", "documents": documents}));
+    let cohere =
+        replica.post_ok("/v2/rerank", &json!({"model": "small", "query": "w1", "documents": documents}));
     let body = json!({"model": "small", "query": "w1", "documents": documents, "top_k": 2, "return_documents": true});
-    let ranked = replica.ask("/voyage/v1/rerank", &body);
+    let ranked = replica.post_ok("/voyage/v1/rerank", &body);
     assert_eq!(ranked["data"].as_array().map(Vec::len), Some(2));
     for at in 0..2 {
         let (ours, theirs) = (&ranked["data"][at], &cohere["results"][at]);
@@ -135,16 +138,16 @@ fn voyage_embeds_and_ranks() {
 fn infinity_returns_bare_documents_and_lists_of_labels() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let body = json!({"model": "small", "input": ["w1"], "dimensions": 0, "modality": "text"});
-    let embedded = replica.ask("/infinity/embeddings", &body);
+    let embedded = replica.post_ok("/infinity/embeddings", &body);
     assert_eq!(numbers(&embedded["data"][0]["embedding"]).len(), HIDDEN);
     let body =
         json!({"model": "small", "query": "w1", "documents": ["w5", "w1 w2"], "return_documents": true});
-    let ranked = replica.ask("/infinity/rerank", &body);
+    let ranked = replica.post_ok("/infinity/rerank", &body);
     let index = ranked["results"][0]["index"].as_u64().expect("an index") as usize;
     assert_eq!(ranked["results"][0]["document"], ["w5", "w1 w2"][index]);
     let mut raw = body.clone();
     raw["raw_scores"] = json!(true);
-    let raw = replica.ask("/infinity/rerank", &raw);
+    let raw = replica.post_ok("/infinity/rerank", &raw);
     let score = |ranked: &Value| ranked["results"][0]["relevance_score"].as_f64().expect("a score");
     assert!(
         (score(&ranked) - f64::midpoint(1.0, score(&raw))).abs() < 1e-6,
@@ -152,12 +155,12 @@ fn infinity_returns_bare_documents_and_lists_of_labels() {
     );
 
     let classifier = TestReplica::of(LABELS, "");
-    let labels = classifier.ask("/infinity/classify", &json!({"model": "small", "input": ["w1", "w2"]}));
+    let labels = classifier.post_ok("/infinity/classify", &json!({"model": "small", "input": ["w1", "w2"]}));
     assert_eq!(
         (labels["object"].as_str(), labels["data"][1].as_array().map(Vec::len)),
         (Some("classify"), Some(3))
     );
-    let raw = classifier.ask("/classify", &json!({"model": "small", "input": "w1", "raw_scores": true}));
+    let raw = classifier.post_ok("/classify", &json!({"model": "small", "input": "w1", "raw_scores": true}));
     let sum: f32 = numbers(&raw["data"][0]["probs"]).iter().sum();
     assert!((sum - 1.0).abs() > 1e-3, "logits do not sum to one");
 }
@@ -167,7 +170,7 @@ fn objects_with_a_text_are_accepted_as_texts() {
     let replica = TestReplica::start("");
     let expected = vector(&replica, "w1 w2", json!({}));
     let body = json!({"model": "small", "input": [{"text": "w1 w2"}], "task": "retrieval.query"});
-    assert_eq!(numbers(&replica.ask("/v1/embeddings", &body)["data"][0]["embedding"]), expected);
+    assert_eq!(numbers(&replica.post_ok("/v1/embeddings", &body)["data"][0]["embedding"]), expected);
     let image = replica.post("/v1/embeddings", &json!({"model": "small", "input": [{"image": "x"}]}));
     assert_eq!((image.status, &image.json()["error"]["param"]), (400, &json!("input")));
 }
@@ -175,24 +178,24 @@ fn objects_with_a_text_are_accepted_as_texts() {
 #[test]
 fn pooling_returns_the_output_of_its_task() {
     let replica = TestReplica::of(Kind::Prompted, "");
-    let ask = |rest: Value| {
+    let post_ok = |rest: Value| {
         let mut body = json!({"model": "small", "input": ["w1 w2", "w3"]});
         body.as_object_mut().expect("an object").extend(rest.as_object().expect("an object").clone());
-        replica.ask("/pooling", &body)["data"].clone()
+        replica.post_ok("/pooling", &body)["data"].clone()
     };
-    assert_eq!(numbers(&ask(json!({"task": "embed"}))[0]["data"]), vector(&replica, "w1 w2", json!({})));
-    let tokens = ask(json!({}));
+    assert_eq!(numbers(&post_ok(json!({"task": "embed"}))[0]["data"]), vector(&replica, "w1 w2", json!({})));
+    let tokens = post_ok(json!({}));
     assert_eq!(tokens[0]["data"].as_array().map(Vec::len), Some(4), "two words and two special tokens");
     let row = numbers(&tokens[1]["data"][2]);
     assert!((row.iter().map(|x| x * x).sum::<f32>().sqrt() - 1.0).abs() < 1e-5);
-    let plain = ask(json!({"normalize": false}));
-    let expected = replica.ask("/embed_all", &json!({"inputs": ["w1 w2", "w3"]}));
+    let plain = post_ok(json!({"normalize": false}));
+    let expected = replica.post_ok("/embed_all", &json!({"inputs": ["w1 w2", "w3"]}));
     assert_eq!(plain[1]["data"], expected[1]);
-    assert_eq!(ask(json!({"truncate_prompt_tokens": 3}))[0]["data"].as_array().map(Vec::len), Some(3));
+    assert_eq!(post_ok(json!({"truncate_prompt_tokens": 3}))[0]["data"].as_array().map(Vec::len), Some(3));
 
     let classifier = TestReplica::of(LABELS, "");
-    let classes = classifier.ask("/classify", &json!({"model": "small", "input": "w1"}));
-    let pooled = classifier.ask("/pooling", &json!({"model": "small", "input": "w1"}));
+    let classes = classifier.post_ok("/classify", &json!({"model": "small", "input": "w1"}));
+    let pooled = classifier.post_ok("/pooling", &json!({"model": "small", "input": "w1"}));
     assert_eq!(pooled["data"][0]["data"], classes["data"][0]["probs"]);
     let embed = classifier.post("/pooling", &json!({"model": "small", "input": "w1", "task": "embed"}));
     assert_eq!(embed.header("x-meridian-error"), Some("wrong_task"));
@@ -201,12 +204,12 @@ fn pooling_returns_the_output_of_its_task() {
 #[test]
 fn a_prompt_is_tokenized_as_in_vllm() {
     let replica = TestReplica::of(Kind::Prompted, "");
-    let tokens = replica.ask("/tokenize", &json!({"model": "small", "prompt": "w1 w2"}));
+    let tokens = replica.post_ok("/tokenize", &json!({"model": "small", "prompt": "w1 w2"}));
     let expected =
         json!({"count": 4, "max_model_len": MAX_TOKENS, "tokens": [198, 1, 2, 199], "token_strs": null});
     assert_eq!(tokens, expected);
     let bare = json!({"prompt": "w1 w2", "add_special_tokens": false, "return_token_strs": true});
-    assert_eq!(replica.ask("/tokenize", &bare)["token_strs"], json!(["w1", "w2"]));
+    assert_eq!(replica.post_ok("/tokenize", &bare)["token_strs"], json!(["w1", "w2"]));
     let unknown = replica.post("/tokenize", &json!({"model": "nope", "prompt": "w1"}));
     assert_eq!(unknown.header("x-meridian-error"), Some("model_not_found"));
 }
@@ -215,14 +218,14 @@ fn a_prompt_is_tokenized_as_in_vllm() {
 fn the_base_url_serves_hugging_faces_tasks() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let sentences = json!({"source_sentence": "w1 w2", "sentences": ["w1 w2", "w7"]});
-    let similarities = numbers(&replica.ask("/", &json!({"inputs": sentences, "parameters": {}})));
+    let similarities = numbers(&replica.post_ok("/", &json!({"inputs": sentences, "parameters": {}})));
     assert!((similarities[0] - 1.0).abs() < 1e-5 && similarities[1] < 0.999);
     let classifier = TestReplica::of(LABELS, "");
-    let plain = classifier.ask("/", &json!({"inputs": "w1"}));
-    let nested = classifier.ask("/", &json!({"inputs": "w1", "parameters": {}}));
+    let plain = classifier.post_ok("/", &json!({"inputs": "w1"}));
+    let nested = classifier.post_ok("/", &json!({"inputs": "w1", "parameters": {}}));
     assert_eq!(nested[0], plain, "Hugging Face's clients take the first of a list");
     let best = json!({"inputs": "w1", "parameters": {"top_k": 1, "function_to_apply": "sigmoid"}});
-    let best = classifier.ask("/", &best);
+    let best = classifier.post_ok("/", &best);
     assert_eq!(best[0].as_array().map(Vec::len), Some(1));
     assert_eq!(best[0][0]["label"], plain[0]["label"]);
     assert_ne!(best[0][0]["score"], plain[0]["score"], "another function");
@@ -255,8 +258,8 @@ fn options_that_change_the_result_are_never_ignored() {
         ("/score", json!({"text_1": "w1", "text_2": "w2", "use_activation": false}), "use_activation"),
         ("/pooling", json!({"input": "w1", "softmax": false}), "softmax"),
     ] {
-        let answer = replica.post(path, &body);
-        assert!(matches!(answer.status, 400 | 422), "{path} {body}: {}", answer.text());
-        assert!(answer.text().contains(&format!("`{field}`")), "{path}: {}", answer.text());
+        let response = replica.post(path, &body);
+        assert!(matches!(response.status, 400 | 422), "{path} {body}: {}", response.text());
+        assert!(response.text().contains(&format!("`{field}`")), "{path}: {}", response.text());
     }
 }

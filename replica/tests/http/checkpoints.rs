@@ -29,24 +29,24 @@ fn task(toml: &str) -> Option<replica_core::DeploymentTask> {
 
 #[test]
 fn a_language_model_without_a_head_ranks_only_if_its_task_is_stated() {
-    let ask = json!({"query": "a", "texts": ["b", "c"]});
+    let post_ok = json!({"query": "a", "texts": ["b", "c"]});
     let embed = json!({"model": "small", "input": "a"});
     let (replica, _folder) = of_fixture("qwen3", &[], "").expect("a replica");
     assert_eq!(replica.embed(&embed).status, 200);
     for path in ["/rerank", "/v1/rerank", "/score"] {
         let body = match path {
-            "/rerank" => ask.clone(),
+            "/rerank" => post_ok.clone(),
             "/v1/rerank" => json!({"model": "small", "query": "a", "documents": ["b"]}),
             _ => json!({"text_1": "a", "text_2": "b"}),
         };
-        let answer = replica.post(path, &body);
-        assert_eq!(answer.status, if path == "/rerank" { 424 } else { 400 }, "{path}: {}", answer.text());
-        assert!(answer.text().contains("with `task` set"), "{path}: {}", answer.text());
+        let response = replica.post(path, &body);
+        assert_eq!(response.status, if path == "/rerank" { 424 } else { 400 }, "{path}: {}", response.text());
+        assert!(response.text().contains("with `task` set"), "{path}: {}", response.text());
     }
     assert_eq!(replica.get("/info")["model"]["rerank"], "none");
     drop(replica);
     let (replica, _folder) = of_fixture("qwen3", &[], "task = \"embed\"\n").expect("a replica");
-    assert_eq!(replica.post("/rerank", &ask).status, 200);
+    assert_eq!(replica.post("/rerank", &post_ok).status, 200);
     drop(replica);
     let refused = of_fixture("qwen3", &[], "task = \"rerank\"\n").map(drop).unwrap_err();
     assert!(refused.contains("there is no token `yes`"), "{refused}");

@@ -113,12 +113,12 @@ fn invalid_input_never_causes_a_server_error() {
                 if value.len() > 1 << 16 && !reads {
                     continue;
                 }
-                let answer = replica.call("POST", path, &[], body.as_bytes());
-                *statuses.entry(answer.status).or_default() += 1;
-                let refused = answer.header("x-meridian-error").is_some();
-                let text = answer.text();
+                let response = replica.call("POST", path, &[], body.as_bytes());
+                *statuses.entry(response.status).or_default() += 1;
+                let refused = response.header("x-meridian-error").is_some();
+                let text = response.text();
                 assert!(
-                    answer.status == 200 || (answer.status < 500 && refused),
+                    response.status == 200 || (response.status < 500 && refused),
                     "{what} at {path} {place}: {text}"
                 );
             }
@@ -128,7 +128,7 @@ fn invalid_input_never_causes_a_server_error() {
     assert!(statuses.contains_key(&200) && statuses.len() > 3, "answers and refusals of several kinds");
     for (kind, replica) in &replicas {
         let path = if matches!(kind, Kind::Labels(_)) { "/predict" } else { "/embed" };
-        replica.ask(path, &json!({"inputs": "w1"}));
+        replica.post_ok(path, &json!({"inputs": "w1"}));
     }
 }
 
@@ -137,9 +137,13 @@ fn a_body_that_is_not_json_is_rejected_on_every_path() {
     let replica = TestReplica::start("");
     for (path, _) in PLACES {
         for body in [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{\"a\": \"\xc3\"}", b"{}"] {
-            let answer = replica.call("POST", path, &[], body);
-            let code = answer.header("x-meridian-error").unwrap_or_default();
-            assert!(["invalid_json", "missing_field"].contains(&code), "{path} {body:?}: {}", answer.text());
+            let response = replica.call("POST", path, &[], body);
+            let code = response.header("x-meridian-error").unwrap_or_default();
+            assert!(
+                ["invalid_json", "missing_field"].contains(&code),
+                "{path} {body:?}: {}",
+                response.text()
+            );
         }
     }
 }

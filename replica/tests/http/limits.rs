@@ -16,8 +16,8 @@ fn texts(count: usize) -> Vec<&'static str> {
 /// Checks that a request of `most` elements succeeds, and that one more is rejected with the name of the limit.
 #[track_caller]
 fn check(replica: &TestReplica, path: &str, key: &str, most: usize, body: impl Fn(usize) -> Value) {
-    let answer = replica.post(path, &body(most));
-    assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+    let response = replica.post(path, &body(most));
+    assert_eq!(response.status, 200, "{path}: {}", response.text());
     let refused = replica.post(path, &body(most + 1));
     assert_eq!(refused.header("x-meridian-error"), Some("too_many_inputs"), "{path}: {}", refused.text());
     assert!([400, 413].contains(&refused.status), "{path}");

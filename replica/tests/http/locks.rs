@@ -36,10 +36,10 @@ impl Subject for TestReplica {
             ("GET", "/status", String::new(), 200),
             ("GET", "/metrics", String::new(), 200),
         ];
-        let ask = |(method, path, body, status): (&str, &str, String, u16)| {
+        let post_ok = |(method, path, body, status): (&str, &str, String, u16)| {
             request(self, method, path, &body).is_none_or(|(found, _)| found != status)
         };
-        cases.into_iter().map(ask).map(usize::from).sum()
+        cases.into_iter().map(post_ok).map(usize::from).sum()
     }
 
     async fn probe(&self, path: &str) -> (u16, String) {

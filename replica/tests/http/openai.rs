@@ -7,10 +7,10 @@ use crate::check_refused;
 use crate::served::{HIDDEN, Kind, MAX_TOKENS, PROMPTS, TestReplica};
 
 fn vector(replica: &TestReplica, body: Value) -> (Vec<f32>, u64) {
-    let answer = replica.embed(&body);
-    assert_eq!(answer.status, 200, "{body}: {}", answer.text());
-    let tokens = answer.json()["usage"]["total_tokens"].as_u64().expect("a number");
-    (answer.vectors().swap_remove(0), tokens)
+    let response = replica.embed(&body);
+    assert_eq!(response.status, 200, "{body}: {}", response.text());
+    let tokens = response.json()["usage"]["total_tokens"].as_u64().expect("a number");
+    (response.vectors().swap_remove(0), tokens)
 }
 
 fn length(vector: &[f32]) -> f32 {
@@ -59,8 +59,8 @@ fn vectors_are_normalized_unless_the_request_or_the_configuration_disables_it() 
     let configured = TestReplica::start("[embeddings]\nnormalize = false\n");
     assert_eq!(configured.get("/info")["model"]["normalized"], false);
     assert_eq!(vector(&configured, input(json!({}))).0, plain);
-    let (asked, _) = vector(&configured, input(json!({"normalize": true})));
-    assert!((length(&asked) - 1.0).abs() < 1e-6);
+    let (normalized, _) = vector(&configured, input(json!({"normalize": true})));
+    assert!((length(&normalized) - 1.0).abs() < 1e-6);
     // A model with a normalization module keeps it.
     let own = TestReplica::of(Kind::Prompted, "[embeddings]\nnormalize = false\n");
     assert!((length(&vector(&own, input(json!({}))).0) - 1.0).abs() < 1e-6);

@@ -35,29 +35,29 @@ fn check_close(given: &[(usize, f64)], expected: &[(usize, f64)]) {
 #[test]
 fn a_cross_encoder_returns_the_same_scores_on_every_path() {
     let replica = TestReplica::of(RERANKER, "");
-    let raw = replica.ask("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS, "raw_scores": true}));
+    let raw = replica.post_ok("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS, "raw_scores": true}));
     let raw = ranks(&raw, "score");
     let expected: Vec<(usize, f64)> =
         raw.iter().map(|(index, logit)| (*index, 1.0 / (1.0 + (-logit).exp()))).collect();
     check_sorted(&expected);
-    let tei = replica.ask("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS}));
+    let tei = replica.post_ok("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS}));
     check_close(&ranks(&tei, "score"), &expected);
     let cohere = json!({"model": "small", "query": "w1 w2", "documents": DOCUMENTS});
     for path in ["/v1/rerank", "/v2/rerank", "/rerank"] {
-        let answer = replica.ask(path, &cohere);
-        check_close(&ranks(&answer["results"], "relevance_score"), &expected);
+        let response = replica.post_ok(path, &cohere);
+        check_close(&ranks(&response["results"], "relevance_score"), &expected);
         let version = if path == "/v2/rerank" { "2" } else { "1" };
-        assert_eq!(answer["meta"]["api_version"]["version"], version, "{path}");
-        assert_eq!(answer["meta"]["billed_units"]["search_units"], 1);
+        assert_eq!(response["meta"]["api_version"]["version"], version, "{path}");
+        assert_eq!(response["meta"]["billed_units"]["search_units"], 1);
         // [CLS] and two [SEP] each, the query's two words four times, and eight words of documents.
-        assert_eq!(answer["usage"]["total_tokens"], 4 * (3 + 2) + 8, "{path}");
-        assert_eq!(answer["model"], "small");
+        assert_eq!(response["usage"]["total_tokens"], 4 * (3 + 2) + 8, "{path}");
+        assert_eq!(response["model"], "small");
     }
-    let score = replica.ask("/score", &json!({"text_1": "w1 w2", "text_2": DOCUMENTS}));
+    let score = replica.post_ok("/score", &json!({"text_1": "w1 w2", "text_2": DOCUMENTS}));
     let mut scores = ranks(&score["data"], "score");
     scores.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     check_close(&scores, &expected);
-    let pair = replica.ask("/predict", &json!({"inputs": ["w1 w2", DOCUMENTS[1]], "raw_scores": true}));
+    let pair = replica.post_ok("/predict", &json!({"inputs": ["w1 w2", DOCUMENTS[1]], "raw_scores": true}));
     let logit = raw.iter().find(|(index, _)| *index == 1).expect("a rank").1;
     assert!((pair[0]["score"].as_f64().expect("a score") - logit).abs() < 1e-5, "{pair} and {logit}");
     assert_eq!(replica.get("/info")["model"]["rerank"], "cross-encoder");
@@ -69,9 +69,9 @@ fn a_model_with_labels_uses_its_default_prompt_before_the_first_text() {
     let (plain, instructed) =
         (TestReplica::of(RERANKER, ""), TestReplica::of(Kind::Instructed(&["LABEL_0"]), ""));
     let check = |path: &str, by_hand: Value, short: Value| {
-        let given = instructed.ask(path, &short);
-        assert_eq!(given, plain.ask(path, &by_hand), "{path}: {short}");
-        assert_ne!(given, plain.ask(path, &short), "{path}: the prompt says something");
+        let given = instructed.post_ok(path, &short);
+        assert_eq!(given, plain.post_ok(path, &by_hand), "{path}: {short}");
+        assert_ne!(given, plain.post_ok(path, &short), "{path}: the prompt says something");
     };
     let with = |query: &str| format!("{}{query}", PROMPTS[0].1);
     let predict = |inputs: Value| json!({"inputs": inputs, "raw_scores": true});
@@ -86,11 +86,11 @@ fn the_order_of_a_pair_and_its_types_matter() {
     let replica = TestReplica::of(RERANKER, "");
     let score = |first: &str, second: &str| {
         let body = json!({"inputs": [first, second], "raw_scores": true});
-        replica.ask("/predict", &body)[0]["score"].as_f64().expect("a score")
+        replica.post_ok("/predict", &body)[0]["score"].as_f64().expect("a score")
     };
     assert!((score("w1", "w2") - score("w2", "w1")).abs() > 1e-4);
     let joined = json!({"inputs": "w1 [SEP] w2", "raw_scores": true});
-    let joined = replica.ask("/predict", &joined)[0]["score"].as_f64().expect("a score");
+    let joined = replica.post_ok("/predict", &joined)[0]["score"].as_f64().expect("a score");
     assert!((score("w1", "w2") - joined).abs() > 1e-4, "the same tokens, of one type, are another input");
 }
 
@@ -99,7 +99,7 @@ fn the_best_n_are_returned_with_the_documents_as_sent() {
     let replica = TestReplica::of(RERANKER, "");
     let documents = json!(["w10", {"text": "w20 w21", "id": 7}, {"title": "w30", "text": "w31"}]);
     let body = json!({"query": "w1", "documents": documents, "return_documents": true});
-    let all = replica.ask("/v2/rerank", &body);
+    let all = replica.post_ok("/v2/rerank", &body);
     for result in all["results"].as_array().expect("a list") {
         let sent = &documents[result["index"].as_u64().expect("an index") as usize];
         let expected = if sent.is_string() { json!({"text": sent}) } else { sent.clone() };
@@ -108,12 +108,12 @@ fn the_best_n_are_returned_with_the_documents_as_sent() {
     let mut body = body;
     body["top_n"] = json!(2);
     body["return_documents"] = json!(false);
-    let best = replica.ask("/v2/rerank", &body);
+    let best = replica.post_ok("/v2/rerank", &body);
     let best_ranks = ranks(&best["results"], "relevance_score");
     assert_eq!(best_ranks, ranks(&all["results"], "relevance_score")[..2]);
     assert_eq!(best["results"][0].get("document"), None);
     let texts = json!({"query": "w1", "texts": ["w10", "w20 w21"], "return_text": true});
-    for rank in replica.ask("/rerank", &texts).as_array().expect("a list") {
+    for rank in replica.post_ok("/rerank", &texts).as_array().expect("a list") {
         assert_eq!(rank["text"], texts["texts"][rank["index"].as_u64().expect("an index") as usize]);
     }
 }
@@ -130,13 +130,13 @@ fn an_embedding_model_ranks_by_the_cosine_of_its_vectors() {
     };
     let mut expected: Vec<(usize, f64)> = DOCUMENTS.iter().map(|text| cosine(text)).enumerate().collect();
     expected.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    let raw = replica.ask("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS, "raw_scores": true}));
+    let raw = replica.post_ok("/rerank", &json!({"query": "w1 w2", "texts": DOCUMENTS, "raw_scores": true}));
     check_close(&ranks(&raw, "score"), &expected);
     let scores: Vec<(usize, f64)> = expected.iter().map(|(i, cosine)| (*i, (1.0 + cosine) / 2.0)).collect();
     check_sorted(&scores);
-    let cohere = replica.ask("/v2/rerank", &json!({"query": "w1 w2", "documents": DOCUMENTS}));
+    let cohere = replica.post_ok("/v2/rerank", &json!({"query": "w1 w2", "documents": DOCUMENTS}));
     check_close(&ranks(&cohere["results"], "relevance_score"), &scores);
-    let vllm = replica.ask("/v1/score", &json!({"text_1": "w1 w2", "text_2": DOCUMENTS}));
+    let vllm = replica.post_ok("/v1/score", &json!({"text_1": "w1 w2", "text_2": DOCUMENTS}));
     let mut cosines = ranks(&vllm["data"], "score");
     cosines.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     check_close(&cosines, &expected);
@@ -153,11 +153,11 @@ fn documents_are_truncated_by_cohere_and_by_tei_on_request() {
     let room = MAX_TOKENS - 3;
     let raw = |query: &str, text: &str| {
         let body = json!({"query": query, "texts": [text], "raw_scores": true});
-        replica.ask("/rerank", &body)[0]["score"].as_f64().expect("a score")
+        replica.post_ok("/rerank", &body)[0]["score"].as_f64().expect("a score")
     };
     let cohere = |query: &str, document: &str, most: Option<usize>| {
         let body = json!({"query": query, "documents": [document], "max_tokens_per_doc": most});
-        let score = &replica.ask("/v2/rerank", &body)["results"][0]["relevance_score"];
+        let score = &replica.post_ok("/v2/rerank", &body)["results"][0]["relevance_score"];
         let score = score.as_f64().expect("a score");
         (score / (1.0 - score)).ln()
     };
@@ -177,8 +177,8 @@ fn documents_are_truncated_by_cohere_and_by_tei_on_request() {
     };
     let refused = tei(json!({}));
     assert_eq!((refused.status, &refused.json()["error_type"]), (413, &json!("Validation")));
-    let says = refused.json()["error"].as_str().expect("a sentence").to_owned();
-    assert!(says.contains("`texts[1]` has 203 tokens and the limit of this model is 128"), "{says}");
+    let message = refused.json()["error"].as_str().expect("a sentence").to_owned();
+    assert!(message.contains("`texts[1]` has 203 tokens and the limit of this model is 128"), "{message}");
     let cut = tei(json!({"truncate": true})).json();
     let of_second = cut.as_array().expect("a list").iter().find(|rank| rank["index"] == 1).expect("a rank");
     // Both are longer than half of the limit: the second text gets the odd token.
@@ -190,7 +190,7 @@ fn a_long_document_is_truncated_for_an_embedding_model() {
     let replica = TestReplica::of(Kind::Prompted, "");
     let score = |document: String| {
         let body = json!({"query": "w1", "documents": [document]});
-        replica.ask("/v1/rerank", &body)["results"][0]["relevance_score"].as_f64().expect("a score")
+        replica.post_ok("/v1/rerank", &body)["results"][0]["relevance_score"].as_f64().expect("a score")
     };
     // One token of the prompt and two special ones.
     assert!((score(words(2000)) - score(words(MAX_TOKENS - 3))).abs() < 1e-5);
@@ -227,8 +227,8 @@ fn cross_encoders_return_the_scores_of_transformers_over_http() {
         let replica = TestReplica::with(config.parse().expect("a configuration"));
         let inputs: Vec<[&str; 2]> =
             pairs.iter().map(|pair| [pair.first.as_str(), pair.second.as_str()]).collect();
-        let answer = replica.ask("/predict", &json!({"inputs": inputs, "raw_scores": true}));
-        for (pair, given) in pairs.iter().zip(answer.as_array().expect("a list")) {
+        let response = replica.post_ok("/predict", &json!({"inputs": inputs, "raw_scores": true}));
+        for (pair, given) in pairs.iter().zip(response.as_array().expect("a list")) {
             let expected = pair.logits.as_ref().expect("kept because it has them")[0];
             let given = given[0]["score"].as_f64().expect("a score");
             assert!(
@@ -241,7 +241,7 @@ fn cross_encoders_return_the_scores_of_transformers_over_http() {
 
 /// Pair, its score in sentence-transformers, and the logit.
 #[derive(serde::Deserialize)]
-struct JudgedPair {
+struct ScoredPair {
     query: String,
     document: String,
     most: usize,
@@ -252,12 +252,12 @@ struct JudgedPair {
 }
 
 #[derive(serde::Deserialize)]
-struct Judged {
-    pairs: Vec<JudgedPair>,
+struct ScoredPairs {
+    pairs: Vec<ScoredPair>,
 }
 
 /// Starts a replica of this fixture.
-fn judge(fixture: &str) -> (TestReplica, tempfile::TempDir) {
+fn start_replica(fixture: &str) -> (TestReplica, tempfile::TempDir) {
     let folder = format!("{}/tests/golden/families/{fixture}", env!("CARGO_MANIFEST_DIR"));
     let cache = tempfile::tempdir().expect("a folder");
     let config = format!(
@@ -271,14 +271,14 @@ fn judge(fixture: &str) -> (TestReplica, tempfile::TempDir) {
 fn an_llm_reranker_returns_the_scores_of_sentence_transformers_over_http() {
     for fixture in ["qwen3_yes_no", "llama_yes_no"] {
         let path = format!("{}/tests/golden/families/{fixture}/pairs.json", env!("CARGO_MANIFEST_DIR"));
-        let Judged { pairs } =
+        let ScoredPairs { pairs } =
             serde_json::from_slice(&std::fs::read(path).expect("the reference")).expect("the reference");
         // An empty query is rejected here.
-        let pairs: Vec<JudgedPair> = pairs
+        let pairs: Vec<ScoredPair> = pairs
             .into_iter()
             .filter(|pair| pair.most == 96 && pair.whole && !pair.query.is_empty())
             .collect();
-        let (replica, _cache) = judge(fixture);
+        let (replica, _cache) = start_replica(fixture);
         let info = replica.get("/info");
         assert_eq!(
             (&info["model"]["task"], &info["model"]["rerank"]),
@@ -290,9 +290,9 @@ fn an_llm_reranker_returns_the_scores_of_sentence_transformers_over_http() {
             assert!((given - expected).abs() <= 2e-5 * expected.abs().max(1.0), "{given} and {expected}");
         }
         let mut cut = 0;
-        for JudgedPair { query, document, ids, raw, score, .. } in &pairs {
+        for ScoredPair { query, document, ids, raw, score, .. } in &pairs {
             let sigmoid = 1.0 / (1.0 + (-raw).exp());
-            let cohere = replica.ask("/v2/rerank", &json!({"query": query, "documents": [document]}));
+            let cohere = replica.post_ok("/v2/rerank", &json!({"query": query, "documents": [document]}));
             close(&cohere["results"][0]["relevance_score"], sigmoid);
             assert_eq!(cohere["usage"]["total_tokens"], ids.len());
             if ids.len() == 96 {
@@ -300,9 +300,9 @@ fn an_llm_reranker_returns_the_scores_of_sentence_transformers_over_http() {
                 continue;
             }
             let raws = json!({"query": query, "texts": [document], "raw_scores": true});
-            close(&replica.ask("/rerank", &raws)[0]["score"], *raw);
+            close(&replica.post_ok("/rerank", &raws)[0]["score"], *raw);
             // The result of `predict`, with the model's own function.
-            close(&replica.ask("/predict", &json!({"inputs": [query, document]}))[0]["score"], *score);
+            close(&replica.post_ok("/predict", &json!({"inputs": [query, document]}))[0]["score"], *score);
         }
         assert!(
             pairs.len() >= 6 && (cut >= 3 || fixture == "llama_yes_no"),
@@ -314,18 +314,18 @@ fn an_llm_reranker_returns_the_scores_of_sentence_transformers_over_http() {
 
 #[test]
 fn an_llm_reranker_accepts_pairs_only() {
-    let (replica, _cache) = judge("qwen3_yes_no");
+    let (replica, _cache) = start_replica("qwen3_yes_no");
     for (path, body, place) in [
         ("/predict", json!({"inputs": "one text"}), "inputs"),
         ("/predict", json!({"inputs": [["a", "pair"], ["one text"]]}), "inputs[1]"),
         ("/classify", json!({"input": ["one text"]}), "input[0]"),
     ] {
         let refused = replica.post(path, &body);
-        let says = refused.text();
-        assert_eq!(refused.status, if path == "/classify" { 400 } else { 422 }, "{path}: {says}");
+        let message = refused.text();
+        assert_eq!(refused.status, if path == "/classify" { 400 } else { 422 }, "{path}: {message}");
         assert!(
-            says.contains(&format!("`{place}` is one text, and this model is a cross-encoder")),
-            "{path}: {says}"
+            message.contains(&format!("`{place}` is one text, and this model is a cross-encoder")),
+            "{path}: {message}"
         );
     }
     let long = json!({"query": "wind", "texts": ["wind ".repeat(100)]});

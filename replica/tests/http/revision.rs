@@ -19,10 +19,10 @@ fn every_response_has_the_revision_and_another_one_is_rejected_before_computing(
     assert_eq!(status["identity"]["revision"], ours.as_str());
     for path in ["/v1/embeddings", "/embed"] {
         let check = |headers: &[(&str, &str)], status: u16| {
-            let answer = replica.call("POST", path, headers, &body);
-            assert_eq!(answer.status, status, "{path}: {}", answer.text());
-            assert_eq!(answer.header(REVISION), Some(&*ours), "{path}");
-            answer
+            let response = replica.call("POST", path, headers, &body);
+            assert_eq!(response.status, status, "{path}: {}", response.text());
+            assert_eq!(response.header(REVISION), Some(&*ours), "{path}");
+            response
         };
         let computed = if path == "/embed" { 422 } else { 200 };
         check(&[], computed);

@@ -27,11 +27,11 @@ fn length(row: &[f64]) -> f64 {
 /// Expected error response on a path of TEI.
 #[track_caller]
 fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, says: &str) {
-    let answer = replica.post(path, body);
+    let response = replica.post(path, body);
     let (error_type, status) = replica_api::tei::error::type_and_status(code);
-    assert_eq!(answer.status, status, "{path}: {}", answer.text());
-    assert_eq!(answer.header("x-meridian-error"), Some(code.as_str()), "{path}");
-    let json = answer.json();
+    assert_eq!(response.status, status, "{path}: {}", response.text());
+    assert_eq!(response.header("x-meridian-error"), Some(code.as_str()), "{path}");
+    let json = response.json();
     assert_eq!(json["error_type"], format!("{error_type:?}"), "{path}");
     let message = json["error"].as_str().expect("a sentence");
     assert!(message.contains(says), "{path}: {says:?} in {message}");
@@ -42,14 +42,14 @@ fn embed_returns_bare_vectors() {
     let replica = TestReplica::start("");
     let openai = replica.vectors(&["w1 w2".to_owned(), "w3".to_owned()]);
     let both = json!({"inputs": ["w1 w2", "w3"]});
-    for (row, expected) in rows(&replica.ask("/embed", &both)).iter().zip(&openai) {
+    for (row, expected) in rows(&replica.post_ok("/embed", &both)).iter().zip(&openai) {
         check_close(row, &expected.iter().map(|x| f64::from(*x)).collect::<Vec<_>>());
     }
-    let whole = rows(&replica.ask("/embed", &json!({"inputs": "w1 w2"})));
+    let whole = rows(&replica.post_ok("/embed", &json!({"inputs": "w1 w2"})));
     assert!((length(&whole[0]) - 1.0).abs() < 1e-6, "vectors are normalized by default");
-    assert_eq!(rows(&replica.ask("/", &json!({"inputs": "w1 w2"}))), whole, "as TEI's own clients ask");
-    assert_eq!(rows(&replica.ask("/embed", &json!({"inputs": [1, 2]}))), whole, "token ids");
-    let short = rows(&replica.ask("/embed", &json!({"inputs": [[1, 2]], "dimensions": 8})));
+    assert_eq!(rows(&replica.post_ok("/", &json!({"inputs": "w1 w2"}))), whole, "the path of TEI clients");
+    assert_eq!(rows(&replica.post_ok("/embed", &json!({"inputs": [1, 2]}))), whole, "token ids");
+    let short = rows(&replica.post_ok("/embed", &json!({"inputs": [[1, 2]], "dimensions": 8})));
     let scale = length(&whole[0][..8]);
     check_close(&short[0], &whole[0][..8].iter().map(|x| x / scale).collect::<Vec<_>>());
 }
@@ -57,12 +57,12 @@ fn embed_returns_bare_vectors() {
 #[test]
 fn embed_all_returns_a_row_per_token() {
     let replica = TestReplica::start("");
-    let all = replica.ask("/embed_all", &json!({"inputs": ["w1 w2 w3", "w4"]}));
+    let all = replica.post_ok("/embed_all", &json!({"inputs": ["w1 w2 w3", "w4"]}));
     let all: Vec<Vec<Vec<f64>>> = serde_json::from_value(all).expect("rows of tokens");
     assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [3, 1]);
     // This model's vector is the mean of them.
     let mean: Vec<f64> = (0..HIDDEN).map(|i| all[0].iter().map(|row| row[i]).sum::<f64>() / 3.0).collect();
-    let pooled = replica.ask("/embed", &json!({"inputs": "w1 w2 w3", "normalize": false}));
+    let pooled = replica.post_ok("/embed", &json!({"inputs": "w1 w2 w3", "normalize": false}));
     check_close(&rows(&pooled)[0], &mean);
 }
 
@@ -74,7 +74,7 @@ fn long_inputs_are_truncated_only_if_the_request_enables_it() {
     let embed = |text: &str, extra: &[(&str, Value)]| {
         let mut body = json!({"inputs": [text]});
         extra.iter().for_each(|(name, value)| body[*name] = value.clone());
-        rows(&replica.ask("/embed", &body)).swap_remove(0)
+        rows(&replica.post_ok("/embed", &body)).swap_remove(0)
     };
     let says = "`inputs[0]` has 302 tokens and the limit of this model is 128";
     check_tei(&replica, "/embed", &json!({"inputs": [long]}), ErrorCode::InputTooLong, says);
@@ -90,22 +90,22 @@ fn long_inputs_are_truncated_only_if_the_request_enables_it() {
 #[test]
 fn a_classifier_returns_the_labels_with_their_scores_in_descending_order() {
     let replica = TestReplica::of(CLASSIFIER, "");
-    let raw = replica.ask("/predict", &json!({"inputs": "w1 w2", "raw_scores": true}));
+    let raw = replica.post_ok("/predict", &json!({"inputs": "w1 w2", "raw_scores": true}));
     let logits: Vec<f64> = raw.as_array().expect("a list").iter().map(score).collect();
     let sum: f64 = logits.iter().map(|logit| logit.exp()).sum();
     let expected: Vec<f64> = logits.iter().map(|logit| logit.exp() / sum).collect();
-    let one = replica.ask("/predict", &json!({"inputs": "w1 w2"}));
+    let one = replica.post_ok("/predict", &json!({"inputs": "w1 w2"}));
     let list = one.as_array().expect("a list");
     check_close(&list.iter().map(score).collect::<Vec<_>>(), &expected);
     let mut labels: Vec<&str> = list.iter().filter_map(|label| label["label"].as_str()).collect();
     assert!(expected.is_sorted_by(|a, b| a >= b) && labels.len() == 3, "{one}");
     labels.sort_unstable();
     assert_eq!(labels, ["bad", "good", "neither"]);
-    assert_eq!(replica.ask("/", &json!({"inputs": "w1 w2"})), one, "as TEI routes it");
-    let batch = replica.ask("/predict", &json!({"inputs": [["w1 w2"], ["w3", "w4"]]}));
+    assert_eq!(replica.post_ok("/", &json!({"inputs": "w1 w2"})), one, "as TEI routes it");
+    let batch = replica.post_ok("/predict", &json!({"inputs": [["w1 w2"], ["w3", "w4"]]}));
     assert_eq!(batch[0].as_array().map(Vec::len), Some(3));
     check_close(&batch[0].as_array().expect("a list").iter().map(score).collect::<Vec<_>>(), &expected);
-    let vllm = replica.ask("/classify", &json!({"model": "small", "input": ["w1 w2"]}));
+    let vllm = replica.post_ok("/classify", &json!({"model": "small", "input": ["w1 w2"]}));
     assert_eq!(vllm["data"][0]["label"], one[0]["label"]);
     assert_eq!(vllm["data"][0]["probs"].as_array().map(Vec::len), Some(3));
     assert_eq!(vllm["usage"]["total_tokens"], 4);
@@ -122,8 +122,8 @@ fn score(label: &Value) -> f64 {
 fn similarities_are_the_cosines_of_the_sentences_with_the_source() {
     let replica = TestReplica::start("");
     let body = json!({"inputs": {"source_sentence": "w1 w2", "sentences": ["w1 w2", "w3", "w4 w5"]}});
-    let cosines: Vec<f64> = serde_json::from_value(replica.ask("/similarity", &body)).expect("numbers");
-    let vectors = rows(&replica.ask("/embed", &json!({"inputs": ["w1 w2", "w1 w2", "w3", "w4 w5"]})));
+    let cosines: Vec<f64> = serde_json::from_value(replica.post_ok("/similarity", &body)).expect("numbers");
+    let vectors = rows(&replica.post_ok("/embed", &json!({"inputs": ["w1 w2", "w1 w2", "w3", "w4 w5"]})));
     let dot = |row: &Vec<f64>| row.iter().zip(&vectors[0]).map(|(a, b)| a * b).sum::<f64>();
     check_close(&cosines, &vectors[1..].iter().map(dot).collect::<Vec<_>>());
 }
@@ -137,16 +137,19 @@ fn tokens_are_returned_with_offsets_and_decode_to_the_text() {
     let (first, last) = (special(SPECIAL[0], "[CLS]"), special(SPECIAL[1], "[SEP]"));
     let words = [token(1, "w1", 0, 2), token(0, "é", 3, 5), token(22, "w22", 6, 9)];
     let whole = json!([[first, words[0], words[1], words[2], last]]);
-    assert_eq!(replica.ask("/tokenize", &json!({"inputs": "w1 é w22"})), whole);
-    assert_eq!(replica.ask("/tokenize", &json!({"inputs": ["w1 é w22"]})), whole);
+    assert_eq!(replica.post_ok("/tokenize", &json!({"inputs": "w1 é w22"})), whole);
+    assert_eq!(replica.post_ok("/tokenize", &json!({"inputs": ["w1 é w22"]})), whole);
     let bare = json!({"inputs": "w1 é w22", "add_special_tokens": false});
-    assert_eq!(replica.ask("/tokenize", &bare), json!([words]));
+    assert_eq!(replica.post_ok("/tokenize", &bare), json!([words]));
     let prompted = json!({"inputs": "w1", "add_special_tokens": false, "prompt_name": "document"});
-    assert_eq!(replica.ask("/tokenize", &prompted), json!([[token(8, "w8", 0, 2), token(1, "w1", 3, 5)]]));
+    assert_eq!(
+        replica.post_ok("/tokenize", &prompted),
+        json!([[token(8, "w8", 0, 2), token(1, "w1", 3, 5)]])
+    );
     let ids = json!({"ids": [SPECIAL[0], 1, 22, SPECIAL[1]]});
-    assert_eq!(replica.ask("/decode", &ids), json!(["w1 w22"]));
+    assert_eq!(replica.post_ok("/decode", &ids), json!(["w1 w22"]));
     let ids = json!({"ids": [[SPECIAL[0], 1], [22]], "skip_special_tokens": false});
-    assert_eq!(replica.ask("/decode", &ids), json!(["[CLS] w1", "w22"]));
+    assert_eq!(replica.post_ok("/decode", &ids), json!(["[CLS] w1", "w22"]));
     let unknown = json!({"ids": [[1], [VOCABULARY]]});
     check_tei(&replica, "/decode", &unknown, ErrorCode::InvalidValue, "`ids[1]` has the token id 200");
 }
@@ -194,7 +197,7 @@ fn a_request_for_another_task_names_the_task_of_the_model() {
 #[test]
 fn info_and_metrics_have_the_fields_that_tei_clients_expect() {
     let replica = TestReplica::of(Kind::Prompted, "[limits]\nmax_inputs = 5\n");
-    replica.ask("/embed", &json!({"inputs": "w1"}));
+    replica.post_ok("/embed", &json!({"inputs": "w1"}));
     let info = replica.get("/info");
     for (pointer, expected) in [
         ("/model_type/embedding/pooling", json!("mean")),

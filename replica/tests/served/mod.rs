@@ -261,9 +261,9 @@ impl TestReplica {
 
     /// Returns the vectors of these texts, requested from the model `small`.
     pub(crate) fn vectors(&self, texts: &[String]) -> Vec<Vec<f32>> {
-        let answer = self.embed(&json!({"model": "small", "input": texts}));
-        assert_eq!(answer.status, 200, "{}", answer.text());
-        answer.vectors()
+        let response = self.embed(&json!({"model": "small", "input": texts}));
+        assert_eq!(response.status, 200, "{}", response.text());
+        response.vectors()
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
@@ -272,10 +272,10 @@ impl TestReplica {
 
     /// Returns the body of a successful response.
     #[track_caller]
-    pub(crate) fn ask(&self, path: &str, body: &Value) -> Value {
-        let answer = self.post(path, body);
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-        answer.json()
+    pub(crate) fn post_ok(&self, path: &str, body: &Value) -> Value {
+        let response = self.post(path, body);
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        response.json()
     }
 
     pub(crate) fn get(&self, path: &str) -> Value {
@@ -368,8 +368,8 @@ impl Response {
     }
 
     pub(crate) fn vectors(&self) -> Vec<Vec<f32>> {
-        let answer: replica_api::openai::EmbeddingsResponse =
+        let response: replica_api::openai::EmbeddingsResponse =
             serde_json::from_slice(&self.body).expect("a response with vectors");
-        answer.data.iter().map(|row| row.embedding.values().expect("numbers")).collect()
+        response.data.iter().map(|row| row.embedding.values().expect("numbers")).collect()
     }
 }

@@ -317,12 +317,12 @@ proptest! {
         for step in steps {
             model.apply(step);
             // Different from all queued texts, because equal ones would share their work.
-            let mut ask = |priority: Priority, tokens: u64| {
+            let mut is_admitted = |priority: Priority, tokens: u64| {
                 let admitted_inputs = model.planner.push(priority, vec![Text::new(1_000_000, tokens)], None, model.now);
                 admitted_inputs.map(|admitted| model.planner.cancel(admitted.request)).is_ok()
             };
-            if !ask(Priority::Interactive, 300) {
-                prop_assert!(!ask(Priority::Bulk, 300) && !ask(Priority::Bulk, 1), "bulk is admitted where an interactive request is shed");
+            if !is_admitted(Priority::Interactive, 300) {
+                prop_assert!(!is_admitted(Priority::Bulk, 300) && !is_admitted(Priority::Bulk, 1), "bulk is admitted where an interactive request is shed");
             }
         }
     }

@@ -38,7 +38,7 @@ fn check(files: &[(&str, &str)]) -> Result<SentenceConfig, String> {
 }
 
 /// Returns the values to compare.
-fn said(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
+fn settings(config: SentenceConfig) -> (usize, bool, Pooling, bool, bool) {
     let SentenceConfig { max_tokens, lower_case, pooling, include_prompt, dense, normalize, truncate } =
         config;
     assert_eq!(truncate, None);
@@ -70,7 +70,7 @@ fn files_of_old_and_new_versions_are_equivalent() {
         ("tokenizer_config.json", r#"{"model_max_length": 256}"#),
     ]);
     for found in [old, older, new] {
-        assert_eq!(said(found.unwrap()), (256, true, Pooling::Cls, true, true));
+        assert_eq!(settings(found.unwrap()), (256, true, Pooling::Cls, true, true));
     }
 }
 
@@ -78,14 +78,14 @@ fn files_of_old_and_new_versions_are_equivalent() {
 fn a_model_without_modules_is_pooled_by_its_class_and_limited_by_its_positions() {
     let bare = |pooling| (512, false, pooling, true, false);
     let unlimited = ("tokenizer_config.json", r#"{"model_max_length": 1000000000000000019884624838656}"#);
-    assert_eq!(said(check(&[]).unwrap()), bare(Pooling::Mean));
-    assert_eq!(said(check(&[unlimited]).unwrap()), bare(Pooling::Mean));
+    assert_eq!(settings(check(&[]).unwrap()), bare(Pooling::Mean));
+    assert_eq!(settings(check(&[unlimited]).unwrap()), bare(Pooling::Mean));
     for (config, pooling) in [
         (r#"{"architectures": ["MistralForCausalLM"]}"#, Pooling::LastToken),
         (r#"{"architectures": ["MistralForCausalLM"], "is_causal": false}"#, Pooling::Mean),
         (r#"{"architectures": ["MistralModel"]}"#, Pooling::Mean),
     ] {
-        assert_eq!(said(check(&[("config.json", config)]).unwrap()), bare(pooling), "{config}");
+        assert_eq!(settings(check(&[("config.json", config)]).unwrap()), bare(pooling), "{config}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use trtllm::Decoder;
 
-use crate::engines::{Engine, outcome, pooled, pooled_of, until};
+use crate::engines::{Engine, outcome, pooled, pooled_of, wait_until};
 
 fn pending(decoder: &Decoder) -> u64 {
     decoder.counters().expect("it runs").pending
@@ -17,9 +17,9 @@ fn an_active_request_that_is_dropped_releases_its_slot() {
     let engine = Engine::new("hold 30");
     let decoder = engine.decoder();
     let held = decoder.submit(&[30]).unwrap();
-    until("it is active", || decoder.counters().unwrap().active == 1);
+    wait_until("it is active", || decoder.counters().unwrap().active == 1);
     drop(held);
-    until("the executor cancels it, although it is held", || pending(&decoder) == 0);
+    wait_until("the executor cancels it, although it is held", || pending(&decoder) == 0);
     assert_eq!(outcome(decoder.submit(&[1]).unwrap()), Ok(pooled_of(&[1])));
 }
 
@@ -30,13 +30,13 @@ fn a_queued_request_that_is_dropped_leaves_when_it_becomes_active() {
     config.max_batch_size = 1;
     let decoder = Decoder::open(&config).unwrap();
     let first = decoder.submit(&[30]).unwrap();
-    until("the first is active", || decoder.counters().unwrap().active == 1);
+    wait_until("the first is active", || decoder.counters().unwrap().active == 1);
     let second = decoder.submit(&[30, 1]).unwrap();
     drop(second);
     // The executor looks for a cancelled request among the active ones only, so it still occupies a slot.
     assert_eq!(pending(&decoder), 2);
     drop(first);
-    until("both have ended", || pending(&decoder) == 0);
+    wait_until("both have ended", || pending(&decoder) == 0);
     assert_eq!(outcome(decoder.submit(&[2]).unwrap()), Ok(pooled_of(&[2])));
 }
 
@@ -49,7 +49,7 @@ fn dropping_a_future_cancels_its_request() {
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(held.as_mut().poll(&mut context), Poll::Pending);
     }
-    until("it is cancelled", || pending(&decoder) == 0);
+    wait_until("it is cancelled", || pending(&decoder) == 0);
 }
 
 #[test]
@@ -63,5 +63,5 @@ fn a_cancelled_suspect_is_not_retried() {
     drop(culprit);
     drop(first);
     assert_eq!(outcome(innocent), Ok(pooled_of(&[1])));
-    until("all requests have ended", || pending(&decoder) == 0);
+    wait_until("all requests have ended", || pending(&decoder) == 0);
 }

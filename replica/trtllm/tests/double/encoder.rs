@@ -2,7 +2,7 @@
 
 use trtllm::{Encoder, EncoderConfig, EngineRows, ExecutorError, PackedBatch, Positions};
 
-use crate::engines::{Engine, encoded, outcome, packed, until};
+use crate::engines::{Engine, encoded, outcome, packed, wait_until};
 
 const WIDTH: u64 = 8;
 const LABELS: u64 = 2;
@@ -113,7 +113,7 @@ fn a_batch_beyond_the_queue_is_rejected_and_cancelled_sequences_are_not_computed
     let batch = || packed(&SEQUENCES, Positions::FromZero);
     let computed = encoder.submit(batch()).unwrap();
     let mut waiting = Vec::new();
-    until("two batches are queued and a third is rejected", || match encoder.submit(batch()) {
+    wait_until("two batches are queued and a third is rejected", || match encoder.submit(batch()) {
         Ok(pending) => {
             waiting.push(pending);
             false
@@ -147,7 +147,7 @@ fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
     }
     std::thread::scope(|scope| {
         scope.spawn(|| encoder.shutdown());
-        until("it rejects further batches", || {
+        wait_until("it rejects further batches", || {
             encoder.submit(batch()).is_err_and(|why| why == ExecutorError::Closed)
         });
         open(&gate);

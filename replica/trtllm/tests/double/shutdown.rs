@@ -4,7 +4,7 @@ use std::thread;
 
 use trtllm::{Decoder, ExecutorError};
 
-use crate::engines::{Engine, outcome, pooled, until};
+use crate::engines::{Engine, outcome, pooled, wait_until};
 
 fn decoder(engine: &Engine) -> Decoder {
     let mut config = engine.config(pooled());
@@ -18,7 +18,7 @@ fn shutdown_ends_all_requests() {
     let decoder = decoder(&engine);
     // Some are active, some are in the executor's queue.
     let held: Vec<_> = (0..8).map(|_| decoder.submit(&[30]).unwrap()).collect();
-    until("some are active", || decoder.counters().unwrap().active == 4);
+    wait_until("some are active", || decoder.counters().unwrap().active == 4);
     assert_eq!(decoder.shutdown(), Ok(()));
     for pending in held {
         assert_eq!(outcome(pending), Err(ExecutorError::Closed));
@@ -32,7 +32,7 @@ fn no_thread_polls_the_executor_when_it_is_shut_down() {
     let engine = Engine::new("hold 30\nlinger_ms 100");
     let decoder = decoder(&engine);
     let held = decoder.submit(&[30]).unwrap();
-    until("it is active", || decoder.counters().unwrap().active == 1);
+    wait_until("it is active", || decoder.counters().unwrap().active == 1);
     assert_eq!(decoder.shutdown(), Ok(()), "the test double detects a thread inside");
     assert_eq!(outcome(held), Err(ExecutorError::Closed));
 }
@@ -58,7 +58,7 @@ fn requests_that_are_submitted_during_shutdown_end() {
                 });
             }
             scope.spawn(|| {
-                until("at least one request was computed", || {
+                wait_until("at least one request was computed", || {
                     decoder.counters().is_ok_and(|now| now.completed > 0)
                 });
                 assert_eq!(decoder.shutdown(), Ok(()));

@@ -174,8 +174,8 @@ fn words_are_quoted_for_the_shell() {
 
 #[test]
 fn versions_of_the_tools_are_parsed() {
-    let said = "gpu NVIDIA H200\ntensorrt 10.14.1.48\ntensorrt_llm 1.2.1\n";
-    assert_eq!(parse_built_with(said), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
+    let output = "gpu NVIDIA H200\ntensorrt 10.14.1.48\ntensorrt_llm 1.2.1\n";
+    assert_eq!(parse_built_with(output), Ok(["NVIDIA H200", "10.14.1", "1.2.1"].map(str::to_owned)));
     let error = parse_built_with("gpu \ntensorrt 10.14.1\ntensorrt_llm 1.2.1\n").expect_err("no GPU");
     assert!(error.contains("`gpu`"), "{error}");
 }

@@ -172,12 +172,12 @@ fn one_sequence_fails_and_the_others_have_their_rows() {
 fn a_cancelled_sequence_is_not_waited_for() {
     // Token 9 is held until it is released, which never happens.
     let (engine, _folder) = engine("llama_rerank", Form::DecoderPooled, "hold 9");
-    let asked = AtomicU32::new(0);
-    let needed = |sequence: usize| sequence != 1 || asked.fetch_add(1, Ordering::Relaxed) == 0;
+    let polls = AtomicU32::new(0);
+    let needed = |sequence: usize| sequence != 1 || polls.fetch_add(1, Ordering::Relaxed) == 0;
     let mut rows = vec![0.0; SEQUENCES.len()];
     let failed = engine.compute_each(&batch().batch(), Output::Pooled, &needed, &mut rows).expect("rows");
     assert!(failed.len() == 1 && failed[0].sequence == 1, "{failed:?}");
-    assert!(asked.into_inner() > 1, "the request was not cancelled at submission");
+    assert!(polls.into_inner() > 1, "the request was not cancelled at submission");
 }
 
 #[test]
