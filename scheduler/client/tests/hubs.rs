@@ -155,8 +155,8 @@ async fn changes_are_applied_to_the_table_of_the_hub_and_otherwise_the_whole_tab
     ];
     let (hub, url) = ScriptedHub::start(offered).await;
     let mut watch = watch("gateway", &[&url], Some(&file));
-    let asks = |hub: &ScriptedHub| hub.last_request().contains("changes=true");
-    for (polled, expected, has_asked) in [
+    let requests_changes = |hub: &ScriptedHub| hub.last_request().contains("changes=true");
+    for (polled, expected, has_requested) in [
         (Some(3), 3, false),
         (Some(5), 5, true),
         (None, 5, true),
@@ -176,7 +176,7 @@ async fn changes_are_applied_to_the_table_of_the_hub_and_otherwise_the_whole_tab
             }
         };
         let stored = stored::<RouteTableV1>(&file).map(|table| table.generation.number);
-        assert_eq!((number, stored, asks(&hub)), (polled, Some(expected), has_asked));
+        assert_eq!((number, stored, requests_changes(&hub)), (polled, Some(expected), has_requested));
     }
 }
 

@@ -3,7 +3,7 @@
 #[path = "../../../gateway/tests/sockets/hop/authority.rs"]
 mod authority;
 
-use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, until};
+use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, wait_until};
 use authority::{Authority, Subject};
 use identity::handshakes::SLOTS_PER_NETWORK_MAX;
 use identity::{IdentityFiles, OwnName, ProcessIdentity, RevocationList, SerialNumber, Transport, Verifier};
@@ -197,7 +197,7 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
     std::fs::write(fleet.dir.path().join("identity/revoked.json"), list.to_json()).unwrap();
     let revoked = peers.iter().find(|(what, ..)| what == "operator revoked").unwrap();
     let plan = request("GET", paths::PLAN);
-    until("the list is in force", async || {
+    wait_until("the list is in force", async || {
         verdict(&fleet.client(&revoked.1), &plan).await == "no connection"
     })
     .await;
@@ -376,7 +376,7 @@ async fn a_forged_acknowledgement_neither_delays_a_wider_residency_nor_hastens_i
     };
     assert_eq!(readers().await, 0);
     assert_eq!(poll(&gateway, &reader, &generation).await, "yes");
-    until("the reader itself is known", async || readers().await == 1).await;
+    wait_until("the reader itself is known", async || readers().await == 1).await;
     fleet.hub.stop().await;
 }
 
@@ -438,6 +438,6 @@ async fn registering_again_replaces_the_lease() {
     assert_eq!((old.holder.as_str(), old.id == new.id), (new.holder.as_str(), false));
     assert_eq!(hub.deregister(&old).await, 404);
     assert_eq!(hub.keep_alive(&old, &[]).await.0, 404);
-    until("the new lease is valid", async || hub.keep_alive(&new, &[]).await.0 == 200).await;
+    wait_until("the new lease is valid", async || hub.keep_alive(&new, &[]).await.0 == 200).await;
     hub.stop().await;
 }

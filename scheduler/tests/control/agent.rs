@@ -1,6 +1,6 @@
 //! Tests of a region's agent with a hub.
 
-use super::world::{AMERICA, EUROPE, Hub, config, port, ready, until};
+use super::world::{AMERICA, EUROPE, Hub, config, port, ready, wait_until};
 use scheduler::agent::{self, AgentError};
 use scheduler::config::SpokeConfig;
 use scheduler::scaling::Autoscaler;
@@ -16,18 +16,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Agent of the region in Europe.
-struct Agent {
+struct RunningAgent {
     spoke: Arc<Mutex<Spoke>>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), AgentError>>,
 }
 
-impl Agent {
-    fn start(hub: &str) -> Agent {
-        Agent::of(&[hub])
+impl RunningAgent {
+    fn start(hub: &str) -> RunningAgent {
+        RunningAgent::of(&[hub])
     }
 
-    fn of(hubs: &[&str]) -> Agent {
+    fn of(hubs: &[&str]) -> RunningAgent {
         let text = format!(
             "region = \"{EUROPE}\"\nlisten = \"127.0.0.1:0\"\nadvertise = \"10.0.0.1:7100\"\nhub = {hubs:?}\n\
              [[replica]]\nendpoint = \"10.0.0.1:7200\"\n[identity]\ninsecure = true\n"
@@ -37,7 +37,7 @@ impl Agent {
         let (stop, stopped) = oneshot::channel();
         let shutdown = async { stopped.await.unwrap_or_default() };
         let resolver = resolver::Resolver::new(&resolver::DnsSection::default());
-        Agent {
+        RunningAgent {
             spoke: spoke.clone(),
             stop,
             task: tokio::spawn(agent::run(config, spoke, resolver, Arc::default(), shutdown)),
@@ -71,14 +71,14 @@ async fn a_region_is_registered_from_start_to_stop_with_its_ready_deployments() 
     let mut config = config(dir.path());
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;
-    let agent = Agent::start(&hub.url);
-    hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    let agent = RunningAgent::start(&hub.url);
+    hub.wait_for_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
     agent.serves(&["minilm"]);
-    hub.until_routes("minilm is ready", |table| ready(table, EUROPE).len() == 1).await;
+    hub.wait_for_routes("minilm is ready", |table| ready(table, EUROPE).len() == 1).await;
     agent.serves(&["minilm", "minilm-eu", "other"]);
-    hub.until_routes("all that is deployed is ready", |table| ready(table, EUROPE).len() == 2).await;
+    hub.wait_for_routes("all that is deployed is ready", |table| ready(table, EUROPE).len() == 2).await;
     agent.stop().await;
-    hub.until_routes("Europe has left", |table| table.regions.is_empty()).await;
+    hub.wait_for_routes("Europe has left", |table| table.regions.is_empty()).await;
     hub.stop().await;
 }
 
@@ -91,12 +91,12 @@ async fn an_agent_keeps_a_short_lease_alive() {
     config.lease_ttl = Duration::from_secs(1);
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;
-    let agent = Agent::start(&hub.url);
-    hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    let agent = RunningAgent::start(&hub.url);
+    hub.wait_for_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     let silent = hub.register(AMERICA, 7300, 1, &[]).await;
-    hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    hub.wait_for_routes("America is there", |table| port(table, AMERICA).is_some()).await;
     // On a machine that stalls for longer than a lease, the agent registers again.
-    hub.until_routes("the silent region is gone, and the agent's region is not", |table| {
+    hub.wait_for_routes("the silent region is gone, and the agent's region is not", |table| {
         port(table, AMERICA).is_none() && port(table, EUROPE).is_some()
     })
     .await;
@@ -109,23 +109,25 @@ async fn an_agent_keeps_a_short_lease_alive() {
 async fn a_region_registers_again_with_a_new_hub() {
     let dir = tempfile::tempdir().unwrap();
     let first = Hub::start(config(dir.path())).await;
-    let agent = Agent::start(&first.url);
+    let agent = RunningAgent::start(&first.url);
     agent.serves(&["minilm"]);
     first
-        .until_routes("minilm is ready", |table| table.regions.len() == 1 && ready(table, EUROPE).len() == 1)
+        .wait_for_routes("minilm is ready", |table| {
+            table.regions.len() == 1 && ready(table, EUROPE).len() == 1
+        })
         .await;
     let mut elsewhere = config(&dir.path().join("other"));
     elsewhere.listen = first.url.trim_start_matches("http://").parse().unwrap();
     first.kill().await;
 
     let mut second = None;
-    until("the port is free", async || {
+    wait_until("the port is free", async || {
         second = Hub::try_start(elsewhere.clone()).await.ok();
         second.is_some()
     })
     .await;
     let second = second.unwrap();
-    second.until_routes("Europe is there again", |table| port(table, EUROPE) == Some(7100)).await;
+    second.wait_for_routes("Europe is there again", |table| port(table, EUROPE) == Some(7100)).await;
     agent.stop().await;
     second.stop().await;
 }
@@ -135,13 +137,13 @@ async fn an_agent_without_a_hub_retries_and_can_be_stopped() {
     let free_port = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free_port.local_addr().unwrap();
     drop(free_port);
-    let agent = Agent::start(&format!("http://{address}"));
+    let agent = RunningAgent::start(&format!("http://{address}"));
     agent.serves(&["minilm"]);
     let dir = tempfile::tempdir().unwrap();
     let mut late = config(dir.path());
     late.listen = address;
     let hub = Hub::start(late).await;
-    hub.until_routes("it has found the hub", |table| port(table, EUROPE).is_some()).await;
+    hub.wait_for_routes("it has found the hub", |table| port(table, EUROPE).is_some()).await;
     hub.stop().await;
     agent.stop().await;
 }
@@ -166,12 +168,12 @@ async fn of_several_hubs_the_responding_one_is_used() {
     config.lease_ttl = Duration::from_secs(1);
     config.lapsed_keep = Duration::from_millis(1);
     let hub = Hub::start(config).await;
-    let agent = Agent::of(&[&unreachable, &silent, &hub.url]);
-    hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    let agent = RunningAgent::of(&[&unreachable, &silent, &hub.url]);
+    hub.wait_for_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
     // If the agent rotated, or returned to the first hub, its lease would expire.
     let lease = hub.register(AMERICA, 7300, 1, &[]).await;
     let tables = Cell::new(0);
-    hub.until_routes("another region has come and gone while it stays", |table| {
+    hub.wait_for_routes("another region has come and gone while it stays", |table| {
         assert_eq!(port(table, EUROPE), Some(7100), "it stays with the responding hub");
         tables.set(tables.get() + 1);
         port(table, AMERICA).is_none() && tables.get() > 1
@@ -179,7 +181,7 @@ async fn of_several_hubs_the_responding_one_is_used() {
     .await;
     assert_eq!(hub.keep_alive(&lease, &[]).await.0, 404);
     agent.stop().await;
-    hub.until_routes("it has left", |table| table.regions.is_empty()).await;
+    hub.wait_for_routes("it has left", |table| table.regions.is_empty()).await;
     hub.stop().await;
 }
 
@@ -188,20 +190,20 @@ async fn the_agent_moves_from_a_failed_hub_to_one_that_was_silent_before() {
     let (second, second_url) = hangs();
     let dir = tempfile::tempdir().unwrap();
     let first = Hub::start(config(dir.path())).await;
-    let agent = Agent::of(&[&first.url, &second_url]);
-    first.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    let agent = RunningAgent::of(&[&first.url, &second_url]);
+    first.wait_for_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     first.kill().await;
     let mut other = config(&dir.path().join("other"));
     other.listen = second.local_addr().unwrap();
     drop(second);
     let mut hub = None;
-    until("the port is free", async || {
+    wait_until("the port is free", async || {
         hub = Hub::try_start(other.clone()).await.ok();
         hub.is_some()
     })
     .await;
     let hub = hub.unwrap();
-    hub.until_routes("Europe is registered with the other", |table| port(table, EUROPE).is_some()).await;
+    hub.wait_for_routes("Europe is registered with the other", |table| port(table, EUROPE).is_some()).await;
     agent.stop().await;
     hub.stop().await;
 }

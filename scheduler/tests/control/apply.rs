@@ -1,6 +1,6 @@
 //! Tests of `meridian apply` against a hub.
 
-use super::world::{AMERICA, Hub, config, until};
+use super::world::{AMERICA, Hub, config, wait_until};
 use regions::{DeploymentName, RouteTable};
 use scheduler_api::paths;
 use scheduler_store::{EmbeddedStore, Store};
@@ -75,7 +75,7 @@ async fn applied_deployments_are_published_and_survive_restarts() {
     assert_eq!(applied_deployments(&hub).await, (before, names), "a dry run changes nothing");
 
     assert_eq!(apply(&hub, &text).await["applied"], true);
-    let table = hub.until_routes("it is published", |table| table.deployments.contains_key("new")).await;
+    let table = hub.wait_for_routes("it is published", |table| table.deployments.contains_key("new")).await;
     assert_eq!((table.deployments.len(), policy(&table, "new").0.as_str()), (2, "eu"));
     let applied = applied_deployments(&hub).await;
     let again = apply(&hub, &text).await;
@@ -150,7 +150,7 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     let has = async |table: &RouteTable| {
         let generation = table.generation;
         hub.get(&format!("/v1/routes?after={generation}&wait_ms=1&reader={reader}")).await;
-        until("the hub knows", async || {
+        wait_until("the hub knows", async || {
             let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
             rollout["readers"]
                 .as_array()
@@ -161,13 +161,13 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
         .await;
     };
     apply(&hub, &locked("m", "eu")).await;
-    let first = hub.until_routes("it is there", |table| table.deployments.contains_key("m")).await;
+    let first = hub.wait_for_routes("it is there", |table| table.deployments.contains_key("m")).await;
     has(&first).await;
 
     let listed = apply(&hub, &locked("m", "eea")).await;
     assert_eq!(listed["changes"][0]["fields"][0]["residency_change"], "widens");
     assert!(listed["notes"][0].as_str().unwrap().contains("meridian get rollout"), "{listed}");
-    let second = hub.until_routes("it is announced", |table| !table.widening.is_empty()).await;
+    let second = hub.wait_for_routes("it is announced", |table| !table.widening.is_empty()).await;
     assert_eq!(policy(&second, "m"), ("eu".to_owned(), Some("eea".to_owned())));
     let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
     assert_eq!(
@@ -176,15 +176,15 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     );
     // A later table with another change widens nothing.
     apply(&hub, &(locked("m", "eea") + &deployment("other", ""))).await;
-    let third = hub.until_routes("the other is there", |table| table.deployments.len() == 2).await;
+    let third = hub.wait_for_routes("the other is there", |table| table.deployments.len() == 2).await;
     assert_eq!(policy(&third, "m"), ("eu".to_owned(), Some("eea".to_owned())));
 
     has(&second).await;
-    let fourth = hub.until_routes("it is wider", |table| table.widening.is_empty()).await;
+    let fourth = hub.wait_for_routes("it is wider", |table| table.widening.is_empty()).await;
     assert_eq!(policy(&fourth, "m"), ("eea".to_owned(), None));
 
     apply(&hub, &(locked("m", "de") + &deployment("other", ""))).await;
-    let narrower = hub.until_routes("it is narrower", |table| table.generation > fourth.generation).await;
+    let narrower = hub.wait_for_routes("it is narrower", |table| table.generation > fourth.generation).await;
     assert_eq!(policy(&narrower, "m"), ("de".to_owned(), None), "at once");
     hub.stop().await;
 }
@@ -194,7 +194,7 @@ async fn an_unreadable_record_changes_nothing_until_it_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     apply(&hub, &locked("m", "eu")).await;
-    let good = hub.until_routes("it is there", |table| table.deployments.contains_key("m")).await;
+    let good = hub.wait_for_routes("it is there", |table| table.deployments.contains_key("m")).await;
     hub.stop().await;
     let huge = format!(r#"{{"version":1,"applied":true,"deployments":["{}"]}}"#, "x".repeat(900_000));
     let blank = r#"{"version":1,"applied":true,"deployments":[{"name":"m","task":"embed","model":"pypi://m","engine":{"kind":"cpu","precision":"f32"},"residency":"","regions":[]}]}"#;

@@ -1,6 +1,8 @@
 //! Tests of the hub over HTTP.
 
-use super::world::{AMERICA, EUROPE, Hub, Lease, config, port, ports, ready, registration, table, until};
+use super::world::{
+    AMERICA, EUROPE, Hub, Lease, config, port, ports, ready, registration, table, wait_until,
+};
 use regions::{Generation, RouteTable, parse_deployments};
 use scheduler::config::HubConfig;
 use scheduler_api::paths;
@@ -19,17 +21,17 @@ async fn a_region_is_in_the_route_table_once_registered() {
     assert!(first.regions.is_empty() && first.deployments.len() == 2);
 
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
-    let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
+    let routes = hub.wait_for_routes("Europe is there", |table| port(table, EUROPE) == Some(7100)).await;
     assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
 
     let (status, body) = hub.keep_alive(&lease, &["minilm", "minilm-eu"]).await;
     assert_eq!((status, &body["lease"], body["ttl_ms"].as_u64()), (200, &json!(lease.id), Some(5000)));
-    let routes = hub.until_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
+    let routes = hub.wait_for_routes("more is ready", |table| ready(table, EUROPE).len() == 2).await;
     let (status, unchanged) = hub.keep_alive_unchanged(&lease).await;
     assert_eq!((status, &unchanged), (200, &body), "the response to the state that the hub has");
     assert_eq!(hub.routes().await.generation, routes.generation);
     hub.keep_alive(&lease, &[]).await;
-    hub.until_routes("nothing is ready", |table| ready(table, EUROPE).is_empty()).await;
+    hub.wait_for_routes("nothing is ready", |table| ready(table, EUROPE).is_empty()).await;
     hub.stop().await;
 }
 
@@ -62,12 +64,12 @@ async fn a_reader_of_one_of_the_last_tables_receives_the_changes_if_it_asks_for_
     let names: Vec<&str> = all.iter().map(String::as_str).collect();
     let lease = hub.register(EUROPE, 7100, 1, &names[1..]).await;
     let before = hub
-        .until_routes("all but one are ready", |table| {
+        .wait_for_routes("all but one are ready", |table| {
             table.regions.values().any(|route| route.deployments.len() == 39)
         })
         .await;
     hub.keep_alive(&lease, &names).await;
-    let after = hub.until_routes("all are ready", |table| ready(table, EUROPE).len() == 40).await;
+    let after = hub.wait_for_routes("all are ready", |table| ready(table, EUROPE).len() == 40).await;
     let query = |generation: &Generation| format!("{}?after={generation}&wait_ms=0", paths::ROUTES);
     let (_, _, body) = hub.get(&format!("{}&changes=true", query(&before.generation))).await;
     let steps: Vec<TableChangesV1> = serde_json::from_value(body["changes"].clone()).unwrap();
@@ -77,7 +79,7 @@ async fn a_reader_of_one_of_the_last_tables_receives_the_changes_if_it_asks_for_
     assert_eq!(RouteTable::try_from(applied).as_ref(), Ok(&after));
     let whole = |body: Value| table(body).generation;
     let (_, _, body) = hub.get(&query(&before.generation)).await;
-    assert_eq!(whole(body), after.generation, "a reader that does not ask");
+    assert_eq!(whole(body), after.generation, "a reader that requests no changes");
     let unknown = Generation { epoch: 0, number: 1 };
     let (_, _, body) = hub.get(&format!("{}&changes=true", query(&unknown))).await;
     assert_eq!(whole(body), after.generation, "a reader with a table that the hub does not know");
@@ -94,7 +96,7 @@ async fn a_silent_spoke_is_removed_after_its_lease_and_the_grace_period() {
     let before = hub.routes().await.generation.number;
     let lease = hub.register(EUROPE, 7100, 1, &[]).await;
     let gone = hub
-        .until_routes("it has come and gone", |table| {
+        .wait_for_routes("it has come and gone", |table| {
             table.regions.is_empty() && table.generation.number > before
         })
         .await;
@@ -109,11 +111,11 @@ async fn a_region_keeps_its_route_for_the_grace_period_after_its_last_spoke() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
-    hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    hub.wait_for_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     assert_eq!(hub.deregister(&lease).await, 204);
     // The hub sees changes in order: when America is there, it has seen that Europe has deregistered.
     hub.register(AMERICA, 7200, 2, &[]).await;
-    let routes = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    let routes = hub.wait_for_routes("America is there", |table| port(table, AMERICA).is_some()).await;
     assert_eq!((port(&routes, EUROPE), ready(&routes, EUROPE).len()), (Some(7100), 1));
     hub.stop().await;
 }
@@ -124,18 +126,18 @@ async fn all_spokes_of_a_region_are_in_the_route_table_until_they_drain() {
     let hub = Hub::start(config(dir.path())).await;
     let old = hub.register(EUROPE, 7100, 1, &[]).await;
     let new = hub.register(EUROPE, 7200, 2, &[]).await;
-    hub.until_routes("both are there", |table| ports(table, EUROPE) == [7100, 7200]).await;
+    hub.wait_for_routes("both are there", |table| ports(table, EUROPE) == [7100, 7200]).await;
     assert_eq!(hub.keep_alive(&old, &["minilm"]).await.0, 200, "their leases are independent");
     let draining = json!({"version": 1, "state": {"deployments": [], "draining": true}}).to_string();
     assert_eq!(hub.post(&new.keep_alive_path(), draining).await.0, 200);
-    hub.until_routes("it drains", |table| ports(table, EUROPE) == [7100]).await;
+    hub.wait_for_routes("it drains", |table| ports(table, EUROPE) == [7100]).await;
     assert_eq!(hub.deregister(&new).await, 204);
     assert_eq!(hub.deregister(&new).await, 404);
 
     let again = hub.register(EUROPE, 7101, 1, &[]).await;
     assert_ne!(again, old);
     assert_eq!(hub.keep_alive(&old, &[]).await.0, 404, "registering again replaces the lease");
-    hub.until_routes("it has moved", |table| ports(table, EUROPE) == [7101]).await;
+    hub.wait_for_routes("it has moved", |table| ports(table, EUROPE) == [7101]).await;
     hub.stop().await;
 }
 
@@ -144,27 +146,27 @@ async fn generations_rise_across_restarts_and_registrations_survive() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     let lease = hub.register(EUROPE, 7100, 1, &["minilm"]).await;
-    let before = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    let before = hub.wait_for_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     hub.stop().await;
 
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(hub.routes().await, before, "the table is unchanged");
     assert_eq!(hub.keep_alive(&lease, &["minilm"]).await.0, 200);
     hub.register(AMERICA, 7200, 2, &[]).await;
-    let after = hub.until_routes("America is there", |table| port(table, AMERICA).is_some()).await;
+    let after = hub.wait_for_routes("America is there", |table| port(table, AMERICA).is_some()).await;
     assert!(after.generation > before.generation && port(&after, EUROPE).is_some());
     hub.kill().await;
 
     let mut less = config(dir.path());
     less.deployments.retain(|deployment| deployment.name.as_str() == "minilm-eu");
     let mut hub = None;
-    until("the store of the killed hub is free", async || {
+    wait_until("the store of the killed hub is free", async || {
         hub = Hub::try_start(less.clone()).await.ok();
         hub.is_some()
     })
     .await;
     let hub = hub.unwrap();
-    let last = hub.until_routes("minilm is gone", |table| table.deployments.len() == 1).await;
+    let last = hub.wait_for_routes("minilm is gone", |table| table.deployments.len() == 1).await;
     assert!(last.generation > after.generation);
     assert!(ready(&last, EUROPE).is_empty(), "a removed deployment is not ready anywhere");
     hub.stop().await;
@@ -177,7 +179,7 @@ async fn a_hub_that_lost_its_disk_publishes_a_higher_generation() {
     let before = hub.routes().await.generation;
     hub.stop().await;
     let later = Generation { epoch: before.epoch + 1, ..before };
-    until("a second has passed", async || {
+    wait_until("a second has passed", async || {
         std::fs::remove_dir_all(dir.path().join("hub")).unwrap();
         let hub = Hub::start(config(dir.path())).await;
         let after = hub.routes().await.generation;
@@ -207,7 +209,7 @@ async fn ready_but_unknown_deployments_are_reported_and_not_in_the_route_table()
     let message = registration(EUROPE, 7100, 1, &["minilm", "other"]);
     let (status, _, body) = hub.post(paths::SPOKES, message).await;
     assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
-    let routes = hub.until_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
+    let routes = hub.wait_for_routes("Europe is there", |table| port(table, EUROPE).is_some()).await;
     assert_eq!(ready(&routes, EUROPE), BTreeSet::from(["minilm".to_owned()]));
     let (status, body) = hub.keep_alive(&Lease::of(EUROPE, 1, &body), &["other"]).await;
     assert_eq!((status, &body["unknown"]), (200, &json!(["other"])));
@@ -317,7 +319,7 @@ async fn the_scaler_lease_of_a_silent_spoke_goes_to_another_one() {
     let (second, body) = register_scaling(&hub, 2, true).await;
     let (holder, epoch) = scaler(&body).unwrap();
     assert_eq!(holder, 1);
-    until("the other spoke has the lease", async || {
+    wait_until("the other spoke has the lease", async || {
         let (status, body) = hub.keep_alive_unchanged(&second).await;
         assert_eq!(status, 200, "{body}");
         scaler(&body).is_some_and(|(holder, next)| holder == 2 && next > epoch)

@@ -62,19 +62,19 @@ async fn created_keys_are_published_until_they_are_revoked_and_survive_apply_and
     assert_eq!(validity, 3600);
     assert_eq!(create(&hub, &digest('b'), json!({})).await.0, 200);
     let both = named(&[("a", true), ("b", false)]);
-    hub.until_routes("both are published", |table| keys(table) == both).await;
+    hub.wait_for_routes("both are published", |table| keys(table) == both).await;
 
     // A tenant that is removed takes its keys with it, and has them again when it is back.
     apply(&hub, "tenant = []").await;
-    hub.until_routes("none is published", |table| keys(table).is_empty()).await;
+    hub.wait_for_routes("none is published", |table| keys(table).is_empty()).await;
     apply(&hub, "[[tenant]]\nname = \"acme\"\nissuer = \"i\"\n").await;
-    hub.until_routes("both are back", |table| keys(table) == both).await;
+    hub.wait_for_routes("both are back", |table| keys(table) == both).await;
     hub.stop().await;
 
     let hub = Hub::start(config(dir.path())).await;
     assert_eq!(keys(&hub.routes().await), both);
     assert_eq!(revoke(&hub, &"a".repeat(16)).await, 204);
-    hub.until_routes("one is left", |table| keys(table) == named(&[("b", false)])).await;
+    hub.wait_for_routes("one is left", |table| keys(table) == named(&[("b", false)])).await;
     assert_eq!(revoke(&hub, &"a".repeat(16)).await, 404, "it is revoked already");
     let (_, listed) = operator(&hub, reqwest::Method::GET, paths::KEYS, Value::Null).await;
     assert_eq!(listed["keys"].as_array().unwrap().len(), 1, "{listed}");
@@ -87,7 +87,7 @@ async fn invalid_keys_are_rejected_and_change_nothing() {
     let hub = Hub::start(config(dir.path())).await;
     apply(&hub, &format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{}\"]\n", digest('f'))).await;
     assert_eq!(create(&hub, &digest('a'), json!({"name": "ci"})).await.0, 200);
-    let generation = hub.until_routes("it is there", |table| keys(table).len() == 1).await.generation;
+    let generation = hub.wait_for_routes("it is there", |table| keys(table).len() == 1).await.generation;
     for (digit, more, status, part) in [
         ('a', json!({}), 409, "exists already"),
         ('f', json!({}), 409, "exists already"),

@@ -1,7 +1,7 @@
 //! Operators with tokens at a running hub, over mutual TLS and TLS without a client certificate.
 
 use super::access::{Fleet, request};
-use super::world::until;
+use super::world::wait_until;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jwt::TokenRules;
@@ -115,7 +115,7 @@ async fn a_token_opens_the_endpoints_of_its_role_and_no_others() {
         client(&fleet, &issuer.valid(&["other"])),
     );
     let plan = request("GET", paths::PLAN);
-    until("the keys are read", async || verdict(&operator, &plan).await.0 == 200).await;
+    wait_until("the keys are read", async || verdict(&operator, &plan).await.0 == 200).await;
     for endpoint in HUB_ENDPOINTS {
         let request = request(endpoint.method, endpoint.path);
         for (client, role) in
@@ -151,7 +151,7 @@ async fn an_invalid_token_is_rejected_with_a_reason_that_is_counted() {
     let fleet = start(&issuer).await;
     let operator = client(&fleet, &issuer.valid(&["admins"]));
     let plan = request("GET", paths::PLAN);
-    until("the keys are read", async || verdict(&operator, &plan).await.0 == 200).await;
+    wait_until("the keys are read", async || verdict(&operator, &plan).await.0 == 200).await;
     let now = unix_time().as_secs();
     let with = |more: Value| issuer.token("EdDSA", &["admins"], more);
     let unknown = Issuer { pair: Issuer::new("2").pair, kid: "2".to_owned() };
@@ -234,12 +234,12 @@ async fn a_new_key_of_the_issuer_is_used_and_an_invalid_file_changes_nothing() {
     let file = fleet.dir.path().join("keys.json");
     let plan = request("GET", paths::PLAN);
     let (old, new) = (client(&fleet, &first.valid(&["admins"])), client(&fleet, &second.valid(&["admins"])));
-    until("the keys are read", async || verdict(&old, &plan).await.0 == 200).await;
+    wait_until("the keys are read", async || verdict(&old, &plan).await.0 == 200).await;
     std::fs::write(&file, "{").unwrap();
     assert_eq!(verdict(&new, &plan).await.0, 401);
     assert_eq!(verdict(&old, &plan).await.0, 200);
     second.write(&file);
-    until("the new keys are read", async || verdict(&new, &plan).await.0 == 200).await;
+    wait_until("the new keys are read", async || verdict(&new, &plan).await.0 == 200).await;
     assert_eq!(verdict(&old, &plan).await.0, 401);
     fleet.hub.stop().await;
 }

@@ -22,7 +22,7 @@ use scheduler_core::pki::issue::VALIDITY;
 use scheduler_core::pki::token::JoinToken;
 
 use super::operators::{Issuer, operators_config};
-use super::world::{Hub, config, until};
+use super::world::{Hub, config, wait_until};
 
 /// Hub with an authority.
 struct Fleet {
@@ -134,7 +134,7 @@ async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_c
     assert_eq!(revoked.revoked[0].serial, serial);
     let knows =
         || gateway.trust().unwrap().is_some_and(|trust| trust.revoked.keys().any(|it| it.as_str() == serial));
-    until("the gateway has the revocation on disk", async || knows()).await;
+    wait_until("the gateway has the revocation on disk", async || knows()).await;
     held.await.unwrap().ok();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
@@ -242,7 +242,7 @@ async fn a_spoke_obtains_a_certificate_for_the_replicas_of_its_region_and_anothe
 
     // The task of a spoke obtains it, and continues with its renewal.
     let following = tokio::spawn(membership::follow_replicas(spoke, replicas.clone()));
-    until("the replicas have a certificate", async || replicas.has_certificate()).await;
+    wait_until("the replicas have a certificate", async || replicas.has_certificate()).await;
     let name = OwnName { roles: &[Role::Replica], region: Some("aws/eu-central-1".parse().unwrap()) };
     let loaded = ProcessIdentity::load(replicas.files(), &name, Some(&Arc::new(Catalogue::builtin())));
     assert_eq!(loaded.unwrap().own().to_string(), "spiffe://m.example/replica/aws/eu-central-1/in/de");
@@ -288,7 +288,7 @@ async fn an_operator_with_a_token_creates_join_tokens_and_a_viewer_only_reads() 
     let list = async |roles: &[&str]| {
         connect(&issuer.valid(roles)).await.get::<CertificatesV1>(paths::CERTIFICATES).await
     };
-    until("the keys are read", async || list(&["readers"]).await.is_ok()).await;
+    wait_until("the keys are read", async || list(&["readers"]).await.is_ok()).await;
     let request = NewTokenV1 {
         version: VERSION,
         role: "spoke".to_owned(),

@@ -1,7 +1,7 @@
 //! Tests of the traffic plan over HTTP, with a real hub and store: capacity of regions and demand of gateways in,
 //! weights and floors out.
 
-use super::world::{self, AMERICA, EUROPE, Hub, Lease, until};
+use super::world::{self, AMERICA, EUROPE, Hub, Lease, wait_until};
 use scheduler::config::HubConfig;
 use scheduler_api::paths;
 use scheduler_api::plan::{GatewayWeights, WeightsV1};
@@ -72,8 +72,8 @@ impl Gateway {
     }
 
     /// Reports until the shares are these, within the effect of the other class's few tokens.
-    async fn until(&mut self, hub: &Hub, tokens_per_second: u64, name: &str, shares: &[(&str, u16)]) {
-        until(&format!("{name} is divided as {shares:?}"), async || {
+    async fn wait_until(&mut self, hub: &Hub, tokens_per_second: u64, name: &str, shares: &[(&str, u16)]) {
+        wait_until(&format!("{name} is divided as {shares:?}"), async || {
             self.report(hub, tokens_per_second).await;
             let found = self.shares(name);
             let near = |(region, permille): &(&str, u16)| {
@@ -92,16 +92,16 @@ async fn demand_is_divided_by_the_capacity_of_regions() {
     let lease = register(&hub, AMERICA, 1, 4000).await;
     register(&hub, EUROPE, 2, 4000).await;
     let mut gateway = Gateway::default();
-    gateway.until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
-    gateway.until(&hub, 100, "minilm-eu", &[(EUROPE, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm-eu", &[(EUROPE, 1000)]).await;
 
     // Three quarters of 4000 each: twice as much is divided evenly, in steps of a tenth.
-    gateway.until(&hub, 5980, "minilm", &[(AMERICA, 500), (EUROPE, 500)]).await;
+    gateway.wait_until(&hub, 5980, "minilm", &[(AMERICA, 500), (EUROPE, 500)]).await;
     assert!(gateway.accepted.len() >= 5, "by steps: {:?}", gateway.accepted);
 
     // Either of the two must be able to serve 5980, with 1500 per replica; and a little more in Europe.
     let mut floors = Value::Null;
-    until("the region receives its floors", async || {
+    wait_until("the region receives its floors", async || {
         let message =
             json!({"version": 1, "state": {"deployments": ["minilm", "minilm-eu"], "capacity": capacity(4000)}});
         let (_, _, body) = hub.post(&lease.keep_alive_path(), message.to_string()).await;
@@ -112,7 +112,7 @@ async fn demand_is_divided_by_the_capacity_of_regions() {
 
     // A spoke without a lease has no capacity.
     assert_eq!(hub.deregister(&lease).await, 204);
-    gateway.until(&hub, 100, "minilm", &[(EUROPE, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm", &[(EUROPE, 1000)]).await;
     hub.stop().await;
 }
 
@@ -123,7 +123,7 @@ async fn a_plan_survives_a_restart_of_the_hub() {
     register(&hub, AMERICA, 1, 4000).await;
     register(&hub, EUROPE, 2, 4000).await;
     let mut gateway = Gateway::default();
-    gateway.until(&hub, 6000, "minilm", &[(AMERICA, 500), (EUROPE, 500)]).await;
+    gateway.wait_until(&hub, 6000, "minilm", &[(AMERICA, 500), (EUROPE, 500)]).await;
     let before = gateway.weights.clone().unwrap().generation;
     hub.stop().await;
 
@@ -134,7 +134,7 @@ async fn a_plan_survives_a_restart_of_the_hub() {
     assert!(found.generation >= before, "the stored plan is published at once");
     assert_eq!(newcomer.shares("minilm").len(), 2);
     // Later parts have higher generations.
-    gateway.until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
     assert!(gateway.weights.unwrap().generation > before);
     hub.stop().await;
 }
@@ -147,33 +147,33 @@ async fn a_drained_region_is_published_loses_its_weights_in_steps_and_returns() 
     register(&hub, EUROPE, 2, 4000).await;
     register(&hub, JAPAN, 3, 4000).await;
     let mut gateway = Gateway::default();
-    gateway.until(&hub, 100, "minilm-eu", &[(EUROPE, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm-eu", &[(EUROPE, 1000)]).await;
     let drains = |region: &str| format!("{}/v1/drains/{region}", hub.url);
     let draining = |table: &regions::RouteTable, region: &str| table.regions[region].draining;
 
     for region in [AMERICA, EUROPE] {
         assert_eq!(hub.client.put(drains(region)).send().await.unwrap().status(), 200);
     }
-    hub.until_routes("both are marked as draining", |table| {
+    hub.wait_for_routes("both are marked as draining", |table| {
         draining(table, AMERICA) && draining(table, EUROPE)
     })
     .await;
     let accepted = gateway.accepted.len();
-    gateway.until(&hub, 100, "minilm", &[(JAPAN, 1000)]).await;
+    gateway.wait_until(&hub, 100, "minilm", &[(JAPAN, 1000)]).await;
     assert!(gateway.accepted.len() >= accepted + 9, "by steps: {:?}", gateway.accepted);
     assert_eq!(gateway.shares("minilm-eu"), [(EUROPE.to_owned(), 1000)].into(), "no other region is allowed");
 
     // A drain is stored, and lasts until it is cancelled.
     hub.stop().await;
     let hub = Hub::start(config(dir.path())).await;
-    hub.until_routes("they still drain", |table| draining(table, AMERICA)).await;
+    hub.wait_for_routes("they still drain", |table| draining(table, AMERICA)).await;
     for (region, _) in [(AMERICA, 1), (EUROPE, 2)] {
         let undo = hub.client.delete(format!("{}/v1/drains/{region}", hub.url));
         let undo = undo.send().await.unwrap();
         assert_eq!(undo.status(), 204);
     }
-    hub.until_routes("and no longer", |table| !draining(table, AMERICA) && !draining(table, EUROPE)).await;
-    gateway.until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
+    hub.wait_for_routes("and no longer", |table| !draining(table, AMERICA) && !draining(table, EUROPE)).await;
+    gateway.wait_until(&hub, 100, "minilm", &[(AMERICA, 1000)]).await;
     hub.stop().await;
 }
 
@@ -216,7 +216,7 @@ async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
     register(&hub, EUROPE, 7100, 1000).await;
-    let table = hub.until_routes("Europe is there", |table| !table.regions.is_empty()).await;
+    let table = hub.wait_for_routes("Europe is there", |table| !table.regions.is_empty()).await;
     assert!(hub.post("/v1/demand", demand(100).to_string()).await.0 < 300);
     assert_eq!(hub.get("/v2").await.0, 404);
     assert_eq!(hub.get("/v1/leases/x").await.0, 405);
@@ -227,7 +227,7 @@ async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
         response.text().await.unwrap()
     };
     let computed = |text: &str| !text.contains("meridian_hub_plan_seconds_count 0");
-    until("a plan is computed", async || computed(&metrics().await)).await;
+    wait_until("a plan is computed", async || computed(&metrics().await)).await;
     let text = metrics().await;
     for line in [
         "meridian_hub_leader 1",

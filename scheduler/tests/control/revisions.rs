@@ -63,7 +63,7 @@ async fn a_held_model_change_is_listed_and_waits_for_its_promotion() {
     let is = async |what: &str, expected: (&str, &str, Option<&str>)| {
         let (precision, current, next) = expected;
         let expected = (precision.to_owned(), text(current), next.map(str::to_owned));
-        hub.until_routes(what, |table| served(table) == expected).await
+        hub.wait_for_routes(what, |table| served(table) == expected).await
     };
     is("the first revision is pinned", ("f32", F32, None)).await;
     let (status, body) = promote(&hub, "d").await;

@@ -1,6 +1,6 @@
 //! Tests of applying tenants.
 
-use super::world::{AMERICA, Hub, config, until};
+use super::world::{AMERICA, Hub, config, wait_until};
 use regions::{RouteTable, TenantId};
 use scheduler_api::paths;
 use scheduler_store::{EmbeddedStore, Store};
@@ -50,7 +50,7 @@ async fn applied_tenants_are_published_and_survive_restarts() {
         notes.contains("every gateway uses these") && notes.contains("use later, which is not deployed"),
         "{notes}"
     );
-    let table = hub.until_routes("it is published", |table| policy(table).is_some()).await;
+    let table = hub.wait_for_routes("it is published", |table| policy(table).is_some()).await;
     assert_eq!(policy(&table), Some(("eu".to_owned(), None)));
     assert_eq!(table.deployments.len(), 2, "deployments are unchanged");
     let (status, listed) = apply(&hub, &[("tenants", &text)], None).await;
@@ -73,7 +73,7 @@ async fn applied_tenants_are_published_and_survive_restarts() {
     let both = [("deployments", "deployment = []"), ("tenants", "tenant = []")];
     assert_eq!(apply(&hub, &both, Some(base - 1)).await.0, 409, "the base revision is outdated");
     assert_eq!(apply(&hub, &both, Some(base)).await.0, 200);
-    hub.until_routes("all are gone", |table| {
+    hub.wait_for_routes("all are gone", |table| {
         table.deployments.is_empty() && table.tenants == Some(regions::Tenants::default())
     })
     .await;
@@ -93,22 +93,24 @@ async fn a_wider_tenant_waits_until_every_reader_has_the_table() {
     };
     let only = |area: &str| tenant("acme", &format!("residency = {{ allow = [\"{area}\"] }}"));
     apply(&hub, &[("tenants", &only("eu"))], None).await;
-    has(&hub.until_routes("it is there", |table| policy(table).is_some()).await).await;
-    until("the reader is known", async || {
+    has(&hub.wait_for_routes("it is there", |table| policy(table).is_some()).await).await;
+    wait_until("the reader is known", async || {
         !hub.get(paths::ROLLOUT).await.2["readers"].as_array().unwrap().is_empty()
     })
     .await;
     let (_, listed) = apply(&hub, &[("tenants", &only("eea"))], None).await;
     assert!(listed["notes"][0].as_str().unwrap().contains("tenant acme takes effect when"), "{listed}");
     let announced = ("eu".to_owned(), Some("eea".to_owned()));
-    let second = hub.until_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
+    let second =
+        hub.wait_for_routes("it is announced", |table| policy(table) == Some(announced.clone())).await;
     let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
     let waiting = &rollout["pending"][0];
     assert_eq!((&waiting["kind"], &waiting["outdated_readers"]), (&json!("tenant"), &json!([reader])));
     has(&second).await;
-    hub.until_routes("it is wider", |table| policy(table) == Some(("eea".to_owned(), None))).await;
+    hub.wait_for_routes("it is wider", |table| policy(table) == Some(("eea".to_owned(), None))).await;
     apply(&hub, &[("tenants", &only("de"))], None).await;
-    hub.until_routes("it is narrower, at once", |table| policy(table) == Some(("de".to_owned(), None))).await;
+    hub.wait_for_routes("it is narrower, at once", |table| policy(table) == Some(("de".to_owned(), None)))
+        .await;
     hub.stop().await;
 }
 
@@ -118,7 +120,7 @@ async fn unreadable_tenants_change_nothing_until_they_are_replaced() {
     let hub = Hub::start(config(dir.path())).await;
     let text = tenant("acme", "");
     apply(&hub, &[("tenants", &text)], None).await;
-    let good = hub.until_routes("it is there", |table| policy(table).is_some()).await;
+    let good = hub.wait_for_routes("it is there", |table| policy(table).is_some()).await;
     hub.stop().await;
 
     let store = EmbeddedStore::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();

@@ -48,7 +48,7 @@ impl Lease {
 }
 
 /// Waits for a condition.
-pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
@@ -154,7 +154,11 @@ impl Hub {
     }
 
     /// Long-polls like a gateway until the table meets a condition. Generations must rise meanwhile.
-    pub(crate) async fn until_routes(&self, what: &str, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
+    pub(crate) async fn wait_for_routes(
+        &self,
+        what: &str,
+        holds: impl Fn(&RouteTable) -> bool,
+    ) -> RouteTable {
         let begun = Instant::now();
         let mut routes = self.routes().await;
         while !holds(&routes) {

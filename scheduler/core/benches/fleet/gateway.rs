@@ -20,7 +20,7 @@ use scheduler_api::route::changes::{self, RoutesV1};
 use super::hub::{self, Hub};
 use super::spoke::{self, Region};
 use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, REQUEST_HEAD, RESPONSE_HEAD};
-use super::{Meter, REGIONS, SPOKES, Scene, Situation, regions};
+use super::{CpuMeter, DeploymentState, REGIONS, SPOKES, Scene, regions};
 
 /// Round-trip time of every exchange.
 const ROUND_TRIP: Duration = Duration::from_millis(40);
@@ -111,8 +111,8 @@ impl EdgeState {
     }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, Meter) {
-    let mut meter = Meter::default();
+pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, CpuMeter) {
+    let mut meter = CpuMeter::default();
     let catalogue = Catalogue::builtin();
     let ids = regions(&catalogue);
     let names: Vec<InstanceName> = ["a", "b", "c"].map(|name| name.parse().unwrap()).to_vec();
@@ -132,17 +132,17 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, Meter) {
         let now = begun + EXCHANGE_PERIOD * tick as u32;
         if tick % per_second == 0 && tick >= per_second {
             scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
-            if scene.situation == Situation::Changing {
+            if scene.situation == DeploymentState::Changing {
                 hub.change(tick / per_second);
             }
         }
         if tick == per_second {
-            meter = Meter::default();
+            meter = CpuMeter::default();
         }
-        if scene.situation == Situation::Changing {
+        if scene.situation == DeploymentState::Changing {
             let before = hub.generation();
-            hub.keep_alives(tick * 2, now, &mut Meter::default());
-            hub.keep_alives(tick * 2 + 1, now, &mut Meter::default());
+            hub.keep_alives(tick * 2, now, &mut CpuMeter::default());
+            hub.keep_alives(tick * 2 + 1, now, &mut CpuMeter::default());
             if hub.generation() > before {
                 let routes = hub.routes(Some(before));
                 meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());

@@ -23,7 +23,7 @@ use scheduler_core::rollout::{Rollout, SETTLE_TIME};
 use scheduler_core::table_history::TableHistory;
 
 use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD};
-use super::{GATEWAYS, Meter, REGIONS, SPOKES, Scene, Situation, regions};
+use super::{CpuMeter, DeploymentState, GATEWAYS, REGIONS, SPOKES, Scene, regions};
 
 /// Batches of events in a second: the hub persists a table in a tenth of a second.
 pub(crate) const BATCHES: usize = 10;
@@ -145,7 +145,7 @@ impl Hub {
     }
 
     /// Processes the keep-alives of a batch, and publishes what follows from them.
-    pub(crate) fn keep_alives(&mut self, batch: usize, now: Instant, meter: &mut Meter) {
+    pub(crate) fn keep_alives(&mut self, batch: usize, now: Instant, meter: &mut CpuMeter) {
         let mut has_event = false;
         for region in 0..REGIONS {
             for spoke in 0..SPOKES {
@@ -227,8 +227,8 @@ impl Hub {
     }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (Hub, Meter) {
-    let mut meter = Meter::default();
+pub(crate) fn run(scene: Scene, begun: Instant) -> (Hub, CpuMeter) {
+    let mut meter = CpuMeter::default();
     let mut hub = Hub::new(scene, begun);
     let demand = demand();
     let query = ROUTES_PATH.split_once('?').unwrap().1;
@@ -236,9 +236,9 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (Hub, Meter) {
         let now = begun + Duration::from_secs(1) / BATCHES as u32 * batch as u32;
         let second = batch / BATCHES;
         if batch == BATCHES {
-            meter = Meter::default();
+            meter = CpuMeter::default();
         }
-        if batch % BATCHES == 0 && scene.situation == Situation::Changing && second > 0 {
+        if batch % BATCHES == 0 && scene.situation == DeploymentState::Changing && second > 0 {
             hub.change(second);
         }
         let before = hub.generation();

@@ -56,7 +56,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// State of the deployments in every region.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Situation {
+pub(crate) enum DeploymentState {
     /// All deployments sleep.
     Asleep,
     /// A tenth of them has a ready replica.
@@ -69,19 +69,20 @@ pub(crate) enum Situation {
 #[derive(Clone, Copy)]
 pub(crate) struct Scene {
     pub(crate) deployments: usize,
-    pub(crate) situation: Situation,
+    pub(crate) situation: DeploymentState,
     pub(crate) seconds: usize,
 }
 
 impl Scene {
     /// Returns the number of deployments with a ready replica.
     pub(crate) fn ready(self) -> usize {
-        if self.situation == Situation::Asleep { 0 } else { self.deployments.div_ceil(10) }
+        if self.situation == DeploymentState::Asleep { 0 } else { self.deployments.div_ceil(10) }
     }
 
     /// Returns the deployments that change in a second, by number.
     pub(crate) fn changing(self, second: usize) -> impl Iterator<Item = usize> {
-        let count = if self.situation == Situation::Changing { self.deployments.div_ceil(100) } else { 0 };
+        let count =
+            if self.situation == DeploymentState::Changing { self.deployments.div_ceil(100) } else { 0 };
         (0..count).map(move |number| (second * count + number) % self.deployments)
     }
 
@@ -94,12 +95,12 @@ impl Scene {
 
 /// Role while it is measured: traffic and CPU time.
 #[derive(Default)]
-pub(crate) struct Meter {
+pub(crate) struct CpuMeter {
     pub(crate) traffic: Traffic,
     cpu: Duration,
 }
 
-impl Meter {
+impl CpuMeter {
     /// Measures work of the role.
     pub(crate) fn run<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = cpu_time();
@@ -123,7 +124,7 @@ pub(crate) fn regions(catalogue: &Catalogue) -> Vec<RegionId> {
 }
 
 /// Drops a role and prints its line.
-fn report<T>(name: &str, scene: Scene, pairs: usize, (role, meter): (T, Meter)) {
+fn report<T>(name: &str, scene: Scene, pairs: usize, (role, meter): (T, CpuMeter)) {
     let before = ALLOCATED.load(Ordering::Relaxed);
     drop(role);
     let memory = before - ALLOCATED.load(Ordering::Relaxed);
@@ -131,9 +132,9 @@ fn report<T>(name: &str, scene: Scene, pairs: usize, (role, meter): (T, Meter)) 
     let Traffic { sent, received } = meter.traffic;
     let rate = |bytes: u64| bytes as f64 / seconds / 1e3;
     let situation = match scene.situation {
-        Situation::Asleep => "asleep",
-        Situation::Ready => "10 % ready",
-        Situation::Changing => "1 %/s change",
+        DeploymentState::Asleep => "asleep",
+        DeploymentState::Ready => "10 % ready",
+        DeploymentState::Changing => "1 %/s change",
     };
     println!(
         "{:<14}{:>6}  {name:<9}{:>12.1}{:>12.1}{:>12.2}{:>12.1}{:>12.1}",
@@ -158,7 +159,7 @@ fn main() {
         "deployments", "", "role", "kB/s out", "kB/s in", "kB/s/peer", "CPU ms/s", "MB"
     );
     let begun = Instant::now();
-    for situation in [Situation::Asleep, Situation::Ready, Situation::Changing] {
+    for situation in [DeploymentState::Asleep, DeploymentState::Ready, DeploymentState::Changing] {
         for deployments in [1, 100, 1_000].into_iter().filter(|count| only.is_none_or(|only| only == *count))
         {
             let scene = Scene { deployments, situation, seconds };

@@ -11,7 +11,7 @@ use scheduler_api::report::{
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 
 use super::wire::{REQUEST_HEAD, RESPONSE_HEAD};
-use super::{GATEWAYS, Meter, SPOKES, Scene, regions};
+use super::{CpuMeter, GATEWAYS, SPOKES, Scene, regions};
 
 /// Start time of a replica.
 const START: Duration = Duration::from_secs(2);
@@ -81,8 +81,8 @@ pub(crate) fn request(number: usize, sequence: u64, known: Option<KnownState>) -
     ExchangeRequest { gateway, sequence, known, requested: BTreeMap::new() }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (Region, Meter) {
-    let mut meter = Meter::default();
+pub(crate) fn run(scene: Scene, begun: Instant) -> (Region, CpuMeter) {
+    let mut meter = CpuMeter::default();
     let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), scene);
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     let mut known = [None; GATEWAYS];
@@ -93,7 +93,7 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (Region, Meter) {
             scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
         }
         if tick == per_second {
-            meter = Meter::default();
+            meter = CpuMeter::default();
         }
         meter.run(|| region.observe(now));
         for (gateway, known) in known.iter_mut().enumerate() {

@@ -33,7 +33,7 @@ impl RunningHub {
         RunningHub { current, stop, task: tokio::spawn(candidate.run(stopping)) }
     }
 
-    async fn until(&mut self, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
+    async fn wait_until(&mut self, holds: impl Fn(&RouteTable) -> bool) -> RouteTable {
         let holds = |current: &Current| current.as_ref().is_some_and(|published| holds(&published.table));
         let found = self.current.wait_for(holds).await.unwrap();
         found.as_ref().map(|published| published.table.clone()).unwrap()
@@ -50,7 +50,7 @@ async fn leader(store: &SimStore) -> Option<String> {
     entry.map(|entry| String::from_utf8(entry.value.to_vec()).unwrap())
 }
 
-async fn until_leads(store: &SimStore, name: &str) {
+async fn wait_for_leader(store: &SimStore, name: &str) {
     while leader(store).await.as_deref() != Some(name) {
         sleep(Duration::from_millis(50)).await;
     }
@@ -72,17 +72,17 @@ fn at(table: &RouteTable, port: u16) -> bool {
 async fn a_follower_publishes_the_leaders_table_and_takes_over_when_it_resigns() {
     let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
-    until_leads(&store, "one").await;
+    wait_for_leader(&store, "one").await;
     let mut other = RunningHub::start(&store, "other");
     register(&store, 1).await;
-    let led = one.until(|table| at(table, 1)).await;
-    assert_eq!(other.until(|table| at(table, 1)).await, led);
+    let led = one.wait_until(|table| at(table, 1)).await;
+    assert_eq!(other.wait_until(|table| at(table, 1)).await, led);
     assert_eq!(leader(&store).await.as_deref(), Some("one"));
 
     one.stop().await;
-    until_leads(&store, "other").await;
+    wait_for_leader(&store, "other").await;
     register(&store, 2).await;
-    let next = other.until(|table| at(table, 2)).await;
+    let next = other.wait_until(|table| at(table, 2)).await;
     assert!(next.generation > led.generation);
     other.stop().await;
     assert_eq!(leader(&store).await, None, "a stopped hub resigns");
@@ -93,14 +93,14 @@ async fn a_leader_whose_lease_expired_follows_and_is_elected_again() {
     let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
-    let before = one.until(|table| at(table, 1)).await;
+    let before = one.wait_until(|table| at(table, 1)).await;
     let entry = store.get(keys::LEADER).await.unwrap().unwrap();
     store.lease_revoke(entry.lease.unwrap()).await.unwrap();
-    until_leads(&store, "one").await;
+    wait_for_leader(&store, "one").await;
     let anew = store.get(keys::LEADER).await.unwrap().unwrap();
     assert!(anew.create_revision > entry.create_revision, "another term");
     register(&store, 2).await;
-    let after = one.until(|table| at(table, 2)).await;
+    let after = one.wait_until(|table| at(table, 2)).await;
     assert!(after.generation > before.generation && after.generation.epoch == before.generation.epoch);
     one.stop().await;
 }
@@ -110,13 +110,13 @@ async fn the_published_table_stays_in_force_while_the_store_is_unavailable() {
     let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
-    let before = one.until(|table| at(table, 1)).await;
+    let before = one.wait_until(|table| at(table, 1)).await;
     store.set_unavailable(true);
     sleep(Duration::from_secs(60)).await;
     assert_eq!(one.current.borrow().as_ref().unwrap().table, before);
     store.set_unavailable(false);
     register(&store, 2).await;
-    let after = one.until(|table| at(table, 2)).await;
+    let after = one.wait_until(|table| at(table, 2)).await;
     assert_eq!(after.generation.number, before.generation.number + 1);
     one.stop().await;
 }
@@ -127,16 +127,16 @@ async fn a_rolled_back_store_begins_a_new_epoch_and_no_generation_falls() {
     let store = SimStore::new();
     let mut one = RunningHub::start(&store, "one");
     register(&store, 1).await;
-    one.until(|table| at(table, 1)).await;
+    one.wait_until(|table| at(table, 1)).await;
     let copy = store.snapshot();
     let mut seen = Vec::new();
     for boot_id in 2..6 {
         register(&store, boot_id).await;
-        seen.push(one.until(|table| at(table, u16::try_from(boot_id).unwrap())).await.generation);
+        seen.push(one.wait_until(|table| at(table, u16::try_from(boot_id).unwrap())).await.generation);
     }
     store.restore(copy, Instant::now());
     register(&store, 9).await;
-    let after = one.until(|table| at(table, 9)).await.generation;
+    let after = one.wait_until(|table| at(table, 9)).await.generation;
     seen.push(after);
     assert!(seen.is_sorted() && after.epoch == 5, "{seen:?}");
     one.stop().await;
@@ -150,6 +150,6 @@ async fn an_unavailable_store_is_waited_for() {
     sleep(Duration::from_secs(30)).await;
     assert!(!one.task.is_finished() && one.current.borrow().is_none());
     store.set_unavailable(false);
-    assert_eq!(one.until(|_| true).await.generation.to_string(), "4.1");
+    assert_eq!(one.wait_until(|_| true).await.generation.to_string(), "4.1");
     one.stop().await;
 }

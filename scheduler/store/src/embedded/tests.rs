@@ -100,12 +100,12 @@ async fn concurrent_requests_get_their_own_responses() {
 
 /// Storage backend with injectable failures, which keeps earlier writes.
 #[derive(Clone, Debug, Default)]
-struct Flaky {
+struct FailingStorage {
     bytes: Arc<Mutex<Vec<u8>>>,
     fails: Arc<AtomicBool>,
 }
 
-impl Flaky {
+impl FailingStorage {
     fn bytes(&self) -> io::Result<supervision::MutexGuard<'_, Vec<u8>>> {
         if self.fails.load(Ordering::SeqCst) {
             Err(io::ErrorKind::StorageFull.into())
@@ -115,7 +115,7 @@ impl Flaky {
     }
 }
 
-impl redb::StorageBackend for Flaky {
+impl redb::StorageBackend for FailingStorage {
     fn len(&self) -> io::Result<u64> {
         Ok(self.bytes()?.len() as u64)
     }
@@ -144,7 +144,7 @@ impl redb::StorageBackend for Flaky {
 
 #[tokio::test]
 async fn failed_writes_have_no_effect_and_the_store_recovers_with_the_disk() {
-    let disk = Flaky::default();
+    let disk = FailingStorage::default();
     let opener = disk.clone();
     let opener: Opener = Box::new(move |now| StoreFile::on(opener.clone(), now));
     let store = EmbeddedStore::start(opener, Instant::now()).await.unwrap();
@@ -167,7 +167,7 @@ async fn failed_writes_have_no_effect_and_the_store_recovers_with_the_disk() {
 /// The error comes after the bytes: the write succeeded, but was reported as possibly failed.
 #[tokio::test]
 async fn a_watch_that_may_have_missed_changes_gets_an_error() {
-    let disk = Flaky::default();
+    let disk = FailingStorage::default();
     let (base, swapped) = (disk.clone(), disk.clone());
     let opener: Opener = Box::new(move |now| StoreFile::on(swapped.clone(), now));
     let store = EmbeddedStore::start(opener, Instant::now()).await.unwrap();
@@ -175,7 +175,10 @@ async fn a_watch_that_may_have_missed_changes_gets_an_error() {
     let mut watch = store.watch("", 2);
 
     // The disk then holds the result of another store on the same bytes, with one more revision.
-    let copy = Flaky { bytes: Arc::new(Mutex::new(base.bytes.lock().clone())), ..Flaky::default() };
+    let copy = FailingStorage {
+        bytes: Arc::new(Mutex::new(base.bytes.lock().clone())),
+        ..FailingStorage::default()
+    };
     let same = copy.clone();
     let opener: Opener = Box::new(move |now| StoreFile::on(same.clone(), now));
     let ahead = EmbeddedStore::start(opener, Instant::now()).await.unwrap();

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use scheduler_store::{EtcdConfig, EtcdStore, Store};
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::until;
+use super::wait_until;
 
 /// Only one cluster runs at a time: three members are enough load for a small machine.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -46,7 +46,7 @@ impl Cluster {
         let mut cluster =
             Cluster { scheme, extra_args, members, dir: tempfile::tempdir().unwrap(), _turn: turn };
         cluster.start_all();
-        cluster.until_writable().await;
+        cluster.wait_until_writable().await;
         cluster
     }
 
@@ -134,9 +134,9 @@ impl Cluster {
 
     /// Waits until a write would succeed, with a linearisable read, which needs a leader and a quorum as a write does.
     /// A write that timed out could still be executed later, and change a revision that a test counts.
-    pub(crate) async fn until_writable(&self) {
+    pub(crate) async fn wait_until_writable(&self) {
         let store = self.store("up/", 0);
-        until("etcd takes writes", async || store.get("up").await.is_ok()).await;
+        wait_until("etcd takes writes", async || store.get("up").await.is_ok()).await;
     }
 
     /// Returns the data folder of a member.

@@ -30,7 +30,7 @@ fn env_number(name: &str, default: u64) -> u64 {
 }
 
 /// A store, with the mapping of its revisions and leases to common numbers.
-struct Subject<S> {
+struct TestedStore<S> {
     store: S,
     /// Its revision at the start of the history.
     zero: u64,
@@ -69,10 +69,10 @@ enum Reply {
     Rejected(StoreError),
 }
 
-impl<S: Store> Subject<S> {
-    async fn new(store: S) -> Subject<S> {
+impl<S: Store> TestedStore<S> {
+    async fn new(store: S) -> TestedStore<S> {
         let zero = store.range("").await.unwrap().revision;
-        Subject { store, zero, leases: Vec::new() }
+        TestedStore { store, zero, leases: Vec::new() }
     }
 
     /// 0 means a key that does not exist, in all stores.
@@ -80,7 +80,7 @@ impl<S: Store> Subject<S> {
         if revision == 0 { 0 } else { revision - self.zero }
     }
 
-    fn own(&self, revision: u64) -> u64 {
+    fn own_revision(&self, revision: u64) -> u64 {
         if revision == 0 { 0 } else { revision + self.zero }
     }
 
@@ -96,7 +96,7 @@ impl<S: Store> Subject<S> {
 
     fn txn(&self, when: &[(bool, &str, u64)], then: &[Change]) -> Txn {
         let when = when.iter().map(|(created, key, revision)| {
-            let (key, revision) = ((*key).to_owned(), self.own(*revision));
+            let (key, revision) = ((*key).to_owned(), self.own_revision(*revision));
             if *created {
                 Compare::CreateRevision(key, revision)
             } else {
@@ -199,9 +199,9 @@ fn step(rng: &mut SmallRng, leases: usize, known: &BTreeMap<String, (u64, u64)>,
 async fn compare(seed: u64, ops: u64, etcd: EtcdStore) -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let embedded = EmbeddedStore::open(&dir.path().join("store"), Instant::now()).await.unwrap();
-    let mut etcd = Subject::new(etcd).await;
-    let mut embedded = Subject::new(embedded).await;
-    let mut sim = Subject::new(SimStore::new()).await;
+    let mut etcd = TestedStore::new(etcd).await;
+    let mut embedded = TestedStore::new(embedded).await;
+    let mut sim = TestedStore::new(SimStore::new()).await;
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut last = 0;
     for number in 0..ops {

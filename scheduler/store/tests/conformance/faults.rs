@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use scheduler_store::{CALL_BUDGET, Compare, EtcdStore, Op, Store, StoreError, Txn, Watch, WatchError};
 
 use super::cluster::Cluster;
-use super::{soon, until};
+use super::{soon, wait_until};
 
 /// Counts up one key, each time guarded by the last revision, as the hub writes its table. If a guard fails, the key is
 /// read: of two attempts the first may have succeeded.
@@ -49,12 +49,13 @@ async fn a_killed_leader_costs_no_call_and_no_change() {
     let from = writer.range("").await.unwrap().revision + 1;
     let slow = cluster.store("t/", leader);
     let fault = async {
-        until("some numbers are written", async || slow.range("").await.unwrap().revision > from + 50).await;
+        wait_until("some numbers are written", async || slow.range("").await.unwrap().revision > from + 50)
+            .await;
         cluster.kill(leader);
     };
     tokio::join!(count(&writer, NUMBERS), follow(&reader, from, NUMBERS), fault);
     cluster.start_member(leader);
-    cluster.until_writable().await;
+    cluster.wait_until_writable().await;
 }
 
 #[tokio::test]
@@ -66,7 +67,8 @@ async fn calls_and_watches_move_from_a_hanging_member_to_another() {
     let other = cluster.store("t/", (hangs + 1) % 3);
     let from = writer.range("").await.unwrap().revision + 1;
     let fault = async {
-        until("some numbers are written", async || other.range("").await.unwrap().revision > from + 50).await;
+        wait_until("some numbers are written", async || other.range("").await.unwrap().revision > from + 50)
+            .await;
         cluster.signal(hangs, Signal::STOP);
     };
     tokio::join!(count(&writer, NUMBERS), follow(&reader, from, NUMBERS), fault);
@@ -127,7 +129,7 @@ async fn without_a_quorum_calls_time_out_and_succeed_again_with_it() {
         () = tokio::time::sleep(Duration::from_millis(100)) => {}
     }
     cluster.start_all();
-    cluster.until_writable().await;
+    cluster.wait_until_writable().await;
     let revision = store.put("c", vec![], None).await.unwrap();
     let mut changes = Vec::new();
     while changes.last() != Some(&("c".to_owned(), revision)) {

@@ -5,7 +5,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use scheduler_store::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Store, StoreError, Watch};
 
 use super::cluster::{Cluster, KEEP_ALIVE};
-use super::{soon, until};
+use super::{soon, wait_until};
 
 /// Certificate authority.
 struct Authority {
@@ -56,7 +56,8 @@ async fn an_etcd_with_mutual_tls_and_a_password_requires_both() {
         EtcdStore::new(EtcdConfig { endpoints, prefix, keep_alive: KEEP_ALIVE, user, tls })
     };
     let with_tls = store(&authority, true, None);
-    until("etcd takes writes over TLS", async || with_tls.put("a", b"1".to_vec(), None).await.is_ok()).await;
+    wait_until("etcd takes writes over TLS", async || with_tls.put("a", b"1".to_vec(), None).await.is_ok())
+        .await;
     let rejected = async |store: EtcdStore, why: &str| {
         let rejected = store.get("a").await;
         assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "{why}: {rejected:?}");

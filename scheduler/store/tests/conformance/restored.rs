@@ -15,7 +15,7 @@ async fn a_watch_ahead_of_a_restored_store_gets_an_error() {
     let copy = tempfile::tempdir().unwrap();
     cluster.back_up(copy.path());
     cluster.start_all();
-    cluster.until_writable().await;
+    cluster.wait_until_writable().await;
 
     let mut last = 0;
     for _ in 0..20 {
@@ -46,11 +46,11 @@ async fn a_watch_overtaken_by_a_restored_store_gets_an_error_too() {
     // Every start begins a raft term, and the backup has fewer.
     for _ in 0..3 {
         cluster.start_all();
-        cluster.until_writable().await;
+        cluster.wait_until_writable().await;
         cluster.kill_all();
     }
     cluster.start_all();
-    cluster.until_writable().await;
+    cluster.wait_until_writable().await;
     let last = writer.put("after", vec![], None).await.unwrap();
     let mut watch = reader.watch("", last);
     assert_eq!(soon("the last change", watch.next()).await.unwrap().len(), 1);
@@ -60,7 +60,7 @@ async fn a_watch_overtaken_by_a_restored_store_gets_an_error_too() {
     // The watch's only member is suspended while the others overtake: its first response has a higher revision.
     cluster.start_all();
     cluster.signal(0, Signal::STOP);
-    cluster.until_writable().await;
+    cluster.wait_until_writable().await;
     let mut ahead = 0;
     while ahead < last + 50 {
         ahead = writer.put("other", vec![], None).await.unwrap();

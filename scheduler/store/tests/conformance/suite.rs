@@ -8,7 +8,7 @@ use scheduler_store::{
 };
 
 use super::cluster::Cluster;
-use super::{soon, until};
+use super::{soon, wait_until};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -44,7 +44,7 @@ async fn an_etcd_of_three_members_conforms() {
     let cluster = Cluster::start(3).await;
     let store = cluster.store("suite/", 1);
     let lease_ends = async |store: &scheduler_store::EtcdStore, key: &str| {
-        until("the lease has ended by itself", async || store.get(key).await.unwrap().is_none()).await;
+        wait_until("the lease has ended by itself", async || store.get(key).await.unwrap().is_none()).await;
     };
     conforms(&store, lease_ends, async |store: &scheduler_store::EtcdStore| store.compact().await.unwrap())
         .await;

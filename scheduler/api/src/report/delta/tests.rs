@@ -227,7 +227,7 @@ proptest! {
     ) {
         let mut encoder = ReportEncoder::default();
         let mut decoders = [ReportDecoder::default(), ReportDecoder::default()];
-        let mut under_way: [Vec<(ReportV1, Report)>; 2] = Default::default();
+        let mut in_flight: [Vec<(ReportV1, Report)>; 2] = Default::default();
         let mut last: [BTreeMap<DeploymentName, DeploymentLoad>; 2] = Default::default();
         for (sequence, (state, gateway, is_lost, delay)) in exchanges.into_iter().enumerate() {
             let mut expected = report(sequence as u64, &[]);
@@ -236,10 +236,10 @@ proptest! {
             let wire = sent(&encoder.encode_now(expected.clone(), &self::gateway(gateway), known));
             expected.deployments.values_mut().for_each(round);
             if !is_lost {
-                under_way[gateway].push((wire, expected));
+                in_flight[gateway].push((wire, expected));
             }
-            while under_way[gateway].len() > delay {
-                let (wire, expected) = under_way[gateway].remove(0);
+            while in_flight[gateway].len() > delay {
+                let (wire, expected) = in_flight[gateway].remove(0);
                 let DecodedReport { report, changed, .. } = decoders[gateway].decode(wire).unwrap();
                 prop_assert_eq!(report, &expected);
                 if let Some(changed) = changed {

@@ -58,7 +58,7 @@ impl ActuatorTest {
             actuator: tokio::spawn(kubernetes.run(desired, found)),
         };
         test.set_target(0, &[]);
-        test.until("the pods that are there are known", |test| test.known() == pods as usize).await;
+        test.wait_until("the pods that are there are known", |test| test.known() == pods as usize).await;
         test
     }
 
@@ -93,7 +93,7 @@ impl ActuatorTest {
         self.running.borrow().replicas.values().filter(|found| found.ready.is_some()).count()
     }
 
-    async fn until(&self, what: &str, mut holds: impl FnMut(&ActuatorTest) -> bool) {
+    async fn wait_until(&self, what: &str, mut holds: impl FnMut(&ActuatorTest) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
             assert!(begun.elapsed() < TIMEOUT, "timed out: {what}: {:?}", self.running.borrow());
@@ -114,12 +114,12 @@ async fn pods_are_ordered_through_the_scale_and_become_replicas_when_they_are_re
     // Other clients write at the same time.
     test.cluster.conflicts(3);
     test.set_target(3, &[]);
-    test.until("three are ordered", |test| test.known() == 3).await;
+    test.wait_until("three are ordered", |test| test.known() == 3).await;
     let puts = test.cluster.take_requests().iter().filter(|request| *request == "PUT scale").count();
     assert_eq!((puts, test.ready()), (4, 0), "read and written again until there is no conflict");
     let names = test.cluster.names();
     test.cluster.becomes_ready(&names[1]);
-    test.until("one is ready", |test| test.ready() == 1).await;
+    test.wait_until("one is ready", |test| test.ready() == 1).await;
     {
         let running = test.running.borrow();
         let found = &running.replicas[&test.id(&names[1])];
@@ -137,10 +137,10 @@ async fn a_spoke_that_does_not_scale_observes_the_pods_and_writes_no_count() {
     test.cluster.take_requests();
     test.set_target_as(false, 0, &[]);
     test.cluster.has(3);
-    test.until("the pod of another client is known", |test| test.ready() == 3).await;
+    test.wait_until("the pod of another client is known", |test| test.ready() == 3).await;
     assert!(test.cluster.take_requests().iter().all(|request| !request.starts_with("PUT")));
     test.set_target(4, &[]);
-    test.until("it scales now", |test| test.known() == 4).await;
+    test.wait_until("it scales now", |test| test.known() == 4).await;
     test.stop().await;
 }
 
@@ -152,7 +152,7 @@ async fn only_drained_pods_are_deleted() {
     let names = test.cluster.names();
     // No pod has been drained so far; these two are the first.
     test.set_target(2, &[&names[2], &names[3]]);
-    test.until("two are gone", |test| test.known() == 2).await;
+    test.wait_until("two are gone", |test| test.known() == 2).await;
     assert_eq!(
         test.cluster.names(),
         names[..2],
@@ -180,7 +180,7 @@ async fn a_stateful_set_is_scaled_down_only_as_far_as_its_highest_pods_are_drain
     test.set_target(2, &[&names[1]]);
     // Requests after this use the new target.
     test.set_target(1, &[&names[1], &names[2]]);
-    test.until("the two highest are gone", |test| test.known() == 1).await;
+    test.wait_until("the two highest are gone", |test| test.known() == 1).await;
     assert_eq!(test.cluster.names(), names[..1]);
     assert!(
         test.cluster.take_requests().iter().all(|request| !request.starts_with("PATCH")),
@@ -194,14 +194,14 @@ async fn a_stateful_set_waits_until_its_highest_pod_is_drained() {
     let test = ActuatorTest::start(WorkloadKind::StatefulSet, 3).await;
     let names = test.cluster.names();
     for replicas in [2, 1] {
-        test.until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+        test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
         test.cluster.take_requests();
         test.set_target(replicas, &[&names[0]]);
-        test.until("the scale is read", |test| test.cluster.has_received("GET scale")).await;
+        test.wait_until("the scale is read", |test| test.cluster.has_received("GET scale")).await;
         // A reconciliation has certainly ended once the pods are listed again.
         test.cluster.cuts_watches();
     }
-    test.until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
     assert!(!test.cluster.has_received("PUT"));
     assert_eq!((test.cluster.replicas(), test.cluster.names()), (3, names));
     test.stop().await;
@@ -210,12 +210,12 @@ async fn a_stateful_set_waits_until_its_highest_pod_is_drained() {
 #[tokio::test]
 async fn a_closed_watch_continues_at_the_last_version() {
     let test = ActuatorTest::start(WorkloadKind::Deployment, 1).await;
-    test.until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
     test.cluster.take_requests();
     test.cluster.cuts_watches();
-    test.until("it is watched again", |test| test.cluster.has_received("WATCH")).await;
+    test.wait_until("it is watched again", |test| test.cluster.has_received("WATCH")).await;
     test.cluster.has(2);
-    test.until("later changes are received", |test| test.ready() == 2).await;
+    test.wait_until("later changes are received", |test| test.ready() == 2).await;
     assert!(test.cluster.take_requests().iter().all(|request| request != "LIST"), "no list is needed");
     test.stop().await;
 }
@@ -223,7 +223,7 @@ async fn a_closed_watch_continues_at_the_last_version() {
 #[tokio::test]
 async fn an_expired_watch_starts_with_a_list_and_misses_nothing() {
     let test = ActuatorTest::start(WorkloadKind::Deployment, 2).await;
-    test.until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
     test.cluster.take_requests();
     let names = test.cluster.names();
     let gone = test.id(&names[0]);
@@ -232,7 +232,7 @@ async fn an_expired_watch_starts_with_a_list_and_misses_nothing() {
         cluster.evict(&names[0]);
         cluster.compact();
     });
-    test.until("the deleted pod is gone", |test| {
+    test.wait_until("the deleted pod is gone", |test| {
         test.known() == 2 && !test.running.borrow().replicas.contains_key(&gone)
     })
     .await;
@@ -243,12 +243,12 @@ async fn an_expired_watch_starts_with_a_list_and_misses_nothing() {
 #[tokio::test]
 async fn a_container_restart_counts_as_a_crash() {
     let test = ActuatorTest::start(WorkloadKind::Deployment, 1).await;
-    test.until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
     test.cluster.restarts(&test.cluster.names()[0]);
     let crashes = |test: &ActuatorTest| {
         test.running.borrow().crashes.values().map(|crashes| crashes.count).sum::<u64>()
     };
-    test.until("it is counted", |test| crashes(test) == 1).await;
+    test.wait_until("it is counted", |test| crashes(test) == 1).await;
     test.stop().await;
 }
 
