@@ -8,18 +8,18 @@ mod cold_start;
 mod drilled;
 mod gateways;
 mod haproxy;
+mod local_fleet;
 mod on_etcd;
 mod on_gpu;
 mod plan;
 mod python_client;
-mod world;
 
+use local_fleet::https::HttpsClient;
+use local_fleet::{LocalFleet, command_lines, meridian};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use world::https::Https;
-use world::{World, command_lines, meridian};
 
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
@@ -41,7 +41,7 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
 
 #[tokio::test]
 async fn a_healthy_fleet_responds_from_the_nearest_region_with_the_models_vectors() {
-    let world = World::up(&[]);
+    let fleet = LocalFleet::start(&[]);
 
     let texts: Vec<String> =
         serde_json::from_slice(&std::fs::read(fixture("minilm_texts.json")).unwrap()).unwrap();
@@ -51,33 +51,33 @@ async fn a_healthy_fleet_responds_from_the_nearest_region_with_the_models_vector
         .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
         .collect();
     assert_eq!(reference.len(), 64 * 384);
-    let answer = world.embed("minilm", texts.clone(), &[]).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    for (row, (ours, theirs)) in answer.vectors().iter().zip(reference.chunks_exact(384)).enumerate() {
+    let response = fleet.embed("minilm", texts.clone(), &[]).await;
+    assert_eq!(response.status, 200, "{}", response.body);
+    for (row, (ours, theirs)) in response.vectors().iter().zip(reference.chunks_exact(384)).enumerate() {
         let cosine = cosine(ours, theirs);
         assert!(cosine >= 0.99999, "text {row} has cosine {cosine}: {:?}", texts[row]);
     }
-    assert_eq!(answer.body["model"], "minilm");
-    let tokens = answer.body["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(response.body["model"], "minilm");
+    let tokens = response.body["usage"]["total_tokens"].as_u64().unwrap();
     assert!(tokens > 64);
     assert_eq!(
-        answer.header("x-meridian-tokens"),
+        response.header("x-meridian-tokens"),
         tokens.to_string(),
         "by which the edge settles its limits"
     );
 
     for (place, region) in [(FRANKFURT, EUROPE), (ASHBURN, AMERICA), (OSAKA, JAPAN)] {
-        world.until_health(region, "healthy").await;
-        let answer = world.embed("minilm", "near", &[place, ("x-request-id", "my-own-id")]).await;
-        assert_eq!(answer.header("x-meridian-region"), region, "{place:?}: {}", answer.body);
-        assert_eq!(answer.header("x-meridian-attempts"), "1");
-        assert_eq!(answer.header("x-request-id"), "my-own-id");
+        fleet.wait_for_health(region, "healthy").await;
+        let response = fleet.embed("minilm", "near", &[place, ("x-request-id", "my-own-id")]).await;
+        assert_eq!(response.header("x-meridian-region"), region, "{place:?}: {}", response.body);
+        assert_eq!(response.header("x-meridian-attempts"), "1");
+        assert_eq!(response.header("x-request-id"), "my-own-id");
         for part in ["gateway;dur=", "network;dur=", "queue;dur=", "tokenize;dur=", "engine;dur="] {
-            assert!(answer.header("server-timing").contains(part), "{}", answer.header("server-timing"));
+            assert!(response.header("server-timing").contains(part), "{}", response.header("server-timing"));
         }
     }
 
-    let models = world.get("/v1/models").await;
+    let models = fleet.get("/v1/models").await;
     let names: Vec<_> =
         models.body["data"].as_array().unwrap().iter().map(|model| model["id"].clone()).collect();
     assert_eq!(names, ["minilm", "minilm-eu"]);
@@ -85,47 +85,47 @@ async fn a_healthy_fleet_responds_from_the_nearest_region_with_the_models_vector
 
 #[tokio::test]
 async fn the_apis_of_all_ecosystems_are_served_by_the_nearest_allowed_region() {
-    let world = World::up(&["--regions", "2"]);
+    let fleet = LocalFleet::start(&["--regions", "2"]);
     let documents = ["A recipe for bread.", "The ship sank in a storm.", "Sailors fear rough seas."];
-    let ask =
+    let rerank_body =
         |texts: &str| json!({"model": "minilm-eu", "query": "dangers at sea", texts: documents}).to_string();
     let order = |results: &Value| -> Vec<u64> {
         results.as_array().unwrap().iter().map(|result| result["index"].as_u64().unwrap()).collect()
     };
-    let cohere = world.post_to("/v2/rerank", ask("documents"), &[ASHBURN]).await;
+    let cohere = fleet.post_to("/v2/rerank", rerank_body("documents"), &[ASHBURN]).await;
     assert_eq!((cohere.status, cohere.header("x-meridian-region")), (200, EUROPE), "{}", cohere.body);
     let ranks = order(&cohere.body["results"]);
     assert_eq!((ranks.len(), ranks[2]), (3, 0), "bread comes last: {}", cohere.body);
 
-    let tei = world.post_to("/deployments/minilm-eu/rerank", ask("texts"), &[ASHBURN]).await;
+    let tei = fleet.post_to("/deployments/minilm-eu/rerank", rerank_body("texts"), &[ASHBURN]).await;
     assert_eq!((tei.status, tei.header("x-meridian-region")), (200, EUROPE), "{}", tei.body);
     assert_eq!(order(&tei.body), ranks, "the ranking does not depend on the API");
 
-    let tei = world.post_to("/deployments/minilm/embed", r#"{"inputs": ["near", "far"]}"#, &[ASHBURN]).await;
+    let tei = fleet.post_to("/deployments/minilm/embed", r#"{"inputs": ["near", "far"]}"#, &[ASHBURN]).await;
     assert_eq!((tei.status, tei.header("x-meridian-region")), (200, AMERICA), "{}", tei.body);
-    let openai = world.embed("minilm", "near", &[]).await.vectors();
+    let openai = fleet.embed("minilm", "near", &[]).await.vectors();
     let row: Vec<f32> = serde_json::from_value(tei.body[0].clone()).unwrap();
     assert!(cosine(&row, &openai[0]) > 0.999_999, "one model, one vector");
 
-    let info = world.get("/deployments/minilm-eu/info").await;
+    let info = fleet.get("/deployments/minilm-eu/info").await;
     assert_eq!((info.status, info.header("x-meridian-region")), (200, EUROPE), "{}", info.body);
-    let wrong = world.post_to("/deployments/minilm/predict", r#"{"inputs": "x"}"#, &[]).await;
+    let wrong = fleet.post_to("/deployments/minilm/predict", r#"{"inputs": "x"}"#, &[]).await;
     assert_eq!((wrong.status, wrong.header("x-meridian-error")), (424, "wrong_task"), "{}", wrong.body);
     assert_eq!(wrong.body["error_type"], "Backend");
 }
 
 #[tokio::test]
 async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
-    let world = World::up(&["--regions", "1"]);
+    let fleet = LocalFleet::start(&["--regions", "1"]);
     let check =
         async |body: &str, headers: &[(&str, &str)], status: u16, code: &str, param: Value, word: &str| {
-            let answer = world.post(body.to_owned(), headers).await;
+            let response = fleet.post(body.to_owned(), headers).await;
             let shown: String = body.chars().take(80).collect();
-            assert_eq!((answer.status, answer.code()), (status, code), "{shown}: {}", answer.body);
-            assert_eq!(answer.body["error"]["param"], param, "{shown}: {}", answer.body);
-            assert_eq!(answer.header("x-meridian-error"), code);
-            assert!(!answer.header("x-request-id").is_empty());
-            let message = answer.body["error"]["message"].as_str().unwrap();
+            assert_eq!((response.status, response.code()), (status, code), "{shown}: {}", response.body);
+            assert_eq!(response.body["error"]["param"], param, "{shown}: {}", response.body);
+            assert_eq!(response.header("x-meridian-error"), code);
+            assert!(!response.header("x-request-id").is_empty());
+            let message = response.body["error"]["message"].as_str().unwrap();
             assert!(message.contains(word), "'{word}' in '{message}'");
         };
     let none = Value::Null;
@@ -155,36 +155,36 @@ async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
     check(body, &[(residency, "atlantis")], 400, "invalid_header", json!(residency), "atlantis").await;
     let locked = r#"{"model":"minilm-eu","input":"x"}"#;
     check(locked, &[(residency, "us")], 403, "region_not_permitted", json!(residency), "us").await;
-    assert_eq!(world.post(body, &[(residency, "us")]).await.status, 200, "narrowing to where it may go");
-    assert_eq!(world.get("/v1/nothing").await.status, 404);
-    assert_eq!(world.get("/v1/embeddings").await.status, 405);
+    assert_eq!(fleet.post(body, &[(residency, "us")]).await.status, 200, "narrowing to where it may go");
+    assert_eq!(fleet.get("/v1/nothing").await.status, 404);
+    assert_eq!(fleet.get("/v1/embeddings").await.status, 405);
 }
 
 #[tokio::test]
 async fn a_deployment_locked_to_the_eu_is_served_there_or_not_at_all() {
-    let world = World::up(&[]);
-    let answer = world.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
+    let fleet = LocalFleet::start(&[]);
+    let response = fleet.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, EUROPE), "{}", response.body);
 
-    world.signal("-KILL", &["spoke", EUROPE]);
-    world.signal("-KILL", &["replica", EUROPE]);
+    fleet.signal("-KILL", &["spoke", EUROPE]);
+    fleet.signal("-KILL", &["replica", EUROPE]);
     for _ in 0..20 {
-        let answer = world.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
+        let response = fleet.embed("minilm-eu", "stays in Europe", &[OSAKA]).await;
         assert_eq!(
-            (answer.status, answer.code()),
+            (response.status, response.code()),
             (503, "no_capacity_in_allowed_regions"),
             "{}",
-            answer.body
+            response.body
         );
-        assert!(answer.took < Duration::from_secs(1), "{:?}", answer.took);
-        assert!(!answer.header("retry-after").is_empty());
-        let message = answer.body["error"]["message"].as_str().unwrap();
+        assert!(response.took < Duration::from_secs(1), "{:?}", response.took);
+        assert!(!response.header("retry-after").is_empty());
+        let message = response.body["error"]["message"].as_str().unwrap();
         assert!(message.contains(EUROPE) && message.contains("eu"), "{message}");
     }
-    assert_eq!(world.requests_at(AMERICA).await, 0);
-    assert_eq!(world.requests_at(JAPAN).await, 0);
+    assert_eq!(fleet.requests_at(AMERICA).await, 0);
+    assert_eq!(fleet.requests_at(JAPAN).await, 0);
 
-    let anywhere = world.embed("minilm", "may go anywhere", &[FRANKFURT]).await;
+    let anywhere = fleet.embed("minilm", "may go anywhere", &[FRANKFURT]).await;
     assert_eq!((anywhere.status, anywhere.header("x-meridian-region")), (200, AMERICA), "the next nearest");
 }
 
@@ -192,31 +192,31 @@ async fn a_deployment_locked_to_the_eu_is_served_there_or_not_at_all() {
 /// separate request.
 #[tokio::test]
 async fn twenty_thousand_inputs_get_one_correct_response_although_a_region_is_killed_meanwhile() {
-    let world = World::up(&[]);
+    let fleet = LocalFleet::start(&[]);
     for region in [AMERICA, EUROPE, JAPAN] {
-        world.until_health(region, "healthy").await;
+        fleet.wait_for_health(region, "healthy").await;
     }
     let texts: Vec<String> = (0..20_000).map(|number| number.to_string()).collect();
     let body = |texts: &[String]| {
         json!({"model": "minilm", "input": texts, "encoding_format": "base64"}).to_string()
     };
-    let rows = |answer: &world::Answer, first: usize| -> Vec<String> {
-        assert_eq!(answer.status, 200, "{}", answer.body);
+    let rows = |response: &local_fleet::ClientResponse, first: usize| -> Vec<String> {
+        assert_eq!(response.status, 200, "{}", response.body);
         let row = |(at, row): (usize, &Value)| {
             assert_eq!(row["index"], first + at);
             row["embedding"].as_str().unwrap().to_owned()
         };
-        answer.body["data"].as_array().unwrap().iter().enumerate().map(row).collect()
+        response.body["data"].as_array().unwrap().iter().enumerate().map(row).collect()
     };
     let (patient, only_us) = (("x-meridian-timeout-ms", "300000"), ("x-meridian-residency", "us"));
     let patiently = [patient];
 
     let dies = async {
-        world.until("Europe is at work", async || world.requests_at(EUROPE).await > 1).await;
-        world.signal("-KILL", &["spoke", EUROPE]);
-        world.signal("-KILL", &["replica", EUROPE]);
+        fleet.wait_until("Europe is at work", async || fleet.requests_at(EUROPE).await > 1).await;
+        fleet.signal("-KILL", &["spoke", EUROPE]);
+        fleet.signal("-KILL", &["replica", EUROPE]);
     };
-    let (all, ()) = tokio::join!(world.post(body(&texts), &patiently), dies);
+    let (all, ()) = tokio::join!(fleet.post(body(&texts), &patiently), dies);
     let scattered = rows(&all, 0);
     assert_eq!(scattered.len(), texts.len());
     assert!(all.header("x-meridian-region").contains(JAPAN), "{}", all.header("x-meridian-region"));
@@ -225,7 +225,7 @@ async fn twenty_thousand_inputs_get_one_correct_response_although_a_region_is_ki
 
     let (mut tokens, mut took) = (0, Duration::ZERO);
     for (number, part) in texts.chunks(2_000).enumerate() {
-        let one = world.post(body(part), &[patient, only_us]).await;
+        let one = fleet.post(body(part), &[patient, only_us]).await;
         assert_eq!((one.header("x-meridian-region"), one.header("x-meridian-attempts")), (AMERICA, "1"));
         assert!(rows(&one, 0) == scattered[number * 2_000..][..part.len()], "rows from {}", number * 2_000);
         tokens += one.body["usage"]["total_tokens"].as_u64().unwrap();
@@ -239,14 +239,14 @@ async fn twenty_thousand_inputs_get_one_correct_response_although_a_region_is_ki
 }
 
 /// Runs `meridian load` for `seconds` while `during` runs; returns its report.
-async fn load<F: Future<Output = ()>>(world: &World, seconds: u32, during: F) -> Value {
-    load_in_stages(world, &[seconds], during).await
+async fn load<F: Future<Output = ()>>(fleet: &LocalFleet, seconds: u32, during: F) -> Value {
+    load_in_stages(fleet, &[seconds], during).await
 }
 
 /// Like `load`, in stages with these durations, which the report separates.
-async fn load_in_stages<F: Future<Output = ()>>(world: &World, seconds: &[u32], during: F) -> Value {
+async fn load_in_stages<F: Future<Output = ()>>(fleet: &LocalFleet, seconds: &[u32], during: F) -> Value {
     let load =
-        tokio::process::Command::from(meridian_load(world, seconds)).stdout(Stdio::piped()).spawn().unwrap();
+        tokio::process::Command::from(meridian_load(fleet, seconds)).stdout(Stdio::piped()).spawn().unwrap();
     let (output, ()) = tokio::join!(load.wait_with_output(), during);
     let output = output.unwrap();
     serde_json::from_slice(&output.stdout)
@@ -257,23 +257,25 @@ async fn load_in_stages<F: Future<Output = ()>>(world: &World, seconds: &[u32], 
 /// overloaded fleet.
 const RATE: u32 = 40;
 
-fn meridian_load(world: &World, seconds: &[u32]) -> Command {
+fn meridian_load(fleet: &LocalFleet, seconds: &[u32]) -> Command {
     let mut command = meridian();
     let stages: Vec<_> = seconds.iter().map(|seconds| format!("{RATE} for {seconds}s")).collect();
-    command.args(["load", "--json", "--url", &world.url, "--rate", &stages.join(", ")]);
+    command.args(["load", "--json", "--url", &fleet.url, "--rate", &stages.join(", ")]);
     command
 }
 
 #[tokio::test]
 async fn a_killed_region_and_a_cut_link_under_load_fail_no_request() {
-    let world = World::up(&[]);
-    let report = load(&world, 12, async {
-        world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 80).await;
-        world.signal("-KILL", &["spoke", AMERICA]);
-        world.signal("-KILL", &["replica", AMERICA]);
-        world.until("the next region took over", async || world.requests_at(EUROPE).await > 80).await;
-        world.press(&format!("cut?region={EUROPE}")).await;
-        world.until("the last region took over", async || world.requests_at(JAPAN).await > 40).await;
+    let fleet = LocalFleet::start(&[]);
+    let report = load(&fleet, 12, async {
+        fleet
+            .wait_until("the nearest region is under load", async || fleet.requests_at(AMERICA).await > 80)
+            .await;
+        fleet.signal("-KILL", &["spoke", AMERICA]);
+        fleet.signal("-KILL", &["replica", AMERICA]);
+        fleet.wait_until("the next region took over", async || fleet.requests_at(EUROPE).await > 80).await;
+        fleet.control_action(&format!("cut?region={EUROPE}")).await;
+        fleet.wait_until("the last region took over", async || fleet.requests_at(JAPAN).await > 40).await;
     })
     .await;
     assert_eq!(report["total"]["failed"], 0, "{report:#}");
@@ -281,19 +283,21 @@ async fn a_killed_region_and_a_cut_link_under_load_fail_no_request() {
         assert!(report["regions"][region]["ok"].as_u64().is_some_and(|ok| ok > 20), "{region}: {report:#}");
     }
 
-    world.press(&format!("heal?region={EUROPE}")).await;
-    world.until_health(EUROPE, "healthy").await;
-    assert_eq!(world.embed("minilm", "back", &[]).await.header("x-meridian-region"), EUROPE);
+    fleet.control_action(&format!("heal?region={EUROPE}")).await;
+    fleet.wait_for_health(EUROPE, "healthy").await;
+    assert_eq!(fleet.embed("minilm", "back", &[]).await.header("x-meridian-region"), EUROPE);
 }
 
 #[tokio::test]
 async fn requests_to_a_paused_region_fail_over() {
-    let world = World::up(&["--regions", "2"]);
-    let report = load(&world, 8, async {
-        world.until("the nearest region is under load", async || world.requests_at(AMERICA).await > 40).await;
-        world.signal("-STOP", &["spoke", AMERICA]);
-        world.until("the next region took over", async || world.requests_at(EUROPE).await > 40).await;
-        world.signal("-CONT", &["spoke", AMERICA]);
+    let fleet = LocalFleet::start(&["--regions", "2"]);
+    let report = load(&fleet, 8, async {
+        fleet
+            .wait_until("the nearest region is under load", async || fleet.requests_at(AMERICA).await > 40)
+            .await;
+        fleet.signal("-STOP", &["spoke", AMERICA]);
+        fleet.wait_until("the next region took over", async || fleet.requests_at(EUROPE).await > 40).await;
+        fleet.signal("-CONT", &["spoke", AMERICA]);
     })
     .await;
     assert_eq!(report["total"]["failed"], 0, "{report:#}");
@@ -301,36 +305,40 @@ async fn requests_to_a_paused_region_fail_over() {
 
 #[tokio::test]
 async fn a_gateway_restarts_from_its_snapshot_and_serves_without_a_hub() {
-    let world = World::up(&["--regions", "2"]);
-    world.signal("-KILL", &["hub"]);
-    world
-        .until("up reports the end of the hub", async || {
-            world.processes().await.contains(&("hub".to_owned(), None))
+    let fleet = LocalFleet::start(&["--regions", "2"]);
+    fleet.signal("-KILL", &["hub"]);
+    fleet
+        .wait_until("up reports the end of the hub", async || {
+            fleet.processes().await.contains(&("hub".to_owned(), None))
         })
         .await;
-    world.press("kill?process=gateway").await;
-    world.press("start?process=gateway").await;
-    let answer = world.embed("minilm", "still here", &[]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
-    let answer = world.embed("minilm-eu", "still allowed", &[]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, EUROPE), "{}", answer.body);
+    fleet.control_action("kill?process=gateway").await;
+    fleet.control_action("start?process=gateway").await;
+    let response = fleet.embed("minilm", "still here", &[]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, AMERICA), "{}", response.body);
+    let response = fleet.embed("minilm-eu", "still allowed", &[]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, EUROPE), "{}", response.body);
 }
 
 #[tokio::test]
 async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_fail_no_request() {
-    let world = World::up(&["--tls"]);
-    let client = Https::connect(&world).await;
+    let fleet = LocalFleet::start(&["--tls"]);
+    let client = HttpsClient::connect(&fleet).await;
     let outcome = client
         .load(40, async {
-            world
-                .until("the nearest region is under load", async || world.requests_at(AMERICA).await > 40)
+            fleet
+                .wait_until("the nearest region is under load", async || {
+                    fleet.requests_at(AMERICA).await > 40
+                })
                 .await;
-            world.signal("-KILL", &["hub"]);
-            world.signal("-KILL", &["spoke", AMERICA]);
-            world.signal("-KILL", &["replica", AMERICA]);
-            world.until("the next region took over", async || world.requests_at(EUROPE).await > 80).await;
-            world.press(&format!("cut?region={EUROPE}")).await;
-            world.until("the last region took over", async || world.requests_at(JAPAN).await > 40).await;
+            fleet.signal("-KILL", &["hub"]);
+            fleet.signal("-KILL", &["spoke", AMERICA]);
+            fleet.signal("-KILL", &["replica", AMERICA]);
+            fleet
+                .wait_until("the next region took over", async || fleet.requests_at(EUROPE).await > 80)
+                .await;
+            fleet.control_action(&format!("cut?region={EUROPE}")).await;
+            fleet.wait_until("the last region took over", async || fleet.requests_at(JAPAN).await > 40).await;
         })
         .await;
     assert_eq!(outcome.failed, [""; 0], "{:?}", outcome.served);
@@ -339,11 +347,11 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_fail_no_request() {
     }
 
     // Without hub and nearest region, a restarted gateway serves from its snapshot, with the same certificate.
-    world.press(&format!("heal?region={EUROPE}")).await;
-    world.press("kill?process=gateway").await;
-    world.press("start?process=gateway").await;
-    world.until_health(EUROPE, "healthy").await;
-    let client = Https::connect(&world).await;
+    fleet.control_action(&format!("heal?region={EUROPE}")).await;
+    fleet.control_action("kill?process=gateway").await;
+    fleet.control_action("start?process=gateway").await;
+    fleet.wait_for_health(EUROPE, "healthy").await;
+    let client = HttpsClient::connect(&fleet).await;
     for model in ["minilm", "minilm-eu"] {
         let (status, headers, body) = client.embed(model).await.unwrap();
         assert_eq!(
@@ -356,13 +364,13 @@ async fn over_tls_and_http_2_lost_regions_and_a_lost_hub_fail_no_request() {
 
 #[tokio::test]
 async fn a_spoke_accepts_only_connections_with_a_gateways_certificate() {
-    let world = World::up(&["--regions", "1"]);
-    assert_eq!(world.embed("minilm", "over TLS", &[]).await.status, 200);
+    let fleet = LocalFleet::start(&["--regions", "1"]);
+    assert_eq!(fleet.embed("minilm", "over TLS", &[]).await.status, 200);
     let request = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n";
-    let response = world.send_to_spoke(AMERICA, "listen", request).await;
+    let response = fleet.send_to_spoke(AMERICA, "listen", request).await;
     assert_eq!(response, "", "no plaintext response");
     let metrics =
-        world.send_to_spoke(AMERICA, "operations", b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").await;
+        fleet.send_to_spoke(AMERICA, "operations", b"GET /metrics HTTP/1.0\r\nhost: x\r\n\r\n").await;
     let counted = "meridian_ingress_connections_refused_total{cause=\"not_tls\"} 1";
     assert!(metrics.contains(counted), "{metrics}");
 }
@@ -370,15 +378,15 @@ async fn a_spoke_accepts_only_connections_with_a_gateways_certificate() {
 #[tokio::test]
 async fn no_process_survives_up_whether_it_is_interrupted_or_killed() {
     for signal in ["-INT", "-KILL"] {
-        let mut world = World::up(&["--regions", "2"]);
-        let ids: Vec<u32> = world.processes().await.into_iter().filter_map(|(_, id)| id).collect();
+        let mut fleet = LocalFleet::start(&["--regions", "2"]);
+        let ids: Vec<u32> = fleet.processes().await.into_iter().filter_map(|(_, id)| id).collect();
         assert_eq!(ids.len(), 6, "hub, gateway, two spokes, two replicas");
-        let id = world.process().id().to_string();
+        let id = fleet.process().id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
-        let status = world.process().wait().unwrap();
+        let status = fleet.process().wait().unwrap();
         assert_eq!(status.success(), signal == "-INT", "{signal}: {status}");
-        world
-            .until("every process is gone", async || {
+        fleet
+            .wait_until("every process is gone", async || {
                 let alive = command_lines();
                 // A zombie has no arguments.
                 !alive.iter().any(|(id, line)| {
@@ -395,9 +403,9 @@ fn invalid_options_of_up_are_reported_at_once() {
     let port = taken.local_addr().unwrap().port().to_string();
     let check = |arguments: &[&str], code: i32, words: &[&str]| {
         let output = meridian().arg("up").args(arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
-        assert!(words.iter().all(|word| said.contains(word)), "{words:?} in {said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(words.iter().all(|word| stderr.contains(word)), "{words:?} in {stderr}");
     };
     check(&["--port", &port], 1, &[&port, "in use", "--port"]);
     check(&["--regions", "aws/us-east-1,aws/us-east-1,aws/us-esat-1"], 2, &["us-east-1", "us-esat-1"]);

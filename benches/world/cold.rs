@@ -29,7 +29,7 @@ const TEXTS: usize = 32;
 const GOAL: Duration = Duration::from_secs(1);
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 const SLEEPS: &str = r#"
 [[deployment]]
@@ -52,10 +52,10 @@ const STEPS: [(&str, &str); 6] = [
 
 pub(crate) fn run(runtime: &Runtime) {
     let bursts = runtime.block_on(async {
-        let mut world = World::start().await;
+        let mut fleet = LocalFleet::start().await;
         let mut bursts = Vec::new();
         for _ in 0..BURSTS {
-            bursts.push(world.burst().await);
+            bursts.push(fleet.burst().await);
         }
         bursts
     });
@@ -80,13 +80,13 @@ fn print(bursts: &[Burst]) {
     println!("{} concurrent requests for a deployment scaled to zero, {BURSTS} times", INTERACTIVE + BULK);
     println!("| step | ends when | p50 ms | max ms |");
     println!("|---|---|---:|---:|");
-    let row = |name: &str, about: &str, mut each: Vec<Duration>| {
+    let row = |name: &str, description: &str, mut each: Vec<Duration>| {
         each.sort_unstable();
         let (p50, max) = (quantile(&each, 0.5), quantile(&each, 1.0));
-        println!("| {name} | {about} | {p50:.0} | {max:.0} |");
+        println!("| {name} | {description} | {p50:.0} | {max:.0} |");
     };
-    for (at, (name, about)) in STEPS.into_iter().enumerate() {
-        row(name, about, bursts.iter().map(|burst| burst.steps[at]).collect());
+    for (at, (name, description)) in STEPS.into_iter().enumerate() {
+        row(name, description, bursts.iter().map(|burst| burst.steps[at]).collect());
     }
     let all: Vec<Duration> = bursts.iter().map(|burst| burst.steps.iter().sum()).collect();
     row("**request to first response**", "", all.clone());
@@ -126,7 +126,7 @@ fn quantile(sorted: &[Duration], share: f64) -> f64 {
 }
 
 /// Running `meridian up`, killed when dropped.
-struct World {
+struct LocalFleet {
     dir: tempfile::TempDir,
     url: String,
     spoke: String,
@@ -136,8 +136,8 @@ struct World {
     _up: Child,
 }
 
-impl World {
-    async fn start() -> World {
+impl LocalFleet {
+    async fn start() -> LocalFleet {
         let dir = tempfile::tempdir().unwrap();
         let deployments = dir.path().join("sleeps.toml");
         std::fs::write(&deployments, SLEEPS).unwrap();
@@ -166,20 +166,20 @@ impl World {
         let config: toml::Table = config.parse().unwrap();
         let spoke = format!("http://{}/status", config["operations"].as_str().unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        World { dir, url, spoke, client, read: 0, _up: up }
+        LocalFleet { dir, url, spoke, client, read: 0, _up: up }
     }
 
     /// Sends one burst, and waits until no replica runs.
     async fn burst(&mut self) -> Burst {
         let begun = now();
-        let answers = join_all((0..INTERACTIVE + BULK).map(|caller| self.ask(caller))).await;
-        let first = answers.iter().map(|(took, _)| *took).min().unwrap();
+        let responses = join_all((0..INTERACTIVE + BULK).map(|caller| self.send(caller))).await;
+        let first = responses.iter().map(|(took, _)| *took).min().unwrap();
         let mut events = Vec::new();
         let scaled_to_zero = async {
             loop {
-                tokio::time::sleep(LOOK_PERIOD).await;
+                tokio::time::sleep(POLL_PERIOD).await;
                 events = self.spoke_log();
-                let count = |message: &str| events.iter().filter(|event| event.says(message)).count();
+                let count = |message: &str| events.iter().filter(|event| event.has_message(message)).count();
                 if count(STARTED) > 0 && count(STARTED) == count(ENDED) && self.ready().await == 0 {
                     return;
                 }
@@ -188,15 +188,16 @@ impl World {
         tokio::time::timeout(PATIENCE, scaled_to_zero).await.expect("it is scaled to zero again");
         self.read += events.len();
         let at = |message: &str| {
-            let event = events.iter().find(|event| event.says(message));
+            let event = events.iter().find(|event| event.has_message(message));
             event.unwrap_or_else(|| panic!("\"{message}\" is not in the log of the spoke"))
         };
         let started = at(STARTED);
         let replica = read_log(Path::new(started.text["log"].as_str().unwrap()));
-        let of_replica = |message: &str| replica.iter().find(|event| event.says(message)).expect(message).at;
+        let of_replica =
+            |message: &str| replica.iter().find(|event| event.has_message(message)).expect(message).at;
         let moments = [
             begun,
-            at(WANTED).at,
+            at(SCALE_UP).at,
             started.at,
             of_replica("listening"),
             of_replica("model ready"),
@@ -207,44 +208,46 @@ impl World {
         for (step, pair) in steps.iter_mut().zip(moments.windows(2)) {
             *step = pair[1].saturating_sub(pair[0]);
         }
-        let (mut there, mut replicas_max, mut replica_seconds) = (BTreeMap::new(), 0, 0.0);
+        let (mut running, mut replicas_max, mut replica_seconds) = (BTreeMap::new(), 0, 0.0);
         for event in &events {
             let id = event.text["replica"].as_str().unwrap_or_default();
-            if event.says(STARTED) {
-                there.insert(id.to_owned(), event.at);
-                replicas_max = replicas_max.max(there.len());
-            } else if event.says(ENDED) {
-                replica_seconds += event.at.saturating_sub(there.remove(id).unwrap()).as_secs_f64();
+            if event.has_message(STARTED) {
+                running.insert(id.to_owned(), event.at);
+                replicas_max = replicas_max.max(running.len());
+            } else if event.has_message(ENDED) {
+                replica_seconds += event.at.saturating_sub(running.remove(id).unwrap()).as_secs_f64();
             }
         }
         Burst {
             steps,
-            held: answers.iter().filter_map(|(_, held)| held.as_ref().ok().copied().flatten()).collect(),
-            took: answers.iter().map(|(took, _)| *took).collect(),
-            failed: answers.iter().filter(|(_, held)| held.is_err()).count(),
+            held: responses.iter().filter_map(|(_, held)| held.as_ref().ok().copied().flatten()).collect(),
+            took: responses.iter().map(|(took, _)| *took).collect(),
+            failed: responses.iter().filter(|(_, held)| held.is_err()).count(),
             replicas_max,
             replica_seconds,
         }
     }
 
     /// Sends a request; returns its latency, and the time for which it was held, or its error.
-    async fn ask(&self, caller: usize) -> (Duration, Result<Option<Duration>, String>) {
+    async fn send(&self, caller: usize) -> (Duration, Result<Option<Duration>, String>) {
         let (priority, texts) = if caller < INTERACTIVE { ("interactive", 1) } else { ("bulk", TEXTS) };
         let input: Vec<_> = (0..texts).map(|text| format!("Caller {caller} asks for text {text}.")).collect();
-        let asked =
+        let request =
             self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(PATIENCE);
-        let asked =
-            asked.header("x-meridian-priority", priority).json(&json!({"model": "minilm", "input": input}));
+        let request =
+            request.header("x-meridian-priority", priority).json(&json!({"model": "minilm", "input": input}));
         let begun = Instant::now();
-        let answer = async {
-            let answer = asked.send().await?.error_for_status()?;
-            let held =
-                answer.headers().get("x-meridian-held-ms").and_then(|text| text.to_str().ok()?.parse().ok());
-            answer.bytes().await?;
+        let response = async {
+            let response = request.send().await?.error_for_status()?;
+            let held = response
+                .headers()
+                .get("x-meridian-held-ms")
+                .and_then(|text| text.to_str().ok()?.parse().ok());
+            response.bytes().await?;
             Ok::<_, reqwest::Error>(held.map(Duration::from_millis))
         };
-        let answer = answer.await.map_err(|error| error.to_string());
-        (begun.elapsed(), answer)
+        let response = response.await.map_err(|error| error.to_string());
+        (begun.elapsed(), response)
     }
 
     /// Returns the number of ready replicas.
@@ -260,7 +263,7 @@ impl World {
     }
 }
 
-const WANTED: &str = "desired replica count changed";
+const SCALE_UP: &str = "desired replica count changed";
 const STARTED: &str = "replica started";
 const READY: &str = "replica ready";
 const ENDED: &str = "replica stopped";
@@ -273,7 +276,7 @@ struct Event {
 }
 
 impl Event {
-    fn says(&self, message: &str) -> bool {
+    fn has_message(&self, message: &str) -> bool {
         self.text["message"] == message
     }
 }

@@ -6,7 +6,7 @@
 //! every other request. Printed are the latencies of all callers of all regions, per second,
 //! from the scheduled start of each request, and the number of responses from the slow region.
 
-use crate::scene::{FleetSpec, World};
+use crate::scene::{FleetSpec, LocalFleet};
 use loadtest::record::{Group, ServingRegions};
 use loadtest::{Options, Report};
 use std::time::Duration;
@@ -30,22 +30,22 @@ const WORSE_MAX: f64 = 1.5;
 
 /// Runs the benchmark with this number of slow replicas.
 pub(crate) fn run(runtime: &Runtime, slow: usize) {
-    let reports = runtime.block_on(grey(slow));
+    let reports = runtime.block_on(measure(slow));
     print(slow, &reports);
 }
 
-async fn grey(slow: usize) -> Vec<Report> {
+async fn measure(slow: usize) -> Vec<Report> {
     let made = FleetSpec { regions: &REGIONS, replicas: REPLICAS, tokens_per_second: SPEED, gateway: "" };
-    let world = World::start(&made).await;
+    let fleet = LocalFleet::start(&made).await;
     let second = format!("{RATE} for 1s");
     let rate = vec![second; BEFORE + AFTER].join(", ");
     let loads = (0..REGIONS.len()).map(|region| {
-        let options = Options::check(world.options(region, &rate)).unwrap();
+        let options = Options::check(fleet.options(region, &rate)).unwrap();
         async { loadtest::run(options, |_| {}, std::future::pending()).await.unwrap() }
     });
     let slows = async {
         tokio::time::sleep(Duration::from_secs(BEFORE as u64)).await;
-        world.slow(SLOW, slow, TIMES).await;
+        fleet.slow(SLOW, slow, TIMES).await;
     };
     tokio::join!(futures_util::future::join_all(loads), slows).0
 }
@@ -76,13 +76,13 @@ fn print(slow: usize, reports: &[Report]) {
     );
     let here = ServingRegions::One(REGIONS[SLOW].parse().unwrap());
     for (second, group) in seconds.iter().enumerate() {
-        let answered = reports
+        let served = reports
             .iter()
             .filter_map(|report| report.record.seconds().remove(&(second as u64))?.remove(&here));
-        let answered: u64 = answered.map(|second| second.ok).sum();
+        let served: u64 = served.map(|second| second.ok).sum();
         let p99 = ms(group, 0.99);
         println!(
-            "| {} | {} | {} | {:.0} | {p99:.0} | {:.2} | {answered} |",
+            "| {} | {} | {} | {:.0} | {p99:.0} | {:.2} | {served} |",
             second as i64 - BEFORE as i64,
             group.requests(),
             group.failed(),

@@ -1,6 +1,6 @@
-//! Benchmarks of a complete fleet under overload, grey failures and cold starts: `cargo bench -p meridian --bench world`.
+//! Benchmarks of a complete fleet under overload, grey failures and cold starts: `cargo bench -p meridian --bench fleet`.
 //!
-//! `-- surge`, `-- grey` and `-- cold` select one of the three ([`surge`], [`grey`], [`cold`]); `-- credits`, `-- home`,
+//! `-- surge`, `-- measure` and `-- cold` select one of the three ([`surge`], [`measure`], [`cold`]); `-- credits`, `-- home`,
 //! `-- no-hub`, `-- replica` and `-- region` select a single run. Each run of the first two has a separate fleet ([`scene`])
 //! of real processes with scripted replicas ([`replica`]), so that the results depend on routing and not on the speed of
 //! this machine. The third one has real engines.
@@ -21,7 +21,8 @@ fn main() {
         |names: &[&str]| given.is_empty() || given.iter().any(|word| names.contains(&word.as_str()));
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     // All runs are on this thread, which lives as long as the process: children end with the thread that started them.
-    let runs: Vec<_> = surge::Run::ALL.into_iter().filter(|run| selected(&["surge", run.name()])).collect();
+    let runs: Vec<_> =
+        surge::SurgeRun::ALL.into_iter().filter(|run| selected(&["surge", run.name()])).collect();
     if !runs.is_empty() {
         surge::run(&runtime, &runs);
     }

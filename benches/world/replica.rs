@@ -1,6 +1,6 @@
 //! Scripted replica with a given throughput in tokens per second, one request after another.
 //!
-//! It is a separate process, `world replica LISTEN TOKENS_PER_SECOND`, and reports its queue and its measured throughput like
+//! It is a separate process, `fleet replica LISTEN TOKENS_PER_SECOND`, and reports its queue and its measured throughput like
 //! a real one. The capacity of a region is thus defined, and does not depend on the cores of the machine that runs the whole
 //! fleet. `POST /slow?times=N` makes it N times slower from the next request on, while it still reports ready: a grey
 //! failure. Requests whose client disconnects are skipped.
@@ -42,7 +42,7 @@ struct Queue {
 }
 
 #[derive(Deserialize)]
-struct Slow {
+struct SlowQuery {
     times: u32,
 }
 
@@ -123,7 +123,7 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
     })
 }
 
-async fn slow(State(replica): State<Arc<Replica>>, Query(Slow { times }): Query<Slow>) {
+async fn slow(State(replica): State<Arc<Replica>>, Query(SlowQuery { times }): Query<SlowQuery>) {
     replica.queue().times_slower = times;
 }
 

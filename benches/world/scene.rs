@@ -37,7 +37,7 @@ const KEY: &str = "bench";
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Polling period of conditions.
-const LOOK_PERIOD: Duration = Duration::from_millis(50);
+const POLL_PERIOD: Duration = Duration::from_millis(50);
 /// Timeout of a request for the route table: slightly more than the hub's long-poll timeout.
 const TABLE_TIMEOUT: Duration = Duration::from_secs(35);
 
@@ -52,7 +52,7 @@ pub(crate) struct FleetSpec<'a> {
 }
 
 /// Running fleet, killed when dropped.
-pub(crate) struct World {
+pub(crate) struct LocalFleet {
     dir: tempfile::TempDir,
     hub: Child,
     gateways: Vec<SocketAddr>,
@@ -75,14 +75,14 @@ pub(crate) fn become_replica() {
     std::process::exit(0);
 }
 
-impl World {
+impl LocalFleet {
     /// Starts all processes and waits until every gateway reports every region as healthy. Must be called on the main thread:
     /// the children end with the thread that started them.
-    pub(crate) async fn start(made: &FleetSpec<'_>) -> World {
+    pub(crate) async fn start(made: &FleetSpec<'_>) -> LocalFleet {
         let dir = tempfile::tempdir().unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let catalogue = Catalogue::builtin();
-        let files = Files { dir: dir.path().to_owned() };
+        let files = FleetFiles { dir: dir.path().to_owned() };
         let hub_at = free_address().await;
         let deployment = format!(
             "[[deployment]]\nname = '{0}'\ntask = 'embed'\nmodel = 'pypi://{0}'\nengine = {{ kind = 'cpu', precision = 'f32' }}",
@@ -138,15 +138,15 @@ impl World {
             gateways.push(listen);
             operations.push(operated);
         }
-        let world = World { dir, hub, gateways, replicas, client, _processes: processes };
+        let fleet = LocalFleet { dir, hub, gateways, replicas, client, _processes: processes };
         for operations in operations {
-            world
-                .until("every region is healthy", || {
-                    world.reports_all_healthy(operations, made.regions.len())
+            fleet
+                .wait_until("every region is healthy", || {
+                    fleet.reports_all_healthy(operations, made.regions.len())
                 })
                 .await;
         }
-        world
+        fleet
     }
 
     /// Kills the hub.
@@ -209,11 +209,11 @@ impl World {
         routes["regions"].as_array().is_some_and(|regions| regions.iter().filter(is_healthy).count() == count)
     }
 
-    async fn until<F: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> F) {
+    async fn wait_until<F: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> F) {
         let begun = Instant::now();
         while !holds().await {
             assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
     }
 }
@@ -223,11 +223,11 @@ fn meridian() -> Command {
 }
 
 /// Directory of the fleet's files.
-struct Files {
+struct FleetFiles {
     dir: PathBuf,
 }
 
-impl Files {
+impl FleetFiles {
     fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.join(name);
         std::fs::write(&path, text).unwrap();

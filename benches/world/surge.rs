@@ -9,7 +9,7 @@
 //! Printed are the results of the load generators, from the scheduled start of each request: the callers of the region
 //! with the surge, and those of all others.
 
-use crate::scene::{FleetSpec, World};
+use crate::scene::{FleetSpec, LocalFleet};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
@@ -22,37 +22,37 @@ const SPEED: u64 = 11_000;
 const USUAL: u32 = 50;
 const SURGE: u32 = 3 * USUAL;
 /// Index of the load's stage with the surge.
-const IN_THE_SURGE: usize = 1;
+const SURGE_STAGE: usize = 1;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Run {
+pub(crate) enum SurgeRun {
     Credits,
     Home,
     NoHub,
 }
 
-impl Run {
-    pub(crate) const ALL: [Run; 3] = [Run::Credits, Run::Home, Run::NoHub];
+impl SurgeRun {
+    pub(crate) const ALL: [SurgeRun; 3] = [SurgeRun::Credits, SurgeRun::Home, SurgeRun::NoHub];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Run::Credits => "credits",
-            Run::Home => "home",
-            Run::NoHub => "no-hub",
+            SurgeRun::Credits => "credits",
+            SurgeRun::Home => "home",
+            SurgeRun::NoHub => "no-hub",
         }
     }
 
-    fn about(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
-            Run::Credits => "spillover to regions with capacity",
-            Run::Home => "spill = false",
-            Run::NoHub => "spillover, hub killed before",
+            SurgeRun::Credits => "spillover to regions with capacity",
+            SurgeRun::Home => "spill = false",
+            SurgeRun::NoHub => "spillover, hub killed before",
         }
     }
 }
 
 /// Executes these runs, one after another.
-pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
+pub(crate) fn run(runtime: &Runtime, runs: &[SurgeRun]) {
     println!(
         "{SURGE} requests/s instead of {USUAL} in one of {} regions for ten seconds; each computes {SPEED} tokens/s",
         REGIONS.len()
@@ -67,11 +67,11 @@ pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
         for (place, report) in reports.iter().enumerate() {
             println!("{}", row(run, place, report));
         }
-        p99.push((run, in_the_surge(&reports[SURGING])["latency_ms"]["p99"].as_f64().unwrap()));
+        p99.push((run, surge_stage(&reports[SURGING])["latency_ms"]["p99"].as_f64().unwrap()));
     }
-    let of = |requested: Run| p99.iter().find(|(run, _)| *run == requested).map(|(_, p99)| *p99);
-    if let Some(home) = of(Run::Home) {
-        for run in [Run::Credits, Run::NoHub] {
+    let of = |requested: SurgeRun| p99.iter().find(|(run, _)| *run == requested).map(|(_, p99)| *p99);
+    if let Some(home) = of(SurgeRun::Home) {
+        for run in [SurgeRun::Credits, SurgeRun::NoHub] {
             let Some(p99) = of(run) else { continue };
             println!(
                 "{}: p99 in the surge is {:.2} of that without spillover (goal: 0.50 or less)",
@@ -82,28 +82,28 @@ pub(crate) fn run(runtime: &Runtime, runs: &[Run]) {
     }
 }
 
-async fn surge(run: Run) -> Vec<Value> {
-    let gateway = if run == Run::Home { "spill = false" } else { "spill = true" };
+async fn surge(run: SurgeRun) -> Vec<Value> {
+    let gateway = if run == SurgeRun::Home { "spill = false" } else { "spill = true" };
     let made = FleetSpec { regions: &REGIONS, replicas: 1, tokens_per_second: SPEED, gateway };
-    let mut world = World::start(&made).await;
-    if run == Run::NoHub {
-        world.kill_hub().await;
+    let mut fleet = LocalFleet::start(&made).await;
+    if run == SurgeRun::NoHub {
+        fleet.kill_hub().await;
     }
     let loads = (0..REGIONS.len()).map(|region| {
         let most = if region == SURGING { SURGE } else { USUAL };
         let rate = format!("{USUAL} for 4s, {most} for 10s, {USUAL} for 3s");
-        let world = &world;
-        async move { world.load(region, &rate).await }
+        let fleet = &fleet;
+        async move { fleet.load(region, &rate).await }
     });
     futures_util::future::join_all(loads).await
 }
 
-fn in_the_surge(report: &Value) -> &Value {
-    &report["stages"][IN_THE_SURGE]
+fn surge_stage(report: &Value) -> &Value {
+    &report["stages"][SURGE_STAGE]
 }
 
-fn row(run: Run, place: usize, report: &Value) -> String {
-    let stage = in_the_surge(report);
+fn row(run: SurgeRun, place: usize, report: &Value) -> String {
+    let stage = surge_stage(report);
     let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
     let ok = number(&report["total"]["ok"]);
     let at_home = number(&report["regions"][REGIONS[place]]["ok"]);
@@ -116,7 +116,7 @@ fn row(run: Run, place: usize, report: &Value) -> String {
     let failed = if failures.is_empty() { "0".to_owned() } else { failures.join(", ") };
     format!(
         "| {} | {} | {} | {failed} | {:.0} | {:.0} | {:.0} % |",
-        run.about(),
+        run.description(),
         REGIONS[place],
         stage["requests"],
         number(&stage["latency_ms"]["p50"]),

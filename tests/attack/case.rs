@@ -34,7 +34,7 @@ pub(crate) enum Step {
 #[derive(Clone, Debug)]
 pub(crate) enum Expected {
     /// One HTTP/1 response per set, with a status of that set, and then the end of the connection.
-    Answers(Vec<&'static [u16]>),
+    Statuses(Vec<&'static [u16]>),
     /// The first of these responses, at least one, and then the end of the connection.
     UpTo(Vec<&'static [u16]>),
     /// The same for HEAD, whose responses have no body.
@@ -68,9 +68,13 @@ pub(crate) const STREAM_ERROR: [Outcome; 3] =
 
 impl Case {
     /// Creates a case of bytes over HTTP/1, and the statuses of the responses until the connection ends.
-    pub(crate) fn h1(name: impl Into<String>, bytes: impl Into<Vec<u8>>, answers: &[&'static [u16]]) -> Case {
+    pub(crate) fn h1(
+        name: impl Into<String>,
+        bytes: impl Into<Vec<u8>>,
+        responses: &[&'static [u16]],
+    ) -> Case {
         let steps = vec![Step::Send(bytes.into())];
-        Case { name: name.into(), steps, expected: Expected::Answers(answers.to_vec()) }
+        Case { name: name.into(), steps, expected: Expected::Statuses(responses.to_vec()) }
     }
 
     /// Creates a case of HTTP/2 frames after a handshake, and the permitted outcomes.
@@ -79,7 +83,7 @@ impl Case {
         Case { name: name.into(), steps, expected: Expected::AnyOf(outcomes.to_vec()) }
     }
 
-    pub(crate) fn of(name: impl Into<String>, steps: Vec<Step>, expected: Expected) -> Case {
+    pub(crate) fn new(name: impl Into<String>, steps: Vec<Step>, expected: Expected) -> Case {
         Case { name: name.into(), steps, expected }
     }
 }

@@ -80,7 +80,7 @@ pub(crate) fn request(more: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Returns a complete request on this stream.
-pub(crate) fn whole(stream: u32) -> Vec<u8> {
+pub(crate) fn complete_request(stream: u32) -> Vec<u8> {
     [frame(HEADERS, END_HEADERS, stream, request(&[])), frame(DATA, END_STREAM, stream, super::case::BODY)]
         .concat()
 }
@@ -95,25 +95,25 @@ pub(crate) struct Frame {
 }
 
 /// Reads one frame; `None` at the end of the connection, and an error on timeout.
-pub(crate) fn read(stream: &mut TcpStream, until: Instant) -> Result<Option<Frame>, &'static str> {
+pub(crate) fn read(stream: &mut TcpStream, deadline: Instant) -> Result<Option<Frame>, &'static str> {
     let mut header = [0; 9];
-    if !fill(stream, &mut header, until)? {
+    if !fill(stream, &mut header, deadline)? {
         return Ok(None);
     }
     let [high, mid, low, kind, flags, id @ ..] = header;
     let length = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
     let mut payload = vec![0; length];
-    if !fill(stream, &mut payload, until)? {
+    if !fill(stream, &mut payload, deadline)? {
         return Ok(None);
     }
     Ok(Some(Frame { kind, flags, stream: u32::from_be_bytes(id), payload }))
 }
 
 /// Fills the buffer; returns false if the connection ended before.
-fn fill(stream: &mut TcpStream, mut into: &mut [u8], until: Instant) -> Result<bool, &'static str> {
+fn fill(stream: &mut TcpStream, mut into: &mut [u8], deadline: Instant) -> Result<bool, &'static str> {
     use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     while !into.is_empty() {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err("nothing came in time");
         }

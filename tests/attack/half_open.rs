@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpSocket;
 
-use crate::neighbours::ask;
-use crate::world::World;
+use crate::neighbours::send_request;
+use crate::processes::Processes;
 
 /// Connections of the attacker.
 const HALF_OPEN: usize = 10_000;
@@ -28,17 +28,18 @@ const HEAD: &[u8] = b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthoriz";
 /// # Errors
 ///
 /// The first failure of a good client.
-pub(crate) fn flood(world: &World) -> Result<Duration, String> {
+pub(crate) fn run_half_open(processes: &Processes) -> Result<Duration, String> {
     let mut idle = Vec::new();
     for _ in 0..IDLE {
-        let mut connection = Some(connect(world.address));
-        ask(world.address, &mut connection)?;
+        let mut connection = Some(connect(processes.address));
+        send_request(processes.address, &mut connection)?;
         idle.push(connection);
     }
     let over = AtomicBool::new(false);
     let (slowest, attackers) = std::thread::scope(|scope| {
         let attackers = scope.spawn(|| {
-            let attackers: Vec<TcpStream> = (0..HALF_OPEN).filter_map(|_| half_open(world.address)).collect();
+            let attackers: Vec<TcpStream> =
+                (0..HALF_OPEN).filter_map(|_| half_open(processes.address)).collect();
             over.store(true, Ordering::Relaxed);
             attackers
         });
@@ -47,7 +48,7 @@ pub(crate) fn flood(world: &World) -> Result<Duration, String> {
         // While the connections are opened, and while they are open.
         while !over.load(Ordering::Relaxed) || number < NEW {
             let begun = Instant::now();
-            ask(world.address, &mut Some(connect(world.address)))
+            send_request(processes.address, &mut Some(connect(processes.address)))
                 .map_err(|problem| format!("new connection {number}: {problem}"))?;
             slowest = slowest.max(begun.elapsed());
             number += 1;
@@ -55,7 +56,8 @@ pub(crate) fn flood(world: &World) -> Result<Duration, String> {
         Ok::<_, String>((slowest, attackers.join().unwrap()))
     })?;
     for (number, connection) in idle.iter_mut().enumerate() {
-        ask(world.address, connection).map_err(|problem| format!("idle connection {number}: {problem}"))?;
+        send_request(processes.address, connection)
+            .map_err(|problem| format!("idle connection {number}: {problem}"))?;
     }
     drop(attackers);
     if slowest > NEW_MAX { Err(format!("a new connection took {slowest:?}")) } else { Ok(slowest) }

@@ -3,8 +3,8 @@
 
 use std::net::TcpStream;
 
-use crate::neighbours::ask;
-use crate::world::World;
+use crate::neighbours::send_request;
+use crate::processes::Processes;
 
 /// Kept connections.
 const KEPT: usize = 1_000;
@@ -19,21 +19,22 @@ pub(crate) const BYTES_MAX: u64 = 8 << 10;
 /// # Errors
 ///
 /// A request that failed, also the second one of a kept connection.
-pub(crate) fn bytes_per_connection(world: &World) -> Result<u64, String> {
-    drop(open(world, WARM_UP)?);
-    let before = world.gateway_memory();
-    let mut kept = open(world, KEPT)?;
-    let after = world.gateway_memory();
+pub(crate) fn bytes_per_connection(processes: &Processes) -> Result<u64, String> {
+    drop(open(processes, WARM_UP)?);
+    let before = processes.gateway_memory();
+    let mut kept = open(processes, KEPT)?;
+    let after = processes.gateway_memory();
     for (number, connection) in kept.iter_mut().enumerate() {
-        ask(world.address, connection).map_err(|problem| format!("kept connection {number}: {problem}"))?;
+        send_request(processes.address, connection)
+            .map_err(|problem| format!("kept connection {number}: {problem}"))?;
     }
     Ok(after.saturating_sub(before) / KEPT as u64)
 }
 
-fn open(world: &World, count: usize) -> Result<Vec<Option<TcpStream>>, String> {
+fn open(processes: &Processes, count: usize) -> Result<Vec<Option<TcpStream>>, String> {
     let opened = (0..count).map(|_| {
         let mut connection = None;
-        ask(world.address, &mut connection).map(|()| connection)
+        send_request(processes.address, &mut connection).map(|()| connection)
     });
     opened.collect()
 }

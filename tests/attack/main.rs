@@ -10,28 +10,28 @@
 //!    bounded relative to that while the attackers send ordinary requests at the same rate ([`P99_RATIO_MAX`]).
 //! 3. At the end the processes are alive and serve requests.
 //!
-//! In reading order: `world` — the processes; `case` — scripts and expectations; `run` — sends a case and checks the outcome;
-//! `answers` and `frames` — readers of responses; `cases` — the cases, a file per family; `neighbours` — good clients;
+//! In reading order: `processes` — the processes; `case` — scripts and expectations; `run` — sends a case and checks the outcome;
+//! `responses` and `frames` — readers of responses; `cases` — the cases, a file per family; `neighbours` — good clients;
 //! `half_open` — ten thousand connections without a complete request; `idle` — a thousand connections that are kept.
 
 #![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
 
-mod answers;
 mod case;
 mod cases;
 mod frames;
 mod half_open;
 mod idle;
 mod neighbours;
+mod processes;
+mod responses;
 mod run;
-mod world;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use world::World;
+use processes::Processes;
 
 /// Concurrent cases in the first test.
 const AT_ONCE: usize = 16;
@@ -59,7 +59,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 #[test]
 fn every_attack_ends_as_expected() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let world = World::start();
+    let processes = Processes::start();
     let cases = cases::all();
     let names: BTreeSet<&str> = cases.iter().map(|case| case.name.as_str()).collect();
     let scripts: BTreeSet<u64> = cases
@@ -74,7 +74,7 @@ fn every_attack_ends_as_expected() {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(what) = run::judge(world.address, case) {
+                    if let Err(what) = run::run_and_check(processes.address, case) {
                         wrong.lock().unwrap().push(format!("{}: {what}", case.name));
                     }
                 }
@@ -84,25 +84,25 @@ fn every_attack_ends_as_expected() {
     let mut wrong = wrong.into_inner().unwrap();
     // Some attacks are effective only without other requests in flight.
     for case in cases.iter().filter(|case| QUIET.iter().any(|family| case.name.starts_with(family))) {
-        if let Err(what) = run::judge(world.address, case) {
+        if let Err(what) = run::run_and_check(processes.address, case) {
             wrong.push(format!("{}, alone: {what}", case.name));
         }
     }
     wrong.sort();
     eprintln!("{} cases, {} wrong", cases.len(), wrong.len());
-    world.assert_serves();
+    processes.assert_serves();
     assert!(wrong.is_empty(), "{} of {} cases end wrongly:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
 }
 
 #[test]
 fn attacks_do_not_delay_good_clients() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let world = World::start();
+    let processes = Processes::start();
     let cases = cases::all();
     let holds = (0..MEASUREMENTS_MAX).any(|_| {
-        let report = neighbours::compare(world.address, &cases);
+        let report = neighbours::compare(processes.address, &cases);
         eprintln!("{report}");
-        world.assert_serves();
+        processes.assert_serves();
         assert_eq!(report.failed(), Vec::<String>::new(), "requests of good clients that failed");
         report.ratio() <= P99_RATIO_MAX
     });
@@ -113,19 +113,19 @@ fn attacks_do_not_delay_good_clients() {
 fn ten_thousand_incomplete_heads_do_not_affect_good_clients() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     half_open::raise_file_limit();
-    let world = World::start();
-    let slowest = half_open::flood(&world).unwrap();
+    let processes = Processes::start();
+    let slowest = half_open::run_half_open(&processes).unwrap();
     eprintln!("the slowest of the new connections was served after {slowest:?}");
-    world.assert_serves();
+    processes.assert_serves();
 }
 
 #[test]
 fn an_idle_connection_holds_no_memory_of_its_request() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     half_open::raise_file_limit();
-    let world = World::start();
-    let bytes = idle::bytes_per_connection(&world).unwrap();
+    let processes = Processes::start();
+    let bytes = idle::bytes_per_connection(&processes).unwrap();
     eprintln!("an idle connection needs {bytes} bytes");
     assert!(bytes <= idle::BYTES_MAX, "an idle connection needs {bytes} bytes, at most {}", idle::BYTES_MAX);
-    world.assert_serves();
+    processes.assert_serves();
 }

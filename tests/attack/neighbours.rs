@@ -11,15 +11,15 @@ use std::sync::{Barrier, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::case::{BODY, Case, post};
+use crate::processes::{ATTACK_CORE, SERVER_CORE};
 use crate::run;
-use crate::world::{OUR_CORE, THEIR_CORE};
 
 /// The key of the good clients' tenant.
 pub(crate) const KEY: &str = "good-key";
 
 /// Rounds of ordinary requests and of attacks.
-const TURNS: usize = 3;
-const TURN: Duration = Duration::from_secs(6);
+const ROUNDS: usize = 3;
+const ROUND: Duration = Duration::from_secs(6);
 /// Good clients, each with a persistent connection.
 const CLIENTS: usize = 4;
 /// Period of the requests of a client.
@@ -35,17 +35,17 @@ const STRIDE: usize = 389;
 /// Latencies and failures of the good clients.
 #[derive(Default)]
 pub(crate) struct Report {
-    turns: Vec<Round>,
+    rounds: Vec<Round>,
 }
 
 /// A round of ordinary requests, followed by one of attacks.
 struct Round {
-    ordinary: Observed,
-    attacked: Observed,
+    ordinary: RoundResult,
+    attacked: RoundResult,
 }
 
 #[derive(Default)]
-struct Observed {
+struct RoundResult {
     took: Vec<Duration>,
     failed: Vec<String>,
     /// Cases or ordinary requests that the others sent.
@@ -56,9 +56,9 @@ struct Observed {
 pub(crate) fn compare(address: SocketAddr, cases: &[Case]) -> Report {
     let ordinary = [Case::h1("ordinary", post("", BODY), &[&[200]])];
     let next = AtomicUsize::new(0);
-    let turn = |_| Round {
-        ordinary: turn(address, &ordinary, &AtomicUsize::new(0)),
-        attacked: turn(address, cases, &next),
+    let round = |_| Round {
+        ordinary: run_round(address, &ordinary, &AtomicUsize::new(0)),
+        attacked: run_round(address, cases, &next),
     };
     // Warm-up, not counted: connections are opened, and memory is touched for the first time. On a virtual machine the host must
     // allocate it, at some 50 µs per page, of which the first body of 4 MB needs 2,000.
@@ -67,14 +67,14 @@ pub(crate) fn compare(address: SocketAddr, cases: &[Case]) -> Report {
         .filter(|case| LARGE.iter().any(|family| case.name.starts_with(family)))
         .cloned()
         .collect();
-    self::turn(address, &ordinary, &AtomicUsize::new(0));
-    self::turn(address, &large, &AtomicUsize::new(0));
-    Report { turns: (0..TURNS).map(turn).collect() }
+    run_round(address, &ordinary, &AtomicUsize::new(0));
+    run_round(address, &large, &AtomicUsize::new(0));
+    Report { rounds: (0..ROUNDS).map(round).collect() }
 }
 
 /// Runs one round, in which others send these cases, beginning with the next.
-fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Observed {
-    let (seen, over) = (Mutex::new(Observed::default()), AtomicBool::new(false));
+fn run_round(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> RoundResult {
+    let (result, over) = (Mutex::new(RoundResult::default()), AtomicBool::new(false));
     let sent = AtomicUsize::new(0);
     // All begin together, after each is pinned to its core.
     let (ready, begun) = (Barrier::new(CLIENTS + ATTACKERS + 1), OnceLock::new());
@@ -82,69 +82,69 @@ fn turn(address: SocketAddr, cases: &[Case], next: &AtomicUsize) -> Observed {
         ready.wait();
         *begun.get_or_init(Instant::now)
     };
-    let (seen_by, over_by, sent_by, begin) = (&seen, &over, &sent, &begin);
+    let (result_by, over_by, sent_by, begin) = (&result, &over, &sent, &begin);
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             scope.spawn(move || {
-                pin(OUR_CORE);
+                pin(SERVER_CORE);
                 let begun = begin();
                 let begins = begun + CLIENT_PERIOD * client as u32 / CLIENTS as u32;
                 let found = good_client(address, begins, over_by);
-                let mut seen = seen_by.lock().unwrap();
-                seen.took.extend(found.took);
-                seen.failed.extend(found.failed);
+                let mut result = result_by.lock().unwrap();
+                result.took.extend(found.took);
+                result.failed.extend(found.failed);
             });
         }
         for _ in 0..ATTACKERS {
             scope.spawn(move || {
-                pin(THEIR_CORE);
+                pin(ATTACK_CORE);
                 let begun = begin();
                 loop {
                     // Each case has its own start time, and any free attacker runs it.
                     let number = sent_by.fetch_add(1, Ordering::Relaxed);
                     let begins = begun + Duration::from_secs(1) * number as u32 / ATTACKS_PER_SECOND;
-                    if begins >= begun + TURN {
+                    if begins >= begun + ROUND {
                         return;
                     }
                     std::thread::sleep(begins.saturating_duration_since(Instant::now()));
                     let case = &cases[next.fetch_add(1, Ordering::Relaxed) * STRIDE % cases.len()];
                     // The other test checks the outcome.
-                    let _ = run::judge(address, case);
+                    let _ = run::run_and_check(address, case);
                 }
             });
         }
         begin();
-        std::thread::sleep(TURN);
+        std::thread::sleep(ROUND);
         over.store(true, Ordering::Relaxed);
     });
-    let mut seen = seen.into_inner().unwrap();
-    seen.others = sent.into_inner().saturating_sub(ATTACKERS);
-    seen.took.sort();
-    seen
+    let mut result = result.into_inner().unwrap();
+    result.others = sent.into_inner().saturating_sub(ATTACKERS);
+    result.took.sort();
+    result
 }
 
 /// Sends a request each period until `over`. Latency counts from the scheduled time, also if the previous request was late.
-fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> Observed {
-    let mut seen = Observed::default();
+fn good_client(address: SocketAddr, begins: Instant, over: &AtomicBool) -> RoundResult {
+    let mut result = RoundResult::default();
     let mut connection = None;
     let mut due = begins;
     while !over.load(Ordering::Relaxed) {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let answered = ask(address, &mut connection);
+        let answered = send_request(address, &mut connection);
         match answered {
-            Ok(()) => seen.took.push(due.elapsed()),
+            Ok(()) => result.took.push(due.elapsed()),
             Err(problem) => {
                 connection = None;
-                seen.failed.push(problem);
+                result.failed.push(problem);
             }
         }
         due += CLIENT_PERIOD;
     }
-    seen
+    result
 }
 
 /// Sends a request over the connection, which is opened if necessary.
-pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Result<(), String> {
+pub(crate) fn send_request(address: SocketAddr, connection: &mut Option<TcpStream>) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let stream = match connection {
         Some(stream) => stream,
@@ -160,7 +160,7 @@ pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Re
         BODY.len()
     );
     stream.write_all(request.as_bytes()).map_err(text)?;
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let mut piece = [0; 4096];
     loop {
         let n = match stream.read(&mut piece) {
@@ -170,8 +170,8 @@ pub(crate) fn ask(address: SocketAddr, connection: &mut Option<TcpStream>) -> Re
         if n == 0 {
             return Err("the connection was closed".to_owned());
         }
-        answer.extend_from_slice(&piece[..n]);
-        let text = String::from_utf8_lossy(&answer);
+        response.extend_from_slice(&piece[..n]);
+        let text = String::from_utf8_lossy(&response);
         let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
         let head = head.to_ascii_lowercase();
         let length = head.split("\r\n").find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
@@ -195,7 +195,7 @@ fn pin(core: usize) {
     let _ = core;
 }
 
-impl Observed {
+impl RoundResult {
     fn quantile(&self, part: f64) -> Duration {
         let last = self.took.len().saturating_sub(1);
         self.took.get((last as f64 * part) as usize).copied().unwrap_or(Duration::MAX)
@@ -205,36 +205,36 @@ impl Observed {
 impl Report {
     /// Returns the failed requests of all rounds.
     pub(crate) fn failed(&self) -> Vec<String> {
-        self.turns
+        self.rounds
             .iter()
-            .flat_map(|turn| [&turn.ordinary, &turn.attacked])
-            .flat_map(|seen| seen.failed.clone())
+            .flat_map(|round| [&round.ordinary, &round.attacked])
+            .flat_map(|result| result.failed.clone())
             .collect()
     }
 
     /// Returns the 99th percentile of all attack rounds, divided by that of all ordinary rounds.
     pub(crate) fn ratio(&self) -> f64 {
-        let p99 = |side: fn(&Round) -> &Observed| {
+        let p99 = |side: fn(&Round) -> &RoundResult| {
             let mut took: Vec<Duration> =
-                self.turns.iter().flat_map(|turn| side(turn).took.clone()).collect();
+                self.rounds.iter().flat_map(|round| side(round).took.clone()).collect();
             took.sort();
-            Observed { took, ..Observed::default() }.quantile(0.99).as_secs_f64()
+            RoundResult { took, ..RoundResult::default() }.quantile(0.99).as_secs_f64()
         };
-        p99(|turn| &turn.attacked) / p99(|turn| &turn.ordinary)
+        p99(|round| &round.attacked) / p99(|round| &round.ordinary)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Round { ordinary, attacked } in &self.turns {
-            for (name, seen) in [("ordinary", ordinary), ("attacked", attacked)] {
-                let millis = |part| seen.quantile(part).as_secs_f64() * 1e3;
+        for Round { ordinary, attacked } in &self.rounds {
+            for (name, result) in [("ordinary", ordinary), ("attacked", attacked)] {
+                let millis = |part| result.quantile(part).as_secs_f64() * 1e3;
                 writeln!(
                     f,
                     "{name}: {} requests beside {} others, {} failed, p50 {:.1} ms, p99 {:.1} ms, slowest {:.1} ms",
-                    seen.took.len(),
-                    seen.others,
-                    seen.failed.len(),
+                    result.took.len(),
+                    result.others,
+                    result.failed.len(),
                     millis(0.5),
                     millis(0.99),
                     millis(1.0)

@@ -4,18 +4,18 @@ use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::answers::{End, everything, statuses};
 use crate::case::{Case, Expected, Outcome, Step};
 use crate::frames::{self, ACK, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame, settings};
+use crate::responses::{ConnectionEnd, read_to_end, statuses};
 
 /// Maximum time from the last step to the end of a case. The longest timeout of the gateway is that of a body,
-/// [`crate::world::BODY_TIMEOUT`].
+/// [`crate::processes::BODY_TIMEOUT`].
 const PATIENCE: Duration = Duration::from_secs(12);
 /// Timeout of a write to a gateway that does not read.
 const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs the case; the error describes an unexpected end.
-pub(crate) fn judge(address: SocketAddr, case: &Case) -> Result<(), String> {
+pub(crate) fn run_and_check(address: SocketAddr, case: &Case) -> Result<(), String> {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("no connection: {error}"))?;
     stream.set_nodelay(true).unwrap();
     stream.set_write_timeout(Some(WRITE_PATIENCE)).unwrap();
@@ -25,23 +25,23 @@ pub(crate) fn judge(address: SocketAddr, case: &Case) -> Result<(), String> {
             break;
         }
     }
-    let until = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PATIENCE;
     match &case.expected {
         Expected::Nothing => Ok(()),
-        Expected::AnyOf(outcomes) => any_of(&mut stream, outcomes, until),
-        Expected::Answers(sets) => answers(&mut stream, sets, false, until),
+        Expected::AnyOf(outcomes) => any_of(&mut stream, outcomes, deadline),
+        Expected::Statuses(sets) => responses(&mut stream, sets, false, deadline),
         Expected::UpTo(sets) => {
-            let (bytes, _) = everything(&mut stream, until);
+            let (bytes, _) = read_to_end(&mut stream, deadline);
             let found = statuses(&bytes, false).unwrap_or_default();
             let fits = !found.is_empty()
                 && found.len() <= sets.len()
                 && found.iter().zip(sets).all(|(status, set)| set.contains(status));
-            if fits { Ok(()) } else { Err(format!("answered {found:?}, which is no beginning of {sets:?}")) }
+            if fits { Ok(()) } else { Err(format!("responded {found:?}, which does not begin {sets:?}")) }
         }
-        Expected::Heads(sets) => answers(&mut stream, sets, true, until),
-        Expected::Closed => closed(&mut stream, until, |status| (400..500).contains(&status)),
+        Expected::Heads(sets) => responses(&mut stream, sets, true, deadline),
+        Expected::Closed => closed(&mut stream, deadline, |status| (400..500).contains(&status)),
         Expected::NoServerError => {
-            closed(&mut stream, until, |status| status < 500 || status == 501 || status == 505)
+            closed(&mut stream, deadline, |status| status < 500 || status == 501 || status == 505)
         }
     }
 }
@@ -75,9 +75,9 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
         Step::Abort => Err(std::io::Error::other("gone")),
         Step::Handshake(wanted) => {
             stream.write_all(&[PREFACE, &settings(wanted)].concat())?;
-            let until = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + PATIENCE;
             loop {
-                match frames::read(stream, until).map_err(std::io::Error::other)? {
+                match frames::read(stream, deadline).map_err(std::io::Error::other)? {
                     Some(frame) if frame.kind == SETTINGS && frame.flags & ACK == 0 => break,
                     Some(_) => {}
                     None => return Err(std::io::Error::other("no handshake")),
@@ -88,49 +88,53 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
     }
 }
 
-fn answers(
+fn responses(
     stream: &mut TcpStream,
     sets: &[&'static [u16]],
     without_bodies: bool,
-    until: Instant,
+    deadline: Instant,
 ) -> Result<(), String> {
-    let (bytes, end) = everything(stream, until);
+    let (bytes, end) = read_to_end(stream, deadline);
     let shown = || String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned();
     let Some(found) = statuses(&bytes, without_bodies) else {
-        return Err(format!("what came are not whole answers ({end:?}): {:?}", shown()));
+        return Err(format!("the received bytes are not complete responses ({end:?}): {:?}", shown()));
     };
     let fits = found.len() == sets.len() && found.iter().zip(sets).all(|(status, set)| set.contains(status));
     if !fits {
-        return Err(format!("answered {found:?} instead of {sets:?} ({end:?}): {:?}", shown()));
+        return Err(format!("responded {found:?} instead of {sets:?} ({end:?}): {:?}", shown()));
     }
-    if end != End::Closed {
-        return Err(format!("answered {found:?}, and the connection stays open"));
+    if end != ConnectionEnd::Closed {
+        return Err(format!("responded {found:?}, and the connection stays open"));
     }
     Ok(())
 }
 
-fn closed(stream: &mut TcpStream, until: Instant, may: impl Fn(u16) -> bool) -> Result<(), String> {
-    let (bytes, end) = everything(stream, until);
+fn closed(stream: &mut TcpStream, deadline: Instant, may: impl Fn(u16) -> bool) -> Result<(), String> {
+    let (bytes, end) = read_to_end(stream, deadline);
     let found = statuses(&bytes, false).unwrap_or_default();
     if let Some(status) = found.iter().find(|status| !may(**status)) {
         return Err(format!(
-            "answered {status}: {:?}",
+            "responded {status}: {:?}",
             String::from_utf8_lossy(&bytes[..bytes.len().min(300)])
         ));
     }
-    if end == End::Closed { Ok(()) } else { Err(format!("hangs after {found:?}")) }
+    if end == ConnectionEnd::Closed {
+        Ok(())
+    } else {
+        Err(format!("no end of the connection after {found:?}"))
+    }
 }
 
-fn any_of(stream: &mut TcpStream, outcomes: &[Outcome], until: Instant) -> Result<(), String> {
-    let mut seen = Vec::new();
+fn any_of(stream: &mut TcpStream, outcomes: &[Outcome], deadline: Instant) -> Result<(), String> {
+    let mut result = Vec::new();
     loop {
-        let frame = match frames::read(stream, until) {
+        let frame = match frames::read(stream, deadline) {
             Ok(Some(frame)) => frame,
             Ok(None) if outcomes.iter().any(|outcome| matches!(outcome, Outcome::ConnectionError)) => {
                 return Ok(());
             }
-            Ok(None) => return Err(format!("the connection ended after {seen:?}")),
-            Err(hangs) => return Err(format!("{hangs} after {seen:?}")),
+            Ok(None) => return Err(format!("the connection ended after {result:?}")),
+            Err(hangs) => return Err(format!("{hangs} after {result:?}")),
         };
         let (kind, on) = (frame.kind, frame.stream);
         let status = (kind == HEADERS).then(|| frame.status()).flatten();
@@ -146,10 +150,10 @@ fn any_of(stream: &mut TcpStream, outcomes: &[Outcome], until: Instant) -> Resul
         }
         match kind {
             HEADERS if status.is_some_and(|status| status >= 500) => {
-                return Err(format!("answered {status:?} on stream {on} after {seen:?}"));
+                return Err(format!("responded {status:?} on stream {on} after {result:?}"));
             }
-            HEADERS => seen.push(format!("{status:?} on {on}")),
-            RST_STREAM | GOAWAY => seen.push(format!("kind {kind} with {:?} on {on}", frame.error())),
+            HEADERS => result.push(format!("{status:?} on {on}")),
+            RST_STREAM | GOAWAY => result.push(format!("kind {kind} with {:?} on {on}", frame.error())),
             _ => {}
         }
     }

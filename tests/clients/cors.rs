@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use replica_api::api::RESPONSE_HEADERS;
 use reqwest::{Method, StatusCode};
 
-use crate::world::meridian;
+use crate::local_fleet::meridian;
 
 const PAGE: &str = "https://app.example.com";
 
@@ -54,7 +54,7 @@ impl Gateway {
         gateway
     }
 
-    async fn ask(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
+    async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> reqwest::Response {
         let mut request = self.client.request(method, format!("{}{path}", self.url));
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -76,12 +76,13 @@ fn header<'a>(response: &'a reqwest::Response, name: &str) -> &'a str {
 
 #[tokio::test]
 async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin() {
-    let asks = "access-control-request-method";
+    let request_method = "access-control-request-method";
     let allows = "access-control-allow-origin";
     let gateway = Gateway::start(&format!("[cors]\norigins = [\"{PAGE}\"]\nmax_age_s = 60\n")).await;
     let wanted = ("access-control-request-headers", "authorization,x-stainless-os");
-    let preflight =
-        gateway.ask(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (asks, "POST"), wanted]).await;
+    let preflight = gateway
+        .send(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (request_method, "POST"), wanted])
+        .await;
     assert_eq!(preflight.status(), StatusCode::NO_CONTENT);
     for (name, value) in [
         (allows, PAGE),
@@ -93,21 +94,22 @@ async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin
         assert_eq!(header(&preflight, name), value, "{name}");
     }
     // Errors have the headers, too, so that a page can read the reason.
-    let refused = gateway.ask(Method::GET, "/v1/models", &[("origin", PAGE)]).await;
+    let refused = gateway.send(Method::GET, "/v1/models", &[("origin", PAGE)]).await;
     assert_eq!((refused.status(), header(&refused, allows)), (StatusCode::UNAUTHORIZED, PAGE));
     let exposed: Vec<&str> = header(&refused, "access-control-expose-headers").split(", ").collect();
     for (name, _) in RESPONSE_HEADERS {
         assert!(exposed.contains(name), "{name} is in no list of what a page may read");
     }
-    let document = gateway.ask(Method::GET, "/openapi.json", &[("origin", PAGE)]).await;
+    let document = gateway.send(Method::GET, "/openapi.json", &[("origin", PAGE)]).await;
     assert_eq!((document.status(), header(&document, allows)), (StatusCode::OK, PAGE));
-    let other = [("origin", "https://app.example.com.evil"), (asks, "POST")];
-    let stranger = gateway.ask(Method::OPTIONS, "/v1/embeddings", &other).await;
+    let other = [("origin", "https://app.example.com.evil"), (request_method, "POST")];
+    let stranger = gateway.send(Method::OPTIONS, "/v1/embeddings", &other).await;
     assert_eq!(stranger.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!((header(&stranger, allows), header(&stranger, "vary")), ("", "origin"));
     drop(gateway);
 
     let gateway = Gateway::start("").await;
-    let preflight = gateway.ask(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (asks, "POST")]).await;
+    let preflight =
+        gateway.send(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (request_method, "POST")]).await;
     assert_eq!((preflight.status(), header(&preflight, allows)), (StatusCode::METHOD_NOT_ALLOWED, ""));
 }

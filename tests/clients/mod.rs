@@ -14,7 +14,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::fixture;
-use crate::world::World;
+use crate::local_fleet::LocalFleet;
 
 const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 const PAGE: &str = include_str!("../../docs/clients.md");
@@ -158,7 +158,7 @@ async fn every_snippet_of_docs_clients_md_runs() {
     let file = deployments(folder.path());
     let interpreters =
         [Language::Python, Language::JavaScript].map(|language| (language, interpreter(language)));
-    let world = World::up(&["--regions", "1", "--deployments", &file.to_string_lossy()]);
+    let fleet = LocalFleet::start(&["--regions", "1", "--deployments", &file.to_string_lossy()]);
     for Snippet { heading, language, text } in snippets() {
         let found = interpreters.iter().find(|(known, _)| *known == language);
         let Some((_, Some(interpreter))) = found else { continue };
@@ -174,7 +174,7 @@ async fn every_snippet_of_docs_clients_md_runs() {
         let started = std::time::Instant::now();
         let run = tokio::process::Command::new(interpreter)
             .arg(&script)
-            .env("MERIDIAN_URL", &world.url)
+            .env("MERIDIAN_URL", &fleet.url)
             .env("MERIDIAN_API_KEY", "local")
             // Loopback is not reachable through a proxy, and model prices are not needed.
             .env("NO_PROXY", "127.0.0.1")
@@ -182,8 +182,9 @@ async fn every_snippet_of_docs_clients_md_runs() {
             .output()
             .await
             .unwrap();
-        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success(), "{heading}: {said}");
+        let output =
+            String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{heading}: {output}");
         println!("{heading}: works ({:.1?})", started.elapsed());
     }
 
@@ -192,22 +193,23 @@ async fn every_snippet_of_docs_clients_md_runs() {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_client.py");
         let run = tokio::process::Command::new(python)
             .arg(script)
-            .arg(&world.url)
+            .arg(&fleet.url)
             .env("NO_PROXY", "127.0.0.1")
             .output()
             .await
             .unwrap();
-        let said = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success(), "{said}");
-        assert!(said.contains("500 texts in one call, 50 calls at once: in order"), "{said}");
+        let output =
+            String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{output}");
+        assert!(output.contains("500 texts in one call, 50 calls at once: in order"), "{output}");
     }
-    the_description_is_served_and_lists_every_header(&world).await;
+    the_description_is_served_and_lists_every_header(&fleet).await;
 }
 
 /// `GET /openapi.json` needs no key, and lists all of our response headers.
-async fn the_description_is_served_and_lists_every_header(world: &World) {
+async fn the_description_is_served_and_lists_every_header(fleet: &LocalFleet) {
     let client = reqwest::Client::new();
-    let document = client.get(format!("{}/openapi.json", world.url)).send().await.unwrap();
+    let document = client.get(format!("{}/openapi.json", fleet.url)).send().await.unwrap();
     assert_eq!(document.status(), 200);
     let document: serde_json::Value = document.json().await.unwrap();
     assert_eq!(document["openapi"], "3.1.0");
@@ -222,7 +224,7 @@ async fn the_description_is_served_and_lists_every_header(world: &World) {
         ("/pooling", json!({"model": "missing"}), ("x-api-key", "local")),
         ("/embed", json!({}), ("x-api-key", "wrong")),
     ] {
-        let url = format!("{}{path}", world.url);
+        let url = format!("{}{path}", fleet.url);
         let response = client.post(url).json(&body).header(header.0, header.1).send().await.unwrap();
         assert_eq!(response.status() == 401, header.1 == "wrong", "{path}: {}", response.status());
         for name in response.headers().keys() {
@@ -231,7 +233,7 @@ async fn the_description_is_served_and_lists_every_header(world: &World) {
             assert!(known, "{path} has the header {name}, which openapi.json does not describe");
         }
     }
-    let twice = client.get(format!("{}/v1/models", world.url)).header("api-key", "local");
+    let twice = client.get(format!("{}/v1/models", fleet.url)).header("api-key", "local");
     let twice = twice.header("x-api-key", "another").send().await.unwrap();
     assert_eq!(twice.status(), 401, "two keys that differ");
 }

@@ -6,7 +6,7 @@
 //!
 //! Deployments that sleep cost no reports: their loads are sent once.
 
-use super::world::{Answer, World};
+use super::local_fleet::{ClientResponse, LocalFleet};
 use super::{AMERICA, cosine, fixture};
 use futures_util::future::join_all;
 use serde_json::Value;
@@ -41,9 +41,9 @@ impl Reference {
     }
 
     /// Checks the vectors of a response for `count` texts from index `from` on.
-    fn check(&self, answer: &Answer, from: usize, count: usize) {
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        let (vectors, width) = (answer.vectors(), self.vectors.len() / self.texts.len());
+    fn check(&self, response: &ClientResponse, from: usize, count: usize) {
+        assert_eq!(response.status, 200, "{}", response.body);
+        let (vectors, width) = (response.vectors(), self.vectors.len() / self.texts.len());
         assert_eq!(vectors.len(), count);
         for (ours, theirs) in vectors.iter().zip(self.vectors.chunks_exact(width).skip(from)) {
             let cosine = cosine(ours, theirs);
@@ -53,21 +53,21 @@ impl Reference {
 }
 
 /// Returns the deployment's row in the status of the region's ingress.
-async fn ingress_status(world: &World) -> Value {
+async fn ingress_status(fleet: &LocalFleet) -> Value {
     let question = b"GET /status HTTP/1.1\r\nhost: spoke\r\nconnection: close\r\n\r\n";
-    let said = world.send_to_spoke(AMERICA, "operations", question).await;
-    let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    let status: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let response = fleet.send_to_spoke(AMERICA, "operations", question).await;
+    let body = response.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let status: Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {response}"));
     status["deployments"][0].clone()
 }
 
 /// Returns the time for which the region would hold a request, as reported by the gateway.
-async fn held_for(world: &World) -> Option<u64> {
-    world.route(AMERICA).await["held_for_ms"]["minilm"].as_u64()
+async fn held_for(fleet: &LocalFleet) -> Option<u64> {
+    fleet.route(AMERICA).await["held_for_ms"]["minilm"].as_u64()
 }
 
-fn milliseconds(answer: &Answer, header: &str) -> u64 {
-    answer.header(header).parse().unwrap_or_else(|_| panic!("{header}: {:?}", answer.header(header)))
+fn milliseconds(response: &ClientResponse, header: &str) -> u64 {
+    response.header(header).parse().unwrap_or_else(|_| panic!("{header}: {:?}", response.header(header)))
 }
 
 #[tokio::test]
@@ -75,9 +75,9 @@ async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales
     let reference = Reference::read();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), SLEEPS).unwrap();
-    let world = World::up(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
-    assert_eq!(world.find(&["replica"]), None, "no replica runs before the first request");
-    assert!(held_for(&world).await.is_some(), "the gateway reports for how long a request would be held");
+    let fleet = LocalFleet::start(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
+    assert_eq!(fleet.find(&["replica"]), None, "no replica runs before the first request");
+    assert!(held_for(&fleet).await.is_some(), "the gateway reports for how long a request would be held");
 
     let burst = join_all((0..INTERACTIVE + BULK).map(|caller| {
         let (priority, texts) = match caller {
@@ -86,9 +86,9 @@ async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales
             }
             _ => ("bulk", reference.texts.clone()),
         };
-        let world = &world;
+        let fleet = &fleet;
         async move {
-            world
+            fleet
                 .embed(
                     "minilm",
                     texts,
@@ -98,44 +98,44 @@ async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales
         }
     }));
     let observe = async {
-        world.until("a replica is started", async || world.find(&["replica"]).is_some()).await;
-        world.signal("-STOP", &["replica"]);
-        world
-            .until("all are held", async || ingress_status(&world).await["held"] == INTERACTIVE + BULK)
+        fleet.wait_until("a replica is started", async || fleet.find(&["replica"]).is_some()).await;
+        fleet.signal("-STOP", &["replica"]);
+        fleet
+            .wait_until("all are held", async || ingress_status(&fleet).await["held"] == INTERACTIVE + BULK)
             .await;
-        let status = ingress_status(&world).await;
+        let status = ingress_status(&fleet).await;
         assert!(status["ready"] == 0 && status["ready_in_ms"].is_u64(), "{status}");
-        assert!(held_for(&world).await.is_some(), "{}", world.route(AMERICA).await);
-        world.signal("-CONT", &["replica"]);
+        assert!(held_for(&fleet).await.is_some(), "{}", fleet.route(AMERICA).await);
+        fleet.signal("-CONT", &["replica"]);
     };
-    let (answers, ()) = tokio::join!(burst, observe);
-    for (caller, answer) in answers.iter().enumerate() {
+    let (responses, ()) = tokio::join!(burst, observe);
+    for (caller, response) in responses.iter().enumerate() {
         let (from, count) = if caller < INTERACTIVE { (caller, 1) } else { (0, reference.texts.len()) };
-        reference.check(answer, from, count);
-        let held = milliseconds(answer, "x-meridian-held-ms");
-        let start = milliseconds(answer, "x-meridian-cold-start-ms");
+        reference.check(response, from, count);
+        let held = milliseconds(response, "x-meridian-held-ms");
+        let start = milliseconds(response, "x-meridian-cold-start-ms");
         assert!(held > 0 && start > 0, "{caller} was held {held} ms for a start of {start} ms");
-        assert_eq!(answer.header("x-meridian-attempts"), "1", "no request was retried");
+        assert_eq!(response.header("x-meridian-attempts"), "1", "no request was retried");
     }
 
-    world
-        .until("the deployment is scaled to zero", async || {
-            world.find(&["replica"]).is_none() && ingress_status(&world).await["ready"] == 0
+    fleet
+        .wait_until("the deployment is scaled to zero", async || {
+            fleet.find(&["replica"]).is_none() && ingress_status(&fleet).await["ready"] == 0
         })
         .await;
-    let again = world.embed("minilm", reference.texts[0].as_str(), &[]).await;
+    let again = fleet.embed("minilm", reference.texts[0].as_str(), &[]).await;
     reference.check(&again, 0, 1);
     let (start, started) = (milliseconds(&again, "x-meridian-cold-start-ms"), again.took.as_millis());
     assert!(u128::from(start) <= started, "{start} of {started} ms");
-    assert_eq!(ingress_status(&world).await["held"], 0);
+    assert_eq!(ingress_status(&fleet).await["held"], 0);
 }
 
 /// Reads a counter of the region's ingress.
-async fn ingress_counter(world: &World, name: &str) -> u64 {
+async fn ingress_counter(fleet: &LocalFleet, name: &str) -> u64 {
     let question = b"GET /metrics HTTP/1.1\r\nhost: spoke\r\nconnection: close\r\n\r\n";
-    let said = world.send_to_spoke(AMERICA, "operations", question).await;
-    let value = said.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    value.unwrap_or_else(|| panic!("{name} in {said}"))
+    let response = fleet.send_to_spoke(AMERICA, "operations", question).await;
+    let value = response.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("{name} in {response}"))
 }
 
 #[tokio::test]
@@ -145,21 +145,21 @@ async fn reports_of_an_idle_region_contain_no_loads() {
     let deployments: String =
         (0..DEPLOYMENTS).map(|number| SLEEPS.replace("\"minilm\"", &format!("\"idle-{number}\""))).collect();
     std::fs::write(file.path(), deployments).unwrap();
-    let world = World::up(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
+    let fleet = LocalFleet::start(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
     let last = format!("idle-{}", DEPLOYMENTS - 1);
     let counters = async || {
-        let exchanges = ingress_counter(&world, "meridian_ingress_exchanges_total").await;
-        (exchanges, ingress_counter(&world, "meridian_ingress_report_loads_total").await)
+        let exchanges = ingress_counter(&fleet, "meridian_ingress_exchanges_total").await;
+        (exchanges, ingress_counter(&fleet, "meridian_ingress_report_loads_total").await)
     };
-    world
-        .until("the gateway knows all deployments", async || {
-            world.route(AMERICA).await["held_for_ms"][&last].is_u64()
+    fleet
+        .wait_until("the gateway knows all deployments", async || {
+            fleet.route(AMERICA).await["held_for_ms"][&last].is_u64()
         })
         .await;
     // The last loads may have been reported a moment before.
     let mut before = counters().await;
-    world
-        .until("five reports without a load", async || {
+    fleet
+        .wait_until("five reports without a load", async || {
             let now = counters().await;
             let is_calm = now.1 == before.1 && now.0 >= before.0 + 5;
             if now.1 != before.1 {
@@ -169,8 +169,8 @@ async fn reports_of_an_idle_region_contain_no_loads() {
         })
         .await;
     assert!(before.1 >= DEPLOYMENTS as u64, "the first report has all loads: {before:?}");
-    world.until("reports", async || counters().await.0 >= before.0 + 10).await;
+    fleet.wait_until("reports", async || counters().await.0 >= before.0 + 10).await;
     let after = counters().await;
     assert_eq!(after.1, before.1, "{} reports had loads that did not change", after.0 - before.0);
-    assert!(world.route(AMERICA).await["held_for_ms"][&last].is_u64(), "the gateway keeps all loads");
+    assert!(fleet.route(AMERICA).await["held_for_ms"][&last].is_u64(), "the gateway keeps all loads");
 }

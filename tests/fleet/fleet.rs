@@ -11,7 +11,7 @@
 
 use crate::files::{self, FleetFiles, GATEWAY_REGIONS, HUBS, MEMBERS, REGIONS, REPLICAS, SPOKES, port};
 use crate::network::{self, Network, host};
-use crate::process::{FleetProcess, ProcessSpec, until};
+use crate::process::{FleetProcess, ProcessSpec, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::fs;
@@ -83,7 +83,7 @@ impl Fleet {
         let authorities: Vec<_> = authorities.flat_map(|it| ["--authority".to_owned(), it]).collect();
         self.operate(&[&domain.map(str::to_owned)[..], &authorities].concat());
         self.start_and_wait(vec![self.files().hub(1)]).await;
-        until("the authority responds", async || self.run(&["pki", "list"]).status.success()).await;
+        wait_until("the authority responds", async || self.run(&["pki", "list"]).status.success()).await;
         for number in 2..=HUBS {
             self.copy_authority(number);
             let hub = self.joining("hub", REGIONS[0], self.files().hub(number));
@@ -102,7 +102,7 @@ impl Fleet {
         let gateways = gateways.map(|(region, spec)| self.joining("gateway", region, spec)).collect();
         self.start_and_wait(gateways).await;
         self.start_and_wait(vec![self.files().haproxy()]).await;
-        self.until_healthy().await;
+        self.wait_until_healthy().await;
     }
 
     fn files(&self) -> FleetFiles<'_> {
@@ -123,16 +123,16 @@ impl Fleet {
             self.processes.push(FleetProcess::start(spec, &self.meridian, self.dir.path()));
         }
         for at in first..self.processes.len() {
-            self.until_ready(at).await;
+            self.wait_until_ready(at).await;
         }
     }
 
-    async fn until_ready(&mut self, at: usize) {
+    async fn wait_until_ready(&mut self, at: usize) {
         let process = &mut self.processes[at];
         let (name, url) = (process.spec.name.clone(), process.spec.ready.clone());
         let log = crate::process::log(self.dir.path(), &name);
         let http = &self.http;
-        until(&format!("{name} is ready: {url}"), async || {
+        wait_until(&format!("{name} is ready: {url}"), async || {
             if let Some(status) = process.ended() {
                 panic!("{name} ended ({status}): {}", fs::read_to_string(&log).unwrap_or_default());
             }
@@ -142,15 +142,15 @@ impl Fleet {
     }
 
     /// Waits until all members of the store are healthy, the gateways use all spokes, and HAProxy uses all gateways.
-    pub(crate) async fn until_healthy(&self) {
+    pub(crate) async fn wait_until_healthy(&self) {
         for machine in (1..=MEMBERS).map(files::member) {
             let member = async || {
                 self.get(&machine, port::ETCD_OPERATIONS, "/health").await.contains("\"health\":\"true\"")
             };
-            until(&format!("{machine} is healthy"), member).await;
+            wait_until(&format!("{machine} is healthy"), member).await;
         }
         for machine in (1..=GATEWAY_REGIONS.len()).map(files::gateway) {
-            until(&format!("{machine} uses all regions"), async || {
+            wait_until(&format!("{machine} uses all regions"), async || {
                 let routes = self.get(&machine, port::GATEWAY_OPERATIONS, "/routes").await;
                 let routes: Value = serde_json::from_str(&routes).unwrap_or_default();
                 let regions = routes["regions"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -158,7 +158,7 @@ impl Fleet {
             })
             .await;
             let is_up = async || self.haproxy("gateways", &machine, "status").await == "UP";
-            until(&format!("HAProxy uses {machine}"), is_up).await;
+            wait_until(&format!("HAProxy uses {machine}"), is_up).await;
         }
     }
 
@@ -182,7 +182,7 @@ impl Fleet {
     /// Returns a number of HAProxy's statistics.
     async fn count(&self, proxy: &str, server: &str, column: &str) -> u64 {
         let mut count = None;
-        until("HAProxy returns its statistics", async || {
+        wait_until("HAProxy returns its statistics", async || {
             count = self.haproxy(proxy, server, column).await.parse().ok();
             count.is_some()
         })
@@ -191,10 +191,10 @@ impl Fleet {
     }
 
     /// Waits until HAProxy has received this number of further requests.
-    pub(crate) async fn until_requests(&self, more: u64) {
+    pub(crate) async fn wait_for_requests(&self, more: u64) {
         let requests = async || self.count("clients", "FRONTEND", "req_tot").await;
         let first = requests().await;
-        until("requests arrive", async || requests().await >= first + more).await;
+        wait_until("requests arrive", async || requests().await >= first + more).await;
     }
 
     /// Returns the number of attempts that HAProxy has repeated, at the same gateway or another one.
@@ -206,7 +206,7 @@ impl Fleet {
     async fn find(&self, machines: impl Iterator<Item = String>, port: u16, line: &str) -> String {
         let machines: Vec<_> = machines.collect();
         let mut found = None;
-        until(&format!("a process has {line}"), async || {
+        wait_until(&format!("a process has {line}"), async || {
             for machine in &machines {
                 if self.get(machine, port, "/metrics").await.lines().any(|it| it == line) {
                     found = Some(machine.clone());
@@ -248,8 +248,8 @@ impl Fleet {
     }
 
     /// Waits until a replica has computed some requests since its start: the spokes of its region use it.
-    pub(crate) async fn until_used(&self, replica: &str) {
-        until(&format!("{replica} is used"), async || {
+    pub(crate) async fn wait_until_used(&self, replica: &str) {
+        wait_until(&format!("{replica} is used"), async || {
             let status = self.get(replica, port::REPLICA_OPERATIONS, "/status").await;
             let status: Value = serde_json::from_str(&status).unwrap_or_default();
             status["requests_total"].as_u64().is_some_and(|requests| requests >= 10)
@@ -262,7 +262,7 @@ impl Fleet {
         let at = self.at(name);
         let spec = self.processes[at].spec.clone();
         self.processes[at] = FleetProcess::start(spec, &self.meridian, self.dir.path());
-        self.until_ready(at).await;
+        self.wait_until_ready(at).await;
     }
 
     /// Returns the processes that have ended.

@@ -17,7 +17,7 @@ mod process;
 
 use fleet::Fleet;
 use load::{Load, LoadResult};
-use process::until;
+use process::wait_until;
 use rustix::process::Signal;
 use serde_json::Value;
 use std::path::Path;
@@ -38,9 +38,9 @@ impl Phase {
     async fn run(fleet: &mut Fleet, name: &'static str, during: impl AsyncFnOnce(&mut Fleet)) -> Phase {
         fleet.print(name);
         let (load, repeated) = (Load::start(fleet), fleet.repeated().await);
-        fleet.until_requests(REQUESTS_AROUND).await;
+        fleet.wait_for_requests(REQUESTS_AROUND).await;
         during(fleet).await;
-        fleet.until_requests(REQUESTS_AROUND).await;
+        fleet.wait_for_requests(REQUESTS_AROUND).await;
         let load = load.finish();
         Phase { name, load, repeated: fleet.repeated().await - repeated }
     }
@@ -57,16 +57,16 @@ impl Phase {
 async fn kill(fleet: &mut Fleet, name: &str) {
     fleet.end(name, Signal::KILL).await;
     // Four seconds: longer than a region without reports takes to be down.
-    fleet.until_requests(2 * REQUESTS_AROUND).await;
+    fleet.wait_for_requests(2 * REQUESTS_AROUND).await;
     start_again(fleet, name).await;
 }
 
 /// Starts a process again, and waits until the others use it, so that another one can end.
 async fn start_again(fleet: &mut Fleet, name: &str) {
     fleet.start_again(name).await;
-    fleet.until_healthy().await;
+    fleet.wait_until_healthy().await;
     if name.starts_with("replica-") {
-        fleet.until_used(name).await;
+        fleet.wait_until_used(name).await;
     }
     fleet.print(&format!("{name} is used again"));
 }
@@ -77,7 +77,7 @@ async fn rotate(fleet: &mut Fleet) {
     let in_regions = files::REGIONS.len() * (files::SPOKES + files::REPLICAS);
     assert_eq!(before.len(), files::HUBS + in_regions + files::GATEWAY_REGIONS.len());
     for expected in ["next_trusted", "next_signs", "single"] {
-        until(&format!("the rotation reaches {expected}"), async || {
+        wait_until(&format!("the rotation reaches {expected}"), async || {
             let output = fleet.run(&["pki", "rotate", "--yes", "--json"]);
             let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
             output.status.success() && report["phase"] == expected
@@ -88,7 +88,7 @@ async fn rotate(fleet: &mut Fleet) {
             fleet.copy_authority(2);
         }
     }
-    until("every process has another certificate", async || {
+    wait_until("every process has another certificate", async || {
         let after = fleet.certificates();
         before.iter().zip(&after).all(|(old, new)| old.0 == new.0 && old.1 != new.1)
     })

@@ -54,7 +54,7 @@ impl FleetProcess {
     /// Sends a signal and waits for the end of the process.
     pub(crate) async fn end(&mut self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the process runs");
-        until(&format!("{} ends", self.spec.name), async || self.ended().is_some()).await;
+        wait_until(&format!("{} ends", self.spec.name), async || self.ended().is_some()).await;
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn log(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Waits for a condition.
-pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");

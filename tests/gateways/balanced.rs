@@ -2,8 +2,8 @@
 //! layer 7, and the client's address arrives through one of layer 4.
 
 use super::super::haproxy;
-use super::super::world::World;
-use super::{FurtherGateway, Killed, free_port};
+use super::super::local_fleet::LocalFleet;
+use super::{GatewayProcess, KilledOnDrop, free_port};
 use serde_json::json;
 use std::net::IpAddr;
 use std::process::Command;
@@ -19,35 +19,40 @@ const BEFORE_THE_KILL: Duration = Duration::from_secs(3);
 const DURATION: Duration = Duration::from_secs(8);
 
 struct LoadBalancer {
-    _process: Killed,
+    _process: KilledOnDrop,
     url: String,
 }
 
 impl LoadBalancer {
     /// Starts a load balancer with the configuration below this heading of the page.
-    fn start(world: &World, number: usize, heading: &str, gateways: &[FurtherGateway; 2]) -> LoadBalancer {
+    fn start(
+        fleet: &LocalFleet,
+        number: usize,
+        heading: &str,
+        gateways: &[GatewayProcess; 2],
+    ) -> LoadBalancer {
         let (file, listen) =
-            (world.file(&format!("haproxy-{number}.cfg")), format!("127.0.0.1:{}", free_port()));
+            (fleet.file(&format!("haproxy-{number}.cfg")), format!("127.0.0.1:{}", free_port()));
         let address =
-            |gateway: &FurtherGateway| format!("127.0.0.1:{} port {}", gateway.listen, gateway.operations);
+            |gateway: &GatewayProcess| format!("127.0.0.1:{} port {}", gateway.listen, gateway.operations);
         let text = haproxy::configuration(heading, &listen, &gateways.each_ref().map(address));
         std::fs::write(&file, text).expect("written");
         let mut command = Command::new("haproxy");
         command.env("PATH", haproxy::path());
-        let log = std::fs::File::create(world.file(&format!("haproxy-{number}.log"))).expect("a log");
+        let log = std::fs::File::create(fleet.file(&format!("haproxy-{number}.log"))).expect("a log");
         command.args(["-db", "-f"]).arg(&file).stdout(log.try_clone().expect("a file")).stderr(log);
         let process = command.spawn().expect("haproxy is installed (Debian: apt-get install haproxy)");
-        LoadBalancer { _process: Killed(process), url: format!("http://{listen}/v1/embeddings") }
+        LoadBalancer { _process: KilledOnDrop(process), url: format!("http://{listen}/v1/embeddings") }
     }
 }
 
 /// Waits until the gateways are ready, so that load balancers that are started then use both from the beginning.
-async fn until_ready(world: &World, gateways: &[FurtherGateway; 2]) {
+async fn wait_until_ready(fleet: &LocalFleet, gateways: &[GatewayProcess; 2]) {
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     for gateway in gateways {
         let url = format!("http://127.0.0.1:{}/readyz", gateway.operations);
-        world
-            .until(&format!("{url} responds with 200"), async || {
+        fleet
+            .wait_until(&format!("{url} responds with 200"), async || {
                 client.get(&url).send().await.is_ok_and(|response| response.status() == 200)
             })
             .await;
@@ -66,13 +71,15 @@ async fn send(client: &reqwest::Client, url: &str) -> Result<u16, String> {
 
 #[tokio::test]
 async fn no_request_fails_behind_load_balancers_while_a_gateway_is_killed() {
-    let world = World::up(&["--regions", "1"]);
-    let mut gateways = [2, 3].map(|number| FurtherGateway::start(&world, number));
+    let fleet = LocalFleet::start(&["--regions", "1"]);
+    let mut gateways = [2, 3].map(|number| GatewayProcess::start(&fleet, number));
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-    until_ready(&world, &gateways).await;
-    let balancers = [1, 2].map(|number| LoadBalancer::start(&world, number, "HAProxy at layer 7", &gateways));
+    wait_until_ready(&fleet, &gateways).await;
+    let balancers = [1, 2].map(|number| LoadBalancer::start(&fleet, number, "HAProxy at layer 7", &gateways));
     for balancer in &balancers {
-        world.until("the load balancer serves", async || send(&client, &balancer.url).await == Ok(200)).await;
+        fleet
+            .wait_until("the load balancer serves", async || send(&client, &balancer.url).await == Ok(200))
+            .await;
     }
 
     let (failed, mut requests) = (Arc::new(Mutex::new(Vec::new())), JoinSet::new());
@@ -115,22 +122,22 @@ async fn no_request_fails_behind_load_balancers_while_a_gateway_is_killed() {
 
 #[tokio::test]
 async fn the_address_of_a_client_arrives_through_a_load_balancer_of_layer_4() {
-    let world = World::up(&["--regions", "1"]);
+    let fleet = LocalFleet::start(&["--regions", "1"]);
     let gateways = [2, 3].map(|number| {
-        FurtherGateway::start_with(&world, number, |config| {
+        GatewayProcess::start_with(&fleet, number, |config| {
             config.insert("proxy_protocol_from".to_owned(), vec!["127.0.0.1"].into());
             config.insert("connections_per_address_max".to_owned(), 1.into());
         })
     });
-    until_ready(&world, &gateways).await;
-    let balancer = LoadBalancer::start(&world, 1, "HAProxy at layer 4", &gateways);
+    wait_until_ready(&fleet, &gateways).await;
+    let balancer = LoadBalancer::start(&fleet, 1, "HAProxy at layer 4", &gateways);
     // With a persistent connection.
     let client = |address: [u8; 4]| {
         let builder = reqwest::Client::builder().no_proxy().local_address(IpAddr::from(address));
         builder.build().expect("a client")
     };
     let ready = client([127, 0, 0, 2]);
-    world.until("the load balancer serves", async || send(&ready, &balancer.url).await == Ok(200)).await;
+    fleet.wait_until("the load balancer serves", async || send(&ready, &balancer.url).await == Ok(200)).await;
 
     // Each gateway accepts one connection of an address, so the third one is rejected.
     let same: Vec<_> = (0..3).map(|_| client([127, 0, 0, 3])).collect();

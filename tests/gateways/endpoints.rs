@@ -1,7 +1,7 @@
 //! A client with the endpoints of two gateways, of which one is killed.
 
-use super::super::world::World;
-use super::FurtherGateway;
+use super::super::local_fleet::LocalFleet;
+use super::GatewayProcess;
 use loadtest::client::{Client, ClientSettings, EmbedOptions, EndpointSettings, Preference};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,16 +25,16 @@ async fn embed(client: &Client) -> Result<u32, String> {
 
 #[tokio::test]
 async fn no_request_fails_at_a_client_with_two_endpoints_while_a_gateway_is_killed() {
-    let world = World::up(&["--regions", "1"]);
-    let mut gateways = [2, 3].map(|number| FurtherGateway::start(&world, number));
-    let client = |gateways: &[FurtherGateway]| {
+    let fleet = LocalFleet::start(&["--regions", "1"]);
+    let mut gateways = [2, 3].map(|number| GatewayProcess::start(&fleet, number));
+    let client = |gateways: &[GatewayProcess]| {
         let endpoints =
             gateways.iter().map(|gateway| EndpointSettings::new(&gateway.url, Some("local"))).collect();
         Client::new(&ClientSettings { endpoints, ..ClientSettings::default() }).expect("valid settings")
     };
     for gateway in &gateways {
         let alone = client(std::slice::from_ref(gateway));
-        world.until("the gateway serves", async || embed(&alone).await.is_ok()).await;
+        fleet.wait_until("the gateway serves", async || embed(&alone).await.is_ok()).await;
     }
 
     let client = Arc::new(client(&gateways));

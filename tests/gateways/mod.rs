@@ -4,7 +4,7 @@
 mod balanced;
 mod endpoints;
 
-use super::world::{World, meridian};
+use super::local_fleet::{LocalFleet, meridian};
 use serde_json::json;
 use std::net::TcpListener;
 use std::process::{Child, Command};
@@ -21,8 +21,8 @@ const LIMIT: u64 = 40;
 const GATEWAYS: usize = 4;
 
 /// Further gateway process beside the one of the fleet.
-struct FurtherGateway {
-    process: Killed,
+struct GatewayProcess {
+    process: KilledOnDrop,
     url: String,
     /// Port for clients.
     listen: u16,
@@ -31,9 +31,9 @@ struct FurtherGateway {
 }
 
 /// Process that is killed at the end of the test, or before.
-struct Killed(Child);
+struct KilledOnDrop(Child);
 
-impl Killed {
+impl KilledOnDrop {
     /// Kills the process with SIGKILL and waits for its end.
     fn kill(&mut self) {
         self.0.kill().ok();
@@ -41,7 +41,7 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         self.kill();
     }
@@ -51,15 +51,19 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port").port()
 }
 
-impl FurtherGateway {
+impl GatewayProcess {
     /// Starts a gateway with the configuration of the fleet's gateway, and its own ports and files.
-    fn start(world: &World, number: usize) -> FurtherGateway {
-        FurtherGateway::start_with(world, number, |_| {})
+    fn start(fleet: &LocalFleet, number: usize) -> GatewayProcess {
+        GatewayProcess::start_with(fleet, number, |_| {})
     }
 
     /// The same with a changed configuration.
-    fn start_with(world: &World, number: usize, change: impl FnOnce(&mut toml::Table)) -> FurtherGateway {
-        let text = std::fs::read_to_string(world.file("gateway.toml")).expect("a configuration");
+    fn start_with(
+        fleet: &LocalFleet,
+        number: usize,
+        change: impl FnOnce(&mut toml::Table),
+    ) -> GatewayProcess {
+        let text = std::fs::read_to_string(fleet.file("gateway.toml")).expect("a configuration");
         let mut config: toml::Table = text.parse().expect("TOML");
         let (listen, operations) = (free_port(), free_port());
         config.insert("listen".to_owned(), format!("127.0.0.1:{listen}").into());
@@ -67,24 +71,24 @@ impl FurtherGateway {
         for key in ["handover", "receipts"] {
             config.remove(key);
         }
-        let snapshot = world.file(&format!("gateway-{number}-routes"));
+        let snapshot = fleet.file(&format!("gateway-{number}-routes"));
         config.insert("snapshot".to_owned(), snapshot.display().to_string().into());
         change(&mut config);
-        let file = world.file(&format!("gateway-{number}.toml"));
+        let file = fleet.file(&format!("gateway-{number}.toml"));
         std::fs::write(&file, config.to_string()).expect("written");
-        let log = std::fs::File::create(world.file(&format!("gateway-{number}.log"))).expect("a log");
+        let log = std::fs::File::create(fleet.file(&format!("gateway-{number}.log"))).expect("a log");
         let mut command: Command = meridian();
         command.args(["gateway", "--config"]).arg(&file).stdout(log.try_clone().expect("a file")).stderr(log);
-        let process = Killed(command.spawn().expect("the binary starts"));
-        FurtherGateway { process, url: format!("http://127.0.0.1:{listen}"), listen, operations }
+        let process = KilledOnDrop(command.spawn().expect("the binary starts"));
+        GatewayProcess { process, url: format!("http://127.0.0.1:{listen}"), listen, operations }
     }
 }
 
 /// Runs `meridian key` as the operator of this fleet; returns the JSON that it prints.
-fn key(world: &World, arguments: &[&str]) -> serde_json::Value {
+fn key(fleet: &LocalFleet, arguments: &[&str]) -> serde_json::Value {
     let mut command = meridian();
     command.arg("key").args(arguments);
-    command.args(["--json", "--hub", &world.hub, "--identity", &world.identity]);
+    command.args(["--json", "--hub", &fleet.hub, "--identity", &fleet.identity]);
     let output = command.output().expect("the binary starts");
     assert!(output.status.success(), "{output:?}");
     serde_json::from_slice(&output.stdout).expect("JSON")
@@ -97,11 +101,11 @@ async fn status(client: &reqwest::Client, url: &str, key: &str) -> u16 {
 }
 
 /// Waits until all gateways respond with this status; returns the time.
-async fn until_all(world: &World, urls: &[String], key: &str, expected: u16) -> Duration {
+async fn wait_until_all(fleet: &LocalFleet, urls: &[String], key: &str, expected: u16) -> Duration {
     let (client, begun) = (reqwest::Client::builder().no_proxy().build().expect("a client"), Instant::now());
     for url in urls {
-        world
-            .until(&format!("{url} responds with {expected}"), async || {
+        fleet
+            .wait_until(&format!("{url} responds with {expected}"), async || {
                 status(&client, url, key).await == expected
             })
             .await;
@@ -111,39 +115,39 @@ async fn until_all(world: &World, urls: &[String], key: &str, expected: u16) -> 
 
 #[tokio::test]
 async fn a_created_key_is_accepted_and_a_revoked_one_rejected_by_three_gateways_within_two_seconds() {
-    let world = World::up(&["--regions", "1"]);
-    let further: Vec<_> = (2..=3).map(|number| FurtherGateway::start(&world, number)).collect();
+    let fleet = LocalFleet::start(&["--regions", "1"]);
+    let further: Vec<_> = (2..=3).map(|number| GatewayProcess::start(&fleet, number)).collect();
     let urls: Vec<String> =
-        std::iter::once(world.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
-    let file = world.file("tenants-to-apply.toml");
+        std::iter::once(fleet.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
+    let file = fleet.file("tenants-to-apply.toml");
     std::fs::write(&file, format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY_SHA256}\"]\n"))
         .expect("written");
-    apply(&world, &file);
-    until_all(&world, &urls, KEY, 200).await;
+    apply(&fleet, &file);
+    wait_until_all(&fleet, &urls, KEY, 200).await;
 
     let created =
-        key(&world, &["create", "--tenant", "acme", "--name", "ci", "--owner", "team", "--expires", "3s"]);
+        key(&fleet, &["create", "--tenant", "acme", "--name", "ci", "--owner", "team", "--expires", "3s"]);
     let (short_lived, begun) = (created["key"].as_str().expect("a key").to_owned(), Instant::now());
-    let accepted = until_all(&world, &urls, &short_lived, 200).await;
-    let created = key(&world, &["create", "--tenant", "acme"]);
+    let accepted = wait_until_all(&fleet, &urls, &short_lived, 200).await;
+    let created = key(&fleet, &["create", "--tenant", "acme"]);
     let lasting = created["key"].as_str().expect("a key").to_owned();
-    until_all(&world, &urls, &lasting, 200).await;
-    until_all(&world, &urls, &short_lived, 401).await;
+    wait_until_all(&fleet, &urls, &lasting, 200).await;
+    wait_until_all(&fleet, &urls, &short_lived, 401).await;
     let expired = begun.elapsed();
-    let listed = key(&world, &["list"]).to_string();
+    let listed = key(&fleet, &["list"]).to_string();
     assert!(!listed.contains(&lasting) && listed.contains("\"owner\":\"team\""), "{listed}");
 
-    key(&world, &["revoke", created["created"]["id"].as_str().expect("an identifier")]);
-    let revoked = until_all(&world, &urls, &lasting, 401).await;
+    key(&fleet, &["revoke", created["created"]["id"].as_str().expect("an identifier")]);
+    let revoked = wait_until_all(&fleet, &urls, &lasting, 401).await;
     println!("three gateways: created {accepted:?}, expired (3 s) {expired:?}, revoked {revoked:?}");
     assert!(accepted < Duration::from_secs(2) && revoked < Duration::from_secs(2));
     assert!((2..6).contains(&expired.as_secs()), "{expired:?}");
-    until_all(&world, &urls, KEY, 200).await;
+    wait_until_all(&fleet, &urls, KEY, 200).await;
 }
 
-fn apply(world: &World, file: &std::path::Path) {
+fn apply(fleet: &LocalFleet, file: &std::path::Path) {
     let applied = meridian()
-        .args(["apply", "--yes", "--hub", &world.hub, "--identity", &world.identity])
+        .args(["apply", "--yes", "--hub", &fleet.hub, "--identity", &fleet.identity])
         .arg(file)
         .output()
         .expect("the binary starts");
@@ -219,19 +223,19 @@ fn mean(ratios: &[f64]) -> f64 {
 
 #[tokio::test]
 async fn four_gateways_admit_the_limit_of_a_tenant_together() {
-    let world = World::up(&["--regions", "1"]);
-    let further: Vec<_> = (2..=GATEWAYS).map(|number| FurtherGateway::start(&world, number)).collect();
-    let file = world.file("tenants-to-apply.toml");
+    let fleet = LocalFleet::start(&["--regions", "1"]);
+    let further: Vec<_> = (2..=GATEWAYS).map(|number| GatewayProcess::start(&fleet, number)).collect();
+    let file = fleet.file("tenants-to-apply.toml");
     let limits = format!("limits = {{ requests_per_second = {LIMIT} }}");
     let text = format!("[[tenant]]\nname = \"acme\"\nkey_sha256 = [\"{KEY_SHA256}\"]\n{limits}\n");
     std::fs::write(&file, text).expect("written");
-    apply(&world, &file);
+    apply(&fleet, &file);
     let urls: Vec<String> =
-        std::iter::once(world.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
+        std::iter::once(fleet.url.clone()).chain(further.iter().map(|gateway| gateway.url.clone())).collect();
     let client = reqwest::Client::builder().no_proxy().build().expect("a client");
     for url in &urls {
-        world
-            .until(&format!("{url} serves requests"), async || {
+        fleet
+            .wait_until(&format!("{url} serves requests"), async || {
                 let body = json!({"model": "minilm", "input": "near"}).to_string();
                 let request = client.post(format!("{url}/v1/embeddings")).bearer_auth(KEY).body(body);
                 request.send().await.is_ok_and(|response| response.status().as_u16() == 200)
@@ -247,11 +251,11 @@ async fn four_gateways_admit_the_limit_of_a_tenant_together() {
     };
     near(&load.run("skewed", 12, [80, 4, 2, 0]).await[6..]);
     near(&load.run("shifted", 12, [0, 4, 2, 80]).await[6..]);
-    world.press("kill?process=hub").await;
+    fleet.control_action("kill?process=hub").await;
     near(&load.run("hub killed", 10, [0, 4, 2, 80]).await[2..]);
     let ratios = load.run("shifted, hub dead", 8, [80, 4, 2, 0]).await;
     assert!(mean(&ratios[2..]) <= 1.1, "{ratios:?}");
-    world.press("restart?process=hub").await;
+    fleet.control_action("restart?process=hub").await;
     near(&load.run("hub back", 16, [80, 4, 2, 0]).await[10..]);
     assert_eq!(load.failed.load(Ordering::Relaxed), 0, "every request was admitted or rejected by the limit");
 }

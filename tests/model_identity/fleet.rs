@@ -166,7 +166,7 @@ impl Fleet {
         std::fs::write(self.dir.path().join(format!("{name}.toml")), text).unwrap();
         self.restart(&name);
         let url = format!("http://127.0.0.1:{}/health", self.ports[number]);
-        self.until(&format!("{name} is ready"), async |fleet| {
+        self.wait_until(&format!("{name} is ready"), async |fleet| {
             fleet.client.get(&url).send().await.is_ok_and(|response| response.status().is_success())
         })
         .await;
@@ -191,20 +191,20 @@ impl Fleet {
     }
 
     /// Returns the vectors in the gateway's response, if it succeeds.
-    pub(crate) async fn ask(&self) -> Option<Rows> {
+    pub(crate) async fn request_rows(&self) -> Option<Rows> {
         let body = json!({"model": "d", "input": TEXTS}).to_string();
         let request = self.client.post(self.url()).header("authorization", "Bearer local").body(body);
         let response = request.send().await.ok().filter(|response| response.status().is_success())?;
         Rows::read(response).await.ok()
     }
 
-    pub(crate) async fn until_served(&self) {
-        self.until("the deployment is served", async |fleet| fleet.ask().await.is_some()).await;
+    pub(crate) async fn wait_until_served(&self) {
+        self.wait_until("the deployment is served", async |fleet| fleet.request_rows().await.is_some()).await;
     }
 
     /// Waits until this many replicas get requests.
-    pub(crate) async fn until_ready(&self, count: u64) {
-        self.until(&format!("{count} replicas are ready"), async |fleet| {
+    pub(crate) async fn wait_until_ready(&self, count: u64) {
+        self.wait_until(&format!("{count} replicas are ready"), async |fleet| {
             fleet.metric("meridian_ingress_replicas_ready{deployment=\"d\"}").await == Some(count)
         })
         .await;
@@ -219,13 +219,13 @@ impl Fleet {
     }
 
     /// Waits for a condition.
-    pub(crate) async fn until(&self, what: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
         let begun = Instant::now();
         while !holds(self).await {
             if begun.elapsed() > PATIENCE {
                 let logs: Vec<_> = self.running.keys().map(|name| self.log(name)).collect();
                 panic!(
-                    "{what} did not come true\n{}\n{}",
+                    "timed out waiting until {what}\n{}\n{}",
                     self.meridian(&["get", "rollout"]),
                     logs.join("\n")
                 );
@@ -254,9 +254,9 @@ impl Fleet {
 
     /// Runs an operator's command that must succeed.
     pub(crate) fn operator(&self, arguments: &[&str]) {
-        let said = self.meridian(arguments);
-        println!("{arguments:?}: {said}");
-        assert!(!said.contains("meridian: ") && !said.contains("error"), "{said}");
+        let output = self.meridian(arguments);
+        println!("{arguments:?}: {output}");
+        assert!(!output.contains("meridian: ") && !output.contains("error"), "{output}");
     }
 
     /// Applies the deployment with another precision.

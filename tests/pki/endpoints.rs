@@ -50,7 +50,7 @@ struct Caller {
 
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum RequestResult {
     /// The connection was closed without a response.
     Rejected,
     /// 401 or 403, or 404 at a spoke.
@@ -60,7 +60,7 @@ enum Verdict {
 }
 
 /// Callers that an endpoint admits.
-enum Admits {
+enum AdmissionRule {
     Roles(&'static [Role]),
     /// Spokes of [`REGION`].
     RegionSpokes,
@@ -79,7 +79,7 @@ struct Endpoint {
     address: String,
     method: &'static str,
     path: String,
-    admits: Admits,
+    admits: AdmissionRule,
     /// Valid certificates that the listener accepts, by role and region.
     accepts: fn(Role, &str) -> bool,
 }
@@ -187,7 +187,7 @@ impl Credentials {
 }
 
 impl Caller {
-    fn send(&self, endpoint: &Endpoint) -> Verdict {
+    fn send(&self, endpoint: &Endpoint) -> RequestResult {
         let tcp = TcpStream::connect(&endpoint.address).unwrap();
         tcp.set_read_timeout(Some(RESPONSE_TIMEOUT)).unwrap();
         let Endpoint { method, path, .. } = endpoint;
@@ -200,18 +200,18 @@ impl Caller {
              {authorization}connection: close\r\n\r\n{{}}"
         );
         match self.credentials.tls(tcp) {
-            Ok(stream) => verdict(stream, &request, endpoint.process),
-            Err(plaintext) => verdict(plaintext, &request, endpoint.process),
+            Ok(stream) => read_result(stream, &request, endpoint.process),
+            Err(plaintext) => read_result(plaintext, &request, endpoint.process),
         }
     }
 
-    fn expected(&self, endpoint: &Endpoint) -> Verdict {
+    fn expected(&self, endpoint: &Endpoint) -> RequestResult {
         match (&endpoint.admits, &self.credentials) {
-            (Admits::Plaintext, Credentials::Plaintext) => return Verdict::Admitted,
-            (Admits::Plaintext, _) | (Admits::ClientsWithKeys, Credentials::Plaintext) => {
-                return Verdict::Rejected;
+            (AdmissionRule::Plaintext, Credentials::Plaintext) => return RequestResult::Admitted,
+            (AdmissionRule::Plaintext, _) | (AdmissionRule::ClientsWithKeys, Credentials::Plaintext) => {
+                return RequestResult::Rejected;
             }
-            (Admits::ClientsWithKeys, _) => return Verdict::Denied,
+            (AdmissionRule::ClientsWithKeys, _) => return RequestResult::Denied,
             _ => {}
         }
         // Hubs accept connections without a certificate for joining and for tokens. Those open what persons may use, but not the
@@ -223,31 +223,35 @@ impl Caller {
                 _ => false,
             };
             return match (&endpoint.admits, self.valid) {
-                (Admits::Anyone, _) => Verdict::Admitted,
-                (Admits::Roles(roles), Some((role, _))) if is_for_tokens(roles) && roles.contains(&role) => {
-                    Verdict::Admitted
+                (AdmissionRule::Anyone, _) => RequestResult::Admitted,
+                (AdmissionRule::Roles(roles), Some((role, _)))
+                    if is_for_tokens(roles) && roles.contains(&role) =>
+                {
+                    RequestResult::Admitted
                 }
-                _ if ["hub", "authority"].contains(&endpoint.process) => Verdict::Denied,
-                _ => Verdict::Rejected,
+                _ if ["hub", "authority"].contains(&endpoint.process) => RequestResult::Denied,
+                _ => RequestResult::Rejected,
             };
         }
         match (&endpoint.admits, self.valid, &self.credentials) {
-            (Admits::Roles(roles), Some((role, _)), _) if roles.contains(&role) => Verdict::Admitted,
-            (Admits::RegionSpokes | Admits::GatewaysAndRegionSpokes, Some((Role::Spoke, region)), _)
-                if region == REGION.0 =>
-            {
-                Verdict::Admitted
+            (AdmissionRule::Roles(roles), Some((role, _)), _) if roles.contains(&role) => {
+                RequestResult::Admitted
             }
-            (Admits::GatewaysAndRegionSpokes, Some((Role::Gateway, _)), _) => Verdict::Admitted,
-            (Admits::Anyone, Some(_), _) => Verdict::Admitted,
-            (_, None, _) => Verdict::Rejected,
-            (_, Some((role, region)), _) if (endpoint.accepts)(role, region) => Verdict::Denied,
-            (_, Some(_), _) => Verdict::Rejected,
+            (
+                AdmissionRule::RegionSpokes | AdmissionRule::GatewaysAndRegionSpokes,
+                Some((Role::Spoke, region)),
+                _,
+            ) if region == REGION.0 => RequestResult::Admitted,
+            (AdmissionRule::GatewaysAndRegionSpokes, Some((Role::Gateway, _)), _) => RequestResult::Admitted,
+            (AdmissionRule::Anyone, Some(_), _) => RequestResult::Admitted,
+            (_, None, _) => RequestResult::Rejected,
+            (_, Some((role, region)), _) if (endpoint.accepts)(role, region) => RequestResult::Denied,
+            (_, Some(_), _) => RequestResult::Rejected,
         }
     }
 }
 
-fn verdict(mut stream: impl Read + Write, request: &str, process: &str) -> Verdict {
+fn read_result(mut stream: impl Read + Write, request: &str, process: &str) -> RequestResult {
     let mut read = || -> std::io::Result<String> {
         stream.write_all(request.as_bytes())?;
         let mut head = Vec::new();
@@ -258,11 +262,11 @@ fn verdict(mut stream: impl Read + Write, request: &str, process: &str) -> Verdi
         Ok(String::from_utf8_lossy(&head).into_owned())
     };
     match read().unwrap_or_default().split(' ').nth(1) {
-        None => Verdict::Rejected,
-        Some("401" | "403") => Verdict::Denied,
+        None => RequestResult::Rejected,
+        Some("401" | "403") => RequestResult::Denied,
         // A spoke has all paths of the table, and responds to another role as if it had not.
-        Some("404") if process == "spoke" => Verdict::Denied,
-        Some(_) => Verdict::Admitted,
+        Some("404") if process == "spoke" => RequestResult::Denied,
+        Some(_) => RequestResult::Admitted,
     }
 }
 
@@ -285,16 +289,16 @@ fn endpoints(fleet: &Fleet, region: &Region) -> Vec<Endpoint> {
     };
     let mut all: Vec<_> = HUB_ENDPOINTS
         .iter()
-        .map(|known| by_path("hub", hub, known.method, known.path, Admits::Roles(known.roles)))
+        .map(|known| by_path("hub", hub, known.method, known.path, AdmissionRule::Roles(known.roles)))
         .collect();
-    let operators = || Admits::Roles(&[Role::Operator]);
-    let viewers = || Admits::Roles(&[Role::Operator, Role::Viewer]);
+    let operators = || AdmissionRule::Roles(&[Role::Operator]);
+    let viewers = || AdmissionRule::Roles(&[Role::Operator, Role::Viewer]);
     all.extend(
         [
-            ("POST", paths::JOIN, Admits::Anyone),
-            ("POST", paths::RENEW, Admits::Roles(&Role::ALL)),
-            ("POST", paths::REPLICA, Admits::Roles(&[Role::Spoke])),
-            ("GET", paths::TRUST, Admits::Roles(&Role::ALL)),
+            ("POST", paths::JOIN, AdmissionRule::Anyone),
+            ("POST", paths::RENEW, AdmissionRule::Roles(&Role::ALL)),
+            ("POST", paths::REPLICA, AdmissionRule::Roles(&[Role::Spoke])),
+            ("GET", paths::TRUST, AdmissionRule::Roles(&Role::ALL)),
             ("GET", paths::CERTIFICATES, viewers()),
             ("GET", paths::ROTATION, viewers()),
             ("POST", paths::JOIN_TOKENS, operators()),
@@ -305,14 +309,14 @@ fn endpoints(fleet: &Fleet, region: &Region) -> Vec<Endpoint> {
         .map(|(method, path, admits)| by_path("authority", authority, method, path, admits)),
     );
     let is_region_spoke = |role: Role, region: &str| role == Role::Spoke && region == REGION.0;
-    let gateways = || Admits::Roles(&[Role::Gateway]);
+    let gateways = || AdmissionRule::Roles(&[Role::Gateway]);
     all.extend(
         [
             ("POST", paths::EXCHANGE, gateways()),
             ("POST", "/v1/embeddings", gateways()),
-            ("GET", "/status", Admits::GatewaysAndRegionSpokes),
-            ("GET", "/metrics", Admits::GatewaysAndRegionSpokes),
-            ("POST", paths::PEER_EXCHANGE, Admits::RegionSpokes),
+            ("GET", "/status", AdmissionRule::GatewaysAndRegionSpokes),
+            ("GET", "/metrics", AdmissionRule::GatewaysAndRegionSpokes),
+            ("POST", paths::PEER_EXCHANGE, AdmissionRule::RegionSpokes),
         ]
         .map(|(method, path, admits)| Endpoint {
             accepts: |role, region| role == Role::Gateway || role == Role::Spoke && region == REGION.0,
@@ -327,16 +331,17 @@ fn endpoints(fleet: &Fleet, region: &Region) -> Vec<Endpoint> {
             ("GET", "/metrics"),
             ("GET", "/health"),
         ]
-        .map(|(method, path)| by_path("replica", replica, method, path, Admits::RegionSpokes))
+        .map(|(method, path)| by_path("replica", replica, method, path, AdmissionRule::RegionSpokes))
         .map(|endpoint| Endpoint { accepts: is_region_spoke, ..endpoint }),
     );
     let clients = [("POST", "/v1/embeddings"), ("POST", "/rerank"), ("GET", "/v1/models"), ("GET", "/info")];
     all.extend(
-        clients.map(|(method, path)| by_path("gateway", gateway, method, path, Admits::ClientsWithKeys)),
+        clients
+            .map(|(method, path)| by_path("gateway", gateway, method, path, AdmissionRule::ClientsWithKeys)),
     );
     let operations_paths = ["/livez", "/readyz", "/metrics", "/routes", "/explain/unknown"];
     all.extend(
-        operations_paths.map(|path| by_path("operations", operations, "GET", path, Admits::Plaintext)),
+        operations_paths.map(|path| by_path("operations", operations, "GET", path, AdmissionRule::Plaintext)),
     );
     all
 }
@@ -494,10 +499,12 @@ fn each_endpoint_of_each_role_admits_the_callers_of_its_table_and_no_others() {
     let callers = callers(&fleet, &provider);
     // Processes poll their file of revoked certificates once a second.
     for folder in ["spoke", "replica", "gateway", "pki/hub"] {
-        fleet.until("the revocation is known", || fleet.read(&format!("{folder}/revoked.json")).len() > 70);
+        fleet.wait_until("the revocation is known", || {
+            fleet.read(&format!("{folder}/revoked.json")).len() > 70
+        });
     }
     let endpoints = endpoints(&fleet, &region);
-    fleet.until("the revocation is in force everywhere", || {
+    fleet.wait_until("the revocation is in force everywhere", || {
         let revoked = callers.iter().find(|caller| caller.name == "revoked").unwrap();
         endpoints.iter().all(|endpoint| revoked.send(endpoint) == revoked.expected(endpoint))
     });
@@ -509,7 +516,7 @@ fn each_endpoint_of_each_role_admits_the_callers_of_its_table_and_no_others() {
             if found != expected {
                 wrong.push(format!("{key}: {}: {found:?}, not {expected:?}", caller.name));
             }
-            if found == Verdict::Admitted {
+            if found == RequestResult::Admitted {
                 admitted.entry(key.clone()).or_default().push(caller.name);
             }
         }

@@ -104,7 +104,7 @@ impl Fleet {
         role
     }
 
-    fn until(&self, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
         let begun = Instant::now();
         while !holds() {
             assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
@@ -115,7 +115,7 @@ impl Fleet {
 
     /// Waits until the authority responds.
     fn ready(&self) {
-        self.until("the authority responds", || self.run(&["pki", "list"]).status.success());
+        self.wait_until("the authority responds", || self.run(&["pki", "list"]).status.success());
     }
 
     fn read(&self, file: &str) -> String {
@@ -160,7 +160,7 @@ fn a_spoke_joins_with_a_token_follows_a_rotation_and_is_revoked() {
     let rotate = || fleet.run(&["pki", "rotate", "--yes", "--json"]);
     let mut steps = Vec::new();
     for _ in 0..3 {
-        let took = fleet.until("the next step of the rotation", || {
+        let took = fleet.wait_until("the next step of the rotation", || {
             let output = rotate();
             if output.status.success() {
                 steps.push(phase(&serde_json::from_slice(&output.stdout).unwrap()));
@@ -171,11 +171,11 @@ fn a_spoke_joins_with_a_token_follows_a_rotation_and_is_revoked() {
     }
     assert_eq!(steps, ["next_trusted", "next_signs", "single"]);
     // The last step waits until the authority has signed the renewal, just before the spoke receives and writes it.
-    fleet.until("the spoke has a renewed certificate", || {
+    fleet.wait_until("the spoke has a renewed certificate", || {
         !["", first.as_str()].contains(&fleet.read("spoke/certificate.pem").as_str())
     });
     let trusted = || fleet.read("spoke/authorities.pem").matches("BEGIN CERTIFICATE").count();
-    fleet.until("the spoke trusts the new authority only", || trusted() == 1);
+    fleet.wait_until("the spoke trusts the new authority only", || trusted() == 1);
 
     let viewer = ["pki", "issue", "--role", "viewer", "--name", "bob", "--out", "bob"];
     assert!(fleet.text(&viewer).contains("viewer/bob"));
@@ -187,8 +187,8 @@ fn a_spoke_joins_with_a_token_follows_a_rotation_and_is_revoked() {
     assert!(itself.contains("--own"), "{itself}");
     let revoked = fleet.json(&["pki", "revoke", "bob", "--json"]);
     let serial = revoked["revoked"][0]["serial"].as_str().unwrap();
-    let took =
-        fleet.until("the spoke knows the revocation", || fleet.read("spoke/revoked.json").contains(serial));
+    let took = fleet
+        .wait_until("the spoke knows the revocation", || fleet.read("spoke/revoked.json").contains(serial));
     println!("revocation on the disk of the spoke {took:?} after the command");
     assert!(took < Duration::from_secs(2), "{took:?}");
     fleet.problem(&["pki", "list", "--identity", "bob"]);

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::world::World;
+use crate::local_fleet::LocalFleet;
 
 /// Number of texts that are embedded with our client and with the stock client; docs/client.md has the command for more.
 const TEXTS: &str = "1000";
@@ -32,9 +32,9 @@ async fn the_python_package_returns_the_vectors_of_the_stock_client() {
             .env("NO_PROXY", "127.0.0.1")
             .env("CARGO_TARGET_DIR", scratch.join("python-target"));
         let ran = run.output().expect("python runs");
-        let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
-        assert!(ran.status.success(), "{arguments:?}: {said}");
-        said.into_owned()
+        let output = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+        assert!(ran.status.success(), "{arguments:?}: {output}");
+        output.into_owned()
     };
     let at = |path: &str| package.join(path).to_string_lossy().into_owned();
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
@@ -43,10 +43,10 @@ async fn the_python_package_returns_the_vectors_of_the_stock_client() {
     }
     run(&[&pip[..], &["--force-reinstall", "--no-deps", &at("")]].concat());
     run(&[&pip[..], &["numpy"]].concat());
-    let said = run(&["-m", "unittest", "discover", "--start-directory", &at("tests")]);
-    assert!(said.contains("OK"), "{said}");
-    let world = World::up(&[]);
-    let said = run(&[&at("tests/same_as_openai.py"), &world.url, TEXTS]);
-    assert!(said.contains("the same vectors in order"), "{said}");
-    print!("{said}");
+    let output = run(&["-m", "unittest", "discover", "--start-directory", &at("tests")]);
+    assert!(output.contains("OK"), "{output}");
+    let fleet = LocalFleet::start(&[]);
+    let output = run(&[&at("tests/same_as_openai.py"), &fleet.url, TEXTS]);
+    assert!(output.contains("the same vectors in order"), "{output}");
+    print!("{output}");
 }

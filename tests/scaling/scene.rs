@@ -128,8 +128,8 @@ impl Scene {
 
     /// Returns a metric of the spoke; `None` while it does not exist.
     pub(crate) async fn metric(&self, name: &str) -> Option<u64> {
-        let answer = self.client.get(format!("http://{}/metrics", self.ingress)).send().await.ok()?;
-        let text = answer.text().await.ok()?;
+        let response = self.client.get(format!("http://{}/metrics", self.ingress)).send().await.ok()?;
+        let text = response.text().await.ok()?;
         let line = text.lines().find(|line| line.starts_with(name))?;
         line.rsplit(' ').next()?.parse().ok()
     }
@@ -143,15 +143,15 @@ impl Scene {
     }
 
     /// Waits until this many replicas are ready.
-    pub(crate) async fn until_ready(&self, count: u64) {
-        self.until(&format!("{count} are ready"), async || {
+    pub(crate) async fn wait_until_ready(&self, count: u64) {
+        self.wait_until(&format!("{count} are ready"), async || {
             let ready = self.metric("meridian_ingress_replicas_ready{").await;
             ready.unwrap_or(0) == count && self.replicas().len() as u64 == count
         })
         .await;
     }
 
-    pub(crate) async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
             if begun.elapsed() > PATIENCE {
@@ -163,7 +163,7 @@ impl Scene {
     }
 
     /// Sends a request like a gateway.
-    pub(crate) async fn ask(&self) -> (u16, String) {
+    pub(crate) async fn request_embeddings(&self) -> (u16, String) {
         request(&self.client, self.ingress).await
     }
 

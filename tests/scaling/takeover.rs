@@ -149,7 +149,7 @@ impl Fleet {
         pids.filter(|pid| lives(*pid)).collect()
     }
 
-    async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
+    async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
         let begun = Instant::now();
         while !holds().await {
             if begun.elapsed() > PATIENCE {
@@ -166,7 +166,7 @@ impl Fleet {
 
     /// Sends a request to a spoke, like a gateway. Returns the status, the time for which the request was held, and the
     /// body.
-    async fn ask(&self, index: usize) -> (u16, Option<u64>, String) {
+    async fn request_embeddings(&self, index: usize) -> (u16, Option<u64>, String) {
         let request = self.client.post(format!("http://{}/v1/embeddings", self.spokes[index].ingress));
         let request =
             request.header("x-meridian-deployment", "minilm").header("x-meridian-timeout-ms", "60000");
@@ -240,61 +240,62 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
     let mut fleet = Fleet::start();
     let mut scaler = 0;
     fleet
-        .until("one spoke scales", async || {
+        .wait_until("one spoke scales", async || {
             scaler = usize::from(fleet.scales_alone(1).await);
             fleet.scales_alone(scaler).await
         })
         .await;
     let other = 1 - scaler;
     fleet
-        .until("the other one knows that a replica would be started", async || {
+        .wait_until("the other one knows that a replica would be started", async || {
             fleet.status(other).await["deployments"][0]["ready_in_ms"].is_u64()
         })
         .await;
-    let (status, held, text) = fleet.ask(other).await;
+    let (status, held, text) = fleet.request_embeddings(other).await;
     assert_eq!(status, 200, "{text}");
     assert!(held.is_some(), "it was held at a spoke that starts no replicas");
     assert_eq!((fleet.replicas(scaler).len(), fleet.replicas(other).len()), (1, 0));
     assert_eq!((fleet.known(scaler).await, fleet.known(other).await), (1, 1));
 
-    fleet.until("the gateway is ready", async || fleet.gateway_is_ready().await).await;
+    fleet.wait_until("the gateway is ready", async || fleet.gateway_is_ready().await).await;
     let load = fleet.client();
-    fleet.until("the gateway has sent requests", async || load.responses() >= 20).await;
+    fleet.wait_until("the gateway has sent requests", async || load.responses() >= 20).await;
     let before = fleet.replicas(scaler);
     fleet.kill(scaler);
-    let took = fleet.until("the other spoke scales", async || fleet.scales_alone(other).await).await;
+    let took = fleet.wait_until("the other spoke scales", async || fleet.scales_alone(other).await).await;
     assert!(took < Duration::from_secs(15), "the lease time and one keep-alive: {took:?}");
-    fleet.until("it has a replica of its own", async || fleet.replicas(other).len() == 1).await;
+    fleet.wait_until("it has a replica of its own", async || fleet.replicas(other).len() == 1).await;
     fleet
-        .until("it drains that of the killed spoke", async || {
+        .wait_until("it drains that of the killed spoke", async || {
             fleet.has_logged(other, "replica of another spoke draining")
         })
         .await;
     assert!(before.iter().all(|pid| lives(*pid)), "it served until then");
     let served = load.responses();
-    fleet.until("requests continue", async || load.responses() >= served + 20).await;
+    fleet.wait_until("requests continue", async || load.responses() >= served + 20).await;
 
     // The killed spoke is started again, adopts its replica, and stops it for the new scaler.
     fleet.start_spoke(scaler);
-    fleet.until("its replica has ended", async || before.iter().all(|pid| !lives(*pid))).await;
+    fleet.wait_until("its replica has ended", async || before.iter().all(|pid| !lives(*pid))).await;
     fleet
-        .until("it knows only the replica of the other", async || {
+        .wait_until("it knows only the replica of the other", async || {
             fleet.known(scaler).await == 1 && fleet.known(other).await == 1
         })
         .await;
     assert!(fleet.scales_alone(other).await && fleet.replicas(scaler).is_empty());
-    let (status, _, text) = fleet.ask(scaler).await;
+    let (status, _, text) = fleet.request_embeddings(scaler).await;
     assert_eq!(status, 200, "{text}");
 
     // The scaler is stopped gracefully: the first spoke takes over before it ends.
     send("-TERM", fleet.spokes[other].process.as_ref().unwrap().id());
-    let took = fleet.until("the first one scales again", async || fleet.scales_alone(scaler).await).await;
+    let took =
+        fleet.wait_until("the first one scales again", async || fleet.scales_alone(scaler).await).await;
     assert!(took < Duration::from_secs(5), "at once, not after the lease time: {took:?}");
     let mut stopped = fleet.spokes[other].process.take().unwrap();
-    fleet.until("the other one has ended", async || stopped.try_wait().unwrap().is_some()).await;
+    fleet.wait_until("the other one has ended", async || stopped.try_wait().unwrap().is_some()).await;
     assert!(stopped.wait().unwrap().success() && fleet.replicas(other).is_empty());
     assert_eq!(fleet.replicas(scaler).len(), 1);
     let served = load.responses();
-    fleet.until("requests continue", async || load.responses() >= served + 20).await;
+    fleet.wait_until("requests continue", async || load.responses() >= served + 20).await;
     assert!(load.stop().await > 0, "no request failed");
 }

@@ -7,39 +7,39 @@ pub(super) fn cases() -> Vec<Case> {
     const NO: &[u16] = &[400, 401];
     let good = format!("authorization: Bearer {KEY}\r\n");
     let bad = "authorization: Bearer wrong\r\n";
-    let of = |value: &str| format!("authorization: {value}\r\n");
+    let new = |value: &str| format!("authorization: {value}\r\n");
     let jwt = "eyJhbGciOiJub25lIn0.eyJ0ZW5hbnQiOiJhdHRhY2tlciJ9.";
     let cases: Vec<(String, &'static [u16])> = vec![
         (String::new(), NO),
-        (of(""), NO),
-        (of("Bearer"), NO),
-        (of("Bearer "), NO),
-        (of("Bearer wrong"), NO),
-        (of("Bearer  "), NO),
-        (of(KEY), NO),
-        (of(&format!("Basic {KEY}")), NO),
-        (of(&format!("Digest {KEY}")), NO),
-        (of(&format!("Bearer{KEY}")), NO),
-        (of(&format!("Bearer\t{KEY}")), &[200, 400, 401]),
-        (of(&format!("Bearer  {KEY}")), &[200, 400, 401]),
-        (of(&format!("bearer {KEY}")), &[200]),
-        (of(&format!("BEARER {KEY}")), &[200]),
-        (of(&format!("Bearer {KEY},")), NO),
-        (of(&format!("Bearer {KEY} x")), NO),
-        (of(&format!("Bearer {KEY}, Bearer {KEY}")), NO),
-        (of(&format!("Bearer wrong, Bearer {KEY}")), NO),
-        (of(&format!("Bearer \"{KEY}\"")), NO),
-        (of(&format!("Bearer {}", KEY.to_uppercase())), NO),
-        (of(&format!("Bearer {KEY}\u{0}")), NO),
-        (of(&format!("Bearer {KEY}\u{e9}")), NO),
-        (of(&format!("Bearer {}", &KEY[..KEY.len() - 1])), NO),
-        (of(&format!("Bearer {KEY}x")), NO),
-        (of(&format!("Bearer {}", "x".repeat(50_000))), NO),
-        (of(&format!("Bearer {jwt}")), NO),
-        (of("Bearer ..."), NO),
-        (of("Bearer a.b.c"), NO),
-        (of(&format!("Bearer {}", "a.".repeat(10_000))), NO),
-        (of("Bearer good-key\r\nx-meridian-tenant: attacker"), &[200]),
+        (new(""), NO),
+        (new("Bearer"), NO),
+        (new("Bearer "), NO),
+        (new("Bearer wrong"), NO),
+        (new("Bearer  "), NO),
+        (new(KEY), NO),
+        (new(&format!("Basic {KEY}")), NO),
+        (new(&format!("Digest {KEY}")), NO),
+        (new(&format!("Bearer{KEY}")), NO),
+        (new(&format!("Bearer\t{KEY}")), &[200, 400, 401]),
+        (new(&format!("Bearer  {KEY}")), &[200, 400, 401]),
+        (new(&format!("bearer {KEY}")), &[200]),
+        (new(&format!("BEARER {KEY}")), &[200]),
+        (new(&format!("Bearer {KEY},")), NO),
+        (new(&format!("Bearer {KEY} x")), NO),
+        (new(&format!("Bearer {KEY}, Bearer {KEY}")), NO),
+        (new(&format!("Bearer wrong, Bearer {KEY}")), NO),
+        (new(&format!("Bearer \"{KEY}\"")), NO),
+        (new(&format!("Bearer {}", KEY.to_uppercase())), NO),
+        (new(&format!("Bearer {KEY}\u{0}")), NO),
+        (new(&format!("Bearer {KEY}\u{e9}")), NO),
+        (new(&format!("Bearer {}", &KEY[..KEY.len() - 1])), NO),
+        (new(&format!("Bearer {KEY}x")), NO),
+        (new(&format!("Bearer {}", "x".repeat(50_000))), NO),
+        (new(&format!("Bearer {jwt}")), NO),
+        (new("Bearer ..."), NO),
+        (new("Bearer a.b.c"), NO),
+        (new(&format!("Bearer {}", "a.".repeat(10_000))), NO),
+        (new("Bearer good-key\r\nx-meridian-tenant: attacker"), &[200]),
         (format!("{good}{bad}"), NO),
         (format!("{bad}{good}"), NO),
         (format!("{good}{good}"), NO),
@@ -48,12 +48,12 @@ pub(super) fn cases() -> Vec<Case> {
         (format!("cookie: authorization=Bearer {KEY}\r\n"), NO),
         (format!("{good}x-meridian-tenant: good\r\nx-meridian-policy: eu\r\n"), &[200]),
     ];
-    let case = |(fields, answers): (String, &'static [u16])| {
+    let case = |(fields, responses): (String, &'static [u16])| {
         let bytes = format!(
             "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n{BODY}",
             BODY.len()
         );
-        Case::h1(format!("auth {}", shown(fields)), bytes, &[answers])
+        Case::h1(format!("auth {}", shown(fields)), bytes, &[responses])
     };
     cases.into_iter().map(case).chain(refused_early()).collect()
 }
@@ -66,18 +66,18 @@ fn refused_early() -> Vec<Case> {
         )
         .into_bytes()
     };
-    let no = || Expected::Answers(vec![&[401]]);
+    let no = || Expected::Statuses(vec![&[401]]);
     vec![
-        Case::of(
+        Case::new(
             "auth none, 60 KB of body",
             vec![Step::Send([head(60_000), vec![b' '; 60_000]].concat())],
             no(),
         ),
-        Case::of(
+        Case::new(
             "auth none, 30 MB of body",
             vec![Step::Send(head(30 << 20)), Step::Repeat(vec![b' '], 30 << 20)],
             Expected::Closed,
         ),
-        Case::of("auth none, and no body ever", vec![Step::Send(head(1_000_000))], Expected::Closed),
+        Case::new("auth none, and no body ever", vec![Step::Send(head(1_000_000))], Expected::Closed),
     ]
 }

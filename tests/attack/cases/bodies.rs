@@ -13,8 +13,8 @@ pub(super) fn cases() -> Vec<Case> {
     texts().into_iter().chain(nested()).chain(large()).chain(packed()).collect()
 }
 
-fn with(name: String, body: impl AsRef<[u8]>, answers: &'static [u16]) -> Case {
-    Case::h1(format!("body {name}"), post("content-type: application/json\r\n", body), &[answers])
+fn case(name: String, body: impl AsRef<[u8]>, responses: &'static [u16]) -> Case {
+    Case::h1(format!("body {name}"), post("content-type: application/json\r\n", body), &[responses])
 }
 
 fn texts() -> Vec<Case> {
@@ -88,21 +88,21 @@ fn texts() -> Vec<Case> {
         (b"model=anywhere&input=x", NO),
         (b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nanywhere\r\n--x--", NO),
     ];
-    bodies.iter().map(|(body, answers)| with(format!("text {}", shown(body)), body, answers)).collect()
+    bodies.iter().map(|(body, responses)| case(format!("text {}", shown(body)), body, responses)).collect()
 }
 
 fn nested() -> Vec<Case> {
     let wrapped = |inner: &str| format!(r#"{{"model": "anywhere", "input": "x", "more": {inner}}}"#);
     let mut cases = Vec::new();
     for depth in [10, 62, 63, 64, 65, 1_000, 100_000] {
-        let answers = if depth > 64 { NO } else { ANY };
+        let responses = if depth > 64 { NO } else { ANY };
         let lists = "[".repeat(depth) + &"]".repeat(depth);
         let objects = r#"{"a":"#.repeat(depth) + "1" + &"}".repeat(depth);
-        cases.push(with(format!("{depth} lists deep"), wrapped(&lists), answers));
-        cases.push(with(format!("{depth} objects deep"), wrapped(&objects), answers));
+        cases.push(case(format!("{depth} lists deep"), wrapped(&lists), responses));
+        cases.push(case(format!("{depth} objects deep"), wrapped(&objects), responses));
     }
-    cases.push(with("2 million open lists".to_owned(), "[".repeat(2_000_000), NO));
-    cases.push(with("500,000 open objects".to_owned(), r#"{"a":"#.repeat(500_000), NO));
+    cases.push(case("2 million open lists".to_owned(), "[".repeat(2_000_000), NO));
+    cases.push(case("500,000 open objects".to_owned(), r#"{"a":"#.repeat(500_000), NO));
     cases
 }
 
@@ -111,40 +111,40 @@ fn large() -> Vec<Case> {
     let escaped: String = (0..30_000).map(|key| format!("\"\\u006b{key}\": {key}, ")).collect();
     let usual = |before: &str| format!("{{{before}\"model\": \"anywhere\", \"input\": \"x\"}}");
     vec![
-        with("50,000 keys".to_owned(), usual(&keys), ANY),
-        with("30,000 escaped keys".to_owned(), usual(&escaped), ANY),
-        with("the same key 100,000 times".to_owned(), usual(&"\"k\": 1, ".repeat(100_000)), ANY),
-        with("a key of 2 MB".to_owned(), usual(&format!("\"{}\": 1, ", "k".repeat(2 << 20))), ANY),
-        with(
+        case("50,000 keys".to_owned(), usual(&keys), ANY),
+        case("30,000 escaped keys".to_owned(), usual(&escaped), ANY),
+        case("the same key 100,000 times".to_owned(), usual(&"\"k\": 1, ".repeat(100_000)), ANY),
+        case("a key of 2 MB".to_owned(), usual(&format!("\"{}\": 1, ", "k".repeat(2 << 20))), ANY),
+        case(
             "an escaped key of 2 MB".to_owned(),
             usual(&format!("\"{}\": 1, ", "\\u006b".repeat(350_000))),
             ANY,
         ),
-        with(
+        case(
             "a model of 1 MB".to_owned(),
             format!(r#"{{"model": "{}", "input": "x"}}"#, "m".repeat(1 << 20)),
             NO,
         ),
-        with("a number of 1 MB".to_owned(), usual(&format!("\"k\": {}, ", "1".repeat(1 << 20))), ANY),
-        with("4 MB of white space".to_owned(), " ".repeat(4 << 20) + BODY, ANY),
-        with(
+        case("a number of 1 MB".to_owned(), usual(&format!("\"k\": {}, ", "1".repeat(1 << 20))), ANY),
+        case("4 MB of white space".to_owned(), " ".repeat(4 << 20) + BODY, ANY),
+        case(
             "4 MB of escapes".to_owned(),
             format!(r#"{{"model": "anywhere", "input": "{}"}}"#, "\\\"".repeat(2 << 20)),
             ANY,
         ),
-        with(
+        case(
             "100,000 empty inputs".to_owned(),
             format!(r#"{{"model": "anywhere", "input": [{}""]}}"#, r#""","#.repeat(99_999)),
             ANY,
         ),
-        with("one more than 32 MB".to_owned(), vec![b' '; (32 << 20) + 1], &[413]),
+        case("one more than 32 MB".to_owned(), vec![b' '; (32 << 20) + 1], &[413]),
     ]
 }
 
 /// Bodies in gzip (RFC 1952).
 fn packed() -> Vec<Case> {
-    let gzip = |name: &str, body: Vec<u8>, answers: &'static [u16]| {
-        Case::h1(format!("gzip {name}"), post("content-encoding: gzip\r\n", body), &[answers])
+    let gzip = |name: &str, body: Vec<u8>, responses: &'static [u16]| {
+        Case::h1(format!("gzip {name}"), post("content-encoding: gzip\r\n", body), &[responses])
     };
     let good = stored(BODY.as_bytes());
     let changed = |at: usize, to: u8| {

@@ -7,7 +7,7 @@ pub(super) fn cases() -> Vec<Case> {
     let (start, end) = BODY.split_at(5);
     let rest = format!("\r\n{:x}\r\n{end}\r\n0\r\n\r\n", end.len());
     let mut cases = Vec::new();
-    for (size, answers) in [
+    for (size, responses) in [
         ("5", &[200][..]),
         ("05", &[200]),
         ("0000000000000005", &[200, 400]),
@@ -51,12 +51,12 @@ pub(super) fn cases() -> Vec<Case> {
         ("5\n\n", &[400]),
     ] {
         let chunks = format!("{size}\r\n{start}{rest}");
-        cases.push(with(&format!("size {}", shown(size)), &chunks, answers));
+        cases.push(case(&format!("size {}", shown(size)), &chunks, responses));
     }
     let chunk = format!("{:x}\r\n{BODY}\r\n", BODY.len());
     // Trailers are not used, so invalid ones may be ignored.
     let ones: String = BODY.chars().map(|c| format!("1\r\n{c}\r\n")).collect();
-    for (chunks, answers) in [
+    for (chunks, responses) in [
         (format!("5\r\n{start}{end}\r\n0\r\n\r\n"), &[400][..]),
         (format!("4\r\n{start}{rest}"), &[400]),
         (format!("6\r\n{start}{rest}"), &[400]),
@@ -84,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("\r\n".repeat(1_000), &[400]),
         ("nonsense".to_owned() + &" ".repeat(1_000), &[400]),
     ] {
-        cases.push(with(&format!("coding {}", shown(&chunks)), &chunks, answers));
+        cases.push(case(&format!("coding {}", shown(&chunks)), &chunks, responses));
     }
     // The client half-closes before the last chunk.
     for part in
@@ -92,12 +92,12 @@ pub(super) fn cases() -> Vec<Case> {
     {
         let bytes = [head("transfer-encoding: chunked\r\n"), part.as_bytes().to_vec()].concat();
         let steps = vec![Step::Send(bytes), Step::HalfClose];
-        cases.push(Case::of(format!("chunks end in {}", shown(part)), steps, Expected::Closed));
+        cases.push(Case::new(format!("chunks end in {}", shown(part)), steps, Expected::Closed));
     }
     cases
 }
 
-fn with(name: &str, chunks: &str, answers: &'static [u16]) -> Case {
+fn case(name: &str, chunks: &str, responses: &'static [u16]) -> Case {
     let head = head("transfer-encoding: chunked\r\nconnection: close\r\n");
-    Case::h1(format!("chunks {name}"), [head, chunks.as_bytes().to_vec()].concat(), &[answers])
+    Case::h1(format!("chunks {name}"), [head, chunks.as_bytes().to_vec()].concat(), &[responses])
 }

@@ -8,17 +8,17 @@ pub(super) fn cases() -> Vec<Case> {
     let controls = (0..=0x1f).filter(|byte| !matches!(byte, b'\t' | b'\r' | b'\n')).chain([0x7f]);
     let in_name = separators.chain(controls.clone()).chain([0x80, 0xff]).map(|byte| {
         let field = [b"x", &[byte][..], b"a: b\r\n"].concat();
-        with(format!("name with {byte:#04x}"), &field, &[400])
+        case(format!("name with {byte:#04x}"), &field, &[400])
     });
     let in_value = controls.map(|byte| {
         let field = [b"x-a: b", &[byte][..], b"c\r\n"].concat();
-        with(format!("value with {byte:#04x}"), &field, &[400])
+        case(format!("value with {byte:#04x}"), &field, &[400])
     });
     in_name.chain(in_value).chain(shapes()).chain(hosts()).chain(hop_by_hop()).collect()
 }
 
 /// A valid request except for this field.
-fn with(name: String, field: &[u8], statuses: &'static [u16]) -> Case {
+fn case(name: String, field: &[u8], statuses: &'static [u16]) -> Case {
     let request = post("\x01", BODY);
     let place = request.iter().position(|byte| *byte == 1).unwrap();
     let bytes = [&request[..place], field, &request[place + 1..]].concat();
@@ -54,7 +54,7 @@ fn shapes() -> Vec<Case> {
         ("a cookie of 30 KB", format!("cookie: {}\r\n", "a=b; ".repeat(6_000)).into_bytes(), &[200]),
         ("an answer's", b"set-cookie: a=b\r\nserver: x\r\n".to_vec(), &[200]),
     ];
-    shapes.into_iter().map(|(name, field, statuses)| with(name.to_owned(), &field, statuses)).collect()
+    shapes.into_iter().map(|(name, field, statuses)| case(name.to_owned(), &field, statuses)).collect()
 }
 
 fn hosts() -> Vec<Case> {
@@ -115,6 +115,6 @@ fn hop_by_hop() -> Vec<Case> {
     ];
     cases
         .into_iter()
-        .map(|(field, statuses)| with(format!("hop {}", shown(field)), field.as_bytes(), statuses))
+        .map(|(field, statuses)| case(format!("hop {}", shown(field)), field.as_bytes(), statuses))
         .collect()
 }

@@ -6,13 +6,13 @@ use crate::case::{BODY, Case, Expected, KEY, Step, head, line};
 const REFUSED: &[u16] = &[400];
 
 pub(super) fn cases() -> Vec<Case> {
-    lengths().into_iter().chain(codings()).chain(both()).chain(smuggled()).collect()
+    lengths().into_iter().chain(codings()).chain(length_and_chunks()).chain(smuggled_requests()).collect()
 }
 
 /// A POST with these fields and the usual body, after which the connection ends.
-fn with(name: &str, fields: &str, body: &str, answers: &[&'static [u16]]) -> Case {
+fn case(name: &str, fields: &str, body: &str, responses: &[&'static [u16]]) -> Case {
     let bytes = [head(&format!("{fields}connection: close\r\n")), body.as_bytes().to_vec()].concat();
-    Case::h1(format!("framing {name}"), bytes, answers)
+    Case::h1(format!("framing {name}"), bytes, responses)
 }
 
 fn lengths() -> Vec<Case> {
@@ -50,7 +50,7 @@ fn lengths() -> Vec<Case> {
     ];
     let refused: &'static [u16] = &[400, 413];
     let of_value = |value: &&str| {
-        with(
+        case(
             &format!("content-length {}", shown(value)),
             &format!("content-length: {value}\r\n"),
             BODY,
@@ -58,7 +58,7 @@ fn lengths() -> Vec<Case> {
         )
     };
     let mut cases: Vec<Case> = values.iter().map(of_value).collect();
-    for (fields, answers) in [
+    for (fields, responses) in [
         ("content-length: 35\r\ncontent-length: 35\r\n", REFUSED),
         ("content-length: 35\r\ncontent-length: 0\r\n", REFUSED),
         ("content-length: 0\r\nContent-Length: 35\r\n", REFUSED),
@@ -73,7 +73,7 @@ fn lengths() -> Vec<Case> {
         ("content-length: 4294967296\r\n", &[413]),
         ("content-length: 4294967331\r\n", &[413]),
     ] {
-        cases.push(with(&format!("fields {}", shown(fields)), fields, BODY, &[answers]));
+        cases.push(case(&format!("fields {}", shown(fields)), fields, BODY, &[responses]));
     }
     cases
 }
@@ -114,10 +114,10 @@ fn codings() -> Vec<Case> {
             let lenient: &'static [u16] =
                 if matches!(*value, "chunked," | ",chunked") { &[200, 400, 501] } else { refused };
             let fields = format!("transfer-encoding: {value}\r\n");
-            with(&format!("transfer-encoding {}", shown(value)), &fields, &body, &[lenient])
+            case(&format!("transfer-encoding {}", shown(value)), &fields, &body, &[lenient])
         })
         .collect();
-    for (fields, answers) in [
+    for (fields, responses) in [
         ("transfer-encoding: chunked\r\n", &[200][..]),
         ("Transfer-Encoding: CHUNKED\r\n", &[200]),
         ("transfer-encoding:chunked\r\n", &[200]),
@@ -133,7 +133,7 @@ fn codings() -> Vec<Case> {
         ("transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n", &[400, 501]),
         ("transfer-encoding: identity\r\ntransfer-encoding: chunked\r\n", &[400, 501]),
     ] {
-        cases.push(with(&format!("fields {}", shown(fields)), fields, &body, &[answers]));
+        cases.push(case(&format!("fields {}", shown(fields)), fields, &body, &[responses]));
     }
     let old = format!(
         "POST /v1/embeddings HTTP/1.0\r\nauthorization: Bearer {KEY}\r\ntransfer-encoding: chunked\r\n\r\n{body}"
@@ -142,7 +142,7 @@ fn codings() -> Vec<Case> {
     cases
 }
 
-fn both() -> Vec<Case> {
+fn length_and_chunks() -> Vec<Case> {
     let body = format!("{:x}\r\n{BODY}\r\n0\r\n\r\n", BODY.len());
     [
         "content-length: 35\r\ntransfer-encoding: chunked\r\n",
@@ -158,12 +158,12 @@ fn both() -> Vec<Case> {
         "content-length: 35\r\ntransfer-encoding: \r\n",
     ]
     .iter()
-    .map(|fields| with(&format!("both {}", shown(fields)), fields, &body, &[&[400, 501]]))
+    .map(|fields| case(&format!("both {}", shown(fields)), fields, &body, &[&[400, 501]]))
     .collect()
 }
 
 /// A second request hidden in the first: it must be served as a request of this client, or not at all.
-fn smuggled() -> Vec<Case> {
+fn smuggled_requests() -> Vec<Case> {
     let hidden = "GET /v1/models HTTP/1.1\r\nhost: x\r\nx: ";
     let last = line("GET /v1/models HTTP/1.1");
     let pair = |fields: &str, body: &str| [head(fields), body.as_bytes().to_vec(), last.clone()].concat();
@@ -186,12 +186,12 @@ fn smuggled() -> Vec<Case> {
             pair("content-length: 6\r\ntransfer-encoding: chunked\r\n", &format!("0\r\n\r\n{hidden}")),
             &[REFUSED],
         ),
-        Case::of(
+        Case::new(
             "smuggled in a trailer",
             vec![Step::Send(pair(chunked, &format!("0\r\ncontent-length: 50\r\n{hidden}\r\n\r\n")))],
             Expected::UpTo(vec![REFUSED, &[200]]),
         ),
-        Case::of(
+        Case::new(
             "smuggled behind a GET that has a body",
             vec![
                 Step::Send(
@@ -205,7 +205,7 @@ fn smuggled() -> Vec<Case> {
             ],
             Expected::UpTo(vec![&[200, 400], &[200]]),
         ),
-        Case::of(
+        Case::new(
             "smuggled behind a refusal that came before the body",
             vec![
                 Step::Send(

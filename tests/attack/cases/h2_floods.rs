@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use crate::case::{Case, Expected, Outcome, Step};
 use crate::frames::{
-    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS, fields,
-    frame, request, settings, whole, window,
+    ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS,
+    complete_request, fields, frame, request, settings, window,
 };
 
 pub(super) fn cases() -> Vec<Case> {
-    floods().into_iter().chain(resets()).chain(windows()).collect()
+    flood_cases().into_iter().chain(resets()).chain(windows()).collect()
 }
 
 fn flooded(name: &str, before: Vec<u8>, again: Vec<u8>, times: usize) -> Case {
     let steps = vec![Step::Handshake(Vec::new()), Step::Send(before), Step::Repeat(again, times)];
-    Case::of(format!("flood {name}"), steps, Expected::AnyOf(vec![Outcome::ConnectionError]))
+    Case::new(format!("flood {name}"), steps, Expected::AnyOf(vec![Outcome::ConnectionError]))
 }
 
-fn floods() -> Vec<Case> {
+fn flood_cases() -> Vec<Case> {
     let begun = || frame(HEADERS, END_HEADERS, 1, request(&[]));
     let open = || frame(HEADERS, 0, 1, request(&[]));
     vec![
@@ -56,7 +56,7 @@ fn resets() -> Vec<Case> {
     let head = |stream: u32| frame(HEADERS, END_HEADERS, stream, request(&[]));
     let wrong = |stream: u32| frame(HEADERS, END_HEADERS | END_STREAM, stream, fields(&[("x", "y")]));
     let case = |name: &str, bytes: Vec<u8>, outcomes: &[Outcome]| {
-        Case::of(
+        Case::new(
             format!("flood {name}"),
             vec![Step::Handshake(Vec::new()), Step::Send(bytes)],
             Expected::AnyOf(outcomes.to_vec()),
@@ -65,7 +65,11 @@ fn resets() -> Vec<Case> {
     let cut = [Outcome::ConnectionError];
     vec![
         case("of heads and resets", each(5_000, &|stream| [head(stream), reset(stream)].concat()), &cut),
-        case("of requests and resets", each(5_000, &|stream| [whole(stream), reset(stream)].concat()), &cut),
+        case(
+            "of requests and resets",
+            each(5_000, &|stream| [complete_request(stream), reset(stream)].concat()),
+            &cut,
+        ),
         case("of heads that make no sense", each(5_000, &wrong), &cut),
         case("of streams that stay open", each(1_000, &head), &[Outcome::Reset, Outcome::ConnectionError]),
         case(
@@ -75,10 +79,14 @@ fn resets() -> Vec<Case> {
         ),
         case(
             "of long SETTINGS, and a request",
-            [settings(&[(0x99, 1); 2_000]).repeat(500), whole(1)].concat(),
+            [settings(&[(0x99, 1); 2_000]).repeat(500), complete_request(1)].concat(),
             &[Outcome::Status(&[200]), Outcome::ConnectionError],
         ),
-        case("of three hundred requests", each(300, &whole), &[Outcome::Status(&[200]), Outcome::Reset]),
+        case(
+            "of three hundred requests",
+            each(300, &complete_request),
+            &[Outcome::Status(&[200]), Outcome::Reset],
+        ),
     ]
 }
 
@@ -96,11 +104,11 @@ fn windows() -> Vec<Case> {
     };
     let shut = |name: &str, bytes: Vec<u8>, outcomes: &[Outcome]| {
         let steps = vec![Step::Handshake(vec![(4, 0)]), Step::Send(bytes)];
-        Case::of(format!("window 0 {name}"), steps, Expected::AnyOf(outcomes.to_vec()))
+        Case::new(format!("window 0 {name}"), steps, Expected::AnyOf(outcomes.to_vec()))
     };
     let answered = [Outcome::Status(&[200]), Outcome::Reset, Outcome::ConnectionError];
     vec![
-        shut("and a POST", whole(1), &answered),
+        shut("and a POST", complete_request(1), &answered),
         shut("and a GET of info", get("/deployments/anywhere/info"), &answered),
         shut("and a GET of models", get("/v1/models"), &answered),
         shut(
@@ -108,8 +116,8 @@ fn windows() -> Vec<Case> {
             get("/nothing"),
             &[Outcome::Status(&[404]), Outcome::Reset, Outcome::ConnectionError],
         ),
-        shut("that opens byte by byte", [whole(1), window(1, 1).repeat(200)].concat(), &answered),
-        Case::of(
+        shut("that opens byte by byte", [complete_request(1), window(1, 1).repeat(200)].concat(), &answered),
+        Case::new(
             "window 0 and gone",
             vec![
                 Step::Handshake(vec![(4, 0)]),
@@ -119,11 +127,11 @@ fn windows() -> Vec<Case> {
             ],
             Expected::Nothing,
         ),
-        Case::of(
+        Case::new(
             "window 0 with a hundred requests",
             vec![
                 Step::Handshake(vec![(4, 0)]),
-                Step::Send((0..100).flat_map(|number| whole(1 + 2 * number)).collect()),
+                Step::Send((0..100).flat_map(|number| complete_request(1 + 2 * number)).collect()),
                 Step::Pause(Duration::from_millis(2_500)),
                 Step::Abort,
             ],

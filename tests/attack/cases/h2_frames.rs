@@ -3,8 +3,8 @@
 use crate::case::{BODY, Case, Expected, Outcome, STREAM_ERROR, Step, post};
 use crate::frames::{
     ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PADDED, PING, PREFACE, PRIORITY,
-    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, WITH_PRIORITY, frame, request, settings, whole,
-    window,
+    PUSH_PROMISE, RST_STREAM, SETTINGS, WINDOW_UPDATE, WITH_PRIORITY, complete_request, frame, request,
+    settings, window,
 };
 
 const CONNECTION: [Outcome; 1] = [Outcome::ConnectionError];
@@ -63,7 +63,7 @@ fn sizes() -> Vec<Case> {
             &CONNECTION,
         ),
         case("an unknown frame of 16,385 bytes", vec![frame(99, 0, 0, &large)], &CONNECTION),
-        case("an unknown frame", vec![frame(99, 0xff, 77, b"x"), whole(1)], &SERVED),
+        case("an unknown frame", vec![frame(99, 0xff, 77, b"x"), complete_request(1)], &SERVED),
         case("a frame that declares 16 MB", vec![vec![0xff, 0xff, 0xff, DATA, 0, 0, 0, 0, 1]], &CONNECTION),
         case("HEADERS without a byte", vec![frame(HEADERS, END_HEADERS | END_STREAM, 1, [])], &STREAM_ERROR),
         case(
@@ -129,7 +129,7 @@ fn streams() -> Vec<Case> {
         ));
     }
     cases.extend([
-        case("HEADERS on stream 2", vec![whole(2)], &CONNECTION),
+        case("HEADERS on stream 2", vec![complete_request(2)], &CONNECTION),
         case(
             "PUSH_PROMISE from a client",
             vec![begun(1), frame(PUSH_PROMISE, END_HEADERS, 1, [0, 0, 0, 2])],
@@ -161,12 +161,16 @@ fn streams() -> Vec<Case> {
         case("the last of all streams", vec![begun((1 << 31) - 1), begun(1)], &CONNECTION),
         case(
             "PRIORITY on a stream of its own",
-            vec![frame(PRIORITY, 0, 1, [0, 0, 0, 1, 0]), whole(1)],
+            vec![frame(PRIORITY, 0, 1, [0, 0, 0, 1, 0]), complete_request(1)],
             &EITHER,
         ),
         case(
             "PRIORITY in a circle",
-            vec![frame(PRIORITY, 0, 3, [0, 0, 0, 5, 0]), frame(PRIORITY, 0, 5, [0, 0, 0, 3, 0]), whole(1)],
+            vec![
+                frame(PRIORITY, 0, 3, [0, 0, 0, 5, 0]),
+                frame(PRIORITY, 0, 5, [0, 0, 0, 3, 0]),
+                complete_request(1),
+            ],
             &EITHER,
         ),
         case(
@@ -228,21 +232,26 @@ fn states() -> Vec<Case> {
             .concat(),
             &EITHER,
         ),
-        case("DATA behind the end", vec![whole(1), frame(DATA, END_STREAM, 1, "x")], &EITHER),
-        case("HEADERS behind the end", vec![whole(1), begun(1)], &EITHER),
+        case("DATA behind the end", vec![complete_request(1), frame(DATA, END_STREAM, 1, "x")], &EITHER),
+        case("HEADERS behind the end", vec![complete_request(1), begun(1)], &EITHER),
         case("a head twice", vec![begun(1), begun(1), frame(DATA, END_STREAM, 1, BODY)], &STREAM_ERROR),
         case(
             "DATA behind a reset",
-            vec![begun(1), frame(RST_STREAM, 0, 1, [0, 0, 0, 8]), frame(DATA, END_STREAM, 1, BODY), whole(3)],
+            vec![
+                begun(1),
+                frame(RST_STREAM, 0, 1, [0, 0, 0, 8]),
+                frame(DATA, END_STREAM, 1, BODY),
+                complete_request(3),
+            ],
             &[Outcome::Reset, Outcome::ConnectionError, Outcome::Served(3)],
         ),
         case(
             "a reset behind the end",
-            vec![whole(1), frame(RST_STREAM, 0, 1, [0, 0, 0, 8]), whole(3)],
+            vec![complete_request(1), frame(RST_STREAM, 0, 1, [0, 0, 0, 8]), complete_request(3)],
             &[Outcome::Served(3), Outcome::ConnectionError],
         ),
-        case("a request behind GOAWAY", vec![frame(GOAWAY, 0, 0, [0; 8]), whole(1)], &EITHER),
-        case("three requests", vec![whole(1), whole(3), whole(5)], &SERVED),
+        case("a request behind GOAWAY", vec![frame(GOAWAY, 0, 0, [0; 8]), complete_request(1)], &EITHER),
+        case("three requests", vec![complete_request(1), complete_request(3), complete_request(5)], &SERVED),
     ]);
     cases
 }
@@ -271,7 +280,7 @@ fn parameters() -> Vec<Case> {
     ] {
         cases.push(case(
             &format!("setting {id} = {value}"),
-            vec![settings(&[(id, value)]), whole(1)],
+            vec![settings(&[(id, value)]), complete_request(1)],
             outcomes,
         ));
     }
@@ -279,7 +288,7 @@ fn parameters() -> Vec<Case> {
     cases.extend([
         case(
             "settings that contradict each other",
-            vec![settings(&[(4, 0), (4, 65_535), (4, 1)]), settings(&[(4, 65_535)]), whole(1)],
+            vec![settings(&[(4, 0), (4, 65_535), (4, 1)]), settings(&[(4, 65_535)]), complete_request(1)],
             &SERVED,
         ),
         case("a window that grows by nothing", vec![begun(1), window(1, 0)], &STREAM_ERROR),
@@ -291,8 +300,8 @@ fn parameters() -> Vec<Case> {
             vec![begun(1), window(1, overflow - 65_535), settings(&[(4, 65_536)])],
             &CONNECTION,
         ),
-        case("an unexpected SETTINGS ACK", vec![frame(SETTINGS, ACK, 0, []), whole(1)], &EITHER),
-        case("an unexpected PING ACK", vec![frame(PING, ACK, 0, [7; 8]), whole(1)], &SERVED),
+        case("an unexpected SETTINGS ACK", vec![frame(SETTINGS, ACK, 0, []), complete_request(1)], &EITHER),
+        case("an unexpected PING ACK", vec![frame(PING, ACK, 0, [7; 8]), complete_request(1)], &SERVED),
         case(
             "more than the window",
             std::iter::once(begun(1))
@@ -308,9 +317,9 @@ fn parameters() -> Vec<Case> {
 /// Connection prefaces (RFC 9113, 3.4).
 fn prefaces() -> Vec<Case> {
     let raw = |name: &str, bytes: Vec<u8>, expected| {
-        Case::of(format!("h2 {name}"), vec![Step::Send(bytes), Step::HalfClose], expected)
+        Case::new(format!("h2 {name}"), vec![Step::Send(bytes), Step::HalfClose], expected)
     };
-    let with = |bytes: &[u8]| [PREFACE, bytes].concat();
+    let case = |bytes: &[u8]| [PREFACE, bytes].concat();
     let any = || Expected::AnyOf(CONNECTION.to_vec());
     let mut cases = vec![
         raw("preface of another version", b"PRI * HTTP/2.1\r\n\r\nSM\r\n\r\n".to_vec(), Expected::Closed),
@@ -319,21 +328,21 @@ fn prefaces() -> Vec<Case> {
         raw("preface in small letters", b"pri * http/2.0\r\n\r\nsm\r\n\r\n".to_vec(), Expected::Closed),
         raw("preface twice", [PREFACE, PREFACE].concat(), any()),
         raw("preface alone", PREFACE.to_vec(), any()),
-        raw("preface and a PING", with(&frame(PING, 0, 0, [0; 8])), any()),
-        raw("preface and a request", with(&whole(1)), any()),
-        raw("preface and an ACK", with(&frame(SETTINGS, ACK, 0, [])), any()),
-        raw("preface and HTTP/1", with(&post("", BODY)), any()),
-        raw("preface and noise", with(&[0xa5; 300]), any()),
+        raw("preface and a PING", case(&frame(PING, 0, 0, [0; 8])), any()),
+        raw("preface and a request", case(&complete_request(1)), any()),
+        raw("preface and an ACK", case(&frame(SETTINGS, ACK, 0, [])), any()),
+        raw("preface and HTTP/1", case(&post("", BODY)), any()),
+        raw("preface and noise", case(&[0xa5; 300]), any()),
         raw("SETTINGS without a preface", settings(&[]), Expected::Closed),
-        raw("SETTINGS on another stream", with(&frame(SETTINGS, 0, 1, [])), any()),
+        raw("SETTINGS on another stream", case(&frame(SETTINGS, 0, 1, [])), any()),
         raw(
             "SETTINGS, whose ACK never comes, and a request",
-            with(&[settings(&[]), whole(1)].concat()),
+            case(&[settings(&[]), complete_request(1)].concat()),
             Expected::AnyOf(EITHER.to_vec()),
         ),
     ];
     for part in [1, 5, 16, 20, 23] {
-        cases.push(Case::of(
+        cases.push(Case::new(
             format!("h2 {part} bytes of a preface"),
             vec![Step::Send(PREFACE[..part].to_vec())],
             Expected::Closed,

@@ -8,7 +8,7 @@ pub(super) fn cases() -> Vec<Case> {
     let padded = |bytes: usize| format!("us,{}us", " ".repeat(bytes - 5));
     let listed = |bytes: usize| "us,".repeat(bytes / 3);
     let mut cases: Vec<(&str, String, &'static [u16])> = Vec::new();
-    for (value, answers) in [
+    for (value, responses) in [
         ("us", &[200][..]),
         ("us,eu", &[200]),
         ("US", &[200, 400]),
@@ -30,9 +30,9 @@ pub(super) fn cases() -> Vec<Case> {
         ("../../etc", NO),
         ("{\"allow\":[\"us\"]}", NO),
     ] {
-        cases.push(("x-meridian-residency", value.to_owned(), answers));
+        cases.push(("x-meridian-residency", value.to_owned(), responses));
     }
-    for (value, answers) in [
+    for (value, responses) in [
         (padded(4096), &[200, 400][..]),
         (padded(4097), NO),
         (listed(4085) + "us", &[200, 400]),
@@ -41,9 +41,9 @@ pub(super) fn cases() -> Vec<Case> {
         ("us,".repeat(1_000) + "zz", NO),
         (format!("{}us", "eu,gb,ch,".repeat(450)), &[200, 400]),
     ] {
-        cases.push(("x-meridian-residency", value, answers));
+        cases.push(("x-meridian-residency", value, responses));
     }
-    for (value, answers) in [
+    for (value, responses) in [
         ("600000", &[200][..]),
         ("1", &[200, 504]),
         ("0", NO),
@@ -62,9 +62,9 @@ pub(super) fn cases() -> Vec<Case> {
         ("99999999999999999999999999999999999999999", NO),
         ("\u{0665}", NO),
     ] {
-        cases.push(("x-meridian-timeout-ms", value.to_owned(), answers));
+        cases.push(("x-meridian-timeout-ms", value.to_owned(), responses));
     }
-    for (value, answers) in [
+    for (value, responses) in [
         ("interactive", &[200][..]),
         ("bulk", &[200]),
         ("x", NO),
@@ -73,7 +73,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("Interactive", &[200, 400]),
         ("\u{e9}", NO),
     ] {
-        cases.push(("x-meridian-priority", value.to_owned(), answers));
+        cases.push(("x-meridian-priority", value.to_owned(), responses));
     }
     // The client is not a trusted peer, so its location may be ignored.
     for value in ["91,0", "0,181", "NaN,NaN", "inf,0", "1e400,0", "", "0", "0,0,0", "a,b", "0;0", "\u{e9},0"]
@@ -81,12 +81,12 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(("x-meridian-client-geo", value.to_owned(), &[200, 400]));
     }
     cases.push(("x-meridian-client-geo", "-90,180".to_owned(), &[200]));
-    for (value, answers) in
+    for (value, responses) in
         [("x".repeat(129), &[200][..]), ("\u{e9}".to_owned(), &[200]), ("a b".to_owned(), &[200])]
     {
-        cases.push(("x-request-id", value, answers));
+        cases.push(("x-request-id", value, responses));
     }
-    for (value, answers) in [
+    for (value, responses) in [
         ("identity", &[200][..]),
         ("br", &[415]),
         ("deflate", &[415]),
@@ -100,13 +100,13 @@ pub(super) fn cases() -> Vec<Case> {
         ("gzip", NO),
         ("x-gzip", &[400, 415]),
     ] {
-        cases.push(("content-encoding", value.to_owned(), answers));
+        cases.push(("content-encoding", value.to_owned(), responses));
     }
     let mut cases: Vec<Case> = cases
         .into_iter()
-        .map(|(name, value, answers)| {
+        .map(|(name, value, responses)| {
             let bytes = post(&format!("{name}: {value}\r\n"), BODY);
-            Case::h1(format!("limit {name} {}", shown(&value)), bytes, &[answers])
+            Case::h1(format!("limit {name} {}", shown(&value)), bytes, &[responses])
         })
         .collect();
     for (name, one, other) in [

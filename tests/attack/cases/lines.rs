@@ -83,12 +83,12 @@ fn methods() -> impl Iterator<Item = Case> {
         "GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "MKCOL", "LOCK", "FOO",
         "post", "Post", "P", "M-SEARCH", "PRI", "SOURCE", "BREW",
     ];
-    let of = |method: &&str| {
-        let answers: &[u16] = &[400, 405, 501];
-        Case::h1(format!("method {method}"), line(&format!("{method} /v1/embeddings HTTP/1.1")), &[answers])
+    let new = |method: &&str| {
+        let responses: &[u16] = &[400, 405, 501];
+        Case::h1(format!("method {method}"), line(&format!("{method} /v1/embeddings HTTP/1.1")), &[responses])
     };
     let asterisk = Case::h1("method OPTIONS *", line("OPTIONS * HTTP/1.1"), &[&[200, 204, 404, 405]]);
-    methods.iter().map(of).chain([asterisk]).collect::<Vec<_>>().into_iter()
+    methods.iter().map(new).chain([asterisk]).collect::<Vec<_>>().into_iter()
 }
 
 /// Responses to HEAD are those to GET without bodies.
@@ -111,11 +111,11 @@ fn heads() -> impl Iterator<Item = Case> {
             "HEAD {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\nconnection: close\r\n{fields}\r\n"
         );
         let expected = Expected::Heads(vec![statuses]);
-        Case::of(format!("head {number} {path}"), vec![Step::Send(head.into_bytes())], expected)
+        Case::new(format!("head {number} {path}"), vec![Step::Send(head.into_bytes())], expected)
     })
     .chain([
         // Each of these crashed a gateway once.
-        Case::of(
+        Case::new(
             "head many in a row",
             vec![
                 Step::Repeat(
@@ -129,7 +129,7 @@ fn heads() -> impl Iterator<Item = Case> {
             ],
             Expected::Heads(vec![&[200]; 21]),
         ),
-        Case::of(
+        Case::new(
             "get of info, by a client that is gone",
             vec![Step::Send(line("GET /deployments/anywhere/info HTTP/1.1")), Step::Abort],
             Expected::Nothing,
@@ -154,7 +154,7 @@ fn other_protocols() -> impl Iterator<Item = Case> {
     .into_iter()
     .map(|(name, bytes)| {
         let steps = vec![Step::Send(bytes.to_vec()), Step::HalfClose];
-        Case::of(format!("protocol {name}"), steps, Expected::Closed)
+        Case::new(format!("protocol {name}"), steps, Expected::Closed)
     })
     .chain([Case::h1("protocol HTTP/1.1 as it should be", post("", BODY), &[&[200]])])
 }

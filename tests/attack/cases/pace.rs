@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::case::{BODY, Case, Expected, KEY, Step, head, line, post};
 
 pub(super) fn cases() -> Vec<Case> {
-    slow().into_iter().chain(gone()).chain(pipelined()).chain(by_chance()).collect()
+    slow().into_iter().chain(aborted_cases()).chain(pipelined()).chain(random_cases()).collect()
 }
 
 const SOON: Duration = Duration::from_millis(50);
@@ -15,42 +15,42 @@ fn slow() -> Vec<Case> {
     let body_at = request.len() - BODY.len();
     let trickle = |bytes: &[u8], gap: u64| Step::Trickle(bytes.to_vec(), Duration::from_millis(gap));
     let send = |bytes: &[u8]| Step::Send(bytes.to_vec());
-    let timeout = || Expected::Answers(vec![&[408]]);
-    let served = || Expected::Answers(vec![&[200]]);
+    let timeout = || Expected::Statuses(vec![&[408]]);
+    let served = || Expected::Statuses(vec![&[200]]);
     let mut cases = vec![
-        Case::of(
+        Case::new(
             "slow head, a byte in 5 ms",
             vec![trickle(&request[..body_at], 5), send(BODY.as_bytes())],
             served(),
         ),
-        Case::of("slow head, a byte in 200 ms", vec![trickle(&request[..40], 200)], timeout()),
-        Case::of(
+        Case::new("slow head, a byte in 200 ms", vec![trickle(&request[..40], 200)], timeout()),
+        Case::new(
             "slow body, a byte in 5 ms",
             vec![send(&request[..body_at]), trickle(BODY.as_bytes(), 5)],
             served(),
         ),
-        Case::of(
+        Case::new(
             "slow body, a byte in 400 ms",
             vec![send(&request[..body_at]), trickle(BODY.as_bytes(), 400)],
             Expected::NoServerError,
         ),
-        Case::of("request in pieces of one byte", vec![trickle(&request, 0)], served()),
-        Case::of(
+        Case::new("request in pieces of one byte", vec![trickle(&request, 0)], served()),
+        Case::new(
             "client that waits for 100 Continue and continues",
             vec![send(&post("expect: 100-continue\r\n", BODY))],
             served(),
         ),
-        Case::of(
+        Case::new(
             "client that waits for 100 Continue and does not",
             vec![send(&head("expect: 100-continue\r\ncontent-length: 35\r\n"))],
             Expected::Closed,
         ),
-        Case::of("a connection for nothing", vec![Step::HalfClose], Expected::Closed),
+        Case::new("a connection for nothing", vec![Step::HalfClose], Expected::Closed),
     ];
     // Incomplete request heads.
     for part in [1, 4, 16, 30, 35, 60, 90] {
         let end = part.min(body_at - 1);
-        cases.push(Case::of(
+        cases.push(Case::new(
             format!("half a head of {part} bytes"),
             vec![send(&request[..end])],
             Expected::Closed,
@@ -58,7 +58,7 @@ fn slow() -> Vec<Case> {
     }
     for part in [0, 1, 17, 34] {
         let steps = vec![send(&request[..body_at + part])];
-        cases.push(Case::of(format!("a body that stops after {part} bytes"), steps, timeout()));
+        cases.push(Case::new(format!("a body that stops after {part} bytes"), steps, timeout()));
     }
     for (name, chunks) in [
         ("a size", "23\r\n"),
@@ -68,12 +68,12 @@ fn slow() -> Vec<Case> {
     ] {
         let steps =
             vec![send(&[head("transfer-encoding: chunked\r\n"), chunks.as_bytes().to_vec()].concat())];
-        cases.push(Case::of(format!("chunks that stop behind {name}"), steps, Expected::Closed));
+        cases.push(Case::new(format!("chunks that stop behind {name}"), steps, Expected::Closed));
     }
     cases
 }
 
-fn gone() -> Vec<Case> {
+fn aborted_cases() -> Vec<Case> {
     let request = post("", BODY);
     let mut cases = Vec::new();
     // A half-closed connection with a complete request must get its response.
@@ -83,18 +83,18 @@ fn gone() -> Vec<Case> {
         ("a GET", line("GET /v1/models HTTP/1.1")),
     ] {
         let steps = vec![Step::Send(bytes), Step::HalfClose];
-        cases.push(Case::of(format!("half-closed behind {name}"), steps, Expected::Answers(vec![&[200]])));
+        cases.push(Case::new(format!("half-closed behind {name}"), steps, Expected::Statuses(vec![&[200]])));
     }
     for part in
         [0, 1, 10, 50, 100, request.len() - BODY.len() - 1, request.len() - BODY.len(), request.len() - 1]
     {
         let bytes = request[..part].to_vec();
-        cases.push(Case::of(
+        cases.push(Case::new(
             format!("half-closed after {part} bytes"),
             vec![Step::Send(bytes.clone()), Step::HalfClose],
             Expected::Closed,
         ));
-        cases.push(Case::of(
+        cases.push(Case::new(
             format!("gone after {part} bytes"),
             vec![Step::Send(bytes), Step::Abort],
             Expected::Nothing,
@@ -102,7 +102,7 @@ fn gone() -> Vec<Case> {
     }
     for wait in [0, 1, 3, 10] {
         let steps = vec![Step::Send(request.clone()), Step::Pause(Duration::from_millis(wait)), Step::Abort];
-        cases.push(Case::of(format!("gone {wait} ms behind a request"), steps, Expected::Nothing));
+        cases.push(Case::new(format!("gone {wait} ms behind a request"), steps, Expected::Nothing));
     }
     cases
 }
@@ -112,23 +112,23 @@ fn pipelined() -> Vec<Case> {
     let last = line("GET /v1/models HTTP/1.1");
     let fifty = vec![Step::Repeat(request.clone(), 50), Step::Send(last.clone())];
     vec![
-        Case::of("fifty requests at once", fifty, Expected::Answers(vec![&[200]; 51])),
-        Case::of(
+        Case::new("fifty requests at once", fifty, Expected::Statuses(vec![&[200]; 51])),
+        Case::new(
             "a request, and what is none",
             vec![Step::Send(request.clone()), Step::Send(b"\0\0\0\0\r\n\r\n".to_vec())],
-            Expected::Answers(vec![&[200], &[400]]),
+            Expected::Statuses(vec![&[200], &[400]]),
         ),
-        Case::of(
+        Case::new(
             "a request, half of another, and gone",
             vec![Step::Send([&request[..], &request[..40]].concat()), Step::Pause(SOON), Step::Abort],
             Expected::Nothing,
         ),
-        Case::of(
+        Case::new(
             "a thousand requests, and gone",
             vec![Step::Repeat(request, 1_000), Step::Abort],
             Expected::Nothing,
         ),
-        Case::of(
+        Case::new(
             "ten thousand requests for nothing",
             vec![
                 Step::Repeat(
@@ -144,7 +144,7 @@ fn pipelined() -> Vec<Case> {
 }
 
 /// Requests with randomly changed bytes, from a fixed seed.
-fn by_chance() -> Vec<Case> {
+fn random_cases() -> Vec<Case> {
     let mut state = 0x6d65_7269_6469_616e_u64;
     let mut next = move |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -164,12 +164,12 @@ fn by_chance() -> Vec<Case> {
             }
         }
         let steps = vec![Step::Send(bytes), Step::HalfClose];
-        cases.push(Case::of(format!("chance {number}"), steps, Expected::NoServerError));
+        cases.push(Case::new(format!("chance {number}"), steps, Expected::NoServerError));
     }
     for number in 0..10 {
         let bytes: Vec<u8> = (0..500).map(|_| next(256) as u8).collect();
         let steps = vec![Step::Send(bytes), Step::HalfClose];
-        cases.push(Case::of(format!("noise {number}"), steps, Expected::NoServerError));
+        cases.push(Case::new(format!("noise {number}"), steps, Expected::NoServerError));
     }
     cases
 }

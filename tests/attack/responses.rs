@@ -6,31 +6,31 @@ use std::time::Instant;
 
 /// Result of waiting for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     /// With FIN or a reset.
     Closed,
     /// The connection did not end in time.
     Hangs,
 }
 
-/// Reads everything until the connection ends or it is `until`.
-pub(crate) fn everything(stream: &mut TcpStream, until: Instant) -> (Vec<u8>, End) {
+/// Reads everything until the connection ends or it is `deadline`.
+pub(crate) fn read_to_end(stream: &mut TcpStream, deadline: Instant) -> (Vec<u8>, ConnectionEnd) {
     let mut bytes = Vec::new();
     let mut piece = [0; 16 << 10];
     loop {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return (bytes, End::Hangs);
+            return (bytes, ConnectionEnd::Hangs);
         }
         stream.set_read_timeout(Some(left)).unwrap();
         match stream.read(&mut piece) {
-            Ok(0) => return (bytes, End::Closed),
+            Ok(0) => return (bytes, ConnectionEnd::Closed),
             Ok(n) => bytes.extend_from_slice(&piece[..n]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return (bytes, End::Hangs);
+                return (bytes, ConnectionEnd::Hangs);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(_) => return (bytes, End::Closed),
+            Err(_) => return (bytes, ConnectionEnd::Closed),
         }
     }
 }

@@ -14,13 +14,13 @@ use tokio::net::TcpStream;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polling period of conditions; polling without a pause would take a core from the fleet.
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// Serializes fleets: each has a dozen processes, and a machine has few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Running local fleet.
-pub(crate) struct World {
+pub(crate) struct LocalFleet {
     up: Child,
     /// Base URL for clients, without `/v1`.
     pub url: String,
@@ -38,7 +38,7 @@ pub(crate) struct World {
 }
 
 /// Response to a request.
-pub(crate) struct Answer {
+pub(crate) struct ClientResponse {
     /// The HTTP status.
     pub status: u16,
     headers: reqwest::header::HeaderMap,
@@ -48,7 +48,7 @@ pub(crate) struct Answer {
     pub took: Duration,
 }
 
-impl Answer {
+impl ClientResponse {
     /// Returns a header; empty if absent.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
@@ -84,14 +84,14 @@ pub(crate) fn meridian() -> Command {
     Command::new(env!("CARGO_BIN_EXE_meridian"))
 }
 
-impl World {
+impl LocalFleet {
     /// Starts a fleet and waits for its ready line.
-    pub(crate) fn up(arguments: &[&str]) -> World {
-        World::up_with(arguments, &[])
+    pub(crate) fn start(arguments: &[&str]) -> LocalFleet {
+        LocalFleet::start_with(arguments, &[])
     }
 
-    /// Like `up`, with environment variables.
-    pub(crate) fn up_with(arguments: &[&str], environment: &[(&str, &std::path::Path)]) -> World {
+    /// Starts a fleet with environment variables.
+    pub(crate) fn start_with(arguments: &[&str], environment: &[(&str, &std::path::Path)]) -> LocalFleet {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().expect("a directory");
         let mut up = meridian()
@@ -106,7 +106,7 @@ impl World {
         let (mut operations, mut control, mut certificate) = (String::new(), String::new(), String::new());
         let (mut hub, mut identity) = (String::new(), String::new());
         let url = loop {
-            let line = lines.next().expect("a world becomes ready").expect("text");
+            let line = lines.next().expect("a fleet becomes ready").expect("text");
             println!("{line}");
             let mut words = line.split_whitespace();
             match (words.next(), words.next()) {
@@ -124,11 +124,15 @@ impl World {
         // Further output is printed, so that the pipe does not fill up.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        World { up, url, operations, control, hub, identity, certificate, dir, client, _turn: turn }
+        LocalFleet { up, url, operations, control, hub, identity, certificate, dir, client, _turn: turn }
     }
 
     /// Sends `POST /v1/embeddings` with this body and further headers.
-    pub(crate) async fn post(&self, body: impl Into<reqwest::Body>, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) async fn post(
+        &self,
+        body: impl Into<reqwest::Body>,
+        headers: &[(&str, &str)],
+    ) -> ClientResponse {
         self.post_to("/v1/embeddings", body, headers).await
     }
 
@@ -138,7 +142,7 @@ impl World {
         path: &str,
         body: impl Into<reqwest::Body>,
         headers: &[(&str, &str)],
-    ) -> Answer {
+    ) -> ClientResponse {
         let mut request = self.client.post(format!("{}{path}", self.url)).body(body).timeout(PATIENCE);
         if !headers.iter().any(|(name, _)| *name == "authorization") {
             request = request.header("authorization", "Bearer local");
@@ -146,7 +150,7 @@ impl World {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        answer(request).await
+        response(request).await
     }
 
     /// Embeds `input` with a deployment.
@@ -155,25 +159,25 @@ impl World {
         model: &str,
         input: impl Into<Value>,
         headers: &[(&str, &str)],
-    ) -> Answer {
+    ) -> ClientResponse {
         self.post(json!({"model": model, "input": input.into()}).to_string(), headers).await
     }
 
     /// Sends a `GET` as a client.
-    pub(crate) async fn get(&self, path: &str) -> Answer {
-        answer(self.client.get(format!("{}{path}", self.url)).header("authorization", "Bearer local")).await
+    pub(crate) async fn get(&self, path: &str) -> ClientResponse {
+        response(self.client.get(format!("{}{path}", self.url)).header("authorization", "Bearer local")).await
     }
 
     /// Calls the control API.
-    pub(crate) async fn press(&self, action: &str) {
-        let answer = answer(self.client.post(format!("{}/{action}", self.control))).await;
-        assert_eq!(answer.status, 200, "{action}: {}", answer.body);
+    pub(crate) async fn control_action(&self, action: &str) {
+        let response = response(self.client.post(format!("{}/{action}", self.control))).await;
+        assert_eq!(response.status, 200, "{action}: {}", response.body);
     }
 
     /// Returns the process ids by name, from the control API.
     pub(crate) async fn processes(&self) -> Vec<(String, Option<u32>)> {
-        let answer = answer(self.client.get(&self.control)).await;
-        let processes = answer.body["processes"].as_object().expect("processes").clone();
+        let response = response(self.client.get(&self.control)).await;
+        let processes = response.body["processes"].as_object().expect("processes").clone();
         processes.into_iter().map(|(name, id)| (name, id.as_u64().map(|id| id as u32))).collect()
     }
 
@@ -193,31 +197,33 @@ impl World {
     }
 
     /// Waits until the gateway reports this health of a region.
-    pub(crate) async fn until_health(&self, region: &str, health: &str) {
-        self.until(&format!("{region} is {health}"), async || self.route(region).await["health"] == health)
-            .await;
+    pub(crate) async fn wait_for_health(&self, region: &str, health: &str) {
+        self.wait_until(&format!("{region} is {health}"), async || {
+            self.route(region).await["health"] == health
+        })
+        .await;
     }
 
     /// Returns the gateway's row of a region; null if it has none.
     pub(crate) async fn route(&self, region: &str) -> Value {
-        let routes = answer(self.client.get(format!("{}/routes", self.operations))).await;
+        let routes = response(self.client.get(format!("{}/routes", self.operations))).await;
         let regions = routes.body["regions"].as_array().cloned().unwrap_or_default();
         regions.into_iter().find(|row| row["region"] == region).unwrap_or_default()
     }
 
     /// Waits for a condition.
-    pub(crate) async fn until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
             assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
     }
 
     /// Returns the request count of a region's replica.
     pub(crate) async fn requests_at(&self, region: &str) -> u64 {
         let address = self.address(&format!("replica-{}-0", region.replace('/', "-")), "operations");
-        let status = answer(self.client.get(format!("http://{address}/status"))).await;
+        let status = response(self.client.get(format!("http://{address}/status"))).await;
         status.body["requests_total"].as_u64().expect("a count")
     }
 
@@ -226,10 +232,10 @@ impl World {
         let address = self.address(&format!("spoke-{}", region.replace('/', "-")), key);
         let mut stream = TcpStream::connect(address).await.expect("a connection");
         stream.write_all(bytes).await.expect("room for a few bytes");
-        let mut said = Vec::new();
+        let mut received = Vec::new();
         // A reset is as good as an end of stream.
-        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut said)).await.expect("an end").ok();
-        String::from_utf8_lossy(&said).into_owned()
+        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.expect("an end").ok();
+        String::from_utf8_lossy(&received).into_owned()
     }
 
     /// Returns the value of `key` in a configuration of this fleet.
@@ -251,7 +257,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for LocalFleet {
     fn drop(&mut self) {
         // The kernel kills the other processes; waiting reaps this one.
         self.up.kill().ok();
@@ -272,11 +278,11 @@ pub(crate) fn command_lines() -> Vec<(u32, Vec<String>)> {
     .collect()
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> Answer {
+async fn response(request: reqwest::RequestBuilder) -> ClientResponse {
     let begun = Instant::now();
-    let answer = request.send().await.expect("an answer");
-    let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-    let body = answer.bytes().await.expect("a whole answer");
+    let response = request.send().await.expect("a response");
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let body = response.bytes().await.expect("a complete response");
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    Answer { status, headers, body, took: begun.elapsed() }
+    ClientResponse { status, headers, body, took: begun.elapsed() }
 }

@@ -12,15 +12,15 @@ use crate::case::{BODY, Case, Expected, Outcome, Step, post};
 use crate::{frames, run};
 
 /// Core of the processes and the good clients.
-pub(crate) const OUR_CORE: usize = 0;
+pub(crate) const SERVER_CORE: usize = 0;
 /// Core of the attackers.
-pub(crate) const THEIR_CORE: usize = 1;
+pub(crate) const ATTACK_CORE: usize = 1;
 
 /// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The processes, and the address for clients.
-pub(crate) struct World {
+pub(crate) struct Processes {
     pub(crate) address: SocketAddr,
     operations: SocketAddr,
     dir: PathBuf,
@@ -28,9 +28,9 @@ pub(crate) struct World {
     processes: Vec<(&'static str, Child)>,
 }
 
-impl World {
+impl Processes {
     /// Starts all processes and waits until a request is served.
-    pub(crate) fn start() -> World {
+    pub(crate) fn start() -> Processes {
         let dir =
             std::env::temp_dir().join(format!("meridian-attack-{}-{}", std::process::id(), free().port()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -58,9 +58,9 @@ impl World {
                  [[replica]]\nendpoint = '{replica}'\n"
             ),
         );
-        let mut world = World { address, operations, dir, processes: Vec::new() };
+        let mut processes = Processes { address, operations, dir, processes: Vec::new() };
         let listen = replica.to_string();
-        world.spawn(
+        processes.spawn(
             "replica",
             &[
                 "scripted-replica",
@@ -74,20 +74,20 @@ impl World {
                 "anywhere",
             ],
         );
-        world.spawn("spoke", &["spoke", "--config", "spoke.toml"]);
-        world.spawn("gateway", &["gateway", "--config", "gateway.toml"]);
+        processes.spawn("spoke", &["spoke", "--config", "spoke.toml"]);
+        processes.spawn("gateway", &["gateway", "--config", "gateway.toml"]);
         let begun = Instant::now();
         while let Err(problem) = served(address) {
-            assert!(begun.elapsed() < PATIENCE, "nothing is served: {problem}\n{}", world.logs());
+            assert!(begun.elapsed() < PATIENCE, "nothing is served: {problem}\n{}", processes.logs());
             std::thread::sleep(Duration::from_millis(50));
         }
-        world
+        processes
     }
 
     fn spawn(&mut self, name: &'static str, arguments: &[&str]) {
         let log = std::fs::File::create(self.dir.join(format!("{name}.log"))).unwrap();
         let process = Command::new("taskset")
-            .args(["-c", &OUR_CORE.to_string(), env!("CARGO_BIN_EXE_meridian")])
+            .args(["-c", &SERVER_CORE.to_string(), env!("CARGO_BIN_EXE_meridian")])
             .args(arguments)
             .current_dir(&self.dir)
             .stdin(Stdio::null())
@@ -135,7 +135,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Processes {
     fn drop(&mut self) {
         for (_, process) in &mut self.processes {
             process.kill().ok();
@@ -147,9 +147,9 @@ impl Drop for World {
 
 /// Sends a request over each HTTP version.
 fn served(address: SocketAddr) -> Result<(), String> {
-    run::judge(address, &Case::h1("served", post("", BODY), &[&[200]]))?;
-    let steps = vec![Step::Handshake(Vec::new()), Step::Send(frames::whole(1))];
-    run::judge(address, &Case::of("served", steps, Expected::AnyOf(vec![Outcome::Status(&[200])])))
+    run::run_and_check(address, &Case::h1("served", post("", BODY), &[&[200]]))?;
+    let steps = vec![Step::Handshake(Vec::new()), Step::Send(frames::complete_request(1))];
+    run::run_and_check(address, &Case::new("served", steps, Expected::AnyOf(vec![Outcome::Status(&[200])])))
 }
 
 fn free() -> SocketAddr {
@@ -162,9 +162,9 @@ fn get(address: SocketAddr, path: &str) -> String {
     stream
         .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
         .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
 /// Serves the route table of one region; a reader that has it gets 204 after a while.
@@ -180,14 +180,14 @@ fn hub(region: SocketAddr) -> SocketAddr {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let table = table.clone();
-            std::thread::spawn(move || answer(stream, &table));
+            std::thread::spawn(move || response(stream, &table));
         }
     });
     address
 }
 
 /// Responds to one request; a reader that disconnects is ignored.
-fn answer(mut stream: TcpStream, table: &str) -> Option<()> {
+fn response(mut stream: TcpStream, table: &str) -> Option<()> {
     let mut request = Vec::new();
     let mut piece = [0; 4096];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") {

@@ -1,6 +1,6 @@
 //! HTTP/2 client over TLS with one persistent connection.
 
-use super::{PATIENCE, World};
+use super::{LocalFleet, PATIENCE};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request};
@@ -17,7 +17,7 @@ use tokio_rustls::TlsConnector;
 
 /// Connection to the gateway of a local fleet.
 #[derive(Clone)]
-pub(crate) struct Https {
+pub(crate) struct HttpsClient {
     send: SendRequest<Bytes>,
 }
 
@@ -30,10 +30,11 @@ pub(crate) struct Outcome {
     pub(crate) failed: Vec<String>,
 }
 
-impl Https {
+impl HttpsClient {
     /// Connects to a fleet that was started with `--tls`.
-    pub(crate) async fn connect(world: &World) -> Https {
-        let certificate = std::fs::read(&world.certificate).expect("the world names its certificate");
+    pub(crate) async fn connect(fleet: &LocalFleet) -> HttpsClient {
+        let certificate =
+            std::fs::read(&fleet.certificate).expect("the fleet prints the path of its certificate");
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(&certificate).expect("PEM")).expect("a certificate");
         let mut config =
@@ -43,7 +44,7 @@ impl Https {
                 .with_root_certificates(roots)
                 .with_no_client_auth();
         config.alpn_protocols = vec![b"h2".to_vec()];
-        let address = world.url.strip_prefix("https://").expect("a world over TLS");
+        let address = fleet.url.strip_prefix("https://").expect("a fleet with TLS");
         let tcp = TcpStream::connect(address).await.expect("a connection");
         let name = ServerName::try_from("localhost").expect("a name");
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("a handshake");
@@ -51,18 +52,18 @@ impl Https {
         let (send, connection) = h2::client::handshake(tls).await.expect("HTTP/2");
         // Ends with the last handle.
         tokio::spawn(connection);
-        Https { send }
+        HttpsClient { send }
     }
 
     /// Sends an embeddings request; returns status, headers and body.
     pub(crate) async fn embed(&self, model: &str) -> Result<(u16, HeaderMap, Value), h2::Error> {
-        let asked = async {
+        let request = async {
             let request =
                 Request::post("https://localhost/v1/embeddings").header("authorization", "Bearer local");
             let request = request.body(()).expect("a request");
-            let (answer, mut body) = self.send.clone().ready().await?.send_request(request, false)?;
+            let (response, mut body) = self.send.clone().ready().await?.send_request(request, false)?;
             body.send_data(json!({"model": model, "input": "over TLS"}).to_string().into(), true)?;
-            let (head, mut body) = answer.await?.into_parts();
+            let (head, mut body) = response.await?.into_parts();
             let mut all = Vec::new();
             while let Some(piece) = body.data().await {
                 let piece = piece?;
@@ -71,26 +72,26 @@ impl Https {
             }
             Ok((head.status.as_u16(), head.headers, serde_json::from_slice(&all).unwrap_or(Value::Null)))
         };
-        tokio::time::timeout(PATIENCE, asked).await.expect("an answer comes")
+        tokio::time::timeout(PATIENCE, request).await.expect("a response in time")
     }
 
     /// Sends requests at this rate per second (open loop) while `during` runs.
     pub(crate) async fn load(&self, rate: u32, during: impl Future<Output = ()>) -> Outcome {
         let mut beat = tokio::time::interval(Duration::from_secs(1) / rate);
-        let mut asked = JoinSet::new();
+        let mut requests = JoinSet::new();
         tokio::pin!(during);
         loop {
             tokio::select! {
                 () = &mut during => break,
                 _ = beat.tick() => {
                     let client = self.clone();
-                    asked.spawn(async move { client.embed("minilm").await });
+                    requests.spawn(async move { client.embed("minilm").await });
                 }
             }
         }
         let mut outcome = Outcome::default();
-        while let Some(answer) = asked.join_next().await {
-            match answer.expect("asking does not panic") {
+        while let Some(response) = requests.join_next().await {
+            match response.expect("the request does not panic") {
                 Ok((200, headers, _)) => {
                     let region = headers.get("x-meridian-region").and_then(|region| region.to_str().ok());
                     *outcome.served.entry(region.unwrap_or_default().to_owned()).or_default() += 1;
