@@ -35,13 +35,13 @@ impl Cause {
     }
 }
 
-struct Here;
-labels_of!(Here: Cause);
+struct Site;
+labels_of!(Site: Cause);
 
 metric_set! {
     /// Shared metrics.
     #[derive(Default)]
-    struct Sub {
+    struct SharedMetrics {
         /// Panics.
         panics: Counter = "meridian_{role}_panics_total",
     }
@@ -49,10 +49,10 @@ metric_set! {
 
 metric_set! {
     /// Metrics under test.
-    struct All<'a> {
+    struct TestMetrics<'a> {
         /// Requests, by priority
         /// and cause.
-        requests: Sparse<Family<Priority, Family<Cause, Counter, Here>, Here>> = "requests_total" ["priority", "cause"],
+        requests: Sparse<Family<Priority, Family<Cause, Counter, Site>, Site>> = "requests_total" ["priority", "cause"],
         /// Requests in flight.
         in_flight: Gauge = "in_flight",
         /// By known or unknown priority.
@@ -70,14 +70,14 @@ metric_set! {
         /// Engine.
         engine: Info<3> = "engine_info" ["kind", "precision", "gpu"],
         /// Included.
-        sub: &'a Sub = set,
+        shared: &'a SharedMetrics = set,
         /// Absent.
-        none: Option<&'a Sub> = set,
+        none: Option<&'a SharedMetrics> = set,
     }
 }
 
-fn all<'a>(total: &'a Total<f64>, sub: &'a Sub) -> All<'a> {
-    All {
+fn all<'a>(total: &'a Total<f64>, shared: &'a SharedMetrics) -> TestMetrics<'a> {
+    TestMetrics {
         requests: Sparse::default(),
         in_flight: Gauge::default(),
         known: Family::default(),
@@ -87,7 +87,7 @@ fn all<'a>(total: &'a Total<f64>, sub: &'a Sub) -> All<'a> {
         state: [("eu", OneOf::new(Priority::Bulk))].into_iter().collect(),
         total,
         engine: Info(vec!["cpu".to_owned(), "f32".to_owned()]),
-        sub,
+        shared,
         none: None,
     }
 }
@@ -100,12 +100,12 @@ fn lines(text: &str, name: &str) -> Vec<String> {
 
 #[test]
 fn metrics_are_rendered_in_the_prometheus_text_format() {
-    let (total, sub) = (Total(1.5), Sub::default());
-    let all = all(&total, &sub);
+    let (total, shared) = (Total(1.5), SharedMetrics::default());
+    let all = all(&total, &shared);
     all.requests.0.of(Priority::Bulk).of(Cause::Retry).add(3);
     all.in_flight.add(2);
     all.in_flight.decrement();
-    sub.panics.add(4);
+    shared.panics.add(4);
     all.known.count(None);
     all.known.count(Some(Priority::Fast));
     let text = render("hub", &all);
@@ -133,8 +133,8 @@ fn metrics_are_rendered_in_the_prometheus_text_format() {
 
 #[test]
 fn a_value_is_counted_in_the_first_bucket_that_contains_it() {
-    let (total, sub) = (Total(0.0), Sub::default());
-    let all = all(&total, &sub);
+    let (total, shared) = (Total(0.0), SharedMetrics::default());
+    let all = all(&total, &shared);
     [1, 2, 3, 16_384, 16_385].iter().for_each(|size| all.sizes.observe(*size));
     for us in [0, 100, 101, 60_000_000, 60_000_001] {
         all.times.of(1).observe(Duration::from_micros(us));
@@ -164,8 +164,8 @@ fn the_page_has_every_metric_with_its_labels_and_their_values() {
     fn roles<S: MetricSet>(_: &S) -> [RoleMetrics; 1] {
         [RoleMetrics::of::<S>("hub")]
     }
-    let (total, sub) = (Total(0.0), Sub::default());
-    let page = markdown(&roles(&all(&total, &sub)));
+    let (total, shared) = (Total(0.0), SharedMetrics::default());
+    let page = markdown(&roles(&all(&total, &shared)));
     for line in [
         "## Role `hub`",
         "| `requests_total` | counter |  | `priority`, `cause` | Requests, by priority and cause. |",

@@ -49,7 +49,7 @@ async fn silent(address: &str, port: u16) -> (TcpListener, Vec<TcpStream>) {
     (listener, queued)
 }
 
-async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
+async fn wait_until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !reached().await {
         assert!(started.elapsed() < PATIENCE, "{what}");
@@ -67,7 +67,7 @@ async fn a_name_is_resolved_once_within_its_ttl_and_again_after_it() {
     }
     assert_eq!(dns.queries(), 2, "one for each family");
     let resolved = Instant::now();
-    until("the answer is refreshed although nothing connects", async || dns.queries() == 4).await;
+    wait_until("the answer is refreshed although nothing connects", async || dns.queries() == 4).await;
     assert!(resolved.elapsed() >= Duration::from_secs(1), "{:?}", resolved.elapsed());
 }
 
@@ -80,7 +80,7 @@ async fn connections_follow_a_change_of_the_addresses() {
     assert_eq!(peer(&resolver, &spoke).await.unwrap(), IpAddr::from([127, 0, 0, 2]));
     assert!(resolver.is_current(&spoke, [127, 0, 0, 2].into()));
     dns.set("spoke.example", addresses(&["127.0.0.3"], 1));
-    until("the new address is used", async || !resolver.is_current(&spoke, [127, 0, 0, 2].into())).await;
+    wait_until("the new address is used", async || !resolver.is_current(&spoke, [127, 0, 0, 2].into())).await;
     drop(first);
     assert_eq!(peer(&resolver, &spoke).await.unwrap(), IpAddr::from([127, 0, 0, 3]));
 }
@@ -94,18 +94,19 @@ async fn the_last_answer_is_used_while_the_server_fails_and_not_after_it_denies_
     for failure in [Zone::Code(2), Zone::Silence] {
         let before = dns.queries();
         dns.set("spoke.example", failure.clone());
-        until("the server was asked several times", async || dns.queries() >= before + 4).await;
+        wait_until("the server was asked several times", async || dns.queries() >= before + 4).await;
         let started = Instant::now();
         assert!(peer(&resolver, &spoke).await.is_ok(), "{failure:?}");
         assert!(started.elapsed() < Duration::from_millis(500), "{failure:?}: {:?}", started.elapsed());
     }
     for denial in [Zone::Code(3), Zone::Code(0)] {
         dns.set("spoke.example", denial.clone());
-        until("the name has no address", async || !resolver.is_current(&spoke, [127, 0, 0, 2].into())).await;
+        wait_until("the name has no address", async || !resolver.is_current(&spoke, [127, 0, 0, 2].into()))
+            .await;
         let error = peer(&resolver, &spoke).await.unwrap_err();
         assert!(error.to_string().contains("spoke.example has no address"), "{error}");
         dns.set("spoke.example", addresses(&["127.0.0.2"], 1));
-        until("the name is back", async || peer(&resolver, &spoke).await.is_ok()).await;
+        wait_until("the name is back", async || peer(&resolver, &spoke).await.is_ok()).await;
     }
 }
 

@@ -521,8 +521,8 @@ fn an_empty_input_gives_an_empty_output() {
 
 #[test]
 fn a_vector_with_a_number_that_is_not_finite_is_an_error() {
-    struct Infinite;
-    impl EmbeddingBackend for Infinite {
+    struct NotFiniteBackend;
+    impl EmbeddingBackend for NotFiniteBackend {
         fn embed(&mut self, texts: &[&str]) -> Result<WindowVectors, BackendError> {
             Ok(WindowVectors { values: vec![f32::NAN; texts.len() * DIMENSION], rejected: Vec::new() })
         }
@@ -535,7 +535,7 @@ fn a_vector_with_a_number_that_is_not_finite_is_an_error() {
     let mut reader =
         stream("f".to_owned(), Cursor::new("\"a\""), None, InputFormat::JsonLines, fields).expect("a stream");
     let (job, mut files) = (job(OutputFormat::JsonLines, false), MemoryFiles::default());
-    let error = run(&job, &mut *reader, &mut Infinite, &mut files, &mut TestObserver::default())
+    let error = run(&job, &mut *reader, &mut NotFiniteBackend, &mut files, &mut TestObserver::default())
         .expect_err("an error");
     assert!(error.to_string().starts_with("row 0: the vector has a number that is not finite"), "{error}");
 }

@@ -148,8 +148,8 @@ async fn a_permanent_failure_is_an_error_that_names_the_request() {
 #[tokio::test]
 async fn an_invalid_response_is_an_error() {
     let good = |texts: &Value| embeddings(texts.as_array().unwrap(), |_| vec![1.0, 2.0]).to_string();
-    type Spoils = fn(String) -> String;
-    let spoils: [(Spoils, DecodeError); 6] = [
+    type Corruption = fn(String) -> String;
+    let spoils: [(Corruption, DecodeError); 6] = [
         (|response| response.replacen("\"index\":3", "\"index\":4", 1), DecodeError::Index(4)),
         (
             |response| response.replacen("[1.0,2.0]", "[1.0]", 1),
