@@ -2,7 +2,7 @@
 //!
 //! `MERIDIAN_EMBED_LINES` sets the number of texts of the test with kills, for long runs by hand.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
 //! End-to-end tests of Meridian from a client's perspective: real processes, real weights, real kills.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 mod applied;
 mod clients;
@@ -95,7 +95,7 @@ async fn the_apis_of_all_ecosystems_are_served_by_the_nearest_allowed_region() {
     let cohere = fleet.post_to("/v2/rerank", rerank_body("documents"), &[ASHBURN]).await;
     assert_eq!((cohere.status, cohere.header("x-meridian-region")), (200, EUROPE), "{}", cohere.body);
     let ranks = order(&cohere.body["results"]);
-    assert_eq!((ranks.len(), ranks[2]), (3, 0), "bread comes last: {}", cohere.body);
+    assert_eq!((ranks.len(), ranks[2]), (3, 0), "bread ranks last: {}", cohere.body);
 
     let tei = fleet.post_to("/deployments/minilm-eu/rerank", rerank_body("texts"), &[ASHBURN]).await;
     assert_eq!((tei.status, tei.header("x-meridian-region")), (200, EUROPE), "{}", tei.body);
@@ -115,7 +115,7 @@ async fn the_apis_of_all_ecosystems_are_served_by_the_nearest_allowed_region() {
 }
 
 #[tokio::test]
-async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_what_to_do() {
+async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_the_fix() {
     let fleet = LocalFleet::start(&["--regions", "1"]);
     let check =
         async |body: &str, headers: &[(&str, &str)], status: u16, code: &str, param: Value, word: &str| {

@@ -16,19 +16,19 @@ base_url = sys.argv[1] + "/v1"
 texts = [f"Text number {number} speaks of {number * number} ships on the sea." for number in range(500)]
 
 client = OpenAI(base_url=base_url, api_key="local")
-answer = client.embeddings.create(model="minilm", input=texts)
-assert [row.index for row in answer.data] == list(range(500))
-at_once = [row.embedding for row in answer.data]
+response = client.embeddings.create(model="minilm", input=texts)
+assert [row.index for row in response.data] == list(range(500))
+at_once = [row.embedding for row in response.data]
 assert all(len(vector) == 384 for vector in at_once)
 assert all(abs(math.fsum(x * x for x in vector) - 1) < 1e-4 for vector in at_once)
 assert len({tuple(vector) for vector in at_once}) == 500, "different texts must have different vectors"
-assert answer.usage.total_tokens > 500 * 8
+assert response.usage.total_tokens > 500 * 8
 
 
 async def concurrently():
     async with AsyncOpenAI(base_url=base_url, api_key="local") as client:
         calls = [client.embeddings.create(model="minilm", input=texts[at : at + 10]) for at in range(0, 500, 10)]
-        return [row.embedding for answer in await asyncio.gather(*calls) for row in answer.data]
+        return [row.embedding for response in await asyncio.gather(*calls) for row in response.data]
 
 
 for number, (one, other) in enumerate(zip(at_once, asyncio.run(concurrently()), strict=True)):

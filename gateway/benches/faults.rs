@@ -10,7 +10,7 @@
 //! gateway of its own, which has served enough before to know its regions and to have earned one hedge. An interactive
 //! request may be hedged and bulk may not, so bulk shows the effect of the deadlines alone.
 
-#![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
+#![expect(clippy::unwrap_used, reason = "the bench creates all of its inputs")]
 
 #[path = "../tests/sockets/address.rs"]
 mod address;

@@ -8,7 +8,7 @@
 //! everything else is the same for both versions. So the CPU time is that of all of them, and the difference between
 //! two rows is that of the protocol; rounds are interleaved. A replica responds with 8 KB.
 
-#![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
+#![expect(clippy::unwrap_used, reason = "the bench creates all of its inputs")]
 
 #[path = "../tests/sockets/address.rs"]
 mod address;
@@ -169,7 +169,7 @@ fn call(
 async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, String) {
     buffer.clear();
     loop {
-        assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the edge does not hang up");
+        assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the gateway keeps the connection open");
         let Some(end) = buffer.windows(4).position(|four| four == b"\r\n\r\n") else { continue };
         let head = std::str::from_utf8(&buffer[..end]).unwrap().to_lowercase();
         let field = |name: &str| {
@@ -177,7 +177,7 @@ async fn read_response(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> (u16, St
         };
         let length: usize = field("content-length: ").parse().unwrap();
         while buffer.len() < end + 4 + length {
-            assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the edge does not hang up");
+            assert_ne!(stream.read_buf(buffer).await.unwrap(), 0, "the gateway keeps the connection open");
         }
         return (head.split(' ').nth(1).unwrap().parse().unwrap(), field("x-meridian-region: ").to_owned());
     }

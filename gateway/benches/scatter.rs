@@ -9,7 +9,7 @@
 //! few numbers, so that JSON is not what is measured; `cargo bench -p gateway-core --bench scatter` measures that.
 //! Every response is compared with that of one replica without limits.
 
-#![expect(clippy::unwrap_used, reason = "a bench of what it made itself")]
+#![expect(clippy::unwrap_used, reason = "the bench creates all of its inputs")]
 
 #[path = "../tests/sockets/address.rs"]
 mod address;
@@ -101,7 +101,7 @@ async fn measure(setup: Setup) -> Measurement {
     let right = replica::response("/v1/embeddings", body.to_string().as_bytes(), usize::MAX, WIDTH);
     assert!(
         response.json() == serde_json::from_slice::<Value>(&right.body).unwrap(),
-        "{setup:?}: one right answer"
+        "{setup:?}: the response is correct"
     );
     Measurement {
         took,

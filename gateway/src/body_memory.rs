@@ -110,7 +110,9 @@ impl BodyError {
     /// Adds the number of bytes that were processed before the rejection; they count against the tenant's rate limit.
     pub(crate) fn with_processed(self, bytes: usize) -> BodyError {
         match self {
-            BodyError::Rejected(why, rejection) => BodyError::Rejected(why, rejection.with_processed(bytes)),
+            BodyError::Rejected(reason, rejection) => {
+                BodyError::Rejected(reason, rejection.with_processed(bytes))
+            }
             BodyError::ClientDisconnected => BodyError::ClientDisconnected,
         }
     }
@@ -173,7 +175,7 @@ pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> us
 
 fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> BodyError {
     let memory::Limits { total, per_tenant, per_connection } = limits;
-    let (why, message) = match full {
+    let (reason, message) = match full {
         BudgetExceeded::Total => (
             BodyRejection::MemoryFull,
             format!(
@@ -196,7 +198,7 @@ fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> BodyError {
             ),
         ),
     };
-    BodyError::Rejected(why, Rejection::new(ErrorCode::Overloaded, message))
+    BodyError::Rejected(reason, Rejection::new(ErrorCode::Overloaded, message))
 }
 
 /// Returns the error for a body of this description: `has 5 bytes`.

@@ -67,8 +67,8 @@ impl BodyReader {
         owner: BodyOwner,
     ) -> Result<BufferedBody, BodyError> {
         let result = self.read_decoded(session, owner).await;
-        if let Err(BodyError::Rejected(why, _)) = &result {
-            self.rejections.count(*why);
+        if let Err(BodyError::Rejected(cause, _)) = &result {
+            self.rejections.count(*cause);
         }
         result
     }
@@ -132,7 +132,7 @@ impl BodyReader {
             let chunk = tokio::select! {
                 biased;
                 chunk = session.read_request_body() => chunk,
-                why = too_slow(&progress, &mut timer) => return Err(self.too_slow(why)),
+                cause = too_slow(&progress, &mut timer) => return Err(self.too_slow(cause)),
             };
             let Some(chunk) = chunk.or_else(|error| read_error(session, &error))? else { break };
             let length = body.len() + chunk.len();
@@ -153,9 +153,9 @@ impl BodyReader {
         Ok(BufferedBody::new(body.freeze(), reservation))
     }
 
-    fn too_slow(&self, why: TooSlow) -> BodyError {
+    fn too_slow(&self, cause: TooSlow) -> BodyError {
         let progress::Limits { stall, bytes_per_second, total } = self.progress;
-        let (label, message) = match why {
+        let (label, message) = match cause {
             TooSlow::Stalled => {
                 (BodyRejection::Stalled, format!("No byte of the body arrived for {} s", stall.as_secs_f64()))
             }
@@ -175,13 +175,13 @@ impl BodyReader {
 /// Waits until the body violates a progress limit, and returns that limit.
 async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
-        let (deadline, why) = progress.deadline();
+        let (deadline, cause) = progress.deadline();
         match timer {
             None => *timer = Some(Box::pin(tokio::time::sleep_until(deadline.into()))),
             Some(timer) => {
                 timer.as_mut().await;
                 if Instant::now() >= deadline {
-                    return why;
+                    return cause;
                 }
                 timer.as_mut().reset(deadline.into());
             }
@@ -194,9 +194,9 @@ async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) 
 fn read_error(session: &mut ServerSession, error: &pingora::Error) -> Result<Option<Bytes>, BodyError> {
     // A client disconnected during its request body, or the body is malformed.
     tracing::debug!(%error, "reading a request body failed");
-    if let Some(why) = chunk_error(error) {
+    if let Some(cause) = chunk_error(error) {
         session.set_keepalive(None);
-        let message = format!("The chunked body is malformed: {why}; the connection is closed.");
+        let message = format!("The chunked body is malformed: {cause}; the connection is closed.");
         return Err(BodyError::Rejected(
             BodyRejection::Malformed,
             Rejection::new(ErrorCode::MalformedRequest, message),

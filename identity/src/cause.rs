@@ -41,7 +41,9 @@ impl ConnectionFailureCause {
     /// Returns the cause of an error of TLS.
     pub fn of(error: &Error) -> ConnectionFailureCause {
         match error {
-            Error::InvalidCertificate(CertificateError::Other(OtherError(why))) if why.is::<WrongPeer>() => {
+            Error::InvalidCertificate(CertificateError::Other(OtherError(reason)))
+                if reason.is::<WrongPeer>() =>
+            {
                 ConnectionFailureCause::WrongPeer
             }
             Error::InvalidCertificate(

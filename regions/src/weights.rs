@@ -54,7 +54,7 @@ impl ShareReason {
 
     /// Returns the reason with this name.
     pub fn parse(text: &str) -> Option<ShareReason> {
-        ShareReason::ALL.into_iter().find(|why| why.as_str() == text)
+        ShareReason::ALL.into_iter().find(|reason| reason.as_str() == text)
     }
 }
 
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_reason_round_trips_through_its_text_form() {
-        for why in ShareReason::ALL {
-            assert_eq!(ShareReason::parse(why.as_str()), Some(why));
+        for reason in ShareReason::ALL {
+            assert_eq!(ShareReason::parse(reason.as_str()), Some(reason));
         }
         assert_eq!(ShareReason::parse("because"), None);
     }

@@ -107,14 +107,14 @@ fn report(idle: &mut Measurements, alone: &Measurements, both: &mut Measurements
     let (quick, kept) = (both_latency.1 <= allowed, bulk_share >= MIN_BULK_SHARE);
     let verdict = |held: bool| if held { "holds" } else { "EXCEEDED" };
     println!(
-        "interactive requests beside bulk: p99 {:.2} ms; limit 2 x {:.2} + one batch {:.2} = {allowed:.2} ms: {}",
+        "interactive requests with bulk load: p99 {:.2} ms; limit 2 x {:.2} + one batch {:.2} = {allowed:.2} ms: {}",
         both_latency.1,
         idle_latency.1,
         both.batch_ms(),
         verdict(quick)
     );
     println!(
-        "bulk requests beside interactive: {:.1} % of their throughput; minimum {:.0} %: {}",
+        "bulk requests with interactive load: {:.1} % of their throughput; minimum {:.0} %: {}",
         bulk_share * 100.0,
         MIN_BULK_SHARE * 100.0,
         verdict(kept)
@@ -311,7 +311,7 @@ impl Connection {
         let (mut line, mut length) = (String::new(), 0);
         self.stream.read_line(&mut line)?;
         if !line.starts_with("HTTP/1.1 200") {
-            return Err(std::io::Error::other(format!("the replica says {line}")));
+            return Err(std::io::Error::other(format!("output of the replica: {line}")));
         }
         while line != "\r\n" {
             line.clear();

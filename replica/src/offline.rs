@@ -148,8 +148,8 @@ impl OfflineEmbedder {
         for text in texts {
             match self.encode(&[text]) {
                 Ok(tokens) => tokenized.extend(tokens.into_iter().map(Ok)),
-                Err(TokenizeError::Unreadable { why, .. }) => {
-                    tokenized.push(Err(self.reason(why)));
+                Err(TokenizeError::Unreadable { reason, .. }) => {
+                    tokenized.push(Err(self.reason(reason)));
                     if stops_at_first {
                         break;
                     }
@@ -192,7 +192,7 @@ impl OfflineEmbedder {
 
 fn broken(error: TokenizeError) -> OfflineError {
     let reason = match error {
-        TokenizeError::Broken(reason) | TokenizeError::Template { why: reason, .. } => reason,
+        TokenizeError::Broken(reason) | TokenizeError::Template { reason, .. } => reason,
         TokenizeError::Full | TokenizeError::Stopped | TokenizeError::Unreadable { .. } => {
             "the tokenizer threads have stopped".to_owned()
         }

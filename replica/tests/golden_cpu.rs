@@ -5,7 +5,7 @@
 //! weights, which `meridian model pull` downloads. All code paths of the engine for this processor are compared with
 //! the same tolerance, and the checks are tested as well: an engine with wrong pooling must fail.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 #[path = "golden/compare.rs"]
 mod compare;
@@ -293,7 +293,7 @@ impl BatchCallbacks for Interruptions<'_> {
         tokens.push(self.sequence, None);
         let mut row = vec![0.0; self.engine.describe().width];
         beside(&tokens.batch(), Output::Pooled, &mut row).unwrap();
-        assert_eq!(row, self.row, "the row is the same as alone");
+        assert_eq!(row, self.row, "the row equals that of a batch of one");
         tokens.push(&[], None);
         let refused = beside(&tokens.batch(), Output::Pooled, &mut [row.clone(), row].concat());
         assert!(matches!(refused, Err(EngineError::Empty { sequence: 1 })), "{refused:?}");

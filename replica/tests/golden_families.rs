@@ -5,7 +5,7 @@
 //! engine with the reference on every code path for this processor, so that the name of a failing test is the name of
 //! the family. The checks are tested as well: an engine with another configuration than `config.json` must fail.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 #[path = "golden/compare.rs"]
 mod compare;

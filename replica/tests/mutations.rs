@@ -9,7 +9,7 @@
 //! A rejection counts if its message contains the name of the changed key, that is, the last part of its path that is
 //! not a number. Where the libraries fail, any message counts.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -256,7 +256,7 @@ fn serve(folder: &Path, reference: &Reference) -> Result<ServeResult, String> {
         let reading = EncodeOptions { prompt: prompt.map(Into::into), overlong, most: None };
         let encoded = runtime().block_on(pool.encode(texts, reading));
         let encoded = encoded.map_err(|error| match error {
-            TokenizeError::Unreadable { why: InvalidInput::TooLong { limit, given }, .. } => format!(
+            TokenizeError::Unreadable { reason: InvalidInput::TooLong { limit, given }, .. } => format!(
                 "{given} tokens are more than the {limit} that `max_seq_length`, `model_max_length` and \
                  `max_position_embeddings` allow"
             ),
@@ -416,5 +416,5 @@ fn a_changed_key_is_served_like_the_libraries_or_rejected_by_name() {
         println!("{}", line.chars().take(400).collect::<String>());
     }
     assert!(std::env::var_os("MUTATIONS_OF").is_some() || families.len() == FAMILIES, "{families:?}");
-    assert!(wrong.is_empty(), "{} cases are served wrongly, or refused by another name", wrong.len());
+    assert!(wrong.is_empty(), "{} cases have wrong results or name another key", wrong.len());
 }

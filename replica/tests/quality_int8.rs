@@ -4,7 +4,7 @@
 //! The texts are generated from phrases, the same in every run: questions, sentences, passages of several sentences,
 //! and text that is not language (numbers, addresses, code). Lengths range from one token to over two hundred.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

@@ -68,7 +68,7 @@ fn a_replica_uses_the_settings_tuned_for_its_model_and_machine() {
     assert_eq!(
         (&own["batch_tokens"], &own["tuned"]),
         (&77.into(), &tuned["tuned"]),
-        "its own word comes first"
+        "the word itself ranks first"
     );
 }
 

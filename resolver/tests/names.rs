@@ -1,6 +1,6 @@
 //! Resolution of names by a DNS server of the test, and connections to several addresses, over loopback.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 mod dns_server;
 
@@ -67,7 +67,7 @@ async fn a_name_is_resolved_once_within_its_ttl_and_again_after_it() {
     }
     assert_eq!(dns.queries(), 2, "one for each family");
     let resolved = Instant::now();
-    wait_until("the answer is refreshed although nothing connects", async || dns.queries() == 4).await;
+    wait_until("the answer is refreshed without connections", async || dns.queries() == 4).await;
     assert!(resolved.elapsed() >= Duration::from_secs(1), "{:?}", resolved.elapsed());
 }
 
@@ -94,7 +94,7 @@ async fn the_last_answer_is_used_while_the_server_fails_and_not_after_it_denies_
     for failure in [Zone::Code(2), Zone::Silence] {
         let before = dns.queries();
         dns.set("spoke.example", failure.clone());
-        wait_until("the server was asked several times", async || dns.queries() >= before + 4).await;
+        wait_until("the server has received several queries", async || dns.queries() >= before + 4).await;
         let started = Instant::now();
         assert!(peer(&resolver, &spoke).await.is_ok(), "{failure:?}");
         assert!(started.elapsed() < Duration::from_millis(500), "{failure:?}: {:?}", started.elapsed());
@@ -140,7 +140,7 @@ async fn a_name_that_was_never_resolved_fails_with_its_cause_and_others_are_not_
 }
 
 #[tokio::test]
-async fn an_unreachable_first_address_costs_a_quarter_of_a_second_once() {
+async fn an_unreachable_first_address_delays_one_connection_by_a_quarter_of_a_second() {
     let (dns, (_listener, port)) = (DnsServer::start().await, listener("127.0.0.3").await);
     let _silent = silent("127.0.0.2", port).await;
     let (resolver, spoke) = (resolver(&dns), endpoint("spoke.example", port));

@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_text_shows_the_traffic_shares_with_reasons() {
-        let share = |region: &str, permille: u16, why: &str| json!({"region": region, "permille": permille, "reason": why});
+        let share = |region: &str, permille: u16, reason: &str| json!({"region": region, "permille": permille, "reason": reason});
         let row = json!({"deployment": "a", "residency": null, "origin": "aws/us-east-1",
                          "shares": [share("aws/us-east-1", 875, "nearest"), share("aws/us-west-2", 125, "room")]});
         let response = json!({"version": 1, "weights": [{"version": 1, "epoch": 1, "generation": 9, "gateway": "aws/us-east-1",

@@ -115,7 +115,7 @@ fn fill(stream: &mut TcpStream, mut into: &mut [u8], deadline: Instant) -> Resul
     while !into.is_empty() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err("nothing came in time");
+            return Err("no frame in time");
         }
         stream.set_read_timeout(Some(left)).unwrap();
         match stream.read(into) {
@@ -123,7 +123,7 @@ fn fill(stream: &mut TcpStream, mut into: &mut [u8], deadline: Instant) -> Resul
             Ok(n) => into = &mut into[n..],
             Err(error) if error.kind() == Interrupted => {}
             Err(error) if matches!(error.kind(), WouldBlock | TimedOut) => {
-                return Err("nothing came in time");
+                return Err("no frame in time");
             }
             Err(_) => return Ok(false),
         }

@@ -14,7 +14,7 @@
 //! `responses` and `frames` — readers of responses; `cases` — the cases, a file per family; `neighbours` — good clients;
 //! `half_open` — ten thousand connections without a complete request; `idle` — a thousand connections that are kept.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 mod case;
 mod cases;
@@ -66,7 +66,7 @@ fn every_attack_ends_as_expected() {
         .iter()
         .map(|case| BuildHasherDefault::<DefaultHasher>::default().hash_one(&case.steps))
         .collect();
-    assert_eq!(names.len(), cases.len(), "each case has a name of its own");
+    assert_eq!(names.len(), cases.len(), "the names of the cases are unique");
     assert!(scripts.len() >= CASES_MIN, "{} different scripts", scripts.len());
 
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -85,13 +85,19 @@ fn every_attack_ends_as_expected() {
     // Some attacks are effective only without other requests in flight.
     for case in cases.iter().filter(|case| QUIET.iter().any(|family| case.name.starts_with(family))) {
         if let Err(what) = run::run_and_check(processes.address, case) {
-            wrong.push(format!("{}, alone: {what}", case.name));
+            wrong.push(format!("{}, without other requests: {what}", case.name));
         }
     }
     wrong.sort();
     eprintln!("{} cases, {} wrong", cases.len(), wrong.len());
     processes.assert_serves();
-    assert!(wrong.is_empty(), "{} of {} cases end wrongly:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "{} of {} cases have an unexpected outcome:\n{}",
+        wrong.len(),
+        cases.len(),
+        wrong.join("\n")
+    );
 }
 
 #[test]

@@ -231,7 +231,7 @@ impl fmt::Display for Report {
                 let millis = |part| result.quantile(part).as_secs_f64() * 1e3;
                 writeln!(
                     f,
-                    "{name}: {} requests beside {} others, {} failed, p50 {:.1} ms, p99 {:.1} ms, slowest {:.1} ms",
+                    "{name}: {} requests with {} others, {} failed, p50 {:.1} ms, p99 {:.1} ms, slowest {:.1} ms",
                     result.took.len(),
                     result.others,
                     result.failed.len(),
@@ -241,6 +241,6 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        write!(f, "99th percentile under attack: {:.2} times that beside ordinary requests", self.ratio())
+        write!(f, "99th percentile under attack: {:.2} times that with ordinary requests", self.ratio())
     }
 }

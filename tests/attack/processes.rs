@@ -78,7 +78,7 @@ impl Processes {
         processes.spawn("gateway", &["gateway", "--config", "gateway.toml"]);
         let begun = Instant::now();
         while let Err(problem) = served(address) {
-            assert!(begun.elapsed() < PATIENCE, "nothing is served: {problem}\n{}", processes.logs());
+            assert!(begun.elapsed() < PATIENCE, "no request is served: {problem}\n{}", processes.logs());
             std::thread::sleep(Duration::from_millis(50));
         }
         processes
@@ -109,8 +109,9 @@ impl Processes {
             assert!(lives, "the {name} has ended\n{}", self.logs());
         }
         for _ in 0..20 {
-            served(self.address)
-                .unwrap_or_else(|problem| panic!("nothing is served any more: {problem}\n{}", self.logs()));
+            served(self.address).unwrap_or_else(|problem| {
+                panic!("requests are no longer served: {problem}\n{}", self.logs())
+            });
         }
         let ready = get(self.operations, "/readyz");
         assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");

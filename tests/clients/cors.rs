@@ -98,7 +98,7 @@ async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin
     assert_eq!((refused.status(), header(&refused, allows)), (StatusCode::UNAUTHORIZED, PAGE));
     let exposed: Vec<&str> = header(&refused, "access-control-expose-headers").split(", ").collect();
     for (name, _) in RESPONSE_HEADERS {
-        assert!(exposed.contains(name), "{name} is in no list of what a page may read");
+        assert!(exposed.contains(name), "{name} is not exposed to pages");
     }
     let document = gateway.send(Method::GET, "/openapi.json", &[("origin", PAGE)]).await;
     assert_eq!((document.status(), header(&document, allows)), (StatusCode::OK, PAGE));

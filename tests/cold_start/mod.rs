@@ -152,7 +152,7 @@ async fn reports_of_an_idle_region_contain_no_loads() {
         (exchanges, ingress_counter(&fleet, "meridian_ingress_report_loads_total").await)
     };
     fleet
-        .wait_until("the gateway knows all deployments", async || {
+        .wait_until("the gateway has all deployments", async || {
             fleet.route(AMERICA).await["held_for_ms"][&last].is_u64()
         })
         .await;

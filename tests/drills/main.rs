@@ -59,7 +59,7 @@ fn a_killed_region_causes_no_failures_and_appears_in_the_timeline() {
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
     let place = |part: &str| out.find(part).unwrap_or_else(|| panic!("{part} in {out}"));
     let killed = place(">> kill region gcp/europe-west4");
-    assert!(killed < place("the gateway sees gcp/europe-west4 down"), "{out}");
+    assert!(killed < place("the gateway reports gcp/europe-west4 down"), "{out}");
     let share = "demand: 40.0 requests/s: 20 % of the 200 inputs/s of 2 scripted replicas, 100 each";
     assert!(out.contains(share), "{out}");
     assert!(out.contains("6 of 6 expectations hold") && !out.contains("FAILS"), "{out}");

@@ -189,7 +189,7 @@ impl LocalFleet {
 
     /// Returns the process of this fleet whose command line has all of these words.
     pub(crate) fn find(&self, words: &[&str]) -> Option<u32> {
-        let here = self.dir.path().canonicalize().expect("the directory stands").display().to_string();
+        let here = self.dir.path().canonicalize().expect("the directory exists").display().to_string();
         command_lines().into_iter().find_map(|(id, line)| {
             let has = |word: &&str| line.iter().any(|argument| argument == *word);
             (line.iter().any(|argument| argument.starts_with(&here)) && words.iter().all(has)).then_some(id)
@@ -248,7 +248,7 @@ impl LocalFleet {
 
     /// Returns the path of a file in the fleet's directory.
     pub(crate) fn file(&self, name: &str) -> std::path::PathBuf {
-        self.dir.path().canonicalize().expect("the directory stands").join(name)
+        self.dir.path().canonicalize().expect("the directory exists").join(name)
     }
 
     /// The process of `meridian up` itself.

@@ -1,7 +1,7 @@
 //! A deployment never mixes vectors of two models: a hub, a region, a gateway and manually started replicas
 //! under load, while replicas of the wrong model appear and restart, and the model changes and is rolled back.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 mod fleet;
 mod load;

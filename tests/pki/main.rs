@@ -188,7 +188,7 @@ fn a_spoke_joins_with_a_token_follows_a_rotation_and_is_revoked() {
     let revoked = fleet.json(&["pki", "revoke", "bob", "--json"]);
     let serial = revoked["revoked"][0]["serial"].as_str().unwrap();
     let took = fleet
-        .wait_until("the spoke knows the revocation", || fleet.read("spoke/revoked.json").contains(serial));
+        .wait_until("the spoke has the revocation", || fleet.read("spoke/revoked.json").contains(serial));
     println!("revocation on the disk of the spoke {took:?} after the command");
     assert!(took < Duration::from_secs(2), "{took:?}");
     fleet.problem(&["pki", "list", "--identity", "bob"]);

@@ -95,7 +95,7 @@ async fn orphaned_replicas_exit_by_themselves() {
     let _hub = scene.hub(deployment()).await;
     scene.start();
     scene
-        .wait_until("it knows what should run here", async || {
+        .wait_until("the table has the deployment", async || {
             scene.metric("meridian_scaling_replicas_desired").await == Some(0)
         })
         .await;

@@ -247,7 +247,7 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
         .await;
     let other = 1 - scaler;
     fleet
-        .wait_until("the other one knows that a replica would be started", async || {
+        .wait_until("the other spoke has the scale-up", async || {
             fleet.status(other).await["deployments"][0]["ready_in_ms"].is_u64()
         })
         .await;
@@ -264,7 +264,7 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
     fleet.kill(scaler);
     let took = fleet.wait_until("the other spoke scales", async || fleet.scales_alone(other).await).await;
     assert!(took < Duration::from_secs(15), "the lease time and one keep-alive: {took:?}");
-    fleet.wait_until("it has a replica of its own", async || fleet.replicas(other).len() == 1).await;
+    fleet.wait_until("it has started a replica", async || fleet.replicas(other).len() == 1).await;
     fleet
         .wait_until("it drains that of the killed spoke", async || {
             fleet.has_logged(other, "replica of another spoke draining")
@@ -278,7 +278,7 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
     fleet.start_spoke(scaler);
     fleet.wait_until("its replica has ended", async || before.iter().all(|pid| !lives(*pid))).await;
     fleet
-        .wait_until("it knows only the replica of the other", async || {
+        .wait_until("it uses the other spoke's replica", async || {
             fleet.known(scaler).await == 1 && fleet.known(other).await == 1
         })
         .await;

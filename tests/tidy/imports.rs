@@ -97,7 +97,7 @@ fn table_complaints(packages: &[Package]) -> Vec<String> {
             continue;
         }
         let Some(may) = may.get(name.as_str()) else {
-            complaints.push(format!("{name} is not in the table of who may import whom"));
+            complaints.push(format!("{name} is not in the table of permitted imports"));
             continue;
         };
         for import in imports.iter().map(String::as_str).filter(|import| names.contains(import)) {
@@ -142,6 +142,6 @@ fn a_forbidden_dependency_is_found_under_any_name() {
     );
     assert_eq!(
         table_complaints(&all_but(made_up("common", ""))),
-        ["common is not in the table of who may import whom"]
+        ["common is not in the table of permitted imports"]
     );
 }

@@ -62,7 +62,7 @@ fn complaints(pages: &[File], exists: impl Fn(&str) -> bool) -> Vec<String> {
             let file = if path.is_empty() { page.path.clone() } else { resolve(&page.path, path) };
             let known = |anchors: &BTreeSet<String>| anchor.is_empty() || anchors.contains(anchor);
             if !exists(&file) || !anchors.get(file.as_str()).is_none_or(known) {
-                complaints.push(format!("{}: {target} leads nowhere", page.path));
+                complaints.push(format!("{}: {target} does not exist", page.path));
             }
         }
     }
@@ -92,6 +92,6 @@ fn a_link_to_a_missing_page_or_heading_is_found() {
     let exists = |path: &str| pages.iter().any(|page| page.path == path);
     assert_eq!(
         complaints(&pages, exists),
-        ["README.md: docs/b.md leads nowhere", "docs/a.md: ../README.md#bottom leads nowhere"]
+        ["README.md: docs/b.md does not exist", "docs/a.md: ../README.md#bottom does not exist"]
     );
 }

@@ -50,7 +50,7 @@ fn complaints(files: &[File]) -> Vec<String> {
                 let begun: String = text[at + start.len()..].chars().take(SEARCHED_CHARS).collect();
                 if !SUPERVISED.iter().any(|word| begun.contains(word)) {
                     let line = text[..at].matches('\n').count() + 1;
-                    complaints.push(format!("{path}:{line}: what is started here can end silently"));
+                    complaints.push(format!("{path}:{line}: the task started here can end unnoticed"));
                 }
             }
         }
@@ -92,7 +92,7 @@ fn every_exception_is_still_needed() {
                 let text = all.iter().find(|file| file.path == *path).map_or("", |file| &file.text);
                 !STARTS.iter().any(|start| text.contains(start))
             })
-            .map(|(path, why)| format!("{path} starts nothing any more: {why}"))
+            .map(|(path, reason)| format!("{path} starts no task; remove the entry: {reason}"))
             .collect(),
     );
 }

@@ -409,7 +409,7 @@ fn a_changed_input_and_changed_options_are_errors_and_restart_is_the_fix() {
     let error = |job: &EmbedJob, input: &str, files: &MemoryFiles| {
         let before = files.content(OutputFile::Partial);
         let error = run_once(job, input, files).expect_err("an error").to_string();
-        assert_eq!(files.content(OutputFile::Partial), before, "nothing is lost");
+        assert_eq!(files.content(OutputFile::Partial), before, "all rows are complete");
         error
     };
     let files = interrupted(&job, &input);

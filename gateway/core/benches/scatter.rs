@@ -3,7 +3,7 @@
 //! `cargo bench -p gateway-core --bench scatter`. The cost of a tree of JSON values, which this design avoids, is
 //! printed for comparison.
 
-#![expect(clippy::unwrap_used, reason = "a bench with bodies of its own")]
+#![expect(clippy::unwrap_used, reason = "the bench creates all of its inputs")]
 
 use gateway_core::scatter::join::{PartialResponse, ResponseJoiner};
 use gateway_core::scatter::split::SplittableBody;

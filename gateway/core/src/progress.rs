@@ -91,7 +91,7 @@ mod tests {
 
     /// Checks when a body is too slow that arrives as given: bytes after seconds.
     #[track_caller]
-    fn check(arrivals: &[(u64, usize)], seconds: u64, why: TooSlow) {
+    fn check(arrivals: &[(u64, usize)], seconds: u64, cause: TooSlow) {
         let start = some_instant();
         let mut progress = BodyProgress::new(LIMITS, start);
         for (after, bytes) in arrivals {
@@ -100,7 +100,7 @@ mod tests {
             progress.received(*bytes, now);
         }
         let (at, by) = progress.deadline();
-        assert_eq!(((at - start).as_secs(), by), (seconds, why), "{arrivals:?}");
+        assert_eq!(((at - start).as_secs(), by), (seconds, cause), "{arrivals:?}");
     }
 
     #[test]

@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn malformed_headers_are_rejected() {
         let malformed = |command, family, rest: &[u8]| match read(command, family, rest) {
-            Err(ProxyHeaderError::Malformed(why)) => why,
+            Err(ProxyHeaderError::Malformed(reason)) => reason,
             other => panic!("{command:x} {family:x} {rest:?}: {other:?}"),
         };
         assert!(malformed(0x11, 0x11, &V4).contains("version"));

@@ -118,7 +118,9 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
         })
         .collect();
     let rejected = route.rejected.iter();
-    regions.extend(rejected.map(|(region, why)| json!({"region": named(region), "rejected": why.as_str()})));
+    regions.extend(
+        rejected.map(|(region, reason)| json!({"region": named(region), "rejected": reason.as_str()})),
+    );
     Value::Array(regions)
 }
 

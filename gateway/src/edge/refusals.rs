@@ -163,14 +163,14 @@ pub(super) fn invalid_option(problem: HeaderProblem) -> Rejection {
                 TIMEOUT_MAX.as_millis()
             ),
         ),
-        HeaderProblem::Residency(why) => {
-            (headers::RESIDENCY, format!("{} is not valid: {why}.", headers::RESIDENCY))
+        HeaderProblem::Residency(problem) => {
+            (headers::RESIDENCY, format!("{} is not valid: {problem}.", headers::RESIDENCY))
         }
         HeaderProblem::Priority => {
             (headers::PRIORITY, format!("{} is neither 'interactive' nor 'bulk'.", headers::PRIORITY))
         }
-        HeaderProblem::ClientGeo(why) => {
-            (headers::CLIENT_GEO, format!("{} is not valid: {why}.", headers::CLIENT_GEO))
+        HeaderProblem::ClientGeo(problem) => {
+            (headers::CLIENT_GEO, format!("{} is not valid: {problem}.", headers::CLIENT_GEO))
         }
     };
     Rejection::new(ErrorCode::InvalidHeader, message).of(param)
@@ -329,8 +329,8 @@ pub(super) fn limit_exceeded(tenant: &Tenant, exceeded: LimitExceeded) -> Reject
 }
 
 /// Rejection by load shedding.
-pub(super) fn shed(tenant: &Tenant, why: Shed) -> Rejection {
-    let Shed { reason, wait, retry_after } = why;
+pub(super) fn shed(tenant: &Tenant, problem: Shed) -> Rejection {
+    let Shed { reason, wait, retry_after } = problem;
     let (wait, soon) = (openai_duration(wait), openai_duration(retry_after));
     let (code, message) = match reason {
         ShedReason::OverShare => (

@@ -142,7 +142,7 @@ async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("{what} does not become true"));
+    tokio::time::timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
 }
 
 #[tokio::test]

@@ -178,7 +178,7 @@ impl ReplicaForwarder {
                     return Err(no_replica(&request.deployment, &self.region, refusal));
                 }
                 Ok(Some(hold)) => hold,
-                Err(why) => return Err(not_held(&request.deployment, &self.region, why)),
+                Err(rejection) => return Err(not_held(&request.deployment, &self.region, rejection)),
             };
             let outcome = hold.wait(plan.deadline()).await;
             held.lasted = Some(held.lasted.unwrap_or_default() + hold.held_for());

@@ -62,9 +62,9 @@ impl Hold {
         let (ticket, wakes) = match fate {
             Ok(HoldDecision::Forward) => return Ok(None),
             Ok(HoldDecision::Held { ticket, needs_start: wakes }) => (ticket, wakes),
-            Err(why) => {
-                self.count(why);
-                return Err(why);
+            Err(rejection) => {
+                self.count(rejection);
+                return Err(rejection);
             }
         };
         let (release, released) = oneshot::channel();
@@ -78,8 +78,8 @@ impl Hold {
         Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
     }
 
-    fn count(&self, why: HoldRejection) {
-        let by = match why {
+    fn count(&self, rejection: HoldRejection) {
+        let by = match rejection {
             HoldRejection::NotProvisioned => NotHeldReason::NoScaler,
             HoldRejection::OtherRegion { .. } => NotHeldReason::OtherRegion,
             HoldRejection::PastDeadline { .. } => NotHeldReason::Deadline,

@@ -39,7 +39,7 @@ pub(super) fn unwrap(stream: Stream) -> Stream {
 /// Returns the reason why the chunks of a body are invalid, if that is why reading it failed.
 pub(crate) fn chunk_error(error: &pingora::Error) -> Option<&'static str> {
     let error = error.root_cause().downcast_ref::<io::Error>()?;
-    error.get_ref()?.downcast_ref::<InvalidChunks>().map(|InvalidChunks(why)| *why)
+    error.get_ref()?.downcast_ref::<InvalidChunks>().map(|InvalidChunks(problem)| *problem)
 }
 
 impl ReadFilter for ChunkFilter {
@@ -56,7 +56,9 @@ impl ReadFilter for ChunkFilter {
         }
         Poll::Ready(match self.problem {
             None => Ok(()),
-            Some(FramingError(why)) => Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(why))),
+            Some(FramingError(problem)) => {
+                Err(io::Error::new(io::ErrorKind::InvalidData, InvalidChunks(problem)))
+            }
         })
     }
 }

@@ -111,9 +111,9 @@ pub(super) async fn serve<D: RequestHandler>(
             Ok(()) = stage.changed() => continue,
             Some(_) = requests.join_next() => continue,
             accepted = HttpSession::from_h2_conn(&mut connection, digest.clone()) => accepted,
-            why = unused, if requests.is_empty() => {
+            reason = unused, if requests.is_empty() => {
                 if now != DrainStage::Closing {
-                    shared.counts.closed.count(why);
+                    shared.counts.closed.count(reason);
                 }
                 connection.abrupt_shutdown(Reason::NO_ERROR);
                 timeout(CLOSE_TIMEOUT, drive(&mut connection)).await.ok();

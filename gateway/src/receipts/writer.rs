@@ -264,12 +264,12 @@ impl Writer {
         }
     }
 
-    fn miss(&mut self, why: GapReason, receipts: u64, since_ms: u64) {
+    fn miss(&mut self, reason: GapReason, receipts: u64, since_ms: u64) {
         if receipts == 0 {
             return;
         }
         let since_ms = if since_ms == 0 { now_ms() } else { since_ms };
-        let (missing, since) = self.gaps.entry(why).or_insert((0, since_ms));
+        let (missing, since) = self.gaps.entry(reason).or_insert((0, since_ms));
         *missing += receipts;
         *since = (*since).min(since_ms);
     }
@@ -280,8 +280,8 @@ impl Writer {
         }
         let at_ms = now_ms();
         let mut batch = Batch::after(self.head);
-        for (why, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
-            batch.put(&Entry::Gap { missing: *missing, reason: *why, since_ms: *since_ms, at_ms });
+        for (reason, (missing, since_ms)) in self.gaps.iter().filter(|(_, (missing, _))| *missing > 0) {
+            batch.put(&Entry::Gap { missing: *missing, reason: *reason, since_ms: *since_ms, at_ms });
         }
         let rejected = self.shared.counts.rejected.get();
         if rejected > self.rejected_written {

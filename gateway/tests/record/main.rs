@@ -1,6 +1,6 @@
 //! Records of a finished request: its access line, its metrics, and its receipts.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 #[path = "../sockets/address.rs"]
 mod address;
@@ -118,7 +118,7 @@ async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     assert!(ingress.get("meridian_ingress_exchanges_total") >= 1.0);
 
     for (what, text) in [("the log", logged()), ("metrics", scrape.text), ("the region's", ingress.text)] {
-        assert!(!text.contains(SECRET), "{what} holds what a client wrote");
+        assert!(!text.contains(SECRET), "{what} contains client input");
     }
 }
 

@@ -20,10 +20,10 @@ fn receipt(response: &reqwest::Response) -> Option<String> {
 async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     let mut scene = Scene::new().await;
     let anywhere = scene.send("anywhere", "anywhere", SECRET).await;
-    assert_eq!(receipt(&anywhere), None, "nothing is promised about where it goes");
+    assert_eq!(receipt(&anywhere), None, "an unrestricted deployment has no receipt");
     let locked = scene.send("locked", "locked", SECRET).await;
     let mut demands = AuditOptions::default();
-    demands.receipts.insert(receipt(&locked).expect("an answer of a locked deployment names its receipt"));
+    demands.receipts.insert(receipt(&locked).expect("a response of a locked deployment names its receipt"));
     scene.send("no-model", SECRET, "x").await;
 
     // Rejected by the only allowed region, so the response is an error.
@@ -77,7 +77,7 @@ async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
         let file = files.iter().find(with_receipts).expect("a file with receipts");
         let text = fs::read_to_string(file).unwrap();
         let answered = |line: &str| line.contains("\"end\":\"ok\"") || line.contains("\"outcome\":\"ok\"");
-        let left_out = text.lines().position(answered).expect("something was answered");
+        let left_out = text.lines().position(answered).expect("at least one request was served");
         let kept = text.lines().enumerate().filter(|(place, _)| *place != left_out);
         let kept: String = kept.map(|(_, line)| format!("{line}\n")).collect();
         fs::write(file, kept).unwrap();
@@ -104,7 +104,11 @@ async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_
     let (dir, away) = (scene.dir.path().join("receipts"), scene.dir.path().join("away"));
     fs::rename(&dir, &away).unwrap();
     let failing = "meridian_receipts_failing";
-    assert_eq!(scene.send("lost", "anywhere", "x").await.status(), 200, "nothing is promised about it");
+    assert_eq!(
+        scene.send("lost", "anywhere", "x").await.status(),
+        200,
+        "an unrestricted deployment has no receipt"
+    );
     scene.wait_until("the disk is noticed", async || scene.scrape().await.get(failing) == 1.0).await;
     let refused = scene.send("refused", "locked", "x").await;
     assert_eq!(refused.status(), 503);
@@ -121,6 +125,10 @@ async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_
     assert_eq!((found.missing as f64, found.attempts + found.missing), (missing, 4), "{found:#?}");
     assert!((1..=2).contains(&found.missing), "{found:#?}");
     let kinds: Vec<_> = found.counts.keys().collect();
-    assert_eq!(kinds, [&Kind::ArrivalWithoutAttempt, &Kind::Gap], "the other end shows what is missing");
+    assert_eq!(
+        kinds,
+        [&Kind::ArrivalWithoutAttempt, &Kind::Gap],
+        "the receipts of the other end show the missing one"
+    );
     assert_eq!(found.counts[&Kind::ArrivalWithoutAttempt], found.missing);
 }

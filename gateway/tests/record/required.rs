@@ -50,7 +50,7 @@ async fn a_locked_request_is_rejected_before_a_byte_is_sent_if_its_receipt_is_no
     assert_eq!(rejected.status(), 503);
     assert_eq!(rejected.headers()["x-meridian-error"], "receipt_unavailable");
     assert!(rejected.text().await.unwrap().contains("require a receipt"));
-    assert_eq!(arrived(&scene).await, 1.0, "nothing of it has reached the region");
+    assert_eq!(arrived(&scene).await, 1.0, "the region has received no request");
     fs::rename(&away, &dir).unwrap();
     scene
         .wait_until("the disk is back", async || scene.scrape().await.get("meridian_receipts_failing") == 0.0)

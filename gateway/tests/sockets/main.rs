@@ -4,7 +4,7 @@
 //! They are one binary because linking the gateway takes longer than running its tests. Nothing here uses
 //! process-global state; the tests of the log, which does, are in `../record`, and those without sockets in `../surge`.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 mod access;
 mod address;

@@ -8,7 +8,7 @@
 //! Three policies over the same arrivals: *nearest* never spills over; *greedy* sends to the minimum of distance plus
 //! reported queue, the obvious approach; *credits* is the implementation. `--nocapture` prints the table.
 
-#![expect(clippy::unwrap_used, reason = "what is not as expected fails the test, there")]
+#![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
 mod simulation;
 

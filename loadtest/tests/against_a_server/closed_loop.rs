@@ -59,7 +59,7 @@ async fn a_stall_is_visible_at_a_constant_rate_and_hidden_in_a_closed_loop() {
     assert_eq!((open.requests(), open.failed(), closed.failed()), (800, 0, 0));
     assert!(quantile(&open, 0.999) > STALL.mul_f64(0.9), "the stall is in p99.9");
     // At 200 requests/s about 400 of 800 arrive during the stall, and half of those wait for more than half of it.
-    assert!(quantile(&open, 0.85) > STALL / 3, "and not in the tail alone: {:?}", quantile(&open, 0.85));
+    assert!(quantile(&open, 0.85) > STALL / 3, "not only in the tail: {:?}", quantile(&open, 0.85));
     assert!(closed.requests() > 1000, "{} requests in two seconds without a stall", closed.requests());
     assert!(quantile(&closed, 1.0) >= STALL, "it was there");
     assert!(quantile(&closed, 0.999) < STALL / 10, "and a closed loop does not show it");

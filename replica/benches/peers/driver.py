@@ -77,14 +77,14 @@ class Peer:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
         )
-        self.version = self.answer()["ready"]
+        self.version = self.read_response()["ready"]
 
-    def ask(self, order):
+    def request(self, order):
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        return self.answer()
+        return self.read_response()
 
-    def answer(self):
+    def read_response(self):
         line = self.process.stdout.readline()
         if not line:
             self.log.seek(0)
@@ -94,7 +94,7 @@ class Peer:
     def time(self):
         # Threads of the previous peer may still spin while they wait for work.
         time.sleep(0.05)
-        return self.ask({"do": "time"})["seconds"]
+        return self.request({"do": "time"})["seconds"]
 
     def end(self):
         self.process.stdin.close()
@@ -113,10 +113,10 @@ def cosine(a, b):
 def check(peers, texts):
     """Returns the minimum cosine of each peer to our f32 vectors; exits if one is below its limit."""
     order = {"do": "embed", "texts": texts}
-    reference = peers[0].ask(order)["vectors"]
+    reference = peers[0].request(order)["vectors"]
     worst = {}
     for peer in peers[1:]:
-        vectors = peer.ask(order)["vectors"]
+        vectors = peer.request(order)["vectors"]
         worst[peer.name] = min(cosine(a, b) for a, b in zip(reference, vectors, strict=True))
         if worst[peer.name] < COSINE_MIN[peer.precision]:
             raise SystemExit(
@@ -136,7 +136,7 @@ class Entry:
         self.tokens = 0
 
     def load(self, batches):
-        self.peer.ask({"do": "load", "batches": batches})
+        self.peer.request({"do": "load", "batches": batches})
 
     def fit(self, share, cap):
         """Reduces the batches to the time of one round, `share`: evenly spread over the lengths, at least one batch.
@@ -173,7 +173,7 @@ def measure(entries, rounds, cap, share):
             entry.load(entry.batches)
             seconds[entry.name].append(entry.peer.time())
             if entry.name == OURS:
-                peaks.append(entry.peer.ask({"do": "peak"}))
+                peaks.append(entry.peer.request({"do": "peak"}))
     peak = {kind: statistics.median(each[kind] for each in peaks) for kind in peaks[0]} if peaks else {}
     return seconds, peak
 

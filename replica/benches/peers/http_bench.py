@@ -54,8 +54,8 @@ class Server:
         body = json.dumps({"model": self.model, "input": texts}).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{self.embed_path}", body, headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            rows = json.load(answer)["data"]
+        with urllib.request.urlopen(request, timeout=60) as response:
+            rows = json.load(response)["data"]
         self.pause()
         return [row["embedding"] for row in sorted(rows, key=lambda row: row["index"])]
 

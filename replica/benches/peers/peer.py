@@ -98,32 +98,32 @@ def load(kind, model_folder, made_folder, threads):
 
 def main():
     # Output of the libraries must not mix with the responses, so stdout is redirected to stderr.
-    answers = os.fdopen(os.dup(1), "w")
+    responses = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def say(answer):
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    def send(response):
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
 
     kind, model_folder, made_folder, threads = sys.argv[1:]
     embed, version = load(kind, model_folder, made_folder, int(threads))
     batches = []
-    say({"ready": version})
+    send({"ready": version})
     for line in sys.stdin:
         order = json.loads(line)
         match order["do"]:
             case "embed":
-                say({"vectors": [[float(number) for number in row] for row in embed(order["texts"])]})
+                send({"vectors": [[float(number) for number in row] for row in embed(order["texts"])]})
             case "load":
                 batches = order["batches"]
-                say({})
+                send({})
             case "time":
                 seconds = []
                 for batch in batches:
                     begin = time.perf_counter()
                     embed(batch)
                     seconds.append(time.perf_counter() - begin)
-                say({"seconds": seconds})
+                send({"seconds": seconds})
             case other:
                 sys.exit(f"unknown command: {other}")
 

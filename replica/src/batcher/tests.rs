@@ -197,7 +197,7 @@ fn a_batch_that_fails_or_panics_fails_its_requests_only() {
         assert!(wait(first).is_ok());
         assert_eq!(wait(poisoned), Err(ComputeError::EngineFailed));
         let last = fixture.submit(&[(4, 1)]).expect("room");
-        assert_eq!(wait(last), Ok(vec![4.0, 1.0]), "the engine goes on");
+        assert_eq!(wait(last), Ok(vec![4.0, 1.0]), "the engine continues");
         assert_eq!(fixture.batcher.backlog(), Backlog::default());
         assert!(fixture.counted("meridian_replica_engine_failures_total 1"));
     }

@@ -277,7 +277,8 @@ impl ApiCall {
             readable.max_input_tokens = most + self.service().tokenizer.special_tokens();
         }
         let check = move |(index, ids): (usize, Vec<u32>)| {
-            let ids = readable.tokens(ids, options.overlong).map_err(|why| named.refusal(index, why))?;
+            let ids =
+                readable.tokens(ids, options.overlong).map_err(|reason| named.refusal(index, reason))?;
             Ok(Tokenized { ids: ids.into(), types: None })
         };
         let listed = lists.len();
@@ -303,10 +304,10 @@ impl ApiCall {
     /// Converts an error of the tokenizer.
     pub(super) fn tokenize_refusal(&self, error: TokenizeError, named: InputField) -> Refusal {
         match error {
-            TokenizeError::Unreadable { index, why } => named.refusal(index, why),
-            TokenizeError::Template { index, why } => {
-                let why: String = why.chars().take(MAX_TEMPLATE_MESSAGE_CHARS).collect();
-                let problem = format!("is not taken by the model's chat template ({why})");
+            TokenizeError::Unreadable { index, reason } => named.refusal(index, reason),
+            TokenizeError::Template { index, reason } => {
+                let reason: String = reason.chars().take(MAX_TEMPLATE_MESSAGE_CHARS).collect();
+                let problem = format!("is not taken by the model's chat template ({reason})");
                 Refusal::invalid(named.field, &named.path(index), &problem, "another text")
             }
             TokenizeError::Full => {

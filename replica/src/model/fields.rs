@@ -381,16 +381,16 @@ impl<'a> JsonFields<'a> {
     }
 
     /// Rejects a key that is not supported.
-    pub(super) fn refuse(&mut self, key: &str, why: &str) {
+    pub(super) fn refuse(&mut self, key: &str, reason: &str) {
         if let Some(given) = self.optional(key) {
-            self.problem(format!("`{key}` = {} is not supported: {why}", shown(given)));
+            self.problem(format!("`{key}` = {} is not supported: {reason}", shown(given)));
         }
     }
 
     /// Rejects a boolean that has another value than the supported one.
-    pub(super) fn must_be(&mut self, key: &str, expected: bool, why: &str) {
+    pub(super) fn must_be(&mut self, key: &str, expected: bool, reason: &str) {
         if self.flag(key, expected) != expected {
-            self.problem(format!("`{key}` = {} is not supported: {why}", !expected));
+            self.problem(format!("`{key}` = {} is not supported: {reason}", !expected));
         }
     }
 

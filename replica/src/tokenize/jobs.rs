@@ -150,8 +150,8 @@ impl<T: TokenizeTask> TaskJob<T> {
     /// Sends the result.
     fn send_result(&self, progress: &mut JobProgress<T::Output>) {
         let outcome = match progress.failure.take() {
-            Some((index, Problem::Unreadable(why))) => Err(TokenizeError::Unreadable { index, why }),
-            Some((index, Problem::Template(why))) => Err(TokenizeError::Template { index, why }),
+            Some((index, Problem::Unreadable(reason))) => Err(TokenizeError::Unreadable { index, reason }),
+            Some((index, Problem::Template(reason))) => Err(TokenizeError::Template { index, reason }),
             Some((_, Problem::Broken(reason))) => Err(TokenizeError::Broken(reason)),
             // Without a failure all items are done.
             None => Ok(progress.done.drain(..).flatten().collect()),

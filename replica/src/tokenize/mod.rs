@@ -36,14 +36,14 @@ pub enum TokenizeError {
         /// Index of the input.
         index: usize,
         /// Reason.
-        why: InvalidInput,
+        reason: InvalidInput,
     },
     /// The model's chat template rejects an input; the first such input is reported.
     Template {
         /// Index of the input.
         index: usize,
         /// Message of the template.
-        why: String,
+        reason: String,
     },
     /// [`MAX_JOBS`] jobs are waiting.
     Full,

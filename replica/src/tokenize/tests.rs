@@ -51,7 +51,7 @@ fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, Token
 }
 
 #[test]
-fn tokens_come_back_in_the_order_of_the_texts() {
+fn tokens_are_returned_in_the_order_of_the_texts() {
     let pool = TokenizerPool::start(tokenizer(10_000, false), 3).expect("threads");
     // Every seventh of a thousand texts fills a chunk by itself.
     let long = "w1 ".repeat(CHUNK_BYTES / 3 + 1);
@@ -77,8 +77,8 @@ fn the_truncation_and_padding_of_the_file_are_not_applied() {
 #[test]
 fn the_first_unreadable_input_is_reported() {
     let pool = TokenizerPool::start(tokenizer(3, false), 2).expect("threads");
-    let check = |texts: &[&str], index: usize, why: InvalidInput| {
-        assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, why }));
+    let check = |texts: &[&str], index: usize, reason: InvalidInput| {
+        assert_eq!(encode(&pool, texts), Err(TokenizeError::Unreadable { index, reason }));
     };
     let long = "w1 w1 w1 w1";
     check(&["w1", long, "w1", long], 1, InvalidInput::TooLong { limit: 3, given: 4 });
@@ -187,9 +187,9 @@ fn tokens_are_returned_with_offsets_and_decode_to_the_text() {
     let expected = [(1, "w1", Some(0), Some(2)), (0, "é", Some(3), Some(5)), (22, "w22", Some(6), Some(9))];
     assert_eq!(observed, expected);
     assert_eq!(block_on(pool.decode(vec![vec![1, 22]], true)), Ok(vec!["w1 w22".to_owned()]));
-    let why = InvalidInput::UnknownToken { id: 100, vocabulary: 100 };
+    let reason = InvalidInput::UnknownToken { id: 100, vocabulary: 100 };
     let unknown = block_on(pool.decode(vec![vec![1], vec![99, 100]], true));
-    assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, why }));
+    assert_eq!(unknown, Err(TokenizeError::Unreadable { index: 1, reason }));
 }
 
 /// Returns BERT's tokenizer with a few pieces.
@@ -342,9 +342,9 @@ fn a_query_of_megabytes_is_cut_before_it_is_joined_with_the_documents() {
         assert!(tokens.iter().all(|tokens| *tokens.ids == *expected), "{:?} and not {expected:?}", tokens[0]);
         let text = TextInput::Pair(query, String::new());
         // Of the 128 bytes that are tokenized.
-        let why = InvalidInput::TooLong { limit: 8, given: 43 };
+        let reason = InvalidInput::TooLong { limit: 8, given: 43 };
         let refused = block_on(pool.encode(vec![text], EncodeOptions::WHOLE));
-        assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, why }));
+        assert_eq!(refused, Err(TokenizeError::Unreadable { index: 0, reason }));
     }
 }
 
@@ -371,12 +371,12 @@ fn inputs_that_a_template_rejects_are_reported_by_index() {
     };
     check(
         vec![pair("w2"), one("w2")],
-        TokenizeError::Unreadable { index: 1, why: InvalidInput::PairRequired },
+        TokenizeError::Unreadable { index: 1, reason: InvalidInput::PairRequired },
     );
-    let why = "no w66, line 1 of the template".to_owned();
-    check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, why });
-    let why = InvalidInput::TooLong { limit: 8, given: 9 };
-    check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, why });
+    let reason = "no w66, line 1 of the template".to_owned();
+    check(vec![pair("w2"), pair("w66")], TokenizeError::Template { index: 1, reason });
+    let reason = InvalidInput::TooLong { limit: 8, given: 9 };
+    check(vec![pair("w1 w2 w3 w4 w5")], TokenizeError::Unreadable { index: 0, reason });
     // Three words of the template, and one word of each text.
     templated(5).expect("room for the shortest pair");
     let error = templated(4).map(drop).expect_err("no room").to_string();

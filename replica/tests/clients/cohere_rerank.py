@@ -10,12 +10,12 @@ import cohere
 TEXTS = ["w10 w11", "w20 w21 w22", "w30", "w40"]
 
 
-def check(answer, count):
-    scores = [result.relevance_score for result in answer.results]
+def check(response, count):
+    scores = [result.relevance_score for result in response.results]
     assert len(scores) == count and scores == sorted(scores, reverse=True) and all(0 <= score <= 1 for score in scores)
-    assert len({result.index for result in answer.results}) == count
-    assert answer.id and answer.meta.billed_units.search_units == 1
-    return [result.index for result in answer.results]
+    assert len({result.index for result in response.results}) == count
+    assert response.id and response.meta.billed_units.search_units == 1
+    return [result.index for result in response.results]
 
 
 for url in sys.argv[1:3]:

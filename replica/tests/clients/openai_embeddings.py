@@ -12,10 +12,10 @@ client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="unused", max_retri
 
 
 def vectors(**arguments):
-    answer = client.embeddings.create(model="small", **arguments)
-    assert answer.model == "small" and [row.index for row in answer.data] == list(range(len(answer.data)))
-    assert answer.usage.total_tokens == answer.usage.prompt_tokens > 0
-    return [row.embedding for row in answer.data]
+    response = client.embeddings.create(model="small", **arguments)
+    assert response.model == "small" and [row.index for row in response.data] == list(range(len(response.data)))
+    assert response.usage.total_tokens == response.usage.prompt_tokens > 0
+    return [row.embedding for row in response.data]
 
 
 def close(a, b):

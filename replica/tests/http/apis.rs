@@ -33,11 +33,11 @@ fn bits(row: &[f32]) -> Vec<u8> {
 #[track_caller]
 fn check(response: &Response, status: u16, member: &str, says: &str) {
     assert_eq!(response.status, status, "{}", response.text());
-    let said = response.json()[member]
+    let message = response.json()[member]
         .as_str()
         .unwrap_or_else(|| panic!("{member} in {}", response.text()))
         .to_owned();
-    assert!(said.contains(says), "{says} in {said}");
+    assert!(message.contains(says), "{says} in {message}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn infinity_returns_bare_documents_and_lists_of_labels() {
     let score = |ranked: &Value| ranked["results"][0]["relevance_score"].as_f64().expect("a score");
     assert!(
         (score(&ranked) - f64::midpoint(1.0, score(&raw))).abs() < 1e-6,
-        "a cosine, and what is made of it"
+        "a cosine, and its transformed score"
     );
 
     let classifier = TestReplica::of(LABELS, "");

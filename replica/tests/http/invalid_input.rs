@@ -48,7 +48,7 @@ fn values() -> Vec<(&'static str, String)> {
         ("an id below zero", ids(&[-1])),
         ("an id of 32 bits", ids(&[u32::MAX.into()])),
         ("an id of 33 bits", ids(&[1 << 32])),
-        ("an id that is none", "[1.5]".to_owned()),
+        ("an invalid id", "[1.5]".to_owned()),
         ("a number beyond numbers", "[1e999]".to_owned()),
         ("a hundred lists in each other", "[".repeat(100) + &"]".repeat(100)),
         ("a thousand lists in each other", "[".repeat(1000) + &"]".repeat(1000)),
@@ -125,7 +125,7 @@ fn invalid_input_never_causes_a_server_error() {
         }
     }
     println!("{statuses:?}");
-    assert!(statuses.contains_key(&200) && statuses.len() > 3, "answers and refusals of several kinds");
+    assert!(statuses.contains_key(&200) && statuses.len() > 3, "several kinds of successes and rejections");
     for (kind, replica) in &replicas {
         let path = if matches!(kind, Kind::Labels(_)) { "/predict" } else { "/embed" };
         replica.post_ok(path, &json!({"inputs": "w1"}));

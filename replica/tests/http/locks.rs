@@ -11,8 +11,8 @@ use supervision::failpoint::trial::{Subject, each_lock};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
-fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
-    const NAME: &str = "locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
+fn a_panic_under_any_lock_fails_one_request_or_the_process() {
+    const NAME: &str = "locks::a_panic_under_any_lock_fails_one_request_or_the_process";
     each_lock(NAME, 5, |case| {
         let replica = TestReplica::start("");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

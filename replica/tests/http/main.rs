@@ -348,7 +348,7 @@ fn send_bulk_request(replica: &TestReplica) -> TcpStream {
 fn requests_of_disconnected_clients_are_not_computed() {
     let replica = TestReplica::start("");
     let stream = send_bulk_request(&replica);
-    stream.shutdown(Shutdown::Both).expect("to hang up");
+    stream.shutdown(Shutdown::Both).expect("to close the connection");
     drop(stream);
     replica.wait_until(|status| status["pending_tokens"] == 0);
     let counters = &replica.get("/info")["counters"];

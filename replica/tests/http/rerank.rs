@@ -71,7 +71,7 @@ fn a_model_with_labels_uses_its_default_prompt_before_the_first_text() {
     let check = |path: &str, by_hand: Value, short: Value| {
         let given = instructed.post_ok(path, &short);
         assert_eq!(given, plain.post_ok(path, &by_hand), "{path}: {short}");
-        assert_ne!(given, plain.post_ok(path, &short), "{path}: the prompt says something");
+        assert_ne!(given, plain.post_ok(path, &short), "{path}: the prompt changes the result");
     };
     let with = |query: &str| format!("{}{query}", PROMPTS[0].1);
     let predict = |inputs: Value| json!({"inputs": inputs, "raw_scores": true});

@@ -321,7 +321,7 @@ pub(crate) fn serve(
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let shutdown = async move {
-        stopped.await.expect("a test stops what it started");
+        stopped.await.expect("the test stops the process");
     };
     runtime.expect("a runtime").block_on(replica::run(config, shutdown, ready))
 }

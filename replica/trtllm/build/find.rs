@@ -180,12 +180,12 @@ fn check_abi(machine: &dyn Machine, library: &Path) -> Result<(), String> {
     if machine.contains(library, NEW_ABI) {
         return Ok(());
     }
-    let why = if machine.contains(library, OLD_ABI) {
+    let reason = if machine.contains(library, OLD_ABI) {
         "is built with the C++ ABI from before GCC 5 (_GLIBCXX_USE_CXX11_ABI=0)"
     } else {
         "does not export the executor"
     };
-    Err(format!("{shown} {why}; use the vendor's wheels or containers of {}.x", SERIES[1]))
+    Err(format!("{shown} {reason}; use the vendor's wheels or containers of {}.x", SERIES[1]))
 }
 
 /// Returns the string literal after the constant's name; the licence above it has quotes as well.

@@ -41,7 +41,7 @@ impl PackedBatch {
         types: Option<&[u32]>,
         positions: Positions,
     ) -> Result<(), ExecutorError> {
-        let rejected = |why: String| Err(ExecutorError::Rejected(why));
+        let rejected = |reason: String| Err(ExecutorError::Rejected(reason));
         if tokens.is_empty() {
             return rejected("the sequence has no tokens; at least one is required".to_owned());
         }

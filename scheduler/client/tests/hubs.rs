@@ -1,6 +1,6 @@
 //! Tests with hubs whose responses are scripted.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 use axum::extract::{RawQuery, State};
 use axum::http::{Method, StatusCode, Uri};
@@ -199,7 +199,7 @@ async fn a_table_is_completed_before_it_is_written_and_a_rejection_is_distinguis
 }
 
 #[tokio::test]
-async fn a_gateway_without_a_table_asks_the_next_hub_and_a_spoke_does_not() {
+async fn a_gateway_without_a_table_polls_the_next_hub_and_a_spoke_does_not() {
     for (role, polls) in [("gateway", [None, None, Some(7)]), ("spoke", [None, Some(0), Some(0)])] {
         let ((_, empty), (_, full), gone) =
             (ScriptedHub::start([]).await, ScriptedHub::start([table(7)]).await, closed().await);

@@ -1,6 +1,6 @@
 //! Tests of snapshots on disk.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 use regions::RouteTable;
 use scheduler_api::route::RouteTableV1;

@@ -3,7 +3,7 @@
 //! The test starts itself as another process, which writes from several tasks and prints each acknowledged write; after
 //! a number of them it is killed, and the file is opened here.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};

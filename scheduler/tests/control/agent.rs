@@ -173,7 +173,7 @@ async fn of_several_hubs_the_responding_one_is_used() {
     // If the agent rotated, or returned to the first hub, its lease would expire.
     let lease = hub.register(AMERICA, 7300, 1, &[]).await;
     let tables = Cell::new(0);
-    hub.wait_for_routes("another region has come and gone while it stays", |table| {
+    hub.wait_for_routes("another region has registered and left while it stays", |table| {
         assert_eq!(port(table, EUROPE), Some(7100), "it stays with the responding hub");
         tables.set(tables.get() + 1);
         port(table, AMERICA).is_none() && tables.get() > 1

@@ -150,7 +150,7 @@ async fn a_wider_residency_waits_until_every_reader_has_the_table() {
     let has = async |table: &RouteTable| {
         let generation = table.generation;
         hub.get(&format!("/v1/routes?after={generation}&wait_ms=1&reader={reader}")).await;
-        wait_until("the hub knows", async || {
+        wait_until("the hub has received it", async || {
             let (_, _, rollout) = hub.get(paths::ROLLOUT).await;
             rollout["readers"]
                 .as_array()

@@ -49,7 +49,7 @@ async fn a_long_poll_returns_on_a_change_or_at_its_timeout() {
 }
 
 #[tokio::test]
-async fn a_reader_of_one_of_the_last_tables_receives_the_changes_if_it_asks_for_them() {
+async fn a_reader_of_one_of_the_last_tables_receives_the_changes_on_request() {
     let dir = tempfile::tempdir().unwrap();
     let all: Vec<String> = (0..40).map(|number| format!("minilm-{number}")).collect();
     let deployment = |name: &String| {
@@ -96,7 +96,7 @@ async fn a_silent_spoke_is_removed_after_its_lease_and_the_grace_period() {
     let before = hub.routes().await.generation.number;
     let lease = hub.register(EUROPE, 7100, 1, &[]).await;
     let gone = hub
-        .wait_for_routes("it has come and gone", |table| {
+        .wait_for_routes("it was received and released", |table| {
             table.regions.is_empty() && table.generation.number > before
         })
         .await;
@@ -193,7 +193,7 @@ async fn a_hub_that_lost_its_disk_publishes_a_higher_generation() {
 async fn a_second_hub_on_the_same_store_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    let error = Hub::try_start(config(dir.path())).await.err().expect("it is taken").to_string();
+    let error = Hub::try_start(config(dir.path())).await.err().expect("the request is sent").to_string();
     assert!(error.contains("hub.redb") && error.contains("another hub"), "{error}");
     let mut taken = config(&dir.path().join("elsewhere"));
     taken.listen = hub.url.trim_start_matches("http://").parse().unwrap();

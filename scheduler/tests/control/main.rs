@@ -1,7 +1,7 @@
 //! Tests of the hub and the agent with real HTTP, a real store, and real leases. Time is real too, but no test waits
 //! for a fixed time: leases are short, and every wait is for a condition.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 mod access;
 mod agent;

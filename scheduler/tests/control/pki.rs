@@ -189,7 +189,7 @@ async fn each_path_has_its_callers_and_a_hub_with_another_authority_receives_no_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_hub_is_restored_from_a_backup_and_goes_on() {
+async fn a_killed_hub_is_restored_from_a_backup_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let fleet = Fleet::new(dir.path());
     let hub = Hub::start(fleet.config()).await;

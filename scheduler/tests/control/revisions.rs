@@ -88,7 +88,7 @@ async fn a_held_model_change_is_listed_and_waits_for_its_promotion() {
 
     // Without --hold no promotion is needed; and an earlier promotion does not apply to the next change.
     apply(&hub, "f32", false).await;
-    is("it goes back", ("f32", F32, None)).await;
+    is("the change is reverted", ("f32", F32, None)).await;
     apply(&hub, "int8", true).await;
     is("it is held again", ("f32", F32, Some(INT8))).await;
 }

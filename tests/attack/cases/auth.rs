@@ -78,6 +78,6 @@ fn refused_early() -> Vec<Case> {
             vec![Step::Send(head(30 << 20)), Step::Repeat(vec![b' '], 30 << 20)],
             Expected::Closed,
         ),
-        Case::new("auth none, and no body ever", vec![Step::Send(head(1_000_000))], Expected::Closed),
+        Case::new("auth none, and no body", vec![Step::Send(head(1_000_000))], Expected::Closed),
     ]
 }

@@ -155,10 +155,10 @@ fn packed() -> Vec<Case> {
     let tail = good.len() - 8;
     let bomb = spaces(40 << 20);
     vec![
-        gzip("as it should be", good.clone(), &[200]),
+        gzip("valid", good.clone(), &[200]),
         gzip("of nothing", Vec::new(), NO),
         gzip("of an empty text", stored(b""), NO),
-        gzip("that is none", BODY.as_bytes().to_vec(), NO),
+        gzip("invalid", BODY.as_bytes().to_vec(), NO),
         gzip("head alone", good[..10].to_vec(), NO),
         gzip("half a head", good[..5].to_vec(), NO),
         gzip("cut in the data", good[..tail - 5].to_vec(), NO),

@@ -182,7 +182,7 @@ fn smuggled_requests() -> Vec<Case> {
         ),
         Case::h1("smuggled behind the last chunk", pair(chunked, &format!("0\r\n\r\n{hidden}")), &[REFUSED, &[400, 401]]),
         Case::h1(
-            "smuggled by a length beside chunks",
+            "smuggled by a length with chunks",
             pair("content-length: 6\r\ntransfer-encoding: chunked\r\n", &format!("0\r\n\r\n{hidden}")),
             &[REFUSED],
         ),
@@ -206,7 +206,7 @@ fn smuggled_requests() -> Vec<Case> {
             Expected::UpTo(vec![&[200, 400], &[200]]),
         ),
         Case::new(
-            "smuggled behind a refusal that came before the body",
+            "smuggled after a rejection before the body",
             vec![
                 Step::Send(
                     format!(

@@ -112,7 +112,7 @@ fn windows() -> Vec<Case> {
         shut("and a GET of info", get("/deployments/anywhere/info"), &answered),
         shut("and a GET of models", get("/v1/models"), &answered),
         shut(
-            "and a GET of nothing",
+            "and a GET of a missing path",
             get("/nothing"),
             &[Outcome::Status(&[404]), Outcome::Reset, Outcome::ConnectionError],
         ),

@@ -89,7 +89,7 @@ fn sizes() -> Vec<Case> {
             &CONNECTION,
         ),
         case(
-            "DATA that is padded as it should be",
+            "DATA with valid padding",
             vec![begun(1), frame(DATA, PADDED | END_STREAM, 1, [&[3], BODY.as_bytes(), &[0; 3]].concat())],
             &SERVED,
         ),
@@ -291,8 +291,8 @@ fn parameters() -> Vec<Case> {
             vec![settings(&[(4, 0), (4, 65_535), (4, 1)]), settings(&[(4, 65_535)]), complete_request(1)],
             &SERVED,
         ),
-        case("a window that grows by nothing", vec![begun(1), window(1, 0)], &STREAM_ERROR),
-        case("a window for all that grows by nothing", vec![window(0, 0)], &CONNECTION),
+        case("a window update of zero", vec![begun(1), window(1, 0)], &STREAM_ERROR),
+        case("a connection window update of zero", vec![window(0, 0)], &CONNECTION),
         case("a window that overflows", vec![begun(1), window(1, overflow)], &STREAM_ERROR),
         case("a window for all that overflows", vec![window(0, overflow)], &CONNECTION),
         case(
@@ -336,7 +336,7 @@ fn prefaces() -> Vec<Case> {
         raw("SETTINGS without a preface", settings(&[]), Expected::Closed),
         raw("SETTINGS on another stream", case(&frame(SETTINGS, 0, 1, [])), any()),
         raw(
-            "SETTINGS, whose ACK never comes, and a request",
+            "SETTINGS without an ACK, and a request",
             case(&[settings(&[]), complete_request(1)].concat()),
             Expected::AnyOf(EITHER.to_vec()),
         ),

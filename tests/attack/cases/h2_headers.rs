@@ -59,7 +59,7 @@ fn compression() -> Vec<Case> {
         block("a table of 2^40", &[0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0x1f], &CONNECTION),
         block("a table of 0 and back", &[&[0x20, 0x3f, 0xe1, 0x1f][..], &request(&[])].concat(), &SERVED),
         block("a table that changes behind a field", &behind(&[0x20]), &CONNECTION),
-        block("a static name as it should be", &behind(&[0x0f, 43, 1, b'x']), &EITHER),
+        block("a valid static name", &behind(&[0x0f, 43, 1, b'x']), &EITHER),
         Case::h2("hpack bomb of references", split(&behind(&bomb)), &LARGE),
         Case::h2("hpack 70 KB of fields", split(&behind(&field("x-a", "b".repeat(70_000)))), &LARGE),
         Case::h2("hpack 1 MB of fields", split(&behind(&field("x-a", "b".repeat(1 << 20)))), &LARGE),
@@ -274,7 +274,7 @@ fn bodies() -> Vec<Case> {
                 .collect(),
             &SERVED,
         ),
-        case("JSON that is none", vec![begun(), frame(DATA, END_STREAM, 1, "{")], &[Outcome::Status(&[400])]),
+        case("invalid JSON", vec![begun(), frame(DATA, END_STREAM, 1, "{")], &[Outcome::Status(&[400])]),
         case(
             "a body that stops",
             vec![begun(), frame(DATA, 0, 1, "{")],

@@ -156,5 +156,5 @@ fn other_protocols() -> impl Iterator<Item = Case> {
         let steps = vec![Step::Send(bytes.to_vec()), Step::HalfClose];
         Case::new(format!("protocol {name}"), steps, Expected::Closed)
     })
-    .chain([Case::h1("protocol HTTP/1.1 as it should be", post("", BODY), &[&[200]])])
+    .chain([Case::h1("valid protocol HTTP/1.1", post("", BODY), &[&[200]])])
 }

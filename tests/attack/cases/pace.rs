@@ -45,7 +45,7 @@ fn slow() -> Vec<Case> {
             vec![send(&head("expect: 100-continue\r\ncontent-length: 35\r\n"))],
             Expected::Closed,
         ),
-        Case::new("a connection for nothing", vec![Step::HalfClose], Expected::Closed),
+        Case::new("a connection without a request", vec![Step::HalfClose], Expected::Closed),
     ];
     // Incomplete request heads.
     for part in [1, 4, 16, 30, 35, 60, 90] {
@@ -114,7 +114,7 @@ fn pipelined() -> Vec<Case> {
     vec![
         Case::new("fifty requests at once", fifty, Expected::Statuses(vec![&[200]; 51])),
         Case::new(
-            "a request, and what is none",
+            "a request, and invalid bytes",
             vec![Step::Send(request.clone()), Step::Send(b"\0\0\0\0\r\n\r\n".to_vec())],
             Expected::Statuses(vec![&[200], &[400]]),
         ),
@@ -129,7 +129,7 @@ fn pipelined() -> Vec<Case> {
             Expected::Nothing,
         ),
         Case::new(
-            "ten thousand requests for nothing",
+            "ten thousand requests for a missing path",
             vec![
                 Step::Repeat(
                     format!("GET /nothing HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {KEY}\r\n\r\n")

@@ -140,7 +140,7 @@ fn an_instance_that_drains_gets_nothing_while_another_one_is_up() {
 #[test]
 fn a_refused_connection_moves_an_instance_behind_the_others_until_it_reports() {
     let (mut test, [a, b]) = InstanceTest::with_two_instances();
-    assert!(test.set.failed(a, test.now), "it got worse");
+    assert!(test.set.failed(a, test.now), "its health changed");
     assert!(!test.set.failed(a, test.now), "once");
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
     test.report(a, false);

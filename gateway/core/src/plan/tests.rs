@@ -286,7 +286,7 @@ fn the_next_timer_is_the_earliest_one() {
     assert_eq!(
         scenario.plan.next_timer(),
         begun + HEDGE_AFTER + LATE_AFTER,
-        "the hedge has a first-byte timeout of its own"
+        "the hedge has a separate first-byte timeout"
     );
     scenario.apply_event(Passes(HEDGE_AFTER));
     assert_eq!(scenario.plan.next_timer(), begun + SECOND);
@@ -358,7 +358,7 @@ proptest! {
     /// attempts, no two at once the same region, each kind of retry at most once, none at or after the deadline, and
     /// the request ends once.
     #[test]
-    fn no_sequence_of_events_leaves_the_allowed_regions_or_goes_on_for_ever(
+    fn no_sequence_of_events_leaves_the_allowed_regions_or_runs_for_ever(
         allowed in prop::collection::btree_set(0u16..16, 0..6),
         events in prop::collection::vec((any_failure(), any::<bool>(), 0u64..120, 0usize..2), 0..40),
         marks in prop::collection::vec(0u8..5, 16),

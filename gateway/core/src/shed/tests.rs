@@ -315,7 +315,7 @@ fn an_aggressor_at_twenty_times_its_limit_does_not_raise_the_victims_p99_by_a_te
     let (uncontended, _, _) = two_tenants(0, None);
     let (beside, shed, _) = two_tenants(20 * 50, Some(50));
     assert_eq!(shed, 0);
-    assert!(beside <= uncontended * 11 / 10, "{beside:?} beside it, {uncontended:?} alone");
+    assert!(beside <= uncontended * 11 / 10, "{beside:?} with contention, {uncontended:?} without");
 }
 
 #[test]

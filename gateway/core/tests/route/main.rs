@@ -67,7 +67,7 @@ fn the_order_of_the_scores_is_final() {
         let rest = targets.iter().copied().filter(|region| Some(*region) != decision.spillover_target());
         let candidates = decision.candidates.iter().map(|candidate| candidate.region);
         let candidates = candidates.filter(|region| Some(*region) != decision.spillover_target());
-        assert!(rest.eq(candidates), "seed {seed}: only spillover comes before the candidates");
+        assert!(rest.eq(candidates), "seed {seed}: only the spillover target precedes the candidates");
         assert_eq!(targets.len(), decision.candidates.len(), "seed {seed}");
     });
 }
@@ -144,7 +144,7 @@ fn the_region_that_a_part_is_assigned_to_comes_first_and_nothing_else_changes() 
 }
 
 #[test]
-fn a_region_that_comes_nearer_never_loses_its_rank() {
+fn a_region_with_a_lower_round_trip_time_never_loses_its_rank() {
     for_each_situation(SITUATIONS, |situation, seed| {
         // Measured response times, the plan and cold starts are other criteria.
         let mut plain = Situation { plan: None, ..situation.clone() };

@@ -228,7 +228,7 @@ fn check(random: &mut Random) -> Result<(), String> {
             let alone = assemble(&bytes[..end], &[end], false);
             let incomplete = assemble(&bytes[..end - 1], &[end], false);
             if response(&alone) != response(&whole) || !matches!(incomplete, Ok(None)) {
-                return Err(format!("{}: ends at {end}, and alone it is {alone:?}", shown()));
+                return Err(format!("{}: ends at {end}; parsed separately it is {alone:?}", shown()));
             }
         }
         damage(&mut bytes, random);

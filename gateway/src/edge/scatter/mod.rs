@@ -109,7 +109,7 @@ impl Splitter {
                 Ok(self.responder.relay(session, request, reservation, *response, context).await)
             }
             PartFailure::Truncated(region) => Err(self.truncated(region).into()),
-            PartFailure::Request(why) => Err(why),
+            PartFailure::Request(error) => Err(error),
         }
     }
 

@@ -92,8 +92,8 @@ pub(super) enum PartFailure {
 }
 
 impl From<ForwardError> for PartFailure {
-    fn from(why: ForwardError) -> PartFailure {
-        PartFailure::Request(why)
+    fn from(error: ForwardError) -> PartFailure {
+        PartFailure::Request(error)
     }
 }
 
@@ -161,7 +161,7 @@ impl Splitter {
             Ok(received) => {
                 PartStage::Failed(rejected(received, splittable.field, pending.sub_request.inputs.start))
             }
-            Err(why) => PartStage::Failed(why.into()),
+            Err(error) => PartStage::Failed(error.into()),
         };
         PartProgress { region, pending, stage }
     }
@@ -233,7 +233,7 @@ impl Splitter {
             if large { spawn_blocking(read).await.expect("parsing does not panic") } else { read() };
         match response {
             Ok(part) => PartStage::Received(ReceivedPart { part, source }),
-            Err(why) => PartStage::Failed(self.invalid_response(sub_request, source.region, why).into()),
+            Err(error) => PartStage::Failed(self.invalid_response(sub_request, source.region, error).into()),
         }
     }
 
@@ -241,17 +241,17 @@ impl Splitter {
         &self,
         sub_request: &SubRequest,
         region: RegionIndex,
-        why: InvalidResponse,
+        error: InvalidResponse,
     ) -> Rejection {
         let region = self.config.catalogue.region(region).id.as_str();
         // A part of a split request got an invalid response (`reason`), and the request failed. Compare the versions of
         // the replicas of this region with the others.
-        tracing::error!(region, inputs = ?sub_request.inputs, reason = why.reason, "invalid response of a region to a part of a request");
+        tracing::error!(region, inputs = ?sub_request.inputs, reason = error.reason, "invalid response of a region to a part of a request");
         let message = format!(
             "The response of region {region} to the inputs {} to {} is not valid: {}.",
             sub_request.inputs.start,
             sub_request.inputs.end - 1,
-            why.reason
+            error.reason
         );
         Rejection::new(ErrorCode::Internal, message)
     }

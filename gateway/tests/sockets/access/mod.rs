@@ -72,7 +72,11 @@ async fn a_request_above_the_rate_limit_is_rejected_before_its_body_is_read() {
     check(16 * 1001, 400, &["too_many_tokens", "a retry cannot succeed", "at most 1000 tokens"]).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for _ in 0..2 {
-        assert_eq!(scene.post("LIMITED", &[], body.clone()).await.status(), 200, "the refusal took nothing");
+        assert_eq!(
+            scene.post("LIMITED", &[], body.clone()).await.status(),
+            200,
+            "the rejected request consumed no tokens"
+        );
     }
     check(body.len(), 429, &["rate_limit_exceeded", "x-ratelimit-remaining-requests: 0"]).await;
     assert_eq!(scene.region.requests(), 2);
@@ -288,7 +292,7 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     scene.region.frozen.send_replace(false);
     assert_eq!(let_in.await.unwrap(), 200);
     while let Some(status) = held.join_next().await {
-        assert_eq!(status.unwrap(), 200, "what was let in is answered");
+        assert_eq!(status.unwrap(), 200, "every admitted request is served");
     }
     // When the queue is empty, all tenants are admitted again.
     while scene.post("AGGRESSOR", &[], of_tokens(10)).await.status() != 200 {}
@@ -371,7 +375,7 @@ async fn an_aggressor_at_twenty_times_its_limit_harms_only_itself() {
     let ((beside, lost), (through, refused)) = tokio::join!(neighbour, aggressor);
     let at = |times: &[Duration], part: usize| times[times.len() * part / 100].as_secs_f64() * 1e3;
     println!(
-        "neighbour, ms: alone p50 {:.1} p99 {:.1}, beside the aggressor p50 {:.1} p99 {:.1}; aggressor: {through} let through, {refused} refused",
+        "neighbour, ms: uncontended p50 {:.1} p99 {:.1}, with the aggressor p50 {:.1} p99 {:.1}; aggressor: {through} let through, {refused} refused",
         at(&alone, 50),
         at(&alone, 99),
         at(&beside, 50),

@@ -81,7 +81,7 @@ async fn a_cold_start_longer_than_estimated_causes_no_retry_and_no_ejection() {
     }
     assert_eq!(edge.route(NEAR).await["circuit"]["state"], "closed", "{}", edge.route(NEAR).await);
     let late_after = edge.route(NEAR).await["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
-    assert!(late_after < 1000, "what it was held is not what it takes: {late_after} ms");
+    assert!(late_after < 1000, "the hold time is not part of the response time: {late_after} ms");
     assert_eq!(far.replica.ids().len(), 0);
 }
 

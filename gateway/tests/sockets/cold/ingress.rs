@@ -71,7 +71,7 @@ async fn a_thousand_held_requests_are_served_when_a_replica_is_ready() {
     }
     let mut ids: Vec<u64> = region.replica.ids().iter().map(|id| id.parse().unwrap()).collect();
     ids.sort_unstable();
-    assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "each came to the replica once");
+    assert_eq!(ids, (0..1000).collect::<Vec<_>>(), "the replica received each request once");
     wait_until("no request is held", async || region.spoke().held_totals() == (0, 0)).await;
     // On a slow machine some were released, exceeded the first-byte timeout, and were held again.
     let waits: u64 = region.scraped("meridian_ingress_held_seconds_count").await.parse().unwrap();
@@ -95,7 +95,7 @@ async fn a_held_request_is_released_at_once_without_polling() {
         "a request is at the replica {:?} after it was seen to be ready, at most {:?}",
         late[10], late[19]
     );
-    assert!(late[10] < Duration::from_millis(50), "a replica's next word would be 200 ms away: {late:?}");
+    assert!(late[10] < Duration::from_millis(50), "the next status poll would be 200 ms later: {late:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +120,7 @@ async fn held_requests_are_released_by_priority_and_deadline() {
         });
         region.wait_until_held(number + 1).await;
     }
-    // So slow that it accepts no more at a time.
+    // So slow that the port is closed at a time.
     region.replica.speed.store(1, Ordering::SeqCst);
     region.mark_ready();
     assert!(asking.join_all().await.iter().all(|response| response.status == 200));
@@ -232,7 +232,8 @@ async fn a_replica_that_becomes_ready_and_fails_delays_held_requests_only() {
     region.replica.fails_next.store(true, Ordering::SeqCst);
     region.replica.response_time_ms.store(2, Ordering::SeqCst);
     region.mark_ready();
-    wait_until("it has come and gone", async || !region.replica.fails_next.load(Ordering::SeqCst)).await;
+    wait_until("it was received and released", async || !region.replica.fails_next.load(Ordering::SeqCst))
+        .await;
     region.replica.ready.store(true, Ordering::SeqCst);
     let responses = asking.join_all().await;
     assert!(

@@ -67,7 +67,7 @@ async fn an_unsupported_method_is_rejected_with_the_allowed_ones() {
         assert_eq!(allowed(method, "/v1/embeddings").await, (405, "POST".to_owned()));
     }
     assert_eq!(allowed(Method::POST, "/deployments/anywhere/info").await, (405, "GET, HEAD".to_owned()));
-    assert_eq!(scene.requests(), [0; 3], "no region hears of it");
+    assert_eq!(scene.requests(), [0; 3], "no region receives it");
 }
 
 #[tokio::test]

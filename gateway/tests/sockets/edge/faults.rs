@@ -112,7 +112,7 @@ impl FaultScene {
             };
             tokio::join!(request, killed).0
         };
-        tokio::time::timeout(PATIENCE, answered).await.unwrap_or_else(|_| panic!("{fault:?}: no answer"))
+        tokio::time::timeout(PATIENCE, answered).await.unwrap_or_else(|_| panic!("{fault:?}: no response"))
     }
 }
 

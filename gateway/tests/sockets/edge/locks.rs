@@ -7,8 +7,8 @@ use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
 
 #[test]
-fn a_panic_under_any_lock_costs_one_request_or_fails_the_process() {
-    const NAME: &str = "edge::locks::a_panic_under_any_lock_costs_one_request_or_fails_the_process";
+fn a_panic_under_any_lock_fails_one_request_or_the_process() {
+    const NAME: &str = "edge::locks::a_panic_under_any_lock_fails_one_request_or_the_process";
     each_lock(NAME, 8, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -79,7 +79,7 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
     assert_eq!(send("locked", "x", &[]).await.status(), 404);
     let elsewhere = send("anywhere", "x", &[("x-meridian-residency", "us")]).await;
-    assert_eq!(elsewhere.status(), 403, "a header does not widen what a tenant may");
+    assert_eq!(elsewhere.status(), 403, "a header does not widen the tenant's residency policy");
     assert_eq!(scene.requests(), [0, 0, 0]);
 
     let first = send("anywhere", &"word ".repeat(400), &[]).await;
@@ -88,7 +88,7 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     assert_eq!(
         header(&first, "x-ratelimit-remaining-tokens"),
         "500",
-        "what it had by estimate: four bytes a token"
+        "the estimated tokens: four bytes a token"
     );
     let refused = send("anywhere", &"word ".repeat(800), &[]).await;
     assert_eq!(refused.status(), 429);
@@ -121,7 +121,7 @@ async fn check_given_up(region_protocol: RegionProtocol) {
         tokio::pin!(request);
         while region.requests() == 0 {
             let waited = tokio::time::timeout(Duration::from_millis(10), &mut request).await;
-            assert!(waited.is_err(), "the region does not answer");
+            assert!(waited.is_err(), "the region has not responded");
         }
         assert!(!*region.cancelled.borrow(), "the request was cancelled");
     }
@@ -285,7 +285,7 @@ async fn over_http_2_a_begun_response_is_never_retried_and_ends_in_a_reset() {
     let scene = Scene::start(TLS, scripts).await;
     let client = Client::of(&scene, ClientProtocol::Http2OverTls).await;
     let seen = client.send("anywhere", &[]).await;
-    assert_eq!((seen.status, seen.body), (200, None), "a cut answer looks cut");
+    assert_eq!((seen.status, seen.body), (200, None), "a truncated response is recognizable as such");
     assert_eq!(scene.requests(), [1, 0, 0]);
     // The other streams of its connection continue.
     scene.regions[AMERICA].script.send_replace(RespondsLarge);
@@ -351,7 +351,7 @@ async fn a_region_that_responds_to_a_probe_recovers() {
             assert_eq!(answered(&scene, &[]).await.0, 200);
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), returns).await.expect("one answer is enough");
+    tokio::time::timeout(Duration::from_secs(20), returns).await.expect("one response is sufficient");
 }
 
 #[tokio::test]
@@ -439,7 +439,10 @@ async fn a_begun_response_is_never_retried() {
         let scene = Scene::start(region_protocol.config(), scripts).await;
         let response = scene.send("anywhere", &[]).await.unwrap();
         assert_eq!(response.status().as_u16(), 200);
-        assert!(response.bytes().await.is_err(), "a cut answer looks cut: {region_protocol:?}");
+        assert!(
+            response.bytes().await.is_err(),
+            "a truncated response is recognizable as such: {region_protocol:?}"
+        );
         assert_eq!(scene.requests(), [1, 0, 0], "{region_protocol:?}");
     }
 }

@@ -43,7 +43,7 @@ async fn a_repeated_authentication_or_framing_header_is_rejected() {
         assert_eq!(response.head.status().as_u16(), 400, "{twice:?}");
     }
     assert_eq!(scene.region.requests(), 0);
-    assert_eq!(send_and_read(&mut stream).await.status, 200, "the connection goes on");
+    assert_eq!(send_and_read(&mut stream).await.status, 200, "the connection stays open");
 }
 
 #[tokio::test]

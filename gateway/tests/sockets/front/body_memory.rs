@@ -42,11 +42,11 @@ async fn declared_bodies_that_do_not_arrive_reserve_no_memory() {
         assert_eq!(
             send_and_read(&mut edge.connect().await).await.status,
             200,
-            "beside 32 that declare 32 MiB each"
+            "while 32 requests declare 32 MiB each"
         );
     }
     let taken = metric(&edge, "meridian_gateway_bodies_bytes").await;
-    assert!(taken <= 32 * (16 << 10), "{taken} bytes for 32 bytes that came");
+    assert!(taken <= 32 * (16 << 10), "{taken} bytes for 32 received bytes");
 }
 
 #[tokio::test]

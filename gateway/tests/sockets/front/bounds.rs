@@ -116,7 +116,7 @@ async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not()
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(closed.await.unwrap(), 0, "without a word");
-    assert_eq!(read_until_closed(&mut busy).await.status, 0, "and when it is idle in turn, this one too");
+    assert_eq!(read_until_closed(&mut busy).await.status, 0, "this connection is closed when it is idle");
 }
 
 #[tokio::test]

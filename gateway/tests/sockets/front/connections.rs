@@ -87,7 +87,11 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
     for _ in 0..2 {
         others.push(from([127, 0, 0, 8], &edge).await);
     }
-    assert_eq!(read_until_closed(&mut first).await.status, 0, "the oldest of three that have said nothing");
+    assert_eq!(
+        read_until_closed(&mut first).await.status,
+        0,
+        "the oldest of three connections without a request"
+    );
     for stream in &mut others {
         assert_eq!(send_and_read(stream).await.status, 200);
     }

@@ -62,7 +62,7 @@ async fn a_client_is_served_while_expensive_bodies_are_parsed() {
         let bound = Duration::from_millis(300).max(begun.elapsed() / 8);
         assert!(
             longest < bound,
-            "packed: {packed}: the client beside waited {longest:?} of {:?}",
+            "packed: {packed}: the other client waited {longest:?} of {:?}",
             begun.elapsed()
         );
     }

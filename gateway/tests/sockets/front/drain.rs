@@ -35,7 +35,7 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
     }
     scene.region.wait_for_requests(32).await;
     edge.stop();
-    assert_eq!(read_until_closed(&mut idle).await.status, 0, "what is idle is closed at once");
+    assert_eq!(read_until_closed(&mut idle).await.status, 0, "an idle connection is closed immediately");
     assert!(!edge.running.is_finished());
     scene.region.go_on.send_replace(true);
     for stream in &mut clients {
@@ -44,7 +44,7 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
         assert_eq!(response.header("connection"), "close", "so that the connection is not reused");
     }
     let took = ended(&mut edge).await;
-    assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
+    assert!(took <= Duration::from_millis(100), "{took:?} after the last response");
     assert!(TcpStream::connect(edge.address).await.is_err(), "the port is closed");
 }
 
@@ -59,7 +59,7 @@ async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
     let begun = Instant::now();
     edge.stop();
     while edge.operate("/readyz").await.0 != 503 {
-        assert!(begun.elapsed() < Duration::from_millis(700), "readiness goes first");
+        assert!(begun.elapsed() < Duration::from_millis(700), "readiness is withdrawn first");
     }
     let response = send_and_read(&mut open).await;
     assert_eq!((response.status, response.header("connection")), (200, "close"), "an open connection");
@@ -89,14 +89,14 @@ async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
     }
     scene.region.wait_for_requests(16).await;
     edge.stop();
-    wait_until("it accepts no more", || std::net::TcpStream::connect(edge.address).is_err()).await;
+    wait_until("the port is closed", || std::net::TcpStream::connect(edge.address).is_err()).await;
     scene.region.go_on.send_replace(true);
     for response in responses {
         let (head, mut body) = response.await.unwrap().into_parts();
         assert_eq!((head.status.as_u16(), body.data().await.unwrap().unwrap().len()), (200, 12));
     }
     let took = ended(&mut edge).await;
-    assert!(took <= Duration::from_millis(100), "{took:?} after the last answer");
+    assert!(took <= Duration::from_millis(100), "{took:?} after the last response");
     client.ended.await.unwrap().unwrap();
 }
 
@@ -112,7 +112,7 @@ async fn requests_longer_than_the_drain_timeout_are_aborted() {
     let took = ended(&mut edge).await;
     assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&took), "{took:?}");
     assert_eq!(read_until_closed(&mut stream).await.status, 0);
-    wait_until("the region is let go", || *scene.region.cancelled.borrow() == 1).await;
+    wait_until("the request is cancelled at the region", || *scene.region.cancelled.borrow() == 1).await;
 }
 
 #[tokio::test]
@@ -163,7 +163,7 @@ async fn send_on_new_connections(
 ) {
     while !stopped.load(Ordering::SeqCst) {
         let mut stream = TcpStream::connect(edge).await.expect("a connection is never refused");
-        stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.expect("it is taken");
+        stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.expect("the request is sent");
         let response = read_until_closed(&mut stream).await;
         assert_eq!(response.status, 200, "{response:?}");
         served.fetch_add(1, Ordering::SeqCst);
@@ -179,7 +179,11 @@ async fn a_next_process_that_does_not_become_ready_changes_nothing() {
         drop(tokio::net::UnixStream::connect(scene.dir.path().join("handover")).await.unwrap());
     }
     let response = send_and_read(&mut running.connect().await).await;
-    assert_eq!((response.status, response.header("connection")), (200, "keep-alive"), "it goes on");
+    assert_eq!(
+        (response.status, response.header("connection")),
+        (200, "keep-alive"),
+        "it continues to serve"
+    );
     let next = scene.edge_after(config, Some(&running)).await;
     ended(&mut running).await;
     assert_eq!(
@@ -203,13 +207,13 @@ async fn the_next_process_takes_over_and_no_request_is_refused() {
     // Twice, because the second process must be able to hand over the sockets that it received.
     for _ in 0..2 {
         let before = served.load(Ordering::SeqCst);
-        wait_until("the running one serves", || served.load(Ordering::SeqCst) > before + 50).await;
+        wait_until("the running process serves", || served.load(Ordering::SeqCst) > before + 50).await;
         let next = scene.edge_after(config, Some(&running)).await;
         assert_eq!(next.address, running.address);
         ended(&mut running).await;
         assert_eq!(next.operate("/readyz").await.0, 200, "operators see the next one");
         let before = served.load(Ordering::SeqCst);
-        wait_until("the next one serves", || served.load(Ordering::SeqCst) > before + 50).await;
+        wait_until("the next process serves", || served.load(Ordering::SeqCst) > before + 50).await;
         running = next;
     }
     stopped.store(true, Ordering::SeqCst);

@@ -152,7 +152,7 @@ async fn a_malformed_request_reaches_no_region() {
         ("two hosts", head(&[authority(), field("host", "y")])),
         ("no host", head(&[])),
         ("two lengths", head(&[authority(), field("content-length", "2"), field("content-length", "3")])),
-        ("a length that is none", head(&[authority(), field("content-length", "+2")])),
+        ("an invalid length", head(&[authority(), field("content-length", "+2")])),
         ("more than its length", head(&[authority(), field("content-length", "1")])),
         ("less than its length", head(&[authority(), field("content-length", "3")])),
         ("transfer-encoding", head(&[authority(), field("transfer-encoding", "chunked")])),
@@ -160,7 +160,7 @@ async fn a_malformed_request_reaches_no_region() {
         ("capitals in a name", head(&[authority(), field("X-A", "b")])),
         ("a line break in a value", head(&[authority(), field("x-a", "b\r\nx: y")])),
         ("a carriage return in a value", head(&[authority(), field("x-a", "b\rc")])),
-        ("a name that is none", head(&[authority(), field("x a", "b")])),
+        ("an invalid name", head(&[authority(), field("x a", "b")])),
         ("a pseudo field behind a field", head(&[field("x-a", "b"), authority()])),
         ("an unknown pseudo field", head(&[authority(), field(":x", "y")])),
         ("two paths", head(&[authority(), [&[0x04, 1], &b"/"[..]].concat()])),
@@ -175,13 +175,13 @@ async fn a_malformed_request_reaches_no_region() {
         while !parse_frames(&all).iter().any(|(kind, _)| matches!(kind, 1 | 3 | 7)) {
             assert!(begun.elapsed() < PATIENCE, "{name}: {:?}", parse_frames(&all));
             let read = tokio::time::timeout(PATIENCE, stream.read_buf(&mut all)).await;
-            if read.unwrap_or_else(|_| panic!("{name}: nothing comes")).unwrap() == 0 {
+            if read.unwrap_or_else(|_| panic!("{name}: no response")).unwrap() == 0 {
                 break;
             }
         }
         // A response of 200 begins with the byte for it (RFC 7541, A).
         let answered = parse_frames(&all).into_iter().find(|(kind, _)| *kind == 1);
-        assert!(answered.is_none_or(|(_, head)| head[0] != 0x88), "{name} is answered");
+        assert!(answered.is_none_or(|(_, head)| head[0] != 0x88), "{name} is served");
         assert_eq!(send_and_read(&mut bystander).await.status, 200, "after {name}");
     }
     assert_eq!(scene.region.requests(), 16, "those of the bystander");

@@ -77,7 +77,7 @@ async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
     check("br", BODY.as_bytes(), "415", "unsupported_encoding").await;
     check("gzip, gzip", &packed(&whole), "415", "unsupported_encoding").await;
     check("gzip\r\ncontent-encoding: gzip", &packed(&whole), "415", "unsupported_encoding").await;
-    assert_eq!(scene.region.requests(), served, "a region hears of none of them");
+    assert_eq!(scene.region.requests(), served, "no region receives them");
 }
 
 #[tokio::test]
@@ -93,9 +93,9 @@ async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     GzDecoder::new(&body[..]).read_to_end(&mut unpacked).unwrap();
     assert_eq!((unpacked.len(), &unpacked[..10]), (5000, &b"{\"data\":\"x"[..]));
 
-    let unpacked = async |edge: &Edge, fields: &str, bytes: usize, why: &str| {
+    let unpacked = async |edge: &Edge, fields: &str, bytes: usize, reason: &str| {
         let (head, body) = exchange(edge, fields, BODY.as_bytes()).await;
-        assert!(!head.contains("content-encoding") && body.len() == bytes, "{why}: {head}");
+        assert!(!head.contains("content-encoding") && body.len() == bytes, "{reason}: {head}");
     };
     unpacked(&plain, takes, 5000, "it is off").await;
     unpacked(&edge, "", 5000, "gzip is not accepted").await;
@@ -103,5 +103,5 @@ async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     scene.region.mode.send_replace(Mode::Responds(4999));
     unpacked(&edge, takes, 4999, "it is too small").await;
     scene.region.mode.send_replace(Mode::Responds(2 << 20));
-    unpacked(&edge, takes, 2 << 20, "it is passed on as it comes").await;
+    unpacked(&edge, takes, 2 << 20, "it is forwarded unchanged").await;
 }

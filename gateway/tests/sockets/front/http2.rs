@@ -110,7 +110,11 @@ async fn many_concurrent_requests_share_one_connection() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let client = Client::plain(&edge).await;
-    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "from here on it knows the limit");
+    assert_eq!(
+        client.post(BODY).await.unwrap().head.status(),
+        200,
+        "the client has received the stream limit"
+    );
     scene.region.mode.send_replace(Mode::Waits);
     // One more than the limit: it waits and is not rejected.
     let mut requests = tokio::task::JoinSet::new();
@@ -158,7 +162,7 @@ async fn responses_and_errors_are_those_of_http_1() {
     let declared = request(Method::POST, "/v1/embeddings", &[("content-length", &large.len().to_string())]);
     check(declared, &large, 413, "body_too_large").await;
     check(post(), &large, 413, "body_too_large").await;
-    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "the connection goes on");
+    assert_eq!(client.post(BODY).await.unwrap().head.status(), 200, "the connection stays open");
 }
 
 #[tokio::test]
@@ -186,7 +190,7 @@ async fn a_reset_cancels_its_request_and_no_other() {
     left.send_reset(Reason::CANCEL);
     let cancelled =
         async { scene.region.cancelled.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
-    tokio::time::timeout(PATIENCE, cancelled).await.expect("the region is let go").unwrap();
+    tokio::time::timeout(PATIENCE, cancelled).await.expect("the request is cancelled at the region").unwrap();
     scene.region.go_on.send_replace(true);
     assert_eq!(kept.await.unwrap().status(), 200);
     assert_eq!(scene.region.requests(), 2, "no request was retried");
@@ -196,7 +200,8 @@ async fn a_reset_cancels_its_request_and_no_other() {
     stream.send_data(BODY.into(), true).unwrap();
     scene.region.wait_for_requests(3).await;
     client.ended.abort();
-    wait_until("the region is let go again", || *scene.region.cancelled.borrow() == 2).await;
+    wait_until("the request is cancelled at the region again", || *scene.region.cancelled.borrow() == 2)
+        .await;
 }
 
 #[tokio::test]

@@ -40,7 +40,7 @@ async fn a_gateway_leaves_a_hub_that_hangs_after_its_first_response() {
     scene.hub = json!([old, format!("http://{new}")]).to_string();
     let (edge, begun) = (scene.edge("").await, Instant::now());
     while !edge.operate("/routes").await.1.contains("\"generation\":\"1.2\"") {
-        assert!(begun.elapsed() < PATIENCE, "it stays with a hub that hangs");
+        assert!(begun.elapsed() < PATIENCE, "it continues to use the unresponsive hub");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

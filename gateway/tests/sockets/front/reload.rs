@@ -11,7 +11,7 @@ async fn status(edge: &Edge, key: &str) -> u16 {
 async fn wait_for_status(edge: &Edge, key: &str, wanted: u16) {
     let begun = Instant::now();
     while status(edge, key).await != wanted {
-        assert!(begun.elapsed() < PATIENCE, "the key {key} is not answered with {wanted}");
+        assert!(begun.elapsed() < PATIENCE, "the status for the key {key} is not {wanted}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -17,7 +17,7 @@ async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_co
         assert!(head.contains("connection: close"), "{shown:?}: {head}");
         assert_eq!(send_and_read(&mut bystander).await.status, 200, "another connection, after {shown:?}");
         served += 1;
-        assert_eq!(scene.region.requests(), served, "a region never hears of {shown:?}");
+        assert_eq!(scene.region.requests(), served, "no region receives {shown:?}");
     };
     let head = |fields: &str| {
         format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n{fields}\r\n")
@@ -151,7 +151,7 @@ async fn a_head_response_has_the_length_of_the_omitted_body() {
 }
 
 #[tokio::test]
-async fn pipelined_requests_are_answered_in_order() {
+async fn pipelined_requests_are_served_in_order() {
     let scene = Scene::new().await;
     let edge = scene.edge("").await;
     let mut stream = edge.connect().await;

@@ -52,13 +52,13 @@ async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
         }
     }
     let stream = connect(&edge, &certificate, &[b"http/1.1", b"h2"]).await.unwrap();
-    assert_eq!(agreed(&stream), Some(&b"h2"[..]), "the better one");
+    assert_eq!(agreed(&stream), Some(&b"h2"[..]), "the preferred protocol");
     let client = Client::over(stream).await;
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
     let large = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(8 << 20)));
     let response = client.post(large.clone()).await.unwrap();
     assert_eq!(response.json()["bytes"].as_u64(), Some(large.len() as u64));
-    assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "none that both speak");
+    assert!(connect(&edge, &certificate, &[b"h3"]).await.is_err(), "no common protocol");
 }
 
 /// Requests that are rejected in plaintext are rejected over TLS: the same parser, over each protocol.
@@ -158,7 +158,7 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
     };
     tokio::time::timeout(PATIENCE, taken).await.expect("the new certificate is taken");
     assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
-    assert_eq!(send_and_read(&mut open).await.status, 200, "what was open goes on");
+    assert_eq!(send_and_read(&mut open).await.status, 200, "open connections continue");
 }
 
 #[tokio::test]

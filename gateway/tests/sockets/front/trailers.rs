@@ -66,7 +66,7 @@ async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
                 }
             }
         };
-        timeout(PATIENCE, pinged).await.expect("the stream is reset and the connection goes on");
+        timeout(PATIENCE, pinged).await.expect("the stream is reset and the connection stays open");
         assert_eq!(response, b"are you?");
         assert_eq!(reset, Some((1, PROTOCOL_ERROR.to_vec())), "{:?}", Reason::PROTOCOL_ERROR);
     }

@@ -114,7 +114,7 @@ async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_
     while metric(&edge, "meridian_gateway_tables_refused_total").await < 5
         || metric(&edge, "meridian_gateway_plans_refused_total").await < 1
     {
-        assert!(begun.elapsed() < PATIENCE, "forged answers are not counted");
+        assert!(begun.elapsed() < PATIENCE, "forged responses are not counted");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(edge.operate("/routes").await.1.contains("\"generation\":\"1.1\""));

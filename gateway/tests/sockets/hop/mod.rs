@@ -40,7 +40,7 @@ async fn check_secrecy(http2: bool) {
     let plaintext = Scene::new(edges(PeerTls::plaintext(), http2), PeerTls::plaintext()).await;
     plaintext.wait_until_healthy(AMERICA).await;
     assert_eq!(plaintext.send("anywhere").await.status, 200);
-    assert!(contains(&plaintext.recorded(AMERICA), SECRET), "what is looked for would be found");
+    assert!(contains(&plaintext.recorded(AMERICA), SECRET), "the text is found in plaintext");
 }
 
 fn contains(bytes: &[u8], text: &str) -> bool {

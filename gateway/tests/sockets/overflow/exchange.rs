@@ -48,7 +48,7 @@ async fn the_report_exchange_grows_under_overload_by_the_overflow_only() {
     let calm = mean_bytes(link, async || tokio::time::sleep(EXCHANGE_PERIOD).await).await;
     scene.near.pending.store(10 * BUSY, Ordering::SeqCst);
     let crisis = mean_bytes(link, async || assert_eq!(scene.serving_region().await, NEAR)).await;
-    assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0, "nothing else was on the wire");
+    assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0, "no other traffic was sent");
 
     let a_second = 1000 / EXCHANGE_PERIOD.as_millis() as u64;
     for (when, [question, response]) in [("calm", calm), ("crisis", crisis)] {

@@ -90,7 +90,7 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     let running = tokio::spawn(gateway::edge::run(config, async { drop(stopped.await) }, |_| {}));
 
     let query = hub.wait_for_poll("the first is acknowledged", |query| query.contains("after=1.1&")).await;
-    let reader = query.split("reader=").nth(1).expect("it says who it is").to_owned();
+    let reader = query.split("reader=").nth(1).expect("the poll names its reader").to_owned();
     assert!(reader.starts_with(&format!("gateway/{PLACE}/")), "{reader}");
 
     let client = reqwest::Client::builder().no_proxy().build().unwrap();

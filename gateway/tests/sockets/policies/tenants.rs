@@ -76,7 +76,7 @@ impl Edge {
     async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "{what} did not come true");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -101,22 +101,22 @@ async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_h
     let dir = tempfile::tempdir().unwrap();
     let edge = Edge::start(dir.path(), at).await;
     let all = || Ok(vec!["m".to_owned()]);
-    hub.wait_for_poll("the first is in hand", |query| query.contains("after=1.1&")).await;
-    assert_eq!(edge.models("acme-old").await, Err(401), "there is neither a file nor a tenant");
+    hub.wait_for_poll("the first table is acknowledged", |query| query.contains("after=1.1&")).await;
+    assert_eq!(edge.models("acme-old").await, Err(401), "no tenants are configured");
 
     hub.text.send_replace(table(2, acme(OLD, Value::Null, Value::Null)));
-    edge.wait_until("it is let in", async || edge.models("acme-old").await == all()).await;
+    edge.wait_until("the key is accepted", async || edge.models("acme-old").await == all()).await;
     assert_eq!(edge.models("acme-new").await, Err(401));
 
     for poison in [acme("acme-new", Value::Null, Value::Null), acme(NEW, Value::Null, json!(""))] {
         let before = edge.refused().await;
         hub.text.send_replace(table(3, poison));
-        edge.wait_until("it is refused and counted", async || edge.refused().await > before).await;
-        assert_eq!(edge.models("acme-old").await, all(), "the last good one stays");
+        edge.wait_until("the table is rejected and counted", async || edge.refused().await > before).await;
+        assert_eq!(edge.models("acme-old").await, all(), "the last valid table stays in use");
     }
 
     hub.text.send_replace(table(4, acme(NEW, Value::Null, json!("us"))));
-    edge.wait_until("its new key lets it in", async || edge.models("acme-new").await == all()).await;
+    edge.wait_until("the new key is accepted", async || edge.models("acme-new").await == all()).await;
     assert_eq!(
         edge.models("acme-old").await,
         Err(401),
@@ -127,7 +127,7 @@ async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_h
     assert_eq!(
         response.headers()["x-meridian-error"],
         "region_not_permitted",
-        "eu and us at once is nowhere"
+        "no region is in both eu and us"
     );
     let body: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
     let (message, param) = (body["error"]["message"].as_str().unwrap(), &body["error"]["param"]);
@@ -135,16 +135,21 @@ async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_h
     assert!(!message.contains("x-meridian-residency") && param.is_null(), "no header was sent: {body}");
 
     hub.text.send_replace(table(5, acme(NEW, json!(["other"]), json!("us"))));
-    edge.wait_until("it may use another only", async || edge.models("acme-new").await == Ok(Vec::new()))
+    edge.wait_until("its deployments have changed", async || edge.models("acme-new").await == Ok(Vec::new()))
         .await;
     hub.text.send_replace(table(6, None));
-    hub.wait_for_poll("one of an older hub is in hand", |query| query.contains("after=1.6&")).await;
-    assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "it says nothing of tenants: they stay");
+    hub.wait_for_poll("the table without tenants is acknowledged", |query| query.contains("after=1.6&"))
+        .await;
+    assert_eq!(
+        edge.models("acme-new").await,
+        Ok(Vec::new()),
+        "a table without tenants keeps the previous ones"
+    );
     edge.end().await;
     serving.abort();
 
     let edge = Edge::start(dir.path(), at).await;
-    assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "on its disk is who may come in");
+    assert_eq!(edge.models("acme-new").await, Ok(Vec::new()), "the tenants are in the snapshot");
     assert_eq!(edge.models("acme-old").await, Err(401));
     edge.end().await;
 }

@@ -83,7 +83,7 @@ async fn every_dialect_gets_the_response_of_one_replica() {
         let pieces = scene.requests().iter().sum::<u64>() - before;
         assert!(pieces >= 3_000 / 512, "{path} was sent in {pieces} pieces");
         assert_eq!(response.header("x-meridian-attempts"), pieces.to_string());
-        assert_eq!(response.header("x-meridian-parts"), pieces.to_string(), "so none of them is a retry");
+        assert_eq!(response.header("x-meridian-parts"), pieces.to_string(), "no sub-request was retried");
         let mut regions: Vec<_> = response.header("x-meridian-region").split(',').collect();
         assert_eq!(regions[0], AMERICA, "the nearest has the first piece");
         regions.sort_unstable();
@@ -107,7 +107,7 @@ async fn small_requests_are_not_split() {
     assert_eq!((scene.send("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
     let response = scene.send("/v1/embeddings", &embeddings(600), &[]).await;
     assert_eq!(response.status, 200);
-    assert!(scene.requests().iter().sum::<u64>() > 3, "and what is large does not: {:?}", scene.requests());
+    assert!(scene.requests().iter().sum::<u64>() > 3, "a large request is split: {:?}", scene.requests());
 }
 
 #[tokio::test]
@@ -136,7 +136,7 @@ async fn a_region_that_dies_during_the_request_causes_only_retries() {
         assert_eq!(response.status, 200, "{}", response.json());
         assert!(
             response.json() == unsplit_response("/v1/embeddings", &body),
-            "one right answer, victim {victim}"
+            "the response is correct, victim {victim}"
         );
         let attempts: u64 = response.header("x-meridian-attempts").parse().unwrap();
         assert!(attempts > 20_000 / 512, "{attempts}");
@@ -232,7 +232,7 @@ async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
     let before = scene.requests();
     let waits = scene.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
     assert_eq!((waits.status, waits.header("x-meridian-error")), (504, "deadline_exceeded"));
-    assert_eq!(scene.requests(), before, "it was not its turn");
+    assert_eq!(scene.requests(), before, "it waits for a slot");
 }
 
 #[tokio::test]
@@ -291,7 +291,7 @@ async fn the_response_of_a_split_request_has_a_receipt_of_each_region() {
     assert_eq!(
         response.header("x-meridian-residency-receipt"),
         "",
-        "of one that may go anywhere nothing is promised"
+        "an unrestricted deployment has no receipt"
     );
     let narrowed = [("x-meridian-residency", "eu,jp")];
     let response = scene.send("/v1/embeddings", &embeddings(5_000), &narrowed).await;
@@ -357,5 +357,5 @@ async fn a_response_larger_than_the_buffer_is_streamed() {
     let scene = Scene::with([Script::RespondsWithWidthAndDies(LARGE, 3); 3]).await;
     let response = scene.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!(response.status, 200);
-    assert!(response.body.is_err(), "a cut answer looks cut");
+    assert!(response.body.is_err(), "a truncated response is recognizable as such");
 }

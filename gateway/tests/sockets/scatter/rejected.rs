@@ -17,7 +17,7 @@ async fn a_part_that_one_region_rejects_is_sent_to_another() {
     assert_eq!(response.status, 200, "{}", response.json());
     assert!(response.json() == unsplit_response(PATH, &body));
     let [america, europe, japan] = scene.requests();
-    assert_eq!(america, 2, "what was under way there when it said so, and no more");
+    assert_eq!(america, 2, "only the sub-requests in flight at the rejection");
     assert!(europe > 2 && japan > 2, "{europe} {japan}");
     assert_eq!(response.header("x-meridian-attempts"), (america + europe + japan).to_string());
 }

@@ -109,7 +109,7 @@ async fn an_older_or_invalid_plan_is_rejected_and_counted() {
         hub.set_plan(wrong);
         hub.wait_until_reported().await;
         assert!(edge.scraped("meridian_gateway_plans_refused_total").await > before);
-        assert_eq!(edge.count_far(5, "m").await, 5, "the last good one stays");
+        assert_eq!(edge.count_far(5, "m").await, 5, "the last valid table stays in use");
     }
     hub.set_plan(plan(6, &[to(NEAR)]));
     edge.wait_for_plan("1.6", 2).await;
@@ -147,7 +147,7 @@ async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
     let (hub, at) = Hub::start(table(1, regions, &[NEAR])).await;
     let edge = Edge::start(dir.path(), at).await;
     let routes = edge
-        .wait_until("both are well", |routes| {
+        .wait_until("both regions are healthy", |routes| {
             let rows = routes["regions"].as_array().into_iter().flatten();
             rows.filter(|region| region["health"] == "healthy").count() == 2
         })
@@ -156,7 +156,7 @@ async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
         routes["regions"].as_array().unwrap().iter().filter(|row| row["draining"] == true).collect();
     assert_eq!((draining.len(), &draining[0]["region"]), (1, &json!(NEAR)));
     assert_eq!(edge.count_far(20, "m").await, 20, "the nearest of those that stay");
-    assert_eq!(edge.count_far(20, "m-us").await, 0, "it may go nowhere else");
+    assert_eq!(edge.count_far(20, "m-us").await, 0, "no other region is allowed");
 
     // It drains at the pace of the plan.
     hub.set_plan(plan(1, &[row("m", Value::Null, &[(NEAR, 900), (FAR, 100)])]));
@@ -177,7 +177,7 @@ async fn demand_is_reported_to_the_hub_by_class_and_origin() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
-    edge.wait_until("both are well", |routes| {
+    edge.wait_until("both regions are healthy", |routes| {
         let rows = routes["regions"].as_array().into_iter().flatten();
         rows.filter(|region| region["health"] == "healthy").count() == 2
     })

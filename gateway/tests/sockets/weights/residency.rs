@@ -36,7 +36,7 @@ async fn a_residency_is_limited_by_its_canonical_form_and_demand_is_still_report
     let dir = tempfile::tempdir().unwrap();
     let (hub, at) = Hub::start(table(1, two_regions().await, &[])).await;
     let edge = Edge::start(dir.path(), at).await;
-    edge.wait_until("the near one is well", |routes| {
+    edge.wait_until("the near region is healthy", |routes| {
         let rows = routes["regions"].as_array().into_iter().flatten();
         rows.filter(|region| region["health"] == "healthy").count() == 2
     })
@@ -53,7 +53,7 @@ async fn a_residency_is_limited_by_its_canonical_form_and_demand_is_still_report
         "the deployment's residency is part of the policy"
     );
     let one_more = format!("{fits}&us,eu");
-    assert!(one_more.len() <= MAX_POLICY_LEN, "as it is given, it would fit: {} bytes", one_more.len());
+    assert!(one_more.len() <= MAX_POLICY_LEN, "the original value would fit: {} bytes", one_more.len());
     assert_eq!(serving_region_for("m", &one_more).await, "invalid_header");
     conditions.pop();
     assert_eq!(serving_region_for("m-us", &conditions.join("&")).await, NEAR);

@@ -210,7 +210,7 @@ impl Edge {
             if holds(&routes) {
                 return routes;
             }
-            assert!(begun.elapsed() < PATIENCE, "{what} did not come true: {routes}");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}: {routes}");
             tokio::task::yield_now().await;
         }
     }

@@ -235,7 +235,7 @@ fn the_delay_pays_where_peers_return_within_the_fixed_cost() {
 }
 
 #[test]
-fn the_delay_costs_nothing_where_it_does_not_pay() {
+fn the_batching_delay_is_zero_where_it_does_not_pay() {
     let mut worst: f64 = 0.0;
     let engines =
         [CPU, ACCELERATOR, BatchCost { fixed: 0.5e-3, per_token: 1e-4 }, BatchCost { fixed: 0.0, ..CPU }];
@@ -285,6 +285,6 @@ fn interactive_requests_are_not_shed_in_favour_of_bulk() {
     let (.., answered_in_one_priority) = run(Defect::OnePriority);
     assert!(
         answered_in_one_priority * 10 < answered * 9,
-        "with one priority they are shed: {answered_in_one_priority} of {answered}"
+        "with one priority they are shed: {answered_in_one_priority} of {answered} served"
     );
 }

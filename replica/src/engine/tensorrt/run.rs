@@ -78,12 +78,12 @@ impl TensorrtEngine {
         let width = match (record.form, labels) {
             (Form::EncoderLabels, Some(labels)) => labels,
             (Form::EncoderLabels, None) => {
-                let why = "it returns labels, and the model has none; build it as an embedding model";
-                return Err(TensorrtOpenError::Model(why.to_owned()));
+                let reason = "it returns labels, and the model has none; build it as an embedding model";
+                return Err(TensorrtOpenError::Model(reason.to_owned()));
             }
             (Form::DecoderPooled, _) if !head.pools_last_token() => {
-                let why = "it returns the last token's row, and the model pools all of them; build it again with `meridian model build`";
-                return Err(TensorrtOpenError::Model(why.to_owned()));
+                let reason = "it returns the last token's row, and the model pools all of them; build it again with `meridian model build`";
+                return Err(TensorrtOpenError::Model(reason.to_owned()));
             }
             (Form::DecoderPooled | Form::EncoderStates | Form::DecoderStates, _) => head.width(),
         };

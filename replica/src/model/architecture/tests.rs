@@ -272,7 +272,7 @@ fn a_decoder_can_be_an_llm_reranker() {
 }
 
 #[test]
-fn nomics_own_keys_equal_those_of_transformers() {
+fn the_original_keys_of_nomic_equal_those_of_transformers() {
     let own = json!({
         "model_type": "nomic_bert", "vocab_size": 100, "n_embd": 64, "n_layer": 6, "n_head": 4, "n_inner": 128,
         "n_positions": 32, "type_vocab_size": 2, "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000,

@@ -144,7 +144,7 @@ fn dense_layers_are_chained_and_their_sizes_must_match() {
 }
 
 #[test]
-fn a_cross_encoder_is_a_transformer_alone() {
+fn a_cross_encoder_has_no_module_after_the_transformer() {
     let alone = modules_json(&["Transformer"]);
     let pooled = modules_json(&["Transformer", "Pooling"]);
     let task = ("sentence_bert_config.json", r#"{"transformer_task": "sequence-classification"}"#);

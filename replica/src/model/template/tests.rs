@@ -26,7 +26,7 @@ fn render(source: &str, tokenizer: &str, query: &str, document: &str) -> Result<
 }
 
 #[test]
-fn a_template_has_what_transformers_gives_it() {
+fn a_template_has_the_variables_that_transformers_provides() {
     let pair = "{{ messages[0].content }}|{{ messages[1].content }}";
     for (source, expected) in [
         ("%", "q|d%"),
@@ -61,7 +61,7 @@ fn a_template_has_what_transformers_gives_it() {
 }
 
 #[test]
-fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
+fn contents_are_parts_if_the_files_or_the_template_require_it() {
     let format = |format: &str| format!(r#"{{"modality_config": {{"message": {{"format": "{format}"}}}}}}"#);
     let parts = "{% for m in messages %}[{{ m.role }}: {{ m.content[0].text }}]{% endfor %}";
     let either = "{% for m in messages %}[{{ m.role }}: {{ m.content if m.content is string else m['content'][0]['text'] ~ '!' }}]{% endfor %}";
@@ -88,7 +88,7 @@ fn contents_come_in_parts_where_the_files_or_the_template_say_so() {
 }
 
 #[test]
-fn the_template_is_the_file_or_what_the_tokenizer_says() {
+fn the_template_is_the_file_or_the_one_of_the_tokenizer() {
     let quoted = |source: &str| serde_json::Value::from(source).to_string();
     let one = format!(r#"{{"chat_template": {}}}"#, quoted(CHAT));
     let parts = "{% for m in messages %}({{ m.content[0]['text'] }}){% endfor %}";
@@ -146,7 +146,7 @@ fn a_template_that_cannot_carry_a_pair_is_refused_when_it_is_read() {
 }
 
 #[test]
-fn what_is_passed_to_the_template_is_there_and_what_would_be_read_otherwise_is_refused() {
+fn template_variables_are_defined_and_ambiguous_ones_are_rejected() {
     let with = |keys: &str| format!(r#"{{"modality_config": {{"message": {{}}}}, {keys}}}"#);
     let source = format!("{CHAT}{{{{ add_generation_prompt }}}} {{{{ options.thinking }}}}");
     let given = r#""processing_kwargs": {"chat_template": {"add_generation_prompt": true, "restore_suffix": true,

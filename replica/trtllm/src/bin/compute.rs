@@ -29,8 +29,8 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Err(why) => {
-            eprintln!("{why}");
+        Err(error) => {
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }

@@ -188,8 +188,8 @@ impl Shared {
     fn checked(&self, tokens: &[u32]) -> Result<Vec<i32>, ExecutorError> {
         let (length, max_tokens) = (tokens.len(), self.limits.max_tokens);
         if length == 0 || length > max_tokens {
-            let why = format!("the sequence has {length} tokens; allowed are 1 to {max_tokens}");
-            return Err(ExecutorError::Rejected(why));
+            let reason = format!("the sequence has {length} tokens; allowed are 1 to {max_tokens}");
+            return Err(ExecutorError::Rejected(reason));
         }
         let vocabulary = self.vocabulary.min(i32::MAX.unsigned_abs());
         let checked = tokens.iter().map(|token| {
@@ -280,10 +280,10 @@ impl Shared {
         Ok(*counters)
     }
 
-    fn end(&self, why: &ExecutorError) {
-        let (slots, ids) = self.lock().shut_down(why);
+    fn end(&self, error: &ExecutorError) {
+        let (slots, ids) = self.lock().shut_down(error);
         self.work.notify_all();
-        slots.iter().for_each(|slot| slot.put(Err(why.clone())));
+        slots.iter().for_each(|slot| slot.put(Err(error.clone())));
         for id in ids {
             self.executor.cancel(id);
         }

@@ -190,8 +190,8 @@ impl RequestScheduler {
     }
 
     /// Rejects further requests. Returns the slots of the queued requests, and the ids to cancel in the executor.
-    pub(super) fn shut_down(&mut self, why: &ExecutorError) -> (Vec<Arc<ResultSlot>>, Vec<u64>) {
-        self.end.get_or_insert_with(|| why.clone());
+    pub(super) fn shut_down(&mut self, error: &ExecutorError) -> (Vec<Arc<ResultSlot>>, Vec<u64>) {
+        self.end.get_or_insert_with(|| error.clone());
         self.held_back.clear();
         self.suspects.clear();
         self.retried = None;

@@ -67,8 +67,11 @@ fn of_a_failed_batch_only_the_failing_sequence_gets_the_error() {
         let (rows, _) = encoded(tokens, &zeros(tokens), 0, WIDTH);
         match outcome(pending) {
             Ok(computed) => assert_eq!(computed.numbers, rows),
-            Err(ExecutorError::BatchFailed(why)) => {
-                assert!(tokens.contains(&9) && why.contains("illegal memory access"), "{tokens:?}: {why}");
+            Err(ExecutorError::BatchFailed(error)) => {
+                assert!(
+                    tokens.contains(&9) && error.contains("illegal memory access"),
+                    "{tokens:?}: {error}"
+                );
             }
             Err(error) => panic!("{error}"),
         }
@@ -148,7 +151,7 @@ fn shutdown_finishes_the_current_batch_and_ends_the_queued_ones() {
     std::thread::scope(|scope| {
         scope.spawn(|| encoder.shutdown());
         wait_until("it rejects further batches", || {
-            encoder.submit(batch()).is_err_and(|why| why == ExecutorError::Closed)
+            encoder.submit(batch()).is_err_and(|error| error == ExecutorError::Closed)
         });
         open(&gate);
     });

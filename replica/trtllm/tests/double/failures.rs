@@ -14,13 +14,13 @@ fn exceptions_of_the_library_become_errors() {
     for (how, message) in expected {
         let engine = Engine::new(&format!("open {how}"));
         let error = Decoder::open(&engine.config(pooled())).err().unwrap();
-        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "open: {error:?}");
+        assert!(matches!(&error, ExecutorError::Broken(text) if text.contains(message)), "open: {error:?}");
 
         let engine = Engine::new(&format!("enqueue {how}\nculprit 7"));
         let decoder = engine.decoder();
         let error = decoder.submit(&[6, 7]).unwrap_err();
         assert!(
-            matches!(&error, ExecutorError::Rejected(why) if why.contains(message)),
+            matches!(&error, ExecutorError::Rejected(text) if text.contains(message)),
             "enqueue: {error:?}"
         );
         assert_eq!(outcome(decoder.submit(&[6]).unwrap()), Ok(pooled_of(&[6])), "the decoder continues");
@@ -28,7 +28,7 @@ fn exceptions_of_the_library_become_errors() {
         let engine = Engine::new(&format!("await {how}"));
         let decoder = engine.decoder();
         let error = outcome(decoder.submit(&[6]).unwrap()).unwrap_err();
-        assert!(matches!(&error, ExecutorError::Broken(why) if why.contains(message)), "await: {error:?}");
+        assert!(matches!(&error, ExecutorError::Broken(text) if text.contains(message)), "await: {error:?}");
         assert_eq!(decoder.submit(&[6]).unwrap_err(), error, "later requests get the same error");
         assert_eq!(decoder.shutdown(), Ok(()));
     }
@@ -82,13 +82,13 @@ fn the_limits_of_a_request_hold_at_the_limit_and_one_past_it() {
 }
 
 #[test]
-fn a_request_that_the_executor_cannot_start_fails_alone_and_at_once() {
+fn a_request_that_the_executor_cannot_start_fails_immediately_and_no_other_does() {
     // The engine has a lower limit than the configuration.
     let engine = Engine::new("longest 4\ndelay_ms 5");
     let decoder = engine.decoder();
     let (good, bad) = (decoder.submit(&[1, 2]).unwrap(), decoder.submit(&[1, 2, 3, 4, 5]).unwrap());
     assert!(
-        matches!(outcome(bad), Err(ExecutorError::Rejected(why)) if why.contains("fetching new request"))
+        matches!(outcome(bad), Err(ExecutorError::Rejected(text)) if text.contains("fetching new request"))
     );
     assert_eq!(outcome(good), Ok(pooled_of(&[1, 2])));
 }

@@ -46,7 +46,7 @@ fn an_engine_without_the_additional_output_is_rejected() {
 }
 
 #[test]
-fn a_sequence_has_the_same_rows_alone_and_in_a_batch() {
+fn a_sequence_has_the_same_rows_by_itself_and_in_a_batch() {
     let engine = Engine::new("");
     let decoder = engine.decoder();
     let alone = SEQUENCES.map(|tokens| outcome(decoder.submit(tokens).unwrap()).unwrap());

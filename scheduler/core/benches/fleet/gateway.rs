@@ -103,7 +103,7 @@ impl EdgeState {
         let wire = match (serde_json::from_slice(body).unwrap(), self.table.take()) {
             (RoutesV1::Table(table), _) => *table,
             (RoutesV1::Changes(steps), Some((base, _))) => changes::apply(base, steps).unwrap(),
-            (RoutesV1::Changes(_), None) => panic!("a whole table comes first"),
+            (RoutesV1::Changes(_), None) => panic!("the first response is a complete table"),
         };
         let table = RouteTable::try_from(wire.clone()).unwrap();
         std::hint::black_box(serde_json::to_vec(&RouteTableV1::from(&table)).unwrap());

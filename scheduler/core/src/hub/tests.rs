@@ -113,7 +113,7 @@ fn a_region_is_published_when_it_registers_and_for_a_while_after_its_lease_ended
 
     test.handle(Event::SpokeRemoved { region: EUROPE.parse().unwrap(), boot_id: 5 });
     test.settle();
-    assert_eq!(test.generations().len(), 2, "nothing has changed for a gateway");
+    assert_eq!(test.generations().len(), 2, "no change for a gateway");
     let removed_at = test.now;
     test.sleep();
     test.settle();

@@ -105,7 +105,7 @@ fn row(plan: &TrafficPlan, class: &TrafficClass, gateway: usize) -> Vec<(usize, 
 use ShareReason::{AllFull, Kept, Leaving, NearerFull, Nearest, OnlyHere};
 
 #[test]
-fn demand_that_fits_into_the_nearest_region_goes_there() {
+fn demand_within_the_capacity_of_the_nearest_region_stays_there() {
     let d = class("d", "anywhere");
     let fleet = FleetInput::of(&[100, 100, 100]).demand(d.clone(), &[0, 1, 2], 1, 100);
     assert_eq!(row(&fleet.first(), &d, 1), [(1, 1000, Nearest)]);
@@ -114,7 +114,7 @@ fn demand_that_fits_into_the_nearest_region_goes_there() {
 }
 
 #[test]
-fn demand_that_does_not_fit_goes_to_the_next_region_and_the_overload_is_divided() {
+fn demand_above_the_capacity_spills_to_the_next_region_and_the_overload_is_divided() {
     let d = class("d", "anywhere");
     let fleet = |tokens| FleetInput::of(&[100, 100, 200]).demand(d.clone(), &[0, 1, 2], 0, tokens);
     assert_eq!(row(&fleet(200).rest(), &d, 0), [(0, 500, Nearest), (1, 500, NearerFull)]);

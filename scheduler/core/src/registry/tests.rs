@@ -118,7 +118,7 @@ fn more_lapsed_spokes_than_a_region_may_have_instances_are_left_out() {
 }
 
 #[test]
-fn the_spoke_that_knows_most_replicas_reports_for_its_region() {
+fn the_spoke_with_most_known_replicas_reports_for_its_region() {
     let ready = |mut spoke: RegisteredSpoke, ready| {
         let pool = ReplicaPool { ready, ..ReplicaPool::default() };
         spoke.registration.capacity = RegionCapacity { pools: vec![pool] };
@@ -150,7 +150,7 @@ fn a_region_without_a_spoke_keeps_its_route_for_a_while_and_not_for_longer() {
 }
 
 #[test]
-fn a_region_that_comes_back_has_not_lapsed() {
+fn a_region_that_returns_has_not_lapsed() {
     let now = some_instant();
     let mut registry = empty(now);
     registry.put(spoke(EUROPE, 1, 1), now);

@@ -169,7 +169,7 @@ fn a_removed_reader_is_not_waited_for_and_a_new_term_waits_for_the_settle_time()
 }
 
 #[test]
-fn a_name_that_comes_back_is_not_new_to_a_reader_that_missed_its_removal() {
+fn a_name_that_returns_is_not_new_to_a_reader_that_missed_its_removal() {
     let check = |acknowledged: usize, expected: (&str, Option<&str>)| {
         let mut test = RolloutTest::new(Duration::ZERO);
         test.apply("m", "eu");

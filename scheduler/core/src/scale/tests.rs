@@ -208,7 +208,7 @@ fn changed_settings_apply_at_once_and_the_averages_stay() {
 }
 
 #[test]
-fn every_reason_has_a_name_of_its_own() {
+fn every_reason_has_a_unique_name() {
     let names: std::collections::BTreeSet<_> =
         ScalingReason::ALL.iter().map(|reason| reason.name()).collect();
     assert_eq!(names.len(), ScalingReason::ALL.len());

@@ -254,7 +254,7 @@ fn an_acknowledgement_of_shares_that_were_never_issued_frees_nothing() {
 }
 
 #[test]
-fn a_clock_that_stands_still_or_jumps_changes_nothing() {
+fn a_clock_that_stops_or_jumps_has_no_effect() {
     let mut test = ShareTest::new(2);
     test.run(5, &[(1, 300), (2, 100)]);
     let (shares, before) = ([1, 2].map(|id| test.share(id)), test.now);

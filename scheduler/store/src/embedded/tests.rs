@@ -66,7 +66,7 @@ async fn a_watch_returns_each_change_once() {
     // A dropped future loses no change.
     tokio::select! {
         biased;
-        received = watch.next() => panic!("nothing has changed: {received:?}"),
+        received = watch.next() => panic!("no change: {received:?}"),
         () = std::future::ready(()) => {}
     }
     store.put("spokes/b", b"".to_vec(), None).await.unwrap();

@@ -40,7 +40,7 @@ async fn follow(store: &EtcdStore, from: u64, to: u64) {
 }
 
 #[tokio::test]
-async fn a_killed_leader_costs_no_call_and_no_change() {
+async fn a_killed_leader_fails_no_call_and_loses_no_change() {
     const NUMBERS: u64 = 300;
     let mut cluster = Cluster::start(3).await;
     let leader = cluster.leader().await;

@@ -58,9 +58,9 @@ async fn an_etcd_with_mutual_tls_and_a_password_requires_both() {
     let with_tls = store(&authority, true, None);
     wait_until("etcd takes writes over TLS", async || with_tls.put("a", b"1".to_vec(), None).await.is_ok())
         .await;
-    let rejected = async |store: EtcdStore, why: &str| {
+    let rejected = async |store: EtcdStore, reason: &str| {
         let rejected = store.get("a").await;
-        assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "{why}: {rejected:?}");
+        assert!(matches!(rejected, Err(StoreError::Unavailable(_))), "{reason}: {rejected:?}");
     };
     rejected(store(&authority, false, None), "without a client certificate").await;
     rejected(store(&Authority::new(), true, None), "with another authority").await;

@@ -3,7 +3,7 @@
 //!
 //! The etcd is Debian's, with three members on loopback ports, started and ended by the test that needs it.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot get what it needs has failed")]
+#![expect(clippy::unwrap_used, reason = "a missing prerequisite fails the test")]
 
 mod cluster;
 mod differential;

@@ -185,7 +185,7 @@ async fn a_watch_returns_every_change_once<S: Store>(store: &S) {
     // A dropped future loses no change.
     tokio::select! {
         biased;
-        received = watch.next() => panic!("nothing has changed: {received:?}"),
+        received = watch.next() => panic!("no change: {received:?}"),
         () = std::future::ready(()) => {}
     }
     store.put("beside", vec![], None).await.unwrap();

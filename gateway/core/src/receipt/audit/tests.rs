@@ -288,7 +288,7 @@ fn each_violation_is_found_with_its_kind() {
         &[(Kind::UnknownHead, 1)],
     );
     check(
-        "a receipt that a client holds is missing",
+        "a receipt of a client is missing",
         &|scenario| assert!(scenario.options.receipts.insert("ab".repeat(16))),
         &[(Kind::UnknownReceipt, 1)],
     );
@@ -322,7 +322,7 @@ fn a_changed_line_is_found_by_its_hash() {
     check(&edge.replacen(" {\"kind\":\"closed\"", "-{\"kind\":\"closed\"", 1), &[(Kind::Unreadable, 1)]);
     let lost = [(Kind::ArrivalWithoutAttempt, 3), (Kind::Unreadable, 1)];
     let spoke_open = scenario.report_of(&[("edge", b"nothing\n"), ("spoke", &spoke)]);
-    assert_eq!(kinds(&spoke_open), &lost[1..], "one end alone cannot be joined");
+    assert_eq!(kinds(&spoke_open), &lost[1..], "receipts of one end cannot be joined");
     assert!(!spoke_open.both_ends);
 }
 

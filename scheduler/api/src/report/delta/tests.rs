@@ -167,7 +167,7 @@ fn a_gateway_gets_all_loads_from_a_restarted_spoke_and_after_forgotten_removals(
 }
 
 #[test]
-fn a_wrong_report_is_rejected_and_the_next_request_asks_for_all_loads() {
+fn a_wrong_report_is_rejected_and_the_next_request_requires_all_loads() {
     let encoded = |change: &dyn Fn(&mut ReportV1)| {
         let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
         decoder.decode(encoder.encode_now(report(1, &[(1, load(0))]), &gateway(0), None)).unwrap();

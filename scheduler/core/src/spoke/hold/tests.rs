@@ -114,12 +114,12 @@ fn a_request_without_a_replica_goes_to_a_faster_region_or_waits_or_is_rejected_w
     assert_eq!(decision(S + MS, None), Ok(()));
     assert_eq!(decision(S, None), too_late);
     assert_eq!(decision(S, Some(999 * MS)), other_region);
-    assert_eq!(decision(S, Some(S)), too_late, "neither is in time");
+    assert_eq!(decision(S, Some(S)), too_late, "both time out");
     assert_eq!(decision(S, Some(2 * S)), too_late);
 }
 
 #[test]
-fn a_request_is_not_held_if_a_replica_is_ready_or_nothing_starts_one() {
+fn a_request_is_not_held_if_a_replica_is_ready_or_none_will_start() {
     let mut region = HoldTest::cold(1);
     region.report_status(0, true, 1000.0);
     assert_eq!(region.request(INTERACTIVE), Ok(HoldDecision::Forward));
@@ -314,7 +314,7 @@ fn a_returned_ticket_is_removed_at_once() {
 }
 
 #[test]
-fn requests_are_released_when_nothing_starts_a_replica_any_longer() {
+fn held_requests_are_released_when_no_replica_will_start() {
     let mut region = HoldTest::cold(1);
     let tickets = [region.held(INTERACTIVE), region.held(INTERACTIVE)];
     assert!(region.spoke.release(region.now).is_empty());

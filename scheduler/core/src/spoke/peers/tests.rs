@@ -98,7 +98,7 @@ fn a_request_held_at_another_spoke_reaches_the_scaler() {
     assert_eq!(b.ready_in(&name(), now), None);
     assert!(exchange(&mut a, &mut b, now).1.is_changed);
     assert!(!b.is_scaler(now));
-    assert_eq!(b.ready_in(&name(), now), Some(10 * S), "it knows that a replica would be started");
+    assert_eq!(b.ready_in(&name(), now), Some(10 * S), "the peer's scale-up is known");
     a.region_demand(now);
 
     b.arrived(&name(), 25, TrafficOrigin::Local, now);
@@ -137,7 +137,7 @@ fn a_replica_is_known_to_all_spokes_and_stopped_when_none_uses_it() {
     }
     let selected = b.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).unwrap();
     a.share(state(&[(1, ReplicaPhase::Draining)]));
-    assert!(!a.is_clear_elsewhere(&at(1), None, now), "no other spoke knows");
+    assert!(!a.is_clear_elsewhere(&at(1), None, now), "no other spoke has reported it");
     exchange(&mut a, &mut c, now);
     exchange(&mut a, &mut b, now);
     assert!(b.select_replica(&name(), 10, |_| PassiveHealth::HEALTHY, now).is_err(), "it drains");

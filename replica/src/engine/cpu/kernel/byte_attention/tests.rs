@@ -68,7 +68,7 @@ fn tokens_attend_to_the_keys_in_their_reach() {
 
 /// Compares bits, not approximately: heads may be computed together or separately.
 #[test]
-fn heads_that_share_keys_have_the_same_bits_as_each_alone() {
+fn heads_that_share_keys_have_the_same_bits_as_separate_heads() {
     let case = Case { length: 29, sharing: 3, ..PLAIN };
     let projections = noise(29, 5 * 32);
     for isa in Isa::available() {
