@@ -1,7 +1,8 @@
 //! No file imports another one that imports it, directly or through others.
 //!
-//! A file is a module; `use` declarations with `crate::`, `super::` and `self::` are followed to the file that defines the name,
-//! through re-exports. Declarations of modules (`mod a;`) are not imports, nor are re-exports of a module's own children.
+//! A file is a module; `use` declarations and inline paths with `crate::`, `super::` and `self::` are followed to the file that
+//! defines the name, through re-exports. Not counted: declarations of modules (`mod a;`), re-exports of a module's own children,
+//! and paths from a module to its own children (`a::f()` beside `mod a;`), which form one unit with it.
 
 use crate::tree::{File, files};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,9 @@ fn cycles(all: &[File]) -> Vec<Vec<&str>> {
     let mut imports = Imports::new();
     for modules in crates.values() {
         for (module, file) in modules {
-            let found = uses(file.code()).into_iter().flat_map(|path| resolve(modules, module, &path, 0));
+            let code = without_text(file.code());
+            let paths = uses(&code).into_iter().chain(inline_paths(&code));
+            let found = paths.flat_map(|path| resolve(modules, module, &path, 0));
             imports.insert(&file.path, found.filter(|target| *target != file.path).collect());
         }
     }
@@ -79,6 +82,75 @@ fn uses(text: &str) -> Vec<Vec<String>> {
         }
     }
     paths
+}
+
+/// Paths in expressions, types and attributes, such as `crate::a::f()`. In an inline module `super` leads to the file.
+fn inline_paths(code: &str) -> Vec<Vec<String>> {
+    let mut paths = Vec::new();
+    let (mut is_use, mut is_inner) = (false, false);
+    for line in code.lines() {
+        let declaration = line.trim_start();
+        let item = declaration.strip_prefix("pub").map_or(declaration, |rest| {
+            rest.strip_prefix('(')
+                .and_then(|rest| rest.split_once(')'))
+                .map_or(rest, |(_, rest)| rest)
+                .trim_start()
+        });
+        is_inner |= !line.starts_with(' ') && item.starts_with("mod ") && item.ends_with('{');
+        is_inner &= line != "}";
+        is_use |= item.starts_with("use ");
+        if !is_use {
+            // The visibility `pub(in crate::a)` names an ancestor, which is no import.
+            let line = line
+                .split_once("pub(in ")
+                .map_or(line, |(_, rest)| rest.split_once(')').map_or("", |(_, rest)| rest));
+            let is_path = |sign: char| sign.is_alphanumeric() || matches!(sign, '_' | ':' | '$');
+            for path in line.split(|sign: char| !is_path(sign)) {
+                // `a: crate::b` has no space between in a generated file, and `$crate::` is a path of another crate.
+                let mut path: Vec<String> = path.split("::").map(str::to_owned).collect();
+                if path.len() < 2 || !matches!(path[0].as_str(), "crate" | "self" | "super") {
+                    continue;
+                }
+                path.retain(|segment| !segment.is_empty());
+                if is_inner && path[0] == "super" {
+                    path[0] = "self".to_owned();
+                }
+                paths.push(path);
+            }
+        }
+        is_use &= !line.contains(';');
+    }
+    paths
+}
+
+/// Code without comments and without the contents of strings.
+fn without_text(code: &str) -> String {
+    let mut found = String::with_capacity(code.len());
+    let mut rest = code;
+    while let Some(sign) = rest.chars().next() {
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if sign == '"' {
+            let mut is_escaped = false;
+            let end = rest[1..].find(|sign: char| {
+                let is_end = sign == '"' && !is_escaped;
+                is_escaped = sign == '\\' && !is_escaped;
+                is_end
+            });
+            // Lines of a string stay, so that the lines of code keep their starts.
+            end.map_or(rest.len(), |end| end + 2)
+        } else if rest.starts_with("r#\"") {
+            rest.find("\"#").map_or(rest.len(), |end| end + 2)
+        } else if rest.starts_with("'\"'") || rest.starts_with("b'\"'") {
+            rest.find("\"'").map_or(rest.len(), |end| end + 2)
+        } else {
+            found.push(sign);
+            rest = &rest[sign.len_utf8()..];
+            continue;
+        };
+        rest = &rest[length..];
+    }
+    found
 }
 
 /// Expands a tree of imports into paths.
@@ -210,6 +282,14 @@ fn a_cycle_is_found_through_re_exports_and_nested_imports() {
         ),
     ];
     assert_eq!(cycles(&all), [vec!["x/src/a.rs", "x/src/b.rs", "x/src/c.rs"]]);
+    // Inline paths: an expression, a type, and the parent of an inline module.
+    let inline = [
+        file("x/src/a.rs", "fn f() {\n    crate::b::g(\"crate::c::h\")\n}\n"),
+        file("x/src/b.rs", "struct B(super::c::C);\n// crate::d::D\n"),
+        file("x/src/c.rs", "mod inner {\n    fn c() -> super::super::a::A {\n    }\n}\n"),
+        file("x/src/d.rs", "pub(in crate::a) struct D(crate::a::A);\n"),
+    ];
+    assert_eq!(cycles(&inline), [vec!["x/src/a.rs", "x/src/b.rs", "x/src/c.rs"]]);
     let without = [
         file("x/src/a.rs", "use crate::b::f;\n"),
         file("x/src/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::a::g;\n}\n"),

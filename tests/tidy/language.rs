@@ -1,8 +1,12 @@
 //! Language rules that a machine can check (docs/glossary.md has the terms).
 //!
+//! In sources, tests and benches:
 //! - The first word of a doc comment's line is a noun or a verb, not a relative pronoun.
-//! - Some words stand for a missing noun; they appear nowhere in the sources.
+//! - Some words are not used: those that stand for a missing noun, and metaphors.
 //! - Log messages are statements in lower case without punctuation at their end.
+//! - Names of types and functions are terms of the field; some private words are not, and a single letter is not.
+//!
+//! In sources:
 //! - A type name is defined once, except names that are common for private types of a module.
 
 use crate::events;
@@ -19,9 +23,76 @@ const WORDS: &[&str] = &[
     concat!("whom", "ever"),
     concat!("no", "body"),
     concat!("some", "body"),
+    concat!("any", "body"),
+    concat!("every", "body"),
     concat!("to", "ld"),
+    concat!("ask", "ed"),
     concat!("law", "ful"),
+    concat!("court", "yard"),
+    concat!("co", "urt"),
+    concat!("weat", "her"),
+    concat!("de", "sk"),
+    concat!("do", "or"),
+    concat!("door", "keeper"),
 ];
+
+/// Files with natural language as input data, which may contain any word.
+const TEXTS: &[&str] = &[
+    "loadtest/benches/generator/peers.rs",
+    "loadtest/src/workload/words.rs",
+    "replica/src/tune/texts.rs",
+    "replica/tests/quality_int8.rs",
+];
+
+/// Names that no type and no module has, in lower case.
+const TYPES: &[&str] = &[
+    "admits",
+    "asked",
+    "awaited",
+    "bell",
+    "beside",
+    "came",
+    "comes",
+    "court",
+    "crossed",
+    "desk",
+    "door",
+    "doorkeeper",
+    "fate",
+    "former",
+    "front",
+    "goes",
+    "happens",
+    "here",
+    "home",
+    "judged",
+    "kept",
+    "liar",
+    "meaning",
+    "meanwhile",
+    "middle",
+    "rope",
+    "said",
+    "seen",
+    "sight",
+    "through",
+    "told",
+    "underway",
+    "way",
+    "weather",
+    "whole",
+    "whose",
+    "worse",
+];
+
+/// Names that no function has.
+const FUNCTIONS: &[&str] = &[
+    "answer", "answered", "answers", "ask", "asked", "asks", "came", "comes", "goes", "happens", "said",
+    "say", "says", "tell", "tells", "told", "until",
+];
+
+/// Folder of the DNS client: DNS messages are questions and answers.
+const DNS: &str = "resolver/";
 
 /// Type names that may be defined in several modules.
 const COMMON: &[&str] = &[
@@ -72,9 +143,37 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|sign: char| !sign.is_alphanumeric() && sign != '_').filter(|word| !word.is_empty())
 }
 
+/// Keyword and name of the type, module or function that a line defines.
+fn definition(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let visible = line.strip_prefix("pub").map_or(line, |rest| {
+        rest.strip_prefix('(').and_then(|rest| rest.split_once(')')).map_or(rest, |(_, rest)| rest)
+    });
+    let mut words = visible.split_whitespace();
+    let keyword = words.find(|word| !matches!(*word, "async" | "const" | "unsafe" | "extern"))?;
+    let name = words.next()?.split(|sign: char| !sign.is_alphanumeric() && sign != '_').next()?;
+    let is_definition = matches!(keyword, "struct" | "enum" | "trait" | "type" | "union" | "mod" | "fn");
+    (is_definition && !name.is_empty()).then_some((keyword, name))
+}
+
+/// Returns whether a definition has a name that is not used. A `type` may be an item of a trait, whose name is given.
+fn is_private_word(path: &str, keyword: &str, name: &str) -> bool {
+    match keyword {
+        "fn" => FUNCTIONS.contains(&name) && !path.starts_with(DNS),
+        "mod" => TYPES.contains(&name) && name != "rope",
+        "type" => TYPES.contains(&&*name.to_lowercase()),
+        _ => {
+            TYPES.contains(&&*name.to_lowercase())
+                || name.len() == 1
+                || name == "Answer" && !path.starts_with(DNS)
+        }
+    }
+}
+
 fn complaints(all: &[File]) -> Vec<String> {
     let mut complaints = Vec::new();
     for File { path, text } in all {
+        let is_text = TEXTS.contains(&path.as_str());
         for (number, line) in text.lines().enumerate() {
             let place = format!("{path}:{}", number + 1);
             let doc = line.trim_start();
@@ -84,10 +183,14 @@ fn complaints(all: &[File]) -> Vec<String> {
             {
                 complaints.push(format!("{place}: begins with {first}"));
             }
-            for word in
-                words(line).filter(|word| WORDS.iter().any(|banned| word.eq_ignore_ascii_case(banned)))
-            {
+            let banned = |word: &&str| WORDS.iter().any(|banned| word.eq_ignore_ascii_case(banned));
+            for word in words(line).filter(banned).filter(|_| !is_text) {
                 complaints.push(format!("{place}: {word}"));
+            }
+            if let Some((keyword, name)) =
+                definition(line).filter(|(keyword, name)| is_private_word(path, keyword, name))
+            {
+                complaints.push(format!("{place}: {keyword} {name}"));
             }
         }
         for (at, message) in events::messages(text).filter(|(_, message)| !is_statement(message)) {
@@ -130,9 +233,14 @@ fn duplicates(all: &[File]) -> BTreeMap<String, Vec<&str>> {
     found
 }
 
+/// Returns whether the rules apply to a file: every Rust file except those with the lists and made-up violations.
+fn is_checked(path: &str) -> bool {
+    path.ends_with(".rs") && !path.starts_with("tests/tidy/")
+}
+
 #[test]
 fn comments_and_log_messages_use_plain_statements() {
-    let complaints = complaints(&files(is_source));
+    let complaints = complaints(&files(is_checked));
     assert!(complaints.is_empty(), "{} lines: {complaints:#?}", complaints.len());
 }
 
@@ -158,9 +266,45 @@ fn a_line_against_each_rule_is_found() {
     ];
     assert_eq!(complaints(&[file(&text)]), expected);
     let twice = [
-        file("struct Door;\npub(crate) enum Way {}\n"),
-        file("pub struct Door {\nstruct State;"),
+        file("struct Budget;\npub(crate) enum Plan {}\n"),
+        file("pub struct Budget {\nstruct State;"),
         file("struct State;"),
     ];
-    assert_eq!(duplicates(&twice).into_keys().collect::<Vec<_>>(), ["Door"]);
+    assert_eq!(duplicates(&twice).into_keys().collect::<Vec<_>>(), ["Budget"]);
+}
+
+#[test]
+fn a_private_word_is_found_in_tests_and_benches() {
+    let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+    for path in ["a/tests/b.rs", "a/benches/b.rs", "a/src/b/tests.rs"] {
+        let lines = [
+            "/// Who is served.".to_owned(),
+            format!("// a {} is open", WORDS[WORDS.len() - 2]),
+            "pub(crate) struct Came {".to_owned(),
+            "    pub(super) async fn ask(&self) {}".to_owned(),
+            "enum E {}".to_owned(),
+            "struct Answer;".to_owned(),
+            "mod seen;".to_owned(),
+            "type Way = u8;".to_owned(),
+            "fn response() { self.wait_until(|it| it.answer()) }".to_owned(),
+        ];
+        let expected = [
+            "1: begins with Who".to_owned(),
+            format!("2: {}", WORDS[WORDS.len() - 2]),
+            "3: struct Came".to_owned(),
+            "4: fn ask".to_owned(),
+            "5: enum E".to_owned(),
+            "6: struct Answer".to_owned(),
+            "7: mod seen".to_owned(),
+            "8: type Way".to_owned(),
+        ];
+        let found = complaints(&[file(path, &lines.join("\n"))]);
+        assert_eq!(found, expected.map(|complaint| format!("{path}:{complaint}")));
+    }
+    let excepted = [
+        file("resolver/src/a.rs", "struct Answer;\nfn answer() {}"),
+        file(TEXTS[0], WORDS[0]),
+        file("a/tests/b.rs", "trait Engine {\n    type E;\n}"),
+    ];
+    assert_eq!(complaints(&excepted), Vec::<String>::new());
 }

@@ -179,7 +179,7 @@ impl RegionStates {
     }
 
     /// Returns the spillover demand of the last period in tokens, for each deployment with demand that the region of an
-    /// instance serves. Each of its instances is asked for the whole and grants its share.
+    /// instance serves. Each of its instances receives the whole demand and grants its share.
     pub(super) fn spillover_demand(
         &self,
         instance: InstanceIndex,

@@ -152,7 +152,7 @@ where
         while let Some((number, endpoint)) = operation.next_attempt(now) {
             let body = (job.body)(job.requests[number].clone());
             let buffer = spare.pop().unwrap_or_default();
-            let until = operation.until(now);
+            let until = operation.attempt_deadline(now);
             let (client, out) = (&route.clients[endpoint], &outgoing[endpoint]);
             let attempt = operation.attempts(number) + 1;
             let (sending, handle) = abortable(async move {
@@ -311,9 +311,10 @@ impl OperationState<'_> {
         has_capacity.then(|| self.next - 1)
     }
 
-    fn until(&self, now: Instant) -> Instant {
-        let until = now + self.preference.attempt_timeout;
-        self.deadline.map_or(until, |deadline| deadline.min(until))
+    /// Returns the deadline of an attempt that starts now.
+    fn attempt_deadline(&self, now: Instant) -> Instant {
+        let end = now + self.preference.attempt_timeout;
+        self.deadline.map_or(end, |deadline| deadline.min(end))
     }
 
     fn attempts(&self, number: usize) -> u32 {

@@ -427,7 +427,7 @@ mod tests {
         let failing = NameChange::Failing { failure: QueryFailure::NoAddresses(None), kept: 1 };
         assert_eq!(cache.ended(&name, NO_ADDRESSES, now), failing);
         assert_eq!(addresses(&mut cache, &name, now), ips(&["10.0.0.1"]));
-        assert_eq!(cache.due(now).next, Some(now + SECOND), "asked again soon");
+        assert_eq!(cache.due(now).next, Some(now + SECOND), "the next query follows soon");
         assert_eq!(cache.ended(&name, FAILED, now), NameChange::None);
         assert_eq!(cache.ended(&name, NO_ADDRESSES, now), NameChange::None, "not in a row");
         assert_eq!(cache.ended(&name, NO_ADDRESSES, now), NameChange::GivenUp);

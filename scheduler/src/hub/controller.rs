@@ -101,7 +101,7 @@ impl<'a, S: Store> Controller<'a, S> {
                 return Ok(lost);
             }
             self.publisher.metrics.spokes.set(self.hub.registered_spokes());
-            let wakeup = until(self.hub.next_wakeup());
+            let wakeup = wait_until(self.hub.next_wakeup());
             tokio::select! {
                 changes = self.watch.next() => match changes {
                     Ok(changes) => self.apply_changes(changes),
@@ -367,7 +367,7 @@ async fn planned(planning: &mut Option<JoinHandle<TrafficPlan>>) -> TrafficPlan 
 }
 
 /// Waits until `wakeup`; pending for ever without one.
-async fn until(wakeup: Option<Instant>) {
+async fn wait_until(wakeup: Option<Instant>) {
     match wakeup {
         Some(wakeup) => sleep_until(wakeup.into()).await,
         None => std::future::pending().await,

@@ -150,11 +150,11 @@ impl Scene {
     pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Scene {
         let region = Arc::new(Region::new(SPEED));
         tokio::spawn(region.clone().compute());
-        let door = axum::Router::new()
+        let router = axum::Router::new()
             .route(scheduler_api::paths::EXCHANGE, axum::routing::post(exchange))
             .fallback(compute)
             .with_state(region.clone());
-        let endpoint = hub::serve(door).await.to_string();
+        let endpoint = hub::serve(router).await.to_string();
         let regions =
             [json!({"id": PLACE, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m"]})];
         let hub = hub::hub(1, 1, &regions, &[hub::deployment("m", Value::Null)]).await;

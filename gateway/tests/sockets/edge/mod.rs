@@ -180,8 +180,8 @@ async fn each_failure_is_retried_in_the_next_region_or_returned() {
     check(ResetsInASmallBody, "anywhere", 200, EUROPE, 2, [1, 1, 0]).await;
 }
 
-/// Returns the status, region and attempts of a response.
-async fn answered(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
+/// Sends a request; returns the status, region and attempts of its response.
+async fn send_and_summarize(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
     let response = scene.send("anywhere", headers).await.unwrap();
     let header = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     (response.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
@@ -191,19 +191,19 @@ fn from(region: &str, attempts: u32) -> (u16, String, String) {
     (200, region.to_owned(), attempts.to_string())
 }
 
-/// Does the same within a bound. Every bound holds on a slow machine as well; a quiet one takes a hundredth of it.
-async fn answered_within(scene: &Scene, bound: Duration) -> (u16, String, String) {
+/// Sends a request and asserts that its response arrives within a bound. Every bound holds on a slow machine as well; a quiet one takes a hundredth of it.
+async fn send_within_bound(scene: &Scene, bound: Duration) -> (u16, String, String) {
     let begun = Instant::now();
-    let answered = answered(scene, &[]).await;
-    assert!(begun.elapsed() < bound, "{answered:?} after {:?}", begun.elapsed());
-    println!("{answered:?} after {:?}", begun.elapsed());
-    answered
+    let response = send_and_summarize(scene, &[]).await;
+    assert!(begun.elapsed() < bound, "{response:?} after {:?}", begun.elapsed());
+    println!("{response:?} after {:?}", begun.elapsed());
+    response
 }
 
-const WELL: [(&str, Script); 3] = [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)];
+const HEALTHY: [(&str, Script); 3] = [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)];
 
 /// Response time of healthy regions, after enough requests to be significant and too few to earn a hedge.
-const WELL_TAKES: Duration = Duration::from_millis(2);
+const HEALTHY_RESPONSE_TIME: Duration = Duration::from_millis(2);
 
 /// Returns whether a connection ends without a byte: that of a killed process, and one that a report used last when the
 /// ingress closed.
@@ -214,7 +214,8 @@ fn ends(fault: Fault) -> bool {
 /// Checks the first request that meets a fault: the response does not depend on the protocol.
 async fn check_fault(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
     let mut served =
-        FaultScene::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, ENOUGH).await;
+        FaultScene::healthy(client_protocol, region_protocol, "anywhere", HEALTHY_RESPONSE_TIME, ENOUGH)
+            .await;
     let seen = served.send_first_request(fault, AMERICA, "anywhere", &[]).await;
     let (source, body) = ((seen.status, seen.region.clone()), seen.body.clone());
     let of = || format!("{client_protocol:?}, {region_protocol:?}, {fault:?}: {seen:?}");
@@ -251,7 +252,7 @@ async fn no_fault_of_one_region_is_visible_to_a_client_over_tls_and_http_2() {
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
     let mut served =
-        FaultScene::healthy(client_protocol, region_protocol, "locked", WELL_TAKES, ENOUGH).await;
+        FaultScene::healthy(client_protocol, region_protocol, "locked", HEALTHY_RESPONSE_TIME, ENOUGH).await;
     let seen = served.send_first_request(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
     // Exceeding the first-byte timeout is no failure if no other region is allowed.
     let status = if fault == Fault::IsSlow { 200 } else { 503 };
@@ -297,8 +298,8 @@ async fn over_http_2_a_begun_response_is_never_retried_and_ends_in_a_reset() {
 async fn a_stale_connection_causes_no_failure() {
     let scene =
         Scene::with([(AMERICA, ClosesOnTheSecondRequest), (EUROPE, Responds), (JAPAN, Responds)]).await;
-    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
-    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
+    assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
+    assert_eq!(send_within_bound(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
     assert_eq!(scene.requests(), [3, 0, 0], "no other region was used");
 }
 
@@ -309,17 +310,17 @@ const ENOUGH_TO_HEDGE: usize = 60;
 
 #[tokio::test]
 async fn a_region_that_reports_but_does_not_respond_is_ejected_after_its_usual_response_time() {
-    let scene = Scene::with(WELL).await;
+    let scene = Scene::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(answered(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
     }
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Waits);
-    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
     region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     // The second consecutive timeout ejects it, and no further request meets it.
-    assert_eq!(answered(&scene, &[]).await, from(EUROPE, 2));
-    assert_eq!(answered_within(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
+    assert_eq!(send_and_summarize(&scene, &[]).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
     assert_ne!(circuit(&scene, AMERICA).await, "closed");
     assert_eq!(circuit(&scene, EUROPE).await, "closed");
 }
@@ -336,19 +337,19 @@ async fn circuit(scene: &Scene, region: &str) -> String {
 /// again, one request at a time, and never recovered.
 #[tokio::test]
 async fn a_region_that_responds_to_a_probe_recovers() {
-    let scene = Scene::with(WELL).await;
+    let scene = Scene::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(answered(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
     }
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Waits);
     while circuit(&scene, AMERICA).await == "closed" {
-        assert_eq!(answered(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
     }
     region.script.send_replace(Responds);
     let returns = async {
         while circuit(&scene, AMERICA).await != "recovering" {
-            assert_eq!(answered(&scene, &[]).await.0, 200);
+            assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
         }
     };
     tokio::time::timeout(Duration::from_secs(20), returns).await.expect("one response is sufficient");
@@ -356,19 +357,19 @@ async fn a_region_that_responds_to_a_probe_recovers() {
 
 #[tokio::test]
 async fn the_first_byte_timeout_includes_the_queue_of_a_region() {
-    let scene = Scene::with(WELL).await;
+    let scene = Scene::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(answered(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
     }
     let region = &scene.regions[AMERICA];
     region.report_queue(600).await;
     region.script.send_replace(Takes(Duration::from_millis(400)));
     for _ in 0..3 {
-        assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     }
     assert_eq!(circuit(&scene, AMERICA).await, "closed");
     region.script.send_replace(Waits);
-    assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(EUROPE, 2));
+    assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(EUROPE, 2));
 }
 
 #[tokio::test]
@@ -377,7 +378,7 @@ async fn a_region_that_was_always_slow_does_not_time_out() {
         Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Responds), (JAPAN, Responds)]);
     let scene = scene.await;
     for _ in 0..3 {
-        assert_eq!(answered_within(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
+        assert_eq!(send_within_bound(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
     }
     assert_eq!(scene.requests(), [3, 0, 0]);
 }
@@ -385,7 +386,7 @@ async fn a_region_that_was_always_slow_does_not_time_out() {
 /// Invariant 1, Residency: neither a timeout nor a hedge sends a byte of a locked request to another region.
 #[tokio::test]
 async fn a_locked_request_waits_for_its_only_region_without_a_retry() {
-    let scene = Scene::with(WELL).await;
+    let scene = Scene::with(HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
         assert_eq!(scene.send("locked", &[]).await.unwrap().status(), 200);
     }
@@ -400,28 +401,32 @@ async fn a_locked_request_waits_for_its_only_region_without_a_retry() {
 
 #[tokio::test]
 async fn interactive_requests_are_hedged_and_bulk_is_not() {
-    let scene = Scene::with(WELL).await;
+    let scene = Scene::with(HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
     }
     // Slower than almost all responses, and within the first-byte timeout.
     let region = &scene.regions[AMERICA];
     region.script.send_replace(Takes(Duration::from_millis(60)));
-    assert_eq!(answered(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
+    assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     assert!(!*region.cancelled.borrow());
-    assert_eq!(answered_within(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
     region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
-    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1), "one in fifty is raced, and it lost no trust");
+    assert_eq!(
+        send_and_summarize(&scene, &[]).await,
+        from(AMERICA, 1),
+        "one in fifty is raced, and it lost no trust"
+    );
 }
 
 #[tokio::test]
 async fn hedging_can_be_disabled() {
-    let scene = Scene::start("hedge = false", WELL).await;
+    let scene = Scene::start("hedge = false", HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
     }
     scene.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(60)));
-    assert_eq!(answered(&scene, &[]).await, from(AMERICA, 1));
+    assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
     assert_eq!(scene.requests()[1..], [0, 0]);
 }
 

@@ -83,7 +83,7 @@ async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_re
     assert_eq!((status, &body["error"]["code"]), (403, &json!("not_resident_here")), "{body}");
     assert_eq!(requests.load(Ordering::SeqCst), before, "no replica was used");
     heed("eu", Some("eu,us"));
-    assert_eq!(send().await.0, 200, "others may send it as soon as everybody takes it");
+    assert_eq!(send().await.0, 200, "it may be forwarded once every spoke applies the policy");
     heed("jp", Some("eu"));
     assert_eq!(send().await.0, 403);
     heed("anywhere", None);

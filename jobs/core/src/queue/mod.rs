@@ -509,22 +509,22 @@ impl DurableJobQueue {
 
     /// Returns the jobs whose lease for computation has ended.
     pub(crate) fn abandoned(&self, now: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        until(&self.computing, now).map(|id| (id, &self.jobs[&id]))
+        due_by(&self.computing, now).map(|id| (id, &self.jobs[&id]))
     }
 
     /// Returns the jobs with a result to send now.
     pub(crate) fn deliverable(&self, now: UnixMillis) -> impl Iterator<Item = DurableJobId> + '_ {
-        until(&self.deliveries, now)
+        due_by(&self.deliveries, now)
     }
 
     /// Returns the unfinished jobs that have expired.
     pub(crate) fn expired(&self, now: UnixMillis) -> impl Iterator<Item = DurableJobId> + '_ {
-        until(&self.expirations, now)
+        due_by(&self.expirations, now)
     }
 
     /// Returns the jobs that were finished by this time.
     pub(crate) fn finished(&self, by: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        until(&self.finished, by).map(|id| (id, &self.jobs[&id]))
+        due_by(&self.finished, by).map(|id| (id, &self.jobs[&id]))
     }
 }
 
@@ -550,7 +550,8 @@ fn due(delivery: &JobDelivery) -> Option<UnixMillis> {
     }
 }
 
-fn until(
+/// Ids with a time up to `now`, earliest first.
+fn due_by(
     times: &BTreeSet<(UnixMillis, DurableJobId)>,
     now: UnixMillis,
 ) -> impl Iterator<Item = DurableJobId> + '_ {

@@ -1,5 +1,5 @@
 //! Client that fetches the key set of an issuer: HTTPS with the hub's resolver, one connection for each fetch, since there
-//! is one every ten minutes. Redirects are not followed: the configured URL decides who is asked.
+//! is one every ten minutes. Redirects are not followed: the configured URL determines the server.
 
 use std::path::Path;
 use std::sync::Arc;

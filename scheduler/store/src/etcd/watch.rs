@@ -6,7 +6,7 @@
 //! holds the stream and requests its progress every [`PROGRESS_PERIOD`]; after [`SILENCE_MAX`] without a message the
 //! stream is closed and reopened on another member, after the last change that was delivered.
 //!
-//! Before it is reopened, the member is asked for a read at the revision before the next one, on which the watch
+//! Before it is reopened, a read is sent to the member, at the revision before the next one, on which the watch
 //! depends. That read fails if that revision is compacted or in the future; and its header reveals another cluster, or
 //! a raft term that is lower, which is a store that was restored and has overtaken the watch since. The revisions in
 //! progress messages are not used: etcd before 3.4.25 and 3.5.8 may send revisions there whose changes it has not sent
