@@ -6,7 +6,7 @@
 //! every other request. Printed are the latencies of all callers of all regions, per second,
 //! from the scheduled start of each request, and the number of responses from the slow region.
 
-use crate::scene::{FleetSpec, LocalFleet};
+use crate::fleet::{FleetSpec, LocalFleet};
 use loadtest::record::{Group, ServingRegions};
 use loadtest::{Options, Report};
 use std::time::Duration;

@@ -1,20 +1,20 @@
 //! Benchmarks of a complete fleet under overload, grey failures and cold starts: `cargo bench -p meridian --bench fleet`.
 //!
 //! `-- surge`, `-- measure` and `-- cold` select one of the three ([`surge`], [`measure`], [`cold`]); `-- credits`, `-- home`,
-//! `-- no-hub`, `-- replica` and `-- region` select a single run. Each run of the first two has a separate fleet ([`scene`])
+//! `-- no-hub`, `-- replica` and `-- region` select a single run. Each run of the first two has a separate fleet ([`fleet`])
 //! of real processes with scripted replicas ([`replica`]), so that the results depend on routing and not on the speed of
 //! this machine. The third one has real engines.
 
 #![expect(clippy::unwrap_used, reason = "a panic ends the benchmark at the right line")]
 
 mod cold;
+mod fleet;
 mod grey;
 mod replica;
-mod scene;
 mod surge;
 
 fn main() {
-    scene::become_replica();
+    fleet::become_replica();
     // Cargo passes `--bench` to every benchmark.
     let given: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let selected =

@@ -9,7 +9,7 @@
 //! Printed are the results of the load generators, from the scheduled start of each request: the callers of the region
 //! with the surge, and those of all others.
 
-use crate::scene::{FleetSpec, LocalFleet};
+use crate::fleet::{FleetSpec, LocalFleet};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 

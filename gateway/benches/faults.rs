@@ -18,18 +18,18 @@ mod address;
 mod clients;
 #[path = "../tests/sockets/edge/faults.rs"]
 mod faults;
+#[path = "../tests/sockets/edge/fixture.rs"]
+#[expect(dead_code, reason = "the tests have cases more")]
+mod fixture;
 #[path = "../tests/sockets/edge/http2.rs"]
 mod http2;
 #[path = "../tests/sockets/edge/region.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
 mod region;
-#[path = "../tests/sockets/edge/scene.rs"]
-#[expect(dead_code, reason = "the tests have cases more")]
-mod scene;
 
 use clients::{ClientProtocol, ClientResponse, RegionProtocol};
-use faults::{Fault, FaultScene};
-use scene::{AMERICA, AWAY};
+use faults::{Fault, FaultFixture};
+use fixture::{AMERICA, AWAY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const READY_AT_ONCE: usize = 10;
 const PRIORITIES: [&str; 2] = ["interactive", "bulk"];
 
 fn main() {
-    // Cargo says `--bench` to every bench.
+    // Cargo passes `--bench` to every bench.
     let given: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let requests = given.iter().find_map(|word| word.parse().ok()).unwrap_or(REQUESTS);
     let words: Vec<String> =
@@ -83,7 +83,7 @@ async fn measure(
     while responses.len() < requests {
         let ready = (responses.len()..requests).take(READY_AT_ONCE);
         let ready = ready
-            .map(|_| FaultScene::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, BEFORE));
+            .map(|_| FaultFixture::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, BEFORE));
         for mut served in futures_util::future::join_all(ready).await {
             responses.push(
                 served
@@ -107,8 +107,9 @@ fn summary(mut responses: Vec<ClientResponse>) -> String {
     }
     let counted = |counts: BTreeMap<String, usize>| {
         let one = counts.len() == 1;
-        let words =
-            counts.into_iter().map(|(what, count)| if one { what } else { format!("{what} ({count} ×)") });
+        let words = counts
+            .into_iter()
+            .map(|(description, count)| if one { description } else { format!("{description} ({count} ×)") });
         words.collect::<Vec<_>>().join(", ")
     };
     let (middle, longest) = (&responses[responses.len() / 2], responses.last().unwrap());

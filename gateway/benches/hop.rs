@@ -14,12 +14,12 @@
 mod address;
 #[path = "../tests/sockets/hop/authority.rs"]
 mod authority;
-#[path = "../tests/sockets/hop/scene.rs"]
+#[path = "../tests/sockets/hop/fixture.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
-mod scene;
+mod fixture;
 
 use authority::Authority;
-use scene::{AMERICA, EUROPE, NetworkKind, PeerTls, SECRET, Scene};
+use fixture::{AMERICA, EUROPE, Fixture, NetworkKind, PeerTls, SECRET};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,11 +44,11 @@ fn main() {
         println!("| callers | a replica takes | hop | requests/s | CPU µs a request | connections to the region | refused |");
         println!("|---:|---:|---|---:|---:|---:|---:|");
         for (callers, takes) in LOADS {
-            let scenes = [start(NetworkKind::Direct, takes, 1).await, start(NetworkKind::Direct, takes, 2).await];
+            let fixtures = [start(NetworkKind::Direct, takes, 1).await, start(NetworkKind::Direct, takes, 2).await];
             let mut rows: [Vec<Row>; 2] = Default::default();
             for _ in 0..rounds {
-                for (scene, rows) in scenes.iter().zip(&mut rows) {
-                    rows.push(load(scene, callers).await);
+                for (fixture, rows) in fixtures.iter().zip(&mut rows) {
+                    rows.push(load(fixture, callers).await);
                 }
             }
             for (version, mut rows) in (1..).zip(rows) {
@@ -60,8 +60,8 @@ fn main() {
         println!("\nthe link to the nearest region is cut without a word for 2 s, {CUT_CALLERS} callers, a replica takes {CUT_TAKES:?}");
         println!("| protocol | served | failed | longest ms | served by the other region |\n|---|---:|---:|---:|---:|");
         for version in [1, 2] {
-            let scene = start(NetworkKind::Observed, CUT_TAKES, version).await;
-            let cut = cut(&scene).await;
+            let fixture = start(NetworkKind::Observed, CUT_TAKES, version).await;
+            let cut = cut(&fixture).await;
             let longest = cut.iter().map(|result| result.took).max().unwrap_or_default().as_secs_f64() * 1e3;
             let failed = cut.iter().filter(|result| !result.ok).count();
             let other_region = cut.iter().filter(|result| result.other_region).count();
@@ -70,15 +70,15 @@ fn main() {
     });
 }
 
-async fn start(link: NetworkKind, takes: Duration, version: u8) -> Scene {
-    let ours = Authority::new();
-    let hop = PeerTls::tls(&ours);
-    let scene =
-        Scene::start_with(link, takes, PeerTls { http: version, ..hop }, [(AMERICA, hop), (EUROPE, hop)])
+async fn start(link: NetworkKind, takes: Duration, version: u8) -> Fixture {
+    let authority = Authority::new();
+    let hop = PeerTls::tls(&authority);
+    let fixture =
+        Fixture::start_with(link, takes, PeerTls { http: version, ..hop }, [(AMERICA, hop), (EUROPE, hop)])
             .await;
-    scene.wait_until_healthy(AMERICA).await;
-    scene.wait_until_healthy(EUROPE).await;
-    scene
+    fixture.wait_until_healthy(AMERICA).await;
+    fixture.wait_until_healthy(EUROPE).await;
+    fixture
 }
 
 struct Row {
@@ -97,13 +97,13 @@ struct RequestResult {
     other_region: bool,
 }
 
-async fn load(scene: &Scene, callers: usize) -> Row {
+async fn load(fixture: &Fixture, callers: usize) -> Row {
     let finished = watch::Sender::new(false);
-    let tasks = call(scene, callers, &finished);
+    let tasks = call(fixture, callers, &finished);
     tokio::time::sleep(WARM_UP).await;
     let (began, before) = (Instant::now(), cpu());
     tokio::time::sleep(ROUND - Duration::from_millis(50)).await;
-    let connections = gauge(&scene.region_metrics(AMERICA).await, "meridian_ingress_connections ");
+    let connections = gauge(&fixture.region_metrics(AMERICA).await, "meridian_ingress_connections ");
     tokio::time::sleep(Duration::from_millis(50)).await;
     let (took, used) = (began.elapsed(), cpu() - before);
     finished.send_replace(true);
@@ -115,11 +115,11 @@ async fn load(scene: &Scene, callers: usize) -> Row {
     Row { per_second, cpu_us, connections, refused: refused.len() }
 }
 
-async fn cut(scene: &Scene) -> Vec<RequestResult> {
+async fn cut(fixture: &Fixture) -> Vec<RequestResult> {
     let finished = watch::Sender::new(false);
-    let tasks = call(scene, CUT_CALLERS, &finished);
+    let tasks = call(fixture, CUT_CALLERS, &finished);
     for cut in [false, true, false] {
-        scene.cut(AMERICA, cut);
+        fixture.cut(AMERICA, cut);
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     finished.send_replace(true);
@@ -136,12 +136,12 @@ async fn join(tasks: Vec<tokio::task::JoinHandle<Vec<RequestResult>>>) -> Vec<Re
 
 /// Runs clients that send the next request as soon as they have a response, until the round is over.
 fn call(
-    scene: &Scene,
+    fixture: &Fixture,
     callers: usize,
     finished: &watch::Sender<bool>,
 ) -> Vec<tokio::task::JoinHandle<Vec<RequestResult>>> {
     let body = json!({"model": "anywhere", "input": SECRET}).to_string();
-    let address = scene.url.trim_start_matches("http://").to_owned();
+    let address = fixture.url.trim_start_matches("http://").to_owned();
     let request = format!(
         "POST /v1/embeddings HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer k\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()

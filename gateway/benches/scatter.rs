@@ -13,15 +13,15 @@
 
 #[path = "../tests/sockets/address.rs"]
 mod address;
+#[path = "../tests/sockets/scatter/fixture.rs"]
+#[expect(dead_code, reason = "the tests have cases more")]
+mod fixture;
 #[path = "../tests/sockets/hub.rs"]
 mod hub;
 #[path = "../tests/sockets/scatter/replica.rs"]
 mod replica;
-#[path = "../tests/sockets/scatter/scene.rs"]
-#[expect(dead_code, reason = "the tests have cases more")]
-mod scene;
 
-use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
+use fixture::{AMERICA, EUROPE, Fixture, JAPAN, Script, WIDTH};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -78,11 +78,11 @@ fn main() {
 }
 
 async fn measure(setup: Setup) -> Measurement {
-    let scene = Scene::with([Script::Computes(AN_INPUT_TAKES); 3]).await;
+    let fixture = Fixture::with([Script::Computes(AN_INPUT_TAKES); 3]).await;
     let texts: Vec<String> = (0..INPUTS).map(|number| format!("text number {number}")).collect();
     let model = if matches!(setup, Setup::OneRegion) { "locked" } else { "anywhere" };
     let body = json!({"model": model, "input": texts});
-    let victim = &scene.regions[EUROPE];
+    let victim = &fixture.regions[EUROPE];
     let killed = async {
         if matches!(setup, Setup::OneIsKilled) {
             while victim.requests() < OF_ITS_SHARE {
@@ -93,7 +93,7 @@ async fn measure(setup: Setup) -> Measurement {
     };
     let begun = Instant::now();
     let requests = async {
-        let response = scene.send("/v1/embeddings", &body, &[]).await;
+        let response = fixture.send("/v1/embeddings", &body, &[]).await;
         (begun.elapsed(), response)
     };
     let ((took, response), ()) = tokio::join!(requests, killed);
@@ -106,6 +106,6 @@ async fn measure(setup: Setup) -> Measurement {
     Measurement {
         took,
         attempts: response.header("x-meridian-attempts").parse().unwrap(),
-        requests: scene.requests(),
+        requests: fixture.requests(),
     }
 }

@@ -127,7 +127,7 @@ fn spec(webhook: String) -> JobSpec {
     JobSpec { webhook: Some(webhook), ..fixture::spec("a") }
 }
 
-/// Queue whose results are sent, with addresses of loopback permitted as `permitted` says.
+/// Queue whose results are sent, with `permitted` as the permitted networks.
 async fn queue(folder: &std::path::Path, dns: &DnsServer, permitted: &str, attempts: u32) -> QueueHost {
     let queue = fixture::open(folder, fixture::config(attempts, Duration::from_millis(20)), &[]).await;
     let policy = WebhookPolicy { private_targets: vec![permitted.parse().unwrap()], permits_http: true };

@@ -143,7 +143,7 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    struct Scene {
+    struct Fixture {
         model: LatencyModel,
         region: RegionIndex,
         prior: Duration,
@@ -151,15 +151,15 @@ mod tests {
     }
 
     /// Returns the model of a gateway in Ashburn, with Frankfurt as the region.
-    fn scene() -> Scene {
+    fn fixture() -> Fixture {
         let catalogue = Catalogue::builtin();
         let region = catalogue.index_of(&"aws/eu-central-1".parse().unwrap()).unwrap();
         let model = LatencyModel::new("39.04,-77.49".parse().unwrap(), &catalogue);
         let now = some_instant();
-        Scene { prior: model.estimate(region, now), model, region, now }
+        Fixture { prior: model.estimate(region, now), model, region, now }
     }
 
-    impl Scene {
+    impl Fixture {
         fn reports(&mut self, count: u32, rtt: impl Fn(u32) -> Duration) {
             for report in 0..count {
                 self.now += REPORT_INTERVAL;
@@ -187,52 +187,52 @@ mod tests {
 
     #[test]
     fn the_prior_is_used_until_the_sixteenth_sample() {
-        let mut scene = scene();
-        scene.reports(WINDOW - 1, |_| ms(88));
-        scene.expect(scene.prior);
-        scene.reports(1, |_| ms(88));
-        scene.expect(ms(88));
+        let mut fixture = fixture();
+        fixture.reports(WINDOW - 1, |_| ms(88));
+        fixture.expect(fixture.prior);
+        fixture.reports(1, |_| ms(88));
+        fixture.expect(ms(88));
     }
 
     #[test]
     fn the_minimum_of_a_window_excludes_queueing_delays() {
-        let mut scene = scene();
-        scene.reports(10 * WINDOW, |report| if report % WINDOW == 3 { ms(88) } else { ms(400) });
-        scene.expect(ms(88));
+        let mut fixture = fixture();
+        fixture.reports(10 * WINDOW, |report| if report % WINDOW == 3 { ms(88) } else { ms(400) });
+        fixture.expect(ms(88));
     }
 
     #[test]
     fn the_estimate_approaches_a_longer_path_gradually() {
-        let mut scene = scene();
-        scene.reports(WINDOW, |_| ms(88));
-        scene.reports(WINDOW, |_| ms(188));
+        let mut fixture = fixture();
+        fixture.reports(WINDOW, |_| ms(88));
+        fixture.reports(WINDOW, |_| ms(188));
         // One window is 3.2 s, so it weighs 1 - 2^-0.32 = 0.199.
-        let estimate = scene.model.estimate(scene.region, scene.now).as_secs_f64() * 1e3;
+        let estimate = fixture.model.estimate(fixture.region, fixture.now).as_secs_f64() * 1e3;
         assert!((estimate - 107.9).abs() < 0.1, "{estimate} ms");
-        scene.reports(40 * WINDOW, |_| ms(188));
-        let estimate = scene.model.estimate(scene.region, scene.now);
+        fixture.reports(40 * WINDOW, |_| ms(188));
+        let estimate = fixture.model.estimate(fixture.region, fixture.now);
         assert!(estimate.abs_diff(ms(188)) < ms(1), "{estimate:?}");
     }
 
     #[test]
     fn a_region_without_samples_returns_to_the_prior_and_is_measured_again() {
-        let mut scene = scene();
-        scene.reports(WINDOW + 5, |_| ms(10));
-        scene.now += STALE_AFTER;
-        scene.expect(ms(10));
-        scene.now += ms(1);
-        scene.expect(scene.prior);
-        scene.reports(WINDOW - 1, |_| ms(70));
-        scene.expect(scene.prior);
-        scene.reports(1, |_| ms(70));
-        scene.expect(ms(70));
+        let mut fixture = fixture();
+        fixture.reports(WINDOW + 5, |_| ms(10));
+        fixture.now += STALE_AFTER;
+        fixture.expect(ms(10));
+        fixture.now += ms(1);
+        fixture.expect(fixture.prior);
+        fixture.reports(WINDOW - 1, |_| ms(70));
+        fixture.expect(fixture.prior);
+        fixture.reports(1, |_| ms(70));
+        fixture.expect(ms(70));
     }
 
     #[test]
     fn the_estimate_from_another_location_uses_the_distance() {
-        let mut scene = scene();
-        scene.reports(WINDOW, |_| ms(88));
-        let from_frankfurt = scene.model.prior_from("50.11,8.68".parse().unwrap(), scene.region);
+        let mut fixture = fixture();
+        fixture.reports(WINDOW, |_| ms(88));
+        let from_frankfurt = fixture.model.prior_from("50.11,8.68".parse().unwrap(), fixture.region);
         assert!(from_frankfurt < ms(9), "{from_frankfurt:?}");
     }
 }

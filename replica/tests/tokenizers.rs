@@ -68,13 +68,13 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[track_caller]
-fn check(given: &[Tokenized], expected: &[&Tokens], what: &str) {
-    assert_eq!(given.len(), expected.len(), "{what}");
+fn check(given: &[Tokenized], expected: &[&Tokens], description: &str) {
+    assert_eq!(given.len(), expected.len(), "{description}");
     for (i, (given, expected)) in given.iter().zip(expected).enumerate() {
-        assert_eq!(*given.ids, *expected.ids, "{what}, case {i}");
+        assert_eq!(*given.ids, *expected.ids, "{description}, case {i}");
         // Types that are all 0 are omitted.
         let types = expected.types.as_deref().filter(|types| types.iter().any(|kind| *kind != 0));
-        assert_eq!(given.types.as_deref(), types, "{what}, case {i}");
+        assert_eq!(given.types.as_deref(), types, "{description}, case {i}");
     }
 }
 
@@ -97,16 +97,17 @@ fn every_kind_of_tokenizer_equals_transformers() {
             TextInput::Pair(first.as_str().into(), second.clone())
         };
         let pairs: Vec<TextInput> = kept.iter().map(pair).collect();
-        let what = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        let description =
+            folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
 
         let whole = pool(&folder, 1 << 20, apart);
         let given = block_on(whole.encode(texts.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = reference.texts.iter().map(|case| &case.tokens).collect();
-        check(&given, &expected, &format!("{what}, texts"));
+        check(&given, &expected, &format!("{description}, texts"));
         let given = block_on(whole.encode(pairs.clone(), EncodeOptions::WHOLE)).expect("tokens");
         let expected: Vec<&Tokens> = kept.iter().map(|index| &reference.pairs[*index].tokens).collect();
-        check(&given, &expected, &format!("{what}, pairs"));
-        check_offsets(&whole, &reference.texts, &what);
+        check(&given, &expected, &format!("{description}, pairs"));
+        check_offsets(&whole, &reference.texts, &description);
 
         for cut in &reference.cut {
             let side = if cut.side == "left" { TruncationSide::Left } else { TruncationSide::Right };
@@ -114,12 +115,12 @@ fn every_kind_of_tokenizer_equals_transformers() {
                 OverlongPolicy::Truncate(TruncationMethod { side, pair: PairTruncation::LongestFirst });
             let options = EncodeOptions { prompt: None, overlong, most: None };
             let pool = pool(&folder, cut.max_tokens, apart);
-            let what = format!("{what}, {} cut to {}", cut.side, cut.max_tokens);
+            let description = format!("{description}, {} cut to {}", cut.side, cut.max_tokens);
             let given = block_on(pool.encode(texts.clone(), options.clone())).expect("tokens");
-            check(&given, &cut.texts.iter().collect::<Vec<_>>(), &format!("{what}, texts"));
+            check(&given, &cut.texts.iter().collect::<Vec<_>>(), &format!("{description}, texts"));
             let given = block_on(pool.encode(pairs.clone(), options)).expect("tokens");
             let expected: Vec<&Tokens> = kept.iter().map(|index| &cut.pairs[*index]).collect();
-            check(&given, &expected, &format!("{what}, pairs"));
+            check(&given, &expected, &format!("{description}, pairs"));
         }
     }
 }
@@ -170,40 +171,40 @@ fn a_pair_in_a_chat_template_has_the_tokens_of_sentence_transformers() {
             let given =
                 block_on(pool.encode(vec![text], EncodeOptions { prompt: None, overlong, most: None }));
             let given = given.expect("tokens").remove(0);
-            let what = format!("{fixture}, {query:?} and {document:?} in {most}");
+            let description = format!("{fixture}, {query:?} and {document:?} in {most}");
             whole += usize::from(same && ids.len() < most);
             cut += usize::from(ids.len() == most);
             if same {
-                assert_eq!((given.ids.to_vec(), given.types), (ids, None), "{what}");
+                assert_eq!((given.ids.to_vec(), given.types), (ids, None), "{description}");
                 continue;
             }
             // The reference has lost the query or the whole document; here the template is complete, with parts of
             // both.
-            assert_eq!(given.ids.len(), most, "{what}");
+            assert_eq!(given.ids.len(), most, "{description}");
             let read = block_on(pool.decode(vec![given.ids.to_vec()], false)).expect("a text").remove(0);
             let [before, between, behind] = template;
             let inner = read.strip_prefix(before).and_then(|read| read.strip_suffix(behind));
-            let (first, second) = inner.and_then(|inner| inner.split_once(between)).expect(&what);
-            assert!(!first.is_empty() && !second.is_empty(), "{what}: {read:?}");
+            let (first, second) = inner.and_then(|inner| inner.split_once(between)).expect(&description);
+            assert!(!first.is_empty() && !second.is_empty(), "{description}: {read:?}");
         }
         assert!(whole >= 12 && cut >= 9, "{fixture}: {whole} whole and {cut} cut");
     }
 }
 
 /// Compares the offsets of tokens, which are in bytes; the reference counts characters.
-fn check_offsets(pool: &TokenizerPool, cases: &[TextCase], what: &str) {
+fn check_offsets(pool: &TokenizerPool, cases: &[TextCase], description: &str) {
     let texts = cases.iter().map(|case| case.text.clone()).collect();
     let given = block_on(pool.inspect(texts, None, true)).expect("tokens");
     for (case, given) in cases.iter().zip(given) {
         let byte = |at: usize| case.text.char_indices().nth(at).map_or(case.text.len(), |(byte, _)| byte);
-        assert_eq!(given.iter().map(|token| token.id).collect::<Vec<_>>(), case.tokens.ids, "{what}");
+        assert_eq!(given.iter().map(|token| token.id).collect::<Vec<_>>(), case.tokens.ids, "{description}");
         for (token, (start, stop)) in given.iter().zip(&case.offsets) {
             if !token.special {
                 let places = (token.start, token.stop);
                 let (start, stop) = (byte(*start), byte(*stop));
                 // In characters, a part of a character is the whole character.
                 let covered = places.0 >= Some(start) && places.1 <= Some(stop);
-                assert!(covered, "{what}: {token:?} of {:?} is at {start}..{stop}", case.text);
+                assert!(covered, "{description}: {token:?} of {:?} is at {start}..{stop}", case.text);
             }
         }
     }

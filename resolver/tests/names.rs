@@ -49,10 +49,10 @@ async fn silent(address: &str, port: u16) -> (TcpListener, Vec<TcpStream>) {
     (listener, queued)
 }
 
-async fn wait_until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
+async fn wait_until(description: &str, mut reached: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !reached().await {
-        assert!(started.elapsed() < PATIENCE, "{what}");
+        assert!(started.elapsed() < PATIENCE, "{description}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Step {
     Pause(Duration),
     /// Half-closes the connection, and continues reading.
     HalfClose,
-    /// Closes the connection, whatever is still received.
+    /// Closes the connection without reading what is still received.
     Abort,
     /// Begins HTTP/2: exchanges preface and SETTINGS, with these settings.
     Handshake(Vec<(u16, u32)>),
@@ -37,7 +37,7 @@ pub(crate) enum Expected {
     Statuses(Vec<&'static [u16]>),
     /// The first of these responses, at least one, and then the end of the connection.
     UpTo(Vec<&'static [u16]>),
-    /// The same for HEAD, whose responses have no body.
+    /// One HTTP/1 response to a HEAD request per set, without a body, and then the end of the connection.
     Heads(Vec<&'static [u16]>),
     /// The end of the connection, after at most one 4xx response.
     Closed,

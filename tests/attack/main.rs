@@ -74,8 +74,8 @@ fn every_attack_ends_as_expected() {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(what) = run::run_and_check(processes.address, case) {
-                        wrong.lock().unwrap().push(format!("{}: {what}", case.name));
+                    if let Err(description) = run::run_and_check(processes.address, case) {
+                        wrong.lock().unwrap().push(format!("{}: {description}", case.name));
                     }
                 }
             });
@@ -84,8 +84,8 @@ fn every_attack_ends_as_expected() {
     let mut wrong = wrong.into_inner().unwrap();
     // Some attacks are effective only without other requests in flight.
     for case in cases.iter().filter(|case| QUIET.iter().any(|family| case.name.starts_with(family))) {
-        if let Err(what) = run::run_and_check(processes.address, case) {
-            wrong.push(format!("{}, without other requests: {what}", case.name));
+        if let Err(description) = run::run_and_check(processes.address, case) {
+            wrong.push(format!("{}, without other requests: {description}", case.name));
         }
     }
     wrong.sort();

@@ -102,11 +102,11 @@ impl Processes {
     pub(crate) fn assert_serves(&self) {
         for (name, process) in &self.processes {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap_or_default();
-            let lives = state
+            let is_running = state
                 .rsplit(')')
                 .next()
                 .is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty());
-            assert!(lives, "the {name} has ended\n{}", self.logs());
+            assert!(is_running, "the {name} has ended\n{}", self.logs());
         }
         for _ in 0..20 {
             served(self.address).unwrap_or_else(|problem| {

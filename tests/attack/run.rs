@@ -73,8 +73,8 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
         Step::HalfClose => stream.shutdown(Shutdown::Write),
         // The socket is dropped: the kernel resets the connection if data was not read or still arrives.
         Step::Abort => Err(std::io::Error::other("gone")),
-        Step::Handshake(wanted) => {
-            stream.write_all(&[PREFACE, &settings(wanted)].concat())?;
+        Step::Handshake(requested) => {
+            stream.write_all(&[PREFACE, &settings(requested)].concat())?;
             let deadline = Instant::now() + PATIENCE;
             loop {
                 match frames::read(stream, deadline).map_err(std::io::Error::other)? {

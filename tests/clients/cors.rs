@@ -79,9 +79,9 @@ async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin
     let request_method = "access-control-request-method";
     let allows = "access-control-allow-origin";
     let gateway = Gateway::start(&format!("[cors]\norigins = [\"{PAGE}\"]\nmax_age_s = 60\n")).await;
-    let wanted = ("access-control-request-headers", "authorization,x-stainless-os");
+    let expected = ("access-control-request-headers", "authorization,x-stainless-os");
     let preflight = gateway
-        .send(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (request_method, "POST"), wanted])
+        .send(Method::OPTIONS, "/v1/embeddings", &[("origin", PAGE), (request_method, "POST"), expected])
         .await;
     assert_eq!(preflight.status(), StatusCode::NO_CONTENT);
     for (name, value) in [
@@ -103,9 +103,9 @@ async fn a_page_may_read_responses_only_where_the_configuration_names_its_origin
     let document = gateway.send(Method::GET, "/openapi.json", &[("origin", PAGE)]).await;
     assert_eq!((document.status(), header(&document, allows)), (StatusCode::OK, PAGE));
     let other = [("origin", "https://app.example.com.evil"), (request_method, "POST")];
-    let stranger = gateway.send(Method::OPTIONS, "/v1/embeddings", &other).await;
-    assert_eq!(stranger.status(), StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!((header(&stranger, allows), header(&stranger, "vary")), ("", "origin"));
+    let other_origin = gateway.send(Method::OPTIONS, "/v1/embeddings", &other).await;
+    assert_eq!(other_origin.status(), StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!((header(&other_origin, allows), header(&other_origin, "vary")), ("", "origin"));
     drop(gateway);
 
     let gateway = Gateway::start("").await;

@@ -81,8 +81,8 @@ fn interpreter(language: Language) -> Option<PathBuf> {
         Language::Python => (scratch.join("stock-clients"), "requirements.txt"),
         Language::JavaScript => (scratch.join("stock-clients-node"), "package.json"),
     };
-    let (wanted, installed) = (Path::new(HERE).join(file), folder.join(format!("installed-{file}")));
-    let wanted = std::fs::read(wanted).unwrap();
+    let (expected, installed) = (Path::new(HERE).join(file), folder.join(format!("installed-{file}")));
+    let expected = std::fs::read(expected).unwrap();
     let python = folder.join("bin/python");
     match language {
         Language::Python if !python.exists() => {
@@ -101,7 +101,7 @@ fn interpreter(language: Language) -> Option<PathBuf> {
             }
         }
     }
-    if std::fs::read(&installed).ok().as_ref() != Some(&wanted) {
+    if std::fs::read(&installed).ok().as_ref() != Some(&expected) {
         let mut install = match language {
             Language::Python => {
                 let mut pip = Command::new(&python);
@@ -119,7 +119,7 @@ fn interpreter(language: Language) -> Option<PathBuf> {
         };
         let ran = install.output().unwrap();
         assert!(ran.status.success(), "{file} cannot be installed: {}", String::from_utf8_lossy(&ran.stderr));
-        std::fs::write(&installed, wanted).unwrap();
+        std::fs::write(&installed, expected).unwrap();
     }
     Some(match language {
         Language::Python => python,

@@ -332,10 +332,10 @@ impl Fleet {
 /// Returns whether a gateway uses all spokes of a region, for a row of its `/routes`.
 fn is_healthy(region: &Value) -> bool {
     let instances = region["instances"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let sound =
+    let is_usable =
         |it: &Value| it["health"] == "healthy" && it["draining"] == false && it["circuit"] == "closed";
     region["health"] == "healthy"
         && region["ready"].as_array().is_some_and(|ready| !ready.is_empty())
         && instances.len() == SPOKES
-        && instances.iter().all(sound)
+        && instances.iter().all(is_usable)
 }

@@ -71,10 +71,10 @@ pub(crate) fn log(dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Waits for a condition.
-pub(crate) async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
+        assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
         tokio::time::sleep(PERIOD).await;
     }
 }

@@ -20,7 +20,7 @@ const KEY: &str = "acme-old";
 const LIMIT: u64 = 40;
 const GATEWAYS: usize = 4;
 
-/// Further gateway process beside the one of the fleet.
+/// Additional gateway process of the fleet.
 struct GatewayProcess {
     process: KilledOnDrop,
     url: String,
@@ -57,7 +57,7 @@ impl GatewayProcess {
         GatewayProcess::start_with(fleet, number, |_| {})
     }
 
-    /// The same with a changed configuration.
+    /// Starts a gateway with a changed configuration.
     fn start_with(
         fleet: &LocalFleet,
         number: usize,

@@ -212,10 +212,10 @@ impl LocalFleet {
     }
 
     /// Waits for a condition.
-    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
+            assert!(begun.elapsed() < PATIENCE, "timed out: {description}");
             tokio::time::sleep(POLL_PERIOD).await;
         }
     }

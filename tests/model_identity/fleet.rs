@@ -219,13 +219,13 @@ impl Fleet {
     }
 
     /// Waits for a condition.
-    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
+    pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
         let begun = Instant::now();
         while !holds(self).await {
             if begun.elapsed() > PATIENCE {
                 let logs: Vec<_> = self.running.keys().map(|name| self.log(name)).collect();
                 panic!(
-                    "timed out waiting until {what}\n{}\n{}",
+                    "timed out waiting until {description}\n{}\n{}",
                     self.meridian(&["get", "rollout"]),
                     logs.join("\n")
                 );

@@ -126,11 +126,11 @@ impl Load {
         self.wait(&format!("{responses} responses"), is_reached).await;
     }
 
-    async fn wait(&self, what: &str, holds: impl Fn() -> bool) {
+    async fn wait(&self, description: &str, holds: impl Fn() -> bool) {
         let begun = Instant::now();
         while !holds() {
             let result = self.shared.result.lock().unwrap().clone();
-            assert!(begun.elapsed() < PATIENCE, "{what}: {result:?}");
+            assert!(begun.elapsed() < PATIENCE, "{description}: {result:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -104,10 +104,10 @@ impl Fleet {
         role
     }
 
-    fn wait_until(&self, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    fn wait_until(&self, description: &str, mut holds: impl FnMut() -> bool) -> Duration {
         let begun = Instant::now();
         while !holds() {
-            assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
             std::thread::sleep(Duration::from_millis(20));
         }
         begun.elapsed()

@@ -1,6 +1,6 @@
 //! A region with two spokes that can both start replicas: a hub, a gateway, two spokes and their replicas as processes.
 
-use super::scene::{free_port, free_ports, lives, send};
+use super::fixture::{free_port, free_ports, is_running, send};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -146,10 +146,10 @@ impl Fleet {
             let record: Value = serde_json::from_slice(&std::fs::read(entry.path()).ok()?).ok()?;
             u32::try_from(record["pid"].as_u64()?).ok()
         });
-        pids.filter(|pid| lives(*pid)).collect()
+        pids.filter(|pid| is_running(*pid)).collect()
     }
 
-    async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
+    async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
         let begun = Instant::now();
         while !holds().await {
             if begun.elapsed() > PATIENCE {
@@ -157,7 +157,7 @@ impl Fleet {
                     let log = self.dir.path().join(format!("{name}.log"));
                     format!("--- {name}\n{}", std::fs::read_to_string(log).unwrap_or_default())
                 });
-                panic!("timed out: {what}\n{}", logs.join("\n"));
+                panic!("timed out: {description}\n{}", logs.join("\n"));
             }
             tokio::time::sleep(LOOK_PERIOD).await;
         }
@@ -270,13 +270,13 @@ async fn the_spokes_of_a_region_share_replicas_and_another_one_takes_over_when_t
             fleet.has_logged(other, "replica of another spoke draining")
         })
         .await;
-    assert!(before.iter().all(|pid| lives(*pid)), "it served until then");
+    assert!(before.iter().all(|pid| is_running(*pid)), "it served until then");
     let served = load.responses();
     fleet.wait_until("requests continue", async || load.responses() >= served + 20).await;
 
     // The killed spoke is started again, adopts its replica, and stops it for the new scaler.
     fleet.start_spoke(scaler);
-    fleet.wait_until("its replica has ended", async || before.iter().all(|pid| !lives(*pid))).await;
+    fleet.wait_until("its replica has ended", async || before.iter().all(|pid| !is_running(*pid))).await;
     fleet
         .wait_until("it uses the other spoke's replica", async || {
             fleet.known(scaler).await == 1 && fleet.known(other).await == 1

@@ -339,7 +339,7 @@ fn main() {
     let located = Request { client: Some(client), ..plain };
     let planned = Request { draw: Some(Permille::new(0)), ..plain };
     let overloaded = Request { queue: Duration::from_millis(400), ..planned };
-    for (what, who, request) in [
+    for (description, who, request) in [
         ("any tenant's request", RequestPolicy::Deployment, plain),
         ("of a tenant with a residency", RequestPolicy::Tenant, plain),
         ("and from a client whose location is known", RequestPolicy::Tenant, located),
@@ -347,8 +347,8 @@ fn main() {
         ("and with an overloaded primary (spillover)", RequestPolicy::Deployment, overloaded),
     ] {
         let measured = decide(who, request);
-        report(what, &measured);
-        assert_eq!(measured.1, 0, "{what}: a decision allocates nothing");
+        report(description, &measured);
+        assert_eq!(measured.1, 0, "{description}: a decision allocates nothing");
     }
     report(
         "a tenant's, whose header narrows its residency",
@@ -372,8 +372,8 @@ fn measure(names: &[&str], decide: impl Fn(&str)) -> (Vec<u64>, u64) {
     (nanos, allocations)
 }
 
-fn report(what: &str, (nanos, allocations): &(Vec<u64>, u64)) {
+fn report(description: &str, (nanos, allocations): &(Vec<u64>, u64)) {
     let at = |share: f64| nanos[(nanos.len() as f64 * share) as usize] as f64 / 1e3;
     let each = *allocations as f64 / DECISIONS as f64;
-    println!("{what:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
+    println!("{description:<44}{:>10.2}{:>10.2}{:>10.2}{each:>14.2}", at(0.5), at(0.99), at(0.999));
 }

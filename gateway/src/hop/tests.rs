@@ -32,18 +32,18 @@ const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Files of one end, which may be replaced while it runs.
-struct End {
+struct PeerFiles {
     dir: tempfile::TempDir,
     own: &'static str,
 }
 
-impl End {
-    fn ingress() -> End {
-        End { dir: tempfile::tempdir().unwrap(), own: FRANKFURT }
+impl PeerFiles {
+    fn ingress() -> PeerFiles {
+        PeerFiles { dir: tempfile::tempdir().unwrap(), own: FRANKFURT }
     }
 
-    fn gateway() -> End {
-        End { dir: tempfile::tempdir().unwrap(), own: GATEWAY }
+    fn gateway() -> PeerFiles {
+        PeerFiles { dir: tempfile::tempdir().unwrap(), own: GATEWAY }
     }
 
     /// Uses a certificate that `signer` signed, and trusts `trusts`.
@@ -63,19 +63,19 @@ impl End {
 }
 
 /// TLS server of a region that responds 204 to every request, with the number of request bytes that it has read.
-struct Served {
+struct TestServer {
     address: SocketAddr,
     failures: Arc<ConnectionFailures>,
     bytes: Arc<AtomicU64>,
 }
 
-async fn serve(credentials: Arc<ProcessIdentity>) -> Served {
+async fn serve(credentials: Arc<ProcessIdentity>) -> TestServer {
     let failures: Arc<ConnectionFailures> = Arc::default();
     let acceptor = Arc::new(GatewayAcceptor::new(&credentials, failures.clone()).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let bytes: Arc<AtomicU64> = Arc::default();
-    let served = Served { address, failures, bytes: bytes.clone() };
+    let served = TestServer { address, failures, bytes: bytes.clone() };
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
             let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
@@ -136,20 +136,22 @@ fn causes(failures: &ConnectionFailures) -> Vec<String> {
     counted.into_iter().flat_map(|(cause, n)| std::iter::repeat_n(cause, n as usize)).collect()
 }
 
-async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waited = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("timed out waiting until {what}"));
+    tokio::time::timeout(PATIENCE, waited)
+        .await
+        .unwrap_or_else(|_| panic!("timed out waiting until {description}"));
 }
 
 #[tokio::test]
 async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
     let authority = Authority::new();
-    let served = serve(End::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
-    let client = client(End::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
+    let served = serve(PeerFiles::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
+    let client = client(PeerFiles::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
     let first = client.open(&key(served.address), PATIENCE).await.unwrap();
     assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
@@ -162,10 +164,10 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
 
 #[tokio::test]
 async fn a_peer_other_than_the_intended_region_gets_no_byte() {
-    let (ours, other) = (Authority::new(), Authority::new());
-    let gateway_end = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
+    let (fleet_authority, other) = (Authority::new(), Authority::new());
+    let gateway_end = PeerFiles::gateway().with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority);
     let check = async |authority: &Authority, subject: Subject<'_>, failure: AttemptFailure, cause: &str| {
-        let served = serve(End::ingress().with(authority, &subject, &ours)).await;
+        let served = serve(PeerFiles::ingress().with(authority, &subject, &fleet_authority)).await;
         let client = client(gateway_end.clone());
         for _ in 0..2 {
             assert_eq!(get(&client, served.address).await, Err(failure), "{:?}", subject.uris);
@@ -180,24 +182,25 @@ async fn a_peer_other_than_the_intended_region_gets_no_byte() {
         "spiffe://m/gateway/aws/eu-central-1/in/de",
         "https://m/region/aws/eu-central-1",
     ] {
-        check(&ours, Subject::named(wrong), AttemptFailure::WrongPeer, "wrong_peer").await;
+        check(&fleet_authority, Subject::named(wrong), AttemptFailure::WrongPeer, "wrong_peer").await;
     }
     let two = Subject { uris: vec![FRANKFURT, FRANKFURT], ..Subject::named(FRANKFURT) };
-    check(&ours, two, AttemptFailure::WrongPeer, "wrong_peer").await;
+    check(&fleet_authority, two, AttemptFailure::WrongPeer, "wrong_peer").await;
     check(&other, Subject::named(FRANKFURT), AttemptFailure::Unreachable, "untrusted").await;
     let expired = Subject { expired: true, ..Subject::named(FRANKFURT) };
-    check(&ours, expired, AttemptFailure::Unreachable, "outside_validity").await;
+    check(&fleet_authority, expired, AttemptFailure::Unreachable, "outside_validity").await;
     let client = Subject { uses: vec![ClientAuth], ..Subject::named(FRANKFURT) };
-    check(&ours, client, AttemptFailure::Unreachable, "untrusted").await;
+    check(&fleet_authority, client, AttemptFailure::Unreachable, "untrusted").await;
 }
 
 #[tokio::test]
 async fn only_gateways_and_spokes_of_the_region_are_accepted() {
-    let (ours, other) = (Authority::new(), Authority::new());
-    let ingress_end = End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours);
+    let (fleet_authority, other) = (Authority::new(), Authority::new());
+    let ingress_end =
+        PeerFiles::ingress().with(&fleet_authority, &Subject::named(FRANKFURT), &fleet_authority);
     let check = async |authority: &Authority, subject: Subject<'_>, cause: &str| {
         let served = serve(ingress_end.clone()).await;
-        let client = client(End::gateway().with(authority, &subject, &ours));
+        let client = client(PeerFiles::gateway().with(authority, &subject, &fleet_authority));
         assert_eq!(
             get(&client, served.address).await,
             Err(AttemptFailure::Unreachable),
@@ -214,20 +217,23 @@ async fn only_gateways_and_spokes_of_the_region_are_accepted() {
         "spiffe://m/gateway/aws/us-east-1/in/de",
         "spiffe://m/replica/aws/us-east-1/in/us-va",
     ] {
-        check(&ours, Subject::named(wrong), "wrong_peer").await;
+        check(&fleet_authority, Subject::named(wrong), "wrong_peer").await;
     }
     let served = serve(ingress_end.clone()).await;
-    let neighbor = client(End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours));
+    let neighbor =
+        client(PeerFiles::ingress().with(&fleet_authority, &Subject::named(FRANKFURT), &fleet_authority));
     assert_eq!(get(&neighbor, served.address).await, Ok(204));
     check(&other, Subject::named(GATEWAY), "untrusted").await;
-    check(&ours, Subject { expired: true, ..Subject::named(GATEWAY) }, "outside_validity").await;
-    check(&ours, Subject { uses: vec![ServerAuth], ..Subject::named(GATEWAY) }, "untrusted").await;
+    check(&fleet_authority, Subject { expired: true, ..Subject::named(GATEWAY) }, "outside_validity").await;
+    check(&fleet_authority, Subject { uses: vec![ServerAuth], ..Subject::named(GATEWAY) }, "untrusted").await;
 }
 
 #[tokio::test]
 async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
-    let ours = Authority::new();
-    let served = serve(End::ingress().with(&ours, &Subject::named(FRANKFURT), &ours)).await;
+    let fleet_authority = Authority::new();
+    let served =
+        serve(PeerFiles::ingress().with(&fleet_authority, &Subject::named(FRANKFURT), &fleet_authority))
+            .await;
     let mut clear = TcpStream::connect(served.address).await.unwrap();
     clear.write_all(b"POST /v1/embeddings HTTP/1.1\r\n\r\n").await.unwrap();
     let mut response = Vec::new();
@@ -235,7 +241,7 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
     clear.read_to_end(&mut response).await.ok();
     assert_eq!((response.len(), causes(&served.failures)), (0, vec!["not_tls".to_owned()]));
 
-    let credentials = End::gateway().with(&ours, &Subject::named(GATEWAY), &ours);
+    let credentials = PeerFiles::gateway().with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority);
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
@@ -254,8 +260,9 @@ async fn a_peer_without_certificate_or_in_plaintext_is_rejected() {
 
 #[tokio::test]
 async fn a_region_without_tls_and_an_unresponsive_region_are_distinguished() {
-    let ours = Authority::new();
-    let client = client(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
+    let fleet_authority = Authority::new();
+    let client =
+        client(PeerFiles::gateway().with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let clear = async {
@@ -314,13 +321,13 @@ async fn connects(client: &Http1Client, address: SocketAddr) -> Result<Transport
 /// A ticket is valid for hours; the certificate of its session may expire earlier.
 #[tokio::test]
 async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
-    let ours = Authority::new();
+    let fleet_authority = Authority::new();
     for short in [Role::Spoke, Role::Gateway] {
         let holds = |role| Duration::from_secs(if role == short { 5 } else { 3600 });
         let region = Subject { holds: holds(Role::Spoke), ..Subject::named(FRANKFURT) };
         let gateway = Subject { holds: holds(Role::Gateway), ..Subject::named(GATEWAY) };
-        let served = serve(End::ingress().with(&ours, &region, &ours)).await;
-        let client = client(End::gateway().with(&ours, &gateway, &ours));
+        let served = serve(PeerFiles::ingress().with(&fleet_authority, &region, &fleet_authority)).await;
+        let client = client(PeerFiles::gateway().with(&fleet_authority, &gateway, &fleet_authority));
         assert!(!is_resumed(&connects(&client, served.address).await.unwrap()));
         assert!(is_resumed(&connects(&client, served.address).await.unwrap()));
         wait_until("a certificate expires", async || connects(&client, served.address).await.is_err()).await;
@@ -332,14 +339,19 @@ async fn a_session_is_resumed_for_as_long_as_the_certificates_hold() {
 /// The certificate of the session has expired, and the region has a new one.
 #[tokio::test]
 async fn a_session_of_an_expired_certificate_does_not_prevent_new_connections() {
-    let ours = Authority::new();
-    let (files, short) = (End::ingress(), Duration::from_secs(5));
-    let credentials = files.with(&ours, &Subject { holds: short, ..Subject::named(FRANKFURT) }, &ours);
+    let fleet_authority = Authority::new();
+    let (files, short) = (PeerFiles::ingress(), Duration::from_secs(5));
+    let credentials = files.with(
+        &fleet_authority,
+        &Subject { holds: short, ..Subject::named(FRANKFURT) },
+        &fleet_authority,
+    );
     tokio::spawn(credentials.clone().follow());
     let served = serve(credentials).await;
-    let client = client(End::gateway().with(&ours, &Subject::named(GATEWAY), &ours));
+    let client =
+        client(PeerFiles::gateway().with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority));
     connects(&client, served.address).await.unwrap();
-    files.with(&ours, &Subject::named(FRANKFURT), &ours);
+    files.with(&fleet_authority, &Subject::named(FRANKFURT), &fleet_authority);
     wait_until("the old certificate is rejected", async || {
         !is_resumed(&connects(&client, served.address).await.unwrap())
     })
@@ -350,7 +362,7 @@ async fn a_session_of_an_expired_certificate_does_not_prevent_new_connections() 
 #[tokio::test]
 async fn authorities_and_certificates_are_replaced_while_both_ends_run() {
     let (old, new) = (Authority::new(), Authority::new());
-    let (ingress_files, gateway_files) = (End::ingress(), End::gateway());
+    let (ingress_files, gateway_files) = (PeerFiles::ingress(), PeerFiles::gateway());
     let ingress_end = ingress_files.with(&old, &Subject::named(FRANKFURT), &old);
     let gateway_end = gateway_files.with(&old, &Subject::named(GATEWAY), &old);
     tokio::spawn(ingress_end.clone().follow());
@@ -371,11 +383,11 @@ async fn authorities_and_certificates_are_replaced_while_both_ends_run() {
 /// Certificates of both ends, of which one is revoked while they are connected.
 #[tokio::test]
 async fn a_revoked_certificate_ends_open_connections_within_two_seconds_and_makes_no_new_ones() {
-    let ours = Authority::new();
+    let fleet_authority = Authority::new();
     for revoked in [Role::Spoke, Role::Gateway] {
-        let (ingress_files, gateway_files) = (End::ingress(), End::gateway());
-        let ingress_end = ingress_files.with(&ours, &Subject::named(FRANKFURT), &ours);
-        let gateway_end = gateway_files.with(&ours, &Subject::named(GATEWAY), &ours);
+        let (ingress_files, gateway_files) = (PeerFiles::ingress(), PeerFiles::gateway());
+        let ingress_end = ingress_files.with(&fleet_authority, &Subject::named(FRANKFURT), &fleet_authority);
+        let gateway_end = gateway_files.with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority);
         let (files, owner, judge) = match revoked {
             Role::Spoke => (&gateway_files, &ingress_end, gateway_end.clone()),
             _ => (&ingress_files, &gateway_end, ingress_end.clone()),
@@ -401,7 +413,7 @@ async fn a_revoked_certificate_ends_open_connections_within_two_seconds_and_make
 
 #[test]
 fn invalid_files_are_reported_by_name_and_all_at_once() {
-    let (dir, ours) = (tempfile::tempdir().unwrap(), Authority::new());
+    let (dir, fleet_authority) = (tempfile::tempdir().unwrap(), Authority::new());
     let catalogue = Arc::new(Catalogue::builtin());
     let check = |files: [PathBuf; 3], words: &[&str]| {
         let [certificate, key, ca] = files;
@@ -415,7 +427,7 @@ fn invalid_files_are_reported_by_name_and_all_at_once() {
         }
     };
     let path = |name: &str| dir.path().join(name);
-    let good = ours.write(dir.path(), "good", &Subject::named(FRANKFURT));
+    let good = fleet_authority.write(dir.path(), "good", &Subject::named(FRANKFURT));
     check(good.clone(), &[]);
     check(
         [path("no.crt"), path("no.key"), path("no.ca")],
@@ -427,6 +439,6 @@ fn invalid_files_are_reported_by_name_and_all_at_once() {
         [GATEWAY, "spiffe://m/spoke/aws/us-east-1/in/us-va", "spiffe://m/spoke/aws/eu-central-1/in/us"]
     {
         let expected = "its only URI must be spiffe://TRUST-DOMAIN/spoke/aws/eu-central-1/in/de";
-        check(ours.write(dir.path(), "wrong", &Subject::named(wrong)), &[expected]);
+        check(fleet_authority.write(dir.path(), "wrong", &Subject::named(wrong)), &[expected]);
     }
 }

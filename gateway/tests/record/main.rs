@@ -4,22 +4,22 @@
 
 #[path = "../sockets/address.rs"]
 mod address;
+mod fixture;
 #[path = "../sockets/hub.rs"]
 mod hub;
 mod policy;
 mod receipts;
 mod required;
-mod scene;
 
-use scene::{AMERICA, EUROPE, JAPAN, Scene, Scrape, Script, access_lines, logged};
+use fixture::{AMERICA, EUROPE, Fixture, JAPAN, Scrape, Script, access_lines, logged};
 use serde_json::{Value, json};
 
 /// Text in client input that must not appear in any record.
 const SECRET: &str = "text-that-must-not-be-logged";
 
 /// Returns the only access line of this request.
-async fn line(scene: &Scene, id: &str) -> Value {
-    scene.wait_until("a request is logged", async || !access_lines(id).is_empty()).await;
+async fn line(fixture: &Fixture, id: &str) -> Value {
+    fixture.wait_until("a request is logged", async || !access_lines(id).is_empty()).await;
     let mut lines = access_lines(id);
     assert_eq!(lines.len(), 1, "{id} is logged once: {lines:#?}");
     lines.remove(0)
@@ -34,19 +34,20 @@ fn has(line: &Value, expected: Value) {
 
 #[tokio::test]
 async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
-    let scene = Scene::new().await;
-    scene.send("served", "anywhere", SECRET).await;
-    scene.send("no-model", SECRET, "x").await;
-    let stranger = scene.client.post(format!("{}/v1/embeddings", scene.url)).bearer_auth(SECRET);
-    stranger.header("x-request-id", "no-key").body(SECRET).send().await.unwrap();
-    let locked_out = scene.request("residency_violation", "locked", "x").header("x-meridian-residency", "us");
+    let fixture = Fixture::new().await;
+    fixture.send("served", "anywhere", SECRET).await;
+    fixture.send("no-model", SECRET, "x").await;
+    let unauthorized = fixture.client.post(format!("{}/v1/embeddings", fixture.url)).bearer_auth(SECRET);
+    unauthorized.header("x-request-id", "no-key").body(SECRET).send().await.unwrap();
+    let locked_out =
+        fixture.request("residency_violation", "locked", "x").header("x-meridian-residency", "us");
     locked_out.send().await.unwrap();
-    let url = format!("{}/{SECRET}?{SECRET}", scene.url);
-    scene.client.get(url).header("x-request-id", "no-path").send().await.unwrap();
-    let models = scene.client.get(format!("{}/v1/models", scene.url)).bearer_auth("k");
+    let url = format!("{}/{SECRET}?{SECRET}", fixture.url);
+    fixture.client.get(url).header("x-request-id", "no-path").send().await.unwrap();
+    let models = fixture.client.get(format!("{}/v1/models", fixture.url)).bearer_auth("k");
     models.header("x-request-id", "models").send().await.unwrap();
 
-    let line_of = async |id| line(&scene, id).await;
+    let line_of = async |id| line(&fixture, id).await;
     let served = line_of("served").await;
     has(
         &served,
@@ -72,7 +73,7 @@ async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     has(&line_of("no-path").await, json!({"outcome": "not_found", "status": 404, "endpoint": "other"}));
     has(&line_of("models").await, json!({"outcome": "ok", "status": 200, "endpoint": "/v1/models"}));
 
-    let scrape = scene.scrape().await;
+    let scrape = fixture.scrape().await;
     let check =
         |series: &str, expected: f64| assert_eq!(scrape.get(series), expected, "{series}\n{}", scrape.text);
     let requests = |endpoint: &str, outcome: &str| {
@@ -110,41 +111,43 @@ async fn every_request_is_logged_once_and_counted_once_with_any_outcome() {
     check(&format!("meridian_gateway_region_in_flight{{region=\"{AMERICA}\"}}"), 0.0);
     assert!(scrape.get(&format!("meridian_gateway_region_in_flight_max{{region=\"{AMERICA}\"}}")) > 0.0);
 
-    let ingress = Scrape::of(&scene.client, &format!("http://{}", scene.regions[AMERICA].address)).await;
+    let ingress = Scrape::of(&fixture.client, &format!("http://{}", fixture.regions[AMERICA].address)).await;
     let served = "meridian_ingress_requests_total{endpoint=\"/v1/embeddings\",outcome=\"ok\"}";
     assert_eq!(ingress.get(served), 1.0, "{}", ingress.text);
     assert_eq!(ingress.get("meridian_ingress_request_bytes_total"), bytes_in as f64);
     assert_eq!(ingress.get("meridian_ingress_replicas_ready{deployment=\"locked\"}"), 1.0);
     assert!(ingress.get("meridian_ingress_exchanges_total") >= 1.0);
 
-    for (what, text) in [("the log", logged()), ("metrics", scrape.text), ("the region's", ingress.text)] {
-        assert!(!text.contains(SECRET), "{what} contains client input");
+    for (description, text) in
+        [("the log", logged()), ("metrics", scrape.text), ("the region's", ingress.text)]
+    {
+        assert!(!text.contains(SECRET), "{description} contains client input");
     }
 }
 
 #[tokio::test]
 async fn disconnects_and_retries_are_recorded() {
-    let scene = Scene::new().await;
-    scene.regions[AMERICA].script.send_replace(Script::RejectsNotReady);
-    scene.send("elsewhere", "anywhere", "x").await;
-    let elsewhere = line(&scene, "elsewhere").await;
+    let fixture = Fixture::new().await;
+    fixture.regions[AMERICA].script.send_replace(Script::RejectsNotReady);
+    fixture.send("elsewhere", "anywhere", "x").await;
+    let elsewhere = line(&fixture, "elsewhere").await;
     has(&elsewhere, json!({"outcome": "ok", "status": 200, "region": EUROPE, "attempts": 2}));
     let trail: Vec<_> = elsewhere["trail"].as_str().unwrap().split(' ').map(str::to_owned).collect();
     assert!(trail[0].starts_with("aws/us-east-1:first:server_error:"), "{trail:?}");
     assert!(trail[1].starts_with("gcp/europe-west4:retry:ok:"), "{trail:?}");
 
-    scene.regions[EUROPE].script.send_replace(Script::Waits);
-    let waiting = tokio::spawn(scene.request("hung-up", "locked", "x").send());
+    fixture.regions[EUROPE].script.send_replace(Script::Waits);
+    let waiting = tokio::spawn(fixture.request("hung-up", "locked", "x").send());
     let change_while_in_flight = "meridian_gateway_requests_in_flight";
-    scene
-        .wait_until("it is under way", async || scene.scrape().await.get(change_while_in_flight) == 1.0)
+    fixture
+        .wait_until("it is under way", async || fixture.scrape().await.get(change_while_in_flight) == 1.0)
         .await;
     waiting.abort();
-    let hung_up = line(&scene, "hung-up").await;
+    let hung_up = line(&fixture, "hung-up").await;
     has(&hung_up, json!({"outcome": "client_disconnected", "status": null, "attempts": 1, "region": null}));
     assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:cancelled:"), "{hung_up}");
 
-    let scrape = scene.scrape().await;
+    let scrape = fixture.scrape().await;
     assert_eq!(scrape.get(change_while_in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
     assert_eq!(
@@ -154,10 +157,10 @@ async fn disconnects_and_retries_are_recorded() {
         scrape.text
     );
     assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_disconnected"), 1.0, "{}", scrape.text);
-    let europe = format!("http://{}", scene.regions[EUROPE].address);
-    scene
+    let europe = format!("http://{}", fixture.regions[EUROPE].address);
+    fixture
         .wait_until("the region has noticed", async || {
-            let scrape = Scrape::of(&scene.client, &europe).await;
+            let scrape = Scrape::of(&fixture.client, &europe).await;
             scrape.sum("meridian_ingress_requests_total", "client_disconnected") == 1.0
         })
         .await;
@@ -165,18 +168,18 @@ async fn disconnects_and_retries_are_recorded() {
 
 #[tokio::test]
 async fn a_finished_request_can_be_explained() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let explain = async |id: &str| {
-        let url = format!("{}/explain/{id}", scene.operations);
-        let response = scene.client.get(url).send().await.unwrap();
+        let url = format!("{}/explain/{id}", fixture.operations);
+        let response = fixture.client.get(url).send().await.unwrap();
         (response.status().as_u16(), response.json::<Value>().await.unwrap())
     };
     let (status, unknown) = explain("unknown").await;
     assert!(status == 404 && unknown["error"].as_str().unwrap().contains("4096"), "{unknown}");
 
-    scene.send("a/b?c", "locked", SECRET).await;
-    line(&scene, "a/b?c").await;
-    scene.wait_until("it is kept", async || explain("a/b%3Fc").await.0 == 200).await;
+    fixture.send("a/b?c", "locked", SECRET).await;
+    line(&fixture, "a/b?c").await;
+    fixture.wait_until("it is kept", async || explain("a/b%3Fc").await.0 == 200).await;
     let (_, locked) = explain("a/b%3Fc").await;
     has(
         &locked,
@@ -197,8 +200,8 @@ async fn a_finished_request_can_be_explained() {
     );
     assert!(!locked.to_string().contains(SECRET), "{locked}");
 
-    scene.send("refused", SECRET, "x").await;
-    scene.wait_until("it is kept", async || explain("refused").await.0 == 200).await;
+    fixture.send("refused", SECRET, "x").await;
+    fixture.wait_until("it is kept", async || explain("refused").await.0 == 200).await;
     let (_, refused) = explain("refused").await;
     has(&refused, json!({"outcome": "model_not_found", "deployment": null, "regions": null, "attempts": []}));
 }

@@ -1,6 +1,6 @@
 //! Policies that change while a request is in flight, and a gateway that loses its hub.
 
-use super::scene::{EUROPE, Scene, Scrape, Script};
+use super::fixture::{EUROPE, Fixture, Scrape, Script};
 use crate::hub::{deployment, serve};
 use axum::extract::RawQuery;
 use axum::http::StatusCode;
@@ -47,33 +47,33 @@ fn table(number: u64, rows: &[Value], residency: &str, key: Option<&str>) -> Val
            "tenants": tenant.into_iter().collect::<Vec<_>>()})
 }
 
-struct PolicyFixture {
-    scene: Scene,
+struct PolicySetup {
+    fixture: Fixture,
     table: watch::Sender<Option<Value>>,
     rows: Vec<Value>,
 }
 
 /// Starts two regions of the EU and a hub whose table the test changes.
-async fn start_with_table(change: impl FnOnce(&mut EdgeConfig)) -> PolicyFixture {
+async fn start_with_table(change: impl FnOnce(&mut EdgeConfig)) -> PolicySetup {
     let (table_to, table_now) = watch::channel(None);
     let mut rows_now = Vec::new();
-    let scene = Scene::of(&[EUROPE, FRANKFURT], false, change, async |rows| {
+    let fixture = Fixture::of(&[EUROPE, FRANKFURT], false, change, async |rows| {
         table_to.send_replace(Some(table(1, &rows, "eu", Some(KEY))));
         rows_now = rows;
         hub(table_now).await
     })
     .await;
-    PolicyFixture { scene, table: table_to, rows: rows_now }
+    PolicySetup { fixture, table: table_to, rows: rows_now }
 }
 
-impl PolicyFixture {
+impl PolicySetup {
     /// Publishes a table and waits until the gateway has it.
     async fn publish(&self, number: u64, residency: &str, key: Option<&str>) {
         self.table.send_replace(Some(table(number, &self.rows, residency, key)));
         let generation = "meridian_gateway_route_generation";
-        self.scene
+        self.fixture
             .wait_until("the gateway has the table", async || {
-                self.scene.scrape().await.get(generation) == number as f64
+                self.fixture.scrape().await.get(generation) == number as f64
             })
             .await;
     }
@@ -83,8 +83,8 @@ impl PolicyFixture {
         let begun = Instant::now();
         loop {
             for id in [EUROPE, FRANKFURT] {
-                let region = format!("http://{}", self.scene.regions[id].address);
-                let scrape = Scrape::of(&self.scene.client, &region).await;
+                let region = format!("http://{}", self.fixture.regions[id].address);
+                let scrape = Scrape::of(&self.fixture.client, &region).await;
                 if scrape.get("meridian_ingress_requests_in_flight") == 1.0 {
                     return id;
                 }
@@ -94,30 +94,32 @@ impl PolicyFixture {
         }
     }
 
-    /// Returns the number of requests that a region has answered or rejected.
+    /// Returns the number of requests that a region has served or rejected.
     async fn requests_served(&self, id: &str) -> f64 {
-        let region = format!("http://{}", self.scene.regions[id].address);
-        Scrape::of(&self.scene.client, &region).await.sum("meridian_ingress_requests_total", "/v1/embeddings")
+        let region = format!("http://{}", self.fixture.regions[id].address);
+        Scrape::of(&self.fixture.client, &region)
+            .await
+            .sum("meridian_ingress_requests_total", "/v1/embeddings")
     }
 }
 
 /// Publishes another table while a request waits in its first region, which then reports that another region could
 /// serve it. Returns the status and code of the response, and the number of requests that the other region received.
 async fn change_while_in_flight(residency: &dyn Fn(&str) -> String, key: Option<&str>) -> (u16, String, f64) {
-    let fixture = start_with_table(|config| config.hedge = false).await;
+    let setup = start_with_table(|config| config.hedge = false).await;
     for id in [EUROPE, FRANKFURT] {
-        fixture.scene.regions[id].script.send_replace(Script::Waits);
+        setup.fixture.regions[id].script.send_replace(Script::Waits);
     }
-    let waiting = tokio::spawn(fixture.scene.request("under-way", "locked", "x").send());
-    let first = fixture.region_in_flight().await;
+    let waiting = tokio::spawn(setup.fixture.request("under-way", "locked", "x").send());
+    let first = setup.region_in_flight().await;
     let second = if first == EUROPE { FRANKFURT } else { EUROPE };
-    fixture.scene.regions[second].script.send_replace(Script::Responds);
-    fixture.publish(2, &residency(first), key).await;
-    fixture.scene.regions[first].script.send_replace(Script::RejectsNotReady);
+    setup.fixture.regions[second].script.send_replace(Script::Responds);
+    setup.publish(2, &residency(first), key).await;
+    setup.fixture.regions[first].script.send_replace(Script::RejectsNotReady);
     let response = waiting.await.unwrap().unwrap();
     let code =
         response.headers().get("x-meridian-error").map_or("", |code| code.to_str().unwrap()).to_owned();
-    (response.status().as_u16(), code, fixture.requests_served(second).await)
+    (response.status().as_u16(), code, setup.requests_served(second).await)
 }
 
 #[tokio::test]
@@ -146,33 +148,33 @@ async fn a_revoked_key_or_removed_tenant_stops_later_attempts() {
 #[tokio::test]
 async fn a_gateway_without_a_hub_rejects_only_locked_deployments_past_policy_max_age() {
     let max = Duration::from_secs(5);
-    let mut fixture = start_with_table(|config| config.policy_max_age = max).await;
-    assert_eq!(fixture.scene.send("fresh", "locked", "x").await.status(), 200);
+    let mut setup = start_with_table(|config| config.policy_max_age = max).await;
+    assert_eq!(setup.fixture.send("fresh", "locked", "x").await.status(), 200);
     let age = "meridian_gateway_policy_age_seconds";
-    assert_eq!(fixture.scene.scrape().await.get("meridian_gateway_policy_max_age_seconds"), 5.0);
-    fixture.table.send_replace(None);
-    fixture
-        .scene
-        .wait_until("the policy is too old", async || fixture.scene.scrape().await.get(age) > 5.0)
+    assert_eq!(setup.fixture.scrape().await.get("meridian_gateway_policy_max_age_seconds"), 5.0);
+    setup.table.send_replace(None);
+    setup
+        .fixture
+        .wait_until("the policy is too old", async || setup.fixture.scrape().await.get(age) > 5.0)
         .await;
-    let rejected = fixture.scene.send("old", "locked", "x").await;
+    let rejected = setup.fixture.send("old", "locked", "x").await;
     assert_eq!(rejected.status(), 503);
     assert_eq!(rejected.headers()["x-meridian-error"], "policy_too_old");
     assert!(rejected.text().await.unwrap().contains("policy_max_age"));
     assert_eq!(
-        fixture.scene.send("anywhere", "anywhere", "x").await.status(),
+        setup.fixture.send("anywhere", "anywhere", "x").await.status(),
         200,
         "other deployments are served"
     );
 
     // The age is on disk: a restart does not reset it.
-    fixture.scene.restart_edge_with(|config| config.policy_max_age = max).await;
-    assert!(fixture.scene.scrape().await.get(age) > 5.0);
-    assert_eq!(fixture.scene.send("old-still", "locked", "x").await.status(), 503);
-    assert_eq!(fixture.scene.send("anywhere-still", "anywhere", "x").await.status(), 200);
+    setup.fixture.restart_edge_with(|config| config.policy_max_age = max).await;
+    assert!(setup.fixture.scrape().await.get(age) > 5.0);
+    assert_eq!(setup.fixture.send("old-still", "locked", "x").await.status(), 503);
+    assert_eq!(setup.fixture.send("anywhere-still", "anywhere", "x").await.status(), 200);
 
-    let again = table(2, &fixture.rows, "eu", Some(KEY));
-    fixture.table.send_replace(Some(again));
-    fixture.scene.wait_until("a hub responds", async || fixture.scene.scrape().await.get(age) < 5.0).await;
-    assert_eq!(fixture.scene.send("fresh-again", "locked", "x").await.status(), 200);
+    let again = table(2, &setup.rows, "eu", Some(KEY));
+    setup.table.send_replace(Some(again));
+    setup.fixture.wait_until("a hub responds", async || setup.fixture.scrape().await.get(age) < 5.0).await;
+    assert_eq!(setup.fixture.send("fresh-again", "locked", "x").await.status(), 200);
 }

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU16, Ordering};
 
 /// First port, below the ephemeral range of the kernel (Linux: from 32768 on). A free port in that range can become the
-/// local end of a connection at any moment, and with all scenes in one process sometimes does.
+/// local end of a connection at any moment, and with all fixtures in one process sometimes does.
 const FIRST: u16 = 20_000;
 const PORTS: u16 = 12_000;
 

@@ -104,7 +104,7 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<String> {
 }
 
 /// Ingress with two replicas.
-struct Scene {
+struct Fixture {
     url: String,
     replicas: [Arc<Replica>; 2],
     client: reqwest::Client,
@@ -124,8 +124,8 @@ impl LoadResult {
     }
 }
 
-impl Scene {
-    async fn with(scripts: [Script; 2]) -> Scene {
+impl Fixture {
+    async fn with(scripts: [Script; 2]) -> Fixture {
         let (first, first_at) = Replica::start(scripts[0]).await;
         let (second, second_at) = Replica::start(scripts[1]).await;
         let addresses = vec![first_at.into(), second_at.into()];
@@ -148,12 +148,12 @@ impl Scene {
         }));
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { url, replicas: [first, second], client, _stop: stop };
+        let fixture = Fixture { url, replicas: [first, second], client, _stop: stop };
         let begun = Instant::now();
-        while scene.ready().await < 2 {
+        while fixture.ready().await < 2 {
             assert!(begun.elapsed() < Duration::from_secs(20), "the replicas do not become ready");
         }
-        scene
+        fixture
     }
 
     /// Returns the number of replicas that the region reports as ready.
@@ -172,16 +172,16 @@ impl Scene {
     }
 
     /// Runs sixteen callers in a closed loop for this time; `action` runs after a third of it.
-    async fn load(self: &Arc<Scene>, lasts: Duration, action: impl FnOnce(&Scene)) -> LoadResult {
+    async fn load(self: &Arc<Fixture>, lasts: Duration, action: impl FnOnce(&Fixture)) -> LoadResult {
         let deadline = Instant::now() + lasts;
         let mut callers = JoinSet::new();
         for _ in 0..CALLERS {
-            let scene = self.clone();
+            let fixture = self.clone();
             callers.spawn(async move {
                 let mut result = LoadResult::default();
                 while Instant::now() < deadline {
                     let sent_at = Instant::now();
-                    match scene.send().await {
+                    match fixture.send().await {
                         Ok(response) if response.status() == 200 => result.took.push(sent_at.elapsed()),
                         Ok(_) | Err(_) => result.failed += 1,
                     }
@@ -222,22 +222,22 @@ impl Scene {
 
 /// Returns the duration of the load: nine seconds if figures are requested, as for the peers.
 fn lasts() -> Duration {
-    let seconds = std::env::var("MERIDIAN_SCENE_SECONDS").ok().and_then(|text| text.parse().ok());
+    let seconds = std::env::var("MERIDIAN_LOAD_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(3))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_replica_fails_no_request() {
-    let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
-    let result = scene.load(lasts(), |scene| scene.set_first_script(Killed)).await;
+    let fixture = Arc::new(Fixture::with([Takes(USUAL), Takes(USUAL)]).await);
+    let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Killed)).await;
     assert_eq!(result.failed, 0);
     assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_replica_delays_its_requests_and_fails_none() {
-    let scene = Arc::new(Scene::with([Takes(USUAL), Takes(USUAL)]).await);
-    let result = scene.load(lasts(), |scene| scene.set_first_script(Frozen)).await;
+    let fixture = Arc::new(Fixture::with([Takes(USUAL), Takes(USUAL)]).await);
+    let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Frozen)).await;
     assert_eq!(result.failed, 0);
     // The defaults of other proxies lose 99 of 100.
     assert!(
@@ -247,7 +247,7 @@ async fn a_frozen_replica_delays_its_requests_and_fails_none() {
     );
     assert!(result.percentile(99) < Duration::from_millis(200), "{:?}", result.percentile(99));
     assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
-    let status = scene.status().await;
+    let status = fixture.status().await;
     assert_ne!(status["replicas"][0]["circuit"]["state"], "closed", "{status}");
     assert_eq!(status["replicas"][1]["circuit"]["state"], "closed", "{status}");
     let late_after = status["replicas"][1]["circuit"]["first_byte"][0]["timeout_ms"].as_u64().unwrap();
@@ -256,10 +256,10 @@ async fn a_frozen_replica_delays_its_requests_and_fails_none() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_replica_gets_few_requests() {
-    let scene = Arc::new(Scene::with([Takes(20 * USUAL), Takes(USUAL)]).await);
-    let result = scene.load(lasts(), |_| {}).await;
+    let fixture = Arc::new(Fixture::with([Takes(20 * USUAL), Takes(USUAL)]).await);
+    let result = fixture.load(lasts(), |_| {}).await;
     assert_eq!(result.failed, 0);
-    let [slow, usual] = [0, 1].map(|place: usize| scene.replicas[place].requests.load(Ordering::SeqCst));
+    let [slow, usual] = [0, 1].map(|place: usize| fixture.replicas[place].requests.load(Ordering::SeqCst));
     assert!(slow * 20 < usual, "{slow} requests to the slow replica, {usual} to the other");
     assert!(result.percentile(95) < Duration::from_millis(200), "{:?}", result.percentile(95));
 }
@@ -267,26 +267,26 @@ async fn a_slow_replica_gets_few_requests() {
 /// A frozen replica that is the only one: the ingress waits, because a late response is better than none.
 #[tokio::test]
 async fn a_request_without_an_alternative_waits() {
-    let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
-    scene.replicas[1].script.send_replace(Killed);
+    let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
+    fixture.replicas[1].script.send_replace(Killed);
     for _ in 0..40 {
-        assert_eq!(scene.send().await.unwrap().status(), 200);
+        assert_eq!(fixture.send().await.unwrap().status(), 200);
     }
-    scene.replicas[0].script.send_replace(Takes(Duration::from_millis(600)));
-    let response = scene.send().await.unwrap();
+    fixture.replicas[0].script.send_replace(Takes(Duration::from_millis(600)));
+    let response = fixture.send().await.unwrap();
     assert_eq!(response.status(), 200, "the late response arrives");
 }
 
 /// Invariant 1 (Residency), at the receiving end.
 #[tokio::test]
 async fn a_request_whose_policy_excludes_the_region_is_rejected() {
-    let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
+    let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
     let send = async |residency: &str| {
-        let request = scene.client.post(format!("{}/v1/embeddings", scene.url));
+        let request = fixture.client.post(format!("{}/v1/embeddings", fixture.url));
         let request = request.header("x-meridian-deployment", "m").header("x-meridian-residency", residency);
         request.body("{}").send().await.unwrap().status().as_u16()
     };
     assert_eq!((send("eu").await, send("us").await), (403, 200));
-    let requests: u64 = scene.replicas.iter().map(|replica| replica.requests.load(Ordering::SeqCst)).sum();
+    let requests: u64 = fixture.replicas.iter().map(|replica| replica.requests.load(Ordering::SeqCst)).sum();
     assert_eq!(requests, 1);
 }

@@ -221,10 +221,14 @@ impl Simulation {
             Event::Poll { gateway, region } => {
                 let edge = &mut self.edges[gateway];
                 edge.sequence += 1;
-                let wanted = [(self.name.clone(), edge.spill.demand(&self.name, self.now))].into();
-                let who = Gateway { location: String::new(), boot_id: gateway as u64 };
-                let exchange =
-                    ExchangeRequest { gateway: who, sequence: edge.sequence, known: None, requested: wanted };
+                let expected = [(self.name.clone(), edge.spill.demand(&self.name, self.now))].into();
+                let sender = Gateway { location: String::new(), boot_id: gateway as u64 };
+                let exchange = ExchangeRequest {
+                    gateway: sender,
+                    sequence: edge.sequence,
+                    known: None,
+                    requested: expected,
+                };
                 let (outbound, sent_at) = (edge.rtt[region] / 2, self.now);
                 self.schedule(outbound, Event::ExchangeArrival { region, gateway, exchange, sent_at });
                 self.schedule(EXCHANGE_PERIOD, Event::Poll { gateway, region });
@@ -326,9 +330,9 @@ impl Simulation {
         let Request { gateway, tokens, sent_at, origin } = request;
         let home_region = self.edges[gateway].home_region;
         let inbound = self.edges[gateway].rtt[region] / 2;
-        let turn = self.wait_time(region);
+        let queueing = self.wait_time(region);
         let compute = Duration::from_secs_f64(tokens as f64 / SPEED);
-        let took = (self.now - sent_at) + turn + compute + SERVICE + inbound;
+        let took = (self.now - sent_at) + queueing + compute + SERVICE + inbound;
         let in_time = took <= DEADLINE;
         if in_time {
             let now = self.now;
@@ -337,7 +341,7 @@ impl Simulation {
             let choice =
                 here.spoke.select_replica(&self.name, tokens, |_| PassiveHealth::HEALTHY, now).unwrap();
             here.idle_at = here.idle_at.max(now) + compute;
-            self.schedule(turn + compute, Event::Completion { region, choice });
+            self.schedule(queueing + compute, Event::Completion { region, choice });
         }
         if (BEGINS..ENDS).contains(&(sent_at - self.start)) {
             let outcome = Outcome { took: in_time.then_some(took), remote: region != home_region };

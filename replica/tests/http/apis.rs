@@ -31,13 +31,13 @@ fn bits(row: &[f32]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn check(response: &Response, status: u16, member: &str, says: &str) {
+fn check(response: &Response, status: u16, member: &str, expected_message: &str) {
     assert_eq!(response.status, status, "{}", response.text());
     let message = response.json()[member]
         .as_str()
         .unwrap_or_else(|| panic!("{member} in {}", response.text()))
         .to_owned();
-    assert!(message.contains(says), "{says} in {message}");
+    assert!(message.contains(expected_message), "{expected_message} in {message}");
 }
 
 #[test]

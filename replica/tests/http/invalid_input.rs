@@ -99,7 +99,7 @@ fn invalid_input_never_causes_a_server_error() {
     let replicas = [Kind::Plain, Kind::Prompted, Kind::Labels(&["LABEL_0"]), Kind::Labels(&["a", "b"])]
         .map(|kind| (kind, TestReplica::of(kind, "")));
     let mut statuses: BTreeMap<u16, usize> = BTreeMap::new();
-    for (what, value) in strings().into_iter().chain(values()) {
+    for (description, value) in strings().into_iter().chain(values()) {
         for (path, place) in PLACES {
             let body = place.replace('@', &value);
             for (kind, replica) in &replicas {
@@ -119,7 +119,7 @@ fn invalid_input_never_causes_a_server_error() {
                 let text = response.text();
                 assert!(
                     response.status == 200 || (response.status < 500 && refused),
-                    "{what} at {path} {place}: {text}"
+                    "{description} at {path} {place}: {text}"
                 );
             }
         }

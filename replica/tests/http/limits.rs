@@ -22,8 +22,9 @@ fn check(replica: &TestReplica, path: &str, key: &str, most: usize, body: impl F
     assert_eq!(refused.header("x-meridian-error"), Some("too_many_inputs"), "{path}: {}", refused.text());
     assert!([400, 413].contains(&refused.status), "{path}");
     let text = refused.text();
-    let says = [format!("has {} elements", most + 1), format!("limit is {most}"), format!("`{key}`")];
-    for part in says {
+    let expected_message =
+        [format!("has {} elements", most + 1), format!("limit is {most}"), format!("`{key}`")];
+    for part in expected_message {
         assert!(text.contains(&part), "{path}: {part:?} in {text}");
     }
 }
@@ -60,8 +61,8 @@ fn the_limit_of_tokens_of_a_request_applies_one_past_it() {
         replica.embed(&json!({"model": "small", "input": input}))
     };
     assert_eq!(post([20, 10, 10]).status, 200);
-    let says = "the request has 41 tokens and the limit is 40 (`max_request_tokens`)";
-    check_refused(&post([20, 10, 11]), ErrorCode::TooManyTokens, None, says);
+    let expected_message = "the request has 41 tokens and the limit is 40 (`max_request_tokens`)";
+    check_refused(&post([20, 10, 11]), ErrorCode::TooManyTokens, None, expected_message);
 }
 
 #[test]

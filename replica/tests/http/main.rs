@@ -44,11 +44,11 @@ fn texts(count: usize) -> Vec<String> {
 
 /// Compares two vectors up to rounding in different orders of addition.
 #[track_caller]
-fn check_same(given: &[f32], expected: &[f32], what: &str) {
-    assert_eq!(given.len(), HIDDEN, "{what}");
+fn check_same(given: &[f32], expected: &[f32], description: &str) {
+    assert_eq!(given.len(), HIDDEN, "{description}");
     let scale = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     for (a, b) in given.iter().zip(expected) {
-        assert!((a - b).abs() <= 1e-5 * scale, "{what}: {a} and {b}");
+        assert!((a - b).abs() <= 1e-5 * scale, "{description}: {a} and {b}");
     }
 }
 
@@ -195,21 +195,29 @@ fn real_weights_return_the_reference_vectors() {
 
 /// Expected parts of an error response.
 #[track_caller]
-fn check_refused(response: &Response, code: ErrorCode, param: Option<&str>, says: &str) {
+fn check_refused(response: &Response, code: ErrorCode, param: Option<&str>, expected_message: &str) {
     assert_eq!(response.status, code.status(), "{}", response.text());
     assert_eq!(response.header("x-meridian-error"), Some(code.as_str()));
     assert!(response.header("x-request-id").is_some());
     let error = &response.json()["error"];
     assert_eq!((&error["code"], &error["type"]), (&json!(code.as_str()), &json!(code.openai_type())));
     assert_eq!(error["param"], json!(param), "{error}");
-    assert!(error["message"].as_str().expect("a message").contains(says), "{says:?} in {error}");
+    assert!(
+        error["message"].as_str().expect("a message").contains(expected_message),
+        "{expected_message:?} in {error}"
+    );
 }
 
 #[test]
 fn errors_name_the_field_the_limit_and_the_fix() {
     let replica = TestReplica::start("[limits]\nmax_inputs = 4\n");
-    let check = |body: &str, code: ErrorCode, param: Option<&str>, says: &str| {
-        check_refused(&replica.call("POST", "/v1/embeddings", &[], body.as_bytes()), code, param, says);
+    let check = |body: &str, code: ErrorCode, param: Option<&str>, expected_message: &str| {
+        check_refused(
+            &replica.call("POST", "/v1/embeddings", &[], body.as_bytes()),
+            code,
+            param,
+            expected_message,
+        );
     };
     let input = Some("input");
     check("{nonsense", ErrorCode::InvalidJson, None, "line 1 column 2");
@@ -255,8 +263,8 @@ fn the_limit_of_tokens_applies_one_past_it() {
     assert_eq!(replica.vectors(&[text(1, MAX_TOKENS)]).len(), 1);
     let too_long = text(1, MAX_TOKENS + 1);
     let response = replica.embed(&json!({"model": "small", "input": ["w1", too_long]}));
-    let says = "`input[1]` has 129 tokens and the limit of this model is 128";
-    check_refused(&response, ErrorCode::InputTooLong, Some("input"), says);
+    let expected_message = "`input[1]` has 129 tokens and the limit of this model is 128";
+    check_refused(&response, ErrorCode::InputTooLong, Some("input"), expected_message);
     let response = replica.embed(&json!({"model": "small", "input": vec![1; MAX_TOKENS + 1]}));
     check_refused(&response, ErrorCode::InputTooLong, Some("input"), "`input` has 129 tokens");
 }

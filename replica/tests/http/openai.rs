@@ -129,9 +129,9 @@ fn a_prompt_equals_the_text_with_it_and_its_tokens_count() {
 #[test]
 fn an_unknown_prompt_is_rejected() {
     let replica = TestReplica::of(Kind::Prompted, "");
-    let check = |body: Value, says: &str| {
-        let param = Some("prompt_name").filter(|_| !says.contains("token ids")).or(Some("input"));
-        check_refused(&replica.embed(&body), ErrorCode::InvalidValue, param, says);
+    let check = |body: Value, expected_message: &str| {
+        let param = Some("prompt_name").filter(|_| !expected_message.contains("token ids")).or(Some("input"));
+        check_refused(&replica.embed(&body), ErrorCode::InvalidValue, param, expected_message);
     };
     check(json!({"model": "small", "input": "w1", "prompt_name": "passage"}), "\"document\", \"query\"");
     check(json!({"model": "small", "input": [1], "prompt_name": "query"}), "token ids");

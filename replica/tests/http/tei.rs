@@ -26,7 +26,7 @@ fn length(row: &[f64]) -> f64 {
 
 /// Expected error response on a path of TEI.
 #[track_caller]
-fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, says: &str) {
+fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, expected_message: &str) {
     let response = replica.post(path, body);
     let (error_type, status) = replica_api::tei::error::type_and_status(code);
     assert_eq!(response.status, status, "{path}: {}", response.text());
@@ -34,7 +34,7 @@ fn check_tei(replica: &TestReplica, path: &str, body: &Value, code: ErrorCode, s
     let json = response.json();
     assert_eq!(json["error_type"], format!("{error_type:?}"), "{path}");
     let message = json["error"].as_str().expect("a sentence");
-    assert!(message.contains(says), "{path}: {says:?} in {message}");
+    assert!(message.contains(expected_message), "{path}: {expected_message:?} in {message}");
 }
 
 #[test]
@@ -76,8 +76,8 @@ fn long_inputs_are_truncated_only_if_the_request_enables_it() {
         extra.iter().for_each(|(name, value)| body[*name] = value.clone());
         rows(&replica.post_ok("/embed", &body)).swap_remove(0)
     };
-    let says = "`inputs[0]` has 302 tokens and the limit of this model is 128";
-    check_tei(&replica, "/embed", &json!({"inputs": [long]}), ErrorCode::InputTooLong, says);
+    let expected_message = "`inputs[0]` has 302 tokens and the limit of this model is 128";
+    check_tei(&replica, "/embed", &json!({"inputs": [long]}), ErrorCode::InputTooLong, expected_message);
     let cut = ("truncate", json!(true));
     check_close(&embed(&long, std::slice::from_ref(&cut)), &embed(&words[..room].join(" "), &[]));
     let left = ("truncation_direction", json!("left"));
@@ -163,7 +163,7 @@ fn a_request_for_another_task_names_the_task_of_the_model() {
     let similarity = json!({"inputs": {"source_sentence": "w1", "sentences": ["w1"]}});
     let texts = json!({"query": "w1", "texts": ["w1"]});
     let documents = json!({"query": "w1", "documents": ["w1"]});
-    for (replica, path, body, says) in [
+    for (replica, path, body, expected_message) in [
         (&embed, "/predict", &text, "is one that embeds"),
         (&rerank, "/embed", &text, "is a reranker"),
         (&rerank, "/embed_all", &text, "is a reranker"),
@@ -171,16 +171,16 @@ fn a_request_for_another_task_names_the_task_of_the_model() {
         (&classify, "/embed", &text, "is a classifier of 3 labels"),
         (&classify, "/rerank", &texts, "is a classifier of 3 labels"),
     ] {
-        check_tei(replica, path, body, ErrorCode::WrongTask, says);
+        check_tei(replica, path, body, ErrorCode::WrongTask, expected_message);
     }
     let input = json!({"model": "small", "input": "w1"});
-    for (replica, path, body, says) in [
+    for (replica, path, body, expected_message) in [
         (&rerank, "/v1/embeddings", &input, "is a reranker"),
         (&classify, "/v1/rerank", &documents, "is a classifier of 3 labels"),
         (&classify, "/v2/rerank", &documents, "is a classifier of 3 labels"),
         (&embed, "/classify", &input, "is one that embeds"),
     ] {
-        check_refused(&replica.post(path, body), ErrorCode::WrongTask, None, says);
+        check_refused(&replica.post(path, body), ErrorCode::WrongTask, None, expected_message);
     }
     for (replica, task, kind) in [
         (&embed, "embed", "embedding"),

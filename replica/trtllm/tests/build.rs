@@ -84,9 +84,9 @@ const NEW: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmNSt7__cxx1112basic_str
 const OLD: &str = "_ZN12tensorrt_llm8executor8ResponseC1EmSsSt8optional";
 
 #[track_caller]
-fn refused(machine: &InMemoryMachine, says: &[&str]) {
+fn refused(machine: &InMemoryMachine, expected_message: &[&str]) {
     let sentence = find(machine).expect_err("it is rejected");
-    for part in says {
+    for part in expected_message {
         assert!(sentence.contains(part), "{sentence:?} does not contain {part:?}");
     }
     assert!(!sentence.contains('\n'), "{sentence:?} has several lines");
@@ -145,8 +145,9 @@ fn unsupported_versions_are_rejected_by_name() {
         .with("/app/tensorrt_llm/include/tensorrt_llm/executor/executor.h", "class AdditionalModelOutput\n");
     refused(&later, &["has no class Executor", "1.2.x"]);
     for other in [9, 11] {
-        let says = [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 requires TensorRT 10"];
-        refused(&InMemoryMachine::container("1.2.1", other, NEW), &says);
+        let expected_message =
+            [&*format!("is of TensorRT {other};"), "TensorRT-LLM 1.2 requires TensorRT 10"];
+        refused(&InMemoryMachine::container("1.2.1", other, NEW), &expected_message);
     }
     refused(
         &InMemoryMachine::container("1.2.1", 10, OLD),

@@ -165,9 +165,9 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
         peers.push((role.to_string(), peer, Some(role), true));
     }
     for role in [Role::Spoke, Role::Gateway] {
-        let what = format!("{role} elsewhere");
-        let peer = fleet.peer(&what, &fleet.authority, &Subject::named(&name(role, AMERICA)));
-        peers.push((what, peer, Some(role), false));
+        let description = format!("{role} elsewhere");
+        let peer = fleet.peer(&description, &fleet.authority, &Subject::named(&name(role, AMERICA)));
+        peers.push((description, peer, Some(role), false));
     }
     for role in [Role::Spoke, Role::Operator] {
         let uri = name(role, EUROPE);
@@ -178,10 +178,10 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
             ("other authority", &other, subject()),
             ("revoked", &fleet.authority, subject()),
         ];
-        for (what, authority, subject) in cases {
-            let what = format!("{role} {what}");
-            let peer = fleet.peer(&what, authority, &subject);
-            peers.push((what, peer, None, false));
+        for (description, authority, subject) in cases {
+            let description = format!("{role} {description}");
+            let peer = fleet.peer(&description, authority, &subject);
+            peers.push((description, peer, None, false));
         }
     }
     let other_domain = "spiffe://other/operator/jane";
@@ -191,18 +191,18 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
         None,
         false,
     ));
-    let revoked = peers.iter().filter(|(what, ..)| what.ends_with("revoked"));
+    let revoked = peers.iter().filter(|(description, ..)| description.ends_with("revoked"));
     let serials = revoked.map(|(_, peer, ..)| serial(peer)).collect();
     let list = RevocationList { generation: 1, serials };
     std::fs::write(fleet.dir.path().join("identity/revoked.json"), list.to_json()).unwrap();
-    let revoked = peers.iter().find(|(what, ..)| what == "operator revoked").unwrap();
+    let revoked = peers.iter().find(|(description, ..)| description == "operator revoked").unwrap();
     let plan = request("GET", paths::PLAN);
     wait_until("the list is in force", async || {
         verdict(&fleet.client(&revoked.1), &plan).await == "no connection"
     })
     .await;
 
-    for (what, peer, role, is_own_region) in &peers {
+    for (description, peer, role, is_own_region) in &peers {
         let client = fleet.client(peer);
         let mut admitted = BTreeSet::new();
         for endpoint in HUB_ENDPOINTS {
@@ -222,11 +222,11 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
             if found == "yes" {
                 admitted.insert(format!("{} {}", endpoint.method, endpoint.path));
             }
-            assert_eq!(found, expected, "{what}: {} {}", endpoint.method, endpoint.path);
+            assert_eq!(found, expected, "{description}: {} {}", endpoint.method, endpoint.path);
         }
-        println!("{what:24} {}", admitted.into_iter().collect::<Vec<_>>().join(", "));
+        println!("{description:24} {}", admitted.into_iter().collect::<Vec<_>>().join(", "));
     }
-    let operator = fleet.client(&peers.iter().find(|(what, ..)| what == "operator").unwrap().1);
+    let operator = fleet.client(&peers.iter().find(|(description, ..)| description == "operator").unwrap().1);
     let unknown = HubRequest::new(Method::GET, "/v1/unknown", TIMEOUT);
     let error = operator.send::<Value>(&unknown).await.unwrap_err();
     assert_eq!(error.failure.status().map(|status| status.as_u16()), Some(404));

@@ -230,7 +230,7 @@ async fn limit_of_spokes_per_region_is_enforced() {
     hub.stop().await;
 }
 
-/// Two spokes with one name would take each other's place in the table and in the views of operators.
+/// Two spokes with one name would replace each other in the table and in the views of operators.
 #[tokio::test]
 async fn an_instance_name_belongs_to_one_spoke_until_its_lease_has_ended() {
     let dir = tempfile::tempdir().unwrap();

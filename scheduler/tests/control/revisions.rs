@@ -60,10 +60,10 @@ async fn a_held_model_change_is_listed_and_waits_for_its_promotion() {
     apply(&hub, "f32", false).await;
     report(&hub, 1, &[(F32, "f32", 2)]).await;
     let text = |text: &str| Some(text.to_owned());
-    let is = async |what: &str, expected: (&str, &str, Option<&str>)| {
+    let is = async |description: &str, expected: (&str, &str, Option<&str>)| {
         let (precision, current, next) = expected;
         let expected = (precision.to_owned(), text(current), next.map(str::to_owned));
-        hub.wait_for_routes(what, |table| served(table) == expected).await
+        hub.wait_for_routes(description, |table| served(table) == expected).await
     };
     is("the first revision is pinned", ("f32", F32, None)).await;
     let (status, body) = promote(&hub, "d").await;

@@ -48,10 +48,10 @@ impl Lease {
 }
 
 /// Waits for a condition.
-pub(crate) async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(crate) async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
+        assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
         tokio::task::yield_now().await;
     }
 }
@@ -156,13 +156,13 @@ impl Hub {
     /// Long-polls like a gateway until the table meets a condition. Generations must rise meanwhile.
     pub(crate) async fn wait_for_routes(
         &self,
-        what: &str,
+        description: &str,
         holds: impl Fn(&RouteTable) -> bool,
     ) -> RouteTable {
         let begun = Instant::now();
         let mut routes = self.routes().await;
         while !holds(&routes) {
-            assert!(begun.elapsed() < TIMEOUT, "timed out: {what}: {routes:#?}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {description}: {routes:#?}");
             let path = format!("/v1/routes?after={}&wait_ms=1000", routes.generation);
             let (status, _, body) = self.get(&path).await;
             if status == 200 {

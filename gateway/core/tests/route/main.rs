@@ -19,7 +19,7 @@ use std::cmp::Reverse;
 
 /// Situations of each property.
 const SITUATIONS: u64 = 20_000;
-/// Situations in the comparison with the former decision, unless `MERIDIAN_SITUATIONS` says otherwise. A million take half a
+/// Situations in the comparison with the former decision, unless `MERIDIAN_SITUATIONS` is set. A million take half a
 /// minute in the release profile.
 const COMPARED: u64 = 100_000;
 

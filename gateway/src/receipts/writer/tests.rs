@@ -19,19 +19,19 @@ use std::sync::atomic::AtomicU64;
 /// Number of the next attempt.
 static KEYS: AtomicU64 = AtomicU64::new(1);
 
-struct Scene {
+struct Fixture {
     dir: tempfile::TempDir,
     catalogue: Catalogue,
     shared: Arc<Shared>,
     config: ReceiptsConfig,
 }
 
-impl Scene {
-    fn new(file_bytes: u64) -> Scene {
+impl Fixture {
+    fn new(file_bytes: u64) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let key = PseudonymKey::new(b"0123456789abcdef").unwrap();
         let config = ReceiptsConfig { dir: dir.path().join("r"), key, required: false, queue: 4, file_bytes };
-        Scene { dir, catalogue: Catalogue::builtin(), shared: Arc::default(), config }
+        Fixture { dir, catalogue: Catalogue::builtin(), shared: Arc::default(), config }
     }
 
     fn open(&self) -> Writer {
@@ -95,151 +95,151 @@ impl Scene {
 
 #[test]
 fn a_chain_continues_over_files_and_restarts_and_passes_the_audit() {
-    let scene = Scene::new(4_000);
+    let fixture = Fixture::new(4_000);
     for _ in 0..3 {
-        let mut writer = scene.open();
+        let mut writer = fixture.open();
         for number in 0..20 {
             let policy = ["eu", "de & eu"][number % 2];
-            writer.write(&mut vec![scene.finished(&format!("r{number}"), 2, policy)]);
+            writer.write(&mut vec![fixture.finished(&format!("r{number}"), 2, policy)]);
         }
         writer.close();
     }
-    assert!(scene.files().len() > 6, "{:?}", scene.files());
-    scene.check(120, &[]);
-    let report = scene.report();
+    assert!(fixture.files().len() > 6, "{:?}", fixture.files());
+    fixture.check(120, &[]);
+    let report = fixture.report();
     assert_eq!(report.chains.len(), 1);
     assert!(report.chains[0].closed, "{report:#?}");
-    let text: String = scene.files().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+    let text: String = fixture.files().iter().map(|file| fs::read_to_string(file).unwrap()).collect();
     assert!(!text.contains("docs"), "the tenant is not named");
     assert!(text.contains("\"tls\":\"aws/us-east-1\"") && text.contains("\"generation\":\"1.2\""), "{text}");
 }
 
 #[test]
 fn a_torn_last_line_is_truncated_and_reported() {
-    let scene = Scene::new(1 << 20);
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    let fixture = Fixture::new(1 << 20);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 1, "eu")]);
     drop(writer);
-    let file = scene.files().pop().unwrap();
+    let file = fixture.files().pop().unwrap();
     let whole = fs::read(&file).unwrap();
     // Any part of the last line may have reached the disk.
     let last_line = whole[..whole.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
     fs::write(&file, &whole[..last_line + 70]).unwrap();
-    scene.open().close();
+    fixture.open().close();
     assert_eq!(fs::read(&file).unwrap(), &whole[..last_line]);
-    scene.check(0, &[(Kind::UncleanEnd, 1)]);
-    let message = &scene.report().findings[0].message;
+    fixture.check(0, &[(Kind::UncleanEnd, 1)]);
+    let message = &fixture.report().findings[0].message;
     assert!(message.contains("70 bytes of an incomplete line"), "{message}");
 }
 
 #[test]
 fn a_file_without_a_complete_line_is_created_again() {
-    let scene = Scene::new(1 << 20);
-    scene.open().close();
-    let first = scene.files().pop().unwrap();
+    let fixture = Fixture::new(1 << 20);
+    fixture.open().close();
+    let first = fixture.files().pop().unwrap();
     let next = first.to_str().unwrap().replace("00000001.log", "00000002.log");
     fs::write(&next, "0123 {\"ki").unwrap();
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 1, "eu")]);
     writer.close();
-    assert_eq!(scene.files(), [first, PathBuf::from(next)]);
-    scene.check(1, &[]);
+    assert_eq!(fixture.files(), [first, PathBuf::from(next)]);
+    fixture.check(1, &[]);
 }
 
 #[test]
 fn a_chain_that_was_tampered_with_is_left_unchanged() {
-    let scene = Scene::new(1 << 20);
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    let fixture = Fixture::new(1 << 20);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 1, "eu")]);
     writer.close();
-    let file = scene.files().pop().unwrap();
+    let file = fixture.files().pop().unwrap();
     let tampered = fs::read_to_string(&file).unwrap().replace("\"took_us\":1000", "\"took_us\":1001");
     fs::write(&file, &tampered).unwrap();
-    scene.open().close();
+    fixture.open().close();
     assert_eq!(fs::read_to_string(&file).unwrap(), tampered);
-    let report = scene.report();
+    let report = fixture.report();
     assert_eq!(report.chains.len(), 2, "{report:#?}");
-    scene.check(1, &[(Kind::BrokenChain, 1)]);
+    fixture.check(1, &[(Kind::BrokenChain, 1)]);
 }
 
 #[test]
 fn two_processes_in_one_folder_have_a_chain_each() {
-    let scene = Scene::new(1 << 20);
-    let (mut old, mut new) = (scene.open(), scene.open());
+    let fixture = Fixture::new(1 << 20);
+    let (mut old, mut new) = (fixture.open(), fixture.open());
     assert_ne!(old.chain(), new.chain());
-    new.write(&mut vec![scene.finished("new", 1, "eu")]);
-    old.write(&mut vec![scene.finished("old", 1, "eu")]);
+    new.write(&mut vec![fixture.finished("new", 1, "eu")]);
+    old.write(&mut vec![fixture.finished("old", 1, "eu")]);
     let last = old.chain().to_owned();
     old.close();
     // If both began in the same millisecond, their random suffixes decide which sorts last.
     let newest = new.chain().max(&last).to_owned();
     new.close();
-    scene.check(2, &[]);
-    assert_eq!(scene.open().chain(), newest, "the newest is continued");
+    fixture.check(2, &[]);
+    assert_eq!(fixture.open().chain(), newest, "the newest is continued");
 }
 
 #[test]
 fn failed_writes_become_a_gap_at_the_next_successful_write() {
-    let scene = Scene::new(1);
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    let fixture = Fixture::new(1);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 1, "eu")]);
     // No file can be created in a missing directory.
-    let away = scene.dir.path().join("away");
-    fs::rename(&scene.config.dir, &away).unwrap();
+    let away = fixture.dir.path().join("away");
+    fs::rename(&fixture.config.dir, &away).unwrap();
     for request in ["b", "c"] {
-        writer.write(&mut vec![scene.finished(request, 3, "eu")]);
-        assert!(scene.shared.failing());
+        writer.write(&mut vec![fixture.finished(request, 3, "eu")]);
+        assert!(fixture.shared.failing());
     }
     assert_eq!(
-        (scene.shared.counts.written.get(), scene.shared.counts.lost.of(GapReason::Disk).get()),
+        (fixture.shared.counts.written.get(), fixture.shared.counts.lost.of(GapReason::Disk).get()),
         (1, 6)
     );
-    fs::rename(&away, &scene.config.dir).unwrap();
-    writer.write(&mut vec![scene.finished("d", 1, "eu")]);
-    assert!(!scene.shared.failing());
+    fs::rename(&away, &fixture.config.dir).unwrap();
+    writer.write(&mut vec![fixture.finished("d", 1, "eu")]);
+    assert!(!fixture.shared.failing());
     writer.close();
-    scene.check(2, &[(Kind::Gap, 1)]);
-    assert_eq!(scene.report().missing, 6, "written and missing receipts add up");
+    fixture.check(2, &[(Kind::Gap, 1)]);
+    assert_eq!(fixture.report().missing, 6, "written and missing receipts add up");
 }
 
 #[test]
 fn a_partial_write_is_truncated() {
-    let scene = Scene::new(1 << 20);
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 1, "eu")]);
+    let fixture = Fixture::new(1 << 20);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 1, "eu")]);
     // Like a full disk: half a line is written, and the write fails. /dev/full fails every write.
     let file = writer.file.replace(OpenOptions::new().append(true).open("/dev/full").unwrap());
-    writer.write(&mut vec![scene.finished("b", 1, "eu"), scene.finished("c", 1, "de")]);
-    assert!(scene.shared.failing() && writer.dirty);
+    writer.write(&mut vec![fixture.finished("b", 1, "eu"), fixture.finished("c", 1, "de")]);
+    assert!(fixture.shared.failing() && writer.dirty);
     writer.file = file;
     writer.file.as_mut().unwrap().write_all(b"half a li").unwrap();
-    writer.write(&mut vec![scene.finished("d", 1, "de")]);
+    writer.write(&mut vec![fixture.finished("d", 1, "de")]);
     writer.close();
-    scene.check(2, &[(Kind::Gap, 1)]);
-    assert_eq!(scene.report().missing, 2);
+    fixture.check(2, &[(Kind::Gap, 1)]);
+    assert_eq!(fixture.report().missing, 2);
 }
 
 #[test]
 fn receipts_that_failed_to_sync_become_a_gap_and_a_new_file_is_created() {
-    let scene = Scene::new(1 << 20);
-    let mut writer = scene.open();
-    writer.write(&mut vec![scene.finished("a", 2, "eu")]);
+    let fixture = Fixture::new(1 << 20);
+    let mut writer = fixture.open();
+    writer.write(&mut vec![fixture.finished("a", 2, "eu")]);
     // A pipe cannot be synced.
     let (_reader, pipe) = io::pipe().unwrap();
     writer.file = Some(File::from(std::os::fd::OwnedFd::from(pipe)));
     writer.sync();
-    assert!(scene.shared.failing());
-    writer.write(&mut vec![scene.finished("b", 1, "eu")]);
+    assert!(fixture.shared.failing());
+    writer.write(&mut vec![fixture.finished("b", 1, "eu")]);
     writer.close();
-    scene.check(3, &[(Kind::Gap, 1)]);
-    assert_eq!((scene.report().missing, scene.files().len()), (2, 2));
+    fixture.check(3, &[(Kind::Gap, 1)]);
+    assert_eq!((fixture.report().missing, fixture.files().len()), (2, 2));
 }
 
 #[tokio::test]
 async fn a_full_queue_never_blocks_and_its_lost_receipts_become_a_gap() {
-    let scene = Scene::new(1 << 20);
-    let shared = scene.shared.clone();
-    let (queue, mut messages) = mpsc::channel(scene.config.queue);
+    let fixture = Fixture::new(1 << 20);
+    let shared = fixture.shared.clone();
+    let (queue, mut messages) = mpsc::channel(fixture.config.queue);
     let recorder = super::super::Recorder {
         queue,
         shared: shared.clone(),
@@ -252,40 +252,40 @@ async fn a_full_queue_never_blocks_and_its_lost_receipts_become_a_gap() {
     let slot = recorder.reserve();
     assert!(slot.is_some());
     for number in 0..5 {
-        recorder.record(scene.finished(&number.to_string(), 2, "eu"), None);
+        recorder.record(fixture.finished(&number.to_string(), 2, "eu"), None);
     }
     assert!(recorder.reserve().is_none(), "all slots are taken");
     assert_eq!((recorder.queue.capacity(), shared.counts.lost.of(GapReason::QueueFull).get()), (0, 4));
-    recorder.record(scene.finished("reserved", 1, "eu"), slot);
+    recorder.record(fixture.finished("reserved", 1, "eu"), slot);
     drop(recorder);
-    let mut writer = scene.open();
+    let mut writer = fixture.open();
     let mut batch = Vec::new();
     messages.recv_many(&mut batch, 100).await;
     writer.write(&mut batch);
     writer.close();
-    scene.check(7, &[(Kind::Gap, 1)]);
-    assert_eq!(scene.report().missing, 4);
+    fixture.check(7, &[(Kind::Gap, 1)]);
+    assert_eq!(fixture.report().missing, 4);
 }
 
 #[test]
 fn a_policy_is_written_once_per_file_and_again_after_the_cache_was_cleared() {
-    let scene = Scene::new(1 << 20);
-    let mut writer = scene.open();
+    let fixture = Fixture::new(1 << 20);
+    let mut writer = fixture.open();
     for _ in 0..3 {
-        writer.write(&mut vec![scene.finished("a", 1, "eu"), scene.finished("b", 1, "anywhere")]);
+        writer.write(&mut vec![fixture.finished("a", 1, "eu"), fixture.finished("b", 1, "anywhere")]);
     }
-    let policies = |scene: &Scene| {
-        let text = fs::read_to_string(scene.files().pop().unwrap()).unwrap();
+    let policies = |fixture: &Fixture| {
+        let text = fs::read_to_string(fixture.files().pop().unwrap()).unwrap();
         text.lines().filter(|line| line.contains("\"kind\":\"policy\"")).count()
     };
-    assert_eq!(policies(&scene), 2);
+    assert_eq!(policies(&fixture), 2);
     writer.policies_known = POLICIES_MAX;
     writer.write(&mut vec![
-        scene.finished("c", 1, "eu"),
-        scene.finished("d", 1, "de"),
-        scene.finished("e", 1, "eu"),
+        fixture.finished("c", 1, "eu"),
+        fixture.finished("d", 1, "de"),
+        fixture.finished("e", 1, "eu"),
     ]);
-    assert_eq!(policies(&scene), 4, "the cache was cleared at the second policy");
+    assert_eq!(policies(&fixture), 4, "the cache was cleared at the second policy");
     writer.close();
-    scene.check(9, &[]);
+    fixture.check(9, &[]);
 }

@@ -1,13 +1,13 @@
 //! Authentication and limits at the gateway, and its error responses: over real sockets, before a scripted region.
 
-mod scene;
+mod fixture;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use fixture::{Fixture, SPEED, header};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair};
-use scene::{SPEED, Scene, header};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,16 +35,16 @@ priorities = ['interactive']
 
 #[tokio::test]
 async fn a_rate_limit_rejection_has_the_headers_of_openai() {
-    let scene = Scene::start(TENANTS).await;
+    let fixture = Fixture::start(TENANTS).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
     for left in ["1", "0"] {
-        let response = scene.post("LIMITED", &[], body.clone()).await;
+        let response = fixture.post("LIMITED", &[], body.clone()).await;
         assert_eq!(
             (response.status().as_u16(), header(&response, "x-ratelimit-remaining-requests")),
             (200, left)
         );
     }
-    let refused = scene.post("LIMITED", &[], body).await;
+    let refused = fixture.post("LIMITED", &[], body).await;
     assert_eq!(
         (refused.status().as_u16(), header(&refused, "x-meridian-error")),
         (429, "rate_limit_exceeded")
@@ -60,9 +60,9 @@ async fn a_rate_limit_rejection_has_the_headers_of_openai() {
 /// The client declares a body and sends none of it, so the response cannot depend on it.
 #[tokio::test]
 async fn a_request_above_the_rate_limit_is_rejected_before_its_body_is_read() {
-    let scene = Scene::start(TENANTS).await;
+    let fixture = Fixture::start(TENANTS).await;
     let check = async |length: usize, status: u16, words: &[&str]| {
-        let (answered, text) = scene.head_only("LIMITED", "", length).await;
+        let (answered, text) = fixture.head_only("LIMITED", "", length).await;
         assert_eq!(answered, status, "{text}");
         for word in words {
             assert!(text.contains(word), "{word} in {text}");
@@ -73,21 +73,21 @@ async fn a_request_above_the_rate_limit_is_rejected_before_its_body_is_read() {
     let body = json!({"model": "m", "input": "x"}).to_string();
     for _ in 0..2 {
         assert_eq!(
-            scene.post("LIMITED", &[], body.clone()).await.status(),
+            fixture.post("LIMITED", &[], body.clone()).await.status(),
             200,
             "the rejected request consumed no tokens"
         );
     }
     check(body.len(), 429, &["rate_limit_exceeded", "x-ratelimit-remaining-requests: 0"]).await;
-    assert_eq!(scene.region.requests(), 2);
+    assert_eq!(fixture.region.requests(), 2);
 }
 
 /// A rejected client usually retries soon, and keeps its connection for that.
 #[tokio::test]
 async fn a_rejection_before_the_body_keeps_the_connection() {
-    let scene = Scene::start(TENANTS).await;
+    let fixture = Fixture::start(TENANTS).await;
     let body = json!({"model": "m", "input": "x"}).to_string();
-    let mut line = scene.line().await;
+    let mut line = fixture.line().await;
     for expected in [200, 200, 429, 429, 429] {
         assert_eq!(line.post("LIMITED", &body).await, expected);
     }
@@ -95,26 +95,26 @@ async fn a_rejection_before_the_body_keeps_the_connection() {
 
 #[tokio::test]
 async fn more_inputs_than_the_burst_are_rejected_with_the_limit() {
-    let scene = Scene::start(TENANTS).await;
+    let fixture = Fixture::start(TENANTS).await;
     let body = |inputs: usize| json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
-    let refused = scene.post("LIMITED", &[], body(4)).await;
+    let refused = fixture.post("LIMITED", &[], body(4)).await;
     assert_eq!((refused.status().as_u16(), header(&refused, "x-meridian-error")), (400, "too_many_inputs"));
     assert_eq!(header(&refused, "x-ratelimit-remaining-requests"), "2", "it was given back");
-    assert_eq!(scene.post("LIMITED", &[], body(3)).await.status(), 200);
+    assert_eq!(fixture.post("LIMITED", &[], body(3)).await.status(), 200);
 }
 
 #[tokio::test]
 async fn the_region_receives_the_priority_that_the_tenant_may_use() {
-    let scene = Scene::start(TENANTS).await;
+    let fixture = Fixture::start(TENANTS).await;
     let check =
         async |key: &str, requested: Option<&str>, inputs: usize, expected: Result<(&str, &str), &str>| {
             let body = json!({"model": "m", "input": vec!["x"; inputs]}).to_string();
             let headers: Vec<_> =
                 requested.map(|priority| ("x-meridian-priority", priority)).into_iter().collect();
-            let response = scene.post(key, &headers, body).await;
+            let response = fixture.post(key, &headers, body).await;
             let reported = header(&response, "x-meridian-priority").to_owned();
             let actual = match response.status().as_u16() {
-                200 => Ok((scene.region.priority(), reported)),
+                200 => Ok((fixture.region.priority(), reported)),
                 _ => Err(header(&response, "x-meridian-error").to_owned()),
             };
             let actual = actual
@@ -153,7 +153,7 @@ async fn a_token_authenticates_the_tenant_that_its_issuer_names() {
     let x = URL_SAFE_NO_PAD.encode(ed.public_key().as_ref());
     let jwks = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "1", "x": x}]}).to_string();
     let files = [("jwks.json", jwks), ("secret", SECRET.to_owned())];
-    let scene = Scene::with_files(tenants, &files).await;
+    let fixture = Fixture::with_files(tenants, &files).await;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let claims = |iss: &str, tenant: &str, exp: u64| json!({"iss": iss, "aud": "m", "tenant": tenant, "org": tenant, "exp": exp});
     let by_ed = |message: &[u8]| ed.sign(message).as_ref().to_vec();
@@ -163,13 +163,13 @@ async fn a_token_authenticates_the_tenant_that_its_issuer_names() {
     let (eddsa, hs256) = (json!({"alg": "EdDSA", "kid": "1"}), json!({"alg": "HS256"}));
     let body = json!({"model": "m", "input": "x"}).to_string();
     let check = async |token: String, expected: Result<&str, &str>| {
-        let response = scene.post(&token, &[], body.clone()).await;
+        let response = fixture.post(&token, &[], body.clone()).await;
         let (status, code) = (response.status().as_u16(), header(&response, "x-meridian-error").to_owned());
         let challenge = header(&response, "www-authenticate").to_owned();
         let text = response.text().await.unwrap();
         match expected {
             Ok(priority) => {
-                assert_eq!((status, scene.region.priority()), (200, priority.to_owned()), "{text}")
+                assert_eq!((status, fixture.region.priority()), (200, priority.to_owned()), "{text}")
             }
             Err(word) => {
                 assert_eq!((status, code.as_str()), (401, "invalid_token"), "{text}");
@@ -208,9 +208,9 @@ async fn a_token_authenticates_the_tenant_that_its_issuer_names() {
     let (signed, signature) = good.rsplit_once('.').unwrap();
     let other = if signature.starts_with('A') { 'B' } else { 'A' };
     check(format!("{signed}.{other}{}", &signature[1..]), Err("signature")).await;
-    let stranger = scene.post("no.such", &[], body.clone()).await;
-    assert_eq!(header(&stranger, "x-meridian-error"), "invalid_api_key");
-    assert_eq!(scene.post("KEYS", &[], body.clone()).await.status(), 200);
+    let unauthorized = fixture.post("no.such", &[], body.clone()).await;
+    assert_eq!(header(&unauthorized, "x-meridian-error"), "invalid_api_key");
+    assert_eq!(fixture.post("KEYS", &[], body.clone()).await.status(), 200);
 }
 
 const TWO: &str = "\
@@ -236,22 +236,24 @@ fn of_tokens(tokens: u64) -> String {
 /// A queue of the aggressor's requests while the engine is frozen: rejections on the head, and their errors.
 #[tokio::test]
 async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_read() {
-    let scene = Arc::new(Scene::start(TWO).await);
-    scene.region.frozen.send_replace(true);
+    let fixture = Arc::new(Fixture::start(TWO).await);
+    fixture.region.frozen.send_replace(true);
     // Four seconds of interactive work, in forty requests.
     let mut held = tokio::task::JoinSet::new();
     for _ in 0..40 {
-        let scene = scene.clone();
+        let fixture = fixture.clone();
         held.spawn(
-            async move { scene.post("AGGRESSOR", &[], of_tokens(SPEED / 10)).await.status().as_u16() },
+            async move { fixture.post("AGGRESSOR", &[], of_tokens(SPEED / 10)).await.status().as_u16() },
         );
     }
     let interactive = "x-meridian-priority: interactive\r\n";
     // The reports show the queue, and the aggressor, the only tenant so far, is rejected for lack of capacity.
     let refused = loop {
-        let before = scene.region.waiting();
-        let quick =
-            tokio::time::timeout(Duration::from_millis(100), scene.head_only("AGGRESSOR", interactive, 100));
+        let before = fixture.region.waiting();
+        let quick = tokio::time::timeout(
+            Duration::from_millis(100),
+            fixture.head_only("AGGRESSOR", interactive, 100),
+        );
         match quick.await {
             Ok(response) if before >= 4 * SPEED => break response,
             Ok(response) => panic!("refused with {before} tokens before it: {response:?}"),
@@ -265,20 +267,20 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     assert!((2_900..=3_300).contains(&wait_ms), "{wait_ms}: of four seconds one may stay");
     // It can be explained, although its body was never read.
     let identified = format!("{interactive}x-request-id: shed\r\n");
-    assert_eq!(scene.head_only("AGGRESSOR", &identified, 100).await.0, 503);
-    let explained = scene.explain("shed").await;
+    assert_eq!(fixture.head_only("AGGRESSOR", &identified, 100).await.0, 503);
+    let explained = fixture.explain("shed").await;
     assert_eq!((&explained["regions"][0]["rank"], &explained["attempts"]), (&json!(1), &json!([])));
     assert_eq!(explained["regions"][0]["region"], explained["admission_pool"]);
     assert!(explained["rejection"]["retry_after_ms"].is_number(), "{explained:#}");
     // Bulk is rejected together with interactive requests.
-    let bulk = scene.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
+    let bulk = fixture.head_only("NEIGHBOUR", "x-meridian-priority: bulk\r\n", 100).await;
     assert!(bulk.0 == 503 && bulk.1.contains("bulk requests are rejected"), "{bulk:?}");
     // The neighbour is admitted, and from then on the aggressor's errors name its share.
-    let neighbour = scene.clone();
+    let neighbour = fixture.clone();
     let let_in =
         tokio::spawn(async move { neighbour.post("NEIGHBOUR", &[], of_tokens(10)).await.status().as_u16() });
     let refused = loop {
-        let refused = scene.head_only("AGGRESSOR", interactive, 100).await;
+        let refused = fixture.head_only("AGGRESSOR", interactive, 100).await;
         if refused.0 != 503 {
             break refused;
         }
@@ -286,22 +288,22 @@ async fn under_overload_a_tenant_above_its_share_is_rejected_before_its_body_is_
     assert!(refused.0 == 429 && refused.1.contains("more in flight than its share"), "{refused:?}");
     // A request with a short deadline is rejected for that, before shares are compared.
     let hasty = format!("{interactive}x-meridian-timeout-ms: 1000\r\n");
-    let hasty = scene.head_only("NEIGHBOUR", &hasty, 100).await;
+    let hasty = fixture.head_only("NEIGHBOUR", &hasty, 100).await;
     assert!(hasty.0 == 503 && hasty.1.contains("longer than the timeout of this one"), "{hasty:?}");
     assert!(!let_in.is_finished());
-    scene.region.frozen.send_replace(false);
+    fixture.region.frozen.send_replace(false);
     assert_eq!(let_in.await.unwrap(), 200);
     while let Some(status) = held.join_next().await {
         assert_eq!(status.unwrap(), 200, "every admitted request is served");
     }
     // When the queue is empty, all tenants are admitted again.
-    while scene.post("AGGRESSOR", &[], of_tokens(10)).await.status() != 200 {}
+    while fixture.post("AGGRESSOR", &[], of_tokens(10)).await.status() != 200 {}
 }
 
 /// Sends requests at a fixed rate for a while, independent of responses; returns the times of the successful ones, and
 /// the number of others.
 async fn sends(
-    scene: &Arc<Scene>,
+    fixture: &Arc<Fixture>,
     bearer: &'static str,
     per_second: u32,
     lasts: Duration,
@@ -311,9 +313,9 @@ async fn sends(
     for number in 0..(lasts.as_secs_f64() * f64::from(per_second)) as u32 {
         let due = began + number * Duration::from_secs(1) / per_second;
         tokio::time::sleep_until(due.into()).await;
-        let scene = scene.clone();
+        let fixture = fixture.clone();
         in_flight.spawn(async move {
-            let response = scene.post(bearer, &[], of_tokens(20)).await;
+            let response = fixture.post(bearer, &[], of_tokens(20)).await;
             (response.status().as_u16(), due.elapsed())
         });
     }
@@ -330,7 +332,7 @@ async fn sends(
 
 /// Sends the same over a number of connections in closed loops; returns the numbers of successful and other responses.
 async fn hammers(
-    scene: &Arc<Scene>,
+    fixture: &Arc<Fixture>,
     bearer: &'static str,
     per_second: u32,
     lasts: Duration,
@@ -339,48 +341,48 @@ async fn hammers(
     let began = Instant::now();
     let mut lines = tokio::task::JoinSet::new();
     for place in 0..LINES {
-        let mut line = scene.line().await;
+        let mut line = fixture.line().await;
         lines.spawn(async move {
             let body = of_tokens(20);
-            let (mut through, mut refused) = (0, 0);
+            let (mut admitted, mut refused) = (0, 0);
             for number in
                 (place..(lasts.as_secs_f64() * f64::from(per_second)) as u32).step_by(LINES as usize)
             {
                 tokio::time::sleep_until((began + number * Duration::from_secs(1) / per_second).into()).await;
                 match line.post(bearer, &body).await {
-                    200 => through += 1,
+                    200 => admitted += 1,
                     _ => refused += 1,
                 }
             }
-            (through, refused)
+            (admitted, refused)
         });
     }
     lines.join_all().await.into_iter().fold((0, 0), |(a, b), (c, d)| (a + c, b + d))
 }
 
 /// Prints the figures; the times depend on this machine and its load, so only load-independent properties are asserted.
-/// The same in simulated time, asserted to a tenth: `gateway_core::shed`.
+/// The simulation in `gateway_core::shed` asserts the same bounds to a tenth.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_aggressor_at_twenty_times_its_limit_harms_only_itself() {
     const LASTS: Duration = Duration::from_secs(4);
-    let scene = Arc::new(Scene::start(TWO).await);
-    sends(&scene, "NEIGHBOUR", 100, LASTS / 4).await;
-    let (alone, _) = sends(&scene, "NEIGHBOUR", 100, LASTS).await;
+    let fixture = Arc::new(Fixture::start(TWO).await);
+    sends(&fixture, "NEIGHBOUR", 100, LASTS / 4).await;
+    let (alone, _) = sends(&fixture, "NEIGHBOUR", 100, LASTS).await;
     // A second earlier, in which it uses the burst that its limit allows.
-    let aggressor = hammers(&scene, "HELD", 20 * 50, LASTS + LASTS / 4);
+    let aggressor = hammers(&fixture, "HELD", 20 * 50, LASTS + LASTS / 4);
     let neighbour = async {
         tokio::time::sleep(LASTS / 4).await;
-        sends(&scene, "NEIGHBOUR", 100, LASTS).await
+        sends(&fixture, "NEIGHBOUR", 100, LASTS).await
     };
-    let ((beside, lost), (through, refused)) = tokio::join!(neighbour, aggressor);
+    let ((contended, lost), (admitted, refused)) = tokio::join!(neighbour, aggressor);
     let at = |times: &[Duration], part: usize| times[times.len() * part / 100].as_secs_f64() * 1e3;
     println!(
-        "neighbour, ms: uncontended p50 {:.1} p99 {:.1}, with the aggressor p50 {:.1} p99 {:.1}; aggressor: {through} let through, {refused} refused",
+        "neighbour, ms: uncontended p50 {:.1} p99 {:.1}, with the aggressor p50 {:.1} p99 {:.1}; aggressor: {admitted} let through, {refused} refused",
         at(&alone, 50),
         at(&alone, 99),
-        at(&beside, 50),
-        at(&beside, 99),
+        at(&contended, 50),
+        at(&contended, 99),
     );
-    assert_eq!((lost, beside.len()), (0, 400));
-    assert!(through <= 50 * 6 + 10, "{through}: its rate, and one burst");
+    assert_eq!((lost, contended.len()), (0, 400));
+    assert!(admitted <= 50 * 6 + 10, "{admitted}: its rate, and one burst");
 }

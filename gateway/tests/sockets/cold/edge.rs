@@ -1,6 +1,6 @@
 //! Cold starts through a gateway, between a region without replicas and one with them.
 
-use super::scene::{Edge, FAR, NEAR, Region, name, wait_until};
+use super::fixture::{Edge, FAR, NEAR, Region, name, wait_until};
 use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

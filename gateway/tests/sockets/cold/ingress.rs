@@ -1,6 +1,6 @@
 //! Held requests at an ingress.
 
-use super::scene::{ClientResponse, NEAR, Region, name, wait_until};
+use super::fixture::{ClientResponse, NEAR, Region, name, wait_until};
 use regions::catalogue::Catalogue;
 use regions::deployment::parse_deployments;
 use regions::route::RouteTable;

@@ -2,5 +2,5 @@
 //! scripted and become ready on command; everything else is real.
 
 mod edge;
+mod fixture;
 mod ingress;
-mod scene;

@@ -1,8 +1,8 @@
 //! Client errors and client disconnects eject no region.
 
 use super::clients::RegionProtocol;
+use super::fixture::{AMERICA, EUROPE, Fixture, JAPAN};
 use super::region::Script::*;
-use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
 use reqwest::Method;
 use serde_json::Value;
 use std::time::Duration;
@@ -10,21 +10,22 @@ use std::time::Duration;
 /// Number of HEAD requests that kept a healthy region ejected when HEAD was forwarded.
 const MANY: usize = 45;
 
-async fn scene(region_protocol: RegionProtocol) -> Scene {
-    Scene::start(region_protocol.config(), [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await
+async fn fixture(region_protocol: RegionProtocol) -> Fixture {
+    Fixture::start(region_protocol.config(), [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)])
+        .await
 }
 
 /// Returns the circuit breaker state of each region.
-async fn circuits(scene: &Scene) -> Vec<String> {
-    let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
+async fn circuits(fixture: &Fixture) -> Vec<String> {
+    let routes = fixture.client.get(format!("{}/routes", fixture.operations)).send().await.unwrap();
     let routes: Value = routes.json().await.unwrap();
     let regions = routes["regions"].as_array().unwrap();
     regions.iter().map(|region| region["circuit"]["state"].as_str().unwrap_or("none").to_owned()).collect()
 }
 
-async fn nobody_is_ejected(scene: &Scene, after: &str) {
-    assert_eq!(circuits(scene).await, ["closed"; 3], "after {after}");
-    let response = scene.send("anywhere", &[]).await.unwrap();
+async fn nobody_is_ejected(fixture: &Fixture, after: &str) {
+    assert_eq!(circuits(fixture).await, ["closed"; 3], "after {after}");
+    let response = fixture.send("anywhere", &[]).await.unwrap();
     let region = response.headers()["x-meridian-region"].to_str().unwrap();
     assert_eq!((response.status().as_u16(), region), (200, AMERICA), "after {after}");
 }
@@ -36,10 +37,10 @@ fn header(response: &reqwest::Response, name: &str) -> String {
 #[tokio::test]
 async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_region() {
     for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
-        let scene = scene(region_protocol).await;
-        let info = scene.url.replace("/v1/embeddings", "/deployments/anywhere/info");
+        let fixture = fixture(region_protocol).await;
+        let info = fixture.url.replace("/v1/embeddings", "/deployments/anywhere/info");
         let send = async |method: Method| {
-            let request = scene.client.request(method, &info).bearer_auth("k");
+            let request = fixture.client.request(method, &info).bearer_auth("k");
             request.header("x-meridian-timeout-ms", "2500").send().await.unwrap()
         };
         let get = send(Method::GET).await;
@@ -51,60 +52,61 @@ async fn a_head_request_has_the_response_of_get_without_its_body_and_ejects_no_r
             assert_eq!(seen, (200, length.clone()), "{region_protocol:?}");
             assert_eq!(head.bytes().await.unwrap().len(), 0, "{region_protocol:?}");
         }
-        nobody_is_ejected(&scene, "HEAD requests").await;
+        nobody_is_ejected(&fixture, "HEAD requests").await;
     }
 }
 
 #[tokio::test]
 async fn an_unsupported_method_is_rejected_with_the_allowed_ones() {
-    let scene = scene(RegionProtocol::Http1).await;
+    let fixture = fixture(RegionProtocol::Http1).await;
     let allowed = async |method: Method, path: &str| {
-        let url = scene.url.replace("/v1/embeddings", path);
-        let response = scene.client.request(method, url).bearer_auth("k").send().await.unwrap();
+        let url = fixture.url.replace("/v1/embeddings", path);
+        let response = fixture.client.request(method, url).bearer_auth("k").send().await.unwrap();
         (response.status().as_u16(), header(&response, "allow"))
     };
     for method in [Method::HEAD, Method::GET, Method::DELETE] {
         assert_eq!(allowed(method, "/v1/embeddings").await, (405, "POST".to_owned()));
     }
     assert_eq!(allowed(Method::POST, "/deployments/anywhere/info").await, (405, "GET, HEAD".to_owned()));
-    assert_eq!(scene.requests(), [0; 3], "no region receives it");
+    assert_eq!(fixture.requests(), [0; 3], "no region receives it");
 }
 
 #[tokio::test]
 async fn timeouts_chosen_by_clients_and_disconnects_eject_no_region() {
-    let scene = scene(RegionProtocol::Http1).await;
-    let america = &scene.regions[AMERICA];
+    let fixture = fixture(RegionProtocol::Http1).await;
+    let america = &fixture.regions[AMERICA];
     // From here on the gateway knows the response time of the region.
     for _ in 0..20 {
-        assert_eq!(scene.send("anywhere", &[]).await.unwrap().status(), 200);
+        assert_eq!(fixture.send("anywhere", &[]).await.unwrap().status(), 200);
     }
     let slow = Takes(Duration::from_millis(60));
     america.script.send_replace(slow);
     for _ in 0..MANY {
-        let response = scene.send("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
+        let response = fixture.send("anywhere", &[("x-meridian-timeout-ms", "5")]).await.unwrap();
         assert_eq!(response.status(), 504);
     }
     // A slower region would be hedged, so it is fast again before the next request.
     america.script.send_replace(Responds);
-    nobody_is_ejected(&scene, "short timeouts").await;
+    nobody_is_ejected(&fixture, "short timeouts").await;
     america.script.send_replace(slow);
     for _ in 0..MANY {
-        let disconnects = tokio::time::timeout(Duration::from_millis(10), scene.send("anywhere", &[])).await;
+        let disconnects =
+            tokio::time::timeout(Duration::from_millis(10), fixture.send("anywhere", &[])).await;
         assert!(disconnects.is_err(), "the region takes longer");
     }
     america.script.send_replace(Responds);
-    nobody_is_ejected(&scene, "disconnects").await;
+    nobody_is_ejected(&fixture, "disconnects").await;
 }
 
 /// Both have almost no tokens, and so the same size class.
 #[tokio::test]
 async fn requests_without_computation_do_not_shorten_the_timeout_of_others() {
-    let scene = scene(RegionProtocol::Http1).await;
+    let fixture = fixture(RegionProtocol::Http1).await;
     for _ in 0..MANY {
-        assert_eq!(scene.any("GET", "/deployments/anywhere/info", "").await.0, 200);
+        assert_eq!(fixture.any("GET", "/deployments/anywhere/info", "").await.0, 200);
     }
-    scene.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(250)));
+    fixture.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(250)));
     for _ in 0..4 {
-        nobody_is_ejected(&scene, "requests for /info").await;
+        nobody_is_ejected(&fixture, "requests for /info").await;
     }
 }

@@ -1,6 +1,6 @@
 //! The two client protocols: plaintext HTTP/1.1, and HTTP/2 over TLS. Responses and records are the same.
 
-use super::scene::Scene;
+use super::fixture::Fixture;
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request};
@@ -55,19 +55,19 @@ pub(crate) struct ClientResponse {
 }
 
 impl Client {
-    /// Connects a client; the scene uses TLS if the protocol does.
-    pub(crate) async fn of(scene: &Scene, client_protocol: ClientProtocol) -> Client {
+    /// Connects a client; the fixture uses TLS if the protocol does.
+    pub(crate) async fn of(fixture: &Fixture, client_protocol: ClientProtocol) -> Client {
         match client_protocol {
-            ClientProtocol::Http1 => Client::Http1(scene.client.clone(), scene.url.clone()),
+            ClientProtocol::Http1 => Client::Http1(fixture.client.clone(), fixture.url.clone()),
             ClientProtocol::Http2OverTls => {
                 let mut roots = RootCertStore::empty();
-                roots.add(scene.certificate.clone()).unwrap();
+                roots.add(fixture.certificate.clone()).unwrap();
                 let provider = Arc::new(rustls::crypto::ring::default_provider());
                 let builder = ClientConfig::builder_with_provider(provider);
                 let builder = builder.with_safe_default_protocol_versions().unwrap();
                 let mut config = builder.with_root_certificates(roots).with_no_client_auth();
                 config.alpn_protocols = vec![b"h2".to_vec()];
-                let stream = TcpStream::connect(scene.address).await.unwrap();
+                let stream = TcpStream::connect(fixture.address).await.unwrap();
                 stream.set_nodelay(true).unwrap();
                 let name = ServerName::try_from("localhost").unwrap();
                 let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();

@@ -1,8 +1,8 @@
 //! Faults of the nearest of three regions: tests check the response of a client, and a bench measures its time.
 
 use super::clients::{Client, ClientProtocol, ClientResponse, RegionProtocol};
+use super::fixture::{AMERICA, EUROPE, Fixture, JAPAN, TLS};
 use super::region::{BACKLOG, ListenerState, Script, Script::*};
-use super::scene::{AMERICA, EUROPE, JAPAN, Scene, TLS};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -42,34 +42,34 @@ impl Fault {
     ];
 }
 
-/// Scene that has served a number of requests, and its client. No fault yet: each region takes `takes`.
-pub(crate) struct FaultScene {
-    pub(crate) scene: Scene,
+/// Fixture that has served a number of requests, and its client. No fault yet: each region takes `takes`.
+pub(crate) struct FaultFixture {
+    pub(crate) fixture: Fixture,
     client: Client,
     /// Connections that keep the accept queue full.
     queue: Vec<TcpStream>,
 }
 
-impl FaultScene {
+impl FaultFixture {
     pub(crate) async fn healthy(
         client_protocol: ClientProtocol,
         region_protocol: RegionProtocol,
         model: &str,
         takes: Duration,
         requests: usize,
-    ) -> FaultScene {
+    ) -> FaultFixture {
         let scripts = [AMERICA, EUROPE, JAPAN].map(|id| (id, Takes(takes)));
         let tls = match client_protocol {
             ClientProtocol::Http1 => "",
             ClientProtocol::Http2OverTls => TLS,
         };
-        let scene = Scene::start(&format!("{}{tls}", region_protocol.config()), scripts).await;
-        let client = Client::of(&scene, client_protocol).await;
+        let fixture = Fixture::start(&format!("{}{tls}", region_protocol.config()), scripts).await;
+        let client = Client::of(&fixture, client_protocol).await;
         for _ in 0..requests {
             let seen = client.send(model, &[]).await;
             assert_eq!(seen.status, 200, "{seen:?}");
         }
-        FaultScene { scene, client, queue: Vec::new() }
+        FaultFixture { fixture, client, queue: Vec::new() }
     }
 
     /// Sends the first request that meets the fault of `region`.
@@ -80,8 +80,8 @@ impl FaultScene {
         model: &str,
         headers: &[(&str, &str)],
     ) -> ClientResponse {
-        let address = self.scene.addresses[region];
-        let region = self.scene.regions[region].clone();
+        let address = self.fixture.addresses[region];
+        let region = self.fixture.regions[region].clone();
         let does = |script: Script| {
             region.script.send_replace(script);
         };
@@ -99,7 +99,7 @@ impl FaultScene {
             Fault::IsFrozen => does(StopsResponding),
         }
         // The gateway has noticed all closed connections by now: the response comes from the same event loop.
-        self.scene.client.get(format!("{}/livez", self.scene.operations)).send().await.unwrap();
+        self.fixture.client.get(format!("{}/livez", self.fixture.operations)).send().await.unwrap();
         let answered = async {
             let in_flight = region.requests() + 1;
             let request = self.client.send(model, headers);

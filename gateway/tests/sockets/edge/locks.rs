@@ -1,7 +1,7 @@
 //! Panics under each lock that a gateway takes while serving.
 
+use super::fixture::{AMERICA, EUROPE, Fixture, JAPAN};
 use super::region::Script::Responds;
-use super::scene::{AMERICA, EUROPE, JAPAN, Scene};
 use serde_json::json;
 use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
@@ -12,13 +12,13 @@ fn a_panic_under_any_lock_fails_one_request_or_the_process() {
     each_lock(NAME, 8, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
-            case.run(&scene).await;
+            let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+            case.run(&fixture).await;
         });
     });
 }
 
-impl Subject for Scene {
+impl Subject for Fixture {
     const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
     /// The request that panics, and another that shares a batch with it.
     const FAILED_MAX: usize = 2;

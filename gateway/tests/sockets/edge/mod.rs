@@ -4,16 +4,16 @@ mod client_faults;
 mod clients;
 mod contained;
 mod faults;
+mod fixture;
 mod http2;
 mod locks;
 mod region;
-mod scene;
 
 use clients::{Client, ClientProtocol, RegionProtocol};
-use faults::{Fault, FaultScene};
+use faults::{Fault, FaultFixture};
+use fixture::{AMERICA, EUROPE, Fixture, JAPAN, TLS};
 use region::{LARGE, Script, Script::*};
 use regions::residency::ResidencyPolicy;
-use scene::{AMERICA, EUROPE, JAPAN, Scene, TLS};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -34,10 +34,10 @@ async fn check_over(
     attempts: u32,
     requests: [u64; 3],
 ) {
-    let scene =
-        Scene::start(region_protocol.config(), [(AMERICA, america), (EUROPE, Responds), (JAPAN, Responds)])
+    let fixture =
+        Fixture::start(region_protocol.config(), [(AMERICA, america), (EUROPE, Responds), (JAPAN, Responds)])
             .await;
-    let response = scene.send(model, &[]).await.unwrap();
+    let response = fixture.send(model, &[]).await.unwrap();
     let header = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     let seen = (response.status().as_u16(), header("x-meridian-region"));
     assert_eq!(seen, (status, region.to_owned()), "{region_protocol:?}, {america:?}, {model}");
@@ -45,7 +45,7 @@ async fn check_over(
     let replayed = replayed(ends, attempts, &header("x-meridian-attempts"));
     let [first, second, third] = requests;
     assert_eq!(
-        scene.requests(),
+        fixture.requests(),
         [first + replayed, second, third],
         "{region_protocol:?}, {america:?}, {model}"
     );
@@ -62,10 +62,10 @@ fn replayed(ends: bool, at_least: u32, reported: &str) -> u64 {
 
 #[tokio::test]
 async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
-    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let send = async |model: &str, input: &str, headers: &[(&str, &str)]| {
         let body = json!({"model": model, "input": input}).to_string();
-        let mut request = scene.client.post(&scene.url).bearer_auth("n").body(body);
+        let mut request = fixture.client.post(&fixture.url).bearer_auth("n").body(body);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -74,13 +74,14 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     let header = |response: &reqwest::Response, name: &str| {
         response.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
     };
-    let models = scene.client.get(scene.url.replace("embeddings", "models")).bearer_auth("n").send().await;
+    let models =
+        fixture.client.get(fixture.url.replace("embeddings", "models")).bearer_auth("n").send().await;
     let models: Value = models.unwrap().json().await.unwrap();
     assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
     assert_eq!(send("locked", "x", &[]).await.status(), 404);
     let elsewhere = send("anywhere", "x", &[("x-meridian-residency", "us")]).await;
     assert_eq!(elsewhere.status(), 403, "a header does not widen the tenant's residency policy");
-    assert_eq!(scene.requests(), [0, 0, 0]);
+    assert_eq!(fixture.requests(), [0, 0, 0]);
 
     let first = send("anywhere", &"word ".repeat(400), &[]).await;
     assert_eq!((first.status().as_u16(), header(&first, "x-meridian-region")), (200, EUROPE.to_owned()));
@@ -98,9 +99,9 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     assert!((1..=6_000).contains(&wait_ms), "{wait_ms}");
     let refused: Value = refused.json().await.unwrap();
     assert!(refused["error"]["message"].as_str().unwrap().contains("1000 tokens a minute"), "{refused}");
-    assert_eq!(scene.requests(), [0, 1, 0]);
+    assert_eq!(fixture.requests(), [0, 1, 0]);
     // A tenant without limits gets no rate limit headers.
-    let free = scene.send("anywhere", &[]).await.unwrap();
+    let free = fixture.send("anywhere", &[]).await.unwrap();
     assert_eq!(header(&free, "x-ratelimit-limit-tokens"), "");
 }
 
@@ -112,12 +113,12 @@ async fn a_request_is_cancelled_when_its_client_disconnects() {
 }
 
 async fn check_given_up(region_protocol: RegionProtocol) {
-    let scene =
-        Scene::start(region_protocol.config(), [(AMERICA, Waits), (EUROPE, Responds), (JAPAN, Responds)])
+    let fixture =
+        Fixture::start(region_protocol.config(), [(AMERICA, Waits), (EUROPE, Responds), (JAPAN, Responds)])
             .await;
-    let region = &scene.regions[AMERICA];
+    let region = &fixture.regions[AMERICA];
     {
-        let request = scene.send("anywhere", &[]);
+        let request = fixture.send("anywhere", &[]);
         tokio::pin!(request);
         while region.requests() == 0 {
             let waited = tokio::time::timeout(Duration::from_millis(10), &mut request).await;
@@ -126,14 +127,14 @@ async fn check_given_up(region_protocol: RegionProtocol) {
         assert!(!*region.cancelled.borrow(), "the request was cancelled");
     }
     region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
-    assert_eq!(scene.requests(), [1, 0, 0], "no other region was used");
+    assert_eq!(fixture.requests(), [1, 0, 0], "no other region was used");
 }
 
 #[tokio::test]
 async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() {
-    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let check = async |method: &str, path: &str, body: &str, expected: Result<&str, (u16, &str)>| {
-        let (status, response) = scene.any(method, path, body).await;
+        let (status, response) = fixture.any(method, path, body).await;
         match expected {
             Ok(sent_to) => {
                 assert_eq!((status, &response["path"]), (200, &json!(sent_to)), "{method} {path} {body}")
@@ -161,10 +162,10 @@ async fn every_replica_path_accepts_the_deployment_in_the_body_or_in_the_path() 
     check("GET", "/info", "", Err((400, "anywhere, locked"))).await;
     check("POST", "/v1/embeddings", nameless, Err((400, "'model' is missing"))).await;
     check("POST", "/", nameless, Err((404, "POST /v1/rerank"))).await;
-    assert_eq!(scene.requests(), [6, 0, 0]);
+    assert_eq!(fixture.requests(), [6, 0, 0]);
     // The residency policy of the deployment in the path applies.
     check("POST", "/deployments/locked/embed", named, Ok("/embed")).await;
-    assert_eq!(scene.requests(), [6, 1, 0]);
+    assert_eq!(fixture.requests(), [6, 1, 0]);
 }
 
 #[tokio::test]
@@ -181,8 +182,8 @@ async fn each_failure_is_retried_in_the_next_region_or_returned() {
 }
 
 /// Sends a request; returns the status, region and attempts of its response.
-async fn send_and_summarize(scene: &Scene, headers: &[(&str, &str)]) -> (u16, String, String) {
-    let response = scene.send("anywhere", headers).await.unwrap();
+async fn send_and_summarize(fixture: &Fixture, headers: &[(&str, &str)]) -> (u16, String, String) {
+    let response = fixture.send("anywhere", headers).await.unwrap();
     let header = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     (response.status().as_u16(), header("x-meridian-region"), header("x-meridian-attempts"))
 }
@@ -192,9 +193,9 @@ fn from(region: &str, attempts: u32) -> (u16, String, String) {
 }
 
 /// Sends a request and asserts that its response arrives within a bound. Every bound holds on a slow machine as well; a quiet one takes a hundredth of it.
-async fn send_within_bound(scene: &Scene, bound: Duration) -> (u16, String, String) {
+async fn send_within_bound(fixture: &Fixture, bound: Duration) -> (u16, String, String) {
     let begun = Instant::now();
-    let response = send_and_summarize(scene, &[]).await;
+    let response = send_and_summarize(fixture, &[]).await;
     assert!(begun.elapsed() < bound, "{response:?} after {:?}", begun.elapsed());
     println!("{response:?} after {:?}", begun.elapsed());
     response
@@ -214,7 +215,7 @@ fn ends(fault: Fault) -> bool {
 /// Checks the first request that meets a fault: the response does not depend on the protocol.
 async fn check_fault(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
     let mut served =
-        FaultScene::healthy(client_protocol, region_protocol, "anywhere", HEALTHY_RESPONSE_TIME, ENOUGH)
+        FaultFixture::healthy(client_protocol, region_protocol, "anywhere", HEALTHY_RESPONSE_TIME, ENOUGH)
             .await;
     let seen = served.send_first_request(fault, AMERICA, "anywhere", &[]).await;
     let (source, body) = ((seen.status, seen.region.clone()), seen.body.clone());
@@ -229,7 +230,7 @@ async fn check_fault(client_protocol: ClientProtocol, region_protocol: RegionPro
     assert!(body.is_some_and(|body| body.starts_with(b"{\"path\"")), "{}", of());
     assert!(seen.took < Duration::from_secs(3), "{}", of());
     let came = ENOUGH as u64 + u64::from(!never_came);
-    assert_eq!(served.scene.requests(), [came, 1, 0], "{}", of());
+    assert_eq!(served.fixture.requests(), [came, 1, 0], "{}", of());
 }
 
 #[tokio::test]
@@ -252,7 +253,8 @@ async fn no_fault_of_one_region_is_visible_to_a_client_over_tls_and_http_2() {
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
     let mut served =
-        FaultScene::healthy(client_protocol, region_protocol, "locked", HEALTHY_RESPONSE_TIME, ENOUGH).await;
+        FaultFixture::healthy(client_protocol, region_protocol, "locked", HEALTHY_RESPONSE_TIME, ENOUGH)
+            .await;
     let seen = served.send_first_request(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
     // Exceeding the first-byte timeout is no failure if no other region is allowed.
     let status = if fault == Fault::IsSlow { 200 } else { 503 };
@@ -261,7 +263,7 @@ async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionPr
     if !(region_protocol == RegionProtocol::Http2 && seen.attempts == "0") {
         replayed(ends(fault), 1, &seen.attempts);
     }
-    let [america, _, japan] = served.scene.requests();
+    let [america, _, japan] = served.fixture.requests();
     assert_eq!((america, japan), (0, 0), "{client_protocol:?}, {region_protocol:?}, {fault:?}");
 }
 
@@ -283,24 +285,24 @@ async fn no_fault_sends_a_locked_request_to_another_region() {
 #[tokio::test]
 async fn over_http_2_a_begun_response_is_never_retried_and_ends_in_a_reset() {
     let scripts = [(AMERICA, ClosesInALargeBody), (EUROPE, Responds), (JAPAN, Responds)];
-    let scene = Scene::start(TLS, scripts).await;
-    let client = Client::of(&scene, ClientProtocol::Http2OverTls).await;
+    let fixture = Fixture::start(TLS, scripts).await;
+    let client = Client::of(&fixture, ClientProtocol::Http2OverTls).await;
     let seen = client.send("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body), (200, None), "a truncated response is recognizable as such");
-    assert_eq!(scene.requests(), [1, 0, 0]);
+    assert_eq!(fixture.requests(), [1, 0, 0]);
     // The other streams of its connection continue.
-    scene.regions[AMERICA].script.send_replace(RespondsLarge);
+    fixture.regions[AMERICA].script.send_replace(RespondsLarge);
     let seen = client.send("anywhere", &[]).await;
     assert_eq!((seen.status, seen.body.map(|body| body.len())), (200, Some(LARGE)));
 }
 
 #[tokio::test]
 async fn a_stale_connection_causes_no_failure() {
-    let scene =
-        Scene::with([(AMERICA, ClosesOnTheSecondRequest), (EUROPE, Responds), (JAPAN, Responds)]).await;
-    assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
-    assert_eq!(send_within_bound(&scene, Duration::from_secs(1)).await, from(AMERICA, 2));
-    assert_eq!(scene.requests(), [3, 0, 0], "no other region was used");
+    let fixture =
+        Fixture::with([(AMERICA, ClosesOnTheSecondRequest), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    assert_eq!(send_and_summarize(&fixture, &[]).await, from(AMERICA, 1));
+    assert_eq!(send_within_bound(&fixture, Duration::from_secs(1)).await, from(AMERICA, 2));
+    assert_eq!(fixture.requests(), [3, 0, 0], "no other region was used");
 }
 
 /// Enough responses for latency estimates of a region, and too few to earn a hedge.
@@ -310,24 +312,24 @@ const ENOUGH_TO_HEDGE: usize = 60;
 
 #[tokio::test]
 async fn a_region_that_reports_but_does_not_respond_is_ejected_after_its_usual_response_time() {
-    let scene = Scene::with(HEALTHY).await;
+    let fixture = Fixture::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&fixture, &[]).await.0, 200);
     }
-    let region = &scene.regions[AMERICA];
+    let region = &fixture.regions[AMERICA];
     region.script.send_replace(Waits);
-    assert_eq!(send_within_bound(&scene, Duration::from_secs(2)).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&fixture, Duration::from_secs(2)).await, from(EUROPE, 2));
     region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     // The second consecutive timeout ejects it, and no further request meets it.
-    assert_eq!(send_and_summarize(&scene, &[]).await, from(EUROPE, 2));
-    assert_eq!(send_within_bound(&scene, Duration::from_secs(2)).await, from(EUROPE, 1));
-    assert_ne!(circuit(&scene, AMERICA).await, "closed");
-    assert_eq!(circuit(&scene, EUROPE).await, "closed");
+    assert_eq!(send_and_summarize(&fixture, &[]).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&fixture, Duration::from_secs(2)).await, from(EUROPE, 1));
+    assert_ne!(circuit(&fixture, AMERICA).await, "closed");
+    assert_eq!(circuit(&fixture, EUROPE).await, "closed");
 }
 
 /// Returns the circuit breaker state of a region, as its operations port shows it.
-async fn circuit(scene: &Scene, region: &str) -> String {
-    let routes = scene.client.get(format!("{}/routes", scene.operations)).send().await.unwrap();
+async fn circuit(fixture: &Fixture, region: &str) -> String {
+    let routes = fixture.client.get(format!("{}/routes", fixture.operations)).send().await.unwrap();
     let routes: Value = routes.json().await.unwrap();
     let found = routes["regions"].as_array().unwrap().iter().find(|shown| shown["region"] == region).unwrap();
     found["circuit"]["state"].as_str().unwrap().to_owned()
@@ -337,19 +339,19 @@ async fn circuit(scene: &Scene, region: &str) -> String {
 /// again, one request at a time, and never recovered.
 #[tokio::test]
 async fn a_region_that_responds_to_a_probe_recovers() {
-    let scene = Scene::with(HEALTHY).await;
+    let fixture = Fixture::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&fixture, &[]).await.0, 200);
     }
-    let region = &scene.regions[AMERICA];
+    let region = &fixture.regions[AMERICA];
     region.script.send_replace(Waits);
-    while circuit(&scene, AMERICA).await == "closed" {
-        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
+    while circuit(&fixture, AMERICA).await == "closed" {
+        assert_eq!(send_and_summarize(&fixture, &[]).await.0, 200);
     }
     region.script.send_replace(Responds);
     let returns = async {
-        while circuit(&scene, AMERICA).await != "recovering" {
-            assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
+        while circuit(&fixture, AMERICA).await != "recovering" {
+            assert_eq!(send_and_summarize(&fixture, &[]).await.0, 200);
         }
     };
     tokio::time::timeout(Duration::from_secs(20), returns).await.expect("one response is sufficient");
@@ -357,63 +359,63 @@ async fn a_region_that_responds_to_a_probe_recovers() {
 
 #[tokio::test]
 async fn the_first_byte_timeout_includes_the_queue_of_a_region() {
-    let scene = Scene::with(HEALTHY).await;
+    let fixture = Fixture::with(HEALTHY).await;
     for _ in 0..ENOUGH {
-        assert_eq!(send_and_summarize(&scene, &[]).await.0, 200);
+        assert_eq!(send_and_summarize(&fixture, &[]).await.0, 200);
     }
-    let region = &scene.regions[AMERICA];
+    let region = &fixture.regions[AMERICA];
     region.report_queue(600).await;
     region.script.send_replace(Takes(Duration::from_millis(400)));
     for _ in 0..3 {
-        assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&fixture, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     }
-    assert_eq!(circuit(&scene, AMERICA).await, "closed");
+    assert_eq!(circuit(&fixture, AMERICA).await, "closed");
     region.script.send_replace(Waits);
-    assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(EUROPE, 2));
+    assert_eq!(send_and_summarize(&fixture, &[("x-meridian-priority", "bulk")]).await, from(EUROPE, 2));
 }
 
 #[tokio::test]
 async fn a_region_that_was_always_slow_does_not_time_out() {
-    let scene =
-        Scene::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Responds), (JAPAN, Responds)]);
-    let scene = scene.await;
+    let fixture =
+        Fixture::with([(AMERICA, Takes(Duration::from_millis(400))), (EUROPE, Responds), (JAPAN, Responds)]);
+    let fixture = fixture.await;
     for _ in 0..3 {
-        assert_eq!(send_within_bound(&scene, Duration::from_secs(4)).await, from(AMERICA, 1));
+        assert_eq!(send_within_bound(&fixture, Duration::from_secs(4)).await, from(AMERICA, 1));
     }
-    assert_eq!(scene.requests(), [3, 0, 0]);
+    assert_eq!(fixture.requests(), [3, 0, 0]);
 }
 
 /// Invariant 1, Residency: neither a timeout nor a hedge sends a byte of a locked request to another region.
 #[tokio::test]
 async fn a_locked_request_waits_for_its_only_region_without_a_retry() {
-    let scene = Scene::with(HEALTHY).await;
+    let fixture = Fixture::with(HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(scene.send("locked", &[]).await.unwrap().status(), 200);
+        assert_eq!(fixture.send("locked", &[]).await.unwrap().status(), 200);
     }
-    scene.regions[EUROPE].script.send_replace(Takes(Duration::from_millis(400)));
-    let response = scene.send("locked", &[]).await.unwrap();
+    fixture.regions[EUROPE].script.send_replace(Takes(Duration::from_millis(400)));
+    let response = fixture.send("locked", &[]).await.unwrap();
     assert_eq!(
         (response.status().as_u16(), &response.headers()["x-meridian-attempts"]),
         (200, &"1".parse().unwrap())
     );
-    assert_eq!(scene.requests(), [0, ENOUGH_TO_HEDGE as u64 + 1, 0]);
+    assert_eq!(fixture.requests(), [0, ENOUGH_TO_HEDGE as u64 + 1, 0]);
 }
 
 #[tokio::test]
 async fn interactive_requests_are_hedged_and_bulk_is_not() {
-    let scene = Scene::with(HEALTHY).await;
+    let fixture = Fixture::with(HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&fixture, &[]).await, from(AMERICA, 1));
     }
     // Slower than almost all responses, and within the first-byte timeout.
-    let region = &scene.regions[AMERICA];
+    let region = &fixture.regions[AMERICA];
     region.script.send_replace(Takes(Duration::from_millis(60)));
-    assert_eq!(send_and_summarize(&scene, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
+    assert_eq!(send_and_summarize(&fixture, &[("x-meridian-priority", "bulk")]).await, from(AMERICA, 1));
     assert!(!*region.cancelled.borrow());
-    assert_eq!(send_within_bound(&scene, Duration::from_secs(1)).await, from(EUROPE, 2));
+    assert_eq!(send_within_bound(&fixture, Duration::from_secs(1)).await, from(EUROPE, 2));
     region.cancelled.subscribe().wait_for(|cancelled| *cancelled).await.unwrap();
     assert_eq!(
-        send_and_summarize(&scene, &[]).await,
+        send_and_summarize(&fixture, &[]).await,
         from(AMERICA, 1),
         "one in fifty is raced, and it lost no trust"
     );
@@ -421,13 +423,13 @@ async fn interactive_requests_are_hedged_and_bulk_is_not() {
 
 #[tokio::test]
 async fn hedging_can_be_disabled() {
-    let scene = Scene::start("hedge = false", HEALTHY).await;
+    let fixture = Fixture::start("hedge = false", HEALTHY).await;
     for _ in 0..ENOUGH_TO_HEDGE {
-        assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
+        assert_eq!(send_and_summarize(&fixture, &[]).await, from(AMERICA, 1));
     }
-    scene.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(60)));
-    assert_eq!(send_and_summarize(&scene, &[]).await, from(AMERICA, 1));
-    assert_eq!(scene.requests()[1..], [0, 0]);
+    fixture.regions[AMERICA].script.send_replace(Takes(Duration::from_millis(60)));
+    assert_eq!(send_and_summarize(&fixture, &[]).await, from(AMERICA, 1));
+    assert_eq!(fixture.requests()[1..], [0, 0]);
 }
 
 #[tokio::test]
@@ -441,14 +443,14 @@ async fn waiting_requests_leave_a_region_that_becomes_unresponsive() {
 async fn a_begun_response_is_never_retried() {
     for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
         let scripts = [(AMERICA, ClosesInALargeBody), (EUROPE, Responds), (JAPAN, Responds)];
-        let scene = Scene::start(region_protocol.config(), scripts).await;
-        let response = scene.send("anywhere", &[]).await.unwrap();
+        let fixture = Fixture::start(region_protocol.config(), scripts).await;
+        let response = fixture.send("anywhere", &[]).await.unwrap();
         assert_eq!(response.status().as_u16(), 200);
         assert!(
             response.bytes().await.is_err(),
             "a truncated response is recognizable as such: {region_protocol:?}"
         );
-        assert_eq!(scene.requests(), [1, 0, 0], "{region_protocol:?}");
+        assert_eq!(fixture.requests(), [1, 0, 0], "{region_protocol:?}");
     }
 }
 
@@ -456,44 +458,47 @@ async fn a_begun_response_is_never_retried() {
 #[tokio::test]
 async fn no_truncated_response_sends_a_locked_request_to_another_region() {
     for europe in [ClosesConnection, ClosesInTheHead, ClosesInASmallBody] {
-        let scene = Scene::with([(AMERICA, Responds), (EUROPE, europe), (JAPAN, Responds)]).await;
-        let response = scene.send("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
+        let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, europe), (JAPAN, Responds)]).await;
+        let response = fixture.send("locked", &[("x-meridian-timeout-ms", "4000")]).await.unwrap();
         assert_eq!(response.status().as_u16(), 503, "{europe:?}");
         let attempts = response.headers()["x-meridian-attempts"].to_str().unwrap();
         let replayed = replayed(europe == ClosesConnection, 1, attempts);
-        assert_eq!(scene.requests(), [0, 1 + replayed, 0], "{europe:?}");
+        assert_eq!(fixture.requests(), [0, 1 + replayed, 0], "{europe:?}");
     }
 }
 
 #[tokio::test]
 async fn a_residency_header_narrows_and_a_repeated_one_is_rejected() {
-    let scene = Scene::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
-    let narrowed = scene.send("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
+    let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let narrowed = fixture.send("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
-    let nowhere = scene.send("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
+    let nowhere = fixture.send("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
     assert!(nowhere.text().await.unwrap().contains("x-meridian-residency"), "here it is the header");
     let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
-    assert_eq!(scene.send("anywhere", &twice).await.unwrap().headers()["x-meridian-error"], "invalid_header");
-    assert_eq!(scene.requests(), [0, 0, 1]);
+    assert_eq!(
+        fixture.send("anywhere", &twice).await.unwrap().headers()["x-meridian-error"],
+        "invalid_header"
+    );
+    assert_eq!(fixture.requests(), [0, 0, 1]);
 }
 
 #[tokio::test]
 async fn the_client_location_is_accepted_from_trusted_peers_only() {
     for (trusted, region) in [("127.0.0.1", JAPAN), ("192.0.2.1", AMERICA)] {
-        let scene =
-            Scene::with_trusted_peer(trusted, [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)])
+        let fixture =
+            Fixture::with_trusted_peer(trusted, [(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)])
                 .await;
-        let response = scene.send("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
+        let response = fixture.send("anywhere", &[("x-meridian-client-geo", "34.69,135.50")]).await.unwrap();
         assert_eq!(response.headers()["x-meridian-region"], region, "{trusted} is trusted");
     }
 }
 
 #[tokio::test]
 async fn a_deadline_returns_an_error() {
-    let scene = Scene::with([(AMERICA, StopsResponding), (EUROPE, Responds), (JAPAN, Responds)]).await;
+    let fixture = Fixture::with([(AMERICA, StopsResponding), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let begun = Instant::now();
-    let response = scene.send("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
+    let response = fixture.send("anywhere", &[("x-meridian-timeout-ms", "200")]).await.unwrap();
     assert_eq!(response.headers()["x-meridian-error"], "deadline_exceeded");
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
 }

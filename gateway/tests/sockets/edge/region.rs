@@ -66,7 +66,7 @@ pub(crate) enum ListenerState {
     Open,
     /// New connections are refused, and idle ones were closed.
     Closed,
-    /// New connections are not accepted; once the queue is full, SYNs are not answered. Idle ones were closed.
+    /// New connections are not accepted; once the queue is full, SYNs get no response. Idle ones were closed.
     NotAccepting,
     /// The process was killed: all connections end at once, at any point.
     Killed,
@@ -84,7 +84,7 @@ impl Transport for TcpStream {
     }
 }
 
-/// A stream of a connection, which ends with a reset unless it was answered.
+/// A stream of a connection, which ends with a reset unless a response was sent.
 impl Transport for DuplexStream {
     fn reset(self) -> Option<()> {
         Some(())

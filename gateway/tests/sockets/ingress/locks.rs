@@ -1,6 +1,6 @@
 //! Panics under each lock that an ingress takes while serving.
 
-use super::{Scene, Takes, USUAL};
+use super::{Fixture, Takes, USUAL};
 use serde_json::json;
 use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
@@ -11,13 +11,13 @@ fn a_panic_under_any_lock_fails_one_request_or_the_process() {
     each_lock(NAME, 5, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let scene = Scene::with([Takes(USUAL), Takes(USUAL)]).await;
-            case.run(&scene).await;
+            let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
+            case.run(&fixture).await;
         });
     });
 }
 
-impl Subject for Scene {
+impl Subject for Fixture {
     const PROBES: &'static [&'static str] = &["/livez", "/readyz"];
     /// The request that panics, and another that waits for the same replica.
     const FAILED_MAX: usize = 2;

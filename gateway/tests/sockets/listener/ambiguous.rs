@@ -1,15 +1,15 @@
 //! Ambiguous requests: repeated headers, and chunks in pieces.
 
+use super::fixture::{BODY, Fixture, post, read_response, send_and_read};
 use super::http2::{Client, request};
-use super::scene::{BODY, Scene, post, read_response, send_and_read};
 use http::Method;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_repeated_authentication_or_framing_header_is_rejected() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     let client = Client::plain(&edge).await;
     for (name, first, second) in [
@@ -37,19 +37,19 @@ async fn a_repeated_authentication_or_framing_header_is_rejected() {
             "authorization" => &[(name, second)],
             _ => &[(name, first), (name, second)],
         };
-        // Every request of the scene has one already.
+        // Every request of the fixture has one already.
         let response =
             client.request(request(Method::POST, "/v1/embeddings", fields), BODY.into()).await.unwrap();
         assert_eq!(response.head.status().as_u16(), 400, "{twice:?}");
     }
-    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(fixture.region.requests(), 0);
     assert_eq!(send_and_read(&mut stream).await.status, 200, "the connection stays open");
 }
 
 #[tokio::test]
 async fn malformed_chunks_are_rejected_for_every_segmentation() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let head = "POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ntransfer-encoding: chunked\r\n\r\n";
     let (start, end) = BODY.split_at(5);
     let wrong = format!("5;x\n\r\n{start}\r\n1e\r\n{end}\r\n0\r\n\r\n");
@@ -58,14 +58,14 @@ async fn malformed_chunks_are_rejected_for_every_segmentation() {
         stream.write_all(format!("{head}{}", &wrong[..cut]).as_bytes()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
         stream.write_all(&wrong.as_bytes()[cut..]).await.unwrap();
-        let response = super::scene::read_until_closed(&mut stream).await;
+        let response = super::fixture::read_until_closed(&mut stream).await;
         assert_eq!(
             (response.status, response.code()),
             (400, "malformed_request"),
             "cut at {cut}: {response:?}"
         );
     }
-    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(fixture.region.requests(), 0);
     // Valid chunks, in pieces, and followed by another request.
     let right = format!("5;x=y\r\n{start}\r\n1e\r\n{end}\r\n0\r\nx-trailer: y\r\n\r\n");
     let all = format!("{head}{right}{}", post("", BODY));

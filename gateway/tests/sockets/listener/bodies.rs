@@ -1,6 +1,6 @@
 //! Bodies at the size limit, above it, deeply nested, and malformed.
 
-use super::scene::{BODY, Mode, Scene, post, read_response};
+use super::fixture::{BODY, Fixture, Mode, post, read_response};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -13,8 +13,8 @@ fn of_size(bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_body_of_32_mib_is_accepted_and_one_byte_more_rejected() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     stream.write_all(post("", &of_size(BODY_BYTES_MAX)).as_bytes()).await.unwrap();
     assert_eq!(read_response(&mut stream).await.json()["bytes"], BODY_BYTES_MAX);
@@ -29,9 +29,9 @@ async fn a_body_of_32_mib_is_accepted_and_one_byte_more_rejected() {
 
 #[tokio::test]
 async fn a_response_of_64_mib_is_forwarded_completely() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
-    scene.region.mode.send_replace(Mode::Responds(64 << 20));
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
+    fixture.region.mode.send_replace(Mode::Responds(64 << 20));
     let mut stream = edge.connect().await;
     stream.write_all(post("connection: close\r\n", BODY).as_bytes()).await.unwrap();
     let mut all = Vec::new();
@@ -42,8 +42,8 @@ async fn a_response_of_64_mib_is_forwarded_completely() {
 
 #[tokio::test]
 async fn an_invalid_body_is_a_400_that_keeps_the_connection() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     let deep =
         format!("{{\"model\": \"anywhere\", \"input\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
@@ -68,5 +68,5 @@ async fn an_invalid_body_is_a_400_that_keeps_the_connection() {
         assert_eq!(response.json()["error"]["code"], json!(code));
         assert_eq!(response.header("connection"), "keep-alive");
     }
-    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(fixture.region.requests(), 0);
 }

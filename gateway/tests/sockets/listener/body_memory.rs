@@ -1,8 +1,10 @@
 //! Memory of request bodies: reserved for arrived bytes, limited per tenant and per connection, and released when a
 //! body stalls.
 
+use super::fixture::{
+    BODY, Edge, Fixture, post, read_response, read_until_closed, send_and_read, wait_until,
+};
 use super::http2::{Client, post as post_http2};
-use super::scene::{BODY, Edge, Scene, post, read_response, read_until_closed, send_and_read, wait_until};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -27,8 +29,8 @@ async fn begins(edge: &Edge, key: &str, declared: usize, sent: usize) -> TcpStre
 
 #[tokio::test]
 async fn declared_bodies_that_do_not_arrive_reserve_no_memory() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut held = Vec::new();
     for _ in 0..32 {
         held.push(begins(&edge, "k", BODY_BYTES_MAX, 1).await);
@@ -51,13 +53,13 @@ async fn declared_bodies_that_do_not_arrive_reserve_no_memory() {
 
 #[tokio::test]
 async fn a_tenant_that_fills_its_memory_is_rejected_and_others_are_not() {
-    let scene = Scene::new().await;
-    std::fs::write(scene.dir.path().join("other"), "o").unwrap();
+    let fixture = Fixture::new().await;
+    std::fs::write(fixture.dir.path().join("other"), "o").unwrap();
     let tenants =
         "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'other'\nkey_file = 'other'\n";
-    std::fs::write(scene.dir.path().join("tenants.toml"), tenants).unwrap();
+    std::fs::write(fixture.dir.path().join("tenants.toml"), tenants).unwrap();
     let limits = "[bodies]\nbytes_max = 100663296\nbytes_per_tenant_max = 33554432\n";
-    let edge = scene.edge(limits).await;
+    let edge = fixture.edge(limits).await;
     // Almost the limit of a tenant, and the rest never arrives.
     let _first = begins(&edge, "o", BODY_BYTES_MAX, BODY_BYTES_MAX - 1000).await;
     let begun = Instant::now();
@@ -74,8 +76,8 @@ async fn a_tenant_that_fills_its_memory_is_rejected_and_others_are_not() {
 
 #[tokio::test]
 async fn a_connection_is_limited_to_its_share_of_the_memory() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[bodies]\nbytes_per_connection_max = 33554432\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[bodies]\nbytes_per_connection_max = 33554432\n").await;
     let client = Client::plain(&edge).await;
     let piece = bytes::Bytes::from(vec![b'x'; 128 << 10]);
     let (mut responses, mut bodies) = (Vec::new(), Vec::new());
@@ -115,8 +117,8 @@ async fn a_connection_is_limited_to_its_share_of_the_memory() {
 
 #[tokio::test]
 async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[bodies]\nstall = '400ms'\nbytes_per_second_min = 1000\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[bodies]\nstall = '400ms'\nbytes_per_second_min = 1000\n").await;
     let begun = Instant::now();
     let mut stops = begins(&edge, "k", 1000, 10).await;
     let response = read_until_closed(&mut stops).await;
@@ -144,5 +146,5 @@ async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout
         slow.write_all(piece).await.unwrap();
     }
     assert_eq!(read_response(&mut slow).await.status, 200);
-    wait_until("requests reach the region", || scene.region.requests() == 1).await;
+    wait_until("requests reach the region", || fixture.region.requests() == 1).await;
 }

@@ -1,9 +1,9 @@
 //! Timeouts of each part of a request.
 
-use super::http2::Client;
-use super::scene::{
-    BODY, Edge, Mode, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read,
+use super::fixture::{
+    BODY, Edge, Fixture, Mode, PATIENCE, post, read_response, read_until_closed, send_and_read,
 };
+use super::http2::Client;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -13,7 +13,7 @@ async fn trickle(
     mut stream: TcpStream,
     bytes: &[u8],
     drops: &[u8],
-) -> (super::scene::ClientResponse, Duration) {
+) -> (super::fixture::ClientResponse, Duration) {
     let begun = Instant::now();
     stream.write_all(bytes).await.unwrap();
     let (mut read, mut write) = stream.into_split();
@@ -33,8 +33,8 @@ async fn trickle(
 
 #[tokio::test]
 async fn a_head_that_trickles_times_out() {
-    let scene = Scene::new().await;
-    let edge = scene.quick_edge().await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.quick_edge().await;
     let (response, took) = trickle(edge.connect().await, b"GET /v1/models HTTP/1.1\r\nhost: ", b"x").await;
     assert_eq!((response.status, response.code()), (408, "head_timeout"), "{response:?}");
     assert!((Duration::from_millis(300)..Duration::from_secs(3)).contains(&took), "{took:?}");
@@ -48,8 +48,8 @@ async fn a_head_that_trickles_times_out() {
 
 #[tokio::test]
 async fn a_body_that_never_ends_or_never_starts_times_out() {
-    let scene = Scene::new().await;
-    let edge = scene.quick_edge().await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.quick_edge().await;
     let request = post("", BODY).replace("content-length: 35", "content-length: 1000000");
     let (response, took) = trickle(edge.connect().await, request.as_bytes(), b" ").await;
     assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
@@ -57,7 +57,7 @@ async fn a_body_that_never_ends_or_never_starts_times_out() {
     let head = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
     let (response, _) = trickle(edge.connect().await, head.as_bytes(), b"1\r\n \r\n").await;
     assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
-    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(fixture.region.requests(), 0);
 }
 
 /// Sends requests until writes block, reads nothing, and keeps the connection.
@@ -80,9 +80,9 @@ async fn held(edge: &Edge) -> [Option<String>; 2] {
 
 #[tokio::test]
 async fn requests_of_a_client_that_never_reads_time_out() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[timeouts]\nwrite = '400ms'\nidle = '2s'\n").await;
-    scene.region.mode.send_replace(Mode::Responds(2 << 20));
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[timeouts]\nwrite = '400ms'\nidle = '2s'\n").await;
+    fixture.region.mode.send_replace(Mode::Responds(2 << 20));
     // Small responses, large ones, and errors.
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let nowhere = "GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n".repeat(50);
@@ -106,8 +106,8 @@ async fn requests_of_a_client_that_never_reads_time_out() {
 
 #[tokio::test]
 async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not() {
-    let scene = Scene::new().await;
-    let edge = scene.quick_edge().await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.quick_edge().await;
     let begun = Instant::now();
     let (mut silent, mut busy) = (edge.connect().await, edge.connect().await);
     let closed = tokio::spawn(async move { read_until_closed(&mut silent).await.status });
@@ -121,8 +121,8 @@ async fn a_connection_without_a_request_is_closed_and_one_with_requests_is_not()
 
 #[tokio::test]
 async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("connections_max = 4\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("connections_max = 4\n").await;
     let (mut first, http2) = (edge.connect().await, Client::plain(&edge).await);
     assert_eq!(send_and_read(&mut first).await.status, 200);
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
@@ -144,16 +144,16 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
         .unwrap();
     drop(send);
     // All are busy: the next one waits.
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     let mut busy = vec![first, fourth, fifth, sixth];
     for stream in &mut busy {
         stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     }
-    scene.region.wait_for_requests(7 + 4).await;
+    fixture.region.wait_for_requests(7 + 4).await;
     let mut waiting = edge.connect().await;
     waiting.write_all(post("", BODY).as_bytes()).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(200), waiting.readable()).await.is_err());
-    scene.region.go_on.send_replace(true);
+    fixture.region.go_on.send_replace(true);
     for stream in &mut busy {
         assert_eq!(read_response(stream).await.status, 200, "no busy connection is evicted");
     }
@@ -162,8 +162,8 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
 
 #[tokio::test]
 async fn an_http_2_body_that_never_ends_times_out_and_its_connection_continues() {
-    let scene = Scene::new().await;
-    let edge = scene.quick_edge().await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.quick_edge().await;
     let client = Client::plain(&edge).await;
     let (response, mut body) = client.begin(super::http2::post(), false).await.unwrap();
     body.send_data("{".into(), false).unwrap();
@@ -174,8 +174,8 @@ async fn an_http_2_body_that_never_ends_times_out_and_its_connection_continues()
 
 #[tokio::test]
 async fn a_client_that_disconnects_within_its_request_affects_no_other() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     for cut in [1, 20, 60, 90, 110] {
         let mut stream = edge.connect().await;
         stream.write_all(&post("", BODY).as_bytes()[..cut]).await.unwrap();
@@ -184,5 +184,5 @@ async fn a_client_that_disconnects_within_its_request_affects_no_other() {
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     assert_eq!(read_response(&mut stream).await.status, 200);
-    assert_eq!(scene.region.requests(), 1);
+    assert_eq!(fixture.region.requests(), 1);
 }

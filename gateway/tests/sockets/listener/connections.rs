@@ -1,6 +1,6 @@
 //! Connection limits: an address that sends partial requests evicts no connection that was served.
 
-use super::scene::{Edge, PATIENCE, Scene, read_until_closed, send_and_read};
+use super::fixture::{Edge, Fixture, PATIENCE, read_until_closed, send_and_read};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -40,8 +40,8 @@ async fn attack(edge: &Edge, attackers: u8, good: &mut [TcpStream]) {
 
 #[tokio::test]
 async fn partial_heads_of_one_address_or_of_many_evict_no_connection_that_was_served() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("connections_max = 100\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("connections_max = 100\n").await;
     let mut good = Vec::new();
     for number in 0..40 {
         let mut stream = from([127, 0, 3, number], &edge).await;
@@ -55,10 +55,10 @@ async fn partial_heads_of_one_address_or_of_many_evict_no_connection_that_was_se
 
 #[tokio::test]
 async fn connections_per_address_are_limited_except_for_trusted_ones() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let limits =
         "connections_per_address_max = 4\nhalf_open_per_address_max = 2\ntrusted_peers = ['127.0.0.9']\n";
-    let edge = scene.edge(limits).await;
+    let edge = fixture.edge(limits).await;
     let mut served = Vec::new();
     for _ in 0..4 {
         let mut stream = from([127, 0, 0, 7], &edge).await;

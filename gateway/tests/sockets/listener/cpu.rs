@@ -1,7 +1,7 @@
 //! Bodies that are expensive to parse block no other client, and count against the rate limit.
 
+use super::fixture::{BODY, Edge, Fixture, post, read_until_closed, send_and_read};
 use super::gzip::packed_by;
-use super::scene::{BODY, Edge, Scene, post, read_until_closed, send_and_read};
 use flate2::Compression;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
@@ -27,8 +27,8 @@ async fn hostile(edge: &Edge, body: &[u8], packed: bool) -> (Duration, u16) {
 /// The gateway and its clients run on one thread, so blocking it blocks all of them.
 #[tokio::test]
 async fn a_client_is_served_while_expensive_bodies_are_parsed() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let dear = escaped_keys(31 << 20);
     let bomb = packed_by(Compression::best(), dear.as_bytes());
     for (body, packed) in [(dear.as_bytes(), false), (&bomb, true)] {
@@ -70,14 +70,14 @@ async fn a_client_is_served_while_expensive_bodies_are_parsed() {
 
 #[tokio::test]
 async fn bytes_processed_before_a_rejection_count_against_the_rate_limit() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let limits = "limits = { tokens_per_minute = 1000000 }\n";
     std::fs::write(
-        scene.dir.path().join("tenants.toml"),
+        fixture.dir.path().join("tenants.toml"),
         format!("[[tenant]]\nname = 'test'\nkey_file = 'key'\n{limits}"),
     )
     .unwrap();
-    let edge = scene.edge("").await;
+    let edge = fixture.edge("").await;
     // Invalid JSON at the end, which is found after all of it was read: 8 MiB, half a million tokens by the minimum
     // estimate.
     let wrong = format!("{}x", escaped_keys(8 << 20));
@@ -90,5 +90,5 @@ async fn bytes_processed_before_a_rejection_count_against_the_rate_limit() {
     let response = send_and_read(&mut edge.connect().await).await;
     assert_eq!((response.status, response.code()), (429, "rate_limit_exceeded"), "{response:?}");
     assert!(response.body.contains("tokens a minute"), "{response:?}");
-    assert_eq!(scene.region.requests(), 0, "{BODY}");
+    assert_eq!(fixture.region.requests(), 0, "{BODY}");
 }

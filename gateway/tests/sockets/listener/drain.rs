@@ -1,9 +1,9 @@
 //! Graceful shutdown of a gateway: it is announced, no request in flight is lost, and the next process may already run.
 
-use super::http2::Client;
-use super::scene::{
-    BODY, Edge, Mode, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read, wait_until,
+use super::fixture::{
+    BODY, Edge, Fixture, Mode, PATIENCE, post, read_response, read_until_closed, send_and_read, wait_until,
 };
+use super::http2::Client;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,8 +20,8 @@ async fn ended(edge: &mut Edge) -> Duration {
 
 #[tokio::test]
 async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_last() {
-    let scene = Scene::new().await;
-    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+    let fixture = Fixture::new().await;
+    let mut edge = fixture.edge("[timeouts]\nlame_duck = '0s'\n").await;
     let mut clients = Vec::new();
     for _ in 0..16 {
         let mut stream = edge.connect().await;
@@ -29,15 +29,15 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
         clients.push(stream);
     }
     let mut idle = edge.connect().await;
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     for stream in &mut clients {
         stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     }
-    scene.region.wait_for_requests(32).await;
+    fixture.region.wait_for_requests(32).await;
     edge.stop();
     assert_eq!(read_until_closed(&mut idle).await.status, 0, "an idle connection is closed immediately");
     assert!(!edge.running.is_finished());
-    scene.region.go_on.send_replace(true);
+    fixture.region.go_on.send_replace(true);
     for stream in &mut clients {
         let response = read_until_closed(stream).await;
         assert_eq!((response.status, response.json()["bytes"].as_u64()), (200, Some(35)), "{response:?}");
@@ -50,8 +50,8 @@ async fn sixteen_requests_in_flight_are_finished_and_the_gateway_ends_with_the_l
 
 #[tokio::test]
 async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
-    let scene = Scene::new().await;
-    let mut edge = scene.edge("[timeouts]\nlame_duck = '700ms'\n").await;
+    let fixture = Fixture::new().await;
+    let mut edge = fixture.edge("[timeouts]\nlame_duck = '700ms'\n").await;
     assert_eq!(edge.operate("/readyz").await.0, 200);
     let (mut open, http2) = (edge.connect().await, Client::plain(&edge).await);
     assert_eq!(send_and_read(&mut open).await.header("connection"), "keep-alive");
@@ -77,20 +77,20 @@ async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
 
 #[tokio::test]
 async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
-    let scene = Scene::new().await;
-    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+    let fixture = Fixture::new().await;
+    let mut edge = fixture.edge("[timeouts]\nlame_duck = '0s'\n").await;
     let client = Client::plain(&edge).await;
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     let mut responses = Vec::new();
     for _ in 0..16 {
         let (response, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
         stream.send_data(BODY.into(), true).unwrap();
         responses.push(response);
     }
-    scene.region.wait_for_requests(16).await;
+    fixture.region.wait_for_requests(16).await;
     edge.stop();
     wait_until("the port is closed", || std::net::TcpStream::connect(edge.address).is_err()).await;
-    scene.region.go_on.send_replace(true);
+    fixture.region.go_on.send_replace(true);
     for response in responses {
         let (head, mut body) = response.await.unwrap().into_parts();
         assert_eq!((head.status.as_u16(), body.data().await.unwrap().unwrap().len()), (200, 12));
@@ -102,31 +102,31 @@ async fn http_2_requests_in_flight_are_finished_behind_a_goaway() {
 
 #[tokio::test]
 async fn requests_longer_than_the_drain_timeout_are_aborted() {
-    let scene = Scene::new().await;
-    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\ndrain = '300ms'\n").await;
-    scene.region.mode.send_replace(Mode::Waits);
+    let fixture = Fixture::new().await;
+    let mut edge = fixture.edge("[timeouts]\nlame_duck = '0s'\ndrain = '300ms'\n").await;
+    fixture.region.mode.send_replace(Mode::Waits);
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.wait_for_requests(1).await;
+    fixture.region.wait_for_requests(1).await;
     edge.stop();
     let took = ended(&mut edge).await;
     assert!((Duration::from_millis(300)..Duration::from_secs(2)).contains(&took), "{took:?}");
     assert_eq!(read_until_closed(&mut stream).await.status, 0);
-    wait_until("the request is cancelled at the region", || *scene.region.cancelled.borrow() == 1).await;
+    wait_until("the request is cancelled at the region", || *fixture.region.cancelled.borrow() == 1).await;
 }
 
 #[tokio::test]
 async fn clients_that_do_not_read_do_not_delay_the_shutdown() {
-    let scene = Scene::new().await;
-    let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\nwrite = '300ms'\n").await;
-    scene.region.mode.send_replace(Mode::Responds(64 << 20));
+    let fixture = Fixture::new().await;
+    let mut edge = fixture.edge("[timeouts]\nlame_duck = '0s'\nwrite = '300ms'\n").await;
+    fixture.region.mode.send_replace(Mode::Responds(64 << 20));
     let mut unread = edge.connect().await;
     unread.write_all(post("", BODY).as_bytes()).await.unwrap();
     let client = Client::plain(&edge).await;
     let (response, mut stream) = client.begin(super::http2::post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
     let unread_too = response.await.unwrap();
-    scene.region.wait_for_requests(2).await;
+    fixture.region.wait_for_requests(2).await;
     edge.stop();
     // The drain of 30 s is longer than the patience of a test.
     ended(&mut edge).await;
@@ -155,7 +155,7 @@ async fn send_on_kept_connections(
     }
 }
 
-/// Does the same with a connection for each request.
+/// Sends requests in a loop, each on a new connection.
 async fn send_on_new_connections(
     edge: std::net::SocketAddr,
     stopped: Arc<AtomicBool>,
@@ -172,11 +172,11 @@ async fn send_on_new_connections(
 
 #[tokio::test]
 async fn a_next_process_that_does_not_become_ready_changes_nothing() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
-    let mut running = scene.edge(config).await;
+    let mut running = fixture.edge(config).await;
     for _ in 0..3 {
-        drop(tokio::net::UnixStream::connect(scene.dir.path().join("handover")).await.unwrap());
+        drop(tokio::net::UnixStream::connect(fixture.dir.path().join("handover")).await.unwrap());
     }
     let response = send_and_read(&mut running.connect().await).await;
     assert_eq!(
@@ -184,7 +184,7 @@ async fn a_next_process_that_does_not_become_ready_changes_nothing() {
         (200, "keep-alive"),
         "it continues to serve"
     );
-    let next = scene.edge_after(config, Some(&running)).await;
+    let next = fixture.edge_after(config, Some(&running)).await;
     ended(&mut running).await;
     assert_eq!(
         send_and_read(&mut next.connect().await).await.status,
@@ -195,9 +195,9 @@ async fn a_next_process_that_does_not_become_ready_changes_nothing() {
 
 #[tokio::test]
 async fn the_next_process_takes_over_and_no_request_is_refused() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '500ms'\n";
-    let mut running = scene.edge(config).await;
+    let mut running = fixture.edge(config).await;
     let (stopped, served) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut clients = JoinSet::new();
     for _ in 0..4 {
@@ -208,7 +208,7 @@ async fn the_next_process_takes_over_and_no_request_is_refused() {
     for _ in 0..2 {
         let before = served.load(Ordering::SeqCst);
         wait_until("the running process serves", || served.load(Ordering::SeqCst) > before + 50).await;
-        let next = scene.edge_after(config, Some(&running)).await;
+        let next = fixture.edge_after(config, Some(&running)).await;
         assert_eq!(next.address, running.address);
         ended(&mut running).await;
         assert_eq!(next.operate("/readyz").await.0, 200, "operators see the next one");

@@ -1,7 +1,7 @@
 //! Responses before the end of the request body: a client that is still sending reads them.
 
+use super::fixture::{BODY, Fixture, PATIENCE, post, read_response, read_until_closed, send_and_read};
 use super::http2::{Client, request};
-use super::scene::{BODY, PATIENCE, Scene, post, read_response, read_until_closed, send_and_read};
 use http::Method;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -9,8 +9,8 @@ use tokio::io::AsyncWriteExt;
 /// The client sends its body after the response may have arrived, without a reset.
 #[tokio::test]
 async fn over_http_2_a_body_may_arrive_after_its_rejection() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
     // With a length that is read to its end, one that is not, and none.
     for (declared, pieces) in [(Some(4000), 4), (Some(400_000), 4), (None, 4)] {
@@ -36,12 +36,12 @@ async fn over_http_2_a_body_may_arrive_after_its_rejection() {
 /// Bytes that an HTTP/1.1 client is still sending must not reset the connection before it reads the response.
 #[tokio::test]
 async fn over_http_1_a_client_that_is_still_sending_reads_the_rejection() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let junk = "x".repeat(300_000);
     let wrong = post("", &junk).replace("Bearer k", "Bearer wrong");
     let chunked = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
-    for (what, request, status) in [
+    for (description, request, status) in [
         ("a wrong key", wrong, 401),
         ("wrong chunks", format!("{chunked}zz\r\n{junk}"), 400),
         ("a lone LF", format!("{chunked}5;x\n{junk}"), 400),
@@ -57,8 +57,8 @@ async fn over_http_1_a_client_that_is_still_sending_reads_the_rejection() {
         });
         tokio::time::sleep(Duration::from_millis(120)).await;
         let response = read_until_closed(&mut reads).await;
-        assert_eq!(response.status, status, "{what}: {response:?}");
-        assert!(!response.body.contains("broken:"), "{what}: {response:?}");
+        assert_eq!(response.status, status, "{description}: {response:?}");
+        assert!(!response.body.contains("broken:"), "{description}: {response:?}");
         sending.abort();
     }
     assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200);
@@ -72,9 +72,9 @@ async fn over_http_1_a_client_that_is_still_sending_reads_the_rejection() {
 /// With the most widely used client, where it is installed.
 #[tokio::test]
 async fn curl_reads_a_rejection_over_http_2() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
-    let body = scene.dir.path().join("body");
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
+    let body = fixture.dir.path().join("body");
     for bytes in [100, 60_000, 3_000_000] {
         std::fs::write(&body, "x".repeat(bytes)).unwrap();
         let mut curl = tokio::process::Command::new("curl");

@@ -1,7 +1,7 @@
 //! HTTP/2 floods get ENHANCE_YOUR_CALM, malformed requests or connections are rejected, and no other client is
 //! affected; in plaintext and over TLS.
 
-use super::scene::{Mode, PATIENCE, Scene, certify, send_and_read};
+use super::fixture::{Fixture, Mode, PATIENCE, certify, send_and_read};
 use super::tls;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
@@ -98,14 +98,14 @@ const FLOODS: [(&str, Frames); 7] = [
 
 #[tokio::test]
 async fn frames_without_effect_are_accepted_up_to_a_limit() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut bystander = edge.connect().await;
     for (name, frames) in FLOODS {
         let seen = flood(edge.connect().await, frames).await;
         others_are_served(&mut bystander, name, &seen).await;
     }
-    assert_eq!(scene.region.requests(), FLOODS.len() as u64, "those of the bystander");
+    assert_eq!(fixture.region.requests(), FLOODS.len() as u64, "those of the bystander");
     let metrics = edge.operate("/metrics").await.1;
     // The others are ended by the limits of the protocol library, which apply first.
     for frame in ["ping", "settings", "priority"] {
@@ -115,16 +115,16 @@ async fn frames_without_effect_are_accepted_up_to_a_limit() {
 
 #[tokio::test]
 async fn frames_without_effect_are_accepted_up_to_a_limit_over_tls() {
-    let scene = Scene::new().await;
-    let certificate = certify(scene.dir.path());
-    let edge = scene.edge(tls::TLS).await;
+    let fixture = Fixture::new().await;
+    let certificate = certify(fixture.dir.path());
+    let edge = fixture.edge(tls::TLS).await;
     let mut bystander = tls::connect(&edge, &certificate, &[]).await.unwrap();
     for (name, frames) in FLOODS {
         let stream = tls::connect(&edge, &certificate, &[b"h2"]).await.unwrap();
         let seen = flood(stream, frames).await;
         others_are_served(&mut bystander, name, &seen).await;
     }
-    assert_eq!(scene.region.requests(), FLOODS.len() as u64, "those of the bystander");
+    assert_eq!(fixture.region.requests(), FLOODS.len() as u64, "those of the bystander");
 }
 
 async fn others_are_served(bystander: &mut impl Transport, name: &str, seen: &[(u8, Vec<u8>)]) {
@@ -138,8 +138,8 @@ async fn others_are_served(bystander: &mut impl Transport, name: &str, seen: &[(
 /// RFC 9113, 8.1.1 to 8.3.1: a malformed request is rejected, or its stream or connection is; no region receives it.
 #[tokio::test]
 async fn a_malformed_request_reaches_no_region() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut bystander = edge.connect().await;
     // POST, http, /v1/embeddings, and the authorization.
     let head = |fields: &[Vec<u8>]| {
@@ -184,15 +184,15 @@ async fn a_malformed_request_reaches_no_region() {
         assert!(answered.is_none_or(|(_, head)| head[0] != 0x88), "{name} is served");
         assert_eq!(send_and_read(&mut bystander).await.status, 200, "after {name}");
     }
-    assert_eq!(scene.region.requests(), 16, "those of the bystander");
+    assert_eq!(fixture.region.requests(), 16, "those of the bystander");
 }
 
 /// A window that is never opened: the buffered response is released.
 #[tokio::test]
 async fn a_client_that_opens_no_window_times_out() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[timeouts]\nwrite = '300ms'\n").await;
-    scene.region.mode.send_replace(Mode::Responds(4 << 20));
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[timeouts]\nwrite = '300ms'\n").await;
+    fixture.region.mode.send_replace(Mode::Responds(4 << 20));
     let mut stream = edge.connect().await;
     // SETTINGS_INITIAL_WINDOW_SIZE is 0 (RFC 9113, 6.5.2).
     let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
@@ -202,17 +202,17 @@ async fn a_client_that_opens_no_window_times_out() {
     for number in 0..10 {
         let request = [
             frame(1, 4, 2 * number + 1, &always),
-            frame(0, 1, 2 * number + 1, super::scene::BODY.as_bytes()),
+            frame(0, 1, 2 * number + 1, super::fixture::BODY.as_bytes()),
         ];
         stream.write_all(&request.concat()).await.unwrap();
     }
-    scene.region.wait_for_requests(10).await;
+    fixture.region.wait_for_requests(10).await;
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.contains("meridian_gateway_requests_in_flight 0\n") {
         assert!(begun.elapsed() < PATIENCE, "they are in flight for ever");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(stream);
-    scene.region.mode.send_replace(Mode::CountsBytes);
+    fixture.region.mode.send_replace(Mode::CountsBytes);
     assert_eq!(send_and_read(&mut edge.connect().await).await.status, 200);
 }

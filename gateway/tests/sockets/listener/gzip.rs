@@ -1,6 +1,6 @@
 //! gzip in both directions: compressed requests, and compressed responses for clients that accept them.
 
-use super::scene::{BODY, Edge, Mode, Scene, post};
+use super::fixture::{BODY, Edge, Fixture, Mode, post};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -41,8 +41,8 @@ fn varied(bytes: usize) -> String {
 
 #[tokio::test]
 async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let check = async |coding: &str, body: &[u8], status: &str, word: &str| {
         let (head, body) = exchange(&edge, &format!("content-encoding: {coding}\r\n"), body).await;
         let body = String::from_utf8_lossy(&body).into_owned();
@@ -56,7 +56,7 @@ async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
     check("x-gzip", &two, "200", "\"bytes\":35").await;
     let of = |bytes: usize| BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(bytes - BODY.len() + 1)));
     check("gzip", &packed_by(Compression::fast(), varied(32 << 20).as_bytes()), "200", "33554432").await;
-    assert_eq!(scene.region.requests(), 4);
+    assert_eq!(fixture.region.requests(), 4);
     check("gzip", &packed_by(Compression::fast(), varied((32 << 20) + 1).as_bytes()), "413", "33554432")
         .await;
 
@@ -69,7 +69,7 @@ async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
     let members = packed(b"").repeat(63);
     check("gzip", &[members.as_slice(), &packed(BODY.as_bytes())].concat(), "200", "\"bytes\":35").await;
     check("gzip", &[members.repeat(2).as_slice(), &packed(BODY.as_bytes())].concat(), "400", "members").await;
-    let served = scene.region.requests();
+    let served = fixture.region.requests();
     let whole = packed(BODY.as_bytes());
     check("gzip", &whole[..whole.len() - 5], "400", "invalid_header").await;
     check("gzip", BODY.as_bytes(), "400", "invalid_header").await;
@@ -77,14 +77,14 @@ async fn a_compressed_request_is_decompressed_within_the_limits_of_any_other() {
     check("br", BODY.as_bytes(), "415", "unsupported_encoding").await;
     check("gzip, gzip", &packed(&whole), "415", "unsupported_encoding").await;
     check("gzip\r\ncontent-encoding: gzip", &packed(&whole), "415", "unsupported_encoding").await;
-    assert_eq!(scene.region.requests(), served, "no region receives them");
+    assert_eq!(fixture.region.requests(), served, "no region receives them");
 }
 
 #[tokio::test]
 async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
-    let scene = Scene::new().await;
-    let (plain, edge) = (scene.edge("").await, scene.edge("gzip_min_bytes = 5000\n").await);
-    scene.region.mode.send_replace(Mode::Responds(5000));
+    let fixture = Fixture::new().await;
+    let (plain, edge) = (fixture.edge("").await, fixture.edge("gzip_min_bytes = 5000\n").await);
+    fixture.region.mode.send_replace(Mode::Responds(5000));
     let takes = "accept-encoding: br, gzip;q=0.5\r\n";
     let (head, body) = exchange(&edge, takes, BODY.as_bytes()).await;
     assert!(head.contains("content-encoding: gzip\r\n") && head.contains("vary: accept-encoding"), "{head}");
@@ -100,8 +100,8 @@ async fn a_response_is_compressed_for_clients_that_accept_gzip_if_configured() {
     unpacked(&plain, takes, 5000, "it is off").await;
     unpacked(&edge, "", 5000, "gzip is not accepted").await;
     unpacked(&edge, "accept-encoding: gzip;q=0\r\n", 5000, "it is refused").await;
-    scene.region.mode.send_replace(Mode::Responds(4999));
+    fixture.region.mode.send_replace(Mode::Responds(4999));
     unpacked(&edge, takes, 4999, "it is too small").await;
-    scene.region.mode.send_replace(Mode::Responds(2 << 20));
+    fixture.region.mode.send_replace(Mode::Responds(2 << 20));
     unpacked(&edge, takes, 2 << 20, "it is forwarded unchanged").await;
 }

@@ -1,15 +1,15 @@
 //! A client that closes its write side after its request still reads the response; the request of one that disconnects
 //! is cancelled.
 
-use super::scene::{BODY, Mode, PATIENCE, Scene, certify, post, read_response, read_until_closed};
+use super::fixture::{BODY, Fixture, Mode, PATIENCE, certify, post, read_response, read_until_closed};
 use super::tls;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_client_that_closed_its_write_side_gets_its_response() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".to_owned();
     for request in [post("", BODY), models, post("", BODY).replace("HTTP/1.1", "HTTP/1.0")] {
         let mut stream = edge.connect().await;
@@ -23,15 +23,15 @@ async fn a_client_that_closed_its_write_side_gets_its_response() {
         }
     }
     // One that takes longer than the first probe of the client.
-    scene.region.mode.send_replace(Mode::Waits);
-    let before = scene.region.requests();
+    fixture.region.mode.send_replace(Mode::Waits);
+    let before = fixture.region.requests();
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();
-    scene.region.wait_for_requests(before + 1).await;
+    fixture.region.wait_for_requests(before + 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
-    assert_eq!(*scene.region.cancelled.borrow(), 0, "its client still waits");
-    scene.region.go_on.send_replace(true);
+    assert_eq!(*fixture.region.cancelled.borrow(), 0, "its client still waits");
+    fixture.region.go_on.send_replace(true);
     let mut response = read_response(&mut stream).await;
     while response.status == 100 {
         response = read_response(&mut stream).await;
@@ -41,14 +41,14 @@ async fn a_client_that_closed_its_write_side_gets_its_response() {
 
 #[tokio::test]
 async fn a_request_is_cancelled_when_its_client_is_gone() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
-    scene.region.mode.send_replace(Mode::Waits);
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
+    fixture.region.mode.send_replace(Mode::Waits);
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.wait_for_requests(1).await;
+    fixture.region.wait_for_requests(1).await;
     drop(stream);
-    let mut cancelled = scene.region.cancelled.subscribe();
+    let mut cancelled = fixture.region.cancelled.subscribe();
     tokio::time::timeout(PATIENCE, cancelled.wait_for(|count| *count == 1))
         .await
         .expect("it is found out")
@@ -57,9 +57,9 @@ async fn a_request_is_cancelled_when_its_client_is_gone() {
 
 #[tokio::test]
 async fn so_does_one_over_tls() {
-    let scene = Scene::new().await;
-    let certificate = certify(scene.dir.path());
-    let edge = scene.edge(tls::TLS).await;
+    let fixture = Fixture::new().await;
+    let certificate = certify(fixture.dir.path());
+    let edge = fixture.edge(tls::TLS).await;
     let mut stream = tls::connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
     stream.write_all(post("", BODY).as_bytes()).await.unwrap();
     stream.shutdown().await.unwrap();

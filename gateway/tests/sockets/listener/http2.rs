@@ -1,6 +1,6 @@
 //! HTTP/2 without TLS (prior knowledge): the same requests, concurrently on one connection.
 
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, wait_until};
+use super::fixture::{BODY, Edge, Fixture, Mode, PATIENCE, wait_until};
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use h2::{Reason, RecvStream};
@@ -70,7 +70,7 @@ impl Client {
                             return;
                         }
                     }
-                    // It was answered before it was complete.
+                    // The response arrived before the request was complete.
                     Some(Err(_)) | None => return,
                 }
             }
@@ -107,15 +107,15 @@ async fn all(mut body: RecvStream) -> Result<Vec<u8>, h2::Error> {
 
 #[tokio::test]
 async fn many_concurrent_requests_share_one_connection() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
     assert_eq!(
         client.post(BODY).await.unwrap().head.status(),
         200,
         "the client has received the stream limit"
     );
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     // One more than the limit: it waits and is not rejected.
     let mut requests = tokio::task::JoinSet::new();
     for _ in 0..129 {
@@ -127,18 +127,18 @@ async fn many_concurrent_requests_share_one_connection() {
             Ok::<_, h2::Error>((head.status.as_u16(), all(body).await?))
         });
     }
-    scene.region.wait_for_requests(129).await;
-    scene.region.go_on.send_replace(true);
+    fixture.region.wait_for_requests(129).await;
+    fixture.region.go_on.send_replace(true);
     while let Some(response) = requests.join_next().await {
         assert_eq!(response.unwrap().unwrap(), (200, br#"{"bytes":35}"#.to_vec()));
     }
-    assert_eq!(scene.region.requests(), 130);
+    assert_eq!(fixture.region.requests(), 130);
 }
 
 #[tokio::test]
 async fn responses_and_errors_are_those_of_http_1() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
     let response = client.post(BODY).await.unwrap();
     assert_eq!((response.head.status().as_u16(), response.json()["bytes"].as_u64()), (200, Some(35)));
@@ -167,47 +167,47 @@ async fn responses_and_errors_are_those_of_http_1() {
 
 #[tokio::test]
 async fn bodies_may_be_as_large_as_over_http_1() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
     let body = BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat((32 << 20) - BODY.len() + 1)));
     assert_eq!(client.post(body).await.unwrap().json()["bytes"].as_u64(), Some(32 << 20));
-    scene.region.mode.send_replace(Mode::Responds(64 << 20));
+    fixture.region.mode.send_replace(Mode::Responds(64 << 20));
     assert_eq!(client.post(BODY).await.unwrap().body.len(), 64 << 20);
 }
 
 #[tokio::test]
 async fn a_reset_cancels_its_request_and_no_other() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     let (kept, mut stream) = client.begin(post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
     let (_left, mut left) = client.begin(post(), false).await.unwrap();
     left.send_data(BODY.into(), true).unwrap();
-    scene.region.wait_for_requests(2).await;
+    fixture.region.wait_for_requests(2).await;
     left.send_reset(Reason::CANCEL);
     let cancelled =
-        async { scene.region.cancelled.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
+        async { fixture.region.cancelled.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
     tokio::time::timeout(PATIENCE, cancelled).await.expect("the request is cancelled at the region").unwrap();
-    scene.region.go_on.send_replace(true);
+    fixture.region.go_on.send_replace(true);
     assert_eq!(kept.await.unwrap().status(), 200);
-    assert_eq!(scene.region.requests(), 2, "no request was retried");
+    assert_eq!(fixture.region.requests(), 2, "no request was retried");
     // A closed connection cancels all of its requests.
-    scene.region.go_on.send_replace(false);
+    fixture.region.go_on.send_replace(false);
     let (_waiting, mut stream) = client.begin(post(), false).await.unwrap();
     stream.send_data(BODY.into(), true).unwrap();
-    scene.region.wait_for_requests(3).await;
+    fixture.region.wait_for_requests(3).await;
     client.ended.abort();
-    wait_until("the request is cancelled at the region again", || *scene.region.cancelled.borrow() == 2)
+    wait_until("the request is cancelled at the region again", || *fixture.region.cancelled.borrow() == 2)
         .await;
 }
 
 #[tokio::test]
 async fn oversized_heads_are_rejected_and_an_idle_connection_gets_goaway() {
-    let scene = Scene::new().await;
-    let edge = scene.quick_edge().await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.quick_edge().await;
     let client = Client::plain(&edge).await;
     let large = request(Method::GET, "/v1/models", &[("x-a", &"x".repeat(70 << 10))]);
     match client.request(large, Bytes::new()).await {

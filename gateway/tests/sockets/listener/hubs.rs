@@ -1,6 +1,6 @@
 //! Several hubs, some of them unresponsive: a gateway takes its table from any that has one.
 
-use super::scene::{PATIENCE, Scene};
+use super::fixture::{Fixture, PATIENCE};
 use crate::hub;
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
@@ -23,11 +23,11 @@ async fn with_the_next_table() -> SocketAddr {
 
 #[tokio::test]
 async fn a_gateway_takes_the_table_of_the_third_hub_if_the_first_two_refuse_or_hang() {
-    let mut scene = Scene::new().await;
+    let mut fixture = Fixture::new().await;
     let ((_silent, silent), refuses) = (hangs(), hangs().1);
-    let good = scene.hub.trim_matches('\'').to_owned();
-    scene.hub = json!([refuses, silent, good]).to_string();
-    let edge = scene.edge("").await;
+    let good = fixture.hub.trim_matches('\'').to_owned();
+    fixture.hub = json!([refuses, silent, good]).to_string();
+    let edge = fixture.edge("").await;
     let (status, routes) = edge.operate("/routes").await;
     assert!(status == 200 && routes.contains("\"generation\":\"1.1\""), "{routes}");
 }
@@ -35,10 +35,10 @@ async fn a_gateway_takes_the_table_of_the_third_hub_if_the_first_two_refuse_or_h
 /// The first hub of the list returns its table and then hangs, so that only the second can return the newer one.
 #[tokio::test]
 async fn a_gateway_leaves_a_hub_that_hangs_after_its_first_response() {
-    let mut scene = Scene::new().await;
-    let (old, new) = (scene.hub.trim_matches('\'').to_owned(), with_the_next_table().await);
-    scene.hub = json!([old, format!("http://{new}")]).to_string();
-    let (edge, begun) = (scene.edge("").await, Instant::now());
+    let mut fixture = Fixture::new().await;
+    let (old, new) = (fixture.hub.trim_matches('\'').to_owned(), with_the_next_table().await);
+    fixture.hub = json!([old, format!("http://{new}")]).to_string();
+    let (edge, begun) = (fixture.edge("").await, Instant::now());
     while !edge.operate("/routes").await.1.contains("\"generation\":\"1.2\"") {
         assert!(begun.elapsed() < PATIENCE, "it continues to use the unresponsive hub");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;

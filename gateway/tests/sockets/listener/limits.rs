@@ -1,7 +1,7 @@
 //! Reached limits are counted by name (invariant 6, Bounded).
 
+use super::fixture::{BODY, Edge, Fixture, Mode, PATIENCE, post, read_until_closed, send_and_read};
 use super::http2::Client;
-use super::scene::{BODY, Edge, Mode, PATIENCE, Scene, post, read_until_closed, send_and_read};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::io::AsyncWriteExt;
@@ -45,8 +45,8 @@ async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
 
 #[tokio::test]
 async fn rejections_before_a_complete_request_are_counted_by_reason() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[timeouts]\nhead = '300ms'\nbody = '300ms'\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[timeouts]\nhead = '300ms'\nbody = '300ms'\n").await;
     let chunked = post("", "").replace("content-length: 0", "transfer-encoding: chunked");
     let large = format!("GET / HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "x".repeat(70_000));
     for (bytes, name) in [
@@ -75,8 +75,8 @@ async fn rejections_before_a_complete_request_are_counted_by_reason() {
 
 #[tokio::test]
 async fn idle_and_evicted_connections_are_counted() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[timeouts]\nidle = '500ms'\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[timeouts]\nidle = '500ms'\n").await;
     for http2 in [false, true] {
         let before = counted(&edge).await;
         if http2 {
@@ -91,27 +91,27 @@ async fn idle_and_evicted_connections_are_counted() {
         }
     }
     // One is busy and one idle when a third connects.
-    let edge = scene.edge("connections_max = 2\n").await;
+    let edge = fixture.edge("connections_max = 2\n").await;
     let mut idle = edge.connect().await;
     assert_eq!(send_and_read(&mut idle).await.status, 200);
-    scene.region.mode.send_replace(Mode::Waits);
+    fixture.region.mode.send_replace(Mode::Waits);
     let before = counted(&edge).await;
-    let requests = scene.region.requests();
+    let requests = fixture.region.requests();
     let mut busy = edge.connect().await;
     busy.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.wait_for_requests(requests + 1).await;
+    fixture.region.wait_for_requests(requests + 1).await;
     let mut next = edge.connect().await;
     next.write_all(post("", BODY).as_bytes()).await.unwrap();
-    scene.region.wait_for_requests(requests + 2).await;
+    fixture.region.wait_for_requests(requests + 2).await;
     assert_eq!(read_until_closed(&mut idle).await.status, 0);
     counts(&edge, before, "connections_closed_total{reason=\"connection_limit\"}").await;
-    scene.region.go_on.send_replace(true);
+    fixture.region.go_on.send_replace(true);
 }
 
 #[tokio::test]
 async fn stalled_bodies_and_evicted_half_open_connections_are_counted() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("connections_max = 2\n[bodies]\nstall = '200ms'\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("connections_max = 2\n[bodies]\nstall = '200ms'\n").await;
     let before = counted(&edge).await;
     let mut stream = edge.connect().await;
     stream.write_all(post("", BODY).split_at(110).0.as_bytes()).await.unwrap();
@@ -129,8 +129,8 @@ async fn stalled_bodies_and_evicted_half_open_connections_are_counted() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_is_counted_once() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("[timeouts]\nwrite = '200ms'\n").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("[timeouts]\nwrite = '200ms'\n").await;
     let before = counted(&edge).await;
     let models = "GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n\r\n".repeat(50);
     let held_on = super::bounds::asks_and_never_reads(&edge, models.as_bytes()).await;

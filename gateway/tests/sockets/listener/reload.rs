@@ -1,6 +1,6 @@
 //! Key files that change while a gateway runs, and a second process without `--take-over`.
 
-use super::scene::{BODY, Edge, PATIENCE, Scene, post};
+use super::fixture::{BODY, Edge, Fixture, PATIENCE, post};
 use std::time::{Duration, Instant};
 
 async fn status(edge: &Edge, key: &str) -> u16 {
@@ -8,10 +8,10 @@ async fn status(edge: &Edge, key: &str) -> u16 {
     edge.send_bytes(request.as_bytes()).await.status
 }
 
-async fn wait_for_status(edge: &Edge, key: &str, wanted: u16) {
+async fn wait_for_status(edge: &Edge, key: &str, expected: u16) {
     let begun = Instant::now();
-    while status(edge, key).await != wanted {
-        assert!(begun.elapsed() < PATIENCE, "the status for the key {key} is not {wanted}");
+    while status(edge, key).await != expected {
+        assert!(begun.elapsed() < PATIENCE, "the status for the key {key} is not {expected}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -24,9 +24,9 @@ async fn failures(edge: &Edge) -> u64 {
 
 #[tokio::test]
 async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_nothing() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
-    let file = |name: &str, text: &str| std::fs::write(scene.dir.path().join(name), text).unwrap();
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
+    let file = |name: &str, text: &str| std::fs::write(fixture.dir.path().join(name), text).unwrap();
     assert_eq!((status(&edge, "k").await, status(&edge, "new").await), (200, 401));
     file("key", "k\nnew\n");
     wait_for_status(&edge, "new", 200).await;
@@ -56,10 +56,10 @@ async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_no
 
 #[tokio::test]
 async fn a_second_process_without_take_over_exits_and_the_first_continues() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let config = "handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n";
-    let mut running = scene.edge(config).await;
-    let again = scene.config(config).map_err(|problems| problems.join("\n")).unwrap();
+    let mut running = fixture.edge(config).await;
+    let again = fixture.config(config).map_err(|problems| problems.join("\n")).unwrap();
     let error = gateway::edge::run(again, std::future::pending(), |_| panic!("it does not start")).await;
     let error = error.expect_err("another one runs").to_string();
     for part in ["--take-over", "127.0.0.1", "handover", &format!("process {}", std::process::id())] {
@@ -67,18 +67,18 @@ async fn a_second_process_without_take_over_exits_and_the_first_continues() {
     }
     assert_eq!(status(&running, "k").await, 200, "it serves as before");
     // A process with another handover path does not get the port either.
-    let mut elsewhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
+    let mut elsewhere = fixture.config("").map_err(|problems| problems.join("\n")).unwrap();
     elsewhere.listen = running.address;
     let error = gateway::edge::run(elsewhere, std::future::pending(), |_| panic!("it does not start")).await;
     let error = error.expect_err("the port is taken").to_string();
     for part in [&running.address.to_string()[..], &format!("stop process {}", std::process::id())] {
         assert!(error.contains(part), "{part} in {error}");
     }
-    let mut nowhere = scene.config("").map_err(|problems| problems.join("\n")).unwrap();
+    let mut nowhere = fixture.config("").map_err(|problems| problems.join("\n")).unwrap();
     nowhere.take_over = true;
     let error = gateway::edge::run(nowhere, std::future::pending(), |_| panic!("it does not start")).await;
     assert!(error.expect_err("a takeover without a handover path").to_string().contains("`handover`"));
-    let next = scene.edge_after(config, Some(&running)).await;
+    let next = fixture.edge_after(config, Some(&running)).await;
     tokio::time::timeout(PATIENCE, &mut running.running).await.expect("it ends").unwrap();
     assert_eq!(status(&next, "k").await, 200, "the process with take-over serves");
 }

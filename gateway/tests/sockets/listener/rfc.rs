@@ -1,12 +1,12 @@
 //! Malformed and ambiguous requests by RFC 9110 and 9112.
 
-use super::scene::{BODY, ClientResponse, Scene, post, read_response, read_until_closed, send_and_read};
+use super::fixture::{BODY, ClientResponse, Fixture, post, read_response, read_until_closed, send_and_read};
 use tokio::io::AsyncWriteExt;
 
 #[tokio::test]
 async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_continue() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut bystander = edge.connect().await;
     let mut served = 0;
     let mut check = async |request: String, status: u16, code: &str| {
@@ -17,7 +17,7 @@ async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_co
         assert!(head.contains("connection: close"), "{shown:?}: {head}");
         assert_eq!(send_and_read(&mut bystander).await.status, 200, "another connection, after {shown:?}");
         served += 1;
-        assert_eq!(scene.region.requests(), served, "no region receives {shown:?}");
+        assert_eq!(fixture.region.requests(), served, "no region receives {shown:?}");
     };
     let head = |fields: &str| {
         format!("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\n{fields}\r\n")
@@ -103,8 +103,8 @@ async fn a_malformed_request_is_rejected_and_its_connection_closed_and_others_co
 
 #[tokio::test]
 async fn valid_variants_are_accepted() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     let mut check = async |request: &str, status: u16, word: &str| {
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -139,8 +139,8 @@ async fn valid_variants_are_accepted() {
 
 #[tokio::test]
 async fn a_head_response_has_the_length_of_the_omitted_body() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let send_and_read = async |method: &str| {
         let fields = "host: x\r\nauthorization: Bearer k\r\nconnection: close";
         edge.send_bytes(format!("{method} /v1/models HTTP/1.1\r\n{fields}\r\n\r\n").as_bytes()).await
@@ -152,8 +152,8 @@ async fn a_head_response_has_the_length_of_the_omitted_body() {
 
 #[tokio::test]
 async fn pipelined_requests_are_served_in_order() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     let longer = |more: usize| BODY.replace("\"x\"", &format!("\"{}\"", "x".repeat(1 + more)));
     let together: String = (0..10).map(|more| post("", &longer(more))).collect();
@@ -168,8 +168,8 @@ async fn pipelined_requests_are_served_in_order() {
 
 #[tokio::test]
 async fn an_http_1_0_connection_closes_unless_keep_alive_is_requested() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let request =
         |fields: &str| format!("GET /v1/models HTTP/1.0\r\nauthorization: Bearer k\r\n{fields}\r\n");
     let response = edge.send_bytes(request("").as_bytes()).await;
@@ -184,8 +184,8 @@ async fn an_http_1_0_connection_closes_unless_keep_alive_is_requested() {
 
 #[tokio::test]
 async fn expect_100_continue_gets_continue_or_the_final_response_at_once() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let mut stream = edge.connect().await;
     let request = post("expect: 100-continue\r\n", BODY);
     let (head, body) = request.split_at(request.len() - BODY.len());

@@ -1,9 +1,9 @@
 //! TLS: protocols, replaced certificates, and invalid files.
 
-use super::http2::Client;
-use super::scene::{
-    BODY, Edge, PATIENCE, Scene, certify, post, read_response, read_until_closed, send_and_read,
+use super::fixture::{
+    BODY, Edge, Fixture, PATIENCE, certify, post, read_response, read_until_closed, send_and_read,
 };
+use super::http2::Client;
 use http::HeaderValue;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -41,9 +41,9 @@ fn agreed(stream: &TlsStream<TcpStream>) -> Option<&[u8]> {
 
 #[tokio::test]
 async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
-    let scene = Scene::new().await;
-    let certificate = certify(scene.dir.path());
-    let edge = scene.edge(TLS).await;
+    let fixture = Fixture::new().await;
+    let certificate = certify(fixture.dir.path());
+    let edge = fixture.edge(TLS).await;
     for protocols in [&[&b"http/1.1"[..]][..], &[]] {
         let mut stream = connect(&edge, &certificate, protocols).await.unwrap();
         assert_eq!(agreed(&stream), protocols.first().copied());
@@ -64,12 +64,12 @@ async fn alpn_selects_http_2_or_http_1_as_the_client_offers() {
 /// Requests that are rejected in plaintext are rejected over TLS: the same parser, over each protocol.
 #[tokio::test]
 async fn malformed_bodies_are_rejected_over_tls_and_their_connections_continue() {
-    let scene = Scene::new().await;
-    let certificate = certify(scene.dir.path());
-    let edge = scene.edge(&format!("{TLS}[timeouts]\nbody = '500ms'\n")).await;
+    let fixture = Fixture::new().await;
+    let certificate = certify(fixture.dir.path());
+    let edge = fixture.edge(&format!("{TLS}[timeouts]\nbody = '500ms'\n")).await;
     let mut http1 = connect(&edge, &certificate, &[b"http/1.1"]).await.unwrap();
     let http2 = Client::over(connect(&edge, &certificate, &[b"h2"]).await.unwrap()).await;
-    let plain = scene.edge("").await;
+    let plain = fixture.edge("").await;
     let in_the_clear = Client::plain(&plain).await;
     let deep =
         format!("{{\"model\": \"anywhere\", \"input\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
@@ -112,14 +112,14 @@ async fn malformed_bodies_are_rejected_over_tls_and_their_connections_continue()
     }
     assert_eq!(http2.post(BODY).await.unwrap().head.status(), 200);
     assert_eq!(send_and_read(&mut http1).await.status, 200);
-    assert_eq!(scene.region.requests(), 2, "no other request reached the region");
+    assert_eq!(fixture.region.requests(), 2, "no other request reached the region");
 }
 
 #[tokio::test]
 async fn plaintext_and_slow_handshakes_on_a_tls_port_are_closed() {
-    let scene = Scene::new().await;
-    let certificate = certify(scene.dir.path());
-    let edge = scene.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
+    let fixture = Fixture::new().await;
+    let certificate = certify(fixture.dir.path());
+    let edge = fixture.edge(&format!("{TLS}[timeouts]\nhead = '300ms'\n")).await;
     let response = edge.send_bytes(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     assert_ne!(response.status, 200, "{response:?}");
     let mut slow = edge.connect().await;
@@ -135,18 +135,18 @@ async fn plaintext_and_slow_handshakes_on_a_tls_port_are_closed() {
 
 #[tokio::test]
 async fn a_replaced_certificate_is_used_while_connections_continue() {
-    let scene = Scene::new().await;
-    let old = certify(scene.dir.path());
-    let edge = scene.edge(TLS).await;
+    let fixture = Fixture::new().await;
+    let old = certify(fixture.dir.path());
+    let edge = fixture.edge(TLS).await;
     let mut open = connect(&edge, &old, &[]).await.unwrap();
     assert_eq!(send_and_read(&mut open).await.status, 200);
 
     // The files are replaced one after the other: for a moment they do not match, and the old pair stays in use. That
     // no reload happens can only be tested by waiting longer than the reload interval of a second.
-    let next = scene.dir.path().join("next");
+    let next = fixture.dir.path().join("next");
     std::fs::create_dir(&next).unwrap();
     let new = certify(&next);
-    let rename = |file: &str| std::fs::rename(next.join(file), scene.dir.path().join(file)).unwrap();
+    let rename = |file: &str| std::fs::rename(next.join(file), fixture.dir.path().join(file)).unwrap();
     rename("gateway.crt");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(send_and_read(&mut connect(&edge, &old, &[]).await.unwrap()).await.status, 200);
@@ -163,10 +163,10 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
 
 #[tokio::test]
 async fn invalid_files_are_reported_by_name_and_all_at_once() {
-    let scene = Scene::new().await;
-    certify(scene.dir.path());
+    let fixture = Fixture::new().await;
+    certify(fixture.dir.path());
     let check = |config: &str, words: &[&str]| {
-        let problems = scene.config(config).err().expect("wrong files");
+        let problems = fixture.config(config).err().expect("wrong files");
         assert_eq!(problems.len(), words.len(), "{problems:#?}");
         for (problem, word) in problems.iter().zip(words) {
             assert!(problem.contains(word), "'{word}' in {problem}");
@@ -175,9 +175,9 @@ async fn invalid_files_are_reported_by_name_and_all_at_once() {
     check("[tls]\ncertificate = 'no.crt'\nkey = 'no.key'\n", &["no.crt", "no.key"]);
     check("[tls]\ncertificate = 'key'\nkey = 'key'\n", &["no certificate", "no private key"]);
     check("[tls]\ncertificate = 'gateway.key'\nkey = 'gateway.key'\n", &["no certificate"]);
-    let key = std::fs::read(scene.dir.path().join("gateway.key")).unwrap();
-    certify(scene.dir.path());
-    std::fs::write(scene.dir.path().join("gateway.key"), key).unwrap();
+    let key = std::fs::read(fixture.dir.path().join("gateway.key")).unwrap();
+    certify(fixture.dir.path());
+    std::fs::write(fixture.dir.path().join("gateway.key"), key).unwrap();
     check(TLS, &["do not match"]);
-    assert!(scene.config("[tls]\ncertificate = 'gateway.crt'\n").is_err(), "a key is needed");
+    assert!(fixture.config("[tls]\ncertificate = 'gateway.crt'\n").is_err(), "a key is needed");
 }

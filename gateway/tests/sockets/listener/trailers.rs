@@ -1,7 +1,7 @@
 //! HTTP/2 trailers: fields are accepted, and a pseudo-header among them resets the stream and not the connection.
 
+use super::fixture::{BODY, Fixture, PATIENCE};
 use super::http2::{Client, post};
-use super::scene::{BODY, PATIENCE, Scene};
 use h2::Reason;
 use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -19,8 +19,8 @@ const PROTOCOL_ERROR: [u8; 4] = [0, 0, 0, 1];
 
 #[tokio::test]
 async fn trailers_with_fields_are_accepted() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     let client = Client::plain(&edge).await;
     for _ in 0..3 {
         let (response, mut body) = client.begin(post(), false).await.unwrap();
@@ -34,8 +34,8 @@ async fn trailers_with_fields_are_accepted() {
 
 #[tokio::test]
 async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
-    let scene = Scene::new().await;
-    let edge = scene.edge("").await;
+    let fixture = Fixture::new().await;
+    let edge = fixture.edge("").await;
     // `:path: /`, from the static table, and as a literal that arrives byte by byte.
     let literal: &[u8] = b"\x00\x05:path\x01/";
     for (trailers, piece) in [(&[0x84][..], 1000), (literal, 1)] {
@@ -70,5 +70,5 @@ async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
         assert_eq!(response, b"are you?");
         assert_eq!(reset, Some((1, PROTOCOL_ERROR.to_vec())), "{:?}", Reason::PROTOCOL_ERROR);
     }
-    assert_eq!(scene.region.requests(), 0);
+    assert_eq!(fixture.region.requests(), 0);
 }

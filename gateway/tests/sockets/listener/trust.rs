@@ -1,6 +1,6 @@
 //! Validation of the hub's responses: a generation that no hub can have published is rejected.
 
-use super::scene::{BODY, Edge, PATIENCE, Scene, post};
+use super::fixture::{BODY, Edge, Fixture, PATIENCE, post};
 use crate::hub;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -28,9 +28,9 @@ struct ForgingProxy {
 }
 
 impl ForgingProxy {
-    async fn start(scene: &Scene) -> (Arc<ForgingProxy>, String) {
+    async fn start(fixture: &Fixture) -> (Arc<ForgingProxy>, String) {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let url = format!("{}/v1/routes", scene.hub.trim_matches('\''));
+        let url = format!("{}/v1/routes", fixture.hub.trim_matches('\''));
         let table: Value = client.get(url).send().await.unwrap().json().await.unwrap();
         let (number, forges, forged) = (AtomicU64::new(1), AtomicBool::new(false), AtomicU64::new(0));
         let proxy = Arc::new(ForgingProxy { table, number, forges, forged });
@@ -93,8 +93,8 @@ async fn metric(edge: &Edge, name: &str) -> u64 {
 }
 
 async fn wait_for_generation(edge: &Edge, generation: &str) {
-    let (wanted, begun) = (format!("\"generation\":\"{generation}\""), Instant::now());
-    while !edge.operate("/routes").await.1.contains(&wanted) {
+    let (expected, begun) = (format!("\"generation\":\"{generation}\""), Instant::now());
+    while !edge.operate("/routes").await.1.contains(&expected) {
         assert!(begun.elapsed() < PATIENCE, "{generation} is not taken");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -102,10 +102,10 @@ async fn wait_for_generation(edge: &Edge, generation: &str) {
 
 #[tokio::test]
 async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_is_used() {
-    let mut scene = Scene::new().await;
-    let (proxy, url) = ForgingProxy::start(&scene).await;
-    scene.hub = url;
-    let edge = scene.edge("").await;
+    let mut fixture = Fixture::new().await;
+    let (proxy, url) = ForgingProxy::start(&fixture).await;
+    fixture.hub = url;
+    let edge = fixture.edge("").await;
     wait_for_generation(&edge, "1.1").await;
     assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 0);
 
@@ -122,9 +122,9 @@ async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_
         .replace("Bearer k", "Bearer stolen")
         .replace("host: x", "host: x\r\nconnection: close");
     assert_eq!(edge.send_bytes(stolen.as_bytes()).await.status, 401, "no key of a forged table is accepted");
-    let on_disk = std::fs::read_to_string(scene.dir.path().join("routes")).unwrap();
+    let on_disk = std::fs::read_to_string(fixture.dir.path().join("routes")).unwrap();
     assert!(!on_disk.contains("18446744073709551615") && on_disk.contains("\"generation\":1"), "{on_disk}");
-    assert!(!scene.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
+    assert!(!fixture.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
 
     proxy.number.store(2, Ordering::SeqCst);
     proxy.forges.store(false, Ordering::SeqCst);
@@ -140,13 +140,13 @@ fn write_snapshot(path: &Path, table: &Value) {
 
 #[tokio::test]
 async fn a_poisoned_snapshot_is_rejected_and_replaced_by_a_genuine_table() {
-    let mut scene = Scene::new().await;
-    let (proxy, url) = ForgingProxy::start(&scene).await;
-    scene.hub = url;
-    let path = scene.dir.path().join("routes");
+    let mut fixture = Fixture::new().await;
+    let (proxy, url) = ForgingProxy::start(&fixture).await;
+    fixture.hub = url;
+    let path = fixture.dir.path().join("routes");
     for (epoch, number) in [(1, u64::MAX), (u64::MAX, 7)] {
         write_snapshot(&path, &proxy.forged(epoch, number));
-        let mut edge = scene.edge("[timeouts]\nlame_duck = '0s'\n").await;
+        let mut edge = fixture.edge("[timeouts]\nlame_duck = '0s'\n").await;
         wait_for_generation(&edge, "1.1").await;
         assert_eq!(metric(&edge, "meridian_gateway_tables_refused_total").await, 1);
         let on_disk = std::fs::read_to_string(&path).unwrap();

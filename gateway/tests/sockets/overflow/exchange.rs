@@ -2,8 +2,8 @@
 //! while the gateway is overloaded. It has only what changes; under overload a request grows by the overflow of each
 //! overloaded deployment, and no more, so that it does not make the overload worse.
 
+use super::fixture::{BUSY, Fixture, NEAR, SPEED};
 use super::link::{CountingLink, TrafficCounter};
-use super::scene::{BUSY, NEAR, SPEED, Scene};
 use scheduler_api::report::EXCHANGE_PERIOD;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -37,21 +37,21 @@ async fn mean_bytes(link: &CountingLink, action: impl AsyncFn()) -> [u64; 2] {
 async fn the_report_exchange_grows_under_overload_by_the_overflow_only() {
     // A region without a measured speed grants nothing: so only the exchange is on its wire.
     let link = std::sync::OnceLock::new();
-    let scene = Scene::with((0, SPEED), (0, 0), async |address| {
+    let fixture = Fixture::with((0, SPEED), (0, 0), async |address| {
         let (counting, address) = CountingLink::start(address).await;
         assert!(link.set(counting).is_ok());
         address
     })
     .await;
     let link = link.get().unwrap();
-    scene.wait_until_served_by(NEAR).await;
-    let calm = mean_bytes(link, async || tokio::time::sleep(EXCHANGE_PERIOD).await).await;
-    scene.near.pending.store(10 * BUSY, Ordering::SeqCst);
-    let crisis = mean_bytes(link, async || assert_eq!(scene.serving_region().await, NEAR)).await;
-    assert_eq!(scene.far.requests.load(Ordering::SeqCst), 0, "no other traffic was sent");
+    fixture.wait_until_served_by(NEAR).await;
+    let normal = mean_bytes(link, async || tokio::time::sleep(EXCHANGE_PERIOD).await).await;
+    fixture.near.pending.store(10 * BUSY, Ordering::SeqCst);
+    let overloaded = mean_bytes(link, async || assert_eq!(fixture.serving_region().await, NEAR)).await;
+    assert_eq!(fixture.far.requests.load(Ordering::SeqCst), 0, "no other traffic was sent");
 
     let a_second = 1000 / EXCHANGE_PERIOD.as_millis() as u64;
-    for (when, [question, response]) in [("calm", calm), ("crisis", crisis)] {
+    for (when, [question, response]) in [("normal operation", normal), ("overload", overloaded)] {
         println!(
             "in {when}: {question} bytes to the region and {response} back, {} bytes a second for each gateway and region",
             a_second * (question + response)
@@ -59,8 +59,8 @@ async fn the_report_exchange_grows_under_overload_by_the_overflow_only() {
         assert!(question + response <= EXCHANGE_BYTES_MAX);
     }
     let growth_max = [OVERFLOW_BYTES_MAX, DIGITS_MAX];
-    for ((calm, crisis), growth_max) in calm.into_iter().zip(crisis).zip(growth_max) {
-        assert!(crisis <= calm + growth_max, "{calm} bytes in calm and {crisis} in a crisis");
-        assert!(calm <= crisis + DIGITS_MAX, "{calm} bytes in calm and {crisis} in a crisis");
+    for ((normal, overloaded), growth_max) in normal.into_iter().zip(overloaded).zip(growth_max) {
+        assert!(overloaded <= normal + growth_max, "{normal} bytes in calm and {overloaded} in a crisis");
+        assert!(normal <= overloaded + DIGITS_MAX, "{normal} bytes in calm and {overloaded} in a crisis");
     }
 }

@@ -3,8 +3,8 @@
 //! It can take only traffic that other regions cannot serve: no request that a nearer region serves in time, at most
 //! seven tenths of the traffic of a full one, and none any longer once it does not respond.
 
+use super::fixture::{BUSY, FAR, Fixture, NEAR, SPEED, serve};
 use super::link::CountingLink;
-use super::scene::{BUSY, FAR, NEAR, SPEED, Scene, serve};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use futures_util::{StreamExt, stream};
@@ -62,17 +62,17 @@ impl MisreportingRegion {
 #[tokio::test]
 async fn a_region_with_false_reports_gets_only_overflow_and_none_once_it_fails() {
     let (region, address) = MisreportingRegion::start().await;
-    let scene = Scene::with((0, SPEED), (0, 0), async |_| CountingLink::start(address).await.1).await;
-    scene.wait_until_served_by(NEAR).await;
+    let fixture = Fixture::with((0, SPEED), (0, 0), async |_| CountingLink::start(address).await.1).await;
+    fixture.wait_until_served_by(NEAR).await;
     let before = region.requests();
     for _ in 0..REQUESTS {
-        assert_eq!(scene.serving_region().await, NEAR, "the nearest region is idle");
+        assert_eq!(fixture.serving_region().await, NEAR, "the nearest region is idle");
     }
     assert_eq!(region.requests(), before);
 
-    scene.near.pending.store(BUSY, Ordering::SeqCst);
-    scene.wait_until_served_by(FAR).await;
-    let taken = send_round(&scene, &region).await;
+    fixture.near.pending.store(BUSY, Ordering::SeqCst);
+    fixture.wait_until_served_by(FAR).await;
+    let taken = send_round(&fixture, &region).await;
     // Seven tenths of 400 are 280, with a standard deviation of 9.
     assert!((240..=320).contains(&taken), "{taken} of {REQUESTS}");
 
@@ -80,16 +80,16 @@ async fn a_region_with_false_reports_gets_only_overflow_and_none_once_it_fails()
     // Half of the requests within a second suffice. Requests in flight are not recalled; later a probe is sent, and if
     // it succeeds a tenth follow.
     let mut rounds = 0;
-    while send_round(&scene, &region).await > REQUESTS / 10 {
+    while send_round(&fixture, &region).await > REQUESTS / 10 {
         rounds += 1;
         assert!(rounds < 20, "the failing region still receives requests");
     }
 }
 
 /// Sends [`REQUESTS`] requests and returns the number that reach the misreporting region.
-async fn send_round(scene: &Scene, region: &MisreportingRegion) -> u64 {
+async fn send_round(fixture: &Fixture, region: &MisreportingRegion) -> u64 {
     let before = region.requests();
-    let requests = stream::iter((0..REQUESTS).map(|_| scene.serving_region()));
+    let requests = stream::iter((0..REQUESTS).map(|_| fixture.serving_region()));
     requests.buffer_unordered(AT_ONCE).collect::<Vec<String>>().await;
     region.requests() - before
 }

@@ -40,14 +40,14 @@ impl Hub {
     }
 
     /// Waits for a poll that satisfies `holds`.
-    pub(crate) async fn wait_for_poll(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
+    pub(crate) async fn wait_for_poll(&self, description: &str, holds: impl Fn(&str) -> bool) -> String {
         let begun = Instant::now();
         loop {
             let found = self.polls.lock().unwrap().iter().find(|query| holds(query)).cloned();
             if let Some(found) = found {
                 return found;
             }
-            assert!(begun.elapsed() < PATIENCE, "{what}: {:?}", self.polls.lock().unwrap());
+            assert!(begun.elapsed() < PATIENCE, "{description}: {:?}", self.polls.lock().unwrap());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

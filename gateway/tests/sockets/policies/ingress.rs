@@ -75,18 +75,18 @@ async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_re
         (status, response.json::<Value>().await.unwrap())
     };
     while send().await.0 != 200 {}
-    let heed = |residency, to| spoke.lock().apply_route_table(&table(residency, to), &catalogue);
+    let set_policy = |residency, to| spoke.lock().apply_route_table(&table(residency, to), &catalogue);
 
-    heed("eu", None);
+    set_policy("eu", None);
     let before = requests.load(Ordering::SeqCst);
     let (status, body) = send().await;
     assert_eq!((status, &body["error"]["code"]), (403, &json!("not_resident_here")), "{body}");
     assert_eq!(requests.load(Ordering::SeqCst), before, "no replica was used");
-    heed("eu", Some("eu,us"));
+    set_policy("eu", Some("eu,us"));
     assert_eq!(send().await.0, 200, "it may be forwarded once every spoke applies the policy");
-    heed("jp", Some("eu"));
+    set_policy("jp", Some("eu"));
     assert_eq!(send().await.0, 403);
-    heed("anywhere", None);
+    set_policy("anywhere", None);
     assert_eq!(send().await.0, 200);
     drop(stop);
     running.await.unwrap().unwrap();

@@ -73,10 +73,10 @@ impl Edge {
         Ok(models.map(|model| model["id"].as_str().unwrap().to_owned()).collect())
     }
 
-    async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

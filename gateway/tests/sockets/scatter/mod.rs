@@ -1,12 +1,12 @@
 //! One request with very many inputs, split over three regions that respond like replicas: one correct response, for
 //! any failure.
 
+mod fixture;
 mod rejected;
 mod replica;
-mod scene;
 
+use fixture::{AMERICA, EUROPE, Fixture, JAPAN, Script, WIDTH};
 use gateway_core::scatter::INPUTS_MAX;
-use scene::{AMERICA, EUROPE, JAPAN, Scene, Script, WIDTH};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ const _: () = assert!(
 /// Invariant 3, Order and identity.
 #[tokio::test]
 async fn every_dialect_gets_the_response_of_one_replica() {
-    let scene = Scene::healthy().await;
+    let fixture = Fixture::healthy().await;
     let texts = texts(3_000);
     let documents: Vec<Value> = texts
         .iter()
@@ -65,8 +65,8 @@ async fn every_dialect_gets_the_response_of_one_replica() {
     ] {
         let mut body = body;
         body["model"] = json!("anywhere");
-        let before: u64 = scene.requests().iter().sum();
-        let response = scene.send(path, &body, &[]).await;
+        let before: u64 = fixture.requests().iter().sum();
+        let response = fixture.send(path, &body, &[]).await;
         assert_eq!(
             response.status,
             200,
@@ -80,7 +80,7 @@ async fn every_dialect_gets_the_response_of_one_replica() {
             answered.to_string(),
             expected.to_string()
         );
-        let pieces = scene.requests().iter().sum::<u64>() - before;
+        let pieces = fixture.requests().iter().sum::<u64>() - before;
         assert!(pieces >= 3_000 / 512, "{path} was sent in {pieces} pieces");
         assert_eq!(response.header("x-meridian-attempts"), pieces.to_string());
         assert_eq!(response.header("x-meridian-parts"), pieces.to_string(), "no sub-request was retried");
@@ -99,23 +99,26 @@ async fn every_dialect_gets_the_response_of_one_replica() {
 
 #[tokio::test]
 async fn small_requests_are_not_split() {
-    let scene = Scene::healthy().await;
-    let response = scene.send("/v1/embeddings", &embeddings(255), &[]).await;
-    assert_eq!((response.status, scene.requests()), (200, [1, 0, 0]));
+    let fixture = Fixture::healthy().await;
+    let response = fixture.send("/v1/embeddings", &embeddings(255), &[]).await;
+    assert_eq!((response.status, fixture.requests()), (200, [1, 0, 0]));
     // Many short inputs: computing them takes no longer than the round trip.
     let short = json!({"model": "anywhere", "input": vec!["x"; 500]});
-    assert_eq!((scene.send("/v1/embeddings", &short, &[]).await.status, scene.requests()), (200, [2, 0, 0]));
-    let response = scene.send("/v1/embeddings", &embeddings(600), &[]).await;
+    assert_eq!(
+        (fixture.send("/v1/embeddings", &short, &[]).await.status, fixture.requests()),
+        (200, [2, 0, 0])
+    );
+    let response = fixture.send("/v1/embeddings", &embeddings(600), &[]).await;
     assert_eq!(response.status, 200);
-    assert!(scene.requests().iter().sum::<u64>() > 3, "a large request is split: {:?}", scene.requests());
+    assert!(fixture.requests().iter().sum::<u64>() > 3, "a large request is split: {:?}", fixture.requests());
 }
 
 #[tokio::test]
 async fn the_explanation_of_a_split_request_has_its_decision_and_the_attempts_of_its_parts() {
-    let scene = Scene::healthy().await;
-    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[("x-request-id", "split")]).await;
+    let fixture = Fixture::healthy().await;
+    let response = fixture.send("/v1/embeddings", &embeddings(3_000), &[("x-request-id", "split")]).await;
     assert_eq!(response.status, 200);
-    let explained = scene.explain("split").await;
+    let explained = fixture.explain("split").await;
     let parts: usize = response.header("x-meridian-parts").parse().unwrap();
     assert!(parts > 1 && explained["attempts"].as_array().unwrap().len() == parts, "{explained:#}");
     let ranked: Vec<_> =
@@ -130,9 +133,9 @@ async fn a_region_that_dies_during_the_request_causes_only_retries() {
     for victim in 0..3 {
         let mut scripts = [Script::Responds(Duration::from_millis(5)); 3];
         scripts[victim] = Script::DiesAfter(2);
-        let scene = Scene::with(scripts).await;
+        let fixture = Fixture::with(scripts).await;
         let body = embeddings(20_000);
-        let response = scene.send("/v1/embeddings", &body, &[]).await;
+        let response = fixture.send("/v1/embeddings", &body, &[]).await;
         assert_eq!(response.status, 200, "{}", response.json());
         assert!(
             response.json() == unsplit_response("/v1/embeddings", &body),
@@ -140,7 +143,7 @@ async fn a_region_that_dies_during_the_request_causes_only_retries() {
         );
         let attempts: u64 = response.header("x-meridian-attempts").parse().unwrap();
         assert!(attempts > 20_000 / 512, "{attempts}");
-        assert!(scene.requests()[victim] >= 3, "{:?}", scene.requests());
+        assert!(fixture.requests()[victim] >= 3, "{:?}", fixture.requests());
     }
 }
 
@@ -148,14 +151,14 @@ async fn a_region_that_dies_during_the_request_causes_only_retries() {
 /// the last parts reduce the gain below three times.
 #[tokio::test]
 async fn three_regions_take_less_than_half_the_time_of_one() {
-    let scene = Scene::with([Script::Computes(Duration::from_micros(200)); 3]).await;
+    let fixture = Fixture::with([Script::Computes(Duration::from_micros(200)); 3]).await;
     let mut body = embeddings(6_000);
     let begun = Instant::now();
-    let three = scene.send("/v1/embeddings", &body, &[]).await;
+    let three = fixture.send("/v1/embeddings", &body, &[]).await;
     let over_three = begun.elapsed();
     body["model"] = json!("locked");
     let begun = Instant::now();
-    let one = scene.send("/v1/embeddings", &body, &[]).await;
+    let one = fixture.send("/v1/embeddings", &body, &[]).await;
     let over_one = begun.elapsed();
     assert_eq!((three.status, one.status), (200, 200));
     assert_eq!(three.json()["data"], one.json()["data"]);
@@ -165,15 +168,15 @@ async fn three_regions_take_less_than_half_the_time_of_one() {
 
 #[tokio::test]
 async fn a_rejected_part_rejects_the_request_and_names_its_input() {
-    let scene = Scene::healthy().await;
+    let fixture = Fixture::healthy().await;
     let mut inputs = texts(3_000);
     inputs[2_345] = String::new();
-    let response = scene.send("/v1/embeddings", &json!({"model": "anywhere", "input": inputs}), &[]).await;
+    let response = fixture.send("/v1/embeddings", &json!({"model": "anywhere", "input": inputs}), &[]).await;
     let error = response.json();
     assert_eq!((response.status, &error["error"]["code"]), (400, &json!("empty_input")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("`input[2345]`"), "{error}");
     assert!(response.header("x-meridian-attempts").parse::<u64>().unwrap() >= 1);
-    let dialect = scene
+    let dialect = fixture
         .send("/predict", &json!({"model": "anywhere", "inputs": vec![json!(["a", 1]); 3_000]}), &[])
         .await;
     let error = dialect.json().to_string();
@@ -182,13 +185,13 @@ async fn a_rejected_part_rejects_the_request_and_names_its_input() {
 
 #[tokio::test]
 async fn a_disconnect_cancels_all_parts() {
-    let scene = Scene::with([Script::Waits; 3]).await;
+    let fixture = Fixture::with([Script::Waits; 3]).await;
     {
         let body = embeddings(3_000);
-        let request = scene.send("/v1/embeddings", &body, &[]);
+        let request = fixture.send("/v1/embeddings", &body, &[]);
         tokio::pin!(request);
         let all_wait = async {
-            for region in scene.regions.values() {
+            for region in fixture.regions.values() {
                 region.wait_for_in_flight(|in_flight| in_flight >= 2).await;
             }
         };
@@ -197,31 +200,31 @@ async fn a_disconnect_cancels_all_parts() {
             _ = &mut request => panic!("no region has responded"),
         }
     }
-    for region in scene.regions.values() {
+    for region in fixture.regions.values() {
         region.wait_for_in_flight(|in_flight| in_flight == 0).await;
     }
-    assert_eq!(scene.requests(), [2, 2, 2], "two for each replica, and no retry");
+    assert_eq!(fixture.requests(), [2, 2, 2], "two for each replica, and no retry");
 }
 
 /// Four requests are split at a time. The fifth is sent unsplit, and one that must be split waits.
 #[tokio::test]
 async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
-    let scene = Arc::new(Scene::healthy().await);
-    let pieces = scene.send("/v1/embeddings", &embeddings(600), &[]).await;
+    let fixture = Arc::new(Fixture::healthy().await);
+    let pieces = fixture.send("/v1/embeddings", &embeddings(600), &[]).await;
     let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
     assert!((2..6).contains(&pieces), "{pieces} pieces, all of which can be under way");
-    scene.regions.values().for_each(|region| region.set_script(Script::Waits));
-    let wait_for_in_flight = async |wanted: u64| {
+    fixture.regions.values().for_each(|region| region.set_script(Script::Waits));
+    let wait_for_in_flight = async |expected_count: u64| {
         let begun = Instant::now();
-        while scene.regions.values().map(|region| region.in_flight()).sum::<u64>() != wanted {
-            assert!(begun.elapsed() < Duration::from_secs(20), "never {wanted} under way");
+        while fixture.regions.values().map(|region| region.in_flight()).sum::<u64>() != expected_count {
+            assert!(begun.elapsed() < Duration::from_secs(20), "never {expected_count} in flight");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     let mut requests = tokio::task::JoinSet::new();
     let mut send = || {
-        let scene = scene.clone();
-        requests.spawn(async move { scene.send("/v1/embeddings", &embeddings(600), &[]).await });
+        let fixture = fixture.clone();
+        requests.spawn(async move { fixture.send("/v1/embeddings", &embeddings(600), &[]).await });
     };
     for at_once in 1..=4 {
         send();
@@ -229,22 +232,22 @@ async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
     }
     send();
     wait_for_in_flight(4 * pieces + 1).await;
-    let before = scene.requests();
-    let waits = scene.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
+    let before = fixture.requests();
+    let waits = fixture.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "300")]).await;
     assert_eq!((waits.status, waits.header("x-meridian-error")), (504, "deadline_exceeded"));
-    assert_eq!(scene.requests(), before, "it waits for a slot");
+    assert_eq!(fixture.requests(), before, "it waits for a slot");
 }
 
 #[tokio::test]
 async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
-    let scene = Scene::with([Script::RespondsWithWidth(1); 3]).await;
+    let fixture = Fixture::with([Script::RespondsWithWidth(1); 3]).await;
     let send = async |inputs: usize| {
         let body = json!({"model": "anywhere", "input": vec!["x"; inputs]});
-        scene.send("/v1/embeddings", &body, &[]).await
+        fixture.send("/v1/embeddings", &body, &[]).await
     };
     let most = send(INPUTS_MAX).await;
     assert_eq!((most.status, most.json()["data"].as_array().unwrap().len()), (200, INPUTS_MAX));
-    let before = scene.requests();
+    let before = fixture.requests();
     let more = send(INPUTS_MAX + 1).await;
     let error = more.json();
     assert_eq!((more.status, &error["error"]["code"]), (400, &json!("too_many_inputs")), "{error}");
@@ -252,69 +255,69 @@ async fn the_limit_of_inputs_holds_at_it_and_one_past_it() {
     for part in ["100001", "100000", "2 requests"] {
         assert!(error["error"]["message"].as_str().unwrap().contains(part), "{error}");
     }
-    assert_eq!(scene.requests(), before, "no region was used");
+    assert_eq!(fixture.requests(), before, "no region was used");
 }
 
 /// Invariant 1, Residency: no part leaves the allowed regions, for any capacity elsewhere and any failure.
 #[tokio::test]
 async fn no_part_is_sent_to_a_region_that_its_request_excludes() {
-    let scene = Scene::healthy().await;
+    let fixture = Fixture::healthy().await;
     let mut body = embeddings(5_000);
     body["model"] = json!("locked");
-    let response = scene.send("/v1/embeddings", &body, &[]).await;
+    let response = fixture.send("/v1/embeddings", &body, &[]).await;
     assert_eq!((response.status, response.header("x-meridian-region")), (200, EUROPE));
     assert!(response.json() == unsplit_response("/v1/embeddings", &body));
-    let [america, europe, japan] = scene.requests();
-    assert!(america == 0 && japan == 0 && europe >= 10, "{:?}", scene.requests());
+    let [america, europe, japan] = fixture.requests();
+    assert!(america == 0 && japan == 0 && europe >= 10, "{:?}", fixture.requests());
     let narrowed =
-        scene.send("/v1/embeddings", &embeddings(5_000), &[("x-meridian-residency", "eu,jp")]).await;
-    assert_eq!((narrowed.status, scene.requests()[0]), (200, 0));
+        fixture.send("/v1/embeddings", &embeddings(5_000), &[("x-meridian-residency", "eu,jp")]).await;
+    assert_eq!((narrowed.status, fixture.requests()[0]), (200, 0));
 
-    let scene = Scene::with([
+    let fixture = Fixture::with([
         Script::Responds(Duration::ZERO),
         Script::DiesAfter(1),
         Script::Responds(Duration::ZERO),
     ])
     .await;
-    let response = scene.send("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
+    let response = fixture.send("/v1/embeddings", &body, &[("x-meridian-timeout-ms", "4000")]).await;
     assert_eq!(
         (response.status, response.header("x-meridian-error")),
         (503, "no_capacity_in_allowed_regions")
     );
-    assert!(matches!(scene.requests(), [0, europe, 0] if europe > 1), "{:?}", scene.requests());
+    assert!(matches!(fixture.requests(), [0, europe, 0] if europe > 1), "{:?}", fixture.requests());
 }
 
 #[tokio::test]
 async fn the_response_of_a_split_request_has_a_receipt_of_each_region() {
-    let scene = Scene::healthy().await;
-    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[]).await;
+    let fixture = Fixture::healthy().await;
+    let response = fixture.send("/v1/embeddings", &embeddings(3_000), &[]).await;
     assert_eq!(
         response.header("x-meridian-residency-receipt"),
         "",
         "an unrestricted deployment has no receipt"
     );
     let narrowed = [("x-meridian-residency", "eu,jp")];
-    let response = scene.send("/v1/embeddings", &embeddings(5_000), &narrowed).await;
+    let response = fixture.send("/v1/embeddings", &embeddings(5_000), &narrowed).await;
     let regions: Vec<_> = response.header("x-meridian-region").split(',').collect();
     let receipts: Vec<_> = response.header("x-meridian-residency-receipt").split(',').collect();
     assert_eq!((response.status, regions.len(), receipts.len()), (200, 2, 2), "{regions:?} {receipts:?}");
     for (region, receipt) in regions.into_iter().zip(receipts) {
-        let sent = scene.regions_in_receipts(receipt).await;
+        let sent = fixture.regions_in_receipts(receipt).await;
         assert!(sent.iter().all(|sent| sent == region), "{receipt} of {region}: {sent:?}");
     }
 }
 
 #[tokio::test]
 async fn rate_limits_are_charged_once_and_settled_by_the_sum() {
-    let scene = Scene::healthy().await;
+    let fixture = Fixture::healthy().await;
     let body = embeddings(3_000);
-    let response = scene.send_as("n", "/v1/embeddings", &body, &[]).await;
+    let response = fixture.send_as("n", "/v1/embeddings", &body, &[]).await;
     assert_eq!(response.status, 200);
     let tokens: u64 = response.json()["usage"]["total_tokens"].as_u64().unwrap();
     assert_eq!(response.header("x-meridian-tokens"), tokens.to_string());
     assert_eq!(response.header("x-ratelimit-limit-requests"), "2");
     // Two requests a second, and this was one. Its cost is settled by now, and a minute's quota has hardly refilled.
-    let next = scene.send_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
+    let next = fixture.send_as("n", "/v1/embeddings", &json!({"model": "anywhere", "input": "x"}), &[]).await;
     assert_eq!(next.status, 200);
     let left: u64 = next.header("x-ratelimit-remaining-tokens").parse().unwrap();
     assert!((999_000 - tokens..1_040_000 - tokens).contains(&left), "{left} after {tokens}");
@@ -322,8 +325,8 @@ async fn rate_limits_are_charged_once_and_settled_by_the_sum() {
 
 #[tokio::test]
 async fn an_invalid_response_is_not_merged() {
-    let scene = Scene::with([Script::OmitsOneRow; 3]).await;
-    let response = scene.send("/v1/embeddings", &embeddings(3_000), &[]).await;
+    let fixture = Fixture::with([Script::OmitsOneRow; 3]).await;
+    let response = fixture.send("/v1/embeddings", &embeddings(3_000), &[]).await;
     let error = response.json();
     assert_eq!((response.status, &error["error"]["code"]), (500, &json!("internal")), "{error}");
     assert!(error["error"]["message"].as_str().unwrap().contains("one element for each input"), "{error}");
@@ -331,11 +334,11 @@ async fn an_invalid_response_is_not_merged() {
 
 #[tokio::test]
 async fn the_deadline_applies_to_all_parts() {
-    let scene =
-        Scene::with([Script::Responds(Duration::ZERO), Script::Responds(Duration::ZERO), Script::Waits])
+    let fixture =
+        Fixture::with([Script::Responds(Duration::ZERO), Script::Responds(Duration::ZERO), Script::Waits])
             .await;
     let response =
-        scene.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
+        fixture.send("/v1/embeddings", &embeddings(3_000), &[("x-meridian-timeout-ms", "700")]).await;
     assert_eq!((response.status, response.header("x-meridian-error")), (504, "deadline_exceeded"));
 }
 
@@ -344,8 +347,8 @@ const LARGE: usize = 3_000;
 
 #[tokio::test]
 async fn a_response_larger_than_the_buffer_is_streamed() {
-    let scene = Scene::with([Script::RespondsWithWidth(LARGE); 3]).await;
-    let response = scene.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    let fixture = Fixture::with([Script::RespondsWithWidth(LARGE); 3]).await;
+    let response = fixture.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!((response.status, response.header("content-length")), (200, ""));
     let body = response.body.as_ref().unwrap();
     assert!(body.len() > 64 << 20, "{}", body.len());
@@ -354,8 +357,8 @@ async fn a_response_larger_than_the_buffer_is_streamed() {
     assert!(*body == expected.body, "byte for byte");
 
     // Nine parts of twelve, and then no region is left.
-    let scene = Scene::with([Script::RespondsWithWidthAndDies(LARGE, 3); 3]).await;
-    let response = scene.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
+    let fixture = Fixture::with([Script::RespondsWithWidthAndDies(LARGE, 3); 3]).await;
+    let response = fixture.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!(response.status, 200);
     assert!(response.body.is_err(), "a truncated response is recognizable as such");
 }

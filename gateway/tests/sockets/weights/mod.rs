@@ -1,10 +1,10 @@
 //! Traffic plan at the gateway, over real sockets: division of requests by weights, precedence over weights, and
 //! invalid plans or a missing hub.
 
+mod fixture;
 mod residency;
-mod scene;
 
-use scene::{Edge, FAR, Hub, NEAR, plan, region, row, table};
+use fixture::{Edge, FAR, Hub, NEAR, plan, region, row, table};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 

@@ -1,6 +1,6 @@
 //! Maximum length of a requested residency: an accepted one is also reported to the hub, and parsed there.
 
-use super::scene::{Edge, Hub, NEAR, table};
+use super::fixture::{Edge, Hub, NEAR, table};
 use super::two_regions;
 use regions::Catalogue;
 use regions::residency::{MAX_POLICY_LEN, ResidencyPolicy};

@@ -88,14 +88,14 @@ fn batches_hold_at_the_limits_of_the_engine_and_larger_ones_are_rejected() {
     for fits in [&[&[1, 2, 3, 4][..], &[5, 6]][..], &[&[1, 2, 3], &[4, 5, 6]]] {
         submit(fits).unwrap().into_iter().for_each(|pending| drop(outcome(pending).unwrap()));
     }
-    for (too_large, what) in [
+    for (too_large, description) in [
         (&[&[1, 2, 3, 4][..], &[5, 6, 7]][..], "7 tokens in a batch"),
         (&[&[1], &[2], &[3]], "3 sequences"),
         (&[&[1, 2, 3, 4, 5]], "5 tokens in a sequence"),
         (&[], "empty"),
     ] {
         let error = submit(too_large).unwrap_err().to_string();
-        assert!(error.contains(what), "{error}");
+        assert!(error.contains(description), "{error}");
     }
 }
 

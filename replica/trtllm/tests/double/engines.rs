@@ -76,10 +76,10 @@ pub(crate) fn outcome(pending: Pending) -> Result<EngineRows, ExecutorError> {
 
 /// Waits until the condition is true.
 #[track_caller]
-pub(crate) fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn wait_until(description: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
-        assert!(Instant::now() < end, "{what}");
+        assert!(Instant::now() < end, "{description}");
         std::thread::yield_now();
     }
 }

@@ -54,9 +54,9 @@ fn of_a_failed_batch_only_the_failing_request_gets_the_error() {
         for (tokens, pending) in sequences.iter().zip(pending) {
             let outcome = outcome(pending);
             if tokens.contains(&13) {
-                let what =
+                let description =
                     if message == "bytes" { "kernel \u{fffd}\u{fffd} failed" } else { "a kernel failed" };
-                assert_eq!(outcome, Err(ExecutorError::BatchFailed(what.to_owned())));
+                assert_eq!(outcome, Err(ExecutorError::BatchFailed(description.to_owned())));
             } else {
                 assert_eq!(outcome, Ok(pooled_of(tokens)), "{tokens:?}");
             }

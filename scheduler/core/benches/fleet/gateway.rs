@@ -20,7 +20,7 @@ use scheduler_api::route::changes::{self, RoutesV1};
 use super::hub::{self, Hub};
 use super::spoke::{self, Region};
 use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, REQUEST_HEAD, RESPONSE_HEAD};
-use super::{CpuMeter, DeploymentState, REGIONS, SPOKES, Scene, regions};
+use super::{BenchParameters, CpuMeter, DeploymentState, REGIONS, SPOKES, regions};
 
 /// Round-trip time of every exchange.
 const ROUND_TRIP: Duration = Duration::from_millis(40);
@@ -111,7 +111,7 @@ impl EdgeState {
     }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, CpuMeter) {
+pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (EdgeState, CpuMeter) {
     let mut meter = CpuMeter::default();
     let catalogue = Catalogue::builtin();
     let ids = regions(&catalogue);
@@ -124,22 +124,22 @@ pub(crate) fn run(scene: Scene, begun: Instant) -> (EdgeState, CpuMeter) {
     let mut edge = EdgeState::new(&all.collect::<Vec<_>>());
     let instances: Vec<InstanceIndex> = edge.decoders.keys().copied().collect();
     // All regions are alike, so one spoke makes the loads of all reports.
-    let mut region = Region::new(ids[0].clone(), scene);
-    let mut hub = Hub::new(scene, begun);
+    let mut region = Region::new(ids[0].clone(), parameters);
+    let mut hub = Hub::new(parameters, begun);
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     edge.routed(&hub.routes(None));
-    for tick in 0..(scene.seconds + 1) * per_second {
+    for tick in 0..(parameters.seconds + 1) * per_second {
         let now = begun + EXCHANGE_PERIOD * tick as u32;
         if tick % per_second == 0 && tick >= per_second {
-            scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
-            if scene.situation == DeploymentState::Changing {
+            parameters.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
+            if parameters.situation == DeploymentState::Changing {
                 hub.change(tick / per_second);
             }
         }
         if tick == per_second {
             meter = CpuMeter::default();
         }
-        if scene.situation == DeploymentState::Changing {
+        if parameters.situation == DeploymentState::Changing {
             let before = hub.generation();
             hub.keep_alives(tick * 2, now, &mut CpuMeter::default());
             hub.keep_alives(tick * 2 + 1, now, &mut CpuMeter::default());

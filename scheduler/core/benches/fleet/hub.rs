@@ -23,7 +23,7 @@ use scheduler_core::rollout::{Rollout, SETTLE_TIME};
 use scheduler_core::table_history::TableHistory;
 
 use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD};
-use super::{CpuMeter, DeploymentState, GATEWAYS, REGIONS, SPOKES, Scene, regions};
+use super::{BenchParameters, CpuMeter, DeploymentState, GATEWAYS, REGIONS, SPOKES, regions};
 
 /// Batches of events in a second: the hub persists a table in a tenth of a second.
 pub(crate) const BATCHES: usize = 10;
@@ -40,7 +40,7 @@ const LEASE: &str = r#"{"version":1,"lease":"00000000000000000000000000000001","
 /// Hub, with the registrations of all spokes.
 pub(crate) struct Hub {
     state: HubState,
-    scene: Scene,
+    parameters: BenchParameters,
     regions: Vec<RegionId>,
     names: Vec<DeploymentName>,
     /// Deployments that every region serves.
@@ -73,9 +73,9 @@ fn deployment(name: &DeploymentName) -> Deployment {
 }
 
 impl Hub {
-    pub(crate) fn new(scene: Scene, now: Instant) -> Hub {
+    pub(crate) fn new(parameters: BenchParameters, now: Instant) -> Hub {
         let catalogue = Arc::new(Catalogue::builtin());
-        let (regions, names) = (regions(&catalogue), scene.names());
+        let (regions, names) = (regions(&catalogue), parameters.names());
         let deployments = names.iter().map(|name| (name.clone(), deployment(name))).collect();
         let desired = DesiredDeployments { applied: true, deployments, promotions: Promotions::default() };
         let all = StoreState { deployments: Some(desired), ..StoreState::default() };
@@ -84,7 +84,7 @@ impl Hub {
         let state = HubState::new(initial, catalogue, LAPSED_KEEP, rollout, now);
         let mut hub = Hub {
             state,
-            scene,
+            parameters,
             regions,
             served: names.iter().cloned().collect(),
             names,
@@ -134,7 +134,7 @@ impl Hub {
 
     /// Adds or removes the deployments that change in this second, in all regions.
     pub(crate) fn change(&mut self, second: usize) {
-        for number in self.scene.changing(second) {
+        for number in self.parameters.changing(second) {
             let name = &self.names[number];
             if !self.served.remove(name) {
                 self.served.insert(name.clone());
@@ -227,18 +227,18 @@ impl Hub {
     }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (Hub, CpuMeter) {
+pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Hub, CpuMeter) {
     let mut meter = CpuMeter::default();
-    let mut hub = Hub::new(scene, begun);
+    let mut hub = Hub::new(parameters, begun);
     let demand = demand();
     let query = ROUTES_PATH.split_once('?').unwrap().1;
-    for batch in 0..(scene.seconds + 1) * BATCHES {
+    for batch in 0..(parameters.seconds + 1) * BATCHES {
         let now = begun + Duration::from_secs(1) / BATCHES as u32 * batch as u32;
         let second = batch / BATCHES;
         if batch == BATCHES {
             meter = CpuMeter::default();
         }
-        if batch % BATCHES == 0 && scene.situation == DeploymentState::Changing && second > 0 {
+        if batch % BATCHES == 0 && parameters.situation == DeploymentState::Changing && second > 0 {
             hub.change(second);
         }
         let before = hub.generation();

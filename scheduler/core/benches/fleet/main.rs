@@ -67,13 +67,13 @@ pub(crate) enum DeploymentState {
 
 /// Size and state of a simulated fleet.
 #[derive(Clone, Copy)]
-pub(crate) struct Scene {
+pub(crate) struct BenchParameters {
     pub(crate) deployments: usize,
     pub(crate) situation: DeploymentState,
     pub(crate) seconds: usize,
 }
 
-impl Scene {
+impl BenchParameters {
     /// Returns the number of deployments with a ready replica.
     pub(crate) fn ready(self) -> usize {
         if self.situation == DeploymentState::Asleep { 0 } else { self.deployments.div_ceil(10) }
@@ -124,14 +124,14 @@ pub(crate) fn regions(catalogue: &Catalogue) -> Vec<RegionId> {
 }
 
 /// Drops a role and prints its line.
-fn report<T>(name: &str, scene: Scene, pairs: usize, (role, meter): (T, CpuMeter)) {
+fn report<T>(name: &str, parameters: BenchParameters, pairs: usize, (role, meter): (T, CpuMeter)) {
     let before = ALLOCATED.load(Ordering::Relaxed);
     drop(role);
     let memory = before - ALLOCATED.load(Ordering::Relaxed);
-    let seconds = scene.seconds as f64;
+    let seconds = parameters.seconds as f64;
     let Traffic { sent, received } = meter.traffic;
     let rate = |bytes: u64| bytes as f64 / seconds / 1e3;
-    let situation = match scene.situation {
+    let situation = match parameters.situation {
         DeploymentState::Asleep => "asleep",
         DeploymentState::Ready => "10 % ready",
         DeploymentState::Changing => "1 %/s change",
@@ -139,7 +139,7 @@ fn report<T>(name: &str, scene: Scene, pairs: usize, (role, meter): (T, CpuMeter
     println!(
         "{:<14}{:>6}  {name:<9}{:>12.1}{:>12.1}{:>12.2}{:>12.1}{:>12.1}",
         situation,
-        scene.deployments,
+        parameters.deployments,
         rate(sent),
         rate(received),
         rate(sent + received) / pairs as f64,
@@ -162,10 +162,10 @@ fn main() {
     for situation in [DeploymentState::Asleep, DeploymentState::Ready, DeploymentState::Changing] {
         for deployments in [1, 100, 1_000].into_iter().filter(|count| only.is_none_or(|only| only == *count))
         {
-            let scene = Scene { deployments, situation, seconds };
-            report("hub", scene, GATEWAYS + REGIONS * SPOKES, hub::run(scene, begun));
-            report("spoke", scene, GATEWAYS, spoke::run(scene, begun));
-            report("gateway", scene, REGIONS * SPOKES, gateway::run(scene, begun));
+            let parameters = BenchParameters { deployments, situation, seconds };
+            report("hub", parameters, GATEWAYS + REGIONS * SPOKES, hub::run(parameters, begun));
+            report("spoke", parameters, GATEWAYS, spoke::run(parameters, begun));
+            report("gateway", parameters, REGIONS * SPOKES, gateway::run(parameters, begun));
         }
     }
 }

@@ -11,7 +11,7 @@ use scheduler_api::report::{
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 
 use super::wire::{REQUEST_HEAD, RESPONSE_HEAD};
-use super::{CpuMeter, GATEWAYS, SPOKES, Scene, regions};
+use super::{BenchParameters, CpuMeter, GATEWAYS, SPOKES, regions};
 
 /// Start time of a replica.
 const START: Duration = Duration::from_secs(2);
@@ -26,16 +26,17 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    pub(crate) fn new(region: RegionId, scene: Scene) -> Region {
+    pub(crate) fn new(region: RegionId, parameters: BenchParameters) -> Region {
         let spoke = Spoke::new(region, 1, Vec::new()).with_instance("a".parse().unwrap());
-        let names = scene.names();
+        let names = parameters.names();
         let mut region =
             Region { spoke, encoder: ReportEncoder::default(), names, replicas: BTreeMap::new() };
         for name in &region.names {
             region.spoke.set_start_time(name, Some(START));
         }
         // Ready deployments are spread over all numbers.
-        (0..scene.ready()).for_each(|number| region.toggle(number * scene.deployments / scene.ready()));
+        (0..parameters.ready())
+            .for_each(|number| region.toggle(number * parameters.deployments / parameters.ready()));
         region
     }
 
@@ -81,16 +82,16 @@ pub(crate) fn request(number: usize, sequence: u64, known: Option<KnownState>) -
     ExchangeRequest { gateway, sequence, known, requested: BTreeMap::new() }
 }
 
-pub(crate) fn run(scene: Scene, begun: Instant) -> (Region, CpuMeter) {
+pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Region, CpuMeter) {
     let mut meter = CpuMeter::default();
-    let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), scene);
+    let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), parameters);
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     let mut known = [None; GATEWAYS];
     // Until the gateways have a state and grants, nothing is counted.
-    for tick in 0..(scene.seconds + 1) * per_second {
+    for tick in 0..(parameters.seconds + 1) * per_second {
         let now = begun + EXCHANGE_PERIOD * tick as u32;
         if tick % per_second == 0 && tick >= per_second {
-            scene.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
+            parameters.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
         }
         if tick == per_second {
             meter = CpuMeter::default();

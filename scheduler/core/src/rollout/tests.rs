@@ -27,7 +27,7 @@ fn reader(boot_id: u64) -> Reader {
     Reader { role, region: "aws/us-east-1".parse().unwrap(), boot_id }
 }
 
-/// Hub that publishes tables, and readers that acknowledge them when the test says so.
+/// Hub that publishes tables, and readers that acknowledge them on the command of the test.
 struct RolloutTest {
     catalogue: Arc<Catalogue>,
     rollout: Rollout,

@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for a condition.
-async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < TIMEOUT, "timed out: {what}");
+        assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
 /// Waits for a result, within the time limit.
-async fn soon<T>(what: &str, result: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TIMEOUT, result).await.unwrap_or_else(|_| panic!("timed out: {what}"))
+async fn soon<T>(description: &str, result: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, result).await.unwrap_or_else(|_| panic!("timed out: {description}"))
 }

@@ -88,7 +88,7 @@ struct AuditScenario {
 }
 
 impl AuditScenario {
-    fn sound() -> AuditScenario {
+    fn valid() -> AuditScenario {
         AuditScenario {
             edge: vec![
                 file(EDGE, Role::Edge, AMERICA, 1, ChainHash::default()),
@@ -139,7 +139,7 @@ fn kinds(report: &Report) -> Vec<(Kind, u64)> {
 
 #[test]
 fn sound_receipts_hold() {
-    let report = AuditScenario::sound().report();
+    let report = AuditScenario::valid().report();
     assert!(report.holds, "{report:#?}");
     assert_eq!((report.attempts, report.arrivals, report.confirmed, report.never_arrived), (4, 3, 3, 1));
     assert!(report.both_ends && report.chains.iter().all(|chain| chain.closed), "{report:#?}");
@@ -169,7 +169,7 @@ fn receipts_with_the_former_names_hold() {
         }
         content
     };
-    let scenario = AuditScenario::sound();
+    let scenario = AuditScenario::valid();
     let (edge, spoke) = (former(&scenario.edge), former(&scenario.spoke));
     let has = |name: &str| String::from_utf8_lossy(&edge).contains(name);
     assert!(
@@ -185,7 +185,7 @@ fn receipts_with_the_former_names_hold() {
 #[test]
 fn each_violation_is_found_with_its_kind() {
     let check = |violation: &str, break_it: &dyn Fn(&mut AuditScenario), expected: &[(Kind, u64)]| {
-        let mut scenario = AuditScenario::sound();
+        let mut scenario = AuditScenario::valid();
         break_it(&mut scenario);
         let report = scenario.report();
         assert_eq!(kinds(&report), expected, "{violation}: {report:#?}");
@@ -296,7 +296,7 @@ fn each_violation_is_found_with_its_kind() {
 
 #[test]
 fn a_recorded_head_and_a_held_receipt_are_found() {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     let (head, _) = written(&scenario.edge[..3]);
     scenario.options.heads.insert(head);
     if let Entry::Attempt { id, .. } = &scenario.edge[2] {
@@ -307,7 +307,7 @@ fn a_recorded_head_and_a_held_receipt_are_found() {
 
 #[test]
 fn a_changed_line_is_found_by_its_hash() {
-    let scenario = AuditScenario::sound();
+    let scenario = AuditScenario::valid();
     let edge = String::from_utf8(written(&scenario.edge).1).expect("text");
     let spoke = written(&scenario.spoke).1;
     let check = |edge: &str, expected: &[(Kind, u64)]| {
@@ -328,7 +328,7 @@ fn a_changed_line_is_found_by_its_hash() {
 
 #[test]
 fn the_files_of_a_chain_must_be_consecutive() {
-    let scenario = AuditScenario::sound();
+    let scenario = AuditScenario::valid();
     let spoke = written(&scenario.spoke).1;
     let (head, first) = written(&scenario.edge[..3]);
     let begin = |number, before| {
@@ -339,7 +339,7 @@ fn the_files_of_a_chain_must_be_consecutive() {
     let check = |files: &[&[u8]], partial: bool, expected: &[Kind]| {
         let scenario = AuditScenario {
             options: AuditOptions { partial, ..AuditOptions::default() },
-            ..AuditScenario::sound()
+            ..AuditScenario::valid()
         };
         let mut all: Vec<(&str, &[u8])> = files.iter().map(|content| ("edge", *content)).collect();
         all.push(("spoke", &spoke));
@@ -361,7 +361,7 @@ fn the_files_of_a_chain_must_be_consecutive() {
 #[test]
 fn a_recent_receipt_without_counterpart_is_no_finding_until_it_is_old_or_all_chains_are_closed() {
     let check = |settle_ms: u64, closed: bool, expected: &[(Kind, u64)], too_young: u64| {
-        let mut scenario = AuditScenario::sound();
+        let mut scenario = AuditScenario::valid();
         scenario.options.settle_ms = settle_ms;
         scenario.spoke.remove(1);
         if !closed {
@@ -384,7 +384,7 @@ fn a_recent_receipt_without_counterpart_is_no_finding_until_it_is_old_or_all_cha
 
 #[test]
 fn an_incomplete_line_is_reported_and_is_no_finding() {
-    let scenario = AuditScenario::sound();
+    let scenario = AuditScenario::valid();
     let (edge, mut spoke) = (written(&scenario.edge).1, written(&scenario.spoke).1);
     spoke.extend_from_slice(b"0123");
     let report = scenario.report_of(&[("edge", &edge), ("spoke", &spoke)]);
@@ -394,7 +394,7 @@ fn an_incomplete_line_is_reported_and_is_no_finding() {
 
 #[test]
 fn findings_are_listed_up_to_a_limit_and_counted_beyond_it() {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     let gap = Entry::Gap { missing: 2, reason: GapReason::Disk, since_ms: 1, at_ms: 2 };
     scenario.edge.extend(std::iter::repeat_n(gap, FINDINGS_LISTED_MAX + 1));
     let report = scenario.report();

@@ -34,10 +34,10 @@ fn environment() -> EngineEnvironment {
 
 #[test]
 fn an_engine_for_another_environment_is_rejected_with_the_difference() {
-    let sound = |record: &EngineRecordV1, environment: &EngineEnvironment| {
+    let valid = |record: &EngineRecordV1, environment: &EngineEnvironment| {
         record.check(Path::new("/e"), DIGEST, Precision::Fp8, environment)
     };
-    sound(&record(), &environment()).unwrap();
+    valid(&record(), &environment()).unwrap();
     type Change = fn(&mut EngineRecordV1, &mut EngineEnvironment);
     let changes: [(Change, &str); 9] = [
         (|record, _| record.model = "def".to_owned(), "the model def, and this machine has abc"),
@@ -62,7 +62,7 @@ fn an_engine_for_another_environment_is_rejected_with_the_difference() {
     for (change, sentence) in changes {
         let (mut record, mut environment) = (record(), environment());
         change(&mut record, &mut environment);
-        let error = sound(&record, &environment).unwrap_err().to_string();
+        let error = valid(&record, &environment).unwrap_err().to_string();
         assert!(error.contains(sentence) && error.contains("/e"), "{error}");
     }
 }
@@ -75,21 +75,21 @@ fn files_are_compared_with_the_record() {
     let write = |record: &EngineRecordV1| {
         fs::write(folder.path().join(FILE), serde_json::to_vec(record).unwrap()).unwrap();
     };
-    let mut sound = record();
-    sound.files.insert(
+    let mut valid = record();
+    valid.files.insert(
         ENGINE.to_owned(),
         "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned(),
     );
-    write(&sound);
-    assert_eq!(EngineRecordV1::read(folder.path()).unwrap(), sound);
+    write(&valid);
+    assert_eq!(EngineRecordV1::read(folder.path()).unwrap(), valid);
     assert!(
-        sound.check_files(folder.path()).unwrap_err().to_string().contains("rank0.engine cannot be read")
+        valid.check_files(folder.path()).unwrap_err().to_string().contains("rank0.engine cannot be read")
     );
     fs::write(folder.path().join(ENGINE), "abc").unwrap();
-    sound.check_files(folder.path()).unwrap();
+    valid.check_files(folder.path()).unwrap();
     fs::write(folder.path().join(ENGINE), "abd").unwrap();
     assert!(
-        sound
+        valid
             .check_files(folder.path())
             .unwrap_err()
             .to_string()

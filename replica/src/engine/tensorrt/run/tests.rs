@@ -232,10 +232,10 @@ fn two_batches_are_in_the_engine_and_the_third_is_queued() {
             .submit(ComputeRequest { inputs, output, priority, deadline: None, tenant: None })
             .expect("room")
     };
-    let until = |what: &str, so: &dyn Fn() -> bool| {
+    let until = |description: &str, so: &dyn Fn() -> bool| {
         let end = Instant::now() + PATIENCE;
         while !so() {
-            assert!(Instant::now() < end, "{what}");
+            assert!(Instant::now() < end, "{description}");
             thread::yield_now();
         }
     };

@@ -93,10 +93,10 @@ impl ActuatorTest {
         self.running.borrow().replicas.values().filter(|found| found.ready.is_some()).count()
     }
 
-    async fn wait_until(&self, what: &str, mut holds: impl FnMut(&ActuatorTest) -> bool) {
+    async fn wait_until(&self, description: &str, mut holds: impl FnMut(&ActuatorTest) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            assert!(begun.elapsed() < TIMEOUT, "timed out: {what}: {:?}", self.running.borrow());
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {description}: {:?}", self.running.borrow());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

@@ -13,14 +13,14 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 const NOW: Duration = Duration::from_secs(1_800_000_000);
 const HOUR: Duration = Duration::from_secs(3600);
 
-struct Scene {
+struct Fixture {
     store: SimStore,
     hubs: [IssuingAuthority<SimStore>; 2],
     _dir: TempDir,
 }
 
-impl Scene {
-    async fn new() -> Scene {
+impl Fixture {
+    async fn new() -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let (catalogue, root) = (Arc::new(Catalogue::builtin()), dir.path().join("pki"));
         let request = NewAuthority {
@@ -41,7 +41,7 @@ impl Scene {
         });
         let (first, records) = init::read_first(&folders.authority, NOW).unwrap();
         hubs[0].begin(first, records).await.unwrap();
-        Scene { store, hubs, _dir: dir }
+        Fixture { store, hubs, _dir: dir }
     }
 
     async fn token(&self, ttl: Duration) -> String {
@@ -90,80 +90,80 @@ fn spoke() -> SpiffeId {
 
 #[tokio::test]
 async fn a_certificate_has_the_name_of_the_token_whatever_the_request_says() {
-    let scene = Scene::new().await;
-    let secret = scene.token(HOUR).await;
+    let fixture = Fixture::new().await;
+    let secret = fixture.token(HOUR).await;
     let mut params = CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
     let operator = "spiffe://m.example/operator/admin".try_into().unwrap();
     params.subject_alt_names.push(SanType::URI(operator));
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     let csr = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
-    let issued = scene.join(&secret, &csr, NOW).await.unwrap();
+    let issued = fixture.join(&secret, &csr, NOW).await.unwrap();
     assert_eq!(names(&issued), [spoke().to_string()]);
     let (_, pem) = x509_parser::pem::parse_x509_pem(issued.certificate.as_bytes()).unwrap();
     let (_, certificate) = X509Certificate::from_der(&pem.contents).unwrap();
     assert!(!certificate.is_ca());
     assert_eq!(issued.not_before_s, NOW.as_secs() - 300);
     assert_eq!(issued.not_after_s, NOW.as_secs() + 7 * 24 * 3600);
-    let renewed = scene.hubs[1].renew(&spoke(), &serial(&issued), &csr, NOW).await.unwrap();
+    let renewed = fixture.hubs[1].renew(&spoke(), &serial(&issued), &csr, NOW).await.unwrap();
     assert_eq!(names(&renewed), [spoke().to_string()]);
 }
 
 #[tokio::test]
 async fn two_hubs_never_accept_a_token_twice() {
     for _ in 0..20 {
-        let scene = Scene::new().await;
-        let secret = scene.token(HOUR).await;
+        let fixture = Fixture::new().await;
+        let secret = fixture.token(HOUR).await;
         let (csr_1, csr_2) = (csr(), csr());
         let (one, other) = tokio::join!(
-            scene.hubs[0].join(&secret, &csr_1, address(1), NOW),
-            scene.hubs[1].join(&secret, &csr_2, address(2), NOW)
+            fixture.hubs[0].join(&secret, &csr_1, address(1), NOW),
+            fixture.hubs[1].join(&secret, &csr_2, address(2), NOW)
         );
         let rejected = [&one, &other]
             .into_iter()
             .filter(|it| matches!(it, Err(PkiError::Token(TokenRejected::Used(_)))))
             .count();
         assert_eq!((one.is_ok() ^ other.is_ok(), rejected), (true, 1), "{one:?} {other:?}");
-        let certificates = scene.hubs[0].certificates().await.unwrap();
+        let certificates = fixture.hubs[0].certificates().await.unwrap();
         assert_eq!(certificates.iter().filter(|record| record.subject == spoke()).count(), 1);
     }
 }
 
 #[tokio::test]
 async fn a_repeated_request_gets_the_same_certificate_and_another_key_gets_none() {
-    let scene = Scene::new().await;
-    let (secret, csr_1) = (scene.token(HOUR).await, csr());
-    let first = scene.join(&secret, &csr_1, NOW).await.unwrap();
-    let again = scene.hubs[1].join(&secret, &csr_1, address(1), NOW).await.unwrap();
+    let fixture = Fixture::new().await;
+    let (secret, csr_1) = (fixture.token(HOUR).await, csr());
+    let first = fixture.join(&secret, &csr_1, NOW).await.unwrap();
+    let again = fixture.hubs[1].join(&secret, &csr_1, address(1), NOW).await.unwrap();
     assert_eq!(first.certificate, again.certificate, "the response was lost");
-    let stolen = scene.join(&secret, &csr(), NOW).await.unwrap_err().to_string();
+    let stolen = fixture.join(&secret, &csr(), NOW).await.unwrap_err().to_string();
     assert!(stolen.contains("used before") && stolen.contains("spoke/aws/eu-central-1"), "{stolen}");
     assert!(!stolen.contains(&secret));
-    let unknown = scene.join(&"0".repeat(40), &csr(), NOW).await.unwrap_err();
+    let unknown = fixture.join(&"0".repeat(40), &csr(), NOW).await.unwrap_err();
     assert!(matches!(unknown, PkiError::Token(TokenRejected::Unknown)), "{unknown}");
-    let typo = scene.join("secret", &csr(), NOW).await.unwrap_err();
+    let typo = fixture.join("secret", &csr(), NOW).await.unwrap_err();
     assert!(matches!(typo, PkiError::Token(TokenRejected::Unknown)), "{typo}");
 }
 
 #[tokio::test]
 async fn an_expired_token_and_a_weak_or_broken_request_issue_nothing() {
-    let scene = Scene::new().await;
-    let secret = scene.token(HOUR).await;
-    let late = scene.join(&secret, &csr(), NOW + HOUR + Duration::from_secs(1)).await.unwrap_err();
+    let fixture = Fixture::new().await;
+    let secret = fixture.token(HOUR).await;
+    let late = fixture.join(&secret, &csr(), NOW + HOUR + Duration::from_secs(1)).await.unwrap_err();
     assert!(matches!(late, PkiError::Token(TokenRejected::Expired)), "{late}");
-    let weak = scene.join(&secret, include_str!("../testdata/rsa-1024.pem"), NOW).await.unwrap_err();
+    let weak = fixture.join(&secret, include_str!("../testdata/rsa-1024.pem"), NOW).await.unwrap_err();
     assert!(weak.to_string().contains("weak RSA key"), "{weak}");
-    let garbage = scene.join(&secret, "garbage", NOW).await.unwrap_err();
+    let garbage = fixture.join(&secret, "garbage", NOW).await.unwrap_err();
     assert!(garbage.to_string().contains("no request for a certificate"), "{garbage}");
-    assert!(scene.join(&secret, &csr(), NOW).await.is_ok(), "a rejected request does not use up the token");
+    assert!(fixture.join(&secret, &csr(), NOW).await.is_ok(), "a rejected request does not use up the token");
 }
 
 #[tokio::test]
 async fn the_store_and_the_listing_have_no_secret() {
-    let scene = Scene::new().await;
-    let secret = scene.token(HOUR).await;
-    let listed = serde_json::to_string(&scene.hubs[0].list(NOW).await.unwrap()).unwrap();
+    let fixture = Fixture::new().await;
+    let secret = fixture.token(HOUR).await;
+    let listed = serde_json::to_string(&fixture.hubs[0].list(NOW).await.unwrap()).unwrap();
     assert!(listed.contains("spoke/aws/eu-central-1") && !listed.contains(&secret));
-    for entry in scene.store.range("").await.unwrap().entries {
+    for entry in fixture.store.range("").await.unwrap().entries {
         let value = String::from_utf8_lossy(&entry.value).into_owned();
         assert!(!entry.key.contains(&secret) && !value.contains(&secret), "{}", entry.key);
     }
@@ -171,39 +171,39 @@ async fn the_store_and_the_listing_have_no_secret() {
 
 #[tokio::test]
 async fn failed_attempts_of_an_address_are_limited_and_others_can_join() {
-    let scene = Scene::new().await;
-    let secret = scene.token(HOUR).await;
+    let fixture = Fixture::new().await;
+    let secret = fixture.token(HOUR).await;
     for _ in 0..scheduler_core::pki::limit::FAILURES_MAX {
-        scene.join(&"0".repeat(40), &csr(), NOW).await.unwrap_err();
+        fixture.join(&"0".repeat(40), &csr(), NOW).await.unwrap_err();
     }
-    let limited = scene.join(&secret, &csr(), NOW).await.unwrap_err();
+    let limited = fixture.join(&secret, &csr(), NOW).await.unwrap_err();
     assert!(matches!(limited, PkiError::TooManyAttempts(_)), "{limited}");
-    assert!(scene.hubs[0].join(&secret, &csr(), address(2), NOW).await.is_ok());
+    assert!(fixture.hubs[0].join(&secret, &csr(), address(2), NOW).await.is_ok());
 }
 
 #[tokio::test]
 async fn a_revoked_certificate_is_not_renewed_and_neither_is_its_successor_left_out() {
-    let scene = Scene::new().await;
-    let first = scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
-    let second = scene.hubs[1].renew(&spoke(), &serial(&first), &csr(), NOW).await.unwrap();
-    let unused = scene.token(HOUR).await;
-    let own = scene.hubs[0].certificates().await.unwrap();
+    let fixture = Fixture::new().await;
+    let first = fixture.join(&fixture.token(HOUR).await, &csr(), NOW).await.unwrap();
+    let second = fixture.hubs[1].renew(&spoke(), &serial(&first), &csr(), NOW).await.unwrap();
+    let unused = fixture.token(HOUR).await;
+    let own = fixture.hubs[0].certificates().await.unwrap();
     let admin = own.iter().find(|record| record.subject.to_string().ends_with("operator/admin")).unwrap();
     let request = |target: &str, own: bool| RevokeV1 { version: VERSION, target: target.to_owned(), own };
     let revoke = async |target: &str, own: bool| {
-        scene.hubs[0].revoke(&request(target, own), Some(&admin.serial), NOW).await
+        fixture.hubs[0].revoke(&request(target, own), Some(&admin.serial), NOW).await
     };
-    let before = scene.hubs[0].trust().await.unwrap().state.generation;
+    let before = fixture.hubs[0].trust().await.unwrap().state.generation;
     let revoked = revoke("spoke/aws/eu-central-1", false).await.unwrap();
     assert_eq!((revoked.revoked.len(), revoked.tokens), (2, 1));
-    let state = scene.hubs[1].trust().await.unwrap().state;
+    let state = fixture.hubs[1].trust().await.unwrap().state;
     assert!(state.generation > before);
     for issued in [&first, &second] {
         assert!(state.revoked.contains_key(&serial(issued)));
-        let error = scene.hubs[1].renew(&spoke(), &serial(issued), &csr(), NOW).await.unwrap_err();
+        let error = fixture.hubs[1].renew(&spoke(), &serial(issued), &csr(), NOW).await.unwrap_err();
         assert!(matches!(error, PkiError::Revoked), "{error}");
     }
-    let error = scene.join(&unused, &csr(), NOW).await.unwrap_err();
+    let error = fixture.join(&unused, &csr(), NOW).await.unwrap_err();
     assert!(matches!(error, PkiError::Token(TokenRejected::Unknown)), "{error}");
     let error = revoke("spoke/aws/eu-central-1", false).await.unwrap_err();
     assert!(matches!(error, PkiError::NotFound(_)), "{error}");
@@ -216,16 +216,16 @@ async fn a_revoked_certificate_is_not_renewed_and_neither_is_its_successor_left_
 #[tokio::test]
 async fn a_renewal_that_races_with_a_revocation_leaves_no_valid_certificate() {
     for _ in 0..20 {
-        let scene = Scene::new().await;
-        let first = scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
+        let fixture = Fixture::new().await;
+        let first = fixture.join(&fixture.token(HOUR).await, &csr(), NOW).await.unwrap();
         let request = RevokeV1 { version: VERSION, target: spoke().to_string(), own: false };
         let (owner, other, csr, first) = (spoke(), "01ff".parse().unwrap(), csr(), serial(&first));
         let (renewed, revoked) = tokio::join!(
-            scene.hubs[0].renew(&owner, &first, &csr, NOW),
-            scene.hubs[1].revoke(&request, Some(&other), NOW)
+            fixture.hubs[0].renew(&owner, &first, &csr, NOW),
+            fixture.hubs[1].revoke(&request, Some(&other), NOW)
         );
         revoked.unwrap();
-        let state = scene.hubs[0].trust().await.unwrap().state;
+        let state = fixture.hubs[0].trust().await.unwrap().state;
         if let Ok(renewed) = renewed {
             assert!(state.revoked.contains_key(&serial(&renewed)));
         }
@@ -235,29 +235,29 @@ async fn a_renewal_that_races_with_a_revocation_leaves_no_valid_certificate() {
 
 #[tokio::test]
 async fn a_replayed_renewal_is_limited() {
-    let scene = Scene::new().await;
-    let first = scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
+    let fixture = Fixture::new().await;
+    let first = fixture.join(&fixture.token(HOUR).await, &csr(), NOW).await.unwrap();
     let csr = csr();
     for _ in 0..RENEWALS_MAX {
-        scene.hubs[0].renew(&spoke(), &serial(&first), &csr, NOW).await.unwrap();
+        fixture.hubs[0].renew(&spoke(), &serial(&first), &csr, NOW).await.unwrap();
     }
-    let error = scene.hubs[0].renew(&spoke(), &serial(&first), &csr, NOW).await.unwrap_err();
+    let error = fixture.hubs[0].renew(&spoke(), &serial(&first), &csr, NOW).await.unwrap_err();
     assert!(matches!(error, PkiError::Limit(_)), "{error}");
 }
 
 #[tokio::test]
 async fn a_certificate_that_the_restored_store_does_not_know_can_be_renewed() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let unknown: CertificateSerial = "0123".parse().unwrap();
-    let renewed = scene.hubs[0].renew(&spoke(), &unknown, &csr(), NOW).await.unwrap();
+    let renewed = fixture.hubs[0].renew(&spoke(), &unknown, &csr(), NOW).await.unwrap();
     assert_eq!(names(&renewed), [spoke().to_string()]);
 }
 
 #[tokio::test]
 async fn a_rotation_waits_for_each_process_and_then_signs_with_the_new_authority() {
-    let scene = Scene::new().await;
-    let [hub, _] = &scene.hubs;
-    let first = scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
+    let fixture = Fixture::new().await;
+    let [hub, _] = &fixture.hubs;
+    let first = fixture.join(&fixture.token(HOUR).await, &csr(), NOW).await.unwrap();
     let rotate = async |phase: &str, force: bool| {
         let (phase, certificate, cancel) = (phase.to_owned(), None, false);
         hub.rotate(RotateV1 { version: VERSION, phase, certificate, cancel, force }, NOW).await
@@ -291,9 +291,9 @@ async fn a_rotation_waits_for_each_process_and_then_signs_with_the_new_authority
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_external_signer_signs_and_a_wrong_signature_is_rejected() {
-    let scene = Scene::new().await;
-    let state = scene.hubs[0].trust().await.unwrap().state;
-    let folder = scene.hubs[0].folder.clone().unwrap();
+    let fixture = Fixture::new().await;
+    let state = fixture.hubs[0].trust().await.unwrap().state;
+    let folder = fixture.hubs[0].folder.clone().unwrap();
     let key = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
     let key = key.into_iter().find(|path| path.extension().is_some_and(|it| it == "key")).unwrap();
     let handle = tokio::runtime::Handle::current();
@@ -325,20 +325,20 @@ async fn an_external_signer_signs_and_a_wrong_signature_is_rejected() {
 
 #[tokio::test]
 async fn expired_records_are_deleted_and_others_stay() {
-    let scene = Scene::new().await;
-    scene.join(&scene.token(HOUR).await, &csr(), NOW).await.unwrap();
-    let count = async |prefix: &str| scene.store.range(prefix).await.unwrap().entries.len();
-    scene.hubs[0].delete_expired(NOW).await.unwrap();
+    let fixture = Fixture::new().await;
+    fixture.join(&fixture.token(HOUR).await, &csr(), NOW).await.unwrap();
+    let count = async |prefix: &str| fixture.store.range(prefix).await.unwrap().entries.len();
+    fixture.hubs[0].delete_expired(NOW).await.unwrap();
     assert_eq!((count(keys::CERTIFICATES).await, count(keys::JOIN_TOKENS).await), (3, 1));
-    scene.hubs[0].delete_expired(NOW + 2 * HOUR).await.unwrap();
+    fixture.hubs[0].delete_expired(NOW + 2 * HOUR).await.unwrap();
     assert_eq!((count(keys::CERTIFICATES).await, count(keys::JOIN_TOKENS).await), (3, 0));
-    scene.hubs[0].delete_expired(NOW + issue::VALIDITY + HOUR).await.unwrap();
+    fixture.hubs[0].delete_expired(NOW + issue::VALIDITY + HOUR).await.unwrap();
     assert_eq!(count(keys::CERTIFICATES).await, 0);
 }
 
 #[tokio::test]
 async fn invalid_orders_of_tokens_are_rejected_with_the_reason() {
-    let scene = Scene::new().await;
+    let fixture = Fixture::new().await;
     let order = |role: &str, region: Option<&str>, name: Option<&str>, ttl_s: u64| NewTokenV1 {
         version: VERSION,
         role: role.to_owned(),
@@ -357,7 +357,7 @@ async fn invalid_orders_of_tokens_are_rejected_with_the_reason() {
         (order("operator", None, Some("bob"), 8 * 24 * 3600), "ttl_s"),
         (NewTokenV1 { validity_s: Some(1), ..order("operator", None, Some("bob"), 60) }, "validity"),
     ] {
-        let error = scene.hubs[0].create_token(order, NOW).await.unwrap_err().to_string();
+        let error = fixture.hubs[0].create_token(order, NOW).await.unwrap_err().to_string();
         assert!(error.contains(problem), "{problem}: {error}");
     }
 }

@@ -11,7 +11,7 @@ fn audited(scenario: &AuditScenario, edge_entries: usize) -> Report {
 /// Returns a scenario in which only the chains are compared, and the checkpoint after this number of entries of the
 /// edge.
 fn with_checkpoint(edge_entries: usize) -> (AuditScenario, AuditCheckpoint) {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     scenario.options.settle_ms = u64::MAX;
     let first = audited(&scenario, edge_entries);
     let checkpoint = AuditCheckpoint::after(None, &first, 10).expect("sound chains");
@@ -46,7 +46,7 @@ fn a_chain_that_was_truncated_rewritten_or_removed_is_found() {
         assert_eq!(AuditCheckpoint::after(Some(&checkpoint), report, 20), None, "the old one stays");
     };
     check(&audited(&scenario, 3), "it was truncated");
-    let mut rewritten = AuditScenario::sound();
+    let mut rewritten = AuditScenario::valid();
     rewritten.options = scenario.options.clone();
     rewritten.edge[3] = attempt("b", 1, EUROPE, AttemptResult::FirstByteTimeout);
     check(&audited(&rewritten, 7), "rewritten");
@@ -62,8 +62,8 @@ fn the_next_file_confirms_a_checkpoint_in_an_archived_one() {
     let spoke = written(&scenario.spoke).1;
     let second =
         |before| written(&[file(EDGE, Role::Edge, AMERICA, 2, before), Entry::Closed { at_ms: 9_000 }]).1;
-    let sound = scenario.report_of(&[("edge", &second(head)), ("spoke", &spoke)]);
-    assert!(!sound.counts.contains_key(&Kind::RolledBack), "{sound:#?}");
+    let valid = scenario.report_of(&[("edge", &second(head)), ("spoke", &spoke)]);
+    assert!(!valid.counts.contains_key(&Kind::RolledBack), "{valid:#?}");
     let other = scenario.report_of(&[("edge", &second(ChainHash::default())), ("spoke", &spoke)]);
     assert_eq!(other.counts.get(&Kind::RolledBack), Some(&1), "{other:#?}");
     // It was closed, so all of it may be archived; its head stays in the checkpoint.
@@ -77,7 +77,7 @@ fn the_next_file_confirms_a_checkpoint_in_an_archived_one() {
 
 #[test]
 fn receipts_of_version_1_are_read_and_of_a_future_version_are_not() {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     let mut versions = |number: u32| {
         for entries in [&mut scenario.edge, &mut scenario.spoke] {
             if let Entry::File { version, .. } = &mut entries[0] {

@@ -63,7 +63,7 @@ fn second_policy() -> Entry<'static> {
 
 /// Two requests with the same identifier under two policies, both allowed, which arrive in reverse order.
 fn two_requests_with_one_identifier(with_keys: bool) -> AuditScenario {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     let strip = |entry: Entry<'static>| match entry {
         Entry::Attempt {
             id: _,
@@ -182,7 +182,7 @@ fn one_end_of_an_older_version_is_joined_with_the_other() {
     for (edge, spoke) in [(true, false), (false, true)] {
         let (with, without) =
             (two_requests_with_one_identifier(true), two_requests_with_one_identifier(false));
-        let mut scenario = AuditScenario::sound();
+        let mut scenario = AuditScenario::valid();
         scenario.edge = if edge { with.edge } else { without.edge };
         scenario.spoke = if spoke { two_requests_with_one_identifier(true).spoke } else { without.spoke };
         let report = scenario.report();

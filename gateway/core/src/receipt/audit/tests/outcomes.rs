@@ -49,7 +49,7 @@ fn outcome(number: u64, end: &'static str) -> Entry<'static> {
 
 /// One request whose receipts are required at both ends.
 fn required() -> AuditScenario {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     scenario.edge.splice(2..6, [sent("a", 1, EUROPE), outcome(1, "ok")]);
     scenario.spoke.splice(1..4, [received("a", 1), outcome(1, "ok")]);
     scenario
@@ -143,7 +143,7 @@ fn an_attempt_that_is_written_again_at_its_end_counts_once() {
 
 #[test]
 fn a_request_that_a_region_rejected_is_no_violation() {
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     scenario.spoke[2] = arrival("b", 2, NOT_RESIDENT_HERE);
     let report = scenario.report();
     assert!(report.holds, "{report:#?}");
@@ -152,7 +152,7 @@ fn a_request_that_a_region_rejected_is_no_violation() {
 
     // A policy that the region could not parse: it rejected the request for that reason.
     let unreadable = |outcome| {
-        let mut scenario = AuditScenario::sound();
+        let mut scenario = AuditScenario::valid();
         scenario.spoke[2] = arrival("b", 2, outcome);
         if let Entry::Arrival { residency, .. } = &mut scenario.spoke[2] {
             *residency = "no policy at all".into();
@@ -169,7 +169,7 @@ fn a_request_that_a_region_rejected_is_no_violation() {
     let report = unreadable("ok");
     assert_eq!(report.verdict, AuditVerdict::Violated, "it was accepted: {report:#?}");
     // In an allowed region, an invalid header is an error like any other.
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     scenario.spoke[2] = arrival("b", 2, INVALID_HEADER);
     assert_eq!(scenario.report().refused, 0);
 }
@@ -185,7 +185,7 @@ fn requests_that_were_rejected_for_lack_of_a_receipt_are_counted_and_no_finding(
 #[test]
 fn a_filter_selects_receipts_and_every_chain_is_verified() {
     let with = |filter: Filter, change: &dyn Fn(&mut AuditScenario)| {
-        let mut scenario = AuditScenario::sound();
+        let mut scenario = AuditScenario::valid();
         change(&mut scenario);
         scenario.options.filter = filter;
         scenario.report()
@@ -226,7 +226,7 @@ fn a_filter_selects_receipts_and_every_chain_is_verified() {
     assert_eq!(kinds(&with(of(Some("a2"), None), &gap)), [(Kind::Gap, 1)]);
     assert!(with(window(1_901, 9_000), &gap).holds && !with(window(1_900, 9_000), &gap).holds);
     // No filter hides a chain that was changed.
-    let mut scenario = AuditScenario::sound();
+    let mut scenario = AuditScenario::valid();
     scenario.options.filter = of(Some("a2"), None);
     let edge = String::from_utf8(written(&scenario.edge).1).expect("text");
     let changed = edge.replacen("\"tenant\":\"a1\"", "\"tenant\":\"a2\"", 1);

@@ -17,7 +17,7 @@ pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
 /// Round-trip time to each region: they differ by more than the tie margin, so that the first region does not depend on
-/// whether a scene lives long enough for measurements to replace the distance estimate.
+/// whether a fixture lives long enough for measurements to replace the distance estimate.
 pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
 
 /// A tenant without limits, and a restricted one.
@@ -26,7 +26,7 @@ const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\n
                        limits = { requests_per_second = 10, tokens_per_minute = 1000 }\n";
 
 /// Gateway with three regions.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) url: String,
     pub(crate) address: SocketAddr,
     /// Certificate for clients, if it uses TLS.
@@ -42,18 +42,18 @@ pub(crate) struct Scene {
 /// Configuration line that enables TLS for clients.
 pub(crate) const TLS: &str = "tls = { certificate = 'gateway.crt', key = 'gateway.key' }";
 
-impl Scene {
-    pub(crate) async fn with(scripts: [(&'static str, Script); 3]) -> Scene {
-        Scene::with_trusted_peer("127.0.0.1", scripts).await
+impl Fixture {
+    pub(crate) async fn with(scripts: [(&'static str, Script); 3]) -> Fixture {
+        Fixture::with_trusted_peer("127.0.0.1", scripts).await
     }
 
-    pub(crate) async fn with_trusted_peer(peer: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+    pub(crate) async fn with_trusted_peer(peer: &str, scripts: [(&'static str, Script); 3]) -> Fixture {
         let text = format!("trusted_peers = ['{peer}']");
-        Scene::start(&text, scripts).await
+        Fixture::start(&text, scripts).await
     }
 
     /// Starts a gateway with `more` in its configuration. If that enables TLS, clients use it.
-    pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Scene {
+    pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Fixture {
         let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         for ((id, script), away) in scripts.into_iter().zip(AWAY) {
             let (region, address) = Region::start(id, away, script).await;
@@ -87,13 +87,13 @@ impl Scene {
             if let Ok(address) = address.await {
                 break (address, operations, stop);
             }
-            // Another scene may have taken the port in the meantime.
+            // Another fixture may have taken the port in the meantime.
             let ended = running.await.unwrap();
             assert!(matches!(ended, Err(gateway::edge::EdgeError::Bind { .. })), "{ended:?}");
         };
         let url = format!("http://{address}/v1/embeddings");
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene {
+        let fixture = Fixture {
             url,
             address,
             certificate,
@@ -104,8 +104,8 @@ impl Scene {
             _dir: dir,
             _stop: stop,
         };
-        scene.wait_until_all_healthy().await;
-        scene
+        fixture.wait_until_all_healthy().await;
+        fixture
     }
 
     async fn wait_until_all_healthy(&self) {

@@ -186,10 +186,10 @@ impl Region {
 }
 
 /// Polls a condition a few times a millisecond.
-pub(crate) async fn wait_until(what: &str, holds: impl AsyncFn() -> bool) {
+pub(crate) async fn wait_until(description: &str, holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
         tokio::time::sleep(Duration::from_micros(200)).await;
     }
 }

@@ -107,7 +107,7 @@ async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {
 }
 
 /// The hub, the region, and the directory of files.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) region: Arc<Region>,
     /// Value of `hub` in the configuration.
     pub(crate) hub: String,
@@ -123,8 +123,8 @@ pub(crate) struct Edge {
     pub(crate) running: JoinHandle<()>,
 }
 
-impl Scene {
-    pub(crate) async fn new() -> Scene {
+impl Fixture {
+    pub(crate) async fn new() -> Fixture {
         let (region, address) = Region::start().await;
         let regions = [
             json!({"id": REGION, "instances": [{"name": "a", "endpoint": address.to_string()}], "deployments": ["anywhere"]}),
@@ -134,7 +134,7 @@ impl Scene {
         std::fs::write(dir.path().join("key"), "k").unwrap();
         let tenants = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
         std::fs::write(dir.path().join("tenants.toml"), tenants).unwrap();
-        Scene { region, hub: format!("'http://{hub}'"), dir }
+        Fixture { region, hub: format!("'http://{hub}'"), dir }
     }
 
     /// Returns the configuration, with `more` added.
@@ -154,7 +154,7 @@ impl Scene {
         self.edge_after(more, None).await
     }
 
-    /// Does the same; the gateway takes the sockets of `running`.
+    /// Starts a gateway that takes over the sockets of `running`, and waits until it sees the region healthy.
     pub(crate) async fn edge_after(&self, more: &str, running: Option<&Edge>) -> Edge {
         let mut config = self.config(more).map_err(|problems| format!("{problems:#?}")).unwrap();
         config.take_over = running.is_some();
@@ -285,10 +285,10 @@ pub(crate) async fn send_and_read(stream: &mut (impl AsyncRead + AsyncWrite + Un
 }
 
 /// Waits for a condition.
-pub(crate) async fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn wait_until(description: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
+        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -203,14 +203,14 @@ impl Edge {
         value.unwrap_or_else(|| panic!("no {sample}")).parse().unwrap()
     }
 
-    pub(crate) async fn wait_until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn wait_until(&self, description: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let begun = Instant::now();
         loop {
             let routes = self.operators("/routes").await;
             if holds(&routes) {
                 return routes;
             }
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}: {routes}");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}: {routes}");
             tokio::task::yield_now().await;
         }
     }

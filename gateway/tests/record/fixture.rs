@@ -58,7 +58,7 @@ pub(crate) struct Region {
     pub(crate) running: Option<ServerTask>,
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) url: String,
     pub(crate) operations: String,
     pub(crate) regions: BTreeMap<&'static str, Region>,
@@ -68,28 +68,28 @@ pub(crate) struct Scene {
     pub(crate) edge: Option<ServerTask>,
 }
 
-impl Scene {
-    pub(crate) async fn new() -> Scene {
-        Scene::with(|_| {}).await
+impl Fixture {
+    pub(crate) async fn new() -> Fixture {
+        Fixture::with(|_| {}).await
     }
 
-    /// Starts a scene with a changed gateway configuration.
-    pub(crate) async fn with(change: impl FnOnce(&mut EdgeConfig)) -> Scene {
+    /// Starts a fixture with a changed gateway configuration.
+    pub(crate) async fn with(change: impl FnOnce(&mut EdgeConfig)) -> Fixture {
         let deployments = [deployment("anywhere", Value::Null), deployment("locked", json!("eu"))];
-        Scene::of(&[AMERICA, EUROPE, JAPAN], false, change, async |rows| {
+        Fixture::of(&[AMERICA, EUROPE, JAPAN], false, change, async |rows| {
             hub(3, 14, &rows, &deployments).await
         })
         .await
     }
 
-    /// Starts a scene of these regions, whose hub is started when their addresses are known; `required` says whether
+    /// Starts a fixture of these regions, whose hub is started when their addresses are known; `required` says whether
     /// the regions require receipts.
     pub(crate) async fn of(
         places: &[&'static str],
         required: bool,
         change: impl FnOnce(&mut EdgeConfig),
         hub: impl AsyncFnOnce(Vec<Value>) -> SocketAddr,
-    ) -> Scene {
+    ) -> Fixture {
         log();
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
@@ -105,9 +105,9 @@ impl Scene {
         let hub = hub(rows).await;
         let (url, operations, edge) = start_edge(hub, dir.path(), change).await;
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { url, operations, regions, client, dir, hub, edge: Some(edge) };
-        scene.wait_until_all_healthy().await;
-        scene
+        let fixture = Fixture { url, operations, regions, client, dir, hub, edge: Some(edge) };
+        fixture.wait_until_all_healthy().await;
+        fixture
     }
 
     /// Replaces the gateway by a new process.
@@ -115,7 +115,7 @@ impl Scene {
         self.restart_edge_with(|_| {}).await;
     }
 
-    /// Does the same with another configuration.
+    /// Replaces the gateway by a new process with a changed configuration.
     pub(crate) async fn restart_edge_with(&mut self, change: impl FnOnce(&mut EdgeConfig)) {
         self.edge.take().expect("it runs").stop().await;
         let (url, operations, edge) = start_edge(self.hub, self.dir.path(), change).await;
@@ -155,10 +155,10 @@ impl Scene {
         .await;
     }
 
-    pub(crate) async fn wait_until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+    pub(crate) async fn wait_until(&self, description: &str, holds: impl AsyncFn() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {what}");
+            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -354,7 +354,7 @@ fn log() {
     });
 }
 
-/// Returns the whole log so far.
+/// Returns everything logged so far.
 pub(crate) fn logged() -> String {
     String::from_utf8(LOG.lock().clone()).unwrap()
 }

@@ -130,8 +130,8 @@ async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: By
     (StatusCode::OK, [("x-meridian-tokens", tokens.to_string())], "{}")
 }
 
-/// The complete scene.
-pub(crate) struct Scene {
+/// The complete fixture.
+pub(crate) struct Fixture {
     pub(crate) region: Arc<Region>,
     address: SocketAddr,
     operations: String,
@@ -140,14 +140,14 @@ pub(crate) struct Scene {
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
-impl Scene {
-    /// Starts the scene with these tenants; an environment variable with a key has its own name as the value.
-    pub(crate) async fn start(tenants: &str) -> Scene {
-        Scene::with_files(tenants, &[]).await
+impl Fixture {
+    /// Starts the fixture with these tenants; an environment variable with a key has its own name as the value.
+    pub(crate) async fn start(tenants: &str) -> Fixture {
+        Fixture::with_files(tenants, &[]).await
     }
 
-    /// Starts the scene with these files next to the tenants file.
-    pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Scene {
+    /// Starts the fixture with these files next to the tenants file.
+    pub(crate) async fn with_files(tenants: &str, files: &[(&str, String)]) -> Fixture {
         let region = Arc::new(Region::new(SPEED));
         tokio::spawn(region.clone().compute());
         let router = axum::Router::new()
@@ -181,9 +181,9 @@ impl Scene {
         });
         let address = bound.await.unwrap();
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { region, address, operations, client, _dir: dir, _stop: stop };
-        scene.wait_until_it_serves(tenants).await;
-        scene
+        let fixture = Fixture { region, address, operations, client, _dir: dir, _stop: stop };
+        fixture.wait_until_it_serves(tenants).await;
+        fixture
     }
 
     async fn wait_until_it_serves(&self, tenants: &str) {

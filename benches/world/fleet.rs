@@ -61,7 +61,7 @@ pub(crate) struct LocalFleet {
     _processes: Vec<Child>,
 }
 
-/// Runs a scripted replica and exits, if the arguments of this process say so.
+/// Runs a scripted replica and exits, if the arguments of this process request it.
 pub(crate) fn become_replica() {
     let given: Vec<String> = std::env::args().skip(1).collect();
     let [role, listen, speed] = &*given else { return };
@@ -209,10 +209,10 @@ impl LocalFleet {
         routes["regions"].as_array().is_some_and(|regions| regions.iter().filter(is_healthy).count() == count)
     }
 
-    async fn wait_until<F: Future<Output = bool>>(&self, what: &str, holds: impl Fn() -> F) {
+    async fn wait_until<F: Future<Output = bool>>(&self, description: &str, holds: impl Fn() -> F) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out: {what}");
+            assert!(begun.elapsed() < PATIENCE, "timed out: {description}");
             tokio::time::sleep(POLL_PERIOD).await;
         }
     }

@@ -20,7 +20,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(20);
 const REGION: &str = "gcp/europe-west4";
 
 /// Region with one spoke.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     dir: tempfile::TempDir,
     ingress: SocketAddr,
     hub: SocketAddr,
@@ -40,9 +40,9 @@ pub(crate) fn free_ports(count: u16) -> u16 {
         .unwrap()
 }
 
-impl Scene {
+impl Fixture {
     /// Creates a region in which no process runs yet. Its replicas exit `alone` after the last spoke.
-    pub(crate) fn set(alone: &str) -> Scene {
+    pub(crate) fn set(alone: &str) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let (ingress, hub) = (free_port(), free_port());
         let from = free_ports(4);
@@ -56,7 +56,7 @@ impl Scene {
         std::fs::write(dir.path().join("template.toml"), "[threads]\ntokenizer = 1\nengine = 1\n").unwrap();
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Scene { dir, ingress: at(ingress), hub: at(hub), spoke: None, client }
+        Fixture { dir, ingress: at(ingress), hub: at(hub), spoke: None, client }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -121,7 +121,7 @@ impl Scene {
         let read = |path: PathBuf| -> Option<(String, u32)> {
             let record: Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
             let pid = u32::try_from(record["pid"].as_u64()?).ok()?;
-            lives(pid).then_some((path.file_stem()?.to_str()?.to_owned(), pid))
+            is_running(pid).then_some((path.file_stem()?.to_str()?.to_owned(), pid))
         };
         records.filter_map(|entry| read(entry.path())).collect()
     }
@@ -151,12 +151,12 @@ impl Scene {
         .await;
     }
 
-    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
             if begun.elapsed() > PATIENCE {
                 let log = std::fs::read_to_string(self.file("spoke.log")).unwrap_or_default();
-                panic!("timed out: {what}; {:?}\n{log}", self.replicas());
+                panic!("timed out: {description}; {:?}\n{log}", self.replicas());
             }
             tokio::time::sleep(LOOK_PERIOD).await;
         }
@@ -208,7 +208,7 @@ fn table(generation: u64, deployment: Value) -> Value {
     json!({"version": 1, "epoch": 1, "generation": generation, "regions": [], "deployments": [deployment]})
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if let Some(mut spoke) = self.spoke.take() {
             spoke.kill().ok();
@@ -264,7 +264,7 @@ pub(crate) fn send(signal: &str, pid: u32) {
 }
 
 /// Returns whether a process runs; a zombie does not.
-pub(crate) fn lives(pid: u32) -> bool {
+pub(crate) fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }

@@ -91,7 +91,7 @@ struct Network {
     recorded: Arc<Mutex<Vec<u8>>>,
 }
 
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) url: String,
     operations: String,
     regions: BTreeMap<&'static str, Region>,
@@ -108,23 +108,23 @@ pub(crate) struct ClientResponse {
     pub(crate) explained: String,
 }
 
-impl Scene {
+impl Fixture {
     /// Starts two regions with the same settings.
-    pub(crate) async fn new(edge: PeerTls<'_>, regions: PeerTls<'_>) -> Scene {
-        Scene::start(edge, [(AMERICA, regions), (EUROPE, regions)]).await
+    pub(crate) async fn new(edge: PeerTls<'_>, regions: PeerTls<'_>) -> Fixture {
+        Fixture::start(edge, [(AMERICA, regions), (EUROPE, regions)]).await
     }
 
-    pub(crate) async fn start(edge: PeerTls<'_>, hops: [(&'static str, PeerTls<'_>); 2]) -> Scene {
-        Scene::start_with(NetworkKind::Observed, Duration::ZERO, edge, hops).await
+    pub(crate) async fn start(edge: PeerTls<'_>, hops: [(&'static str, PeerTls<'_>); 2]) -> Fixture {
+        Fixture::start_with(NetworkKind::Observed, Duration::ZERO, edge, hops).await
     }
 
-    /// Starts the scene with such a link and response time of the replicas.
+    /// Starts the fixture with such a link and response time of the replicas.
     pub(crate) async fn start_with(
         link: NetworkKind,
         takes: Duration,
         edge: PeerTls<'_>,
         hops: [(&'static str, PeerTls<'_>); 2],
-    ) -> Scene {
+    ) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
         for (id, hop) in hops {
@@ -159,13 +159,13 @@ impl Scene {
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let operations = format!("http://{operations}");
-        let scene = Scene { url, operations, regions, client, _dir: dir, _stop: stop };
-        scene
+        let fixture = Fixture { url, operations, regions, client, _dir: dir, _stop: stop };
+        fixture
             .wait_until("the edge has a table", async || {
-                scene.get(&scene.operations, "/readyz").await.0 == 200
+                fixture.get(&fixture.operations, "/readyz").await.0 == 200
             })
             .await;
-        scene
+        fixture
     }
 
     /// Sends a request to a deployment and returns the response head.
@@ -232,7 +232,7 @@ impl Scene {
         counts(&self.edge_metrics().await, &format!("{line} "))
     }
 
-    /// Waits for the same of a region.
+    /// Waits until a series of a region's metrics is not zero.
     pub(crate) async fn wait_until_region_counts(&self, region: &str, line: &str) {
         let url = format!("http://{}", self.regions[region].operations);
         self.wait_until(line, async || counts(&self.get(&url, "/metrics").await.1, line)).await;
@@ -255,7 +255,7 @@ impl Scene {
         }
     }
 
-    async fn wait_until(&self, what: &str, holds: impl AsyncFn() -> bool) {
+    async fn wait_until(&self, description: &str, holds: impl AsyncFn() -> bool) {
         let waited = async {
             while !holds().await {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -263,7 +263,7 @@ impl Scene {
         };
         tokio::time::timeout(PATIENCE, waited)
             .await
-            .unwrap_or_else(|_| panic!("timed out waiting until {what}"));
+            .unwrap_or_else(|_| panic!("timed out waiting until {description}"));
     }
 }
 
@@ -284,7 +284,7 @@ async fn start_region(id: &'static str, hop: PeerTls<'_>, takes: Duration, dir: 
         Some(Arc::new(loaded.map_err(|wrong| wrong.join("\n")).unwrap()))
     };
     let transport = identity(Role::Spoke, hop).map_or(Transport::Loopback, Transport::Tls);
-    // The spoke and its replica trust each other, whatever gateways make of the spoke.
+    // The spoke and its replica trust each other, also if gateways reject the spoke.
     let of_replica = PeerTls { certificate_of: hop.trusts, trusts: hop.certificate_of, ..hop };
     let (replica, requests) = replica(takes, identity(Role::Replica, of_replica)).await;
     let operations = free_address();

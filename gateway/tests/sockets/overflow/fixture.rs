@@ -103,8 +103,8 @@ async fn hub(near: SocketAddr, far: SocketAddr) -> SocketAddr {
     serve(axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes))).await
 }
 
-/// The complete scene. The gateway is in the near region.
-pub(crate) struct Scene {
+/// The complete fixture. The gateway is in the near region.
+pub(crate) struct Fixture {
     pub(crate) near: Arc<Replica>,
     pub(crate) far: Arc<Replica>,
     url: String,
@@ -114,17 +114,17 @@ pub(crate) struct Scene {
     _stop: tokio::sync::watch::Sender<()>,
 }
 
-impl Scene {
-    pub(crate) async fn start(near: (u64, u64), far: (u64, u64)) -> Scene {
-        Scene::with(near, far, async |address| address).await
+impl Fixture {
+    pub(crate) async fn start(near: (u64, u64), far: (u64, u64)) -> Fixture {
+        Fixture::with(near, far, async |address| address).await
     }
 
-    /// Starts the scene; the gateway reaches the far region at the address that `between` returns for its ingress.
+    /// Starts the fixture; the gateway reaches the far region at the address that `between` returns for its ingress.
     pub(crate) async fn with(
         near: (u64, u64),
         far: (u64, u64),
         between: impl AsyncFnOnce(SocketAddr) -> SocketAddr,
-    ) -> Scene {
+    ) -> Fixture {
         let stop = tokio::sync::watch::Sender::new(());
         let stopped = || {
             let mut stop = stop.subscribe();
@@ -150,7 +150,7 @@ impl Scene {
         });
         let url = format!("http://{}/v1/embeddings", bound.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        Scene { near, far, url, operations, client, _dir: dir, _stop: stop }
+        Fixture { near, far, url, operations, client, _dir: dir, _stop: stop }
     }
 
     /// Returns the region that serves an interactive request.

@@ -221,7 +221,7 @@ async fn write(stream: &mut BufReader<TcpStream>, status: u16, headers: &str, bo
 }
 
 /// Gateway with three regions.
-pub(crate) struct Scene {
+pub(crate) struct Fixture {
     pub(crate) url: String,
     operations: String,
     pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
@@ -230,14 +230,14 @@ pub(crate) struct Scene {
     _stop: tokio::sync::oneshot::Sender<()>,
 }
 
-impl Scene {
-    /// Starts the scene with three regions that respond immediately.
-    pub(crate) async fn healthy() -> Scene {
-        Scene::with([Script::Responds(Duration::from_millis(5)); 3]).await
+impl Fixture {
+    /// Starts the fixture with three regions that respond immediately.
+    pub(crate) async fn healthy() -> Fixture {
+        Fixture::with([Script::Responds(Duration::from_millis(5)); 3]).await
     }
 
     /// Scripts of America, Europe and Japan.
-    pub(crate) async fn with(scripts: [Script; 3]) -> Scene {
+    pub(crate) async fn with(scripts: [Script; 3]) -> Fixture {
         let (mut regions, mut rows) = (BTreeMap::new(), Vec::new());
         for (id, script) in REGIONS.into_iter().zip(scripts) {
             let (region, address) = Region::start(id, script).await;
@@ -270,9 +270,9 @@ impl Scene {
         }));
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let scene = Scene { url, operations, regions, client, dir, _stop: stop };
-        scene.wait_until_all_healthy().await;
-        scene
+        let fixture = Fixture { url, operations, regions, client, dir, _stop: stop };
+        fixture.wait_until_all_healthy().await;
+        fixture
     }
 
     async fn wait_until_all_healthy(&self) {
