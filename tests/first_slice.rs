@@ -211,12 +211,12 @@ async fn twenty_thousand_inputs_get_one_correct_response_although_a_region_is_ki
     let (patient, only_us) = (("x-meridian-timeout-ms", "300000"), ("x-meridian-residency", "us"));
     let patiently = [patient];
 
-    let dies = async {
+    let killed = async {
         fleet.wait_until("Europe is at work", async || fleet.requests_at(EUROPE).await > 1).await;
         fleet.signal("-KILL", &["spoke", EUROPE]);
         fleet.signal("-KILL", &["replica", EUROPE]);
     };
-    let (all, ()) = tokio::join!(fleet.post(body(&texts), &patiently), dies);
+    let (all, ()) = tokio::join!(fleet.post(body(&texts), &patiently), killed);
     let scattered = rows(&all, 0);
     assert_eq!(scattered.len(), texts.len());
     assert!(all.header("x-meridian-region").contains(JAPAN), "{}", all.header("x-meridian-region"));

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const INPUTS: usize = 20_000;
 const ROUNDS: usize = 3;
 const AN_INPUT_TAKES: Duration = Duration::from_micros(200);
-/// Requests of the killed region before it dies: about half of its share.
+/// Requests of the killed region before it is killed: about half of its share.
 const OF_ITS_SHARE: u64 = 7;
 
 /// Setup of a measurement.
@@ -37,7 +37,7 @@ enum Setup {
     /// Split, with all parts to one region, because the residency policy allows no other.
     OneRegion,
     ThreeRegions,
-    /// One of three regions dies within a response, when it has computed half of its share.
+    /// One of three regions is killed within a response, when it has computed half of its share.
     OneIsKilled,
 }
 
@@ -88,7 +88,7 @@ async fn measure(setup: Setup) -> Measurement {
             while victim.requests() < OF_ITS_SHARE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            victim.set_script(Script::DiesAfter(0));
+            victim.set_script(Script::KilledAfter(0));
         }
     };
     let begun = Instant::now();

@@ -122,12 +122,12 @@ impl DecisionScenario {
                 .enumerate()
                 .filter(|(at, _)| at % 4 != 0)
                 .map(|(_, name)| (name.clone(), true));
-            let heard = HealthReport {
+            let report = HealthReport {
                 round_trip: Duration::from_millis(10),
                 serves: ready.collect(),
                 draining: false,
             };
-            fleet.reported(*region, heard, now);
+            fleet.reported(*region, report, now);
             for sample in 0..32 {
                 latency.observe(
                     *region,

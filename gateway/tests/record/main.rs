@@ -138,9 +138,9 @@ async fn disconnects_and_retries_are_recorded() {
 
     fixture.regions[EUROPE].script.send_replace(Script::Waits);
     let waiting = tokio::spawn(fixture.request("hung-up", "locked", "x").send());
-    let change_while_in_flight = "meridian_gateway_requests_in_flight";
+    let in_flight = "meridian_gateway_requests_in_flight";
     fixture
-        .wait_until("it is under way", async || fixture.scrape().await.get(change_while_in_flight) == 1.0)
+        .wait_until("the request is in flight", async || fixture.scrape().await.get(in_flight) == 1.0)
         .await;
     waiting.abort();
     let hung_up = line(&fixture, "hung-up").await;
@@ -148,7 +148,7 @@ async fn disconnects_and_retries_are_recorded() {
     assert!(hung_up["trail"].as_str().unwrap().starts_with("gcp/europe-west4:first:cancelled:"), "{hung_up}");
 
     let scrape = fixture.scrape().await;
-    assert_eq!(scrape.get(change_while_in_flight), 0.0);
+    assert_eq!(scrape.get(in_flight), 0.0);
     assert_eq!(scrape.sum("meridian_gateway_attempts_total", "cause=\"retry\""), 1.0, "{}", scrape.text);
     assert_eq!(
         scrape.sum("meridian_gateway_attempts_total", "outcome=\"cancelled\""),

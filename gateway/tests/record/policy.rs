@@ -110,7 +110,7 @@ async fn change_while_in_flight(residency: &dyn Fn(&str) -> String, key: Option<
     for id in [EUROPE, FRANKFURT] {
         setup.fixture.regions[id].script.send_replace(Script::Waits);
     }
-    let waiting = tokio::spawn(setup.fixture.request("under-way", "locked", "x").send());
+    let waiting = tokio::spawn(setup.fixture.request("in-flight", "locked", "x").send());
     let first = setup.region_in_flight().await;
     let second = if first == EUROPE { FRANKFURT } else { EUROPE };
     setup.fixture.regions[second].script.send_replace(Script::Responds);

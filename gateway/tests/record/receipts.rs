@@ -37,11 +37,11 @@ async fn every_attempt_has_a_receipt_at_both_ends_with_any_outcome() {
     // Cancelled by its client.
     fixture.regions[EUROPE].script.send_replace(Script::Waits);
     let waiting = tokio::spawn(fixture.request("given-up", "locked", "x").send());
-    let change_while_in_flight = "meridian_ingress_requests_in_flight";
+    let in_flight = "meridian_ingress_requests_in_flight";
     let europe = format!("http://{}", fixture.regions[EUROPE].address);
     fixture
         .wait_until("it has arrived", async || {
-            Scrape::of(&fixture.client, &europe).await.get(change_while_in_flight) == 1.0
+            Scrape::of(&fixture.client, &europe).await.get(in_flight) == 1.0
         })
         .await;
     waiting.abort();

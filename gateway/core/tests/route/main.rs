@@ -203,7 +203,7 @@ fn the_check_of_residency_finds_a_decision_that_makes_it_a_preference() {
 }
 
 /// The former decision ranked the regions twice by different code: once to enter an admission pool, once to send. Where both
-/// came to the same region, the new decision is the same in every respect. The others are counted.
+/// selected the same region, the new decision is the same in every respect. The others are counted.
 #[test]
 fn the_decision_is_the_former_one_where_that_entered_the_pool_of_the_region_it_was_sent_to() {
     let (mut same, mut other_pool, mut spilled, mut none) = (0u64, 0u64, 0u64, 0u64);

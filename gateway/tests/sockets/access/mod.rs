@@ -377,12 +377,12 @@ async fn an_aggressor_at_twenty_times_its_limit_harms_only_itself() {
     let ((contended, lost), (admitted, refused)) = tokio::join!(neighbour, aggressor);
     let at = |times: &[Duration], part: usize| times[times.len() * part / 100].as_secs_f64() * 1e3;
     println!(
-        "neighbour, ms: uncontended p50 {:.1} p99 {:.1}, with the aggressor p50 {:.1} p99 {:.1}; aggressor: {admitted} let through, {refused} refused",
+        "neighbour, ms: uncontended p50 {:.1} p99 {:.1}, with the aggressor p50 {:.1} p99 {:.1}; aggressor: {admitted} admitted, {refused} rejected",
         at(&alone, 50),
         at(&alone, 99),
         at(&contended, 50),
         at(&contended, 99),
     );
     assert_eq!((lost, contended.len()), (0, 400));
-    assert!(admitted <= 50 * 6 + 10, "{admitted}: its rate, and one burst");
+    assert!(admitted <= 50 * 6 + 10, "{admitted}: the rate limit, and one burst");
 }

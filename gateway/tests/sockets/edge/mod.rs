@@ -79,8 +79,8 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
     let models: Value = models.unwrap().json().await.unwrap();
     assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
     assert_eq!(send("locked", "x", &[]).await.status(), 404);
-    let elsewhere = send("anywhere", "x", &[("x-meridian-residency", "us")]).await;
-    assert_eq!(elsewhere.status(), 403, "a header does not widen the tenant's residency policy");
+    let widened = send("anywhere", "x", &[("x-meridian-residency", "us")]).await;
+    assert_eq!(widened.status(), 403, "a header does not widen the tenant's residency policy");
     assert_eq!(fixture.requests(), [0, 0, 0]);
 
     let first = send("anywhere", &"word ".repeat(400), &[]).await;
@@ -108,11 +108,11 @@ async fn a_tenant_sees_only_its_own_deployments_regions_and_limits() {
 #[tokio::test]
 async fn a_request_is_cancelled_when_its_client_disconnects() {
     for region_protocol in [RegionProtocol::Http1, RegionProtocol::Http2] {
-        check_given_up(region_protocol).await;
+        check_cancelled(region_protocol).await;
     }
 }
 
-async fn check_given_up(region_protocol: RegionProtocol) {
+async fn check_cancelled(region_protocol: RegionProtocol) {
     let fixture =
         Fixture::start(region_protocol.config(), [(AMERICA, Waits), (EUROPE, Responds), (JAPAN, Responds)])
             .await;
@@ -214,23 +214,23 @@ fn ends(fault: Fault) -> bool {
 
 /// Checks the first request that meets a fault: the response does not depend on the protocol.
 async fn check_fault(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
-    let mut served =
+    let mut faulty =
         FaultFixture::healthy(client_protocol, region_protocol, "anywhere", HEALTHY_RESPONSE_TIME, ENOUGH)
             .await;
-    let seen = served.send_first_request(fault, AMERICA, "anywhere", &[]).await;
+    let seen = faulty.send_first_request(fault, AMERICA, "anywhere", &[]).await;
     let (source, body) = ((seen.status, seen.region.clone()), seen.body.clone());
     let of = || format!("{client_protocol:?}, {region_protocol:?}, {fault:?}: {seen:?}");
     assert_eq!(source, (200, EUROPE.to_owned()), "{}", of());
-    let never_came = matches!(fault, Fault::RefusesConnections | Fault::DropsEverySyn);
+    let never_arrived = matches!(fault, Fault::RefusesConnections | Fault::DropsEverySyn);
     // Over HTTP/2 the reports use the requests' connection, so its end may have been noticed before.
-    let heard_before = never_came && region_protocol == RegionProtocol::Http2 && seen.attempts == "1";
-    if !heard_before {
+    let noticed_before = never_arrived && region_protocol == RegionProtocol::Http2 && seen.attempts == "1";
+    if !noticed_before {
         replayed(ends(fault), 2, &seen.attempts);
     }
     assert!(body.is_some_and(|body| body.starts_with(b"{\"path\"")), "{}", of());
     assert!(seen.took < Duration::from_secs(3), "{}", of());
-    let came = ENOUGH as u64 + u64::from(!never_came);
-    assert_eq!(served.fixture.requests(), [came, 1, 0], "{}", of());
+    let expected_requests = ENOUGH as u64 + u64::from(!never_arrived);
+    assert_eq!(faulty.fixture.requests(), [expected_requests, 1, 0], "{}", of());
 }
 
 #[tokio::test]
@@ -252,10 +252,10 @@ async fn no_fault_of_one_region_is_visible_to_a_client_over_tls_and_http_2() {
 
 /// Invariant 1, Residency: no failure of the only allowed region sends a byte to another.
 async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionProtocol, fault: Fault) {
-    let mut served =
+    let mut faulty =
         FaultFixture::healthy(client_protocol, region_protocol, "locked", HEALTHY_RESPONSE_TIME, ENOUGH)
             .await;
-    let seen = served.send_first_request(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
+    let seen = faulty.send_first_request(fault, EUROPE, "locked", &[("x-meridian-timeout-ms", "4000")]).await;
     // Exceeding the first-byte timeout is no failure if no other region is allowed.
     let status = if fault == Fault::IsSlow { 200 } else { 503 };
     assert_eq!(seen.status, status, "{client_protocol:?}, {region_protocol:?}, {fault:?}: {seen:?}");
@@ -263,7 +263,7 @@ async fn check_locked(client_protocol: ClientProtocol, region_protocol: RegionPr
     if !(region_protocol == RegionProtocol::Http2 && seen.attempts == "0") {
         replayed(ends(fault), 1, &seen.attempts);
     }
-    let [america, _, japan] = served.fixture.requests();
+    let [america, _, japan] = faulty.fixture.requests();
     assert_eq!((america, japan), (0, 0), "{client_protocol:?}, {region_protocol:?}, {fault:?}");
 }
 
@@ -417,7 +417,7 @@ async fn interactive_requests_are_hedged_and_bulk_is_not() {
     assert_eq!(
         send_and_summarize(&fixture, &[]).await,
         from(AMERICA, 1),
-        "one in fifty is raced, and it lost no trust"
+        "one request in fifty is hedged, and the region is not ejected"
     );
 }
 
@@ -472,9 +472,12 @@ async fn a_residency_header_narrows_and_a_repeated_one_is_rejected() {
     let fixture = Fixture::with([(AMERICA, Responds), (EUROPE, Responds), (JAPAN, Responds)]).await;
     let narrowed = fixture.send("anywhere", &[("x-meridian-residency", "jp")]).await.unwrap();
     assert_eq!(narrowed.headers()["x-meridian-region"], JAPAN);
-    let nowhere = fixture.send("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
-    assert_eq!(nowhere.headers()["x-meridian-error"], "region_not_permitted");
-    assert!(nowhere.text().await.unwrap().contains("x-meridian-residency"), "here it is the header");
+    let not_permitted = fixture.send("locked", &[("x-meridian-residency", "jp")]).await.unwrap();
+    assert_eq!(not_permitted.headers()["x-meridian-error"], "region_not_permitted");
+    assert!(
+        not_permitted.text().await.unwrap().contains("x-meridian-residency"),
+        "the message names the header"
+    );
     let twice = [("x-meridian-residency", "jp"), ("x-meridian-residency", "us")];
     assert_eq!(
         fixture.send("anywhere", &twice).await.unwrap().headers()["x-meridian-error"],

@@ -119,7 +119,7 @@ impl Region {
         let shared = region.clone();
         tokio::spawn(async move {
             let mut connections = JoinSet::new();
-            // When the region dies, the socket and all connections are dropped here.
+            // When the region is killed, the socket and all connections are dropped here.
             loop {
                 tokio::select! {
                     biased;

@@ -39,8 +39,8 @@ pub(crate) enum Script {
     Responds(Duration),
     /// Computes one request after another, for this time per input.
     Computes(Duration),
-    /// Responds to this number of requests and dies within the next response.
-    DiesAfter(u64),
+    /// Responds to this number of requests and is killed within the next response.
+    KilledAfter(u64),
     /// Waits until the request is cancelled.
     Waits,
     /// Rejects this number of requests with this retry-after, and responds to the others.
@@ -49,8 +49,8 @@ pub(crate) enum Script {
     OmitsOneRow,
     /// Responds with vectors of this length.
     RespondsWithWidth(usize),
-    /// Does so this number of times, and dies.
-    RespondsWithWidthAndDies(usize, u64),
+    /// Responds so this number of times, and is killed within the next response.
+    RespondsWithWidthUntilKilled(usize, u64),
 }
 
 pub(crate) struct Region {
@@ -58,7 +58,7 @@ pub(crate) struct Region {
     script: watch::Sender<Script>,
     requests: AtomicU64,
     in_flight: watch::Sender<u64>,
-    dead: watch::Sender<bool>,
+    killed: watch::Sender<bool>,
     /// Held while computing.
     engine: tokio::sync::Mutex<()>,
 }
@@ -72,21 +72,21 @@ impl Region {
             script: watch::Sender::new(script),
             requests: AtomicU64::new(0),
             in_flight: watch::Sender::new(0),
-            dead: watch::Sender::new(false),
+            killed: watch::Sender::new(false),
             engine: tokio::sync::Mutex::new(()),
         });
         let shared = region.clone();
         tokio::spawn(async move {
-            let mut dead = shared.dead.subscribe();
+            let mut killed = shared.killed.subscribe();
             let mut connections = JoinSet::new();
-            // When the region dies, the socket and all connections are dropped here.
+            // When the region is killed, the socket and all connections are dropped here.
             loop {
                 tokio::select! {
                     accepted = socket.accept() => {
                         let (region, (stream, _)) = (shared.clone(), accepted.unwrap());
                         connections.spawn(async move { region.serve(BufReader::new(stream)).await });
                     }
-                    _ = dead.wait_for(|dead| *dead) => return,
+                    _ = killed.wait_for(|killed| *killed) => return,
                 }
             }
         });
@@ -118,7 +118,7 @@ impl Region {
     ) -> Option<()> {
         let script = *self.script.borrow();
         let width = match script {
-            Script::RespondsWithWidth(width) | Script::RespondsWithWidthAndDies(width, _) => width,
+            Script::RespondsWithWidth(width) | Script::RespondsWithWidthUntilKilled(width, _) => width,
             _ => WIDTH,
         };
         // Limit of a real replica, which no part may exceed.
@@ -130,16 +130,16 @@ impl Region {
                 let _engine = self.engine.lock().await;
                 tokio::time::sleep(time * inputs).await;
             }
-            Script::DiesAfter(responses) if before < responses => {
+            Script::KilledAfter(responses) if before < responses => {
                 tokio::time::sleep(Duration::from_millis(5)).await
             }
-            Script::RespondsWithWidthAndDies(_, responses) if before < responses => {}
-            Script::DiesAfter(_) | Script::RespondsWithWidthAndDies(..) => {
+            Script::RespondsWithWidthUntilKilled(_, responses) if before < responses => {}
+            Script::KilledAfter(_) | Script::RespondsWithWidthUntilKilled(..) => {
                 let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", response.body.len());
                 stream.write_all(head.as_bytes()).await.ok()?;
                 stream.write_all(&response.body[..response.body.len() / 2]).await.ok()?;
                 stream.flush().await.ok()?;
-                self.dead.send_replace(true);
+                self.killed.send_replace(true);
                 return None;
             }
             Script::Waits => {

@@ -132,7 +132,7 @@ async fn the_explanation_of_a_split_request_has_its_decision_and_the_attempts_of
 async fn a_region_that_dies_during_the_request_causes_only_retries() {
     for victim in 0..3 {
         let mut scripts = [Script::Responds(Duration::from_millis(5)); 3];
-        scripts[victim] = Script::DiesAfter(2);
+        scripts[victim] = Script::KilledAfter(2);
         let fixture = Fixture::with(scripts).await;
         let body = embeddings(20_000);
         let response = fixture.send("/v1/embeddings", &body, &[]).await;
@@ -203,7 +203,7 @@ async fn a_disconnect_cancels_all_parts() {
     for region in fixture.regions.values() {
         region.wait_for_in_flight(|in_flight| in_flight == 0).await;
     }
-    assert_eq!(fixture.requests(), [2, 2, 2], "two for each replica, and no retry");
+    assert_eq!(fixture.requests(), [2, 2, 2], "two sub-requests for each region, and no retry");
 }
 
 /// Four requests are split at a time. The fifth is sent unsplit, and one that must be split waits.
@@ -212,7 +212,7 @@ async fn the_limit_of_concurrent_split_requests_holds_at_it_and_one_past_it() {
     let fixture = Arc::new(Fixture::healthy().await);
     let pieces = fixture.send("/v1/embeddings", &embeddings(600), &[]).await;
     let pieces: u64 = pieces.header("x-meridian-attempts").parse().unwrap();
-    assert!((2..6).contains(&pieces), "{pieces} pieces, all of which can be under way");
+    assert!((2..6).contains(&pieces), "{pieces} sub-requests, which fit into one region");
     fixture.regions.values().for_each(|region| region.set_script(Script::Waits));
     let wait_for_in_flight = async |expected_count: u64| {
         let begun = Instant::now();
@@ -275,7 +275,7 @@ async fn no_part_is_sent_to_a_region_that_its_request_excludes() {
 
     let fixture = Fixture::with([
         Script::Responds(Duration::ZERO),
-        Script::DiesAfter(1),
+        Script::KilledAfter(1),
         Script::Responds(Duration::ZERO),
     ])
     .await;
@@ -357,7 +357,7 @@ async fn a_response_larger_than_the_buffer_is_streamed() {
     assert!(*body == expected.body, "byte for byte");
 
     // Nine parts of twelve, and then no region is left.
-    let fixture = Fixture::with([Script::RespondsWithWidthAndDies(LARGE, 3); 3]).await;
+    let fixture = Fixture::with([Script::RespondsWithWidthUntilKilled(LARGE, 3); 3]).await;
     let response = fixture.send("/v1/embeddings", &embeddings(LARGE), &[]).await;
     assert_eq!(response.status, 200);
     assert!(response.body.is_err(), "a truncated response is recognizable as such");

@@ -123,13 +123,13 @@ impl Hub {
     /// Waits for two more reports of the gateway: then it has received the plan.
     pub(crate) async fn wait_until_reported(&self) {
         let now = *self.demand_reports.borrow();
-        let heard = self
+        let reported = self
             .demand_reports
             .subscribe()
             .wait_for(|demand_reports| *demand_reports >= now + 2)
             .await
             .map(drop);
-        heard.unwrap();
+        reported.unwrap();
     }
 }
 

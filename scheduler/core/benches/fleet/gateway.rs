@@ -132,14 +132,14 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (EdgeState, Cp
         let now = begun + EXCHANGE_PERIOD * tick as u32;
         if tick % per_second == 0 && tick >= per_second {
             parameters.changing(tick / per_second).for_each(|deployment| region.toggle(deployment));
-            if parameters.situation == DeploymentState::Changing {
+            if parameters.state == DeploymentState::Changing {
                 hub.change(tick / per_second);
             }
         }
         if tick == per_second {
             meter = CpuMeter::default();
         }
-        if parameters.situation == DeploymentState::Changing {
+        if parameters.state == DeploymentState::Changing {
             let before = hub.generation();
             hub.keep_alives(tick * 2, now, &mut CpuMeter::default());
             hub.keep_alives(tick * 2 + 1, now, &mut CpuMeter::default());

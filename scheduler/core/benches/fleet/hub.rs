@@ -238,7 +238,7 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Hub, CpuMeter
         if batch == BATCHES {
             meter = CpuMeter::default();
         }
-        if batch % BATCHES == 0 && parameters.situation == DeploymentState::Changing && second > 0 {
+        if batch % BATCHES == 0 && parameters.state == DeploymentState::Changing && second > 0 {
             hub.change(second);
         }
         let before = hub.generation();

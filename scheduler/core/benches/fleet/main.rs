@@ -69,20 +69,19 @@ pub(crate) enum DeploymentState {
 #[derive(Clone, Copy)]
 pub(crate) struct BenchParameters {
     pub(crate) deployments: usize,
-    pub(crate) situation: DeploymentState,
+    pub(crate) state: DeploymentState,
     pub(crate) seconds: usize,
 }
 
 impl BenchParameters {
     /// Returns the number of deployments with a ready replica.
     pub(crate) fn ready(self) -> usize {
-        if self.situation == DeploymentState::Asleep { 0 } else { self.deployments.div_ceil(10) }
+        if self.state == DeploymentState::Asleep { 0 } else { self.deployments.div_ceil(10) }
     }
 
     /// Returns the deployments that change in a second, by number.
     pub(crate) fn changing(self, second: usize) -> impl Iterator<Item = usize> {
-        let count =
-            if self.situation == DeploymentState::Changing { self.deployments.div_ceil(100) } else { 0 };
+        let count = if self.state == DeploymentState::Changing { self.deployments.div_ceil(100) } else { 0 };
         (0..count).map(move |number| (second * count + number) % self.deployments)
     }
 
@@ -131,14 +130,14 @@ fn report<T>(name: &str, parameters: BenchParameters, pairs: usize, (role, meter
     let seconds = parameters.seconds as f64;
     let Traffic { sent, received } = meter.traffic;
     let rate = |bytes: u64| bytes as f64 / seconds / 1e3;
-    let situation = match parameters.situation {
+    let state = match parameters.state {
         DeploymentState::Asleep => "asleep",
         DeploymentState::Ready => "10 % ready",
         DeploymentState::Changing => "1 %/s change",
     };
     println!(
         "{:<14}{:>6}  {name:<9}{:>12.1}{:>12.1}{:>12.2}{:>12.1}{:>12.1}",
-        situation,
+        state,
         parameters.deployments,
         rate(sent),
         rate(received),
@@ -159,10 +158,10 @@ fn main() {
         "deployments", "", "role", "kB/s out", "kB/s in", "kB/s/peer", "CPU ms/s", "MB"
     );
     let begun = Instant::now();
-    for situation in [DeploymentState::Asleep, DeploymentState::Ready, DeploymentState::Changing] {
+    for state in [DeploymentState::Asleep, DeploymentState::Ready, DeploymentState::Changing] {
         for deployments in [1, 100, 1_000].into_iter().filter(|count| only.is_none_or(|only| only == *count))
         {
-            let parameters = BenchParameters { deployments, situation, seconds };
+            let parameters = BenchParameters { deployments, state, seconds };
             report("hub", parameters, GATEWAYS + REGIONS * SPOKES, hub::run(parameters, begun));
             report("spoke", parameters, GATEWAYS, spoke::run(parameters, begun));
             report("gateway", parameters, REGIONS * SPOKES, gateway::run(parameters, begun));
