@@ -71,37 +71,37 @@ ENVOY_CLUSTER = {
 }
 
 
-def nginx_tuned(place, upstreams):
-    return peers.nginx(place, upstreams, "nginx-tuned", "max_fails=2 fail_timeout=5s", NGINX_TUNED)
+def nginx_tuned(workspace, upstreams):
+    return peers.nginx(workspace, upstreams, "nginx-tuned", "max_fails=2 fail_timeout=5s", NGINX_TUNED)
 
 
-def haproxy_tuned(place, upstreams):
-    return peers.haproxy(place, upstreams, "haproxy-tuned", HAPROXY_TUNED)
+def haproxy_tuned(workspace, upstreams):
+    return peers.haproxy(workspace, upstreams, "haproxy-tuned", HAPROXY_TUNED)
 
 
-def envoy_tuned(place, upstreams):
-    return peers.envoy(place, upstreams, "envoy-tuned", ENVOY_ROUTE, ENVOY_CLUSTER)
+def envoy_tuned(workspace, upstreams):
+    return peers.envoy(workspace, upstreams, "envoy-tuned", ENVOY_ROUTE, ENVOY_CLUSTER)
 
 
-def meridian_ingress(place, upstreams):
+def meridian_ingress(workspace, upstreams):
     """Starts the ingress of a region over replicas. Requests have the headers that a gateway sends."""
     listen, hub, name = peers.address(), peers.address(), "meridian-ingress"
     replicas = "".join(f'[[replica]]\nendpoint = "{one}"\n' for one in upstreams)
-    config = place.write(
+    config = workspace.write(
         f"{name}.toml",
         f'region = "{peers.REGIONS[0]}"\nlisten = "{listen}"\nadvertise = "{listen}"\nhub = "http://{hub}"\n{replicas}',
     )
-    command = [os.path.join(place.tools, "world"), "hub", hub, f"{peers.REGIONS[0]}={listen}"]
-    helper = Process(f"{name}-hub", command, place.log(f"{name}-hub"))
-    process = place.start(name, [place.meridian, "spoke", "--config", config], {"MERIDIAN_LOG": "warn"})
-    process.until(lambda: get(f"http://{listen}/readyz")[0] == 200, "readiness")
+    command = [os.path.join(workspace.tools, "world"), "hub", hub, f"{peers.REGIONS[0]}={listen}"]
+    helper = Process(f"{name}-hub", command, workspace.log(f"{name}-hub"))
+    process = workspace.start(name, [workspace.meridian, "spoke", "--config", config], {"MERIDIAN_LOG": "warn"})
+    process.wait_until(lambda: get(f"http://{listen}/readyz")[0] == 200, "readiness")
     # After two rounds of status requests the ingress has the status of both replicas.
     time.sleep(0.5)
     return peers.Proxy(name, listen, process, ["x-meridian-deployment: bench", "x-request-id: bench"], [helper])
 
 
-def meridian_edge(place, upstreams):
-    return peers.meridian(place, upstreams, "meridian-edge", "warn")
+def meridian_edge(workspace, upstreams):
+    return peers.meridian(workspace, upstreams, "meridian-edge", "warn")
 
 
 PROXIES = {
@@ -121,24 +121,24 @@ GRACEFUL_SIGNALS = {"nginx": signal.SIGQUIT, "haproxy": signal.SIGUSR1}
 class Setup:
     """Replicas, and a proxy in front of them."""
 
-    def __init__(self, place, name, delays_ms, stale=False):
-        self.replicas, self.proxy, self.name, self.place = [], None, name, place
+    def __init__(self, workspace, name, delays_ms, stale=False):
+        self.replicas, self.proxy, self.name, self.workspace = [], None, name, workspace
         addresses = [peers.address() for _ in delays_ms]
         for number, (address, delay) in enumerate(zip(addresses, delays_ms)):
-            command = [os.path.join(place.tools, "world"), "upstream", address, str(delay), peers.REGIONS[number]]
+            command = [os.path.join(workspace.tools, "world"), "upstream", address, str(delay), peers.REGIONS[number]]
             command += ["stale"] if stale else []
             label = f"replica-{number}"
-            self.replicas.append(Process(label, command, place.log(label), LOAD_CORE))
+            self.replicas.append(Process(label, command, workspace.log(label), LOAD_CORE))
         try:
             for replica, address in zip(self.replicas, addresses):
-                replica.until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
-            self.proxy = PROXIES[name](place, addresses)
+                replica.wait_until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
+            self.proxy = PROXIES[name](workspace, addresses)
         except (Failed, Missing):
             self.end()
             raise
 
     def load(self, kind, *numbers):
-        command = ["taskset", "-c", str(LOAD_CORE), os.path.join(self.place.tools, "load"), kind, self.proxy.address]
+        command = ["taskset", "-c", str(LOAD_CORE), os.path.join(self.workspace.tools, "load"), kind, self.proxy.address]
         return subprocess.Popen([*command, *map(str, numbers), *self.proxy.headers], stdout=subprocess.PIPE, text=True)
 
     def end(self):
@@ -153,9 +153,9 @@ def result_of(load):
     return json.loads(output)
 
 
-def fault(place, name, seconds, number):
+def fault(workspace, name, seconds, number):
     """Runs load and sends a signal to one replica after a third of the run; returns the result."""
-    setup = Setup(place, name, (FAST, FAST))
+    setup = Setup(workspace, name, (FAST, FAST))
     try:
         load = setup.load("closed", CALLERS, seconds, 0)
         time.sleep(seconds / 3)
@@ -165,19 +165,19 @@ def fault(place, name, seconds, number):
         setup.end()
 
 
-def crash(place, name, seconds):
-    result = fault(place, name, seconds, signal.SIGKILL)
+def crash(workspace, name, seconds):
+    result = fault(workspace, name, seconds, signal.SIGKILL)
     return {"failed": result["failed"], "completed": result["completed"], "max ms": round(result["max_ms"])}
 
 
-def freeze(place, name, seconds):
-    result = fault(place, name, seconds, signal.SIGSTOP)
+def freeze(workspace, name, seconds):
+    result = fault(workspace, name, seconds, signal.SIGSTOP)
     row = {"failed": result["failed"], "completed": result["completed"], "p99 ms": round(result["p99_ms"])}
     return {**row, "over 0.5 s": result["over_500_ms"], "max ms": round(result["max_ms"])}
 
 
-def slow(place, name, seconds):
-    setup = Setup(place, name, (SLOW, FAST))
+def slow(workspace, name, seconds):
+    setup = Setup(workspace, name, (SLOW, FAST))
     try:
         result = result_of(setup.load("closed", CALLERS, seconds, 1))
     finally:
@@ -187,8 +187,8 @@ def slow(place, name, seconds):
     return {**row, "p50 ms": round(result["p50_ms"]), "p99 ms": round(result["p99_ms"])}
 
 
-def drain(place, name, _seconds):
-    setup = Setup(place, name, (DRAINING, DRAINING))
+def drain(workspace, name, _seconds):
+    setup = Setup(workspace, name, (DRAINING, DRAINING))
     try:
         load = setup.load("drain", CALLERS, 12)
         time.sleep(2)
@@ -208,8 +208,8 @@ def drain(place, name, _seconds):
         setup.end()
 
 
-def stale(place, name, _seconds):
-    setup = Setup(place, name, (0, 0), stale=True)
+def stale(workspace, name, _seconds):
+    setup = Setup(workspace, name, (0, 0), stale=True)
     try:
         host, port = setup.proxy.address.split(":")
         statuses = []
@@ -255,13 +255,13 @@ def main():
     seconds = 5.0 if options.quick else options.seconds
     if options.quick:
         names = [name for name in names if f"{name}-tuned" not in PROXIES]
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     report = {}
     for case in cases:
         rows = {}
         for name in names:
             try:
-                rows[name] = CASES[case](place, name, seconds)
+                rows[name] = CASES[case](workspace, name, seconds)
             except Missing as missing:
                 print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
             except Failed as failed:
@@ -270,7 +270,7 @@ def main():
             table(case, rows)
             sys.stdout.flush()
         report[case] = rows
-    with open(os.path.join(place.made, "failover.json"), "w", encoding="utf-8") as file:
+    with open(os.path.join(workspace.made, "failover.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
 
 

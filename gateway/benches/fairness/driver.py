@@ -32,9 +32,9 @@ AGGRESSOR_KEY = "aggressor-key"
 class Load:
     """Running load generator, for an aggressor at idle priority."""
 
-    def __init__(self, place, proxy, headers, rate, seconds, warm_up, is_aggressor=False):
+    def __init__(self, workspace, proxy, headers, rate, seconds, warm_up, is_aggressor=False):
         command = ["taskset", "-c", str(LOAD_CORE), *(["chrt", "--idle", "0"] if is_aggressor else [])]
-        command += [os.path.join(place.tools, "load"), "rate", proxy.address]
+        command += [os.path.join(workspace.tools, "load"), "rate", proxy.address]
         command += [str(CALLERS), str(seconds), str(warm_up), str(rate), *headers]
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -47,23 +47,23 @@ class Load:
         return {**json.loads(output), "elapsed": time.monotonic() - self.started}
 
 
-def measure_run(place, proxy, seconds, beside):
+def measure_run(workspace, proxy, seconds, beside):
     """Runs the load; returns the result of the neighbour, and that of the aggressor if there is one."""
     aggressor = None
     if beside:
         rate = TIMES * LIMIT
-        aggressor = Load(place, proxy, [f"authorization: Bearer {AGGRESSOR_KEY}"], rate, seconds + 1.5, 0, True)
+        aggressor = Load(workspace, proxy, [f"authorization: Bearer {AGGRESSOR_KEY}"], rate, seconds + 1.5, 0, True)
         # By then the aggressor has used the burst of its rate limit.
         time.sleep(1)
-    neighbour = Load(place, proxy, proxy.headers, NEIGHBOUR, seconds, WARM_UP_SECONDS).result()
+    neighbour = Load(workspace, proxy, proxy.headers, NEIGHBOUR, seconds, WARM_UP_SECONDS).result()
     return neighbour, aggressor.result() if aggressor else None
 
 
-def rejection_us(place, proxy, seconds):
+def rejection_us(workspace, proxy, seconds):
     """Returns the CPU time of the gateway per rejection in µs, and rejections per second."""
     def used(headers, rate):
         before = proxy.process.cpu_seconds()
-        result = Load(place, proxy, headers, rate, seconds, 0).result()
+        result = Load(workspace, proxy, headers, rate, seconds, 0).result()
         return proxy.process.cpu_seconds() - before, result
 
     admitted, result = used(proxy.headers, LIMIT)
@@ -72,25 +72,25 @@ def rejection_us(place, proxy, seconds):
     return (cpu - each * result["completed"]) / max(result["failed"], 1) * 1e6, result["failed"] / result["elapsed"]
 
 
-def measure_case(place, delay_ms, seconds, rounds):
+def measure_case(workspace, delay_ms, seconds, rounds):
     upstream = peers.address()
-    command = [os.path.join(place.tools, "world"), "upstream", upstream, str(delay_ms), peers.REGIONS[0]]
-    region = Process("region", command, place.log("region"), LOAD_CORE)
+    command = [os.path.join(workspace.tools, "world"), "upstream", upstream, str(delay_ms), peers.REGIONS[0]]
+    region = Process("region", command, workspace.log("region"), LOAD_CORE)
     proxy = None
     try:
-        region.until(lambda: get(f"http://{upstream}/health")[0] == 200, "a response")
-        key = place.write("aggressor.key", AGGRESSOR_KEY)
+        region.wait_until(lambda: get(f"http://{upstream}/health")[0] == 200, "a response")
+        key = workspace.write("aggressor.key", AGGRESSOR_KEY)
         limits = f"limits = {{ requests_per_second = {LIMIT} }}"
         tenant = f'[[tenant]]\nname = "aggressor"\nkey_file = "{key}"\n{limits}\n'
-        proxy = peers.meridian(place, [upstream], "fairness", more_tenants=tenant)
-        measure_run(place, proxy, 1.0, False)
+        proxy = peers.meridian(workspace, [upstream], "fairness", more_tenants=tenant)
+        measure_run(workspace, proxy, 1.0, False)
         pairs, busy = [], busy_seconds()
         started = time.monotonic()
         for number in range(rounds):
             order = (False, True) if number % 2 == 0 else (True, False)
-            results = {beside: measure_run(place, proxy, seconds, beside) for beside in order}
+            results = {beside: measure_run(workspace, proxy, seconds, beside) for beside in order}
             pairs.append((results[False][0], *results[True]))
-        cost = rejection_us(place, proxy, 2.0)
+        cost = rejection_us(workspace, proxy, 2.0)
         return pairs, cost, (busy_seconds() - busy) / (time.monotonic() - started)
     finally:
         for one in (proxy, region):
@@ -108,14 +108,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="rounds, each alone and beside (default 5)")
     parser.add_argument("--replica-ms", default="20,2", help="response times of a replica in ms (default 20,2)")
     options = parser.parse_args()
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     print(f"neighbour: {NEIGHBOUR} requests/s; aggressor: {TIMES * LIMIT} requests/s with a limit of {LIMIT}")
     heads = ("replica ms", "p50 alone", "p50 beside", "p99 alone", "p99 beside", "p99 ratio, median")
     heads += ("p99 ratio of each round", "aggressor: admitted, rejected per second", "failed")
     print("| " + " | ".join(heads) + " |")
     print("|---:|---:|---:|---:|---:|---:|---|---|---:|")
     for delay_ms in options.replica_ms.split(","):
-        pairs, (cost_us, rejected), busy = measure_case(place, delay_ms, options.seconds, options.rounds)
+        pairs, (cost_us, rejected), busy = measure_case(workspace, delay_ms, options.seconds, options.rounds)
         median = lambda of: statistics.median(of(pair) for pair in pairs)  # noqa: E731
         ratios = [beside["p99_ms"] / alone["p99_ms"] for alone, beside, _ in pairs]
         cells = [delay_ms, f"{median(lambda p: p[0]['p50_ms']):.2f}", f"{median(lambda p: p[1]['p50_ms']):.2f}"]

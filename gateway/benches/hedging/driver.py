@@ -44,19 +44,19 @@ def attempts(proxy):
     return by_cause, of_primary
 
 
-def measure_run(place, permille, hedge, rate, seconds):
+def measure_run(workspace, permille, hedge, rate, seconds):
     """Runs the load through a new gateway; returns its result and the shares of attempts."""
     upstreams, regions = [peers.address(), peers.address()], []
     try:
         for number, address in enumerate(upstreams):
-            command = [os.path.join(place.tools, "world"), "upstream", address, str(REPLICA_MS), peers.REGIONS[number]]
+            command = [os.path.join(workspace.tools, "world"), "upstream", address, str(REPLICA_MS), peers.REGIONS[number]]
             command += ["stalls", str(permille), str(STALL_MS)] if number == 0 else []
-            region = Process(f"region-{number}", command, place.log(f"region-{number}"), LOAD_CORE)
+            region = Process(f"region-{number}", command, workspace.log(f"region-{number}"), LOAD_CORE)
             regions.append(region)
-            region.until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
-        proxy = peers.meridian(place, upstreams, "hedging", more=f"hedge = {str(hedge).lower()}\n")
+            region.wait_until(lambda: get(f"http://{address}/health")[0] == 200, "a response")  # noqa: B023
+        proxy = peers.meridian(workspace, upstreams, "hedging", more=f"hedge = {str(hedge).lower()}\n")
         regions.append(proxy)
-        command = ["taskset", "-c", str(LOAD_CORE), os.path.join(place.tools, "load"), "rate", proxy.address]
+        command = ["taskset", "-c", str(LOAD_CORE), os.path.join(workspace.tools, "load"), "rate", proxy.address]
         command += [str(CALLERS), str(seconds), str(WARM_UP_SECONDS), str(rate), *proxy.headers]
         before, _ = attempts(proxy)
         result = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -90,12 +90,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default 3)")
     parser.add_argument("--rate", type=float, default=400.0, help="requests per second (default 400)")
     options = parser.parse_args()
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     runs = {}
     for _ in range(options.rounds):
         for permille in CASES:
             for hedge in (True, False):
-                run = measure_run(place, permille, hedge, options.rate, options.seconds)
+                run = measure_run(workspace, permille, hedge, options.rate, options.seconds)
                 runs.setdefault((permille, hedge), []).append(run)
     print(f"{options.rate:.0f} requests/s, regions of {REPLICA_MS} ms; the primary stalls for {STALL_MS} ms")
     heads = ("stalls", "hedging", "p50 ms", "p95 ms", "p99 ms", "max ms", "extra attempts, % of requests")

@@ -35,22 +35,22 @@ KINDS = {"http/1.1": (False, False), "http/1.1 tls": (True, False), "http/2": (F
 PEER_KINDS = ("http/1.1", "http/1.1 tls")
 
 
-def meridian(place, upstreams, tls, connections):
+def meridian(workspace, upstreams, tls, connections):
     more = f"connections_max = {connections}\nconnections_per_address_max = {connections}\n"
     more += f'[timeouts]\nidle = "{KEEP_SECONDS}s"\n'
     if tls:
         more += f'[tls]\ncertificate = "{tls.certificate}"\nkey = "{tls.key}"\n'
-    return peers.meridian(place, upstreams, tls=tls, more=more)
+    return peers.meridian(workspace, upstreams, tls=tls, more=more)
 
 
-def haproxy(place, upstreams, tls, connections):
-    return peers.haproxy(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
+def haproxy(workspace, upstreams, tls, connections):
+    return peers.haproxy(workspace, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
 
 
-def nginx(place, upstreams, tls, connections):
+def nginx(workspace, upstreams, tls, connections):
     # nginx closes idle connections when less than a sixteenth of its connections is free.
     connections += connections // 8
-    return peers.nginx(place, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
+    return peers.nginx(workspace, upstreams, tls=tls, connections=connections, keep=KEEP_SECONDS)
 
 
 PROXIES = {"meridian": meridian, "haproxy": haproxy, "nginx": nginx}
@@ -59,15 +59,15 @@ PROXIES = {"meridian": meridian, "haproxy": haproxy, "nginx": nginx}
 class Certificate:
     """A self-signed certificate and its key, in two files and in one."""
 
-    def __init__(self, place):
-        self.certificate, self.key = (os.path.join(place.files, name) for name in ("idle.crt", "idle.key"))
+    def __init__(self, workspace):
+        self.certificate, self.key = (os.path.join(workspace.files, name) for name in ("idle.crt", "idle.key"))
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"]
         made = subprocess.run([*command, "-out", self.certificate, "-keyout", self.key], capture_output=True, check=False)
         if made.returncode != 0:
             raise Failed(made.stderr.decode())
         both = "".join(open(path, encoding="ascii").read() for path in (self.certificate, self.key))
-        self.both = place.write("idle.pem", both)
+        self.both = workspace.write("idle.pem", both)
 
 
 def settled(process):
@@ -76,10 +76,10 @@ def settled(process):
     return process.rss_mb() * 1e6
 
 
-def measure(place, name, kind, certificate, upstream, count):
+def measure(workspace, name, kind, certificate, upstream, count):
     has_tls, http2 = KINDS[kind]
     tls = certificate if has_tls else None
-    proxy = PROXIES[name](place, [upstream], tls, count + RESERVED_DESCRIPTORS)
+    proxy = PROXIES[name](workspace, [upstream], tls, count + RESERVED_DESCRIPTORS)
     try:
         def opened(number):
             return clients.open_all(number, proxy.address, proxy.headers, tls, http2)
@@ -125,11 +125,11 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     count = min(options.connections, hard - RESERVED_DESCRIPTORS)
 
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
-    certificate = Certificate(place)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
+    certificate = Certificate(workspace)
     address = peers.address()
-    upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
-    upstream.until(lambda: embeds(address, []), "a response")
+    upstream = Process("upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE)
+    upstream.wait_until(lambda: embeds(address, []), "a response")
     print(f"{LARGE_SHARE:.0%} of the connections send a large request after the first measurement\n")
     heads = ("proxy", "connections", "MB before", "kB per connection", "MB growth after large requests")
     heads += ("MB left after closing", "opened/s")
@@ -143,7 +143,7 @@ def main():
                 # HAProxy starts only if it may open two file descriptors per connection.
                 own = min(count, (hard - 2 * RESERVED_DESCRIPTORS) // 2 - RESERVED_DESCRIPTORS) if name == "haproxy" else count
                 try:
-                    row = measure(place, name, kind, certificate, address, own)
+                    row = measure(workspace, name, kind, certificate, address, own)
                 except Missing as missing:
                     print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
                     continue

@@ -33,32 +33,32 @@ def openssl(*words):
         raise Failed(made.stderr.decode())
 
 
-def certificates(place):
+def certificates(workspace):
     """Creates an authority, and certificates of a spoke and of a gateway that the authority has signed."""
-    at = lambda name: os.path.join(place.files, name)
+    at = lambda name: os.path.join(workspace.files, name)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     openssl("req", "-x509", *key, "-subj", "/CN=fleet", "-days", "2", "-out", at("fleet.crt"), "-keyout", at("fleet.key"),
             "-addext", "keyUsage=critical,keyCertSign")
     for name in ("spoke", "gateway"):
         openssl("req", *key, "-subj", "/", "-out", at(f"{name}.csr"), "-keyout", at(f"{name}.key"))
         uri = f"URI:spiffe://bench/{name}/{REGION}/in/us-va"
-        more = place.write(f"{name}.ext", f"subjectAltName={uri}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        more = workspace.write(f"{name}.ext", f"subjectAltName={uri}\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("x509", "-req", "-in", at(f"{name}.csr"), "-CA", at("fleet.crt"), "-CAkey", at("fleet.key"), "-days", "1",
                 "-CAcreateserial", "-extfile", more, "-out", at(f"{name}.crt"))
 
 
-def role(place, name, words, config):
+def role(workspace, name, words, config):
     """Starts a role and waits until its listener accepts connections."""
-    path = place.write(f"idle-{name}.toml", config)
+    path = workspace.write(f"idle-{name}.toml", config)
     listen = config.split('listen = "', 1)[1].split('"', 1)[0]
-    process = place.start(f"idle-{name}", [place.meridian, words, "--config", path])
+    process = workspace.start(f"idle-{name}", [workspace.meridian, words, "--config", path])
     host, port = listen.split(":")
 
     def accepts():
         with socket.socket() as probe:
             return probe.connect_ex((host, int(port))) == 0
 
-    process.until(accepts, "its listener to accept connections")
+    process.wait_until(accepts, "its listener to accept connections")
     process.address = (host, int(port))
     return process
 
@@ -68,16 +68,16 @@ def spoke_config(hub, more=""):
     return f'region = "{REGION}"\nlisten = "{listen}"\nadvertise = "{listen}"\noperations = "{operations}"\nhub = "http://{hub}"\n{more}'
 
 
-def idle_roles(place):
+def idle_roles(workspace):
     """Returns the resident memory of each role in MB."""
     hub = peers.address()
     for name in ("idle-hub-data", "idle-routes"):
-        shutil.rmtree(os.path.join(place.files, name), ignore_errors=True)
-    started = {"hub": role(place, "hub", "hub", f'listen = "{hub}"\ndata = "idle-hub-data"\n')}
+        shutil.rmtree(os.path.join(workspace.files, name), ignore_errors=True)
+    started = {"hub": role(workspace, "hub", "hub", f'listen = "{hub}"\ndata = "idle-hub-data"\n')}
     try:
-        started["spoke"] = role(place, "spoke", "spoke", spoke_config(hub))
+        started["spoke"] = role(workspace, "spoke", "spoke", spoke_config(hub))
         gateway = f'listen = "{peers.address()}"\noperations = "{peers.address()}"\nregion = "{REGION}"\nhub = "http://{hub}"\n'
-        started["gateway"] = role(place, "gateway", "gateway", gateway + 'snapshot = "idle-routes"\n')
+        started["gateway"] = role(workspace, "gateway", "gateway", gateway + 'snapshot = "idle-routes"\n')
         time.sleep(SETTLE_SECONDS)
         return {name: process.rss_mb() for name, process in started.items()}
     finally:
@@ -99,15 +99,15 @@ def connect(address, context, session=None):
             return stream.session, stream.session_reused
 
 
-def handshakes(place, count):
+def handshakes(workspace, count):
     """Returns the CPU time of the spoke in µs for a connection with a full and with a resumed handshake."""
-    certificates(place)
+    certificates(workspace)
     tls = '[identity]\ncertificate = "spoke.crt"\nkey = "spoke.key"\nauthorities = "fleet.crt"\n'
-    spoke = role(place, "spoke-tls", "spoke", spoke_config(peers.address(), tls))
+    spoke = role(workspace, "spoke-tls", "spoke", spoke_config(peers.address(), tls))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(os.path.join(place.files, "gateway.crt"), os.path.join(place.files, "gateway.key"))
+    context.load_cert_chain(os.path.join(workspace.files, "gateway.crt"), os.path.join(workspace.files, "gateway.key"))
     cpu_us = {}
     try:
         for kind in ("full", "resumed"):
@@ -133,13 +133,13 @@ def main():
     parser.add_argument("--meridian", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--handshakes", type=int, default=HANDSHAKES, help="handshakes of each kind (default 3000)")
     options = parser.parse_args()
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     print("| role at idle | resident MB |\n|---|---:|")
-    for name, resident in idle_roles(place).items():
+    for name, resident in idle_roles(workspace).items():
         print(f"| {name} | {resident:.1f} |", flush=True)
     print("\n| mutual TLS handshake at a spoke | CPU µs of the spoke | per second and core |\n|---|---:|---:|")
     os.sched_setaffinity(0, {LOAD_CORE})
-    for kind, micros in handshakes(place, options.handshakes).items():
+    for kind, micros in handshakes(workspace, options.handshakes).items():
         print(f"| {kind} | {micros:.0f} | {1e6 / micros:.0f} |", flush=True)
 
 

@@ -44,9 +44,9 @@ IDLE_CONNECTIONS = 1_000
 LOAD_CORE, PROXY_CORE = 0, 1
 
 
-def load(place, proxy, kind, *numbers):
+def load(workspace, proxy, kind, *numbers):
     """Runs the load generator against a proxy and returns its result."""
-    command = ["taskset", "-c", str(LOAD_CORE), os.path.join(place.tools, "load"), kind, proxy.address]
+    command = ["taskset", "-c", str(LOAD_CORE), os.path.join(workspace.tools, "load"), kind, proxy.address]
     command += [*map(str, numbers), *proxy.headers]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -66,14 +66,14 @@ class Direct:
         self.name, self.address, self.headers = "direct", address, []
 
 
-def measure_run(place, proxy, upstream, *kind):
+def measure_run(workspace, proxy, upstream, *kind):
     """Runs one kind of load; returns its result, CPU time and memory of the proxy, and CPU time of other processes."""
     proxy.process.resume()
-    proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
+    proxy.process.wait_until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
     watched = (proxy.process, upstream, *proxy.helpers)
     before = [one.cpu_seconds() for one in watched], busy_seconds(), children_seconds()
     started = time.monotonic()
-    result = load(place, proxy, *kind)
+    result = load(workspace, proxy, *kind)
     elapsed = time.monotonic() - started
     used = [one.cpu_seconds() - then for one, then in zip(watched, before[0])]
     foreign = busy_seconds() - before[1] - sum(used) - (children_seconds() - before[2])
@@ -86,10 +86,10 @@ def measure_run(place, proxy, upstream, *kind):
     }
 
 
-def at_half_load(place, proxy, upstream, address, rate, seconds):
+def at_half_load(workspace, proxy, upstream, address, rate, seconds):
     """Returns the p99 at half of `rate`, and the p50 and p99 that the proxy adds to those without a proxy."""
-    direct = load(place, Direct(address), "rate", CALLERS, seconds, 0.2, rate / 2)
-    through = measure_run(place, proxy, upstream, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
+    direct = load(workspace, Direct(address), "rate", CALLERS, seconds, 0.2, rate / 2)
+    through = measure_run(workspace, proxy, upstream, "rate", CALLERS, seconds, WARM_UP_SECONDS, rate / 2)
     return {
         "foreign": through["foreign"],
         "p99_ms": through["p99_ms"],
@@ -98,12 +98,12 @@ def at_half_load(place, proxy, upstream, address, rate, seconds):
     }
 
 
-def idle_memory(place, proxy):
+def idle_memory(workspace, proxy):
     """Returns the memory of a thousand idle connections in MB."""
     proxy.process.resume()
-    proxy.process.until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
+    proxy.process.wait_until(lambda: embeds(proxy.address, proxy.headers), "an embedding after a pause")
     before = proxy.process.rss_mb()
-    command = [os.path.join(place.tools, "load"), "idle", proxy.address, str(IDLE_CONNECTIONS), *proxy.headers]
+    command = [os.path.join(workspace.tools, "load"), "idle", proxy.address, str(IDLE_CONNECTIONS), *proxy.headers]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
         output = client.stdout.readline()
         after = proxy.process.rss_mb()
@@ -152,12 +152,12 @@ def processor():
         return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), platform.machine())
 
 
-def start(place, names_wanted, upstream):
+def start(workspace, names_wanted, upstream):
     """Starts the installed proxies and returns them; prints the names of the others."""
     proxies = []
     for name in names_wanted:
         try:
-            proxy = PROXIES[name](place, [upstream])
+            proxy = PROXIES[name](workspace, [upstream])
         except Missing as missing:
             print(f"{name} is not installed, skipped; install it with: {missing}", file=sys.stderr)
             continue
@@ -193,20 +193,20 @@ def main():
     if options.quick:
         names_wanted = [name for name in names_wanted if name != "litellm"]
 
-    place = peers.Place(options.made, options.tools, options.meridian, PROXY_CORE)
+    workspace = peers.Workspace(options.made, options.tools, options.meridian, PROXY_CORE)
     address = peers.address()
-    upstream = Process("upstream", [os.path.join(place.tools, "world"), "upstream", address, "0"], place.log("upstream"), LOAD_CORE)
-    upstream.until(lambda: embeds(address, []), "a response")
-    proxies = start(place, names_wanted, address)
+    upstream = Process("upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE)
+    upstream.wait_until(lambda: embeds(address, []), "a response")
+    proxies = start(workspace, names_wanted, address)
     report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}}
     measured = report["rounds"]
     try:
-        ceiling = load(place, Direct(address), "closed", CALLERS, 1, 0.2)["per_second"]
+        ceiling = load(workspace, Direct(address), "closed", CALLERS, 1, 0.2)["per_second"]
         for number in range(rounds):
             begin = number % len(proxies)
             for proxy in proxies[begin:] + proxies[:begin]:
                 measured.setdefault(proxy.name, []).append(
-                    measure_run(place, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
+                    measure_run(workspace, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
                 )
         if not (options.quick or options.no_extras):
             # A single round is not enough: load generator, upstream and proxy use both cores, and a process that
@@ -214,12 +214,12 @@ def main():
             for _ in range(rounds):
                 for proxy in proxies:
                     rate = median(measured[proxy.name], "per_second")
-                    half = at_half_load(place, proxy, upstream, address, rate, seconds)
+                    half = at_half_load(workspace, proxy, upstream, address, rate, seconds)
                     report["half"].setdefault(proxy.name, []).append(half)
         if not options.no_extras:
             for proxy in proxies:
                 try:
-                    report["idle_mb"][proxy.name] = idle_memory(place, proxy)
+                    report["idle_mb"][proxy.name] = idle_memory(workspace, proxy)
                 except Failed as failed:
                     print(failed, file=sys.stderr)
         for proxy in proxies:
@@ -247,9 +247,9 @@ def main():
     print(f"{report['machine']}, kernel {platform.release()}; {CALLERS} clients, {rounds} rounds of {seconds:g} s")
     print(f"load generator and upstream without a proxy: {ceiling:,.0f} rps\n")
     table(rows)
-    with open(os.path.join(place.made, "report.json"), "w", encoding="utf-8") as file:
+    with open(os.path.join(workspace.made, "report.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
-    print(f"\nfigures of every round: {os.path.join(place.made, 'report.json')}")
+    print(f"\nfigures of every round: {os.path.join(workspace.made, 'report.json')}")
     if any(report["missing_receipts"].values()):
         raise SystemExit(f"receipts are missing, so the cost of a request is understated: {report['missing_receipts']}")
 

