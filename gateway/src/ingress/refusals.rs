@@ -51,7 +51,11 @@ pub(super) fn no_replica(
 }
 
 /// Returns the error of a request that is not held for a replica.
-pub(super) fn not_held(deployment: &DeploymentName, region: &RegionId, rejection: HoldRejection) -> Rejection {
+pub(super) fn not_held(
+    deployment: &DeploymentName,
+    region: &RegionId,
+    rejection: HoldRejection,
+) -> Rejection {
     let (ready_in, code, message) = match rejection {
         HoldRejection::NotProvisioned => {
             return no_replica(deployment, region, spoke::NoReplica::UnknownDeployment);

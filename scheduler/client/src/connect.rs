@@ -29,8 +29,9 @@ use crate::operator_token::OperatorToken;
 
 /// Timeout of a TCP connect and of a handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Offered protocols.
-const PROTOCOLS: &[&[u8]] = &[b"http/1.1"];
+/// Offered protocols. With HTTP/2 the requests to a hub share one connection, also those that wait for a change.
+const PROTOCOLS: &[&[u8]] = &[HTTP2, b"http/1.1"];
+const HTTP2: &[u8] = b"h2";
 /// Peer that a client expects.
 const HUB: ExpectedPeer = ExpectedPeer { role: Role::Hub, region: None };
 
@@ -119,7 +120,12 @@ pub(crate) enum HubStream {
 
 impl Connection for HubStream {
     fn connected(&self) -> Connected {
-        Connected::new()
+        let protocol = match self {
+            HubStream::Plaintext(_) => None,
+            HubStream::Tls(stream) => stream.get_ref().get_ref().1.alpn_protocol(),
+            HubStream::WithToken(stream) => stream.get_ref().1.alpn_protocol(),
+        };
+        if protocol == Some(HTTP2) { Connected::new().negotiated_h2() } else { Connected::new() }
     }
 }
 

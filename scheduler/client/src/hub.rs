@@ -23,8 +23,14 @@ use crate::operator_token::OperatorToken;
 pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of characters of an error response that are logged.
 const MESSAGE_CHARS_MAX: usize = 512;
-/// Maximum number of idle connections to one hub: a long poll, a registration and a report, and one more.
+/// Maximum number of idle HTTP/1.1 connections to one hub (in plaintext): a long poll, a registration and a report, and one
+/// more.
 const IDLE_MAX: usize = 4;
+/// Interval of pings on an HTTP/2 connection, and time after which a connection without their acknowledgement is closed. A
+/// request that times out closes its stream only; without pings, a connection that a firewall has forgotten would be used
+/// again and again.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -159,6 +165,9 @@ fn http_client(connector: HubConnector) -> Client<HubConnector, Full<Bytes>> {
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_timer(hyper_util::rt::TokioTimer::new())
         .pool_max_idle_per_host(IDLE_MAX)
+        .timer(hyper_util::rt::TokioTimer::new())
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
         .build(connector)
 }
 

@@ -93,7 +93,7 @@ const CONNECTIONS_MAX: usize = 8192;
 /// Peers that may connect; each path has its own roles.
 const PEERS: AcceptedPeers = AcceptedPeers { roles: &Role::ALL, same_region: &[] };
 /// Offered protocols.
-const HTTP1: &[&[u8]] = &[b"http/1.1"];
+const PROTOCOLS: &[&[u8]] = &[b"h2", b"http/1.1"];
 /// Maximum number of held polls for routes: one per gateway, and one more while it reconnects.
 const LONG_POLLS_MAX: usize = 1024;
 
@@ -309,12 +309,12 @@ fn start_server<S: Store>(
     listener: TcpListener,
     transport: &Transport,
     api: HubApi<S>,
-) -> Result<impl Future<Output = io::Result<()>>, HubError> {
+) -> Result<impl Future<Output = io::Result<()>> + use<S>, HubError> {
     let server_tls = match api.tokens {
         Some(_) => ServerTls::with_optional_client,
         None => ServerTls::new,
     };
-    let tls = transport.identity().map(|identity| server_tls(identity, PEERS, HTTP1)).transpose();
+    let tls = transport.identity().map(|identity| server_tls(identity, PEERS, PROTOCOLS)).transpose();
     let tls = tls.map_err(|error| HubError::Server(io::Error::other(error)))?;
     let (listener, acceptor) =
         listener::listen(listener, tls, CONNECTIONS_MAX, api.refused.clone()).map_err(HubError::Server)?;

@@ -5,6 +5,7 @@ mod authority;
 
 use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, wait_until};
 use authority::{Authority, Subject};
+use futures_util::future::join_all;
 use identity::handshakes::SLOTS_PER_NETWORK_MAX;
 use identity::{IdentityFiles, OwnName, ProcessIdentity, RevocationList, SerialNumber, Transport, Verifier};
 use regions::Catalogue;
@@ -21,9 +22,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const HUB: &str = "spiffe://m/hub/aws/us-east-1/in/us-va";
@@ -440,4 +443,73 @@ async fn registering_again_replaces_the_lease() {
     assert_eq!(hub.keep_alive(&old, &[]).await.0, 404);
     wait_until("the new lease is valid", async || hub.keep_alive(&new, &[]).await.0 == 200).await;
     hub.stop().await;
+}
+
+/// Network between a client and the hub, which counts connections and can forget them without closing them, as a firewall does.
+struct Network {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    forgotten: watch::Sender<usize>,
+}
+
+impl Network {
+    async fn start(hub: SocketAddr) -> Network {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (connections, forgotten) = (Arc::<AtomicUsize>::default(), watch::Sender::new(0));
+        let (count, forgets) = (connections.clone(), forgotten.clone());
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let number = count.fetch_add(1, Ordering::SeqCst) + 1;
+                let mut forgotten = forgets.subscribe();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(hub).await.unwrap();
+                    let is_forgotten = async { drop(forgotten.wait_for(|last| *last >= number).await) };
+                    tokio::select! {
+                        _ = copy_bidirectional(&mut client, &mut server) => return,
+                        () = is_forgotten => {}
+                    }
+                    // Both ends stay open, and nothing passes any more.
+                    std::future::pending::<()>().await;
+                });
+            }
+        });
+        Network { address, connections, forgotten }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    fn forget_connections(&self) {
+        self.forgotten.send_replace(self.connections());
+    }
+}
+
+#[tokio::test]
+async fn requests_to_a_hub_share_one_connection_and_a_forgotten_connection_is_replaced() {
+    let fleet = Fleet::start().await;
+    let network = Network::start(fleet.url().trim_start_matches("https://").parse().unwrap()).await;
+    let transport = fleet.peer("gateway", &fleet.authority, &Subject::named(&name(Role::Gateway, EUROPE)));
+    let hubs = Hubs::one(format!("https://{}", network.address));
+    let client = ControlPlaneClient::new(&hubs, &transport, resolver()).unwrap();
+    let demand = request("POST", paths::DEMAND);
+    let send = async || client.send::<serde::de::IgnoredAny>(&demand).await;
+    send().await.unwrap();
+    for result in join_all((0..64).map(|_| send())).await {
+        result.unwrap();
+    }
+    assert_eq!(network.connections(), 1);
+
+    network.forget_connections();
+    let short = HubRequest::post(
+        paths::DEMAND,
+        &json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "classes": []}),
+        Duration::from_millis(500),
+    );
+    wait_until("another connection is opened", async || {
+        client.send::<serde::de::IgnoredAny>(&short).await.is_ok()
+    })
+    .await;
+    assert_eq!(network.connections(), 2);
 }

@@ -46,7 +46,7 @@ use super::api::{Body, json_of};
 use super::backup;
 use super::denials::Denials;
 use super::operators::OperatorTokens;
-use super::{CONNECTIONS_MAX, HTTP1, PEERS};
+use super::{CONNECTIONS_MAX, PEERS, PROTOCOLS};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
 use crate::events::{AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
@@ -116,7 +116,8 @@ pub(super) async fn run<S: Store>(
     let created_in = (!external).then(|| dir.clone());
     let authority = Arc::new(IssuingAuthority::new(store.clone(), signer, catalogue, validity, created_in));
     let unusable = |error: &dyn std::fmt::Display| HubError::Authority(format!("{listen}: {error}"));
-    let tls = ServerTls::with_optional_client(&identity, PEERS, HTTP1).map_err(|error| unusable(&error))?;
+    let tls =
+        ServerTls::with_optional_client(&identity, PEERS, PROTOCOLS).map_err(|error| unusable(&error))?;
     let (listener, acceptor) =
         listener::listen(bound, Some(tls), CONNECTIONS_MAX, refused).map_err(|error| unusable(&error))?;
     let (publish, trust) = watch::channel(None);
