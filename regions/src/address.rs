@@ -36,7 +36,7 @@ pub enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(Arc<str>);
 
-/// The text is not an address to which a process can connect.
+/// Error for a text that is not an address to which a process can connect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} {problem}; write HOST:PORT, such as \"10.0.0.7:7100\", \"[2001:db8::7]:7100\" or \"spoke.example.com:7100\""

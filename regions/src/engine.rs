@@ -41,7 +41,7 @@ macro_rules! named {
     };
 }
 
-/// The name is not in the list of permitted ones.
+/// Error for a name that is not in the list of permitted ones.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown `{given}`{}; expected one of {}", did_you_mean(given, known.iter().copied()), known.join(", "))]
 pub struct UnknownName {

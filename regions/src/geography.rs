@@ -18,7 +18,7 @@ pub struct GeoPoint {
     unit: [f64; 3],
 }
 
-/// The coordinates are not on the globe.
+/// Error for coordinates that are not on the globe.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{lat},{lon} is out of range: write a latitude from -90 to 90 and then a longitude from -180 to 180")]
 pub struct CoordinatesOutOfRange {

@@ -16,7 +16,7 @@ pub const MAX_REGION_PART_LEN: usize = 48;
 /// Maximum length of the name of a deployment or a tenant. Fits a DNS label and a metric label.
 pub const MAX_NAME_LEN: usize = 64;
 
-/// The text is not a valid name of this kind.
+/// Error for a text that is not a valid name of this kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{given}` is not a {what}: write {expected}")]
 pub struct IdError {

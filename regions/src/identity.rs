@@ -71,7 +71,7 @@ impl ModelIdentity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModelRevision(u64);
 
-/// The text is not the revision of a model.
+/// Error for a text that is not the revision of a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a model revision: write {REVISION_LEN} lowercase hexadecimal digits, such as 00ff00ff00ff00ff"

@@ -3,7 +3,7 @@
 
 use crate::set::{RegionIndex, RegionSet};
 
-/// A defect, found by a check: a region was selected that may not see the request. Report it.
+/// Violated invariant: a region was selected that may not see the request. A defect: report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("region {} of the catalogue was selected but may not see the request", .0.as_usize())]
 pub struct ResidencyViolation(pub RegionIndex);

@@ -25,7 +25,7 @@ const COUNTRIES: &str = "\
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Jurisdiction(Arc<str>);
 
-/// The text is not the code of a jurisdiction.
+/// Error for a text that is not the code of a jurisdiction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{given}` is not a jurisdiction: write a country (de), a subdivision (us-va) or a union (eu) by its short code"

@@ -39,7 +39,7 @@ impl fmt::Display for Priority {
     }
 }
 
-/// The text is not the name of a priority.
+/// Error for a text that is not the name of a priority.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a priority: write interactive or bulk")]
 pub struct UnknownPriority(String);

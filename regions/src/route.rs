@@ -29,7 +29,7 @@ pub struct Generation {
     pub number: u64,
 }
 
-/// The text is not the generation of a route table or plan.
+/// Error for a text that is not the generation of a route table or plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a generation: write epoch.number, such as 1.42")]
 pub struct GenerationError(String);

@@ -3,7 +3,7 @@
 
 use crate::residency::ResidencyPolicy;
 
-/// The policy was combined from several, and a configuration file has no form for it.
+/// Error for a policy that was combined from several: a configuration file has no form for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} `{name}` has the residency `{residency}`; a file cannot express several conditions")]
 pub struct Unwritable {

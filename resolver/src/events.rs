@@ -49,7 +49,7 @@ impl ResolverCounts {
     }
 }
 
-/// DNS returns addresses for the name again.
+/// End of a DNS query.
 pub(crate) struct NameEvent<'a> {
     pub(crate) name: &'a HostName,
     pub(crate) outcome: Result<(), QueryFailure>,
@@ -85,6 +85,7 @@ impl NameEvent<'_> {
                 // the name in the configuration.
                 tracing::error!(%name, "name has no address any more");
             }
+            // DNS returns addresses for the name again.
             NameChange::Restored => tracing::info!(%name, "name resolved again"),
         }
     }

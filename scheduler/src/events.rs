@@ -189,7 +189,7 @@ impl HubStarted<'_> {
     }
 }
 
-/// The hub is no longer the leader, for `reason`, and another hub takes over. Check the store if none logs `leadership
+/// Reason why the hub is no longer the leader. Another hub takes over; check the store if none logs `leadership
 /// acquired`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeadershipLost {
@@ -250,7 +250,7 @@ impl DeploymentsFileIgnored {
     }
 }
 
-/// Since the last change, the remaining regions can serve all requests if any one region is lost.
+/// The set of classes that would not survive the loss of a region changed.
 pub(crate) struct FailoverCapacityChanged<'a> {
     pub(crate) classes: &'a BTreeSet<TrafficClass>,
 }
@@ -262,6 +262,7 @@ impl FailoverCapacityChanged<'_> {
     pub(crate) fn emit(self) {
         let FailoverCapacityChanged { classes } = self;
         if classes.is_empty() {
+            // Since the last change, the remaining regions can serve all requests if any one region is lost.
             tracing::info!("capacity suffices for the loss of any region");
             return;
         }

@@ -100,7 +100,7 @@ impl<R: Read> Read for MarkedInput<R> {
     }
 }
 
-/// A record of the input file is longer than the limit.
+/// Error for a record of the input file that is longer than the limit.
 #[derive(Debug, thiserror::Error)]
 #[error("record too long")]
 struct RecordTooLong;

@@ -17,7 +17,7 @@ struct ChunkFilter {
     problem: Option<FramingError>,
 }
 
-/// The chunks of a request body are invalid. The client gets 400, and its connection is closed.
+/// Error for a request body with invalid chunks. The client gets 400, and its connection is closed.
 #[derive(Debug, thiserror::Error)]
 #[error("the chunked body is malformed: {0}")]
 pub(crate) struct InvalidChunks(&'static str);

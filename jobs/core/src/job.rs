@@ -66,7 +66,7 @@ impl fmt::Debug for DurableJobId {
     }
 }
 
-/// The text does not have the form of a job identifier.
+/// Error for a text that does not have the form of a job identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a job id: expected `job_` and 26 characters, as in the response to the submission")]
 pub struct InvalidJobId(String);

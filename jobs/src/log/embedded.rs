@@ -32,7 +32,8 @@ const QUEUE_MAX: usize = 1024;
 /// Appends that are written together.
 const BATCH_MAX: usize = 256;
 
-/// The file of the job log cannot be opened: it is damaged, has another format, or another process has it open.
+/// Error that prevents the job log from being opened: its file is damaged or of another format, or another process has
+/// it open.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the job log {}: {problem}", path.display())]
 pub struct JobLogOpenError {

@@ -40,7 +40,7 @@ pub enum ClientError {
     },
 }
 
-/// Identifies a request of the bulk client; the text continues with its error.
+/// Request of the bulk client that an error is about; the text continues with the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request {number} (inputs {}..{}, attempt {attempts}, to {endpoint})", .inputs.start, .inputs.end)]
 pub struct FailedRequest {

@@ -68,7 +68,7 @@ pub struct TenantLimits {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyDigest(pub [u8; 32]);
 
-/// The text is not the SHA-256 of an API key. It is not repeated, because it might be the key.
+/// Error for a text that is not the SHA-256 of an API key. The text is not repeated, because it might be the key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the value has {0} bytes; write a SHA-256 as 64 hexadecimal digits: `printf %s KEY | sha256sum` prints it"

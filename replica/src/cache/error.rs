@@ -159,7 +159,7 @@ impl PullError {
     }
 }
 
-/// The directory does not contain a model that a replica can load.
+/// Error for a directory without a model that a replica can load.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{location} is not a model: it has no {}; {}", missing.join(", no "), self.advice())]
 pub struct NotAModel {

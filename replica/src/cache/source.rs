@@ -42,7 +42,7 @@ pub enum ModelSource {
     Directory(PathBuf),
 }
 
-/// The text does not name a model.
+/// Error for a text that does not name a model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{given}` is not a model source: {problem}; write {expected}")]
 pub struct SourceError {

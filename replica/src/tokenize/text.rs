@@ -20,7 +20,7 @@ use super::word_pieces::WordPieces;
 use super::{Tokenized, settings};
 use crate::model::{ModelDir, PairTemplate, TokenizerConfig};
 
-/// The file of the tokenizer is missing or invalid; the text has the cause.
+/// Error of loading a tokenizer: its file is missing or invalid. The text has the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot load the tokenizer {path}: {reason}")]
 pub struct TokenizerLoadError {

@@ -17,7 +17,7 @@ use crate::reader::{Reader, Role};
 #[derive(Clone, Copy)]
 pub struct LeaseId(u128);
 
-/// The text is not the identifier of a lease.
+/// Error for a text that is not the identifier of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid lease identifier; send the 32 hexadecimal digits that the registration returned")]
 pub struct LeaseIdError;
@@ -31,7 +31,7 @@ pub struct LeaseHolder {
     pub boot_id: u64,
 }
 
-/// The text does not name the instance of a spoke.
+/// Error for a text that does not name the instance of a spoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid lease holder; write spoke/CLOUD/REGION/BOOT, such as spoke/aws/us-east-1/00000000000000ff")]
 pub struct LeaseHolderError;

@@ -38,7 +38,7 @@ pub struct Reader {
     pub boot_id: u64,
 }
 
-/// The text does not name a gateway or spoke that follows the route table.
+/// Error for a text that does not name a gateway or spoke that follows the route table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a reader; write ROLE/CLOUD/REGION/BOOT, such as gateway/aws/us-east-1/00000000000000ff"

@@ -62,8 +62,8 @@ impl HubRequest {
     }
 }
 
-/// A request to a hub failed. `failure` is one of the texts `does not respond`, `is not connected`, `returned`, `sent
-/// an invalid response` and `has no route table yet` of this table.
+/// Failed request to a hub. `failure` is one of the texts `does not respond`, `is not connected`, `returned`, `sent an
+/// invalid response` and `has no route table yet`.
 #[derive(Debug, thiserror::Error)]
 #[error("the hub at {hub} {failure}")]
 pub struct HubCallError {

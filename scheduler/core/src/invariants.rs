@@ -3,7 +3,7 @@
 
 use regions::{Generation, RegionSet};
 
-/// A defect, found by a check: a route table has no higher generation than its predecessor. Report it.
+/// Violated invariant: a route table has no higher generation than its predecessor. A defect: report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {next} does not supersede its predecessor {previous}")]
 pub struct NotMonotone {
@@ -18,7 +18,7 @@ pub fn monotone(previous: Generation, next: Generation) -> Result<(), NotMonoton
     if next > previous { Ok(()) } else { Err(NotMonotone { previous, next }) }
 }
 
-/// A defect, found by a check: a region grants more credit than its spare capacity. Report it.
+/// Violated invariant: a region grants more credit than its spare capacity. A defect: report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{given} tokens are granted on top of {held} outstanding ones, but only {spare} tokens are spare")]
 pub struct SpareCapacityExceeded {
@@ -39,8 +39,8 @@ pub fn rationed(spare: u64, held: u64, given: u64) -> Result<(), SpareCapacityEx
     }
 }
 
-/// A defect, found by a check: a residency policy was widened before all gateways and spokes had acknowledged it.
-/// Report it.
+/// Violated invariant: a residency policy was widened before all gateways and spokes had acknowledged it. A defect:
+/// report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("requests may be sent to {} regions that not every reader has acknowledged as allowed", unacknowledged.len())]
 pub struct NotAcknowledged {
@@ -57,7 +57,7 @@ pub fn acknowledged_before_widened(sent: RegionSet, accepted: RegionSet) -> Resu
     }
 }
 
-/// A defect, found by a check: an ingress holds more requests than its limits permit. Report it.
+/// Violated invariant: an ingress holds more requests than its limits permit. A defect: report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{requests} requests of {bytes} bytes are held; the limits are {requests_max} requests and {bytes_max} bytes"

@@ -77,7 +77,7 @@ crate::log::events! {
     ReplicaStopTimedOut<'a> { id: &'a str, after: Duration }
 }
 
-/// The process of a replica has ended, as the spoke requested.
+/// The process of a replica ended.
 pub(crate) struct ReplicaExited<'a> {
     pub(crate) id: &'a str,
     pub(crate) deployment: &'a DeploymentName,
@@ -90,6 +90,7 @@ impl ReplicaExited<'_> {
     pub(crate) fn emit(self) {
         let ReplicaExited { id, deployment, requested, status, log } = self;
         if requested {
+            // The process of a replica has ended, as the spoke requested.
             tracing::info!(replica = id, %deployment, status, "replica stopped");
         } else {
             // The process of a replica ended although the spoke had not stopped it, and another one is started. Read

@@ -50,7 +50,8 @@ pub struct EmbeddedStore {
     notified: watch::Receiver<()>,
 }
 
-/// The file of the store cannot be opened: it is damaged, has another format, or another hub has it open.
+/// Error that prevents the store from being opened: its file is damaged or of another format, or another hub has it
+/// open.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the store {}: {problem}", path.display())]
 pub struct StoreOpenError {

@@ -15,7 +15,7 @@ pub const LINE_BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct ChainHash([u8; 32]);
 
-/// The text is not the head of a receipt chain.
+/// Error for a text that is not the head of a receipt chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the head of a chain has 64 hexadecimal digits")]
 pub struct InvalidChainHash;

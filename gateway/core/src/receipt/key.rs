@@ -16,7 +16,7 @@ pub struct AttemptKey {
     pub number: u64,
 }
 
-/// The identifier of an attempt in a receipt is malformed.
+/// Error for a malformed identifier of an attempt in a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an attempt key is 16 hexadecimal digits, '-' and a decimal number")]
 pub struct InvalidAttemptKey;

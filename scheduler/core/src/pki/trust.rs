@@ -90,7 +90,7 @@ pub struct TrustState {
     pub revoked: BTreeMap<CertificateSerial, Duration>,
 }
 
-/// The list of revoked certificates is full.
+/// Error for a revocation while the list of revoked certificates is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{REVOKED_MAX} revoked certificates have not expired yet; rotate the authority instead of revoking more"

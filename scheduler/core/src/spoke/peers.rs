@@ -86,7 +86,7 @@ pub struct PeerReceipt {
     pub wait: Duration,
 }
 
-/// Two spokes of a region exchange state, and the one at the address is not the expected one.
+/// Error of an exchange between the spokes of a region: the spoke at the address is not the expected one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the message is of {region} {instance}; check `advertise` and `region` of both spokes")]
 pub struct ForeignPeer {
