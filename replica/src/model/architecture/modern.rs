@@ -145,6 +145,38 @@ fn wants_published(fields: &mut JsonFields<'_>) {
     }
 }
 
+/// Rejects the options of the makers' own code for structures that are not implemented.
+fn refuse_other_structures(fields: &mut JsonFields<'_>) {
+    for key in ["prenorm", "causal", "parallel_block", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"] {
+        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
+    }
+    for key in ["use_rms_norm", "rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx"] {
+        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
+    }
+    fields.must_be("scale_attn_weights", true, "this structure of NomicBERT is not implemented");
+    fields.refuse("rotary_emb_scale_base", "xPos scaling of rotary positions is not implemented");
+    fields.refuse("rotary_scaling_factor", "dynamic scaling of rotary positions is not implemented");
+    if let Some(part) = fields.number("rotary_emb_fraction").filter(|part| *part != 1.0) {
+        fields.problem(format!("`rotary_emb_fraction` = {part} is not supported; 1 is"));
+    }
+    fields.refuse("num_experts", "a mixture of experts is not supported");
+    fields.must_be("moe", false, "a mixture of experts is not supported");
+}
+
+/// Reads the rotary positions of NomicBERT, with the key of the makers' own code or those of transformers.
+fn nomic_rope(fields: &mut JsonFields<'_>, head_width: usize, positions: usize) -> RotaryEmbedding {
+    for key in ["rope_parameters", "rope_scaling"] {
+        if fields.has("rotary_emb_base") && fields.has(key) {
+            fields.optional(key);
+            fields.problem(format!("`rotary_emb_base` and `{key}` are both set; remove one"));
+        }
+    }
+    match fields.positive("rotary_emb_base") {
+        Some(theta) => RotaryEmbedding::plain(theta, head_width),
+        None => rope::for_all(fields, 1000.0, head_width, positions),
+    }
+}
+
 /// Reads NomicBERT with the keys of transformers, or with those of its makers' own code, which descend from GPT-2's.
 pub(super) fn nomic(fields: &mut JsonFields<'_>, family: &str, class: Option<ClassKind>) -> Architecture {
     let [hidden_key, heads_key, layers_key, width_key, positions_key] = [
@@ -169,30 +201,8 @@ pub(super) fn nomic(fields: &mut JsonFields<'_>, family: &str, class: Option<Cla
     let count = fields.size(layers_key);
     let positions = fields.size(positions_key);
     let head_width = fields.head_width(hidden, heads, heads_key);
-    for key in ["prenorm", "causal", "parallel_block", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"] {
-        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
-    }
-    for key in ["use_rms_norm", "rotary_emb_interleaved", "scale_attn_by_inverse_layer_idx"] {
-        fields.must_be(key, false, "this structure of NomicBERT is not implemented");
-    }
-    fields.must_be("scale_attn_weights", true, "this structure of NomicBERT is not implemented");
-    fields.refuse("rotary_emb_scale_base", "xPos scaling of rotary positions is not implemented");
-    fields.refuse("rotary_scaling_factor", "dynamic scaling of rotary positions is not implemented");
-    if let Some(part) = fields.number("rotary_emb_fraction").filter(|part| *part != 1.0) {
-        fields.problem(format!("`rotary_emb_fraction` = {part} is not supported; 1 is"));
-    }
-    fields.refuse("num_experts", "a mixture of experts is not supported");
-    fields.must_be("moe", false, "a mixture of experts is not supported");
-    for key in ["rope_parameters", "rope_scaling"] {
-        if fields.has("rotary_emb_base") && fields.has(key) {
-            fields.optional(key);
-            fields.problem(format!("`rotary_emb_base` and `{key}` are both set; remove one"));
-        }
-    }
-    let rope = match fields.positive("rotary_emb_base") {
-        Some(theta) => RotaryEmbedding::plain(theta, head_width),
-        None => rope::for_all(fields, 1000.0, head_width, positions),
-    };
+    refuse_other_structures(fields);
+    let rope = nomic_rope(fields, head_width, positions);
     match fields.word("activation_function") {
         None | Some("swiglu") => {}
         Some(given) => {

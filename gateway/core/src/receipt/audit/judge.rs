@@ -22,6 +22,82 @@ pub(super) struct FilePolicy {
 /// a policy that cannot be parsed.
 const REFUSED: [&str; 2] = [NOT_RESIDENT_HERE, INVALID_HEADER];
 
+/// Attempt, from an entry that is written before it is sent or from one that is written after it has ended.
+struct AttemptEntry<'e> {
+    id: &'e str,
+    request: &'e str,
+    attempt: u32,
+    tenant: &'e str,
+    deployment: &'e str,
+    policy: u32,
+    region: &'e str,
+    at_ms: u64,
+    key: Option<&'e str>,
+    /// Number of an entry that is written before.
+    number: Option<u64>,
+    /// Duration in microseconds and result, from an entry that is written after.
+    over: Option<(u64, &'e str)>,
+}
+
+impl<'e> AttemptEntry<'e> {
+    fn of(entry: &'e Entry<'_>) -> AttemptEntry<'e> {
+        match entry {
+            Entry::Attempt {
+                id,
+                request,
+                attempt,
+                tenant,
+                deployment,
+                policy,
+                region,
+                at_ms,
+                took_us,
+                end,
+                key,
+                ..
+            } => AttemptEntry {
+                id,
+                request,
+                attempt: *attempt,
+                tenant,
+                deployment,
+                policy: *policy,
+                region,
+                at_ms: *at_ms,
+                key: key.as_deref(),
+                number: None,
+                over: Some((*took_us, end)),
+            },
+            Entry::Sent {
+                id,
+                number,
+                request,
+                attempt,
+                tenant,
+                deployment,
+                policy,
+                region,
+                at_ms,
+                key,
+                ..
+            } => AttemptEntry {
+                id,
+                request,
+                attempt: *attempt,
+                tenant,
+                deployment,
+                policy: *policy,
+                region,
+                at_ms: *at_ms,
+                key: Some(key),
+                number: Some(*number),
+                over: None,
+            },
+            other => unreachable!("called with an attempt, not {other:?}"),
+        }
+    }
+}
+
 impl Audit<'_> {
     pub(super) fn policy(
         &mut self,
@@ -58,56 +134,17 @@ impl Audit<'_> {
 
     /// Checks an attempt, with or without its outcome.
     pub(super) fn attempt(&mut self, entry: &Entry<'_>, at: &mut FilePosition<'_>) {
-        let (common, number, over) = match entry {
-            Entry::Attempt {
-                id,
-                request,
-                attempt,
-                tenant,
-                deployment,
-                policy,
-                region,
-                at_ms,
-                took_us,
-                end,
-                key,
-                ..
-            } => (
-                (id, request, attempt, tenant, deployment, policy, region, at_ms, key.as_deref()),
-                None,
-                Some((*took_us, &**end)),
-            ),
-            Entry::Sent {
-                id,
-                number,
-                request,
-                attempt,
-                tenant,
-                deployment,
-                policy,
-                region,
-                at_ms,
-                key,
-                ..
-            } => (
-                (id, request, attempt, tenant, deployment, policy, region, at_ms, Some(&**key)),
-                Some(*number),
-                None,
-            ),
-            other => unreachable!("called with an attempt, not {other:?}"),
-        };
-        let (id, request, attempt, tenant, deployment, policy, region, at_ms, key) = common;
-        let Ok(key) = key.map(str::parse::<AttemptKey>).transpose() else {
+        let attempt = AttemptEntry::of(entry);
+        let Ok(key) = attempt.key.map(str::parse::<AttemptKey>).transpose() else {
             return self.note(Kind::Unreadable, at, "its key is not an attempt key".to_owned());
         };
-        if !at.policies.contains_key(policy) {
-            return self.note(
-                Kind::Unreadable,
-                at,
-                format!("policy {policy} is not defined before it in this file"),
-            );
+        let policy = attempt.policy;
+        if !at.policies.contains_key(&policy) {
+            let message = format!("policy {policy} is not defined before it in this file");
+            return self.note(Kind::Unreadable, at, message);
         }
-        let (took_us, side) = match over.map(|(took_us, end)| (took_us, AttemptResult::parse(end), end)) {
+        let over = attempt.over.map(|(took_us, end)| (took_us, AttemptResult::parse(end), end));
+        let (took_us, side) = match over {
             None => (0, ReceiptSide::NoResponse),
             Some((took_us, Some(end), _)) if end.has_response() => (took_us, ReceiptSide::Responded),
             Some((took_us, Some(_), _)) => (took_us, ReceiptSide::NoResponse),
@@ -115,31 +152,14 @@ impl Audit<'_> {
                 return self.note(Kind::Unreadable, at, format!("'{end}' is not a result of an attempt"));
             }
         };
-        let selected = self.options.filter.selects(Some(tenant), Some(deployment), *at_ms);
+        let AttemptEntry { tenant, deployment, at_ms, .. } = attempt;
+        let selected = self.options.filter.selects(Some(tenant), Some(deployment), at_ms);
         if selected {
-            self.judge_policy(*policy, at);
+            self.judge_policy(policy, at);
+            self.check_region(&attempt, at);
         }
-        let FilePolicy { residency, allowed, .. } = &at.policies[policy];
-        if selected && !allowed.contains(&**region) {
-            let message = format!(
-                "request {request}, attempt {attempt}, was sent to {region}, which '{residency}' does not allow"
-            );
-            self.findings.add(Kind::ResidencyViolation, at.file, at.line, message);
-        }
-        let content = ReceiptContent {
-            chain: &at.chain,
-            request,
-            attempt: *attempt,
-            region,
-            residency,
-            at_ms: *at_ms,
-            key,
-        };
-        if content.id().to_string() != **id {
-            let message = format!("receipt {id} does not match its content");
-            self.findings.add(Kind::WrongReceiptId, at.file, at.line, message);
-        }
-        self.options.receipts.remove(&**id);
+        self.check_receipt_id(&attempt, key, at);
+        self.options.receipts.remove(attempt.id);
         self.record_time(at, at_ms + took_us / 1000);
         // An entry whose fsync failed may exist all the same, and is then written again in full at the end.
         let sent = key.filter(|_| over.is_some()).and_then(|key| self.chain(at).open.remove(&key.number));
@@ -148,18 +168,52 @@ impl Audit<'_> {
         }
         self.attempts += u64::from(selected);
         let record = Record {
-            request: (&**request).into(),
-            attempt: *attempt,
-            region: self.join.name(region),
+            request: attempt.request.into(),
+            attempt: attempt.attempt,
+            region: self.join.name(attempt.region),
             key,
             side,
-            policy: self.join.name(residency),
+            policy: self.join.name(&at.policies[&policy].residency),
             until_ms: at_ms + took_us / 1000,
             selected,
         };
         let index = self.join.add(record);
-        if let Some(number) = number {
+        if let Some(number) = attempt.number {
             self.chain(at).open.insert(number, index);
+        }
+    }
+
+    /// Checks that the policy of an attempt allows its region.
+    fn check_region(&mut self, attempt: &AttemptEntry<'_>, at: &FilePosition<'_>) {
+        let AttemptEntry { request, attempt, region, policy, .. } = attempt;
+        let FilePolicy { residency, allowed, .. } = &at.policies[policy];
+        if !allowed.contains(*region) {
+            let message = format!(
+                "request {request}, attempt {attempt}, was sent to {region}, which '{residency}' does not allow"
+            );
+            self.note(Kind::ResidencyViolation, at, message);
+        }
+    }
+
+    /// Checks that the identifier of a receipt is that of its content.
+    fn check_receipt_id(
+        &mut self,
+        attempt: &AttemptEntry<'_>,
+        key: Option<AttemptKey>,
+        at: &FilePosition<'_>,
+    ) {
+        let content = ReceiptContent {
+            chain: &at.chain,
+            request: attempt.request,
+            attempt: attempt.attempt,
+            region: attempt.region,
+            residency: &at.policies[&attempt.policy].residency,
+            at_ms: attempt.at_ms,
+            key,
+        };
+        let id = attempt.id;
+        if content.id().to_string() != id {
+            self.note(Kind::WrongReceiptId, at, format!("receipt {id} does not match its content"));
         }
     }
 
