@@ -28,10 +28,10 @@ const TEXTS: usize = 32;
 /// Goal for the time to the first response.
 const GOAL: Duration = Duration::from_secs(1);
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-const SLEEPS: &str = r#"
+const DEPLOYMENTS: &str = r#"
 [[deployment]]
 name = "minilm"
 task = "embed"
@@ -140,7 +140,7 @@ impl LocalFleet {
     async fn start() -> LocalFleet {
         let dir = tempfile::tempdir().unwrap();
         let deployments = dir.path().join("sleeps.toml");
-        std::fs::write(&deployments, SLEEPS).unwrap();
+        std::fs::write(&deployments, DEPLOYMENTS).unwrap();
         let mut up = Command::new(env!("CARGO_BIN_EXE_meridian"))
             .args(["up", "--regions", REGION, "--port", "0", "--deployments"])
             .arg(&deployments)
@@ -185,7 +185,7 @@ impl LocalFleet {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, scaled_to_zero).await.expect("it is scaled to zero again");
+        tokio::time::timeout(TIMEOUT, scaled_to_zero).await.expect("it is scaled to zero again");
         self.read += events.len();
         let at = |message: &str| {
             let event = events.iter().find(|event| event.has_message(message));
@@ -233,7 +233,7 @@ impl LocalFleet {
         let (priority, texts) = if caller < INTERACTIVE { ("interactive", 1) } else { ("bulk", TEXTS) };
         let input: Vec<_> = (0..texts).map(|text| format!("Caller {caller} asks for text {text}.")).collect();
         let request =
-            self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(PATIENCE);
+            self.client.post(format!("{}/embeddings", self.url)).bearer_auth("local").timeout(TIMEOUT);
         let request =
             request.header("x-meridian-priority", priority).json(&json!({"model": "minilm", "input": input}));
         let begun = Instant::now();

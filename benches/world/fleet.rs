@@ -35,7 +35,7 @@ use tokio::process::{Child, Command};
 /// API key of the clients.
 const KEY: &str = "bench";
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Polling period of conditions.
 const POLL_PERIOD: Duration = Duration::from_millis(50);
 /// Timeout of a request for the route table: slightly more than the hub's long-poll timeout.
@@ -212,7 +212,7 @@ impl LocalFleet {
     async fn wait_until<F: Future<Output = bool>>(&self, description: &str, holds: impl Fn() -> F) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out: {description}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
             tokio::time::sleep(POLL_PERIOD).await;
         }
     }
@@ -255,7 +255,7 @@ impl FleetFiles {
             }
             false
         };
-        let ready = tokio::time::timeout(PATIENCE, ready).await;
+        let ready = tokio::time::timeout(TIMEOUT, ready).await;
         assert_eq!(ready, Ok(true), "{name}: {}", std::fs::read_to_string(&log).unwrap());
         child
     }

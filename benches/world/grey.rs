@@ -24,9 +24,9 @@ const RATE: u32 = 66;
 /// Seconds before the slowdown. The first two are not counted, because the gateways have no measurements yet.
 const BEFORE: usize = 8;
 const AFTER: usize = 14;
-/// Goal: after this number of seconds, the p99 is at most `WORSE_MAX` times that before.
+/// Goal: after this number of seconds, the p99 is at most `P99_RATIO_MAX` times that before.
 const RECOVERED_WITHIN: usize = 5;
-const WORSE_MAX: f64 = 1.5;
+const P99_RATIO_MAX: f64 = 1.5;
 
 /// Runs the benchmark with this number of slow replicas.
 pub(crate) fn run(runtime: &Runtime, slow: usize) {
@@ -94,6 +94,6 @@ fn print(slow: usize, reports: &[Report]) {
         seconds[BEFORE + RECOVERED_WITHIN..].iter().map(|group| ms(group, 0.99) / before).fold(0.0, f64::max);
     let failed: u64 = seconds.iter().map(Group::failed).sum();
     println!(
-        "{failed} failed; from the {RECOVERED_WITHIN}th second on the worst p99 is {worst:.2} of before (goal: {WORSE_MAX} or less)\n"
+        "{failed} failed; from the {RECOVERED_WITHIN}th second on the worst p99 is {worst:.2} of before (goal: {P99_RATIO_MAX} or less)\n"
     );
 }

@@ -19,8 +19,8 @@ const SURGING: usize = 0;
 /// Throughput of a region in tokens per second: slightly more than a hundred requests.
 const SPEED: u64 = 11_000;
 /// Requests per second in each region, normally and in the surge.
-const USUAL: u32 = 50;
-const SURGE: u32 = 3 * USUAL;
+const BASE_RATE: u32 = 50;
+const SURGE: u32 = 3 * BASE_RATE;
 /// Index of the load's stage with the surge.
 const SURGE_STAGE: usize = 1;
 
@@ -54,7 +54,7 @@ impl SurgeRun {
 /// Executes these runs, one after another.
 pub(crate) fn run(runtime: &Runtime, runs: &[SurgeRun]) {
     println!(
-        "{SURGE} requests/s instead of {USUAL} in one of {} regions for ten seconds; each computes {SPEED} tokens/s",
+        "{SURGE} requests/s instead of {BASE_RATE} in one of {} regions for ten seconds; each computes {SPEED} tokens/s",
         REGIONS.len()
     );
     println!(
@@ -90,8 +90,8 @@ async fn surge(run: SurgeRun) -> Vec<Value> {
         fleet.kill_hub().await;
     }
     let loads = (0..REGIONS.len()).map(|region| {
-        let most = if region == SURGING { SURGE } else { USUAL };
-        let rate = format!("{USUAL} for 4s, {most} for 10s, {USUAL} for 3s");
+        let most = if region == SURGING { SURGE } else { BASE_RATE };
+        let rate = format!("{BASE_RATE} for 4s, {most} for 10s, {BASE_RATE} for 3s");
         let fleet = &fleet;
         async move { fleet.load(region, &rate).await }
     });

@@ -29,12 +29,12 @@ mod region;
 
 use clients::{ClientProtocol, ClientResponse, RegionProtocol};
 use faults::{Fault, FaultFixture};
-use fixture::{AMERICA, AWAY};
+use fixture::{AMERICA, ROUND_TRIP_TIMES};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Response time of a healthy region.
-const WELL_TAKES: Duration = Duration::from_millis(20);
+const HEALTHY_RESPONSE_TIME: Duration = Duration::from_millis(20);
 /// Requests before the fault: one in fifty may be hedged, so one hedge is earned.
 const BEFORE: usize = 55;
 /// Requests of each kind, unless another number is given.
@@ -52,7 +52,7 @@ fn main() {
         given.iter().filter(|word| word.parse::<usize>().is_err()).map(|word| word.to_lowercase()).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
-        println!("the first request that meets a fault, {requests} of each kind; a region takes {WELL_TAKES:?} otherwise, and they are {AWAY:?} away");
+        println!("the first request that meets a fault, {requests} of each kind; a region takes {HEALTHY_RESPONSE_TIME:?} otherwise, and they are {ROUND_TRIP_TIMES:?} away");
         println!("| fault | client protocol | region protocol | priority | p50 ms | max ms | response | attempts |\n|---|---|---|---|---:|---:|---|---|");
         for fault in Fault::ALL {
             let name = format!("{fault:?}").to_lowercase();
@@ -82,8 +82,9 @@ async fn measure(
     let mut responses = Vec::with_capacity(requests);
     while responses.len() < requests {
         let ready = (responses.len()..requests).take(READY_AT_ONCE);
-        let ready = ready
-            .map(|_| FaultFixture::healthy(client_protocol, region_protocol, "anywhere", WELL_TAKES, BEFORE));
+        let ready = ready.map(|_| {
+            FaultFixture::healthy(client_protocol, region_protocol, "anywhere", HEALTHY_RESPONSE_TIME, BEFORE)
+        });
         for mut served in futures_util::future::join_all(ready).await {
             responses.push(
                 served

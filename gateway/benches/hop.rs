@@ -35,7 +35,7 @@ const WARM_UP: Duration = Duration::from_secs(2);
 const LOADS: [(usize, Duration); 4] =
     [(1, Duration::ZERO), (16, Duration::ZERO), (64, Duration::ZERO), (1000, Duration::from_millis(500))];
 const CUT_CALLERS: usize = 64;
-const CUT_TAKES: Duration = Duration::from_millis(20);
+const CUT_RESPONSE_TIME: Duration = Duration::from_millis(20);
 
 fn main() {
     let rounds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(3);
@@ -57,10 +57,10 @@ fn main() {
                 println!("| {callers} | {takes:?} | HTTP/{version} | {per_second:.0} | {cpu_us:.1} | {connections} | {refused} |");
             }
         }
-        println!("\nthe link to the nearest region is cut without a word for 2 s, {CUT_CALLERS} callers, a replica takes {CUT_TAKES:?}");
+        println!("\nthe link to the nearest region is cut without a word for 2 s, {CUT_CALLERS} callers, a replica takes {CUT_RESPONSE_TIME:?}");
         println!("| protocol | served | failed | longest ms | served by the other region |\n|---|---:|---:|---:|---:|");
         for version in [1, 2] {
-            let fixture = start(NetworkKind::Observed, CUT_TAKES, version).await;
+            let fixture = start(NetworkKind::Observed, CUT_RESPONSE_TIME, version).await;
             let cut = cut(&fixture).await;
             let longest = cut.iter().map(|result| result.took).max().unwrap_or_default().as_secs_f64() * 1e3;
             let failed = cut.iter().filter(|result| !result.ok).count();

@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 
 const INPUTS: usize = 20_000;
 const ROUNDS: usize = 3;
-const AN_INPUT_TAKES: Duration = Duration::from_micros(200);
+const TIME_PER_INPUT: Duration = Duration::from_micros(200);
 /// Requests of the killed region before it is killed: about half of its share.
-const OF_ITS_SHARE: u64 = 7;
+const REQUESTS_BEFORE_KILL: u64 = 7;
 
 /// Setup of a measurement.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.unwrap().block_on(async {
         println!(
-            "{INPUTS} inputs, regions that need {AN_INPUT_TAKES:?} for each, the median of {rounds} rounds"
+            "{INPUTS} inputs, regions that need {TIME_PER_INPUT:?} for each, the median of {rounds} rounds"
         );
         println!("| way | s | of one region | requests to regions | of which {AMERICA}, {EUROPE}, {JAPAN} |");
         println!("|---|---:|---:|---:|---|");
@@ -78,14 +78,14 @@ fn main() {
 }
 
 async fn measure(setup: Setup) -> Measurement {
-    let fixture = Fixture::with([Script::Computes(AN_INPUT_TAKES); 3]).await;
+    let fixture = Fixture::with([Script::Computes(TIME_PER_INPUT); 3]).await;
     let texts: Vec<String> = (0..INPUTS).map(|number| format!("text number {number}")).collect();
     let model = if matches!(setup, Setup::OneRegion) { "locked" } else { "anywhere" };
     let body = json!({"model": model, "input": texts});
     let victim = &fixture.regions[EUROPE];
     let killed = async {
         if matches!(setup, Setup::OneIsKilled) {
-            while victim.requests() < OF_ITS_SHARE {
+            while victim.requests() < REQUESTS_BEFORE_KILL {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             victim.set_script(Script::KilledAfter(0));

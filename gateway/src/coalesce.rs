@@ -196,7 +196,7 @@ mod tests {
     use std::time::Instant;
     use tokio::io::AsyncWriteExt;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Accepts `room` bytes a write and records the writes; blocks after `writes_max` writes.
     struct Socket {
@@ -246,7 +246,7 @@ mod tests {
     /// Writes the pieces to a socket that accepts `room` bytes at a time, flushes, and checks the sizes of the writes
     /// that reach it.
     async fn check(room: usize, pieces: &[usize], expected: &[usize]) {
-        let mut stream = CoalescingStream::new(Socket::new(room), PATIENCE, Arc::default());
+        let mut stream = CoalescingStream::new(Socket::new(room), TIMEOUT, Arc::default());
         let mut sent = Vec::new();
         for (number, size) in pieces.iter().enumerate() {
             let piece = vec![number as u8; *size];
@@ -276,7 +276,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_socket_that_accepts_zero_bytes_is_an_error() {
-        let mut stream = CoalescingStream::new(Socket::new(0), PATIENCE, Arc::default());
+        let mut stream = CoalescingStream::new(Socket::new(0), TIMEOUT, Arc::default());
         stream.write_all(b"head").await.unwrap();
         assert_eq!(stream.flush().await.unwrap_err().kind(), io::ErrorKind::WriteZero);
     }
@@ -290,7 +290,7 @@ mod tests {
 
     async fn times_out(what: &str, write: impl Future<Output = io::Result<()>>) {
         let started = Instant::now();
-        let result = timeout(PATIENCE, write).await.expect("the write times out");
+        let result = timeout(TIMEOUT, write).await.expect("the write times out");
         assert_eq!(result.expect_err(what).kind(), io::ErrorKind::TimedOut, "{what}");
         assert!(started.elapsed() >= SHORT, "{what}: not before the timeout");
     }

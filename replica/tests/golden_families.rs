@@ -242,7 +242,7 @@ fn the_files_of_every_fixture_are_read() {
 }
 
 /// Modifications of a fixture's `config.json` that make the engine compute another model.
-const LIES: &[(&str, &str, &str)] = &[
+const WRONG_CONFIGURATIONS: &[(&str, &str, &str)] = &[
     ("bert", "hidden_act", r#""relu""#),
     ("bert", "layer_norm_eps", "0.01"),
     ("bert", "num_attention_heads", "2"),
@@ -281,7 +281,7 @@ const LIES: &[(&str, &str, &str)] = &[
 
 #[test]
 fn an_engine_with_another_configuration_fails_the_check() {
-    for (name, key, lie) in LIES {
+    for (name, key, lie) in WRONG_CONFIGURATIONS {
         let copy = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(folder(name)).unwrap() {
             let path = entry.unwrap().path();

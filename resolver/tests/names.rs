@@ -13,7 +13,7 @@ use resolver::{ConnectError, DnsSection, Resolver};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 /// Longer than any expected step takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn resolver(server: &DnsServer) -> Resolver {
     Resolver::new(&DnsSection { servers: vec![server.address] })
@@ -25,7 +25,7 @@ fn endpoint(name: &str, port: u16) -> HostPort {
 
 /// Returns the peer to which a connection leads.
 async fn peer(resolver: &Resolver, endpoint: &HostPort) -> Result<IpAddr, ConnectError> {
-    let stream = resolver.connect(endpoint, PATIENCE, |_| true).await?;
+    let stream = resolver.connect(endpoint, TIMEOUT, |_| true).await?;
     Ok(stream.peer_addr()?.ip())
 }
 
@@ -52,7 +52,7 @@ async fn silent(address: &str, port: u16) -> (TcpListener, Vec<TcpStream>) {
 async fn wait_until(description: &str, mut reached: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !reached().await {
-        assert!(started.elapsed() < PATIENCE, "{description}");
+        assert!(started.elapsed() < TIMEOUT, "{description}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -188,7 +188,7 @@ async fn addresses_that_are_not_permitted_are_not_connected_to() {
     dns.set("mixed.example", addresses(&["192.0.2.1", "127.0.0.1"], 60));
     dns.set("remote.example", addresses(&["192.0.2.1"], 60));
     let loopback =
-        async |name: &str| resolver.connect(&endpoint(name, port), PATIENCE, |ip| ip.is_loopback()).await;
+        async |name: &str| resolver.connect(&endpoint(name, port), TIMEOUT, |ip| ip.is_loopback()).await;
     assert!(loopback("mixed.example").await.is_ok());
     assert!(matches!(loopback("remote.example").await, Err(ConnectError::NotPermitted)));
     assert!(matches!(loopback("192.0.2.1").await, Err(ConnectError::NotPermitted)));

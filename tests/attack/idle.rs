@@ -7,7 +7,7 @@ use crate::neighbours::send_request;
 use crate::processes::Processes;
 
 /// Kept connections.
-const KEPT: usize = 1_000;
+const CONNECTIONS: usize = 1_000;
 /// Connections that are opened and closed before, so that caches and the pages of the allocator are not counted.
 const WARM_UP: usize = 200;
 /// Maximum resident memory of a kept connection. It is 4.2 kB; when the task of a connection had space for a request, it was
@@ -22,13 +22,13 @@ pub(crate) const BYTES_MAX: u64 = 8 << 10;
 pub(crate) fn bytes_per_connection(processes: &Processes) -> Result<u64, String> {
     drop(open(processes, WARM_UP)?);
     let before = processes.gateway_memory();
-    let mut kept = open(processes, KEPT)?;
+    let mut kept = open(processes, CONNECTIONS)?;
     let after = processes.gateway_memory();
     for (number, connection) in kept.iter_mut().enumerate() {
         send_request(processes.address, connection)
             .map_err(|problem| format!("kept connection {number}: {problem}"))?;
     }
-    Ok(after.saturating_sub(before) / KEPT as u64)
+    Ok(after.saturating_sub(before) / CONNECTIONS as u64)
 }
 
 fn open(processes: &Processes, count: usize) -> Result<Vec<Option<TcpStream>>, String> {

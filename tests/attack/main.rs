@@ -40,7 +40,7 @@ const AT_ONCE: usize = 16;
 const CASES_MIN: usize = 400;
 
 /// Families that are sent again, one case after another.
-const QUIET: [&str; 3] = ["head ", "get of info", "window 0"];
+const WITHOUT_LOAD: [&str; 3] = ["head ", "get of info", "window 0"];
 
 /// Maximum ratio of good clients' 99th percentiles during attacks and during ordinary requests, while gateway,
 /// spoke and replica share one core. Measured: 1.38, 1.39 and 1.53 (two cores of a virtual AMD EPYC, quiet, 2026-11-24). The rest comes
@@ -83,7 +83,7 @@ fn every_attack_ends_as_expected() {
     });
     let mut wrong = wrong.into_inner().unwrap();
     // Some attacks are effective only without other requests in flight.
-    for case in cases.iter().filter(|case| QUIET.iter().any(|family| case.name.starts_with(family))) {
+    for case in cases.iter().filter(|case| WITHOUT_LOAD.iter().any(|family| case.name.starts_with(family))) {
         if let Err(description) = run::run_and_check(processes.address, case) {
             wrong.push(format!("{}, without other requests: {description}", case.name));
         }

@@ -17,7 +17,7 @@ pub(crate) const SERVER_CORE: usize = 0;
 pub(crate) const ATTACK_CORE: usize = 1;
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The processes, and the address for clients.
 pub(crate) struct Processes {
@@ -78,7 +78,7 @@ impl Processes {
         processes.spawn("gateway", &["gateway", "--config", "gateway.toml"]);
         let begun = Instant::now();
         while let Err(problem) = served(address) {
-            assert!(begun.elapsed() < PATIENCE, "no request is served: {problem}\n{}", processes.logs());
+            assert!(begun.elapsed() < TIMEOUT, "no request is served: {problem}\n{}", processes.logs());
             std::thread::sleep(Duration::from_millis(50));
         }
         processes
@@ -159,7 +159,7 @@ fn free() -> SocketAddr {
 
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
         .write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
         .unwrap();

@@ -10,22 +10,22 @@ use crate::responses::{ConnectionEnd, read_to_end, statuses};
 
 /// Maximum time from the last step to the end of a case. The longest timeout of the gateway is that of a body,
 /// [`crate::processes::BODY_TIMEOUT`].
-const PATIENCE: Duration = Duration::from_secs(12);
+const TIMEOUT: Duration = Duration::from_secs(12);
 /// Timeout of a write to a gateway that does not read.
-const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the case; the error describes an unexpected end.
 pub(crate) fn run_and_check(address: SocketAddr, case: &Case) -> Result<(), String> {
     let mut stream = TcpStream::connect(address).map_err(|error| format!("no connection: {error}"))?;
     stream.set_nodelay(true).unwrap();
-    stream.set_write_timeout(Some(WRITE_PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(WRITE_TIMEOUT)).unwrap();
     for step in &case.steps {
         // In many cases the server closes the connection early.
         if perform(&mut stream, step).is_err() {
             break;
         }
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     match &case.expected {
         Expected::Nothing => Ok(()),
         Expected::AnyOf(outcomes) => any_of(&mut stream, outcomes, deadline),
@@ -75,7 +75,7 @@ fn perform(stream: &mut TcpStream, step: &Step) -> std::io::Result<()> {
         Step::Abort => Err(std::io::Error::other("gone")),
         Step::Handshake(requested) => {
             stream.write_all(&[PREFACE, &settings(requested)].concat())?;
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             loop {
                 match frames::read(stream, deadline).map_err(std::io::Error::other)? {
                     Some(frame) if frame.kind == SETTINGS && frame.flags & ACK == 0 => break,

@@ -46,9 +46,9 @@ impl Gateway {
             client: reqwest::Client::new(),
             _folder: folder,
         };
-        let patience = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while gateway.client.get(format!("{}/openapi.json", gateway.url)).send().await.is_err() {
-            assert!(Instant::now() < patience, "the gateway does not start");
+            assert!(Instant::now() < deadline, "the gateway does not start");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         gateway

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::fixture;
 use crate::local_fleet::LocalFleet;
 
-const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/clients");
 const PAGE: &str = include_str!("../../docs/clients.md");
 
 /// Interpreter of a snippet.
@@ -81,7 +81,7 @@ fn interpreter(language: Language) -> Option<PathBuf> {
         Language::Python => (scratch.join("stock-clients"), "requirements.txt"),
         Language::JavaScript => (scratch.join("stock-clients-node"), "package.json"),
     };
-    let (expected, installed) = (Path::new(HERE).join(file), folder.join(format!("installed-{file}")));
+    let (expected, installed) = (Path::new(FOLDER).join(file), folder.join(format!("installed-{file}")));
     let expected = std::fs::read(expected).unwrap();
     let python = folder.join("bin/python");
     match language {
@@ -106,12 +106,12 @@ fn interpreter(language: Language) -> Option<PathBuf> {
             Language::Python => {
                 let mut pip = Command::new(&python);
                 pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-                pip.arg("--requirement").arg(Path::new(HERE).join(file));
+                pip.arg("--requirement").arg(Path::new(FOLDER).join(file));
                 pip
             }
             Language::JavaScript => {
                 std::fs::create_dir_all(&folder).unwrap();
-                std::fs::copy(Path::new(HERE).join(file), folder.join(file)).unwrap();
+                std::fs::copy(Path::new(FOLDER).join(file), folder.join(file)).unwrap();
                 let mut npm = Command::new("npm");
                 npm.args(["install", "--no-audit", "--no-fund", "--no-package-lock"]).current_dir(&folder);
                 npm

@@ -1,6 +1,6 @@
 //! HTTP/2 client over TLS with one persistent connection.
 
-use super::{LocalFleet, PATIENCE};
+use super::{LocalFleet, TIMEOUT};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, Request};
@@ -72,7 +72,7 @@ impl HttpsClient {
             }
             Ok((head.status.as_u16(), head.headers, serde_json::from_slice(&all).unwrap_or(Value::Null)))
         };
-        tokio::time::timeout(PATIENCE, request).await.expect("a response in time")
+        tokio::time::timeout(TIMEOUT, request).await.expect("a response in time")
     }
 
     /// Sends requests at this rate per second (open loop) while `during` runs.

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Polling period of conditions; polling without a pause would take a core from the fleet.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -143,7 +143,7 @@ impl LocalFleet {
         body: impl Into<reqwest::Body>,
         headers: &[(&str, &str)],
     ) -> ClientResponse {
-        let mut request = self.client.post(format!("{}{path}", self.url)).body(body).timeout(PATIENCE);
+        let mut request = self.client.post(format!("{}{path}", self.url)).body(body).timeout(TIMEOUT);
         if !headers.iter().any(|(name, _)| *name == "authorization") {
             request = request.header("authorization", "Bearer local");
         }
@@ -215,7 +215,7 @@ impl LocalFleet {
     pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out: {description}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
             tokio::time::sleep(POLL_PERIOD).await;
         }
     }
@@ -234,7 +234,7 @@ impl LocalFleet {
         stream.write_all(bytes).await.expect("room for a few bytes");
         let mut received = Vec::new();
         // A reset is as good as an end of stream.
-        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.expect("an end").ok();
+        tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut received)).await.expect("an end").ok();
         String::from_utf8_lossy(&received).into_owned()
     }
 

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(90);
-const LOOK_PERIOD: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_secs(90);
+const POLL_PERIOD: Duration = Duration::from_millis(50);
 /// Replicas that the region's file names.
 const REPLICAS: usize = 4;
 
@@ -222,7 +222,7 @@ impl Fleet {
     pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut(&Fleet) -> bool) {
         let begun = Instant::now();
         while !holds(self).await {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let logs: Vec<_> = self.running.keys().map(|name| self.log(name)).collect();
                 panic!(
                     "timed out waiting until {description}\n{}\n{}",
@@ -230,7 +230,7 @@ impl Fleet {
                     logs.join("\n")
                 );
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
     }
 

@@ -14,7 +14,7 @@ const LARGE: usize = 1024;
 /// Tolerance of vectors of one model (f32 sums in another order, at most 2e-5); those of two models differ by more than ten
 /// times as much.
 const SAME: f32 = 1e-4;
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The vectors of [`TEXTS`] by one model.
 #[derive(Clone, Debug)]
@@ -130,7 +130,7 @@ impl Load {
         let begun = Instant::now();
         while !holds() {
             let result = self.shared.result.lock().unwrap().clone();
-            assert!(begun.elapsed() < PATIENCE, "{description}: {result:?}");
+            assert!(begun.elapsed() < TIMEOUT, "{description}: {result:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

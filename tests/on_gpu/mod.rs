@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-const HERE: &str = "aws/us-east-1";
+const REGION: &str = "aws/us-east-1";
 const TEXTS: [&str; 3] = ["a cat in the box", "the sea was calm", "eight foxes"];
 
 /// Cache with engines and their models.
@@ -141,7 +141,7 @@ async fn post(fleet: &LocalFleet, path: &str, body: Value) -> ClientResponse {
     let response = fleet.post_to(path, body.to_string(), &[ASHBURN]).await;
     assert_eq!(
         (response.status, response.header("x-meridian-region")),
-        (200, HERE),
+        (200, REGION),
         "{path}: {}",
         response.body
     );
@@ -175,7 +175,7 @@ async fn embeddings_reranks_and_predictions_come_from_engines_on_a_gpu() {
         1,
     );
     let catalogue = models.write("regions.toml", &catalogue);
-    let arguments = ["--regions", HERE, "--deployments", &deployments, "--catalogue", &catalogue];
+    let arguments = ["--regions", REGION, "--deployments", &deployments, "--catalogue", &catalogue];
     let fleet = LocalFleet::start_with(&arguments, &[("MERIDIAN_CACHE", &models.cache())]);
 
     // Three texts for an engine with a batch size of two.

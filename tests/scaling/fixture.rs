@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
 const REGION: &str = "gcp/europe-west4";
 
@@ -154,11 +154,11 @@ impl Fixture {
     pub(crate) async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let log = std::fs::read_to_string(self.file("spoke.log")).unwrap_or_default();
                 panic!("timed out: {description}; {:?}\n{log}", self.replicas());
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
     }
 
@@ -251,7 +251,7 @@ async fn request(client: &reqwest::Client, ingress: SocketAddr) -> (u16, String)
     let texts: Vec<_> =
         (first..first + 32).map(|number| format!("The sea was calm on morning {number}.")).collect();
     let body = json!({"model": "minilm", "input": texts}).to_string();
-    let request = client.post(format!("http://{ingress}/v1/embeddings")).body(body).timeout(PATIENCE);
+    let request = client.post(format!("http://{ingress}/v1/embeddings")).body(body).timeout(TIMEOUT);
     let request = request.header("x-meridian-deployment", "minilm").header("x-meridian-timeout-ms", "30000");
     let response = request.send().await.unwrap();
     (response.status().as_u16(), response.text().await.unwrap())

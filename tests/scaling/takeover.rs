@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 /// Timeout of every wait.
-const PATIENCE: Duration = Duration::from_secs(120);
-const LOOK_PERIOD: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_secs(120);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 /// Pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -152,14 +152,14 @@ impl Fleet {
     async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
         let begun = Instant::now();
         while !holds().await {
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let logs = ["hub", "gateway", "a", "b"].map(|name| {
                     let log = self.dir.path().join(format!("{name}.log"));
                     format!("--- {name}\n{}", std::fs::read_to_string(log).unwrap_or_default())
                 });
                 panic!("timed out: {description}\n{}", logs.join("\n"));
             }
-            tokio::time::sleep(LOOK_PERIOD).await;
+            tokio::time::sleep(POLL_PERIOD).await;
         }
         begun.elapsed()
     }
@@ -170,7 +170,7 @@ impl Fleet {
         let request = self.client.post(format!("http://{}/v1/embeddings", self.spokes[index].ingress));
         let request =
             request.header("x-meridian-deployment", "minilm").header("x-meridian-timeout-ms", "60000");
-        let response = request.body(body()).timeout(PATIENCE).send().await.unwrap();
+        let response = request.body(body()).timeout(TIMEOUT).send().await.unwrap();
         let held =
             response.headers().get("x-meridian-held-ms").and_then(|held| held.to_str().ok()?.parse().ok());
         (response.status().as_u16(), held, response.text().await.unwrap())
@@ -184,7 +184,7 @@ impl Fleet {
             let (stopped, responses) = (stopped.clone(), responses.clone());
             async move {
                 while !stopped.load(Ordering::SeqCst) {
-                    let request = client.post(&url).bearer_auth("local").body(body()).timeout(PATIENCE);
+                    let request = client.post(&url).bearer_auth("local").body(body()).timeout(TIMEOUT);
                     let response = request.send().await.unwrap();
                     let status = response.status();
                     let text = response.text().await.unwrap();

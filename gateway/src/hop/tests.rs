@@ -29,7 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 const FRANKFURT: &str = "spiffe://m/spoke/aws/eu-central-1/in/de";
 const GATEWAY: &str = "spiffe://m/gateway/aws/us-east-1/in/us-va";
 /// Longer than any expected step takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Files of one end, which may be replaced while it runs.
 struct PeerFiles {
@@ -80,7 +80,7 @@ async fn serve(credentials: Arc<ProcessIdentity>) -> TestServer {
         while let Ok((tcp, _)) = listener.accept().await {
             let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
             tokio::spawn(async move {
-                let AcceptedPeer { mut stream, guard, .. } = acceptor.accept(tcp.into(), PATIENCE).await?;
+                let AcceptedPeer { mut stream, guard, .. } = acceptor.accept(tcp.into(), TIMEOUT).await?;
                 let served = async {
                     let mut read = Vec::new();
                     while stream.read_buf(&mut read).await.ok()? > 0 {
@@ -122,7 +122,7 @@ fn key(address: SocketAddr) -> UpstreamKey {
 
 /// Sends a request and returns the status of its response.
 async fn get(client: &Http1Client, address: SocketAddr) -> Result<u16, AttemptFailure> {
-    let opened = client.open(&key(address), PATIENCE).await?;
+    let opened = client.open(&key(address), TIMEOUT).await?;
     let response = opened.send(&RequestHead::new(UpstreamMethod::Get), b"").await?;
     let status = response.head.status.as_u16();
     response.body.finish(client);
@@ -142,7 +142,7 @@ async fn wait_until(description: &str, mut holds: impl AsyncFnMut() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waited)
+    tokio::time::timeout(TIMEOUT, waited)
         .await
         .unwrap_or_else(|_| panic!("timed out waiting until {description}"));
 }
@@ -152,7 +152,7 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
     let authority = Authority::new();
     let served = serve(PeerFiles::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
     let client = client(PeerFiles::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
-    let first = client.open(&key(served.address), PATIENCE).await.unwrap();
+    let first = client.open(&key(served.address), TIMEOUT).await.unwrap();
     assert_ne!(first.peer(), gateway_core::residency::Peer::UNPROVEN);
     drop(first);
     for _ in 0..3 {
@@ -311,7 +311,7 @@ fn is_resumed(stream: &TransportStream) -> bool {
 
 /// Opens a connection and waits for a response, and so for the verdict of the acceptor.
 async fn connects(client: &Http1Client, address: SocketAddr) -> Result<TransportStream, AttemptFailure> {
-    let PeerConnection { mut stream, .. } = client.connector().connect(&key(address), PATIENCE).await?;
+    let PeerConnection { mut stream, .. } = client.connector().connect(&key(address), TIMEOUT).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.map_err(|_| AttemptFailure::Unreachable)?;
     stream.flush().await.map_err(|_| AttemptFailure::Unreachable)?;
     stream.read_u8().await.map_err(|_| AttemptFailure::Unreachable)?;

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 /// Longer than any expected step takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const BODY: Bytes = Bytes::from_static(b"{\"input\":\"x\"}");
 
 /// Behaviour of a server connection.
@@ -64,7 +64,7 @@ impl Server {
     }
 
     async fn next(&mut self) -> ReceivedRequest {
-        tokio::time::timeout(PATIENCE, self.requests.recv()).await.expect("a request arrives").unwrap()
+        tokio::time::timeout(TIMEOUT, self.requests.recv()).await.expect("a request arrives").unwrap()
     }
 
     fn set(&self, connection: usize, behaviour: ServerBehaviour) {
@@ -147,7 +147,7 @@ fn client() -> Arc<TestClient> {
 impl TestClient {
     async fn open(&self, address: SocketAddr) -> Result<Http2Stream, AttemptFailure> {
         let key = UpstreamKey { region: RegionIndex::new(0).expect("a number"), address: address.into() };
-        match self.http2.open(&key, PATIENCE, &self.http1).await? {
+        match self.http2.open(&key, TIMEOUT, &self.http1).await? {
             Http2Slot::Stream(stream) => Ok(stream),
             Http2Slot::Http1 => panic!("plaintext has no negotiation of HTTP/1.1"),
         }
@@ -239,7 +239,7 @@ async fn cancelling_a_request_resets_its_stream_and_affects_no_other() {
     let other = server.next().await;
     cancelled.abort();
     let reset = std::future::poll_fn(|context| received.respond.poll_reset(context));
-    assert_eq!(tokio::time::timeout(PATIENCE, reset).await.expect("a reset").unwrap(), Reason::CANCEL);
+    assert_eq!(tokio::time::timeout(TIMEOUT, reset).await.expect("a reset").unwrap(), Reason::CANCEL);
     other.respond(BODY);
     assert_eq!(stays.await.unwrap(), Ok(BODY.len()));
     assert_eq!((server.accepted(), client.http2.size()), (1, (1, 0)));
@@ -356,7 +356,7 @@ async fn clients_that_do_not_read_block_no_other() {
     let request = server.next().await;
     assert_eq!(request.connection, 0);
     request.respond(Bytes::from(vec![b' '; LARGE]));
-    assert_eq!(tokio::time::timeout(PATIENCE, sent).await.expect("it is read").unwrap(), Ok(LARGE));
+    assert_eq!(tokio::time::timeout(TIMEOUT, sent).await.expect("it is read").unwrap(), Ok(LARGE));
     assert_eq!(unread.len(), REQUESTS_BEFORE_OPENING - 1);
 }
 
@@ -381,7 +381,7 @@ async fn an_unresponsive_connection_gets_no_new_requests_and_times_out() {
     assert_eq!((request.connection, frozen.elapsed() < CLOSE_AFTER), (1, true), "{:?}", frozen.elapsed());
     request.respond(BODY);
     assert_eq!(
-        tokio::time::timeout(PATIENCE, stuck).await.expect("it times out").unwrap(),
+        tokio::time::timeout(TIMEOUT, stuck).await.expect("it times out").unwrap(),
         Err(AttemptFailure::StaleConnection)
     );
     assert!(frozen.elapsed() >= CLOSE_AFTER, "not before the timeout: {:?}", frozen.elapsed());

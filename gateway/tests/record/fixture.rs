@@ -24,7 +24,7 @@ pub(crate) const EUROPE: &str = "gcp/europe-west4";
 pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
 /// Longer than any step takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n";
 
@@ -158,7 +158,7 @@ impl Fixture {
     pub(crate) async fn wait_until(&self, description: &str, holds: impl AsyncFn() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out waiting until {description}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

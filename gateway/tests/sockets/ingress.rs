@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 const REGION: &str = "aws/us-east-1";
 const CALLERS: usize = 16;
-const USUAL: Duration = Duration::from_millis(20);
+const RESPONSE_TIME: Duration = Duration::from_millis(20);
 
 /// Behaviour of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,7 +228,7 @@ fn lasts() -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_replica_fails_no_request() {
-    let fixture = Arc::new(Fixture::with([Takes(USUAL), Takes(USUAL)]).await);
+    let fixture = Arc::new(Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
     let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Killed)).await;
     assert_eq!(result.failed, 0);
     assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
@@ -236,7 +236,7 @@ async fn a_killed_replica_fails_no_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_replica_delays_its_requests_and_fails_none() {
-    let fixture = Arc::new(Fixture::with([Takes(USUAL), Takes(USUAL)]).await);
+    let fixture = Arc::new(Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
     let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Frozen)).await;
     assert_eq!(result.failed, 0);
     // The defaults of other proxies lose 99 of 100.
@@ -256,7 +256,7 @@ async fn a_frozen_replica_delays_its_requests_and_fails_none() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_replica_gets_few_requests() {
-    let fixture = Arc::new(Fixture::with([Takes(20 * USUAL), Takes(USUAL)]).await);
+    let fixture = Arc::new(Fixture::with([Takes(20 * RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
     let result = fixture.load(lasts(), |_| {}).await;
     assert_eq!(result.failed, 0);
     let [slow, usual] = [0, 1].map(|place: usize| fixture.replicas[place].requests.load(Ordering::SeqCst));
@@ -267,7 +267,7 @@ async fn a_slow_replica_gets_few_requests() {
 /// A frozen replica that is the only one: the ingress waits, because a late response is better than none.
 #[tokio::test]
 async fn a_request_without_an_alternative_waits() {
-    let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
+    let fixture = Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await;
     fixture.replicas[1].script.send_replace(Killed);
     for _ in 0..40 {
         assert_eq!(fixture.send().await.unwrap().status(), 200);
@@ -280,7 +280,7 @@ async fn a_request_without_an_alternative_waits() {
 /// Invariant 1 (Residency), at the receiving end.
 #[tokio::test]
 async fn a_request_whose_policy_excludes_the_region_is_rejected() {
-    let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
+    let fixture = Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await;
     let send = async |residency: &str| {
         let request = fixture.client.post(format!("{}/v1/embeddings", fixture.url));
         let request = request.header("x-meridian-deployment", "m").header("x-meridian-residency", residency);

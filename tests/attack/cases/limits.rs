@@ -4,7 +4,7 @@ use super::shown;
 use crate::case::{BODY, Case, post};
 
 pub(super) fn cases() -> Vec<Case> {
-    const NO: &[u16] = &[400];
+    const REJECTED: &[u16] = &[400];
     let padded = |bytes: usize| format!("us,{}us", " ".repeat(bytes - 5));
     let listed = |bytes: usize| "us,".repeat(bytes / 3);
     let mut cases: Vec<(&str, String, &'static [u16])> = Vec::new();
@@ -14,31 +14,31 @@ pub(super) fn cases() -> Vec<Case> {
         ("US", &[200, 400]),
         // No allowed region exists.
         ("eu", &[403, 503]),
-        ("euu", NO),
-        ("", NO),
-        (",", NO),
-        ("us,,us", NO),
+        ("euu", REJECTED),
+        ("", REJECTED),
+        (",", REJECTED),
+        ("us,,us", REJECTED),
         ("!us", &[400, 403]),
-        ("-us", NO),
-        ("us eu", NO),
-        ("us;eu", NO),
-        ("*", NO),
-        ("us\u{e9}", NO),
+        ("-us", REJECTED),
+        ("us eu", REJECTED),
+        ("us;eu", REJECTED),
+        ("*", REJECTED),
+        ("us\u{e9}", REJECTED),
         ("aws/us-east-1", &[200]),
-        ("aws/", NO),
-        ("/us-east-1", NO),
-        ("../../etc", NO),
-        ("{\"allow\":[\"us\"]}", NO),
+        ("aws/", REJECTED),
+        ("/us-east-1", REJECTED),
+        ("../../etc", REJECTED),
+        ("{\"allow\":[\"us\"]}", REJECTED),
     ] {
         cases.push(("x-meridian-residency", value.to_owned(), responses));
     }
     for (value, responses) in [
         (padded(4096), &[200, 400][..]),
-        (padded(4097), NO),
+        (padded(4097), REJECTED),
         (listed(4085) + "us", &[200, 400]),
         (listed(4094) + "us", &[200, 400]),
-        (listed(60_000) + "us", NO),
-        ("us,".repeat(1_000) + "zz", NO),
+        (listed(60_000) + "us", REJECTED),
+        ("us,".repeat(1_000) + "zz", REJECTED),
         (format!("{}us", "eu,gb,ch,".repeat(450)), &[200, 400]),
     ] {
         cases.push(("x-meridian-residency", value, responses));
@@ -46,32 +46,32 @@ pub(super) fn cases() -> Vec<Case> {
     for (value, responses) in [
         ("600000", &[200][..]),
         ("1", &[200, 504]),
-        ("0", NO),
-        ("-1", NO),
+        ("0", REJECTED),
+        ("-1", REJECTED),
         ("+5", &[200, 400, 504]),
-        ("600001", NO),
-        ("1.5", NO),
-        ("1e3", NO),
-        ("0x10", NO),
-        ("5 5", NO),
-        ("", NO),
-        ("abc", NO),
-        ("NaN", NO),
-        ("18446744073709551615", NO),
-        ("18446744073709551616", NO),
-        ("99999999999999999999999999999999999999999", NO),
-        ("\u{0665}", NO),
+        ("600001", REJECTED),
+        ("1.5", REJECTED),
+        ("1e3", REJECTED),
+        ("0x10", REJECTED),
+        ("5 5", REJECTED),
+        ("", REJECTED),
+        ("abc", REJECTED),
+        ("NaN", REJECTED),
+        ("18446744073709551615", REJECTED),
+        ("18446744073709551616", REJECTED),
+        ("99999999999999999999999999999999999999999", REJECTED),
+        ("\u{0665}", REJECTED),
     ] {
         cases.push(("x-meridian-timeout-ms", value.to_owned(), responses));
     }
     for (value, responses) in [
         ("interactive", &[200][..]),
         ("bulk", &[200]),
-        ("x", NO),
-        ("", NO),
-        ("interactive, bulk", NO),
+        ("x", REJECTED),
+        ("", REJECTED),
+        ("interactive, bulk", REJECTED),
         ("Interactive", &[200, 400]),
-        ("\u{e9}", NO),
+        ("\u{e9}", REJECTED),
     ] {
         cases.push(("x-meridian-priority", value.to_owned(), responses));
     }
@@ -97,7 +97,7 @@ pub(super) fn cases() -> Vec<Case> {
         ("", &[200, 415]),
         ("\u{e9}", &[400, 415]),
         // The body is not gzip.
-        ("gzip", NO),
+        ("gzip", REJECTED),
         ("x-gzip", &[400, 415]),
     ] {
         cases.push(("content-encoding", value.to_owned(), responses));

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-const LATE_AFTER: Duration = Duration::from_millis(100);
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_millis(100);
 const HEDGE_AFTER: Duration = Duration::from_millis(30);
 
 fn region(number: u16) -> RegionIndex {
@@ -100,8 +100,10 @@ impl PlanScenario {
             at if of(busy, at) => RegionLoad::Busy,
             _ => RegionLoad::Light,
         };
-        let timeouts =
-            |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
+        let timeouts = |_: RegionIndex| AttemptTimeouts {
+            first_byte: Some(FIRST_BYTE_TIMEOUT),
+            hedge: Some(HEDGE_AFTER),
+        };
         let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         decide(plan, view, budgets, *now)
     }
@@ -165,7 +167,7 @@ fn each_event_leads_to_the_step_of_the_table() {
     let check = |funds: BudgetState, events: &[Event], last: Step| {
         assert_eq!(PlanScenario::new(funds).run(events).last(), Some(&last), "{events:?}");
     };
-    let (hedged, late) = (Passes(HEDGE_AFTER), Passes(LATE_AFTER));
+    let (hedged, late) = (Passes(HEDGE_AFTER), Passes(FIRST_BYTE_TIMEOUT));
     check(Rich, &[], send(0, 1, First));
     // The first attempt fails.
     check(Rich, &[Fails(0, StaleConnection)], send(0, 2, Replay));
@@ -204,7 +206,7 @@ fn each_event_leads_to_the_step_of_the_table() {
     check(Rich, &[hedged, Fails(0, StaleConnection)], Step::Wait);
     check(Rich, &[hedged, Fails(0, Unreachable), late], retry_instead(1, 2, 3));
     check(Rich, &[Passes(HEDGE_AFTER - MS)], Step::Wait);
-    check(Evacuating, &[Passes(LATE_AFTER - MS)], Step::Wait);
+    check(Evacuating, &[Passes(FIRST_BYTE_TIMEOUT - MS)], Step::Wait);
     check(Evacuating, &[late, Fails(1, Unreachable)], Step::NoRegionReachable);
     check(Evacuating, &[late, Fails(1, StaleConnection)], send(1, 3, Replay));
 }
@@ -231,13 +233,17 @@ fn a_region_that_cannot_take_over_is_skipped() {
     check(|scenario| scenario.suspect = &[1, 2], hedge, Step::Wait);
     check(
         |scenario| (scenario.busy, scenario.suspect) = (&[0], &[1]),
-        Passes(LATE_AFTER),
+        Passes(FIRST_BYTE_TIMEOUT),
         retry_instead(0, 2, 2),
     );
-    check(|scenario| (scenario.busy, scenario.suspect) = (&[0], &[1, 2]), Passes(LATE_AFTER), Step::Wait);
+    check(
+        |scenario| (scenario.busy, scenario.suspect) = (&[0], &[1, 2]),
+        Passes(FIRST_BYTE_TIMEOUT),
+        Step::Wait,
+    );
     check(
         |scenario| (scenario.busy, scenario.full) = (&[0], &[1]),
-        Passes(LATE_AFTER),
+        Passes(FIRST_BYTE_TIMEOUT),
         retry_instead(0, 2, 2),
     );
 }
@@ -281,11 +287,11 @@ fn the_next_timer_is_the_earliest_one() {
     let begun = scenario.now;
     assert_eq!(scenario.plan.next_timer(), begun + HEDGE_AFTER);
     scenario.apply_event(Passes(HEDGE_AFTER));
-    assert_eq!(scenario.plan.next_timer(), begun + LATE_AFTER);
-    scenario.apply_event(Passes(LATE_AFTER - HEDGE_AFTER));
+    assert_eq!(scenario.plan.next_timer(), begun + FIRST_BYTE_TIMEOUT);
+    scenario.apply_event(Passes(FIRST_BYTE_TIMEOUT - HEDGE_AFTER));
     assert_eq!(
         scenario.plan.next_timer(),
-        begun + HEDGE_AFTER + LATE_AFTER,
+        begun + HEDGE_AFTER + FIRST_BYTE_TIMEOUT,
         "the hedge has a separate first-byte timeout"
     );
     scenario.apply_event(Passes(HEDGE_AFTER));
@@ -301,7 +307,7 @@ fn the_first_response_ends_the_race_and_may_have_missed_its_timeout() {
     assert!(!scenario.plan.has_attempt_in_flight(), "the other attempt is dropped");
     let mut alone = PlanScenario::new(Poor);
     alone.start();
-    alone.apply_event(Passes(LATE_AFTER));
+    alone.apply_event(Passes(FIRST_BYTE_TIMEOUT));
     assert!(!alone.plan.responded(region(0)), "it missed the first-byte timeout");
 }
 
@@ -371,7 +377,7 @@ proptest! {
         let mark = |at: RegionIndex| marks[at.as_usize()];
         let health = |at: RegionIndex| match mark(at) { 0 => Health::Down, 1 => Health::Suspect, _ => Health::Healthy };
         let load = |at: RegionIndex| match mark(at) { 2 => RegionLoad::Full, 3 => RegionLoad::Busy, _ => RegionLoad::Light };
-        let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: Some(HEDGE_AFTER) };
+        let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: Some(HEDGE_AFTER) };
         let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
         let mut running: Vec<RegionIndex> = Vec::new();
         let (mut sent, mut extra, mut ended) = (0, 0, false);
@@ -435,7 +441,7 @@ fn with_instances(order: &[u16], events: &[Event]) -> Vec<(Step, Option<Instance
         let left = both.into_iter().find(|instance| !failed.contains(instance));
         Some(SelectedInstance { instance: left.unwrap_or(both[0]), is_alternative: left.is_some() })
     };
-    let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(LATE_AFTER), hedge: None };
+    let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: None };
     let view = RegionView {
         health: &|_| Health::Healthy,
         load: &|_| RegionLoad::Light,
@@ -480,9 +486,12 @@ fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_re
     }
     // All instances have the same replicas, so another region is better.
     assert_eq!(sent(&[0, 1], &[Fails(0, Declined)]), [Some((0, 0)), Some((1, 0))]);
-    assert_eq!(sent(&[0, 1], &[Passes(LATE_AFTER)]), [Some((0, 0)), Some((1, 0))]);
+    assert_eq!(sent(&[0, 1], &[Passes(FIRST_BYTE_TIMEOUT)]), [Some((0, 0)), Some((1, 0))]);
     assert_eq!(sent(&[0], &[Fails(0, Declined)]), [Some((0, 0)), Some((0, 1))]);
-    assert_eq!(sent(&[0], &[Passes(LATE_AFTER), Passes(LATE_AFTER)]), [Some((0, 0)), Some((0, 1)), None]);
+    assert_eq!(
+        sent(&[0], &[Passes(FIRST_BYTE_TIMEOUT), Passes(FIRST_BYTE_TIMEOUT)]),
+        [Some((0, 0)), Some((0, 1)), None]
+    );
     // A replay is no failure of the instance, but a second closed connection is: it was killed.
     let killed = [Fails(0, StaleConnection), Fails(0, StaleConnection)];
     assert_eq!(sent(&[0], &killed), [Some((0, 0)), Some((0, 0)), Some((0, 1))]);

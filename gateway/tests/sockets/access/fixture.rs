@@ -19,12 +19,12 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, oneshot, watch};
 
-const PLACE: &str = "aws/us-east-1";
+const REGION: &str = "aws/us-east-1";
 /// Speed of the region in tokens a second.
 pub(crate) const SPEED: u64 = 20_000;
 
 /// Time of a request besides the queue and the engine.
-const AROUND: Duration = Duration::from_millis(20);
+const OVERHEAD: Duration = Duration::from_millis(20);
 
 /// The region.
 pub(crate) struct Region {
@@ -83,7 +83,7 @@ impl Region {
         let lookups = Queues::tokens(&queues.lookups);
         let load = json!({"name": "m", "ready": 1, "pending_tokens": lookups + Queues::tokens(&queues.bulk),
                           "interactive_tokens": lookups, "tokens_per_second": self.speed as f64});
-        json!({"version": 1, "region": PLACE, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
+        json!({"version": 1, "region": REGION, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false, "deployments": [load]})
     }
 
     /// Computes the queue, interactive requests first, one after another; never returns.
@@ -126,7 +126,7 @@ async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: By
     }
     region.work.notify_one();
     let _ = computed.await;
-    tokio::time::sleep(AROUND).await;
+    tokio::time::sleep(OVERHEAD).await;
     (StatusCode::OK, [("x-meridian-tokens", tokens.to_string())], "{}")
 }
 
@@ -156,7 +156,7 @@ impl Fixture {
             .with_state(region.clone());
         let endpoint = hub::serve(router).await.to_string();
         let regions =
-            [json!({"id": PLACE, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m"]})];
+            [json!({"id": REGION, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m"]})];
         let hub = hub::hub(1, 1, &regions, &[hub::deployment("m", Value::Null)]).await;
         let dir = tempfile::tempdir().unwrap();
         for (name, text) in
@@ -166,7 +166,7 @@ impl Fixture {
         }
         let operations = free_address().to_string();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{REGION}'\nhub = 'http://{hub}'\n\
              snapshot = 'routes'\ntenants = 'tenants.toml'"
         );
         let keys = tenants.lines().filter_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\''));

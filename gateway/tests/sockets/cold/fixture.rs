@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
 /// Longer than any step takes, also on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Replica that becomes ready on command.
 #[derive(Default)]
@@ -166,7 +166,7 @@ impl Region {
         let held = || self.spoke().held(&name()).requests;
         let begun = Instant::now();
         while held() != count {
-            assert!(begun.elapsed() < PATIENCE, "{} are held, not {count}", held());
+            assert!(begun.elapsed() < TIMEOUT, "{} are held, not {count}", held());
             tokio::time::sleep(Duration::from_micros(200)).await;
         }
     }
@@ -189,7 +189,7 @@ impl Region {
 pub(crate) async fn wait_until(description: &str, holds: impl AsyncFn() -> bool) {
     let begun = Instant::now();
     while !holds().await {
-        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
+        assert!(begun.elapsed() < TIMEOUT, "timed out waiting until {description}");
         tokio::time::sleep(Duration::from_micros(200)).await;
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum Fault {
 /// Response time of a slow region, which was that of [`Scripts::healthy`] before.
 const SLOW: Duration = Duration::from_millis(400);
 /// Longer than any expected step takes.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time by which a SYN is answered if it is answered at all.
 const SYN_TIMEOUT: Duration = Duration::from_millis(300);
 
@@ -112,7 +112,7 @@ impl FaultFixture {
             };
             tokio::join!(request, killed).0
         };
-        tokio::time::timeout(PATIENCE, answered).await.unwrap_or_else(|_| panic!("{fault:?}: no response"))
+        tokio::time::timeout(TIMEOUT, answered).await.unwrap_or_else(|_| panic!("{fault:?}: no response"))
     }
 }
 

@@ -18,7 +18,8 @@ pub(crate) const JAPAN: &str = "oci/ap-tokyo-1";
 
 /// Round-trip time to each region: they differ by more than the tie margin, so that the first region does not depend on
 /// whether a fixture lives long enough for measurements to replace the distance estimate.
-pub(crate) const AWAY: [Duration; 3] = [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
+pub(crate) const ROUND_TRIP_TIMES: [Duration; 3] =
+    [Duration::ZERO, Duration::from_millis(30), Duration::from_millis(60)];
 
 /// A tenant without limits, and a restricted one.
 const TENANTS: &str = "[[tenant]]\nname = 'test'\nkey_file = 'key'\n[[tenant]]\nname = 'narrow'\nkey_file = 'narrow'\n\
@@ -55,7 +56,7 @@ impl Fixture {
     /// Starts a gateway with `more` in its configuration. If that enables TLS, clients use it.
     pub(crate) async fn start(more: &str, scripts: [(&'static str, Script); 3]) -> Fixture {
         let (mut regions, mut addresses, mut rows) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        for ((id, script), away) in scripts.into_iter().zip(AWAY) {
+        for ((id, script), away) in scripts.into_iter().zip(ROUND_TRIP_TIMES) {
             let (region, address) = Region::start(id, away, script).await;
             regions.insert(id, region);
             addresses.insert(id, address);

@@ -34,7 +34,7 @@ const RESPONSE_BYTES: usize = 8 << 10;
 const CONNECTIONS_MAX: usize = 4096;
 
 /// Longer than any step takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Certificates of one end; none in plaintext.
 #[derive(Clone, Copy)]
@@ -261,7 +261,7 @@ impl Fixture {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, waited)
+        tokio::time::timeout(TIMEOUT, waited)
             .await
             .unwrap_or_else(|_| panic!("timed out waiting until {description}"));
     }

@@ -1,6 +1,6 @@
 //! Panics under each lock that an ingress takes while serving.
 
-use super::{Fixture, Takes, USUAL};
+use super::{Fixture, RESPONSE_TIME, Takes};
 use serde_json::json;
 use std::time::Duration;
 use supervision::failpoint::trial::{Subject, each_lock};
@@ -11,7 +11,7 @@ fn a_panic_under_any_lock_fails_one_request_or_the_process() {
     each_lock(NAME, 5, |case| {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let fixture = Fixture::with([Takes(USUAL), Takes(USUAL)]).await;
+            let fixture = Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await;
             case.run(&fixture).await;
         });
     });

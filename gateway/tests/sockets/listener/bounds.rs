@@ -1,7 +1,7 @@
 //! Timeouts of each part of a request.
 
 use super::fixture::{
-    BODY, Edge, Fixture, Mode, PATIENCE, post, read_response, read_until_closed, send_and_read,
+    BODY, Edge, Fixture, Mode, TIMEOUT, post, read_response, read_until_closed, send_and_read,
 };
 use super::http2::Client;
 use std::time::{Duration, Instant};
@@ -97,7 +97,7 @@ async fn requests_of_a_client_that_never_reads_time_out() {
         if held == nothing {
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "connections and requests in flight: {held:?}");
+        assert!(begun.elapsed() < TIMEOUT, "connections and requests in flight: {held:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(held_on);
@@ -137,7 +137,7 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
     assert_eq!(send_and_read(&mut sixth).await.status, 200);
     assert_eq!(read_until_closed(&mut third).await.status, 0, "the fifth or the sixth has its place");
     let Client { send, ended } = http2;
-    tokio::time::timeout(PATIENCE, ended)
+    tokio::time::timeout(TIMEOUT, ended)
         .await
         .expect("and the other has that of the second")
         .unwrap()
@@ -167,7 +167,7 @@ async fn an_http_2_body_that_never_ends_times_out_and_its_connection_continues()
     let client = Client::plain(&edge).await;
     let (response, mut body) = client.begin(super::http2::post(), false).await.unwrap();
     body.send_data("{".into(), false).unwrap();
-    let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+    let response = tokio::time::timeout(TIMEOUT, response).await.expect("an answer").unwrap();
     assert_eq!(response.status().as_u16(), 408);
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
 }

@@ -1,6 +1,6 @@
 //! Connection limits: an address that sends partial requests evicts no connection that was served.
 
-use super::fixture::{Edge, Fixture, PATIENCE, read_until_closed, send_and_read};
+use super::fixture::{Edge, Fixture, TIMEOUT, read_until_closed, send_and_read};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
@@ -73,14 +73,14 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
     served.pop();
     let begun = Instant::now();
     // Its slot is free as soon as its end is noticed; and a half-open connection is evicted for the next one.
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIMEOUT {
         let mut next = from([127, 0, 0, 7], &edge).await;
         next.write_all(HALF_A_HEAD).await.ok();
         if tokio::time::timeout(Duration::from_millis(100), read_until_closed(&mut next)).await.is_err() {
             break;
         }
     }
-    assert!(begun.elapsed() < PATIENCE, "a place that was left is not found");
+    assert!(begun.elapsed() < TIMEOUT, "a place that was left is not found");
 
     let mut first = from([127, 0, 0, 8], &edge).await;
     let mut others = Vec::new();

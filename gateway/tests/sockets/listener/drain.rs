@@ -1,7 +1,7 @@
 //! Graceful shutdown of a gateway: it is announced, no request in flight is lost, and the next process may already run.
 
 use super::fixture::{
-    BODY, Edge, Fixture, Mode, PATIENCE, post, read_response, read_until_closed, send_and_read, wait_until,
+    BODY, Edge, Fixture, Mode, TIMEOUT, post, read_response, read_until_closed, send_and_read, wait_until,
 };
 use super::http2::Client;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 /// Waits for its end; returns the time.
 async fn ended(edge: &mut Edge) -> Duration {
     let begun = Instant::now();
-    tokio::time::timeout(PATIENCE, &mut edge.running).await.expect("the edge ends").unwrap();
+    tokio::time::timeout(TIMEOUT, &mut edge.running).await.expect("the edge ends").unwrap();
     begun.elapsed()
 }
 
@@ -70,8 +70,8 @@ async fn a_lame_duck_announces_the_shutdown_and_serves_new_requests() {
     // GOAWAY: the client opens no more streams, and its connection ends cleanly.
     let Client { send, ended: gone } = http2;
     drop(send);
-    tokio::time::timeout(PATIENCE, gone).await.expect("GOAWAY").unwrap().unwrap();
-    tokio::time::timeout(PATIENCE, &mut edge.running).await.expect("the edge ends").unwrap();
+    tokio::time::timeout(TIMEOUT, gone).await.expect("GOAWAY").unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, &mut edge.running).await.expect("the edge ends").unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(700), "{:?}", begun.elapsed());
 }
 
@@ -128,7 +128,7 @@ async fn clients_that_do_not_read_do_not_delay_the_shutdown() {
     let unread_too = response.await.unwrap();
     fixture.region.wait_for_requests(2).await;
     edge.stop();
-    // The drain of 30 s is longer than the patience of a test.
+    // The drain of 30 s is longer than the timeout of the test.
     ended(&mut edge).await;
     drop((unread, unread_too));
 }

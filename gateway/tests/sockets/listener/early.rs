@@ -1,6 +1,6 @@
 //! Responses before the end of the request body: a client that is still sending reads them.
 
-use super::fixture::{BODY, Fixture, PATIENCE, post, read_response, read_until_closed, send_and_read};
+use super::fixture::{BODY, Fixture, TIMEOUT, post, read_response, read_until_closed, send_and_read};
 use super::http2::{Client, request};
 use http::Method;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn over_http_2_a_body_may_arrive_after_its_rejection() {
         }
         let reset = std::future::poll_fn(|context| body.poll_reset(context));
         assert!(tokio::time::timeout(Duration::from_millis(100), reset).await.is_err(), "{length} bytes");
-        let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+        let response = tokio::time::timeout(TIMEOUT, response).await.expect("an answer").unwrap();
         assert_eq!(response.status(), 401, "{length} bytes");
     }
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);

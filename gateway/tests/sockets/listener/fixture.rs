@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 const REGION: &str = "aws/us-east-1";
 /// Longer than any expected step takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// A request that is served.
 pub(crate) const BODY: &str = r#"{"model": "anywhere", "input": "x"}"#;
 
@@ -170,7 +170,7 @@ impl Fixture {
         let edge = Edge { address, operations, stop: Some(stop), running };
         let begun = Instant::now();
         while !edge.operate("/routes").await.1.contains("\"health\":\"healthy\"") {
-            assert!(begun.elapsed() < PATIENCE, "the region does not become healthy");
+            assert!(begun.elapsed() < TIMEOUT, "the region does not become healthy");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         edge
@@ -243,7 +243,7 @@ impl ClientResponse {
 /// Reads everything until the connection ends; it must end.
 pub(crate) async fn read_until_closed(stream: &mut (impl AsyncRead + Unpin)) -> ClientResponse {
     let mut text = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut text)).await;
+    let read = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut text)).await;
     let outcome = read.unwrap_or_else(|_| panic!("the connection does not end: {}", text.escape_ascii()));
     if let Err(error) = outcome {
         text.extend_from_slice(format!("\r\nbroken: {error}").as_bytes());
@@ -267,7 +267,7 @@ pub(crate) async fn read_response(stream: &mut (impl AsyncRead + Unpin)) -> Clie
         response.body = String::from_utf8(body).unwrap();
         response
     };
-    tokio::time::timeout(PATIENCE, read).await.expect("a response in time")
+    tokio::time::timeout(TIMEOUT, read).await.expect("a response in time")
 }
 
 /// Returns a POST that is served, with further fields (each with its line end).
@@ -288,7 +288,7 @@ pub(crate) async fn send_and_read(stream: &mut (impl AsyncRead + AsyncWrite + Un
 pub(crate) async fn wait_until(description: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
+        assert!(begun.elapsed() < TIMEOUT, "timed out waiting until {description}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -1,7 +1,7 @@
 //! HTTP/2 floods get ENHANCE_YOUR_CALM, malformed requests or connections are rejected, and no other client is
 //! affected; in plaintext and over TLS.
 
-use super::fixture::{Fixture, Mode, PATIENCE, certify, send_and_read};
+use super::fixture::{Fixture, Mode, TIMEOUT, certify, send_and_read};
 use super::tls;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
@@ -53,7 +53,7 @@ async fn flood(stream: impl Transport + 'static, frames: Frames) -> Vec<(u8, Vec
             () = sending => reading.await.unwrap(),
         }
     };
-    parse_frames(&tokio::time::timeout(PATIENCE, ended).await.expect("the connection ends"))
+    parse_frames(&tokio::time::timeout(TIMEOUT, ended).await.expect("the connection ends"))
 }
 
 /// Parses frames.
@@ -173,8 +173,8 @@ async fn a_malformed_request_reaches_no_region() {
         let (mut all, begun) = (Vec::new(), Instant::now());
         // Rejected (HEADERS), reset (RST_STREAM) or connection closed (GOAWAY).
         while !parse_frames(&all).iter().any(|(kind, _)| matches!(kind, 1 | 3 | 7)) {
-            assert!(begun.elapsed() < PATIENCE, "{name}: {:?}", parse_frames(&all));
-            let read = tokio::time::timeout(PATIENCE, stream.read_buf(&mut all)).await;
+            assert!(begun.elapsed() < TIMEOUT, "{name}: {:?}", parse_frames(&all));
+            let read = tokio::time::timeout(TIMEOUT, stream.read_buf(&mut all)).await;
             if read.unwrap_or_else(|_| panic!("{name}: no response")).unwrap() == 0 {
                 break;
             }
@@ -209,7 +209,7 @@ async fn a_client_that_opens_no_window_times_out() {
     fixture.region.wait_for_requests(10).await;
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.contains("meridian_gateway_requests_in_flight 0\n") {
-        assert!(begun.elapsed() < PATIENCE, "they are in flight for ever");
+        assert!(begun.elapsed() < TIMEOUT, "they are in flight for ever");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(stream);

@@ -1,7 +1,7 @@
 //! A client that closes its write side after its request still reads the response; the request of one that disconnects
 //! is cancelled.
 
-use super::fixture::{BODY, Fixture, Mode, PATIENCE, certify, post, read_response, read_until_closed};
+use super::fixture::{BODY, Fixture, Mode, TIMEOUT, certify, post, read_response, read_until_closed};
 use super::tls;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -49,7 +49,7 @@ async fn a_request_is_cancelled_when_its_client_is_gone() {
     fixture.region.wait_for_requests(1).await;
     drop(stream);
     let mut cancelled = fixture.region.cancelled.subscribe();
-    tokio::time::timeout(PATIENCE, cancelled.wait_for(|count| *count == 1))
+    tokio::time::timeout(TIMEOUT, cancelled.wait_for(|count| *count == 1))
         .await
         .expect("it is found out")
         .unwrap();

@@ -1,6 +1,6 @@
 //! HTTP/2 without TLS (prior knowledge): the same requests, concurrently on one connection.
 
-use super::fixture::{BODY, Edge, Fixture, Mode, PATIENCE, wait_until};
+use super::fixture::{BODY, Edge, Fixture, Mode, TIMEOUT, wait_until};
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use h2::{Reason, RecvStream};
@@ -190,7 +190,7 @@ async fn a_reset_cancels_its_request_and_no_other() {
     left.send_reset(Reason::CANCEL);
     let cancelled =
         async { fixture.region.cancelled.subscribe().wait_for(|count| *count == 1).await.map(|_| ()) };
-    tokio::time::timeout(PATIENCE, cancelled).await.expect("the request is cancelled at the region").unwrap();
+    tokio::time::timeout(TIMEOUT, cancelled).await.expect("the request is cancelled at the region").unwrap();
     fixture.region.go_on.send_replace(true);
     assert_eq!(kept.await.unwrap().status(), 200);
     assert_eq!(fixture.region.requests(), 2, "no request was retried");
@@ -218,7 +218,7 @@ async fn oversized_heads_are_rejected_and_an_idle_connection_gets_goaway() {
     assert_eq!(client.post(BODY).await.unwrap().head.status(), 200);
     let begun = Instant::now();
     let Client { send, ended } = client;
-    tokio::time::timeout(PATIENCE, ended).await.expect("it is closed").unwrap().unwrap();
+    tokio::time::timeout(TIMEOUT, ended).await.expect("it is closed").unwrap().unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
     drop(send);
 }

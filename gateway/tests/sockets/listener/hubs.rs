@@ -1,6 +1,6 @@
 //! Several hubs, some of them unresponsive: a gateway takes its table from any that has one.
 
-use super::fixture::{Fixture, PATIENCE};
+use super::fixture::{Fixture, TIMEOUT};
 use crate::hub;
 use serde_json::json;
 use std::net::{SocketAddr, TcpListener};
@@ -40,7 +40,7 @@ async fn a_gateway_leaves_a_hub_that_hangs_after_its_first_response() {
     fixture.hub = json!([old, format!("http://{new}")]).to_string();
     let (edge, begun) = (fixture.edge("").await, Instant::now());
     while !edge.operate("/routes").await.1.contains("\"generation\":\"1.2\"") {
-        assert!(begun.elapsed() < PATIENCE, "it continues to use the unresponsive hub");
+        assert!(begun.elapsed() < TIMEOUT, "it continues to use the unresponsive hub");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Reached limits are counted by name (invariant 6, Bounded).
 
-use super::fixture::{BODY, Edge, Fixture, Mode, PATIENCE, post, read_until_closed, send_and_read};
+use super::fixture::{BODY, Edge, Fixture, Mode, TIMEOUT, post, read_until_closed, send_and_read};
 use super::http2::Client;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -24,7 +24,7 @@ async fn counted(edge: &Edge) -> BTreeMap<String, u64> {
 async fn wait_until_no_connection(edge: &Edge) {
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.lines().any(|line| line == "meridian_gateway_connections 0") {
-        assert!(begun.elapsed() < PATIENCE, "a connection stays open");
+        assert!(begun.elapsed() < TIMEOUT, "a connection stays open");
     }
 }
 
@@ -39,7 +39,7 @@ async fn counts(edge: &Edge, before: BTreeMap<String, u64>, name: &str) {
         if counted == expected {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{name}: {counted:#?} is not {expected:#?}");
+        assert!(begun.elapsed() < TIMEOUT, "{name}: {counted:#?} is not {expected:#?}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Key files that change while a gateway runs, and a second process without `--take-over`.
 
-use super::fixture::{BODY, Edge, Fixture, PATIENCE, post};
+use super::fixture::{BODY, Edge, Fixture, TIMEOUT, post};
 use std::time::{Duration, Instant};
 
 async fn status(edge: &Edge, key: &str) -> u16 {
@@ -11,7 +11,7 @@ async fn status(edge: &Edge, key: &str) -> u16 {
 async fn wait_for_status(edge: &Edge, key: &str, expected: u16) {
     let begun = Instant::now();
     while status(edge, key).await != expected {
-        assert!(begun.elapsed() < PATIENCE, "the status for the key {key} is not {expected}");
+        assert!(begun.elapsed() < TIMEOUT, "the status for the key {key} is not {expected}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -39,7 +39,7 @@ async fn a_revoked_key_is_rejected_within_seconds_and_an_invalid_file_changes_no
     file("key", " \n");
     let begun = Instant::now();
     while failures(&edge).await < 1 {
-        assert!(begun.elapsed() < PATIENCE, "a broken file is not counted");
+        assert!(begun.elapsed() < TIMEOUT, "a broken file is not counted");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(status(&edge, "new").await, 200);
@@ -79,6 +79,6 @@ async fn a_second_process_without_take_over_exits_and_the_first_continues() {
     let error = gateway::edge::run(nowhere, std::future::pending(), |_| panic!("it does not start")).await;
     assert!(error.expect_err("a takeover without a handover path").to_string().contains("`handover`"));
     let next = fixture.edge_after(config, Some(&running)).await;
-    tokio::time::timeout(PATIENCE, &mut running.running).await.expect("it ends").unwrap();
+    tokio::time::timeout(TIMEOUT, &mut running.running).await.expect("it ends").unwrap();
     assert_eq!(status(&next, "k").await, 200, "the process with take-over serves");
 }

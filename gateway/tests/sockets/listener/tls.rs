@@ -1,7 +1,7 @@
 //! TLS: protocols, replaced certificates, and invalid files.
 
 use super::fixture::{
-    BODY, Edge, Fixture, PATIENCE, certify, post, read_response, read_until_closed, send_and_read,
+    BODY, Edge, Fixture, TIMEOUT, certify, post, read_response, read_until_closed, send_and_read,
 };
 use super::http2::Client;
 use http::HeaderValue;
@@ -93,7 +93,7 @@ async fn malformed_bodies_are_rejected_over_tls_and_their_connections_continue()
     // A body that never ends.
     let (response, mut body) = http2.begin(super::http2::post(), false).await.unwrap();
     body.send_data("{".into(), false).unwrap();
-    let response = tokio::time::timeout(PATIENCE, response).await.expect("an answer").unwrap();
+    let response = tokio::time::timeout(TIMEOUT, response).await.expect("an answer").unwrap();
     assert_eq!(response.status().as_u16(), 408);
     let unended = post("", BODY).replace("content-length: 35", "content-length: 1000000");
     let mut slow = connect(&edge, &certificate, &[]).await.unwrap();
@@ -156,7 +156,7 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, taken).await.expect("the new certificate is taken");
+    tokio::time::timeout(TIMEOUT, taken).await.expect("the new certificate is taken");
     assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
     assert_eq!(send_and_read(&mut open).await.status, 200, "open connections continue");
 }

@@ -1,6 +1,6 @@
 //! HTTP/2 trailers: fields are accepted, and a pseudo-header among them resets the stream and not the connection.
 
-use super::fixture::{BODY, Fixture, PATIENCE};
+use super::fixture::{BODY, Fixture, TIMEOUT};
 use super::http2::{Client, post};
 use h2::Reason;
 use http::HeaderMap;
@@ -27,7 +27,7 @@ async fn trailers_with_fields_are_accepted() {
         body.send_data(BODY.into(), false).unwrap();
         let trailers = HeaderMap::from_iter([("x-checksum".parse().unwrap(), "1".parse().unwrap())]);
         body.send_trailers(trailers).unwrap();
-        let response = timeout(PATIENCE, response).await.expect("an answer").unwrap();
+        let response = timeout(TIMEOUT, response).await.expect("an answer").unwrap();
         assert_eq!(response.status(), 200);
     }
 }
@@ -66,7 +66,7 @@ async fn trailers_with_a_pseudo_header_reset_only_their_stream() {
                 }
             }
         };
-        timeout(PATIENCE, pinged).await.expect("the stream is reset and the connection stays open");
+        timeout(TIMEOUT, pinged).await.expect("the stream is reset and the connection stays open");
         assert_eq!(response, b"are you?");
         assert_eq!(reset, Some((1, PROTOCOL_ERROR.to_vec())), "{:?}", Reason::PROTOCOL_ERROR);
     }

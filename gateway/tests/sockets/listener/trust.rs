@@ -1,6 +1,6 @@
 //! Validation of the hub's responses: a generation that no hub can have published is rejected.
 
-use super::fixture::{BODY, Edge, Fixture, PATIENCE, post};
+use super::fixture::{BODY, Edge, Fixture, TIMEOUT, post};
 use crate::hub;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -95,7 +95,7 @@ async fn metric(edge: &Edge, name: &str) -> u64 {
 async fn wait_for_generation(edge: &Edge, generation: &str) {
     let (expected, begun) = (format!("\"generation\":\"{generation}\""), Instant::now());
     while !edge.operate("/routes").await.1.contains(&expected) {
-        assert!(begun.elapsed() < PATIENCE, "{generation} is not taken");
+        assert!(begun.elapsed() < TIMEOUT, "{generation} is not taken");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -114,7 +114,7 @@ async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_
     while metric(&edge, "meridian_gateway_tables_refused_total").await < 5
         || metric(&edge, "meridian_gateway_plans_refused_total").await < 1
     {
-        assert!(begun.elapsed() < PATIENCE, "forged responses are not counted");
+        assert!(begun.elapsed() < TIMEOUT, "forged responses are not counted");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(edge.operate("/routes").await.1.contains("\"generation\":\"1.1\""));

@@ -16,7 +16,7 @@ const OVERFLOW_BYTES_MAX: u64 = 64;
 const DIGITS_MAX: u64 = 16;
 /// Maximum bytes of a request to a region and its response, with heads, for one deployment.
 const EXCHANGE_BYTES_MAX: u64 = 700;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns the bytes of a request and of a response, averaged over [`COUNTED`], while `action` runs.
 async fn mean_bytes(link: &CountingLink, action: impl AsyncFn()) -> [u64; 2] {
@@ -27,7 +27,7 @@ async fn mean_bytes(link: &CountingLink, action: impl AsyncFn()) -> [u64; 2] {
         [0, 1].map(|way| (now[way].0 - before[way].0, now[way].1 - before[way].1))
     };
     while since().iter().any(|(_, messages)| *messages < COUNTED) {
-        assert!(begun.elapsed() < PATIENCE, "the gateway sends no more exchange requests");
+        assert!(begun.elapsed() < TIMEOUT, "the gateway sends no more exchange requests");
         action().await;
     }
     since().map(|(bytes, messages)| bytes / messages)

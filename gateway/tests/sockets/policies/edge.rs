@@ -14,8 +14,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-pub(crate) const PLACE: &str = "aws/us-east-1";
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const REGION: &str = "aws/us-east-1";
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Hub that publishes one text until the test replaces it, and records the polls.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ impl Hub {
         // An invalid table is returned to every poll; a valid one to gateways that have another.
         if number.is_some_and(|number| query.contains(&format!("after=1.{number}&"))) {
             let mut changed = hub.text.subscribe();
-            tokio::time::timeout(PATIENCE, changed.changed()).await.ok();
+            tokio::time::timeout(TIMEOUT, changed.changed()).await.ok();
             return StatusCode::NO_CONTENT.into_response();
         }
         text.into_response()
@@ -47,7 +47,7 @@ impl Hub {
             if let Some(found) = found {
                 return found;
             }
-            assert!(begun.elapsed() < PATIENCE, "{description}: {:?}", self.polls.lock().unwrap());
+            assert!(begun.elapsed() < TIMEOUT, "{description}: {:?}", self.polls.lock().unwrap());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -80,7 +80,7 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
     std::fs::write(dir.path().join("key"), "k").unwrap();
     let operations = free_address();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{address}'\n\
+        "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{REGION}'\nhub = 'http://{address}'\n\
          snapshot = 'routes'\ntenants = 'tenants.toml'"
     );
     let config = EdgeConfig::parse(&text, dir.path(), &BTreeMap::new())
@@ -91,7 +91,7 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
 
     let query = hub.wait_for_poll("the first is acknowledged", |query| query.contains("after=1.1&")).await;
     let reader = query.split("reader=").nth(1).expect("the poll names its reader").to_owned();
-    assert!(reader.starts_with(&format!("gateway/{PLACE}/")), "{reader}");
+    assert!(reader.starts_with(&format!("gateway/{REGION}/")), "{reader}");
 
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let get = async |path: &str| {
@@ -125,7 +125,7 @@ async fn a_gateway_reports_its_table_and_rejects_invalid_ones() {
         hub.text.send_replace(poison.clone());
         let begun = Instant::now();
         while refused().await == before {
-            assert!(begun.elapsed() < PATIENCE, "{:.200} is not refused", poison);
+            assert!(begun.elapsed() < TIMEOUT, "{:.200} is not refused", poison);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(runs().await, ("1.1".to_owned(), "eu".to_owned()), "{poison:.200}");

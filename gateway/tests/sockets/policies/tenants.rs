@@ -1,7 +1,7 @@
 //! A gateway without a tenants file accepts the tenants of the table, from one table to the next, and from its disk
 //! without a hub.
 
-use super::edge::{PATIENCE, PLACE, start_hub};
+use super::edge::{REGION, TIMEOUT, start_hub};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ impl Edge {
     async fn start(dir: &Path, hub: SocketAddr) -> Edge {
         let operations = free_address();
         let text = format!(
-            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{PLACE}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
+            "listen = '127.0.0.1:0'\noperations = '{operations}'\nregion = '{REGION}'\nhub = 'http://{hub}'\nsnapshot = 'routes'\n\
              [timeouts]\nlame_duck = '0s'"
         );
         let config = EdgeConfig::parse(&text, dir, &BTreeMap::new());
@@ -76,7 +76,7 @@ impl Edge {
     async fn wait_until(&self, description: &str, mut holds: impl AsyncFnMut() -> bool) {
         let begun = Instant::now();
         while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out waiting until {description}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }

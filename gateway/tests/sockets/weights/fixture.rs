@@ -23,9 +23,9 @@ pub(crate) const NEAR: &str = "aws/us-east-1";
 pub(crate) const FAR: &str = "aws/eu-central-1";
 /// Round-trip time of the far region. Of two equally near regions a slow one is skipped, and on a busy machine either
 /// is slow now and then.
-const AWAY: Duration = Duration::from_millis(60);
+const ROUND_TRIP_TIME: Duration = Duration::from_millis(60);
 /// Longer than any expected step takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the hub, and its last report of demand.
 pub(crate) struct Hub {
@@ -72,7 +72,7 @@ pub(crate) async fn region(id: &'static str) -> SocketAddr {
         let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
         let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "interactive_tokens": 0, "tokens_per_second": 1e4});
         if id == FAR {
-            tokio::time::sleep(AWAY).await;
+            tokio::time::sleep(ROUND_TRIP_TIME).await;
         }
         axum::Json(
             json!({"version": 1, "region": id, "instance": "a", "boot_id": 1, "sequence": question.sequence, "draining": false,
@@ -210,7 +210,7 @@ impl Edge {
             if holds(&routes) {
                 return routes;
             }
-            assert!(begun.elapsed() < PATIENCE, "timed out waiting until {description}: {routes}");
+            assert!(begun.elapsed() < TIMEOUT, "timed out waiting until {description}: {routes}");
             tokio::task::yield_now().await;
         }
     }

@@ -10,7 +10,7 @@ use trtllm::{
 };
 
 /// Timeout; longer than any operation takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Temporary directory with an engine.
 pub(crate) struct Engine {
@@ -71,13 +71,13 @@ pub(crate) fn pooled() -> OutputTensor {
 /// Returns the result, or fails the test after a timeout.
 #[track_caller]
 pub(crate) fn outcome(pending: Pending) -> Result<EngineRows, ExecutorError> {
-    pending.wait_until(Instant::now() + PATIENCE).expect("every request ends")
+    pending.wait_until(Instant::now() + TIMEOUT).expect("every request ends")
 }
 
 /// Waits until the condition is true.
 #[track_caller]
 pub(crate) fn wait_until(description: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < end, "{description}");
         std::thread::yield_now();

@@ -17,7 +17,7 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/families
 const HIDDEN: u64 = 32;
 const SEQUENCES: [&[u32]; 5] = [&[5, 6, 7, 8], &[9], &[10, 11], &[12, 13, 14], &[15]];
 /// Timeout of conditions; longer than any operation takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn model(family: &str) -> ModelDir {
     ModelDir::open(&Path::new(GOLDEN).join(family)).expect(family)
@@ -233,7 +233,7 @@ fn two_batches_are_in_the_engine_and_the_third_is_queued() {
             .expect("room")
     };
     let until = |description: &str, so: &dyn Fn() -> bool| {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !so() {
             assert!(Instant::now() < end, "{description}");
             thread::yield_now();
