@@ -223,7 +223,7 @@ fn a_file_without_a_digest_is_not_downloaded() {
     let page = format!("<html><a href=\"../..{WHEEL_PATH}\">{WHEEL}</a></html>");
     origin.serve(PAGE_PATH, "text/html", page, &[]);
     let error = pull(&cache(&root, &origin)).expect_err("no digest");
-    assert!(matches!(&error, PullError::NoDigest { description, .. } if description == WHEEL), "{error}");
+    assert!(matches!(&error, PullError::NoDigest { what, .. } if what == WHEEL), "{error}");
     assert_eq!(origin.requests(WHEEL_PATH), []);
 
     let hub = hub(&[]);

@@ -15,7 +15,7 @@ use serde_json::Value;
 const INTERACTIVE: usize = 48;
 const BULK: usize = 12;
 
-const DEPLOYMENTS: &str = r#"
+const DEPLOYMENT: &str = r#"
 [[deployment]]
 name = "minilm"
 task = "embed"
@@ -74,7 +74,7 @@ fn milliseconds(response: &ClientResponse, header: &str) -> u64 {
 async fn a_burst_on_a_deployment_scaled_to_zero_is_held_and_served_and_it_scales_to_zero_again() {
     let reference = Reference::read();
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), DEPLOYMENTS).unwrap();
+    std::fs::write(file.path(), DEPLOYMENT).unwrap();
     let fleet = LocalFleet::start(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
     assert_eq!(fleet.find(&["replica"]), None, "no replica runs before the first request");
     assert!(held_for(&fleet).await.is_some(), "the gateway reports for how long a request would be held");
@@ -143,7 +143,7 @@ async fn reports_of_an_idle_region_contain_no_loads() {
     const DEPLOYMENTS: usize = 200;
     let file = tempfile::NamedTempFile::new().unwrap();
     let deployments: String = (0..DEPLOYMENTS)
-        .map(|number| DEPLOYMENTS.replace("\"minilm\"", &format!("\"idle-{number}\"")))
+        .map(|number| DEPLOYMENT.replace("\"minilm\"", &format!("\"idle-{number}\"")))
         .collect();
     std::fs::write(file.path(), deployments).unwrap();
     let fleet = LocalFleet::start(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
