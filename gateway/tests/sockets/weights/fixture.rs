@@ -217,11 +217,11 @@ impl Edge {
 
     /// Waits until it has this plan and sees this number of healthy regions.
     pub(crate) async fn wait_for_plan(&self, plan: &str, healthy: usize) {
-        let healthy = |routes: &Value| {
+        let is_healthy = |routes: &Value| {
             let regions = routes["regions"].as_array().into_iter().flatten();
             regions.filter(|region| region["health"] == "healthy").count() >= healthy
         };
-        self.wait_until("it is ready", |routes| routes["plan"].as_str() == Some(plan) && healthy(routes))
+        self.wait_until("it is ready", |routes| routes["plan"].as_str() == Some(plan) && is_healthy(routes))
             .await;
     }
 }
