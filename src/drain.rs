@@ -3,17 +3,13 @@
 //! The command records the desired state and does not wait for its effect: the hub publishes it in the route table, and the
 //! traffic plan moves the region's share away at a tenth per second. Requests with no other allowed region stay there.
 
-use crate::apply::{CommandError, client, run};
+use crate::apply::{CommandError, RECORD_TIMEOUT, client, run};
 use crate::cli::DrainOptions;
 use regions::id::{IdError, RegionId};
 use reqwest::StatusCode;
 use scheduler_client::operator::OperatorClient;
 use serde_json::json;
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// Timeout of the call. The hub responds after it has written to its store.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the hub is unreachable or rejects the request.
 pub(crate) fn main(options: &DrainOptions) -> ExitCode {
@@ -42,7 +38,7 @@ pub(crate) fn main(options: &DrainOptions) -> ExitCode {
 fn call(options: &DrainOptions) -> Result<(OperatorClient, RegionId), String> {
     let DrainOptions { region, hub, caller, undo: _, json: _ } = options;
     let region = region.parse().map_err(|error: IdError| error.to_string())?;
-    Ok((client(hub, caller, TIMEOUT)?, region))
+    Ok((client(hub, caller, RECORD_TIMEOUT)?, region))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Timeout of the call.
+/// Timeout of the call, of a gateway, which reads no store.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the gateway is unreachable or does not know the request.

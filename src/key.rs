@@ -2,7 +2,7 @@
 //!
 //! The key is drawn here and printed once. The hub receives its SHA-256, so neither the hub nor its store can reveal it.
 
-use crate::apply::{CommandError, client, run};
+use crate::apply::{CommandError, RECORD_TIMEOUT, client, run};
 use crate::cli::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 use gateway_core::keys::Digest;
 use regions::tenant::KeyDigest;
@@ -13,10 +13,8 @@ use scheduler_client::hub::HubCallError;
 use scheduler_client::operator::OperatorClient;
 use serde_json::json;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-/// Timeout of a call. The hub responds after it has written to its store.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// Beginning of every created key, by which scanners for leaked secrets recognise it.
 const PREFIX: &str = "mk_";
 
@@ -30,7 +28,7 @@ pub(crate) fn main(command: &KeyCommand) -> ExitCode {
 }
 
 fn operator(KeyHubOptions { hub, caller, json: _ }: &KeyHubOptions) -> Result<OperatorClient, String> {
-    client(hub, caller, TIMEOUT)
+    client(hub, caller, RECORD_TIMEOUT)
 }
 
 /// Returns the error of a call; that of an invalid option is one of the command line.

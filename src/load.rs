@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-/// Period of progress lines without a terminal.
-const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(5);
+/// Period of progress lines without a terminal, of this command and of `meridian embed`.
+pub(crate) const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(5);
 
 /// Output files of a report, in addition to stdout.
 struct Outputs {

@@ -41,7 +41,7 @@ pub(crate) const EXPANSION_MAX: usize = 200;
 const EXPANSION_FREE_BYTES: usize = 1 << 20;
 /// Maximum number of gzip members, which are compressed separately and concatenated (RFC 1952, 2.2). Hardly any client
 /// uses more than one, and an empty member costs us a thousand times what its twenty bytes cost a client.
-const MEMBERS_MAX: usize = 64;
+const GZIP_MEMBERS_MAX: usize = 64;
 
 /// Compression level; see the module comment.
 const LEVEL: u32 = 3;
@@ -120,7 +120,7 @@ impl Decompression {
     }
 
     fn next_member(&mut self) -> Result<(), BodyError> {
-        if self.members == MEMBERS_MAX {
+        if self.members == GZIP_MEMBERS_MAX {
             return Err(not_gzip());
         }
         self.members += 1;
@@ -166,7 +166,7 @@ fn check_length(length: usize, compressed_bytes: usize) -> Result<(), BodyError>
 fn not_gzip() -> BodyError {
     let message = format!(
         "The body is not valid gzip although content-encoding is gzip: it is malformed, truncated, or has \
-         more than {MEMBERS_MAX} members."
+         more than {GZIP_MEMBERS_MAX} members."
     );
     let rejection = Rejection::new(ErrorCode::InvalidHeader, message).of(CONTENT_ENCODING_NAME);
     BodyError::Rejected(BodyRejection::Malformed, rejection)

@@ -81,8 +81,6 @@ impl From<Rejection> for ForwardError {
 
 /// Default retry-after where waiting helps: twice the time after which an unresponsive region counts as lost.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(3);
-/// Retry time in milliseconds, since `retry-after` has whole seconds; OpenAI's clients read this header first.
-pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// Maximum bytes of a rejected body that are still read, so that the client receives the response: a client that is
 /// writing when the connection closes gets a reset instead.
 const DISCARD_MAX: usize = MAX_BODY_BYTES;
@@ -107,7 +105,7 @@ pub(crate) async fn reject(
     rejection.headers.iter().for_each(|(name, value)| put(&mut head, name, value));
     if rejection.code.remedy() == Remedy::Wait || rejection.retry_after.is_some() {
         let wait = rejection.retry_after.unwrap_or(RETRY_AFTER_DEFAULT);
-        put(&mut head, RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
+        put(&mut head, headers::RETRY_AFTER_MS, &wait.as_millis().max(1).to_string());
         put(&mut head, RETRY_AFTER.as_str(), &wait.as_millis().div_ceil(1000).max(1).to_string());
     }
     let keeps_alive = may_keep_alive(session);

@@ -5,6 +5,7 @@
 //! list.
 
 use crate::certificate::certificates;
+use crate::reload;
 use rustls::RootCertStore;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::CertificateDer;
@@ -13,13 +14,10 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use supervision::RwLock;
 
 /// Maximum number of authorities: two while one is replaced, and some for the bundles of other issuers.
 pub const AUTHORITIES_MAX: usize = 8;
-/// Reload interval of the file.
-const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 
 /// Trust anchors from a PEM file.
 #[derive(Debug)]
@@ -61,8 +59,7 @@ impl TrustAnchors {
 
     /// Reloads the file periodically; never returns.
     pub(crate) async fn follow(self: Arc<TrustAnchors>) {
-        let mut interval = tokio::time::interval(RELOAD_PERIOD);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut interval = reload::interval();
         let mut last_problem = None;
         loop {
             interval.tick().await;

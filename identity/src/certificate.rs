@@ -9,6 +9,7 @@
 //! Changes are detected by content, not by modification time: a mounted secret is a symlink to a directory that is
 //! replaced, and a copy can preserve the time.
 
+use crate::reload;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -16,11 +17,7 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use supervision::RwLock;
-
-/// Reload interval of the files.
-const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 
 /// Certificate chain and key, as loaded from the files.
 #[derive(Debug)]
@@ -103,8 +100,7 @@ impl TlsIdentity {
 
     /// Reloads the files periodically; never returns.
     pub async fn follow(self: Arc<TlsIdentity>) {
-        let mut interval = tokio::time::interval(RELOAD_PERIOD);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut interval = reload::interval();
         let mut last_problems = None;
         loop {
             interval.tick().await;

@@ -33,6 +33,7 @@ pub mod events;
 pub mod handshakes;
 pub mod listener;
 pub mod process;
+mod reload;
 pub mod revocation;
 pub mod section;
 pub mod server;

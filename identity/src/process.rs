@@ -11,12 +11,6 @@ use rustls::pki_types::CertificateDer;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Files of an identity directory.
-const CERTIFICATE: &str = "certificate.pem";
-const KEY: &str = "key.pem";
-const AUTHORITIES: &str = "authorities.pem";
-const REVOKED: &str = "revoked.json";
-
 /// Files of an identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityFiles {
@@ -31,10 +25,19 @@ pub struct IdentityFiles {
 }
 
 impl IdentityFiles {
+    /// Name of the file of the certificate chain in an identity directory.
+    pub const CERTIFICATE: &'static str = "certificate.pem";
+    /// Name of the file of the private key.
+    pub const KEY: &'static str = "key.pem";
+    /// Name of the file of the trusted authorities.
+    pub const AUTHORITIES: &'static str = "authorities.pem";
+    /// Name of the file of the revoked certificates.
+    pub const REVOKED: &'static str = "revoked.json";
+
     /// Returns the files of an identity directory.
     pub fn in_directory(dir: &Path) -> IdentityFiles {
         let [certificate, key, authorities, revoked] =
-            [CERTIFICATE, KEY, AUTHORITIES, REVOKED].map(|name| dir.join(name));
+            [Self::CERTIFICATE, Self::KEY, Self::AUTHORITIES, Self::REVOKED].map(|name| dir.join(name));
         IdentityFiles { certificate, key, authorities, revoked: Some(revoked) }
     }
 }

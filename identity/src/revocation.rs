@@ -4,6 +4,7 @@
 //! does not restore a revoked certificate. It is checked at every handshake, also of resumed sessions, and when it
 //! changes, the open connections of the certificates that it adds are closed at once.
 
+use crate::reload;
 use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,12 +14,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use supervision::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-/// Reload interval of the file.
-const RELOAD_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of revoked certificates. Those that have expired can be removed from the list.
 pub const REVOKED_MAX: usize = 65_536;
 /// Maximum size of the file: each serial number has at most 40 digits and some punctuation.
@@ -217,8 +215,7 @@ impl Revocations {
     /// Reloads the file periodically; never returns.
     pub(crate) async fn follow(self: Arc<Revocations>) {
         let Some(file) = self.file.clone() else { return std::future::pending().await };
-        let mut interval = tokio::time::interval(RELOAD_PERIOD);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut interval = reload::interval();
         let mut last_problem = None;
         loop {
             interval.tick().await;

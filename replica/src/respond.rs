@@ -10,9 +10,6 @@ use replica_api::api::Dialect;
 use replica_api::headers;
 use replica_api::refusal::Refusal;
 
-/// Header from which OpenAI's clients read the delay first.
-const RETRY_AFTER_MS: &str = "retry-after-ms";
-
 /// Returns the error response of a rejection.
 pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
     let status = StatusCode::from_u16(dialect.status(refusal.code));
@@ -24,7 +21,7 @@ pub(crate) fn refused(refusal: &Refusal, dialect: Dialect) -> Response<Body> {
     if let Some(wait) = refusal.retry_after {
         let seconds = wait.as_millis().div_ceil(1000) as u64;
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
-        headers.insert(RETRY_AFTER_MS, HeaderValue::from(wait.as_millis() as u64));
+        headers.insert(headers::RETRY_AFTER_MS, HeaderValue::from(wait.as_millis() as u64));
     }
     response
 }

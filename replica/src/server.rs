@@ -51,8 +51,9 @@ use crate::vectors::RowCache;
 /// seconds fit into the default grace period of common orchestrators.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Maximum number of open connections: more than the requests in flight of the spokes of a region.
-const CONNECTIONS_MAX: usize = 8192;
+/// Maximum number of open connections: more than the requests in flight of the spokes of a region. The replicas of
+/// a drill have it too; that of the hub counts gateways and spokes.
+pub const CONNECTIONS_MAX: usize = 8192;
 
 /// Reason why a replica does not serve.
 #[derive(Debug, thiserror::Error)]

@@ -34,6 +34,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Timeout of a call of a command that changes one record: the hub responds after it has written to its store.
+pub(crate) const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a call; a hub retries its store for some seconds.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Variable with the directory of the identity, if the command line has none.

@@ -12,7 +12,7 @@ use crate::roles::base;
 use crate::up::Interrupts;
 use crate::up::fleet::LocalFleet;
 use crate::up::fleet_control::REQUEST_TIMEOUT;
-use crate::up::plan::{FleetPlan, ScriptedReplicas};
+use crate::up::plan::{DEPLOYMENTS, FleetPlan, ScriptedReplicas};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
 use anyhow::{Context, Result, bail};
 use configuration::ConfigFile;
@@ -25,8 +25,6 @@ use std::process::ExitCode;
 
 /// API key of the fleet of a drill.
 const KEY: &str = "local";
-/// Deployments of a drill that names none.
-const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
 
 /// Runs the command. Exit code 3 if an expectation was not met.
 pub(crate) fn main(options: &DrillOptions) -> ExitCode {

@@ -1,5 +1,6 @@
 //! Progress display of `meridian embed`: a bar on a terminal, a line every few seconds elsewhere.
 
+use crate::load::PROGRESS_LINE_PERIOD;
 use embed::job::{EmbedJobProgress, JobObserver};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -7,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Period of progress lines without a terminal.
-const PROGRESS_LINE_PERIOD: Duration = Duration::from_secs(5);
 /// Steps of the bar.
 const STEPS: u64 = 10_000;
 

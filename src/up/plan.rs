@@ -1,6 +1,7 @@
 //! Validated options of `meridian up`: regions, deployments, and the replicas that each region needs.
 
 use crate::cli::StoreKind;
+use loadtest::drill::{LOCAL_HUBS_MAX, LOCAL_REGIONS_MAX, LOCAL_SPOKES_MAX};
 use regions::catalogue::Catalogue;
 use regions::deployment::scaling::Scaling;
 use regions::deployment::{self, Deployment};
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Regions that `--regions N` selects the first N of: one from each part of the world, then a second round.
-const DEFAULT_REGIONS: [&str; 12] = [
+const DEFAULT_REGIONS: [&str; LOCAL_REGIONS_MAX] = [
     "aws/us-east-1",
     "gcp/europe-west4",
     "oci/ap-tokyo-1",
@@ -27,20 +28,12 @@ const DEFAULT_REGIONS: [&str; 12] = [
     "oci/ca-toronto-1",
     "azure/uksouth",
 ];
-/// Maximum number of regions on one machine.
-pub(crate) const REGIONS_MAX: usize = DEFAULT_REGIONS.len();
 
 /// Maximum replicas that a spoke may start on one machine, and size of its port range: more would only compete for the CPU.
 const SPAWNED_MAX: u16 = 32;
 
-/// Default deployments.
-const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
-
-/// Maximum number of hubs on one store.
-const HUBS_MAX: u32 = 5;
-
-/// Maximum number of spokes of a region on one machine.
-const SPOKES_MAX: u32 = 4;
+/// Deployments of a fleet, also of a drill, whose options name no file.
+pub(crate) const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
 
 /// Scripted replicas, which replace the deployed ones.
 pub(crate) struct ScriptedReplicas {
@@ -85,13 +78,14 @@ impl FleetPlan {
             problems.push("--key is empty; give the key that clients send, as --key local".to_owned());
         }
         match (options.hubs, options.store) {
-            (1, _) | (2..=HUBS_MAX, StoreKind::Etcd) => {}
-            (2..=HUBS_MAX, StoreKind::Embedded) => problems
+            (1, _) | (2..=LOCAL_HUBS_MAX, StoreKind::Etcd) => {}
+            (2..=LOCAL_HUBS_MAX, StoreKind::Embedded) => problems
                 .push(format!("--hubs {}: several hubs need a shared store; add --store etcd", options.hubs)),
-            (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {HUBS_MAX}")),
+            (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {LOCAL_HUBS_MAX}")),
         }
-        if !(1..=SPOKES_MAX).contains(&options.spokes) {
-            problems.push(format!("--spokes {} is out of range; write 1 to {SPOKES_MAX}", options.spokes));
+        if !(1..=LOCAL_SPOKES_MAX).contains(&options.spokes) {
+            problems
+                .push(format!("--spokes {} is out of range; write 1 to {LOCAL_SPOKES_MAX}", options.spokes));
         }
         let Some(catalogue) = catalogue else {
             return Err(problems);
@@ -188,17 +182,17 @@ fn is_autoscaled(deployments: &[Deployment]) -> bool {
 
 fn select_regions(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
     let regions = match text.trim().parse::<usize>() {
-        Ok(count) if (1..=REGIONS_MAX).contains(&count) => return Ok(first(count)),
+        Ok(count) if (1..=LOCAL_REGIONS_MAX).contains(&count) => return Ok(first(count)),
         Ok(count) => {
             return Err(vec![format!(
-                "--regions {count} is out of range; write 1 to {REGIONS_MAX}, or a list of regions"
+                "--regions {count} is out of range; write 1 to {LOCAL_REGIONS_MAX}, or a list of regions"
             )]);
         }
         Err(_) => regions::region_list::parse_region_list(text, catalogue),
     };
     match regions {
-        Ok(regions) if regions.len() > REGIONS_MAX => Err(vec![format!(
-            "--regions lists {} regions; one machine supports at most {REGIONS_MAX}",
+        Ok(regions) if regions.len() > LOCAL_REGIONS_MAX => Err(vec![format!(
+            "--regions lists {} regions; one machine supports at most {LOCAL_REGIONS_MAX}",
             regions.len()
         )]),
         Ok(regions) => Ok(regions),
@@ -236,7 +230,7 @@ mod tests {
     #[test]
     fn every_default_region_is_in_the_catalogue_and_serves_a_deployment() {
         let plan = check(&["--regions", "12"]).map_err(|problems| problems.join("\n")).unwrap();
-        assert_eq!(plan.regions.len(), REGIONS_MAX);
+        assert_eq!(plan.regions.len(), LOCAL_REGIONS_MAX);
         assert!(plan.regions.iter().all(|region| !plan.replicas(region).is_empty()));
     }
 

@@ -21,6 +21,7 @@ use axum::{Json, Router};
 use configuration::{ConfigFile, Files, section};
 use identity::{AcceptedPeers, IdentitySection, ServerTls, Transport};
 use regions::spiffe::Role;
+use replica::server::CONNECTIONS_MAX;
 use replica_api::status::{StateV1, StatusV1};
 use replica_core::rate::TokenRate;
 use serde::Deserialize;
@@ -35,8 +36,6 @@ use supervision::{Mutex, MutexGuard};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 
-/// Maximum number of open connections.
-const CONNECTIONS_MAX: usize = 8192;
 /// Time of a request besides the simulated computation: reading, batching, writing the response.
 const OVERHEAD: Duration = Duration::from_millis(3);
 /// Maximum computing time of a batch of several inputs, if the replica has its full speed.

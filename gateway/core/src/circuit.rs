@@ -31,7 +31,7 @@ const ERROR_RATE_WINDOW: Duration = Duration::from_secs(1);
 pub const ERROR_RATE_MIN_REQUESTS: u32 = 20;
 /// Duration of the first ejection; doubled for each further one, up to [`MAX_EJECTION_TIME`].
 const BASE_EJECTION_TIME: Duration = Duration::from_millis(500);
-/// Longest ejection.
+/// Longest ejection. Independent of that of the client (`loadtest`), which ejects endpoints and not regions.
 const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
 /// Largest random change of an ejection's duration, in either direction.
 const EJECTION_JITTER_PERMILLE: u64 = 200;

@@ -9,6 +9,7 @@
 //! one to a token bucket. Requests and bodies are not counted; they have limits of their own.
 
 use crate::bucket::{RateQuota, TokenBucket};
+use crate::frame::{END_STREAM, FRAME_HEADER_BYTES, FrameHeader, PREFACE_BYTES};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
@@ -17,11 +18,6 @@ use std::time::{Duration, Instant};
 pub const IDLE_FRAMES_MAX: u64 = 2000;
 /// Period of the limit.
 pub const IDLE_FRAMES_PERIOD: Duration = Duration::from_secs(10);
-
-/// Length of the preface `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n` (RFC 9113, 3.4), which is no frame.
-const PREFACE_BYTES: usize = 24;
-/// Length of a frame header: length (3), type, flags, stream (4); RFC 9113, 4.1.
-const HEADER_BYTES: usize = 9;
 
 /// The limit of idle frames is exceeded by a frame of this kind: the connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +82,7 @@ pub struct FloodMeter {
     /// Bytes up to the next frame's header.
     skip: usize,
     /// Received bytes of that header.
-    header: [u8; HEADER_BYTES],
+    header: [u8; FRAME_HEADER_BYTES],
     header_len: usize,
     bucket: TokenBucket,
 }
@@ -96,7 +92,7 @@ impl FloodMeter {
     pub fn new(now: Instant) -> FloodMeter {
         let units = NonZeroU64::new(IDLE_FRAMES_MAX).expect("the limit is not zero");
         let bucket = TokenBucket::new(RateQuota { units, period: IDLE_FRAMES_PERIOD }, now);
-        FloodMeter { skip: PREFACE_BYTES, header: [0; HEADER_BYTES], header_len: 0, bucket }
+        FloodMeter { skip: PREFACE_BYTES, header: [0; FRAME_HEADER_BYTES], header_len: 0, bucket }
     }
 
     /// Observes `bytes` that arrived at `now`.
@@ -109,16 +105,16 @@ impl FloodMeter {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
             bytes = &bytes[skipped..];
-            let copied = (HEADER_BYTES - self.header_len).min(bytes.len());
+            let copied = (FRAME_HEADER_BYTES - self.header_len).min(bytes.len());
             self.header[self.header_len..self.header_len + copied].copy_from_slice(&bytes[..copied]);
             self.header_len += copied;
             bytes = &bytes[copied..];
-            if self.header_len < HEADER_BYTES {
+            if self.header_len < FRAME_HEADER_BYTES {
                 return Ok(());
             }
             self.header_len = 0;
-            let [high, mid, low, kind, flags, ..] = self.header;
-            self.skip = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
+            let FrameHeader { length, kind, flags, stream: _ } = FrameHeader::new(self.header);
+            self.skip = length;
             if let Some(idle) = idle(kind, flags, self.skip) {
                 self.bucket.check(1, now).map_err(|_| Flood(idle))?;
                 self.bucket.take(1, now);
@@ -129,7 +125,6 @@ impl FloodMeter {
 
 /// Returns the kind of an idle frame, `None` for others; RFC 9113, 6.
 fn idle(kind: u8, flags: u8, length: usize) -> Option<IdleFrame> {
-    const END_STREAM: u8 = 1;
     match kind {
         0 => (length == 0 && flags & END_STREAM == 0).then_some(IdleFrame::Data),
         // HEADERS and WINDOW_UPDATE: a request, and frames that large responses need in number.

@@ -11,8 +11,9 @@
 
 use memchr::{memchr, memchr_iter};
 
-/// Maximum bytes of a head, with its blank line: as nginx (four of 8 KiB) and Envoy (60 KiB), and more than any key,
-/// token and trace context together.
+/// Maximum bytes of a request head, with its blank line: as nginx (four of 8 KiB) and Envoy (60 KiB), and more than any
+/// key, token and trace context together. The limit of response heads, which regions and not clients write, is
+/// independent (`http1::HEAD_BYTES_MAX`).
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of a request target. Our paths have less than a hundred; RFC 9112 (3) recommends 8,000.
 pub const TARGET_BYTES_MAX: usize = 8 << 10;

@@ -19,6 +19,7 @@
 
 use crate::circuit::{BreakerState, Circuits, Permille};
 use crate::health::{DOWN_AFTER, FAILURES_MAX, RECOVERY_TIME, SUSPECT_AFTER, TICK_PERIOD_MAX};
+use crate::latency::decayed_slowness;
 use crate::outlier::OutlierEvidence;
 use regions::health::Health;
 use regions::id::{DeploymentName, InstanceName};
@@ -30,8 +31,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// Half-life of the slowness of an instance: without requests its excess over the fastest one halves in this time.
-const SLOWNESS_HALF_LIFE: Duration = Duration::from_secs(5);
 /// Largest slowness in multiples of the fastest instance.
 const SLOWNESS_MAX: u64 = 1000;
 /// Reciprocal of the weight of a new latency in the average: an eighth, as in TCP.
@@ -536,8 +535,7 @@ impl<A> Instance<A> {
         let slowness = self.latency.zip(fastest).map_or(1, |((latency, last), fastest)| {
             let multiple = latency.as_micros() / fastest.as_micros().max(1);
             let multiple = u64::try_from(multiple).unwrap_or(SLOWNESS_MAX).clamp(1, SLOWNESS_MAX);
-            let halvings = now.saturating_duration_since(last).as_millis() / SLOWNESS_HALF_LIFE.as_millis();
-            1 + (multiple - 1).checked_shr(u32::try_from(halvings).unwrap_or(u32::MAX)).unwrap_or(0)
+            1 + decayed_slowness(multiple - 1, now.saturating_duration_since(last))
         });
         (u64::from(self.in_flight) + 1) * slowness
     }

@@ -35,6 +35,9 @@ const BUCKETS: usize = 64;
 /// Number of responses in a histogram at which all counts are halved, so that old responses do not outvote current
 /// ones.
 const HISTOGRAM_RESPONSES_MAX: u32 = 512;
+/// Half-life of a slowness, of a region, a replica or a spoke: without requests its excess over the fastest one halves in
+/// this time. Then the slow one gets one request, and its latency is updated.
+pub(crate) const SLOWNESS_HALF_LIFE: Duration = Duration::from_secs(5);
 /// Percentile of the hedging delay.
 const HEDGE_PERCENTILE_PERMILLE: u32 = 950;
 
@@ -177,6 +180,12 @@ impl ClassLatency {
             last: now,
         }
     }
+}
+
+/// Returns the remaining excess of a slowness over the fastest one, this long after the last response.
+pub(crate) fn decayed_slowness(excess: u64, since: Duration) -> u64 {
+    let halvings = since.as_millis() / SLOWNESS_HALF_LIFE.as_millis();
+    excess.checked_shr(u32::try_from(halvings).unwrap_or(u32::MAX)).unwrap_or(0)
 }
 
 /// Returns the bucket of a latency: its doublings of a millisecond, and its quarter between two of them.

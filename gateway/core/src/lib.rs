@@ -39,6 +39,7 @@ pub mod demand;
 pub mod encoding;
 pub mod endpoint;
 pub mod flood;
+mod frame;
 pub mod head;
 pub mod health;
 pub mod hedge;

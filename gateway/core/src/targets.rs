@@ -10,7 +10,7 @@
 //! addition: a frozen process sends none, and a slow one reports that it is healthy.
 
 use crate::circuit::{BreakerState, Circuits, Permille};
-use crate::latency::{FirstByteTimeout, LatencyStats, SizeClass};
+use crate::latency::{FirstByteTimeout, LatencyStats, SizeClass, decayed_slowness};
 use crate::outlier::OutlierEvidence;
 use regions::id::DeploymentName;
 use std::collections::BTreeMap;
@@ -21,9 +21,6 @@ use std::time::{Duration, Instant};
 pub const LATENCIES_MAX: usize = 8192;
 /// Minimum delay of a hedge: a faster response is not worth a second request.
 const HEDGE_DELAY_MIN: Duration = Duration::from_millis(20);
-/// Half-life of a target's slowness: the excess over the fastest halves in this time without requests. Then the target
-/// gets one request, and its latency is updated.
-const SLOWNESS_HALF_LIFE: Duration = Duration::from_secs(5);
 /// A target is passed over for another one at the same distance if it takes twice as long and this much longer. Smaller
 /// differences are noise, and following them makes traffic oscillate.
 const SLOW_MARGIN: Duration = Duration::from_millis(25);
@@ -249,8 +246,7 @@ impl<K: Copy + Ord> TargetTracker<K> {
         let best = latencies.values().filter_map(hint).min().unwrap_or(0).max(1);
         let ratio = (own.as_micros() as u64).saturating_mul(1000) / best;
         let excess = ratio.clamp(1000, SLOWNESS_MAX_PERMILLE) - 1000;
-        let halvings = now.saturating_duration_since(last).as_millis() / SLOWNESS_HALF_LIFE.as_millis();
-        1000 + excess.checked_shr(u32::try_from(halvings).unwrap_or(u32::MAX)).unwrap_or(0)
+        1000 + decayed_slowness(excess, now.saturating_duration_since(last))
     }
 
     /// Returns the primary among `near`, nearest first and all at about the same distance: the nearest, unless it is
@@ -320,7 +316,7 @@ impl<K: Copy + Ord> TargetTracker<K> {
 mod tests {
     use super::*;
     use crate::circuit::CONSECUTIVE_TIMEOUTS_MAX;
-    use crate::latency::SAMPLES_MIN;
+    use crate::latency::{SAMPLES_MIN, SLOWNESS_HALF_LIFE};
     use crate::outlier::AttemptOutcome;
     use crate::some_instant;
 

@@ -7,15 +7,11 @@
 //!
 //! Of HPACK (RFC 7541) only the size of a field and whether it is a pseudo-header are decoded: no text is stored.
 
+use crate::frame::{END_STREAM, FRAME_HEADER_BYTES, FrameHeader, PREFACE_BYTES};
 use std::collections::VecDeque;
 
-/// Length of the preface `PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n` (RFC 9113, 3.4).
-const PREFACE_BYTES: usize = 24;
-/// Length of a frame header: length (3), type, flags, stream (4); RFC 9113, 4.1.
-const FRAME_HEADER_BYTES: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
@@ -71,7 +67,7 @@ impl Guard {
             let skipped = self.skip.min(bytes.len() - at);
             self.skip -= skipped;
             at += skipped;
-            let Some(frame) = FrameHeader::at(&bytes[at..]) else {
+            let Some(frame) = frame_header(&bytes[at..]) else {
                 return at;
             };
             if frame.kind != HEADERS {
@@ -98,21 +94,9 @@ impl Guard {
     }
 }
 
-/// Header of a frame.
-#[derive(Clone, Copy)]
-struct FrameHeader {
-    length: usize,
-    kind: u8,
-    flags: u8,
-    stream: u32,
-}
-
-impl FrameHeader {
-    fn at(bytes: &[u8]) -> Option<FrameHeader> {
-        let [high, mid, low, kind, flags, stream @ ..] = *bytes.first_chunk::<FRAME_HEADER_BYTES>()?;
-        let length = usize::from(high) << 16 | usize::from(mid) << 8 | usize::from(low);
-        Some(FrameHeader { length, kind, flags, stream: u32::from_be_bytes(stream) & (u32::MAX >> 1) })
-    }
+/// Returns the frame header at the start of `bytes`; `None` while it is incomplete.
+fn frame_header(bytes: &[u8]) -> Option<FrameHeader> {
+    bytes.first_chunk().copied().map(FrameHeader::new)
 }
 
 /// Complete header block: the length of its frames, and its content.
@@ -143,7 +127,7 @@ fn block(bytes: &[u8], first: FrameHeader) -> Result<Option<Block>, InvalidHpack
         if frame.flags & END_HEADERS != 0 {
             return Ok(Some(Block { length: at, fields }));
         }
-        let Some(next) = FrameHeader::at(&bytes[at..]) else { return Ok(None) };
+        let Some(next) = frame_header(&bytes[at..]) else { return Ok(None) };
         if next.kind != CONTINUATION || next.stream != first.stream {
             return Err(InvalidHpack);
         }

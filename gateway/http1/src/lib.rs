@@ -23,7 +23,8 @@ pub use body::BodyFraming;
 pub use chunks::{BodyPart, ChunkDecoder};
 pub use head::{ResponseHead, head};
 
-/// Maximum bytes of a response head, with the interim responses before it.
+/// Maximum bytes of a response head, with the interim responses before it; over HTTP/2 of the decoded head. The limit of
+/// request heads (`gateway_core::head`) is independent: it follows from what clients send.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum headers of a response; Pingora and nginx accept about as many.
 pub const HEADERS_MAX: usize = 128;

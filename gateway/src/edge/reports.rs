@@ -33,7 +33,8 @@ use supervision::task::{contained, supervise};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Timeout of a report; a region is considered down well before it.
+/// Timeout of a report; a region is considered down well before it. Independent of the timeouts of the exchanges with
+/// hubs and between spokes: this one bounds the reports in flight.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Limit on the bytes of a report: 1,000 deployments with names of maximum length take half of it.
 const REPORT_BYTES_MAX: usize = 512 << 10;

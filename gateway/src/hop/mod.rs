@@ -28,10 +28,15 @@ mod connector;
 mod gateway_acceptor;
 mod stream;
 
+use std::time::Duration;
+
 pub(crate) use connector::{Connector, PeerConnection, UpstreamKey};
 pub(crate) use gateway_acceptor::{AcceptedPeer, GatewayAcceptor};
 pub(crate) use stream::TransportStream;
 
+/// Idle timeout of a connection, over HTTP/1.1 and HTTP/2. Shorter than that of the peer, so that a request rarely meets a
+/// closing connection.
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// ALPN protocols of the connection: HTTP/2 or HTTP/1.1.
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";

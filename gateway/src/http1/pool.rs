@@ -5,7 +5,7 @@
 //! whether the peer has closed it is checked when it is taken, which is free because the reactor knows, and expired
 //! ones are removed when another one is returned.
 
-use crate::hop::{PeerConnection, TransportStream, UpstreamKey};
+use crate::hop::{IDLE_TIMEOUT, PeerConnection, TransportStream, UpstreamKey};
 use bytes::BytesMut;
 use gateway_core::residency::Peer;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Maximum number of idle connections, over all upstreams.
+/// Maximum number of idle connections, over all upstreams. A limit of one gateway's sockets; that of a client of the API
+/// (`loadtest`) limits the sockets of another process.
 const IDLE_MAX: usize = 1024;
 /// Maximum number of concurrent connects to one address. A handshake takes some half a millisecond of CPU time at
 /// either end, and a thousand at once time out together: then none completes, all retry, and a healthy region is
 /// unreachable. With a round trip of 100 ms it allows some 600 new connections a second.
 pub(super) const OPENING_MAX: usize = 128;
-/// Idle timeout. Shorter than that of the peer, so that a request rarely meets a closing connection.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval in which expired connections are removed.
 const SWEEP_PERIOD: Duration = Duration::from_secs(1);
 

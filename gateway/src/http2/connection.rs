@@ -1,7 +1,7 @@
 //! HTTP/2 connection to a region: its driver task, its health check, and its requests in flight.
 
 use super::Http2Stream;
-use crate::hop::{Connector, PeerConnection, TransportStream, UpstreamKey};
+use crate::hop::{Connector, IDLE_TIMEOUT, PeerConnection, TransportStream, UpstreamKey};
 use crate::metrics::{Family, HopEvent};
 use bytes::Bytes;
 use gateway_core::multiplex::{
@@ -29,10 +29,6 @@ const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = REQUESTS_BEFORE_OPENING as u32 * STREAM_WINDOW_BYTES;
 /// Frames for large responses, larger than the minimum that every peer must accept.
 const FRAME_BYTES_MAX: u32 = 64 << 10;
-/// Maximum decoded bytes of a response head: as over HTTP/1.1.
-const HEAD_BYTES_MAX: u32 = 64 << 10;
-/// Idle timeout of a connection, as over HTTP/1.1.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for which frames of a cancelled stream are still recognized: some round trips.
 const RESET_STREAM_DURATION: Duration = Duration::from_secs(5);
 
@@ -141,7 +137,7 @@ fn options() -> Builder {
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES_MAX)
-        .max_header_list_size(HEAD_BYTES_MAX)
+        .max_header_list_size(::http1::HEAD_BYTES_MAX as u32)
         .max_concurrent_reset_streams(REQUESTS_MAX)
         .reset_stream_duration(RESET_STREAM_DURATION);
     options

@@ -40,7 +40,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 /// Interval at which the list of other spokes is compared with the tasks.
 const LIST_PERIOD: Duration = Duration::from_millis(100);
-/// Timeout of an exchange, beyond the time for which the other spoke holds it.
+/// Timeout of an exchange, beyond the time for which the other spoke holds it, and therefore independent of the timeouts
+/// of the exchanges that are not held.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay after a failed exchange.
 const RETRY_DELAY: Duration = Duration::from_millis(200);

@@ -5,9 +5,11 @@ use crate::circuits::random_draw;
 use crate::relay::ForwardedHeaders;
 use crate::request_body::BodyReader;
 use crate::respond::{ForwardError, Rejection};
+use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::circuit::Permille;
 use gateway_core::latency::SizeClass;
 use gateway_core::memory::BodyOwner;
+use gateway_core::request_options::TIMEOUT_DEFAULT;
 use gateway_core::residency::AllowedRegions;
 use pingora::protocols::http::ServerSession;
 use regions::ModelRevision;
@@ -17,11 +19,6 @@ use replica_api::headers;
 use replica_api::priority::Priority;
 use scheduler_core::spoke::{RequestedRevision, TrafficOrigin};
 use std::time::{Duration, Instant};
-
-/// Default request timeout.
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-/// Bytes of JSON text a token, roughly; first estimate of the cost of a request, before it is tokenized.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// Request to be forwarded to a replica.
 pub(super) struct ForwardedRequest {
@@ -71,6 +68,7 @@ impl ForwardedRequest {
             headers: ForwardedHeaders::of(session, &[]),
             path,
             deployment,
+            // First estimate of the cost, before the request is tokenized: of the whole JSON text.
             tokens: (body.bytes.len() as u64 / BYTES_PER_TOKEN).max(1),
             body,
             origin,

@@ -23,11 +23,12 @@ const ENTRIES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("entries")
 const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
-/// Version of the tables above.
+/// Version of the tables above, which are not those of the hub's store.
 const FORMAT: u64 = 1;
 /// Cache of redb, bytes.
 const CACHE_BYTES: usize = 4 << 20;
-/// Capacity of the queue of requests; further callers wait.
+/// Capacity of the queue of requests; further callers wait. Each request appends one job; the queue and the batches of the
+/// hub's store (`scheduler-store`) follow from its own load.
 const QUEUE_MAX: usize = 1024;
 /// Appends that are written together.
 const BATCH_MAX: usize = 256;

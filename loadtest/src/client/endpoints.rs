@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Duration of the first ejection.
 const BASE_EJECTION_TIME: Duration = Duration::from_secs(1);
-/// Longest ejection.
+/// Longest ejection. Independent of the gateway's, which ejects regions and not endpoints of a client.
 const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
 
 /// Endpoints of a client, by index.

@@ -30,6 +30,13 @@ pub use expectation::Expectation;
 pub use read::{DeploymentLoader, ReadContext, read, read_document, reference};
 pub use timeline::{DrillResult, Event};
 
+/// Maximum number of regions of a fleet on one machine (`meridian up`, `meridian drill`).
+pub const LOCAL_REGIONS_MAX: usize = 12;
+/// Maximum number of hubs of a fleet on one machine, on one store.
+pub const LOCAL_HUBS_MAX: u32 = 5;
+/// Maximum number of spokes of a region on one machine.
+pub const LOCAL_SPOKES_MAX: u32 = 4;
+
 /// Validated drill.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Drill {

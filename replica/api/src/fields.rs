@@ -286,6 +286,9 @@ pub(super) fn truncate_keyword(raw: Option<&RawValue>, default: Truncation) -> R
     choice("truncate", raw, default, &words, "\"NONE\", \"START\" or \"END\"")
 }
 
+/// Name of vLLM's field for truncation.
+pub(super) const TRUNCATE_PROMPT_TOKENS: &str = "truncate_prompt_tokens";
+
 /// Parses vLLM's `truncate_prompt_tokens`: every input is truncated to this number of tokens, special tokens included;
 /// -1 means the model's limit. It overrides `default`, the truncation of other fields.
 pub(super) fn truncate_prompt_tokens(
@@ -293,7 +296,6 @@ pub(super) fn truncate_prompt_tokens(
     side: Option<&RawValue>,
     default: Truncation,
 ) -> Result<Truncation, Refusal> {
-    const FIELD: &str = "truncate_prompt_tokens";
     let side = match side {
         Some(side) => truncation_side("truncation_side", Some(side))?,
         None => default.side,
@@ -304,8 +306,8 @@ pub(super) fn truncate_prompt_tokens(
         Ok(tokens @ 1..) => Some(tokens as u64),
         Ok(_) | Err(_) => {
             return Err(Refusal::invalid(
-                FIELD,
-                FIELD,
+                TRUNCATE_PROMPT_TOKENS,
+                TRUNCATE_PROMPT_TOKENS,
                 "is neither -1 nor a positive integer",
                 "-1 to truncate to the limit of the model, or a number of tokens",
             ));

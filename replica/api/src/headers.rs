@@ -56,5 +56,8 @@ pub const COLD_START_MS: &str = "x-meridian-cold-start-ms";
 pub const TOKENS: &str = "x-meridian-tokens";
 /// Out, on responses of locked deployments: identifier of the receipt that records the region of the request.
 pub const RECEIPT: &str = "x-meridian-residency-receipt";
+/// Out, on errors with the remedy to wait: time to wait in milliseconds, since `retry-after` has whole seconds; OpenAI's
+/// clients read this header first.
+pub const RETRY_AFTER_MS: &str = "retry-after-ms";
 /// Out: duration of each stage (W3C Server Timing).
 pub const SERVER_TIMING: &str = "server-timing";

@@ -67,10 +67,9 @@ impl ScoreRequest {
         }
         let truncation = fields::truncate_prompt_tokens(truncate_prompt_tokens, None, Truncation::default())?;
         if truncation.max_tokens.is_some() {
-            const FIELD: &str = "truncate_prompt_tokens";
             return Err(Refusal::invalid(
-                FIELD,
-                FIELD,
+                fields::TRUNCATE_PROMPT_TOKENS,
+                fields::TRUNCATE_PROMPT_TOKENS,
                 "is not -1, the only supported value for pairs",
                 "-1",
             ));

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use replica_core::{DeploymentTask, scores};
 use serde_json::{Map, Value};
 
+use super::architecture::DEFAULT_LABELS;
 use super::fields::{Inert, JsonFields, Kind, shown};
 use super::prompts::SentenceTransformersConfig;
 use super::sentence::TrailingModule;
@@ -90,9 +91,6 @@ impl HeadContext {
             && *trailing == TrailingModule::Unlisted
     }
 }
-
-/// Default of transformers, which omits defaults from `config.json`.
-const DEFAULT_LABELS: usize = 2;
 
 /// Returns the head described by `config.json`, if any; `trailing` is the module after the transformer.
 pub(super) fn read(

@@ -18,7 +18,7 @@ use crate::numbers::EngineRows;
 use crate::packed::PackedBatch;
 use crate::result::{ExecutorError, Pending, ResultSlot};
 
-/// Batches that are queued while one is computed.
+/// Batches that are queued while one is computed, which is not counted. (The number of a decoder includes it.)
 pub const BATCHES_AHEAD: usize = 2;
 
 /// Settings of an encoder.

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use regions::deployment::MAX_DEPLOYMENTS;
+use regions::deployment::scaling::REPLICAS_MAX;
 use regions::route::MAX_INSTANCES;
 use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,8 @@ use super::{MessageVersion, VERSION, WireError, entries, parsed, reject_too_many
 
 /// Maximum time for which a receiver holds a request.
 pub const PEER_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Maximum number of replicas of one spoke in a message.
-pub const SPOKE_REPLICAS_MAX: usize = 256;
+/// Maximum number of replicas of one spoke, all of which may be of one deployment.
+pub const SPOKE_REPLICAS_MAX: usize = REPLICAS_MAX as usize;
 /// Maximum number of replicas of a region in a message: those of all of its spokes.
 pub const REGION_REPLICAS_MAX: usize = SPOKE_REPLICAS_MAX * MAX_INSTANCES;
 

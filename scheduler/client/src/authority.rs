@@ -32,12 +32,11 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use crate::connect::CONNECT_TIMEOUT;
 use crate::hub::message;
 use crate::identity_folder::{IdentityFolder, Membership};
 use crate::operator_token::{OperatorToken, TrustedAuthorities, connector};
 
-/// Maximum time of a connection attempt with its handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of a request beyond the time for which it waits for a change. An external signer takes up to ten seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum bytes of a response. The largest has 8,192 revoked certificates.

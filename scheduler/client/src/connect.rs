@@ -27,8 +27,8 @@ use tower_service::Service;
 
 use crate::operator_token::OperatorToken;
 
-/// Timeout of a TCP connect and of a handshake.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of a TCP connect and of a handshake, with a hub; with its authority, of both together.
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Offered protocols. With HTTP/2 the requests to a hub share one connection, also those that wait for a change.
 const PROTOCOLS: &[&[u8]] = &[HTTP2, b"http/1.1"];
 const HTTP2: &[u8] = b"h2";

@@ -21,6 +21,10 @@ use crate::operator_token::OperatorToken;
 
 /// Maximum size of a response. The largest is a route table: 1,000 deployments in 64 regions are some 5 MiB.
 pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
+/// Timeout of one exchange of a gateway with a hub: its demand for rows of the plan, or for shares of rate limits. The
+/// next one follows within a second anyway. The exchanges between gateways and spokes (`gateway`) have timeouts of their
+/// own, because other deadlines bound them.
+pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of characters of an error response that are logged.
 const MESSAGE_CHARS_MAX: usize = 512;
 /// Maximum number of idle HTTP/1.1 connections to one hub (in plaintext): a long poll, a registration and a report, and one

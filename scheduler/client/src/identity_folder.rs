@@ -29,10 +29,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::snapshot::with_suffix;
 
-const CERTIFICATE: &str = "certificate.pem";
-const KEY: &str = "key.pem";
-const AUTHORITIES: &str = "authorities.pem";
-const REVOKED: &str = "revoked.json";
 const MEMBERSHIP: &str = "membership.json";
 const TRUST: &str = "trust.json";
 /// Suffix of a file that is complete and about to replace the one without it.
@@ -103,7 +99,7 @@ impl IdentityFolder {
 
     /// Returns whether the folder has a certificate and a key.
     pub fn has_certificate(&self) -> bool {
-        self.file(CERTIFICATE).exists() && self.file(KEY).exists()
+        self.file(IdentityFiles::CERTIFICATE).exists() && self.file(IdentityFiles::KEY).exists()
     }
 
     /// Completes or forgets a replacement of the certificate that a crash has interrupted.
@@ -112,8 +108,8 @@ impl IdentityFolder {
     ///
     /// When the folder cannot be changed.
     pub fn recover(&self) -> io::Result<()> {
-        let is_complete = self.next(CERTIFICATE).exists();
-        for name in [KEY, MEMBERSHIP, CERTIFICATE] {
+        let is_complete = self.next(IdentityFiles::CERTIFICATE).exists();
+        for name in [IdentityFiles::KEY, MEMBERSHIP, IdentityFiles::CERTIFICATE] {
             let next = self.next(name);
             match if is_complete { fs::rename(&next, self.file(name)) } else { fs::remove_file(&next) } {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -151,9 +147,9 @@ impl IdentityFolder {
     pub fn install(&self, certificate: &str, key: &str, membership: &Membership) -> io::Result<()> {
         create_private(&self.dir)?;
         let membership = serde_json::to_vec_pretty(membership)?;
-        write_private(&self.next(KEY), key.as_bytes())?;
+        write_private(&self.next(IdentityFiles::KEY), key.as_bytes())?;
         write_private(&self.next(MEMBERSHIP), &membership)?;
-        write_private(&self.next(CERTIFICATE), certificate.as_bytes())?;
+        write_private(&self.next(IdentityFiles::CERTIFICATE), certificate.as_bytes())?;
         self.recover()
     }
 
@@ -167,8 +163,8 @@ impl IdentityFolder {
         let authorities: String = state.authorities.iter().map(|it| it.certificate.as_str()).collect();
         let serials = state.revoked.keys().filter_map(|serial| serial.as_str().parse().ok()).collect();
         let revoked = RevocationList { generation: state.generation, serials };
-        write_private(&self.file(AUTHORITIES), authorities.as_bytes())?;
-        write_private(&self.file(REVOKED), revoked.to_json().as_bytes())?;
+        write_private(&self.file(IdentityFiles::AUTHORITIES), authorities.as_bytes())?;
+        write_private(&self.file(IdentityFiles::REVOKED), revoked.to_json().as_bytes())?;
         // Last: after a crash before it, the state is received and written again.
         write_private(&self.file(TRUST), &serde_json::to_vec(&TrustV1::from(state))?)
     }
@@ -252,7 +248,11 @@ mod tests {
 
     fn content(folder: &IdentityFolder) -> (String, String, String) {
         let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-        (read(CERTIFICATE), read(KEY), folder.membership().unwrap().unwrap().serial)
+        (
+            read(IdentityFiles::CERTIFICATE),
+            read(IdentityFiles::KEY),
+            folder.membership().unwrap().unwrap().serial,
+        )
     }
 
     fn texts(certificate: &str, key: &str, serial: &str) -> (String, String, String) {
@@ -268,18 +268,18 @@ mod tests {
         let next = |name: &str| folder.next(name);
         let new = serde_json::to_vec(&membership("02")).unwrap();
         // Before the certificate is written completely, the old one stays.
-        fs::write(next(KEY), "key 2").unwrap();
+        fs::write(next(IdentityFiles::KEY), "key 2").unwrap();
         fs::write(next(MEMBERSHIP), &new).unwrap();
-        fs::write(with_suffix(&next(CERTIFICATE), ".new"), "certif").unwrap();
+        fs::write(with_suffix(&next(IdentityFiles::CERTIFICATE), ".new"), "certif").unwrap();
         folder.recover().unwrap();
         assert_eq!(content(&folder), texts("certificate 1", "key 1", "01"));
         // Afterwards the new one is used, however many files were renamed.
         for renamed in 0..3 {
             folder.install("certificate 1", "key 1", &membership("01")).unwrap();
-            fs::write(next(KEY), "key 2").unwrap();
+            fs::write(next(IdentityFiles::KEY), "key 2").unwrap();
             fs::write(next(MEMBERSHIP), &new).unwrap();
-            fs::write(next(CERTIFICATE), "certificate 2").unwrap();
-            for name in [KEY, MEMBERSHIP, CERTIFICATE].iter().take(renamed) {
+            fs::write(next(IdentityFiles::CERTIFICATE), "certificate 2").unwrap();
+            for name in [IdentityFiles::KEY, MEMBERSHIP, IdentityFiles::CERTIFICATE].iter().take(renamed) {
                 fs::rename(next(name), folder.file(name)).unwrap();
             }
             folder.recover().unwrap();
@@ -294,7 +294,7 @@ mod tests {
         fs::create_dir(folder.path()).unwrap();
         fs::write(folder.path().join("key.pem.next.new"), "left by a crash").unwrap();
         folder.install("certificate", "key", &membership("01")).unwrap();
-        for name in [CERTIFICATE, KEY, MEMBERSHIP] {
+        for name in [IdentityFiles::CERTIFICATE, IdentityFiles::KEY, MEMBERSHIP] {
             let mode = fs::metadata(folder.file(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
@@ -316,7 +316,8 @@ mod tests {
             state.revoke([("0a0b".parse().unwrap(), Duration::from_secs(9))], Duration::ZERO).unwrap();
         folder.write_trust(&state).unwrap();
         assert_eq!(folder.trust().unwrap(), Some(state.clone()));
-        let revoked = RevocationList::parse(&fs::read(dir.path().join(REVOKED)).unwrap()).unwrap();
+        let revoked =
+            RevocationList::parse(&fs::read(dir.path().join(IdentityFiles::REVOKED)).unwrap()).unwrap();
         assert_eq!((revoked.generation, revoked.serials.len()), (state.generation, 1));
         fs::write(dir.path().join(TRUST), "{").unwrap();
         assert!(folder.trust().unwrap_err().to_string().contains("trust.json"));

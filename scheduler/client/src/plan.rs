@@ -1,17 +1,12 @@
 //! Exchange of a gateway's demand for its rows of the traffic plan. Failover to another hub is decided by the poll of the
 //! route table ([`crate::table`]), because a healthy hub may have no plan.
 
-use std::time::Duration;
-
 use regions::RegionId;
 use scheduler_api::paths;
 use scheduler_api::plan::{DemandV1, GatewayWeights, WeightsV1};
 
-use crate::hub::{ControlPlaneClient, HubCallError, HubRequest};
+use crate::hub::{ControlPlaneClient, EXCHANGE_TIMEOUT, HubCallError, HubRequest};
 use crate::snapshot::Snapshot;
-
-/// Timeout of one exchange. The next one follows within a second anyway.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Exchange of a gateway in one region with the current hub.
 #[derive(Debug)]

@@ -1,17 +1,12 @@
 //! Exchange of the demand of tenants at a gateway for the gateway's shares of their rate limits. Failover to another hub is
 //! decided by the poll of the route table ([`crate::table`]).
 
-use std::time::Duration;
-
 use regions::Generation;
 use scheduler_api::paths;
 use scheduler_api::plan::{SharesResponseV1, TenantDemand, TenantDemandV1, TenantShares};
 
-use crate::hub::{ControlPlaneClient, HubCallError, HubRequest};
+use crate::hub::{ControlPlaneClient, EXCHANGE_TIMEOUT, HubCallError, HubRequest};
 use crate::snapshot::Snapshot;
-
-/// Timeout of one exchange. The next one follows within a second anyway.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Exchange of one gateway with the current hub.
 #[derive(Debug)]

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use scheduler_api::reader::Role;
 
-/// Timeout of the deregistration. If no hub receives it, the reader times out at the hub.
+/// Timeout of the deregistration of a reader or a spoke. If no hub receives it, the reader times out at the hub, and the
+/// lease of the spoke expires.
 pub const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Timeouts of one long poll.

@@ -33,6 +33,7 @@ use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1,
 use scheduler_api::scaler::ScalerLease;
 use scheduler_client::hub::{ControlPlaneClient, HubClientError, HubConnection, HubFailure, HubRequest};
 use scheduler_core::spoke::Spoke;
+use scheduler_core::table_watch::DEREGISTER_TIMEOUT;
 use serde::de::IgnoredAny;
 use tokio::sync::{Notify, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -52,8 +53,6 @@ const CHECK_PERIOD: Duration = Duration::from_millis(100);
 const KEEP_ALIVE_PART: f64 = 0.3;
 /// Lower bound of the keep-alive interval.
 const KEEP_ALIVE_PERIOD_MIN: Duration = Duration::from_millis(10);
-/// Time limit of deregistering. If the hub is unreachable, the lease expires.
-const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Error that prevents the agent from running.
 #[derive(Debug, thiserror::Error)]

@@ -13,6 +13,6 @@ pub use authority::AuthorityConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use operators::{KeySource, OperatorsConfig};
-pub use scaling::{ActuatorConfig, ProcessConfig, REPLICAS_MAX, ScalingConfig};
+pub use scaling::{ActuatorConfig, ProcessConfig, ScalingConfig};
 pub use spoke::{ReadSpoke, SpokeConfig};
 pub use store::StoreConfig;

@@ -7,11 +7,10 @@ use std::time::Duration;
 
 use configuration::{ConfigFile, Files, section, words};
 use identity::Transport;
+use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 
 use super::kubernetes::{self, KubernetesConfig, WorkloadKind, is_api, is_label, is_pattern};
 
-/// Maximum number of replicas of one spoke: one process polls the status of each five times a second.
-pub const REPLICAS_MAX: usize = 256;
 /// Default of `scaling.orphan_timeout`.
 const ORPHAN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Range of `scaling.orphan_timeout`: long enough for a restart of the spoke, short enough not to leave replicas
@@ -242,9 +241,9 @@ fn ports(document: &ConfigFile<'_>, given: Option<String>, fixed: usize) -> Opti
         problem(format!("\"{text}\" is not a range of ports; {fix}"));
         return None;
     };
-    if range.len() + fixed > REPLICAS_MAX {
+    if range.len() + fixed > SPOKE_REPLICAS_MAX {
         problem(format!(
-            "\"{text}\" has {} ports and there are {fixed} [[replica]]; a spoke has at most {REPLICAS_MAX} replicas",
+            "\"{text}\" has {} ports and there are {fixed} [[replica]]; a spoke has at most {SPOKE_REPLICAS_MAX} replicas",
             range.len()
         ));
         return None;
@@ -341,8 +340,8 @@ mod tests {
     #[test]
     fn limit_of_replicas_is_enforced() {
         let last = |ports: usize| VALID.replace("7399", &(7299 + ports).to_string());
-        assert!(read(&last(REPLICAS_MAX - 3), 3).is_ok());
-        assert!(read(&last(REPLICAS_MAX - 2), 3).unwrap_err()[0].contains("at most 256"));
+        assert!(read(&last(SPOKE_REPLICAS_MAX - 3), 3).is_ok());
+        assert!(read(&last(SPOKE_REPLICAS_MAX - 2), 3).unwrap_err()[0].contains("at most 256"));
     }
 
     #[test]

@@ -12,13 +12,14 @@ use regions::region_list::find_region;
 use regions::spiffe::Role;
 use regions::{Catalogue, HostPort, InstanceName, IpNetwork, RegionId};
 use resolver::DnsSection;
+use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
 
-use super::scaling::{REPLICAS_MAX, ScalingConfig, ScalingSection};
+use super::scaling::{ScalingConfig, ScalingSection};
 
 section! {
     /// Spoke: an ingress and agent of one region, and its scaler.
@@ -52,7 +53,7 @@ section! {
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
         scaling: Option<ScalingSection>;
         /// Replicas that are started independently, one table each.
-        replica: Vec<ReplicaEntry> = Vec::new(), in 0..=REPLICAS_MAX;
+        replica: Vec<ReplicaEntry> = Vec::new(), in 0..=SPOKE_REPLICAS_MAX;
     }
 }
 
@@ -399,9 +400,9 @@ mod tests {
             (1..=replicas)
                 .fold(head, |text, n| format!("{text}\n[[replica]]\nendpoint = \"127.0.0.1:{n}\"\n"))
         };
-        assert_eq!(parse(&text(REPLICAS_MAX), None).unwrap().replicas.len(), REPLICAS_MAX);
+        assert_eq!(parse(&text(SPOKE_REPLICAS_MAX), None).unwrap().replicas.len(), SPOKE_REPLICAS_MAX);
         assert!(
-            parse(&text(REPLICAS_MAX + 1), None)
+            parse(&text(SPOKE_REPLICAS_MAX + 1), None)
                 .unwrap_err()
                 .contains("replica: has 257 entries; write at most 256")
         );

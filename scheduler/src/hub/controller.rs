@@ -31,8 +31,8 @@ use crate::events::{
     StoreRelisted,
 };
 
-/// Delay after a failed read.
-const RETRY: Duration = Duration::from_secs(1);
+/// Delay after a failed call of the store, of the leader and of a candidate.
+pub(super) const STORE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Grace periods for readers and spokes that are silent.
 #[derive(Clone, Copy)]
@@ -149,7 +149,7 @@ impl<'a, S: Store> Controller<'a, S> {
                 Err(StoreError::Closed) => return Err(StoreError::Closed.into()),
                 Err(error) => {
                     self.publisher.report_store(Some(&error));
-                    sleep(RETRY).await;
+                    sleep(STORE_RETRY_DELAY).await;
                 }
             }
         }

@@ -25,7 +25,7 @@ use scheduler_store::{Event, Lease, Store, StoreError, Term, Watch};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::controller::{Controller, GracePeriods};
+use super::controller::{Controller, GracePeriods, STORE_RETRY_DELAY};
 use super::publisher::Publisher;
 use super::term_start::{readable, start};
 use super::{HubError, records, stopped};
@@ -37,8 +37,6 @@ const KEEP_ALIVE_PERIOD: Duration = Duration::from_millis(1500);
 /// Interval at which leases are expired in a store that does not do that by itself: a lease ends within a twentieth of
 /// its time.
 const EXPIRE_PERIOD: Duration = Duration::from_millis(250);
-/// Delay after a failed call.
-const RETRY: Duration = Duration::from_secs(1);
 /// Time limit of resigning. If the store is unavailable, the term's lease expires.
 const RESIGN_LIMIT: Duration = Duration::from_secs(1);
 
@@ -107,7 +105,7 @@ impl<S: Store> ElectionCandidate<S> {
                 Err(StoreError::NoSuchLease(_)) => {}
                 Err(error) => {
                     self.publisher.report_store(Some(&error));
-                    sleep(RETRY).await;
+                    sleep(STORE_RETRY_DELAY).await;
                 }
             }
         }
@@ -146,7 +144,7 @@ impl<S: Store> ElectionCandidate<S> {
                 Err(StoreError::Closed) => return StoreError::Closed,
                 Err(error) => {
                     self.publisher.report_store(Some(&error));
-                    sleep(RETRY).await;
+                    sleep(STORE_RETRY_DELAY).await;
                     continue;
                 }
             };
@@ -196,7 +194,7 @@ impl<S: Store> ElectionCandidate<S> {
                     Ok(None) => return Ok(LeadershipLost::WriteRejected),
                     Err(HubError::Store(error)) if error != StoreError::Closed => {
                         self.publisher.report_store(Some(&error));
-                        sleep(RETRY).await;
+                        sleep(STORE_RETRY_DELAY).await;
                     }
                     Err(error) => return Err(error),
                 }

@@ -24,7 +24,8 @@ use disk::{DiskError, StoreFile};
 
 mod disk;
 
-/// Capacity of the job queue; further callers wait.
+/// Capacity of the job queue; further callers wait. Each job is a call of the hub; the queue and the batches of the log of
+/// jobs (`jobs`) follow from its own load.
 const QUEUE_MAX: usize = 1024;
 /// Maximum number of jobs that are written together.
 const BATCH_MAX: usize = 256;

@@ -55,7 +55,7 @@ pub struct BodySummary {
 }
 
 /// Estimated bytes of text per token; less for languages of long words, more for those without Latin letters.
-const BYTES_PER_TOKEN: u64 = 4;
+pub const BYTES_PER_TOKEN: u64 = 4;
 
 /// Scans the JSON object in `body`.
 pub fn read(body: &[u8]) -> Result<BodySummary, BodyProblem> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::circuit::CONSECUTIVE_FAILURES_MAX;
+use crate::latency::SLOWNESS_HALF_LIFE;
 use crate::outlier::{DeadlineSetBy, UpstreamAction, evidence};
 use crate::some_instant;
 use proptest::prelude::*;

@@ -10,7 +10,7 @@
 use super::audit::report::{ChainSummary, Report};
 use super::chain::hex;
 use super::entry::Role;
-use super::hmac::HmacKey;
+use super::hmac::{self, HmacKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -77,7 +77,7 @@ pub enum CheckpointProblem {
 
 impl CheckpointKey {
     /// Minimum bytes of the secret, so that it cannot be guessed.
-    pub const SECRET_BYTES_MIN: usize = 16;
+    pub const SECRET_BYTES_MIN: usize = hmac::SECRET_BYTES_MIN;
 
     /// Makes the key from a secret; `None` if it is shorter than [`CheckpointKey::SECRET_BYTES_MIN`].
     pub fn new(secret: &[u8]) -> Option<CheckpointKey> {

@@ -7,6 +7,9 @@ use sha2::{Digest, Sha256};
 /// Block size of SHA-256, in bytes.
 const BLOCK_BYTES: usize = 64;
 
+/// Minimum bytes of a secret: 128 bits cannot be guessed.
+pub(super) const SECRET_BYTES_MIN: usize = 16;
+
 /// Key of an HMAC, padded for both hashes.
 #[derive(Clone)]
 pub(super) struct HmacKey {

@@ -4,7 +4,7 @@
 //! the key can still distinguish the receipts of two tenants, and the holder of the key can identify the tenant.
 
 use super::chain::hex;
-use super::hmac::HmacKey;
+use super::hmac::{self, HmacKey};
 
 /// Bytes of the truncated code.
 const PSEUDONYM_BYTES: usize = 16;
@@ -15,7 +15,7 @@ pub struct PseudonymKey(HmacKey);
 
 impl PseudonymKey {
     /// Minimum bytes of the secret: one that can be guessed reveals every name.
-    pub const SECRET_BYTES_MIN: usize = 16;
+    pub const SECRET_BYTES_MIN: usize = hmac::SECRET_BYTES_MIN;
 
     /// Makes the key from a secret; `None` if it is shorter than [`PseudonymKey::SECRET_BYTES_MIN`].
     pub fn new(secret: &[u8]) -> Option<PseudonymKey> {

@@ -19,16 +19,12 @@
 //! its path promises (a missing element, a wrong index) is invalid, and the join reports that instead of assigning the
 //! row of another input.
 
-use super::json::{self, ByteSpan, Kind, Value};
+use super::json::{self, ByteSpan, Kind, MEMBERS_MAX, Value};
 use replica_api::api::ResponseShape;
 use replica_api::limits::MAX_INPUTS as REPLICA_INPUTS_MAX;
+use replica_api::rerank::response::DOCUMENTS_PER_SEARCH_UNIT;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
-
-/// Maximum members of a response, and of an element of one.
-const MEMBERS_MAX: usize = 64;
-/// Documents that Cohere bills as one search; the sum over sub-requests would round each one up.
-const DOCUMENTS_PER_SEARCH_UNIT: usize = 100;
 
 /// Invalid response to a sub-request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -359,6 +355,7 @@ impl ResponseJoiner {
         for UsageTotal { span, kind } in &self.totals {
             let total = match kind {
                 TotalKind::Usage { name, value: _ } => self.sums.get(name).copied().unwrap_or(0),
+                // The sum over sub-requests would round each one up.
                 TotalKind::SearchUnits => self.inputs.div_ceil(DOCUMENTS_PER_SEARCH_UNIT) as u64,
             };
             rest.extend_from_slice(&self.after[at..span.start]);

@@ -11,6 +11,10 @@
 use crate::body::NESTING_MAX;
 use std::ops::Range;
 
+/// Maximum members of an object that is split or joined: a body, a response, or an element of one. No API has half as
+/// many.
+pub(super) const MEMBERS_MAX: usize = 64;
+
 /// Position of a value.
 pub(super) type ByteSpan = Range<usize>;
 

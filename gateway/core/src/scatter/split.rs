@@ -10,7 +10,8 @@
 //! input (token ids, a pair), or when it is not the expected JSON. The replica then reports the error.
 
 use super::INPUTS_MAX;
-use super::json::{self, ByteSpan, JsonMember, Kind};
+use super::json::{self, ByteSpan, JsonMember, Kind, MEMBERS_MAX};
+use crate::body::BYTES_PER_TOKEN;
 use replica_api::api::{ApiOperation, ElementKinds, InputList, ResponseShape};
 use std::ops::Range;
 
@@ -26,11 +27,6 @@ pub const SUB_REQUEST_TOKENS_MAX: u64 = 1 << 17;
 pub const SUB_REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Maximum bytes of a body without its inputs, which are sent with every sub-request. Cohere's query has some thousand.
 pub const REST_BYTES_MAX: usize = 64 << 10;
-/// Maximum members of a body; no API has half as many.
-const MEMBERS_MAX: usize = 64;
-
-/// Estimated bytes of text per token, as in [`crate::body`].
-const BYTES_PER_TOKEN: usize = 4;
 /// Special tokens that a model adds to each input, which matter where inputs are short.
 pub const SPECIAL_TOKENS: u64 = 2;
 
@@ -96,7 +92,7 @@ impl SplittableBody {
                 }
             };
             if given <= INPUTS_MAX {
-                let tokens = (value.text_bytes / BYTES_PER_TOKEN + value.bare) as u64 + SPECIAL_TOKENS;
+                let tokens = value.text_bytes as u64 / BYTES_PER_TOKEN + value.bare as u64 + SPECIAL_TOKENS;
                 elements.push(InputElement { start: value.span.start, end: value.span.end, tokens });
             }
         });

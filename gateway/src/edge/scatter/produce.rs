@@ -19,8 +19,7 @@ use super::part::{PartContext, PartFailure, PartProgress, PartStage, PendingPart
 use super::split::RequestSplit;
 use super::split::Splitter;
 use crate::metrics::PartOutcome;
-use crate::respond::ForwardError;
-use crate::respond::{RETRY_AFTER_MS, Rejection};
+use crate::respond::{ForwardError, Rejection};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use gateway_core::scatter::dispatch::{SplitTarget, SubRequestDispatcher};
 use gateway_core::scatter::split::SubRequest;
@@ -309,7 +308,7 @@ fn part_retry(failed: &PartFailure) -> Option<PartRetry> {
         PartFailure::Response(received) => {
             let text = |name: &str| received.response.head.headers.get(name)?.to_str().ok();
             let number = |name| text(name).and_then(|number| number.parse().ok());
-            let wait = number(RETRY_AFTER_MS).map(Duration::from_millis);
+            let wait = number(headers::RETRY_AFTER_MS).map(Duration::from_millis);
             let wait = wait.or(number(RETRY_AFTER.as_str()).map(Duration::from_secs));
             (ErrorCode::parse(text(headers::ERROR)?)?, wait, Some(received.region))
         }

@@ -25,7 +25,8 @@ use crate::endpoint::parse_url;
 /// Timeout of a connection attempt, so that another endpoint can be tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Maximum number of idle connections.
+/// Maximum number of idle connections: as many as the client has requests in flight. The pool of a gateway has a limit of
+/// its own.
 const IDLE_MAX: usize = 1024;
 
 const AGENT: &str = concat!("meridian-client/", env!("CARGO_PKG_VERSION"));

@@ -4,28 +4,24 @@ use configuration::{ConfigFile, OneOrMany, section, words};
 use regions::{Deployment, region_list};
 
 use super::context::ReadContext;
-use crate::drill::{DrillEngine, DrillFleet, DrillStore};
+use crate::drill::{
+    DrillEngine, DrillFleet, DrillStore, LOCAL_HUBS_MAX, LOCAL_REGIONS_MAX, LOCAL_SPOKES_MAX,
+};
 
-/// Maximum number of regions of a fleet on one machine.
-const REGIONS_MAX: usize = 12;
-/// Maximum number of hubs.
-const HUBS_MAX: u32 = 5;
-/// Maximum number of spokes per region.
-const SPOKES_MAX: u32 = 4;
-/// Maximum number of replicas per region.
-const REPLICAS_MAX: u32 = 16;
+/// Maximum number of scripted replicas per region.
+const SCRIPTED_REPLICAS_MAX: u32 = 16;
 
 section! {
     /// Fleet under test.
     pub(super) partial struct FleetSection {
         /// Regions by name.
-        regions: Vec<String>, in 1..=REGIONS_MAX, like "[\"aws/us-east-1\", \"gcp/europe-west4\"]";
+        regions: Vec<String>, in 1..=LOCAL_REGIONS_MAX, like "[\"aws/us-east-1\", \"gcp/europe-west4\"]";
         /// Store of the hubs; several hubs need etcd.
         store: StoreName = StoreName::Embedded;
         /// Number of hubs.
-        hubs: u32 = 1, in 1..=HUBS_MAX;
+        hubs: u32 = 1, in 1..=LOCAL_HUBS_MAX;
         /// Number of spokes in each region.
-        spokes: u32 = 1, in 1..=SPOKES_MAX;
+        spokes: u32 = 1, in 1..=LOCAL_SPOKES_MAX;
         /// Deployments file; that of `meridian up` if absent.
         deployments: Option<String>;
         /// Scripted replicas; replicas run the deployed models without this table.
@@ -66,8 +62,8 @@ words! {
 }
 
 fn is_replica_count(count: &u32) -> Result<(), String> {
-    let fix = format!("write a whole number from 1 to {REPLICAS_MAX}");
-    if (1..=REPLICAS_MAX).contains(count) { Ok(()) } else { Err(format!("is out of range; {fix}")) }
+    let fix = format!("write a whole number from 1 to {SCRIPTED_REPLICAS_MAX}");
+    if (1..=SCRIPTED_REPLICAS_MAX).contains(count) { Ok(()) } else { Err(format!("is out of range; {fix}")) }
 }
 
 /// Validates the fleet and loads its deployments.

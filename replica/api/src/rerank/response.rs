@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::request::Document;
 
 /// Documents per search unit of Cohere's billing. Meridian bills nothing; Cohere's clients show the number.
-const DOCUMENTS_PER_SEARCH_UNIT: usize = 100;
+pub const DOCUMENTS_PER_SEARCH_UNIT: usize = 100;
 
 /// Response to write.
 #[derive(Debug)]

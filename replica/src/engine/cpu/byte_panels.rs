@@ -14,7 +14,8 @@ pub(super) const GROUP: usize = 4;
 /// Signed weights of one group of inputs for the outputs of a panel.
 pub(super) type ByteLine = [u8; PANEL * GROUP];
 
-/// The largest magnitude of a weight. −128 is not used, so that the range is symmetric.
+/// The largest magnitude of a weight. −128 is not used, so that the range is symmetric. A choice for weights;
+/// the bytes of the attention have their own.
 const LARGEST: f32 = 127.0;
 
 /// Sums of more inputs than this could overflow: 66 000 · 255 · 127 < 2³¹. Wider layers are not quantized.

@@ -88,8 +88,9 @@ impl HeadStep {
     }
 }
 
-/// Default of transformers without labels or their number.
-const DEFAULT_LABELS: usize = 2;
+/// Number of labels where `config.json` has neither them nor their number: the default of transformers, which omits
+/// defaults.
+pub(in crate::model) const DEFAULT_LABELS: usize = 2;
 
 /// Returns the number of labels of a sequence classifier.
 fn labels(fields: &mut JsonFields<'_>) -> usize {

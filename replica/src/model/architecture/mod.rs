@@ -32,6 +32,7 @@ use super::ModelError;
 use super::fields::{Activation, JsonFields};
 
 pub(super) use classes::ClassKind;
+pub(super) use head::DEFAULT_LABELS;
 
 pub use head::{HeadPooling, HeadSource, HeadStep, Logits, YesNo};
 pub use names::{FeedForwardNames, LayerNames, Part, ProjectionNames, SizeKeys, TensorNames};

@@ -20,9 +20,10 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use identity::Transport;
+use identity::{IdentityFiles, Transport};
 use regions::{Deployment, DeploymentName, RegionId};
 use rustix::process::Pid;
+use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::readiness::ReadinessProber;
 use scheduler_core::scale::restarts::RestartBackoff;
 use tokio::process::Command;
@@ -35,7 +36,7 @@ use super::{
     RunningReplica,
 };
 use crate::JOIN_TOKEN_VARIABLE;
-use crate::config::{ProcessConfig, REPLICAS_MAX};
+use crate::config::ProcessConfig;
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
 use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
@@ -123,7 +124,7 @@ impl Actuator for ProcessActuator {
         mut targets: watch::Receiver<DeploymentTargets>,
         running: watch::Sender<ActuatorStatus>,
     ) {
-        let (ready_sender, mut ready) = mpsc::channel(REPLICAS_MAX);
+        let (ready_sender, mut ready) = mpsc::channel(SPOKE_REPLICAS_MAX);
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
         let mut processes = ProcessSet {
@@ -251,7 +252,7 @@ impl ProcessSet {
         let endpoint = self.free_port()?;
         let files = ReplicaFiles::new(dir, endpoint.port());
         if let Some(folder) = identity
-            && !folder.join("certificate.pem").exists()
+            && !folder.join(IdentityFiles::CERTIFICATE).exists()
         {
             return Err(ReplicaStartError::NoIdentity(folder.clone()));
         }

@@ -23,7 +23,7 @@ const ENTRIES: TableDefinition<'_, &str, (u64, u64, u64, &[u8])> = TableDefiniti
 const LEASES: TableDefinition<'_, u64, u64> = TableDefinition::new("leases");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
-/// Version of the tables above.
+/// Version of the tables above, which are not those of the log of jobs.
 const FORMAT: u64 = 1;
 /// Cache size of redb. The state is in memory anyway; the default of 1 GiB would hold it a second time.
 const CACHE_BYTES: usize = 1 << 20;

@@ -36,10 +36,10 @@ use crate::model::Reach;
 /// weight.
 pub(in super::super) const MAX_KEYS: usize = 512;
 
-/// Largest magnitude of a signed byte.
+/// Largest magnitude of a key or value as a signed byte. A choice for the attention; the weights of layers have their own.
 const LARGEST: f32 = 127.0;
 
-/// Steps of the largest weight.
+/// Steps of the largest attention weight, an unsigned byte. The activations of layers have their own.
 const STEPS: f32 = 255.0;
 
 /// Number from which floats have no fractional bits: adding it rounds to an integer.

@@ -15,7 +15,7 @@ use crate::engine::cpu::panels::PANEL;
 /// Rows of the largest tile of any instruction set.
 pub(super) const MAX_DOT_ROWS: usize = 14;
 
-/// Vectors of one row in a tile.
+/// Vectors of one row in a tile of integer sums; that of float products depends on other registers.
 const TILE_VECTORS: usize = 2;
 
 /// Integer sums of a tile.

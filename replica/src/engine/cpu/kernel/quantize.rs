@@ -8,7 +8,7 @@ use super::{Kernel, MAX_LANES, Simd, load_up_to};
 use crate::engine::cpu::byte_panels::GROUP;
 use crate::engine::cpu::matrix::MatrixView;
 
-/// Steps between the smallest number of a row and its largest.
+/// Steps between the smallest number of a row of activations and its largest, as unsigned bytes. The attention has its own.
 const STEPS: f32 = 255.0;
 
 /// Rows of bytes. The memory only grows.
