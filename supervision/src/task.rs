@@ -2,6 +2,7 @@
 
 use crate::panics::{self, Scope};
 use crate::process;
+use backoff::Backoff;
 use futures_util::FutureExt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,10 +10,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Delay before the first restart; doubled for each further one.
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
-/// Maximum delay: the longest time by which it can postpone a route table, a plan or a report.
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// Delays before restarts. The maximum is the longest time by which it can postpone a route table, a plan or a report.
+/// Without jitter: the tasks of a process share nothing that simultaneous restarts would overload.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(5) };
 /// Running time after which a task counts as recovered and the number of consecutive restarts is reset.
 const RECOVERED_AFTER: Duration = Duration::from_secs(60);
 /// Consecutive restarts after which the process fails: half a minute with the delays above. A restart of the process may
@@ -62,8 +62,8 @@ where
             process::fail(&format!("task {name} does not recover: {reason}"));
             return std::future::pending().await;
         }
-        let delay = backoff(consecutive);
         consecutive += 1;
+        let delay = BACKOFF.delay(consecutive);
         // A defect. The task is started again after the delay. Report it with the line `panicked`.
         tracing::error!(task = name, reason, ?delay, consecutive, "task failed; restarting");
         tokio::time::sleep(delay).await;
@@ -71,11 +71,6 @@ where
         // The task of the line `task failed; restarting` runs again. Report the defect with the line `panicked`.
         tracing::warn!(task = name, consecutive, "task restarted");
     }
-}
-
-/// Returns the delay before a restart after this many consecutive ones.
-fn backoff(restarts: u32) -> Duration {
-    BACKOFF_MIN.saturating_mul(1 << restarts.min(16)).min(BACKOFF_MAX)
 }
 
 /// Runs a task that cannot be restarted (it owns a socket, or the only end of a channel): the process fails if it
@@ -124,9 +119,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_up_to_the_maximum() {
-        let delays: Vec<u128> = (0..8).map(|restarts| backoff(restarts).as_millis()).collect();
-        assert_eq!(delays, [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000]);
-        assert_eq!(backoff(u32::MAX), BACKOFF_MAX);
+    fn a_process_fails_after_half_a_minute_of_restarts() {
+        let total: Duration = (1..=RESTARTS_MAX).map(|restarts| BACKOFF.delay(restarts)).sum();
+        assert_eq!(total, Duration::from_millis(26_300));
     }
 }

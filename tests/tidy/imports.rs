@@ -10,32 +10,34 @@ use crate::none;
 
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("backoff", &[]),
     ("configuration", &[]),
     ("embed", &[]),
     ("regions", &["configuration"]),
     ("http1", &[]),
     ("replica-api", &["configuration", "regions"]),
     ("scheduler-api", &["regions"]),
-    ("jobs-core", &["regions"]),
+    ("jobs-core", &["backoff", "regions"]),
     ("jwt-core", &[]),
     ("jwt", &["jwt-core"]),
-    ("gateway-core", &["jwt-core", "regions", "replica-api", "scheduler-api"]),
-    ("scheduler-core", &["configuration", "jwt-core", "regions", "scheduler-api"]),
+    ("gateway-core", &["backoff", "jwt-core", "regions", "replica-api", "scheduler-api"]),
+    ("scheduler-core", &["backoff", "configuration", "jwt-core", "regions", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),
-    ("resolver-core", &["configuration", "regions"]),
+    ("resolver-core", &["backoff", "configuration", "regions"]),
     ("metrics", &[]),
-    ("supervision", &["metrics"]),
+    ("supervision", &["backoff", "metrics"]),
     ("identity", &["configuration", "metrics", "regions", "supervision"]),
     ("resolver", &["metrics", "regions", "resolver-core", "supervision"]),
     (
         "scheduler-client",
-        &["identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"],
+        &["backoff", "identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"],
     ),
-    ("scheduler-store", &["supervision"]),
+    ("scheduler-store", &["backoff", "supervision"]),
     ("jobs", &["jobs-core", "regions", "resolver", "supervision"]),
     (
         "gateway",
         &[
+            "backoff",
             "configuration",
             "gateway-core",
             "http1",
@@ -54,6 +56,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "scheduler",
         &[
+            "backoff",
             "configuration",
             "identity",
             "jwt",
@@ -81,7 +84,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "supervision",
         ],
     ),
-    ("loadtest", &["configuration", "http1", "replica-api", "regions"]),
+    ("loadtest", &["backoff", "configuration", "http1", "replica-api", "regions"]),
 ];
 const ROOT: &str = "meridian";
 

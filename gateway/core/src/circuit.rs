@@ -18,6 +18,7 @@
 //! Time is an argument, and so is the random draw that keeps several gateways from readmitting a target in step.
 
 use crate::outlier::{AttemptOutcome, OutlierEvidence};
+use backoff::Backoff;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -29,10 +30,9 @@ pub const CONSECUTIVE_FAILURES_MAX: u32 = 3;
 const ERROR_RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Minimum requests per window for the error-rate rule to apply.
 pub const ERROR_RATE_MIN_REQUESTS: u32 = 20;
-/// Duration of the first ejection; doubled for each further one, up to [`MAX_EJECTION_TIME`].
-const BASE_EJECTION_TIME: Duration = Duration::from_millis(500);
-/// Longest ejection. Independent of that of the client (`loadtest`), which ejects endpoints and not regions.
-const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
+/// Durations of consecutive ejections. Independent of those of the client (`loadtest`), which ejects endpoints and not
+/// regions.
+const EJECTION_TIMES: Backoff = Backoff { first: Duration::from_millis(500), max: Duration::from_secs(30) };
 /// Largest random change of an ejection's duration, in either direction.
 const EJECTION_JITTER_PERMILLE: u64 = 200;
 /// Time over which a recovering target's traffic share grows to 100 % (slow start).
@@ -339,7 +339,7 @@ impl Circuit {
     }
 
     fn eject(&mut self, draw: Permille, now: Instant) {
-        let duration = BASE_EJECTION_TIME.saturating_mul(1 << self.ejections.min(16)).min(MAX_EJECTION_TIME);
+        let duration = EJECTION_TIMES.delay(self.ejections.saturating_add(1));
         let span_ms = duration.as_millis() as u64 * EJECTION_JITTER_PERMILLE / 1000;
         let jitter = Duration::from_millis(2 * span_ms * u64::from(draw.get()) / 1000);
         self.state = State::Ejected { until: now + duration - Duration::from_millis(span_ms) + jitter };

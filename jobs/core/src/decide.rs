@@ -5,6 +5,7 @@ use crate::job::{
 };
 use crate::queue::{DurableJobQueue, JobPosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
+use backoff::Backoff;
 use std::time::Duration;
 
 /// Limits of a queue.
@@ -90,18 +91,8 @@ pub fn check_submission(
 pub struct AttemptPolicy {
     /// Number of attempts, with the first one.
     pub attempts: u32,
-    /// Upper bound of the pause after the first attempt. It doubles with each further attempt.
-    pub first_pause: Duration,
-    /// Upper bound of every pause.
-    pub pause_max: Duration,
-}
-
-impl AttemptPolicy {
-    /// Returns the pause after an attempt, the first of which is 1. `draw` is uniform in [0, 1).
-    pub fn pause(&self, attempt: u32, draw: f64) -> Duration {
-        let factor = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
-        self.first_pause.saturating_mul(factor).min(self.pause_max).mul_f64(draw.clamp(0.0, 1.0))
-    }
+    /// Pauses after attempts.
+    pub backoff: Backoff,
 }
 
 /// A process that takes jobs.
@@ -205,7 +196,7 @@ pub fn after_computation(
             let reason = format!("all {} attempts failed; the last one: {reason}", job.attempts);
             finished(JobOutcome::Failed { reason }, None)
         }
-        ComputeEnd::Failed(reason) => released(true, reason, policy.pause(job.attempts, draw)),
+        ComputeEnd::Failed(reason) => released(true, reason, policy.backoff.full_jitter(job.attempts, draw)),
         ComputeEnd::NoCapacity { reason, retry_after } => released(false, reason, retry_after),
     }
 }
@@ -249,8 +240,10 @@ pub fn after_delivery(
             reason: format!("all {attempts} attempts failed; the last one: {reason}"),
         },
         DeliveryEnd::Failed { retry_after, .. } => {
-            let pause =
-                policy.pause(attempts, draw).max(retry_after.unwrap_or_default().min(policy.pause_max));
+            let pause = policy
+                .backoff
+                .full_jitter(attempts, draw)
+                .max(retry_after.unwrap_or_default().min(policy.backoff.max));
             DeliveryOutcome::Retry { not_before: now.after(pause) }
         }
     };

@@ -7,10 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Duration of the first ejection.
-const BASE_EJECTION_TIME: Duration = Duration::from_secs(1);
-/// Longest ejection. Independent of the gateway's, which ejects regions and not endpoints of a client.
-const MAX_EJECTION_TIME: Duration = Duration::from_secs(30);
+use backoff::Backoff;
+
+/// Durations of consecutive ejections. Independent of the gateway's, which ejects regions and not endpoints of a client.
+/// Without jitter: one client ejects endpoints one by one.
+const EJECTION_TIMES: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
 
 /// Endpoints of a client, by index.
 #[derive(Clone, Debug)]
@@ -77,9 +78,8 @@ impl EndpointSelector {
             state.ejected_until = None;
         } else if state.ejected_until.is_none_or(|until| until <= now) {
             // Requests that were in flight during the first failure are no further evidence.
-            let duration = BASE_EJECTION_TIME * 2u32.saturating_pow(state.consecutive_failures.min(16));
-            state.ejected_until = Some(now + duration.min(MAX_EJECTION_TIME));
             state.consecutive_failures += 1;
+            state.ejected_until = Some(now + EJECTION_TIMES.delay(state.consecutive_failures));
         }
     }
 

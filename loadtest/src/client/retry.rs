@@ -7,6 +7,8 @@
 
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
+
 use super::http::HttpAttemptError;
 
 /// Longest backoff without a `retry-after`.
@@ -76,8 +78,7 @@ pub fn decide(
     if attempts > rules.retries_max || requested_wait.is_some_and(|wait| wait > RETRY_AFTER_MAX) {
         return RetryDecision::GiveUp;
     }
-    let doubled = rules.backoff_first.saturating_mul(2u32.saturating_pow(attempts.saturating_sub(1)));
-    let backoff = doubled.min(BACKOFF_MAX).mul_f64(0.5 + 0.5 * draw);
+    let backoff = Backoff { first: rules.backoff_first, max: BACKOFF_MAX }.equal_jitter(attempts, draw);
     let server_wait = requested_wait.map_or(Duration::ZERO, |wait| wait.mul_f64(1.0 + 0.1 * draw));
     RetryDecision::RetryAt(now + backoff.max(server_wait))
 }

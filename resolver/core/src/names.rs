@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use regions::HostName;
 
 /// Minimum validity of an answer. Load balancers of clouds use 60 s, Kubernetes 5 or 30 s.
@@ -36,9 +37,9 @@ pub const DEMOTED_FOR: Duration = Duration::from_secs(30);
 pub const NAMES_MAX: usize = 1024;
 /// Maximum number of addresses of one name that are used.
 pub const ADDRESSES_MAX: usize = 16;
-/// Delay of the next query after a failed one, doubled up to [`RETRY_MAX`].
-const RETRY_MIN: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(30);
+/// Delays of the next query after failed ones. Without jitter: names are queried when they are first used, at different
+/// times.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(30) };
 
 /// Answer of the DNS servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,12 +275,12 @@ impl Entry {
             QueryFailure::NoAddresses(ttl) => {
                 self.negative += 1;
                 let is_confirmed = self.negative >= NEGATIVE_ANSWERS || self.addresses.is_none();
-                let ttl = ttl.filter(|_| is_confirmed).unwrap_or(RETRY_MIN);
+                let ttl = ttl.filter(|_| is_confirmed).unwrap_or(BACKOFF.first);
                 ttl.clamp(TTL_MIN, NEGATIVE_TTL_MAX)
             }
             QueryFailure::Unavailable => {
                 self.negative = 0;
-                RETRY_MIN.saturating_mul(1 << (self.failures - 1).min(5)).min(RETRY_MAX)
+                BACKOFF.delay(self.failures)
             }
         };
         self.next_query = now + delay;

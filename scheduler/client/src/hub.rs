@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use backoff::Backoff;
 use bytes::Bytes;
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderValue, Method, StatusCode};
@@ -11,7 +12,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use identity::{ConnectionFailureCause, Transport};
 use resolver::Resolver;
-use scheduler_core::hubs::{Backoff, Failover, Hubs};
+use scheduler_core::hubs::{Failover, Hubs};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use scheduler_core::hubs::Backoff;
+use backoff::Backoff;
 use scheduler_core::pki::issue;
 use scheduler_core::pki::trust::TrustState;
 
@@ -45,7 +45,7 @@ pub async fn follow_replicas(spoke: IdentityFolder, replicas: IdentityFolder) ->
             failures += 1;
             // No replica can be started meanwhile. Check the hubs.
             tracing::warn!(%error, "failed to obtain a certificate for replicas; trying again");
-            tokio::time::sleep(BACKOFF.delay(failures, rand::random())).await;
+            tokio::time::sleep(BACKOFF.equal_jitter(failures, rand::random())).await;
         }
     }
 }
@@ -79,9 +79,9 @@ pub async fn follow(folder: IdentityFolder) -> std::io::Result<()> {
                 let backoff = match error.status() {
                     Some(status) if status.is_client_error() => {
                         rejections += 1;
-                        REJECTED_BACKOFF.delay(rejections, rand::random())
+                        REJECTED_BACKOFF.equal_jitter(rejections, rand::random())
                     }
-                    Some(_) | None => BACKOFF.delay(failures, rand::random()),
+                    Some(_) | None => BACKOFF.equal_jitter(failures, rand::random()),
                 };
                 let left = membership.period().not_after.saturating_sub(unix_time());
                 if failures == 1 {

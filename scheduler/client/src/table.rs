@@ -10,13 +10,13 @@
 //! residency only when every reader has it ([`scheduler_core::rollout`]). So a returned table must be in force before the
 //! next poll.
 
+use backoff::Backoff;
 use http::Method;
 use regions::RouteTable;
 use scheduler_api::paths;
 use scheduler_api::reader::Reader;
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::route::changes::{self, ChangesError, RoutesV1};
-use scheduler_core::hubs::Backoff;
 use scheduler_core::table_watch::{self, DEREGISTER_TIMEOUT};
 use serde::de::IgnoredAny;
 

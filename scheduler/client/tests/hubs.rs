@@ -5,6 +5,7 @@
 use axum::extract::{RawQuery, State};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use backoff::Backoff;
 use identity::Transport;
 use regions::{RegionId, RouteTable};
 use resolver::{DnsSection, Resolver};
@@ -16,7 +17,7 @@ use scheduler_client::operator::OperatorClient;
 use scheduler_client::plan::PlanExchange;
 use scheduler_client::snapshot::{PublishedMessage, Snapshot, restore};
 use scheduler_client::table::{TablePoll, TableWatch, deregister};
-use scheduler_core::hubs::{Backoff, Hubs};
+use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::net::SocketAddr;

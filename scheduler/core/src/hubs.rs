@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use backoff::Backoff;
 use configuration::{ConfigField, ConfigValue, NoLimit, OneOrMany, Rule};
 
 const HTTP: &str = "http://";
@@ -124,29 +125,11 @@ impl fmt::Display for Hubs {
     }
 }
 
-/// Delays between rounds of calls to all hubs: exponential backoff with jitter.
-#[derive(Clone, Copy, Debug)]
-pub struct Backoff {
-    /// Upper bound of the first delay.
-    pub first: Duration,
-    /// Upper bound of any delay.
-    pub max: Duration,
-}
-
-impl Backoff {
-    /// Returns the delay after this number of consecutive failed rounds: doubled after each, of which at least one
-    /// half. The other half is scaled by `chance` (0 to 1), so that processes that lost the hubs at the same time do
-    /// not reconnect at the same time.
-    pub fn delay(self, rounds: u32, chance: f64) -> Duration {
-        let doubled = self.first.saturating_mul(1 << rounds.saturating_sub(1).min(16));
-        doubled.min(self.max).mul_f64(0.5 + chance / 2.0)
-    }
-}
-
 /// Consecutive failures of one caller of the hubs.
 #[derive(Clone, Copy, Debug)]
 pub struct Failover {
     hubs: u32,
+    /// Delays between rounds of calls to all hubs.
     backoff: Backoff,
     failures: u32,
 }
@@ -162,7 +145,7 @@ impl Failover {
     /// at once. `chance` (0 to 1) is the jitter of the delay.
     pub fn failed(&mut self, chance: f64) -> Option<Duration> {
         self.failures = self.failures.saturating_add(1);
-        self.failures.is_multiple_of(self.hubs).then(|| self.backoff.delay(self.rounds(), chance))
+        self.failures.is_multiple_of(self.hubs).then(|| self.backoff.equal_jitter(self.rounds(), chance))
     }
 
     /// Records a success. Returns whether all hubs had failed before.
@@ -285,16 +268,6 @@ mod tests {
         let only = read("\"http://a\"").unwrap();
         only.failed("http://a");
         assert_eq!(only.current(), "http://a");
-    }
-
-    #[test]
-    fn delays_grow_up_to_a_bound_with_jitter_over_their_upper_half() {
-        let backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_secs(5) };
-        let ms = |rounds, chance| backoff.delay(rounds, chance).as_millis();
-        assert_eq!([1, 2, 3, 4, 5].map(|rounds| ms(rounds, 1.0)), [250, 500, 1000, 2000, 4000]);
-        assert_eq!([6, 7, u32::MAX].map(|rounds| ms(rounds, 1.0)), [5000; 3]);
-        assert_eq!([1, 6].map(|rounds| ms(rounds, 0.0)), [125, 2500]);
-        assert_eq!(ms(0, 1.0), 250);
     }
 
     #[test]

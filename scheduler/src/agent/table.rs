@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use backoff::Backoff;
 use regions::{Catalogue, Generation, RouteTable};
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::route::RouteTableV1;
 use scheduler_client::hub::ControlPlaneClient;
 use scheduler_client::snapshot::{self, Snapshot};
 use scheduler_client::table::{self, TablePoll, TableWatch};
-use scheduler_core::hubs::Backoff;
 use scheduler_core::spoke::Spoke;
 use tokio::sync::watch;
 

@@ -3,12 +3,15 @@
 use super::*;
 use crate::decide::{self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits};
 use crate::job::{JobOperation, JobSpec, StoredRange};
+use backoff::Backoff;
 use proptest::prelude::*;
 use regions::Priority;
 use std::time::Duration;
 
-const POLICY: AttemptPolicy =
-    AttemptPolicy { attempts: 3, first_pause: Duration::from_secs(1), pause_max: Duration::from_secs(10) };
+const POLICY: AttemptPolicy = AttemptPolicy {
+    attempts: 3,
+    backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(10) },
+};
 const LEASE: Duration = Duration::from_secs(30);
 const RETENTION: Duration = Duration::from_secs(300);
 

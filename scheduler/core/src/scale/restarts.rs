@@ -8,10 +8,11 @@
 
 use std::time::{Duration, Instant};
 
-/// Delay after the second consecutive crash.
-const DELAY_MIN: Duration = Duration::from_secs(1);
-/// Maximum delay: a repaired machine is used again within it.
-pub const DELAY_MAX: Duration = Duration::from_secs(60);
+use backoff::Backoff;
+
+/// Delays after the second consecutive crash and further ones. At most a minute: a repaired machine is used again within
+/// it. Without jitter: one spoke restarts the replicas of its machine.
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 /// Ready time after which the next crash counts as the first one again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 /// Time after a crash in which scaling down is blocked.
@@ -37,9 +38,9 @@ impl RestartBackoff {
     /// Returns the remaining delay before the next start.
     pub fn delay(&self, now: Instant) -> Duration {
         let Some(last) = self.last else { return Duration::ZERO };
-        let delay = match self.consecutive.checked_sub(2) {
-            None => Duration::ZERO,
-            Some(doublings) => DELAY_MIN.saturating_mul(1 << doublings.min(16)).min(DELAY_MAX),
+        let delay = match self.consecutive {
+            0 | 1 => Duration::ZERO,
+            crashes => BACKOFF.delay(crashes - 1),
         };
         (last + delay).saturating_duration_since(now)
     }
@@ -69,7 +70,7 @@ mod tests {
         assert_eq!(delays, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(restarts.delay(now + 45 * S), 15 * S);
         restarts.record_crash(Some(STABLE_AFTER - S), now);
-        assert_eq!(restarts.delay(now), DELAY_MAX, "it was not stable");
+        assert_eq!(restarts.delay(now), BACKOFF.max, "it was not stable");
         restarts.record_crash(Some(STABLE_AFTER), now);
         assert_eq!(restarts.delay(now), Duration::ZERO);
     }

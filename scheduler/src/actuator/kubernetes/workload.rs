@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use backoff::Backoff;
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
@@ -34,9 +35,8 @@ pub(super) const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const DRAINED_COST: &str = "-1000";
 /// Maximum attempts of a write that conflicts with other clients, until the next change of the pods.
 const CONFLICTS_MAX: u32 = 8;
-/// Delay between attempts while the API server fails: doubled each time, up to the maximum.
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
-const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// Delays between attempts while the API server fails.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(5) };
 
 /// Pods of a workload.
 #[derive(Clone, Debug, Default)]
@@ -78,9 +78,8 @@ impl WorkloadScaler {
                         ApiFailed { workload: &self.name, error: &error }.emit();
                     }
                     failures = failures.saturating_add(1);
-                    let pause = BACKOFF_MIN.saturating_mul(1 << failures.min(16)).min(BACKOFF_MAX);
                     tokio::select! {
-                        () = sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
+                        () = sleep(BACKOFF.equal_jitter(failures, rand::random())) => {}
                         () = target_dropped(&mut self.target) => return,
                     }
                 }

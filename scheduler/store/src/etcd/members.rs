@@ -7,13 +7,11 @@
 use std::time::Duration;
 use supervision::Mutex;
 
+use backoff::Backoff;
 use etcd_client::{Client, ConnectOptions, Error};
-use rand::Rng;
 
-/// Bounds of the delay between two attempts. Each delay is drawn from the upper half of its range, so that hubs that
-/// lost the same member do not retry at the same time.
-const BACKOFF_MIN: Duration = Duration::from_millis(50);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Delays between two attempts, with jitter, so that hubs that lost the same member do not retry at the same time.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 
 /// Members of an etcd.
 pub(super) struct Members {
@@ -68,6 +66,5 @@ impl Members {
 
 /// Returns the delay after this number of failed attempts.
 pub(super) fn pause(tries: u32) -> Duration {
-    let span = (BACKOFF_MIN * 2u32.saturating_pow(tries.min(8))).min(BACKOFF_MAX);
-    span.mul_f64(rand::rng().random_range(0.5..=1.0))
+    BACKOFF.equal_jitter(tries, rand::random())
 }
