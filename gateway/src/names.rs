@@ -44,12 +44,12 @@ pub(crate) fn name(text: &'static str) -> HeaderName {
         headers::TOKENS,
         headers::RECEIPT,
         headers::SERVER_TIMING,
-        "x-ratelimit-limit-requests",
-        "x-ratelimit-remaining-requests",
-        "x-ratelimit-reset-requests",
-        "x-ratelimit-limit-tokens",
-        "x-ratelimit-remaining-tokens",
-        "x-ratelimit-reset-tokens",
+        headers::RATELIMIT_LIMIT_REQUESTS,
+        headers::RATELIMIT_REMAINING_REQUESTS,
+        headers::RATELIMIT_RESET_REQUESTS,
+        headers::RATELIMIT_LIMIT_TOKENS,
+        headers::RATELIMIT_REMAINING_TOKENS,
+        headers::RATELIMIT_RESET_TOKENS,
     )
 }
 

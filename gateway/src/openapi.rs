@@ -11,6 +11,7 @@ use replica_api::api::{
 };
 use replica_api::body::{BodySchema, Field, FieldKind};
 use replica_api::error::ErrorCode;
+use replica_api::{headers, paths};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
 
@@ -49,15 +50,15 @@ fn render() -> Value {
         "components": {
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
-                "api-key": {"type": "apiKey", "in": "header", "name": "api-key"},
-                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                (headers::API_KEY): {"type": "apiKey", "in": "header", "name": headers::API_KEY},
+                (headers::X_API_KEY): {"type": "apiKey", "in": "header", "name": headers::X_API_KEY},
             },
             "headers": RESPONSE_HEADERS.iter().map(header).collect::<Map<_, _>>(),
             "parameters": REQUEST_HEADERS.iter().map(parameter).collect::<Map<_, _>>(),
             "responses": error_responses(),
             "schemas": errors(),
         },
-        "security": [{"bearer": []}, {"api-key": []}, {"x-api-key": []}],
+        "security": [{"bearer": []}, {(headers::API_KEY): []}, {(headers::X_API_KEY): []}],
         "x-limits": limits().into_iter().map(|(name, value, _)| (name.to_owned(), value.into())).collect::<Map<_, _>>(),
     })
 }
@@ -65,21 +66,21 @@ fn render() -> Value {
 /// Endpoints that the gateway serves itself.
 const AT_THE_EDGE: &[(&str, &str, &str)] = &[
     (
-        "/v1/models",
+        paths::MODELS,
         "The deployments that this key may use.",
         r#"{"object":"list","data":[{"id":"minilm","object":"model","created":0,"owned_by":"meridian"}]}"#,
     ),
     (
-        "/v1/models/{id}",
+        paths::MODEL,
         "One deployment.",
         r#"{"id":"minilm","object":"model","created":0,"owned_by":"meridian"}"#,
     ),
     (
-        "/infinity/models",
+        paths::INFINITY_MODELS,
         "The deployments that this key may use, as Infinity's client reads them.",
         r#"{"object":"list","data":[{"id":"minilm","object":"model","created":0,"owned_by":"infinity","stats":{},"backend":"meridian"}]}"#,
     ),
-    ("/openapi.json", "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
+    (paths::OPENAPI, "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
 ];
 
 fn computed(operation: &ApiOperation) -> Value {
@@ -115,11 +116,11 @@ fn local(path: &str, summary: &str, example: &str) -> Value {
         "parameters": [],
         "responses": responses(Dialect::OpenAi, example),
     });
-    if path == "/v1/models/{id}" {
+    if path == paths::MODEL {
         let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
         described["parameters"] = json!([id]);
     }
-    if path == "/openapi.json" {
+    if path == paths::OPENAPI {
         described["security"] = json!([]);
     }
     described

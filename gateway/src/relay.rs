@@ -20,7 +20,7 @@ use std::time::Duration;
 static REQUEST_HEADERS: [HeaderName; 4] = [
     CONTENT_TYPE,
     ACCEPT,
-    HeaderName::from_static("traceparent"),
+    HeaderName::from_static(headers::TRACEPARENT),
     HeaderName::from_static(headers::PRIORITY),
 ];
 /// Headers of a response that are forwarded to the client.

@@ -112,7 +112,9 @@ impl Buckets for Sizes {
         &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 }
 
-/// Lock-free histogram: a count for each bucket, and the sum of all values.
+/// Lock-free histogram: a count for each bucket, and the sum of all values. Its buckets are the few that a scrape transmits, a
+/// factor of 2 apart; the statistics that a gateway decides with (`gateway_core::latency`) and the reports of the load
+/// generator (HDR histograms) need finer ones.
 #[derive(Debug)]
 pub struct Histogram<B = Seconds> {
     counts: [AtomicU64; BUCKETS_MAX],

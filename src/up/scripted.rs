@@ -22,7 +22,9 @@ use configuration::{ConfigFile, Files, section};
 use identity::{AcceptedPeers, IdentitySection, ServerTls, Transport};
 use regions::spiffe::Role;
 use replica::server::CONNECTIONS_MAX;
+use replica_api::api::Operation;
 use replica_api::status::{StateV1, StatusV1};
+use replica_api::{headers, paths};
 use replica_core::rate::TokenRate;
 use serde::Deserialize;
 use serde_json::json;
@@ -97,12 +99,14 @@ pub(crate) async fn run(
         work: Notify::new(),
     });
     let router = Router::new()
-        .route("/status", get(status))
-        .route("/info", get(info))
-        .route("/v1/embeddings", post(embed))
+        .route(paths::STATUS, get(status))
+        .route(Operation::Info.definition().path, get(info))
+        .route(Operation::Embeddings.definition().path, post(embed))
         .with_state(replica.clone());
-    let commands =
-        Router::new().route("/status", get(status)).route("/slow", post(slow)).with_state(replica.clone());
+    let commands = Router::new()
+        .route(paths::STATUS, get(status))
+        .route("/slow", post(slow))
+        .with_state(replica.clone());
     let operations = TcpListener::bind(operations).await?;
     let identity = transport.identity();
     let tls = identity.map(|identity| {
@@ -278,7 +282,7 @@ async fn embed(State(replica): State<Arc<ScriptedReplica>>, body: Bytes) -> Resp
     let rows: Vec<_> = (0..reading.inputs).map(row).collect();
     let usage = json!({"prompt_tokens": reading.tokens, "total_tokens": reading.tokens});
     let response = json!({"object": "list", "data": rows, "model": "scripted", "usage": usage});
-    ([("x-meridian-tokens", reading.tokens.to_string())], Json(response)).into_response()
+    ([(headers::TOKENS, reading.tokens.to_string())], Json(response)).into_response()
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "scheduler-store",
             "metrics",
             "regions",
+            "replica-api",
             "resolver",
             "supervision",
         ],

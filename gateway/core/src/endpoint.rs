@@ -7,6 +7,7 @@
 
 pub use replica_api::api::ModelField;
 use replica_api::api::{ApiOperation, OPERATIONS};
+use replica_api::paths::{INFINITY_MODELS, MODEL, MODELS, OPENAPI};
 
 /// Endpoint of the edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +46,7 @@ pub enum NotServed {
 
 /// Paths that the edge serves itself. `{id}` stands for one path segment.
 const EDGE_ENDPOINTS: [(&str, &str); 4] =
-    [("GET", "/v1/models"), ("GET", MODEL), ("GET", "/infinity/models"), ("GET", OPENAPI)];
-const MODEL: &str = "/v1/models/{id}";
-const MODEL_PREFIX: &str = "/v1/models/";
-const OPENAPI: &str = "/openapi.json";
+    [("GET", MODELS), ("GET", MODEL), ("GET", INFINITY_MODELS), ("GET", OPENAPI)];
 const ROOT: &str = "/";
 const DEPLOYMENTS: &str = "/deployments/";
 
@@ -79,8 +77,8 @@ impl<'a> Endpoint<'a> {
     pub fn path(&self) -> &'static str {
         match self {
             Endpoint::Computed(target) => target.path,
-            Endpoint::Models => "/v1/models",
-            Endpoint::InfinityModels => "/infinity/models",
+            Endpoint::Models => MODELS,
+            Endpoint::InfinityModels => INFINITY_MODELS,
             Endpoint::Model(_) => MODEL,
             Endpoint::OpenApi => OPENAPI,
         }
@@ -97,11 +95,11 @@ impl<'a> Endpoint<'a> {
 /// Returns the endpoint that the edge serves itself at this path.
 fn edge_endpoint(path: &str) -> Option<Endpoint<'_>> {
     match path {
-        "/v1/models" => Some(Endpoint::Models),
-        "/infinity/models" => Some(Endpoint::InfinityModels),
+        MODELS => Some(Endpoint::Models),
+        INFINITY_MODELS => Some(Endpoint::InfinityModels),
         OPENAPI => Some(Endpoint::OpenApi),
         path => {
-            let id = path.strip_prefix(MODEL_PREFIX)?;
+            let id = path.strip_prefix(MODELS)?.strip_prefix('/')?;
             (!id.is_empty() && !id.contains('/')).then_some(Endpoint::Model(id))
         }
     }

@@ -28,7 +28,8 @@ const AVERAGE_WEIGHT_INVERSE: u64 = 16;
 /// Inverse of the weight in the long-term average: a few dozen responses of a target that has become slow, or that were
 /// abandoned, hardly move it, and the detection of a slow target takes no longer than that.
 const LONG_TERM_WEIGHT_INVERSE: u64 = 128;
-/// Histogram buckets for each doubling of the latency: none is wider than a fifth of its value.
+/// Histogram buckets for each doubling of the latency: none is wider than a fifth of its value. The histogram is not that of
+/// `metrics`, because it forgets old responses, and there are thousands, of 128 bytes each.
 const BUCKETS_PER_DOUBLING: u32 = 4;
 /// Histogram buckets in total: from one millisecond to a minute.
 const BUCKETS: usize = 64;

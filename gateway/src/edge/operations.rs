@@ -20,6 +20,7 @@ use axum::routing::get;
 use gateway_core::instances::InstanceStatus;
 use metrics::CONTENT_TYPE;
 use regions::HostPort;
+use scheduler_api::paths;
 use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::net::TcpListener;
@@ -27,11 +28,11 @@ use tokio::net::TcpListener;
 /// Serves the operations port for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
     let router = axum::Router::new()
-        .route("/livez", get(alive))
-        .route("/readyz", get(ready))
+        .route(paths::LIVEZ, get(alive))
+        .route(paths::READYZ, get(ready))
         .route("/routes", get(routes))
-        .route("/explain/{*id}", get(explain))
-        .route("/metrics", get(metrics))
+        .route(paths::EXPLAIN, get(explain))
+        .route(paths::METRICS, get(metrics))
         .with_state(operations);
     let served = axum::serve(socket, router).await;
     let reason = served.err().map_or_else(|| "server ended".to_owned(), |error| error.to_string());

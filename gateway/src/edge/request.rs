@@ -371,7 +371,7 @@ fn header<'a>(session: &'a ServerSession, name: &'static str) -> Option<&'a [u8]
 
 /// Headers that identify the tenant or describe the body: of two values, two readers could use different ones.
 const ONCE: [&str; 6] =
-    ["authorization", "api-key", "x-api-key", "content-type", "expect", "idempotency-key"];
+    ["authorization", headers::API_KEY, headers::X_API_KEY, "content-type", "expect", "idempotency-key"];
 
 /// Rejects a request that has one of them more than once.
 pub(super) fn none_repeated(session: &ServerSession) -> Result<(), Rejection> {

@@ -14,6 +14,7 @@ use gateway_core::keys::KeyRing;
 use gateway_core::tenant::{Cost, GatewayShares, LimitStatus, RateLimiter, RateLimits, Tenant};
 use regions::id::TenantId;
 use regions::tenant::PerLimit;
+use replica_api::headers;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -208,14 +209,14 @@ fn headers((requests, tokens): (Option<LimitStatus>, Option<LimitStatus>)) -> Ve
     let number = |number: u64| decimal::text(|text| decimal::push(text, number));
     let mut headers = Vec::with_capacity(6);
     if let Some(LimitStatus { limit, remaining, reset }) = requests {
-        headers.push(("x-ratelimit-limit-requests", number(limit.get())));
-        headers.push(("x-ratelimit-remaining-requests", number(remaining)));
-        headers.push(("x-ratelimit-reset-requests", openai_duration(reset)));
+        headers.push((headers::RATELIMIT_LIMIT_REQUESTS, number(limit.get())));
+        headers.push((headers::RATELIMIT_REMAINING_REQUESTS, number(remaining)));
+        headers.push((headers::RATELIMIT_RESET_REQUESTS, openai_duration(reset)));
     }
     if let Some(LimitStatus { limit, remaining, reset }) = tokens {
-        headers.push(("x-ratelimit-limit-tokens", number(limit.get())));
-        headers.push(("x-ratelimit-remaining-tokens", number(remaining)));
-        headers.push(("x-ratelimit-reset-tokens", openai_duration(reset)));
+        headers.push((headers::RATELIMIT_LIMIT_TOKENS, number(limit.get())));
+        headers.push((headers::RATELIMIT_REMAINING_TOKENS, number(remaining)));
+        headers.push((headers::RATELIMIT_RESET_TOKENS, openai_duration(reset)));
     }
     headers
 }

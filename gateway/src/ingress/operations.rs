@@ -16,6 +16,7 @@ use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
+use scheduler_api::paths;
 use scheduler_api::report::DeploymentLoad;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::HeldTotals;
@@ -83,8 +84,8 @@ impl IngressOperations {
         path: &str,
     ) -> Option<AfterResponse> {
         let body = match (method, path) {
-            ("GET", "/livez" | "/readyz") => {
-                let ready = path == "/readyz";
+            ("GET", paths::LIVEZ | paths::READYZ) => {
+                let ready = path == paths::READYZ;
                 if let Err(problem) = self.check(ready).await {
                     let none = Rejection::new(ErrorCode::NotReady, problem);
                     let region = [(headers::REGION, self.region.as_str())];
@@ -105,7 +106,7 @@ impl IngressOperations {
                 });
                 status.to_string().into_bytes()
             }
-            ("GET", "/metrics") => return Some(self.scrape(session).await),
+            ("GET", paths::METRICS) => return Some(self.scrape(session).await),
             _ => return None,
         };
         Some(respond::ok(session, body, &[]).await)

@@ -11,6 +11,7 @@ use gateway_core::outcome::AttemptFailure;
 use regions::HostPort;
 use regions::id::RegionId;
 use regions::set::RegionIndex;
+use replica_api::paths::STATUS;
 use replica_api::status::{StateV1, StatusV1};
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::sync::Arc;
@@ -24,8 +25,6 @@ const PERIOD: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_millis(900);
 /// Maximum size of a status: that of one with the names of all its deployments is some kilobytes.
 const STATUS_BYTES_MAX: usize = 64 << 10;
-/// Path of the status.
-const STATUS: &str = "/status";
 
 /// State that the probes of all replicas share.
 pub(super) struct ReplicaProber {

@@ -581,7 +581,7 @@ pub const REQUEST_HEADERS: &[Header] = &[
         headers::CLIENT_GEO,
         "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never used for residency.",
     ),
-    ("traceparent", "W3C Trace Context; forwarded."),
+    (headers::TRACEPARENT, "W3C Trace Context; forwarded."),
     ("content-encoding", "`gzip`, if the body is compressed."),
 ];
 
@@ -602,14 +602,14 @@ pub const RESPONSE_HEADERS: &[Header] = &[
     (headers::COLD_START_MS, "Milliseconds until the replica was ready."),
     (headers::RECEIPT, "Receipt of a request to a locked deployment."),
     (headers::SERVER_TIMING, "Duration of each stage (W3C Server Timing)."),
-    ("retry-after", "Seconds until the same request may succeed."),
-    ("retry-after-ms", "The same in milliseconds."),
-    ("x-ratelimit-limit-requests", "Requests per second that the tenant may send."),
-    ("x-ratelimit-remaining-requests", "Remaining requests."),
-    ("x-ratelimit-reset-requests", "Time until all requests are available again."),
-    ("x-ratelimit-limit-tokens", "Tokens per minute that the tenant may use."),
-    ("x-ratelimit-remaining-tokens", "Remaining tokens."),
-    ("x-ratelimit-reset-tokens", "Time until all tokens are available again."),
+    (headers::RETRY_AFTER, "Seconds until the same request may succeed."),
+    (headers::RETRY_AFTER_MS, "The same in milliseconds."),
+    (headers::RATELIMIT_LIMIT_REQUESTS, "Requests per second that the tenant may send."),
+    (headers::RATELIMIT_REMAINING_REQUESTS, "Remaining requests."),
+    (headers::RATELIMIT_RESET_REQUESTS, "Time until all requests are available again."),
+    (headers::RATELIMIT_LIMIT_TOKENS, "Tokens per minute that the tenant may use."),
+    (headers::RATELIMIT_REMAINING_TOKENS, "Remaining tokens."),
+    (headers::RATELIMIT_RESET_TOKENS, "Time until all tokens are available again."),
 ];
 
 /// Headers between processes of Meridian, which clients neither send nor receive.

@@ -38,12 +38,15 @@ mod tests {
     #[test]
     fn docs_errors_md_is_up_to_date() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/errors.md");
-        if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
-            std::fs::write(path, markdown()).expect("docs/errors.md is written");
-        }
         let page = std::fs::read_to_string(path).expect("docs/errors.md");
+        // The last section is rendered by `scheduler/api/src/error.rs`.
+        let (clients, hub) = page.split_at(page.find("\n## Hub\n").unwrap_or(page.len()));
+        if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
+            std::fs::write(path, format!("{}{hub}", markdown())).expect("docs/errors.md is written");
+            return;
+        }
         assert_eq!(
-            page,
+            clients,
             markdown(),
             "docs/errors.md is out of date: run this test with MERIDIAN_WRITE_DOCS=1"
         );

@@ -59,5 +59,21 @@ pub const RECEIPT: &str = "x-meridian-residency-receipt";
 /// Out, on errors with the remedy to wait: time to wait in milliseconds, since `retry-after` has whole seconds; OpenAI's
 /// clients read this header first.
 pub const RETRY_AFTER_MS: &str = "retry-after-ms";
+/// Out, on errors with the remedy to wait: seconds until the same request may succeed.
+pub const RETRY_AFTER: &str = "retry-after";
+/// Out: requests per second that the tenant may send. This and the following five are OpenAI's headers.
+pub const RATELIMIT_LIMIT_REQUESTS: &str = "x-ratelimit-limit-requests";
+/// Out: remaining requests.
+pub const RATELIMIT_REMAINING_REQUESTS: &str = "x-ratelimit-remaining-requests";
+/// Out: time until all requests are available again.
+pub const RATELIMIT_RESET_REQUESTS: &str = "x-ratelimit-reset-requests";
+/// Out: tokens per minute that the tenant may use.
+pub const RATELIMIT_LIMIT_TOKENS: &str = "x-ratelimit-limit-tokens";
+/// Out: remaining tokens.
+pub const RATELIMIT_REMAINING_TOKENS: &str = "x-ratelimit-remaining-tokens";
+/// Out: time until all tokens are available again.
+pub const RATELIMIT_RESET_TOKENS: &str = "x-ratelimit-reset-tokens";
+/// In: W3C Trace Context; forwarded.
+pub const TRACEPARENT: &str = "traceparent";
 /// Out: duration of each stage (W3C Server Timing).
 pub const SERVER_TIMING: &str = "server-timing";

@@ -3,7 +3,7 @@
 //!
 //! In reading order:
 //!
-//! - [`api`]: every endpoint with its path, dialect and body; [`headers`]; [`priority`]; [`limits`].
+//! - [`api`]: every endpoint with its path, dialect and body; [`paths`] of the others; [`headers`]; [`priority`]; [`limits`].
 //! - [`error`]: the closed list of error codes; [`refusal`]: every error message with which a replica rejects a request.
 //! - One module for each API whose stock clients are served: [`openai`], [`rerank`] (Cohere, Jina), [`cohere`],
 //!   [`voyage`], [`bedrock`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an
@@ -26,6 +26,7 @@ pub mod info;
 pub mod input;
 pub mod limits;
 pub mod openai;
+pub mod paths;
 pub mod priority;
 pub mod prompt;
 pub mod ranking;

@@ -27,6 +27,7 @@ use replica_api::cohere::CohereEmbedRequest;
 use replica_api::embeddings::EmbeddingsDialect;
 use replica_api::headers;
 use replica_api::openai::{EmbeddingsRequest, ModelList, ModelObject};
+use replica_api::paths;
 use replica_api::refusal::{ListLimit, Refusal};
 use replica_api::tei::EmbedRequest;
 use replica_api::voyage::VoyageEmbeddingsRequest;
@@ -43,8 +44,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         router.route(operation.definition().path, handler(*operation))
     });
     operations
-        .route("/v1/models", get(models))
-        .route("/v1/models/{id}", get(model))
+        .route(paths::MODELS, get(models))
+        .route(paths::MODEL, get(model))
         .merge(probes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -65,7 +66,10 @@ pub(crate) fn operations_router(app: Arc<App>) -> Router {
 
 /// Returns the routes of both listeners.
 fn probes() -> Router<Arc<App>> {
-    Router::new().route("/health", get(health)).route("/status", get(status)).route("/metrics", get(metrics))
+    Router::new()
+        .route(paths::HEALTH, get(health))
+        .route(paths::STATUS, get(status))
+        .route(paths::METRICS, get(metrics))
 }
 
 /// Returns the handler of an operation.

@@ -12,12 +12,14 @@ use super::lease::{LeaseHolder, LeaseId};
 use super::reader::Reader;
 use super::{WireError, parsed};
 
-/// Liveness probe.
+/// Liveness probe of the hub, and of gateways and spokes, which serve these three paths as well.
 pub const LIVEZ: &str = "/livez";
 /// Readiness probe.
 pub const READYZ: &str = "/readyz";
 /// Metrics of the process.
 pub const METRICS: &str = "/metrics";
+/// Explanation of a request, at the operations port of a gateway.
+pub const EXPLAIN: &str = "/explain/{*id}";
 /// Registration of a spoke (`POST`).
 pub const SPOKES: &str = "/v1/spokes";
 /// End of a lease (`DELETE`).

@@ -75,6 +75,7 @@ impl ReadinessProber {
             Some(connection) => connection,
             None => self.connect(endpoint).await?,
         };
+        // `replica_api::paths::HEALTH`; the client of the control plane does not import the data plane's API.
         let request = Request::get("/health").header(HOST, "replica.identity.invalid").body(Empty::new());
         let request = request.map_err(std::io::Error::other)?;
         connection.sender.ready().await.map_err(std::io::Error::other)?;

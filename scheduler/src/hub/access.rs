@@ -16,6 +16,8 @@ use axum::response::{IntoResponse, Response};
 use identity::{ClientIdentity, ConnectedClient, PeerIdentity};
 use regions::RegionId;
 use regions::spiffe::Role;
+use replica_api::error::ErrorCode;
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::paths;
 use scheduler_core::operators::TokenOperator;
 use scheduler_store::Store;
@@ -24,7 +26,7 @@ use super::api::HubApi;
 use super::denials::{DenialReason, Denials};
 use super::operators::OperatorTokens;
 use super::operators::rejection::TokenRejection;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Authenticated sender of a request.
 #[derive(Clone, Debug)]
@@ -41,7 +43,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ErrorResponse;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Caller, ErrorResponse> {
-        let unknown = || ErrorResponse::new(Code::Internal, "The caller of the request is unknown.");
+        let unknown = || ErrorResponse::new(ErrorCode::Internal, "The caller of the request is unknown.");
         parts.extensions.get::<Caller>().cloned().ok_or_else(unknown)
     }
 }
@@ -71,7 +73,7 @@ impl Caller {
                     denials.record(&address.ip().to_string(), DenialReason::Role, path, problem);
                     let message =
                         "This path needs a client certificate of the fleet; join with a token first.";
-                    Err(ErrorResponse::new(Code::Forbidden, message))
+                    Err(ErrorResponse::new(HubErrorCode::Forbidden, message))
                 }
             },
         }
@@ -106,7 +108,7 @@ impl Caller {
             Some(_) => "",
             None => "; operators.viewers and operators.operators of the hub name the values that give a role",
         };
-        Err(ErrorResponse::new(Code::Forbidden, format!("{message}; it is open to: {allowed}{fix}.")))
+        Err(ErrorResponse::new(HubErrorCode::Forbidden, format!("{message}; it is open to: {allowed}{fix}.")))
     }
 
     /// Verifies that a peer acts for the region in its certificate; operators act for every region.
@@ -124,7 +126,8 @@ impl Caller {
                 let message = format!("a {} of {own} may not act for {region}", peer.role());
                 api.denials.record(&peer.id.to_string(), DenialReason::Region, path, &message);
                 let fix = "send the request from that region, with an identity of it";
-                Err(ErrorResponse::new(Code::Forbidden, format!("{message}; {fix}.")).with_field("region"))
+                Err(ErrorResponse::new(HubErrorCode::Forbidden, format!("{message}; {fix}."))
+                    .with_field("region"))
             }
         }
     }
@@ -150,7 +153,7 @@ impl Caller {
         };
         let message = format!("a {role} may not acknowledge route tables as a {needed}");
         api.denials.record(&name, DenialReason::Role, path, &message);
-        Err(ErrorResponse::new(Code::Forbidden, format!("{message}.")).with_field("reader"))
+        Err(ErrorResponse::new(HubErrorCode::Forbidden, format!("{message}.")).with_field("reader"))
     }
 }
 
@@ -175,7 +178,7 @@ pub(super) async fn check<S: Store>(
     let path = request.extensions().get().map_or("", MatchedPath::as_str).to_owned();
     let Some(roles) = paths::roles(request.method().as_str(), &path) else {
         let message = "This path does not support the method.";
-        return ErrorResponse::new(Code::MethodNotAllowed, message).into_response();
+        return ErrorResponse::new(ErrorCode::MethodNotAllowed, message).into_response();
     };
     let is_for_tokens = roles.contains(&Role::Operator);
     let means = (api.tokens.as_deref(), &*api.denials);

@@ -9,6 +9,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use identity::ConnectionFailures;
 use regions::{Catalogue, RegionId};
+use replica_api::error::ErrorCode;
 use scheduler_api::plan::{GatewayDemand, TenantDemand};
 use serde::de::DeserializeOwned;
 use supervision::health::HealthCheck;
@@ -21,7 +22,7 @@ use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
 use super::{Current, PublishedTable};
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Maximum bytes of a request body: ten thousand deployments with the longest names, ready and with their capacity.
 pub(super) const BODY_BYTES_MAX: usize = 2 << 20;
@@ -58,7 +59,7 @@ pub(super) struct HubApi<S> {
 impl<S> HubApi<S> {
     /// Returns the published table.
     pub(super) fn published(&self) -> Result<Arc<PublishedTable>, ErrorResponse> {
-        let not_yet = || ErrorResponse::new(Code::NotReady, "No route table has been published yet.");
+        let not_yet = || ErrorResponse::new(ErrorCode::NotReady, "No route table has been published yet.");
         self.current.borrow().clone().ok_or_else(not_yet)
     }
 
@@ -71,7 +72,7 @@ impl<S> HubApi<S> {
         let hint =
             if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) };
         let message = format!("`region`: {region} is not in the hub's catalogue{hint}.");
-        Err(ErrorResponse::new(Code::InvalidValue, message).with_field("region"))
+        Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("region"))
     }
 }
 
@@ -87,10 +88,10 @@ pub(super) fn json<T: DeserializeOwned>(body: Body) -> Result<T, ErrorResponse> 
 pub(super) fn json_of<T: DeserializeOwned>(body: Body, bytes_max: usize) -> Result<T, ErrorResponse> {
     let body = body.map_err(|rejection| match rejection.status() {
         StatusCode::PAYLOAD_TOO_LARGE => {
-            ErrorResponse::new(Code::BodyTooLarge, format!("The body has more than {bytes_max} bytes."))
+            ErrorResponse::new(ErrorCode::BodyTooLarge, format!("The body has more than {bytes_max} bytes."))
         }
-        _ => ErrorResponse::new(Code::InvalidJson, "The body is incomplete."),
+        _ => ErrorResponse::new(ErrorCode::InvalidJson, "The body is incomplete."),
     })?;
     serde_json::from_slice(&body)
-        .map_err(|error| ErrorResponse::new(Code::InvalidJson, format!("The body: {error}.")))
+        .map_err(|error| ErrorResponse::new(ErrorCode::InvalidJson, format!("The body: {error}.")))
 }

@@ -12,10 +12,12 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use regions::tenant::{ApiKey, KeyDigest, MAX_CREATED_KEYS, MAX_CREATED_KEYS_PER_TENANT};
 use regions::{TenantId, TenantRules};
+use replica_api::error::ErrorCode;
 use scheduler_api::api_key::{
     self, CreateKeyV1, CreatedKey, CreatedKeyV1, CreatedKeys, CreatedKeysV1, VALIDITY_MAX, VALIDITY_MIN,
     created_v1,
 };
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::{keys, parsed};
 use scheduler_store::{Compare, Op, Store, Txn};
 
@@ -62,18 +64,19 @@ impl StoredKeys {
     /// Adds a key.
     fn add(&mut self, digest: KeyDigest, created: CreatedKey) -> Result<(), ErrorResponse> {
         let (id, tenant) = (api_key::id(&digest), &created.key.tenant);
-        let invalid =
-            |code, field: &str, message: String| Err(ErrorResponse::new(code, message).with_field(field));
+        let invalid = |code: Code, field: &str, message: String| {
+            Err(ErrorResponse::new(code, message).with_field(field))
+        };
         if !self.tenants.contains_key(tenant) {
             let message = format!(
                 "`tenant`: `{tenant}` is not an applied tenant; apply it with `meridian apply` first."
             );
-            return invalid(Code::InvalidValue, "tenant", message);
+            return invalid(ErrorCode::InvalidValue.into(), "tenant", message);
         }
         let is_used = self.tenants.values().any(|rules| rules.keys.contains(&digest));
         if is_used || self.keys.keys().any(|known| api_key::id(known) == id) {
             let message = "`key_sha256`: this key exists already; create another one.".to_owned();
-            return invalid(Code::Conflict, "key_sha256", message);
+            return invalid(HubErrorCode::Conflict.into(), "key_sha256", message);
         }
         let of_tenant: Vec<_> = self.keys.values().filter(|known| known.key.tenant == *tenant).collect();
         if let Some(name) =
@@ -82,7 +85,7 @@ impl StoredKeys {
             let message = format!(
                 "`name`: `{tenant}` has a key `{name}` already; choose another name or revoke that key."
             );
-            return invalid(Code::Conflict, "name", message);
+            return invalid(HubErrorCode::Conflict.into(), "name", message);
         }
         let limits = [
             (of_tenant.len(), MAX_CREATED_KEYS_PER_TENANT, "this tenant has"),
@@ -91,7 +94,7 @@ impl StoredKeys {
         if let Some((_, max, which)) = limits.into_iter().find(|(count, max, _)| count >= max) {
             let message =
                 format!("`tenant`: {which} {max} created keys, the maximum; revoke expired or unused ones.");
-            return invalid(Code::Overloaded, "tenant", message);
+            return invalid(ErrorCode::Overloaded.into(), "tenant", message);
         }
         self.keys.insert(digest, created);
         Ok(())
@@ -114,7 +117,7 @@ pub(super) async fn create<S: Store>(
     let (least, most) = (VALIDITY_MIN.as_secs(), VALIDITY_MAX.as_secs());
     if let Some(seconds) = expires_in_s.filter(|seconds| !(least..=most).contains(seconds)) {
         let message = format!("`expires_in_s`: {seconds} is out of range; write {least} to {most}.");
-        return Err(ErrorResponse::new(Code::InvalidValue, message).with_field("expires_in_s"));
+        return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("expires_in_s"));
     }
     let created_at = unix_seconds();
     let expires_at = expires_in_s.map(|seconds| created_at.saturating_add(seconds));
@@ -149,7 +152,7 @@ pub(super) async fn revoke<S: Store>(
         let Some(digest) = stored.keys.keys().find(|digest| api_key::id(digest) == id).copied() else {
             let message = "No created key has this identifier; it may have been revoked already. `meridian key list` \
                            shows all keys.";
-            return Err(ErrorResponse::new(Code::NotFound, message).with_field("id"));
+            return Err(ErrorResponse::new(ErrorCode::NotFound, message).with_field("id"));
         };
         let revoked = stored.keys.remove(&digest);
         if stored.write(&api.store).await? {
@@ -163,5 +166,8 @@ pub(super) async fn revoke<S: Store>(
 }
 
 fn busy() -> ErrorResponse {
-    ErrorResponse::new(Code::Conflict, "Keys or tenants are being changed by other operators; try again.")
+    ErrorResponse::new(
+        HubErrorCode::Conflict,
+        "Keys or tenants are being changed by other operators; try again.",
+    )
 }

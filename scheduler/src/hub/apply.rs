@@ -12,11 +12,13 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
+use replica_api::error::ErrorCode;
 use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
 use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments, Promotions};
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
 use scheduler_core::revisions::promotions_after;
@@ -27,7 +29,7 @@ use super::api::{Body, HubApi, json_of};
 use super::records::{self, RecordError};
 use super::replicas;
 use crate::events::ConfigurationApplied;
-use crate::respond::{self, Code, ErrorResponse};
+use crate::respond::{self, ErrorResponse};
 
 /// Maximum bytes of the files that an operator applies: ten thousand deployments as a person writes them.
 pub(super) const BYTES_MAX: usize = 8 << 20;
@@ -117,11 +119,11 @@ pub(super) async fn apply<S: Store>(
     let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
-        return Ok(respond::with_body(Code::InvalidFiles, ProblemsV1 { version: VERSION, problems }));
+        return Ok(respond::with_body(HubErrorCode::InvalidFiles, ProblemsV1 { version: VERSION, problems }));
     };
     if deployments.is_none() && tenants.is_none() {
         let message = "Neither `deployments` nor `tenants` is set: there is nothing to apply.";
-        return Err(ErrorResponse::new(Code::InvalidValue, message).with_field("deployments"));
+        return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("deployments"));
     }
     let stored = StoredConfiguration::read(&api).await?;
     if let Some(base) = base.filter(|base| *base != stored.revision()) {
@@ -259,13 +261,13 @@ async fn write<S: Store>(
             let message = format!(
                 "The packed configuration has {bytes} bytes, more than one store transaction takes; deploy less."
             );
-            Err(ErrorResponse::new(Code::BodyTooLarge, message))
+            Err(ErrorResponse::new(ErrorCode::BodyTooLarge, message))
         }
         Err(error) => {
             let message = format!(
                 "{error}. It is unknown whether the configuration was applied; check with `meridian get deployments`."
             );
-            Err(ErrorResponse::new(Code::StoreUnavailable, message))
+            Err(ErrorResponse::new(HubErrorCode::StoreUnavailable, message))
         }
     }
 }
@@ -275,7 +277,7 @@ fn conflict(base: u64, stored: u64) -> ErrorResponse {
         "The configuration has changed (revision {stored}) since revision {base}, which this change is based on. \
          Nothing was applied; review the difference again."
     );
-    ErrorResponse::new(Code::Conflict, message).with_field("base")
+    ErrorResponse::new(HubErrorCode::Conflict, message).with_field("base")
 }
 
 /// Returns the applied deployments.
@@ -296,7 +298,7 @@ pub(super) async fn tenants<S: Store>(
 ) -> Result<Json<TenantsV1>, ErrorResponse> {
     let Some(entry) = api.store.get(keys::TENANTS).await? else {
         let message = "No tenants are applied; every gateway uses its own tenants file.";
-        return Err(ErrorResponse::new(Code::NotFound, message));
+        return Err(ErrorResponse::new(ErrorCode::NotFound, message));
     };
     Ok(Json(TenantsV1::from(&records::tenants(&entry).map_err(unreadable)?)))
 }
@@ -351,7 +353,7 @@ pub(super) async fn rollout<S: Store>(
 
 fn unreadable(error: records::RecordError) -> ErrorResponse {
     ErrorResponse::new(
-        Code::StoreUnavailable,
+        HubErrorCode::StoreUnavailable,
         format!("{error}; the last valid configuration stays in force. Apply again to replace the record."),
     )
 }

@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use replica_api::error::ErrorCode;
 use scheduler_api::keys;
 use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand};
 use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_store::{Lease, Store, StoreError};
 
 use super::records;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Time after which a gateway without reports is forgotten.
 pub(super) const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
@@ -77,7 +78,7 @@ impl<R: GatewayReport> GatewayReports<R> {
         }
         if all.len() >= GATEWAYS_MAX {
             let message = format!("The maximum of {GATEWAYS_MAX} gateways report to this hub; stop some.");
-            return Err(ErrorResponse::new(Code::Overloaded, message).with_field("gateway"));
+            return Err(ErrorResponse::new(ErrorCode::Overloaded, message).with_field("gateway"));
         }
         Ok(None)
     }

@@ -3,10 +3,11 @@
 //! healthy.
 
 use axum::extract::State;
+use replica_api::error::ErrorCode;
 use scheduler_store::Store;
 
 use super::api::HubApi;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Returns success if the hub can serve requests, now or later.
 pub(super) async fn live<S: Store>(State(api): State<HubApi<S>>) -> Result<&'static str, ErrorResponse> {
@@ -29,5 +30,5 @@ async fn locks<S: Store>(api: &HubApi<S>) -> Result<(), ErrorResponse> {
         drop(current.borrow());
         Ok(())
     };
-    api.health.probe(check).await.map_err(|problem| ErrorResponse::new(Code::NotReady, problem))
+    api.health.probe(check).await.map_err(|problem| ErrorResponse::new(ErrorCode::NotReady, problem))
 }

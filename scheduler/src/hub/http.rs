@@ -10,6 +10,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
+use replica_api::error::ErrorCode;
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
 use scheduler_api::plan::{DemandV1, GatewayDemand, PlanV1};
@@ -26,7 +27,7 @@ use super::{
     stopped,
 };
 use crate::events::ReaderAhead;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Probes and metrics, for operators on a listener of their own.
 pub(super) fn operations<S: Store>(api: HubApi<S>) -> Router {
@@ -61,9 +62,9 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::PROMOTE, post(promote::promote::<S>))
         .route(paths::DRAIN, put(drains::drain::<S>).delete(drains::undrain::<S>))
         .route_layer(from_fn_with_state(api.clone(), check::<S>))
-        .fallback(async || ErrorResponse::new(Code::NotFound, "The hub has no such path."))
+        .fallback(async || ErrorResponse::new(ErrorCode::NotFound, "The hub has no such path."))
         .method_not_allowed_fallback(async || {
-            ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
+            ErrorResponse::new(ErrorCode::MethodNotAllowed, "This path does not support the method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn_with_state(api.metrics.clone(), contained))
@@ -78,7 +79,7 @@ async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, nex
         // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
         tracing::error!(%method, reason, "request panicked");
         let message = "The request failed because of a defect of this hub; see its log.";
-        ErrorResponse::new(Code::Internal, message).into_response()
+        ErrorResponse::new(ErrorCode::Internal, message).into_response()
     });
     metrics.requests.0.of(path).count(response.status().into());
     response
@@ -136,7 +137,7 @@ async fn routes<S: Store>(
     }
     let permit = api.polls.try_acquire();
     let Ok(_permit) = permit else {
-        return Err(ErrorResponse::new(Code::Overloaded, "Too many polls for routes are open."));
+        return Err(ErrorResponse::new(ErrorCode::Overloaded, "Too many polls for routes are open."));
     };
     if let (Some(reader), Some(published)) = (after, &*api.current.borrow())
         && reader > published.table.generation
@@ -177,7 +178,7 @@ async fn deregister_reader<S: Store>(
     caller.check_reader(&api, &reader, paths::READER)?;
     let full = |_| {
         ErrorResponse::new(
-            Code::Overloaded,
+            ErrorCode::Overloaded,
             "Too many reader requests at once; the reader's lease will expire.",
         )
     };

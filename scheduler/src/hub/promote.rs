@@ -6,14 +6,16 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use regions::DeploymentName;
+use replica_api::error::ErrorCode;
 use scheduler_api::deployment::{DeploymentsV1, PromotedV1};
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::{keys, parsed};
 use scheduler_store::{Compare, Op, Store, Txn};
 
 use super::api::HubApi;
 use super::records;
 use crate::events::Promoted;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Promotes the next model of a deployment.
 pub(super) async fn promote<S: Store>(
@@ -25,9 +27,10 @@ pub(super) async fn promote<S: Store>(
     let table = &published.table;
     if !table.deployments.contains_key(&name) {
         let message = format!("There is no deployment `{name}`; `meridian get deployments` lists them.");
-        return Err(ErrorResponse::new(Code::NotFound, message).with_field("name"));
+        return Err(ErrorResponse::new(ErrorCode::NotFound, message).with_field("name"));
     }
-    let conflict = |message: String| Err(ErrorResponse::new(Code::Conflict, message).with_field("name"));
+    let conflict =
+        |message: String| Err(ErrorResponse::new(HubErrorCode::Conflict, message).with_field("name"));
     let Some(next) = table.revision(&name).and_then(|served| served.next.as_ref()) else {
         return conflict(format!("The model of `{name}` is not being changed; there is nothing to promote."));
     };

@@ -19,6 +19,7 @@ use scheduler_api::api_key::{CreatedKeys, CreatedKeysV1};
 use scheduler_api::apply::ReaderV1;
 use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::pki::{CertificateV1, TokenRecordV1, TrustV1};
 use scheduler_api::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
@@ -40,7 +41,7 @@ use scheduler_store::{self as store, KeyValue};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Unreadable value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +60,7 @@ impl std::error::Error for RecordError {}
 
 impl From<RecordError> for ErrorResponse {
     fn from(error: RecordError) -> ErrorResponse {
-        ErrorResponse::new(Code::StoreUnavailable, error.to_string())
+        ErrorResponse::new(HubErrorCode::StoreUnavailable, error.to_string())
     }
 }
 

@@ -16,6 +16,8 @@ use axum::Json;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::StatusCode;
 use regions::{DeploymentName, RegionId};
+use replica_api::error::ErrorCode;
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::lease::{LeaseHolder, LeaseId};
 use scheduler_api::registration::{KeepAliveV1, LeaseV1, RegionState, RegisterV1, Registration};
 use scheduler_api::scaler::{ScalerLease, ScalerLeaseV1};
@@ -29,7 +31,7 @@ use super::access::Caller;
 use super::api::{Body, HubApi, json};
 use super::{records, scalers};
 use crate::events::SpokeRegistered;
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 
 /// Registers a spoke under a new lease.
 pub(super) async fn register<S: Store>(
@@ -48,7 +50,7 @@ pub(super) async fn register<S: Store>(
         let message = format!(
             "{region} has the maximum of {SPOKES_PER_REGION_MAX} spokes; stop some, or wait until their leases expire."
         );
-        return Err(ErrorResponse::new(Code::Overloaded, message).with_field("region"));
+        return Err(ErrorResponse::new(ErrorCode::Overloaded, message).with_field("region"));
     }
     let name_key = keys::instance(region, instance);
     let name = api.store.get(&name_key).await?;
@@ -187,12 +189,12 @@ fn instance_in_use(Registration { region, instance, .. }: &Registration) -> Erro
         "{region} has another spoke with the instance name {instance}; give each spoke of a region its own `instance`. If \
          the other one is this spoke before it was killed, the name is free when that lease has expired."
     );
-    ErrorResponse::new(Code::InstanceInUse, message).with_field("instance")
+    ErrorResponse::new(HubErrorCode::InstanceInUse, message).with_field("instance")
 }
 
 fn lease_not_found() -> ErrorResponse {
     let message = "This instance holds no such lease, or it has ended; register again.";
-    ErrorResponse::new(Code::LeaseNotFound, message).with_field("lease")
+    ErrorResponse::new(HubErrorCode::LeaseNotFound, message).with_field("lease")
 }
 
 fn lease_response<S>(

@@ -114,6 +114,7 @@ fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, Htt
     let body = response.body();
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
     // Only delta-seconds are supported; an HTTP date is ignored.
-    let retry_after = response.headers.get("retry-after").and_then(|wait| wait.trim().parse().ok());
+    let retry_after =
+        response.headers.get(replica_api::headers::RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());
     Err(HttpAttemptError::ErrorStatus { status, message, retry_after: retry_after.map(Duration::from_secs) })
 }

@@ -24,6 +24,7 @@ use axum::{Json, Router};
 use identity::{ConnectedClient, ConnectionFailures, PeerIdentity, ProcessIdentity, ServerTls, listener};
 use regions::Catalogue;
 use regions::spiffe::Role;
+use replica_api::error::ErrorCode;
 use scheduler_api::keys;
 use scheduler_api::paths::{self, TrustQuery};
 use scheduler_api::pki::{
@@ -50,7 +51,7 @@ use super::{CONNECTIONS_MAX, PEERS, PROTOCOLS};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
 use crate::events::{AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
-use crate::respond::{Code, ErrorResponse};
+use crate::respond::ErrorResponse;
 use service::{IssuingAuthority, PkiError, unix_time};
 use signer::{AuthoritySigner, CommandSigner, FileSigner};
 
@@ -346,9 +347,9 @@ fn router<S: Store>(api: PkiApi<S>) -> Router {
         .merge(only(spokes, SPOKES))
         .merge(only(readers, READERS))
         .merge(only(operators, OPERATORS))
-        .fallback(async || ErrorResponse::new(Code::NotFound, "The authority has no such path."))
+        .fallback(async || ErrorResponse::new(ErrorCode::NotFound, "The authority has no such path."))
         .method_not_allowed_fallback(async || {
-            ErrorResponse::new(Code::MethodNotAllowed, "This path does not support the method.")
+            ErrorResponse::new(ErrorCode::MethodNotAllowed, "This path does not support the method.")
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(from_fn(contained))
@@ -361,7 +362,7 @@ async fn contained(request: Request, next: Next) -> Response {
         |supervision::request::Panicked(reason)| {
             // A defect. The request received an error and no other one is affected. Report it with the line `panicked`.
             tracing::error!(reason, "request to the authority panicked");
-            ErrorResponse::new(Code::Internal, "The request failed because of a defect of this hub.")
+            ErrorResponse::new(ErrorCode::Internal, "The request failed because of a defect of this hub.")
                 .into_response()
         },
     )

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use regions::Catalogue;
 use regions::spiffe::{Role, SpiffeId};
+use replica_api::error::ErrorCode;
+use scheduler_api::error::HubErrorCode;
 use scheduler_api::pki::{
     AuthorityV1, CertificateV1, CertificatesV1, IssuedV1, NewTokenResponseV1, NewTokenV1, OpenTokenV1,
     RevocationsV1, RevokeV1, RotateV1, RotationV1, TokenRecordV1, TrustV1,
@@ -109,17 +111,19 @@ pub(super) enum PkiError {
 
 impl From<PkiError> for ErrorResponse {
     fn from(error: PkiError) -> ErrorResponse {
-        let code = match error {
+        let code: Code = match error {
             PkiError::Store(error) => return error.into(),
             PkiError::Wire(error) => return error.into(),
             PkiError::Record(error) => return error.into(),
-            PkiError::Csr(InvalidCsr::TooLong(_)) => Code::BodyTooLarge,
-            PkiError::Csr(_) | PkiError::Subject(_) | PkiError::Invalid(_) => Code::InvalidValue,
-            PkiError::Token(_) | PkiError::Revoked => Code::Forbidden,
-            PkiError::Step(_) | PkiError::Busy => Code::Conflict,
-            PkiError::TooManyAttempts(_) | PkiError::Limit(_) | PkiError::Revocations(_) => Code::Overloaded,
-            PkiError::NotFound(_) => Code::NotFound,
-            PkiError::Signer(_) | PkiError::NotIssued(_) | PkiError::NotReady => Code::NotReady,
+            PkiError::Csr(InvalidCsr::TooLong(_)) => ErrorCode::BodyTooLarge.into(),
+            PkiError::Csr(_) | PkiError::Subject(_) | PkiError::Invalid(_) => ErrorCode::InvalidValue.into(),
+            PkiError::Token(_) | PkiError::Revoked => HubErrorCode::Forbidden.into(),
+            PkiError::Step(_) | PkiError::Busy => HubErrorCode::Conflict.into(),
+            PkiError::TooManyAttempts(_) | PkiError::Limit(_) | PkiError::Revocations(_) => {
+                ErrorCode::Overloaded.into()
+            }
+            PkiError::NotFound(_) => ErrorCode::NotFound.into(),
+            PkiError::Signer(_) | PkiError::NotIssued(_) | PkiError::NotReady => ErrorCode::NotReady.into(),
         };
         ErrorResponse::new(code, format!("{error}."))
     }
