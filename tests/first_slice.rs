@@ -155,7 +155,7 @@ async fn bad_input_is_a_4xx_that_names_the_field_the_limit_and_the_fix() {
     check(body, &[(residency, "atlantis")], 400, "invalid_header", json!(residency), "atlantis").await;
     let locked = r#"{"model":"minilm-eu","input":"x"}"#;
     check(locked, &[(residency, "us")], 403, "region_not_permitted", json!(residency), "us").await;
-    assert_eq!(fleet.post(body, &[(residency, "us")]).await.status, 200, "narrowing to where it may go");
+    assert_eq!(fleet.post(body, &[(residency, "us")]).await.status, 200, "a header within the policy");
     assert_eq!(fleet.get("/v1/nothing").await.status, 404);
     assert_eq!(fleet.get("/v1/embeddings").await.status, 405);
 }

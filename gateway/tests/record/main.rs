@@ -159,7 +159,7 @@ async fn disconnects_and_retries_are_recorded() {
     assert_eq!(scrape.sum("meridian_gateway_requests_total", "client_disconnected"), 1.0, "{}", scrape.text);
     let europe = format!("http://{}", fixture.regions[EUROPE].address);
     fixture
-        .wait_until("the region has noticed", async || {
+        .wait_until("the region has noticed the disconnect", async || {
             let scrape = Scrape::of(&fixture.client, &europe).await;
             scrape.sum("meridian_ingress_requests_total", "client_disconnected") == 1.0
         })

@@ -109,7 +109,9 @@ async fn with_required_receipts_locked_requests_are_rejected_and_others_leave_a_
         200,
         "an unrestricted deployment has no receipt"
     );
-    fixture.wait_until("the disk is noticed", async || fixture.scrape().await.get(failing) == 1.0).await;
+    fixture
+        .wait_until("the disk failure is noticed", async || fixture.scrape().await.get(failing) == 1.0)
+        .await;
     let refused = fixture.send("refused", "locked", "x").await;
     assert_eq!(refused.status(), 503);
     assert_eq!(refused.headers()["x-meridian-error"], "receipt_unavailable");

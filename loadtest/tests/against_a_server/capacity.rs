@@ -9,7 +9,7 @@ use loadtest::{Options, RawOptions};
 use tokio::sync::Semaphore;
 
 fn search_options(raw: RawOptions) -> Result<CapacitySearchOptions, Vec<String>> {
-    CapacitySearchOptions::check(Options::check(raw).expect("these are good options"))
+    CapacitySearchOptions::check(Options::check(raw).expect("the options are valid"))
 }
 
 /// A server that processes requests sequentially in 5 ms each has a capacity of slightly less than 200 requests/s.

@@ -34,7 +34,7 @@ async fn stalls_once() -> SocketAddr {
 }
 
 async fn load(raw: RawOptions) -> Report {
-    let options = Options::check(raw).expect("these are good options");
+    let options = Options::check(raw).expect("the options are valid");
     run(options, |_| {}, pending()).await.expect("the server listens")
 }
 
@@ -70,7 +70,7 @@ async fn the_number_of_callers_limits_the_requests_in_flight() {
     let address = serve(|_| pending()).await;
     let options =
         Options::check(RawOptions { callers: Some(7), duration: Some("1h".to_owned()), ..to(address) });
-    let mut options = options.expect("these are good options");
+    let mut options = options.expect("the options are valid");
     options.timeout = Duration::from_millis(100);
     let (sender, mut observer) = tokio::sync::watch::channel(0);
     let stop = async move { drop(observer.wait_for(|timeouts| *timeouts >= 7).await) };

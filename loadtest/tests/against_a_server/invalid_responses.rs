@@ -87,7 +87,7 @@ async fn unexpected_vectors_are_a_failure() {
         duration: Some("100ms".to_owned()),
         ..to(address)
     };
-    let options = Options::check(raw).expect("these are good options");
+    let options = Options::check(raw).expect("the options are valid");
     let report = run(options, |_| {}, pending()).await.expect("the server listens");
     let total = report.record.total();
     let wrong = RequestFailure::InvalidResponse(ResponseDefect::Unexpected);
@@ -119,7 +119,7 @@ async fn a_rerank_without_a_score_for_each_document_is_a_failure() {
             duration: Some("50ms".to_owned()),
             ..to(address)
         };
-        let options = Options::check(raw).expect("these are good options");
+        let options = Options::check(raw).expect("the options are valid");
         let report = run(options, |_| {}, pending()).await.expect("the server listens");
         let failures: Vec<_> = report.record.total().failures().map(|(cause, _)| cause).collect();
         assert_eq!(

@@ -65,7 +65,7 @@ pub(crate) fn rows(rows: &[&[f32]]) -> String {
 /// Options for `rate` requests per second for `duration`, one text each.
 pub(crate) fn options(address: SocketAddr, rate: &str, duration: &str) -> Options {
     Options::check(RawOptions { rate: rate.to_owned(), duration: Some(duration.to_owned()), ..to(address) })
-        .expect("these are good options")
+        .expect("the options are valid")
 }
 
 /// Default options for the server at `address`.

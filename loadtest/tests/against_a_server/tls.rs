@@ -53,7 +53,7 @@ fn options(address: SocketAddr, cacert: Option<&Path>) -> Options {
         duration: Some("500ms".to_owned()),
         ..to(address)
     };
-    Options::check(raw).expect("these are good options")
+    Options::check(raw).expect("the options are valid")
 }
 
 #[tokio::test(flavor = "multi_thread")]

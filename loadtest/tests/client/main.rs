@@ -70,7 +70,7 @@ async fn scores_labels_and_bodies_are_in_order() {
     let (ranks, run) = client.rerank("q", &texts, &options, &fast_retries(), &mut |_| {}).await.unwrap();
     assert_eq!(run.requests.len(), 3);
     assert!(ranks.iter().all(|rank| rank.score == rank.index as f64), "each score is its text's");
-    assert_eq!((ranks.len(), ranks[0].index), (25, 9), "as the server ranked them");
+    assert_eq!((ranks.len(), ranks[0].index), (25, 9), "in the server's order");
     let (classes, _) = client.classify(&texts, &options, &fast_retries(), &mut |_| {}).await.unwrap();
     let labels: Vec<&str> = classes.iter().map(|labels| labels[0].label.as_str()).collect();
     assert_eq!(labels, texts);
@@ -106,7 +106,7 @@ async fn all_requests_to_an_overloaded_server_complete() {
     preference.retry_share = 3.0;
     let embedded = embed(&server.client(), 500, &preference).await.unwrap();
     in_order(&embedded, 500);
-    assert!(embedded.run.requests.iter().any(|request| request.attempts > 6), "otherwise the test is void");
+    assert!(embedded.run.requests.iter().any(|request| request.attempts > 6), "the precondition of the test");
 }
 
 #[tokio::test]

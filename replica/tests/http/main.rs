@@ -125,7 +125,7 @@ fn the_response_has_timings_and_the_request_id() {
     assert_eq!(
         (made.status, made.header(id).map(str::len)),
         (200, Some(32)),
-        "too long an identifier is replaced"
+        "an identifier that is too long is replaced"
     );
     assert_ne!(replica.call("GET", "/health", &[], b"").header(id), made.header(id));
 }

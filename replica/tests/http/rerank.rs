@@ -229,7 +229,7 @@ fn cross_encoders_return_the_scores_of_transformers_over_http() {
             pairs.iter().map(|pair| [pair.first.as_str(), pair.second.as_str()]).collect();
         let response = replica.post_ok("/predict", &json!({"inputs": inputs, "raw_scores": true}));
         for (pair, given) in pairs.iter().zip(response.as_array().expect("a list")) {
-            let expected = pair.logits.as_ref().expect("kept because it has them")[0];
+            let expected = pair.logits.as_ref().expect("filtered pairs have logits")[0];
             let given = given[0]["score"].as_f64().expect("a score");
             assert!(
                 (given - expected).abs() <= 2e-5 * expected.abs().max(1.0),

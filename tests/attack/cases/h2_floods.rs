@@ -70,7 +70,7 @@ fn resets() -> Vec<Case> {
             each(5_000, &|stream| [complete_request(stream), reset(stream)].concat()),
             &cut,
         ),
-        case("of heads that make no sense", each(5_000, &wrong), &cut),
+        case("of malformed heads", each(5_000, &wrong), &cut),
         case("of streams that stay open", each(1_000, &head), &[Outcome::Reset, Outcome::ConnectionError]),
         case(
             "of streams that a window update breaks",

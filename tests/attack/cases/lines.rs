@@ -130,7 +130,7 @@ fn heads() -> impl Iterator<Item = Case> {
             Expected::Heads(vec![&[200]; 21]),
         ),
         Case::new(
-            "get of info, by a client that is gone",
+            "get of info, by a client that disconnects",
             vec![Step::Send(line("GET /deployments/anywhere/info HTTP/1.1")), Step::Abort],
             Expected::Nothing,
         ),

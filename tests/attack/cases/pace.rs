@@ -95,14 +95,14 @@ fn aborted_cases() -> Vec<Case> {
             Expected::Closed,
         ));
         cases.push(Case::new(
-            format!("gone after {part} bytes"),
+            format!("disconnected after {part} bytes"),
             vec![Step::Send(bytes), Step::Abort],
             Expected::Nothing,
         ));
     }
     for wait in [0, 1, 3, 10] {
         let steps = vec![Step::Send(request.clone()), Step::Pause(Duration::from_millis(wait)), Step::Abort];
-        cases.push(Case::new(format!("gone {wait} ms behind a request"), steps, Expected::Nothing));
+        cases.push(Case::new(format!("disconnected {wait} ms after a request"), steps, Expected::Nothing));
     }
     cases
 }
@@ -119,12 +119,12 @@ fn pipelined() -> Vec<Case> {
             Expected::Statuses(vec![&[200], &[400]]),
         ),
         Case::new(
-            "a request, half of another, and gone",
+            "a request, half of another, and a disconnect",
             vec![Step::Send([&request[..], &request[..40]].concat()), Step::Pause(SOON), Step::Abort],
             Expected::Nothing,
         ),
         Case::new(
-            "a thousand requests, and gone",
+            "a thousand requests, and a disconnect",
             vec![Step::Repeat(request, 1_000), Step::Abort],
             Expected::Nothing,
         ),

@@ -29,7 +29,7 @@ async fn check_secrecy(http2: bool) {
     }
     assert_eq!(fixture.requests(AMERICA), 3, "the replica has seen the requests");
     let recorded = fixture.recorded(AMERICA);
-    assert!(recorded.len() > 1_000 && !contains(&recorded, SECRET), "the network has not");
+    assert!(recorded.len() > 1_000 && !contains(&recorded, SECRET), "the network has recorded no plaintext");
 
     assert_eq!(
         fixture.counts("meridian_gateway_region_connections").await,
@@ -78,7 +78,7 @@ async fn check_led_astray(http2: bool) {
     assert_eq!(
         (response.status, response.region.as_str()),
         (200, AMERICA),
-        "at its own address it is itself"
+        "the region is accepted at its own address"
     );
 
     fixture.reroute(EUROPE, EUROPE);

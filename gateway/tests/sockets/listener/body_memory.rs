@@ -64,7 +64,7 @@ async fn a_tenant_that_fills_its_memory_is_rejected_and_others_are_not() {
     let _first = begins(&edge, "o", BODY_BYTES_MAX, BODY_BYTES_MAX - 1000).await;
     let begun = Instant::now();
     while metric(&edge, "meridian_gateway_bodies_tenant_bytes").await < BODY_BYTES_MAX as u64 {
-        assert!(begun.elapsed() < Duration::from_secs(20), "its memory is taken");
+        assert!(begun.elapsed() < Duration::from_secs(20), "its memory is reserved");
     }
     let mut second = edge.connect().await;
     second.write_all(post("", BODY).replace("Bearer k", "Bearer o").as_bytes()).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_body_that_stalls_or_trickles_is_aborted_long_before_its_total_timeout
     assert_eq!((response.status, response.code()), (408, "body_timeout"), "{response:?}");
     assert!(response.body.contains("1000 bytes a second"), "{response:?}");
     trickling.abort();
-    assert!(begun.elapsed() < Duration::from_secs(20), "and not after a minute each");
+    assert!(begun.elapsed() < Duration::from_secs(20), "each is rejected before a minute");
     // A slow body that makes progress is served.
     let request = post("", BODY);
     let (head, body) = request.split_at(request.len() - BODY.len());

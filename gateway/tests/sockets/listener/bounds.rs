@@ -130,16 +130,16 @@ async fn a_new_connection_evicts_the_longest_idle_one_and_never_a_busy_one() {
     assert_eq!(send_and_read(&mut third).await.status, 200);
     let mut fourth = edge.connect().await;
     assert_eq!(send_and_read(&mut fourth).await.status, 200);
-    assert_eq!(send_and_read(&mut first).await.status, 200, "so many are kept as may be");
+    assert_eq!(send_and_read(&mut first).await.status, 200, "the limit of kept connections");
     let mut fifth = edge.connect().await;
     assert_eq!(send_and_read(&mut fifth).await.status, 200);
     let mut sixth = edge.connect().await;
     assert_eq!(send_and_read(&mut sixth).await.status, 200);
-    assert_eq!(read_until_closed(&mut third).await.status, 0, "the fifth or the sixth has its place");
+    assert_eq!(read_until_closed(&mut third).await.status, 0, "the fifth or the sixth connection is kept");
     let Client { send, ended } = http2;
     tokio::time::timeout(TIMEOUT, ended)
         .await
-        .expect("and the other has that of the second")
+        .expect("the other connection replaces the second")
         .unwrap()
         .unwrap();
     drop(send);

@@ -66,7 +66,7 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
         served.push(stream);
     }
     let mut fifth = from([127, 0, 0, 7], &edge).await;
-    assert_eq!(read_until_closed(&mut fifth).await.status, 0, "closed without a word");
+    assert_eq!(read_until_closed(&mut fifth).await.status, 0, "closed without a response");
     for stream in &mut served {
         assert_eq!(send_and_read(stream).await.status, 200);
     }
@@ -80,7 +80,7 @@ async fn connections_per_address_are_limited_except_for_trusted_ones() {
             break;
         }
     }
-    assert!(begun.elapsed() < TIMEOUT, "a place that was left is not found");
+    assert!(begun.elapsed() < TIMEOUT, "the released slot is not used");
 
     let mut first = from([127, 0, 0, 8], &edge).await;
     let mut others = Vec::new();

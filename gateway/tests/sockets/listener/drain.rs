@@ -186,11 +186,7 @@ async fn a_next_process_that_does_not_become_ready_changes_nothing() {
     );
     let next = fixture.edge_after(config, Some(&running)).await;
     ended(&mut running).await;
-    assert_eq!(
-        send_and_read(&mut next.connect().await).await.status,
-        200,
-        "and can still be taken over from"
-    );
+    assert_eq!(send_and_read(&mut next.connect().await).await.status, 200, "a takeover is still possible");
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ async fn a_client_that_opens_no_window_times_out() {
     fixture.region.wait_for_requests(10).await;
     let begun = Instant::now();
     while !edge.operate("/metrics").await.1.contains("meridian_gateway_requests_in_flight 0\n") {
-        assert!(begun.elapsed() < TIMEOUT, "they are in flight for ever");
+        assert!(begun.elapsed() < TIMEOUT, "the requests do not end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(stream);

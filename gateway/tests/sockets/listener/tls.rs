@@ -156,8 +156,8 @@ async fn a_replaced_certificate_is_used_while_connections_continue() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(TIMEOUT, taken).await.expect("the new certificate is taken");
-    assert!(connect(&edge, &old, &[]).await.is_err(), "the old one is gone");
+    tokio::time::timeout(TIMEOUT, taken).await.expect("the new certificate is used");
+    assert!(connect(&edge, &old, &[]).await.is_err(), "the old certificate is not used");
     assert_eq!(send_and_read(&mut open).await.status, 200, "open connections continue");
 }
 

@@ -124,7 +124,7 @@ async fn a_forged_generation_is_rejected_and_counted_and_the_next_genuine_table_
     assert_eq!(edge.send_bytes(stolen.as_bytes()).await.status, 401, "no key of a forged table is accepted");
     let on_disk = std::fs::read_to_string(fixture.dir.path().join("routes")).unwrap();
     assert!(!on_disk.contains("18446744073709551615") && on_disk.contains("\"generation\":1"), "{on_disk}");
-    assert!(!fixture.dir.path().join("routes.plan").exists(), "nor is a forged plan kept");
+    assert!(!fixture.dir.path().join("routes.plan").exists(), "a forged plan is not stored");
 
     proxy.number.store(2, Ordering::SeqCst);
     proxy.forges.store(false, Ordering::SeqCst);

@@ -117,11 +117,7 @@ async fn a_gateway_accepts_exactly_the_tenants_of_the_table_with_and_without_a_h
 
     hub.text.send_replace(table(4, acme(NEW, Value::Null, json!("us"))));
     edge.wait_until("the new key is accepted", async || edge.models("acme-new").await == all()).await;
-    assert_eq!(
-        edge.models("acme-old").await,
-        Err(401),
-        "and the old key is rejected, from the same table on"
-    );
+    assert_eq!(edge.models("acme-old").await, Err(401), "the old key is rejected from the same table on");
     let request = edge.client.post(format!("http://{}/v1/embeddings", edge.clients)).bearer_auth("acme-new");
     let response = request.body(json!({"model": "m", "input": "x"}).to_string()).send().await.unwrap();
     assert_eq!(

@@ -367,6 +367,6 @@ impl ClientResponse {
     }
 
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(self.body.as_ref().expect("it did not break off")).expect("JSON")
+        serde_json::from_slice(self.body.as_ref().expect("a complete response")).expect("JSON")
     }
 }

@@ -37,7 +37,7 @@ async fn a_retry_after_beyond_the_deadline_fails_at_once() {
     let begun = Instant::now();
     let response = fixture.send(PATH, &embeddings(6_000), &[("x-meridian-timeout-ms", "20000")]).await;
     assert_eq!((response.status, response.header("x-meridian-error")), (429, "overloaded"));
-    assert_eq!(response.header("retry-after"), "1", "with the region's own word");
+    assert_eq!(response.header("retry-after"), "1", "with the error code of the region");
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
 }
 

@@ -155,7 +155,7 @@ async fn a_draining_region_keeps_locked_requests_and_its_share_of_the_plan() {
     let draining: Vec<_> =
         routes["regions"].as_array().unwrap().iter().filter(|row| row["draining"] == true).collect();
     assert_eq!((draining.len(), &draining[0]["region"]), (1, &json!(NEAR)));
-    assert_eq!(edge.count_far(20, "m").await, 20, "the nearest of those that stay");
+    assert_eq!(edge.count_far(20, "m").await, 20, "the nearest region that does not drain");
     assert_eq!(edge.count_far(20, "m-us").await, 0, "no other region is allowed");
 
     // It drains at the pace of the plan.
