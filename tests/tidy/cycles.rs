@@ -106,7 +106,7 @@ fn inline_paths(code: &str) -> Vec<Vec<String>> {
                 .map_or(line, |(_, rest)| rest.split_once(')').map_or("", |(_, rest)| rest));
             let is_path = |sign: char| sign.is_alphanumeric() || matches!(sign, '_' | ':' | '$');
             for path in line.split(|sign: char| !is_path(sign)) {
-                // `a: crate::b` has no space between in a generated file, and `$crate::` is a path of another crate.
+                // `$crate::` of a macro may be expanded in another crate.
                 let mut path: Vec<String> = path.split("::").map(str::to_owned).collect();
                 if path.len() < 2 || !matches!(path[0].as_str(), "crate" | "self" | "super") {
                     continue;
@@ -123,7 +123,7 @@ fn inline_paths(code: &str) -> Vec<Vec<String>> {
     paths
 }
 
-/// Code without comments and without the contents of strings.
+/// Code without comments and strings, which may contain paths.
 fn without_text(code: &str) -> String {
     let mut found = String::with_capacity(code.len());
     let mut rest = code;
@@ -137,8 +137,9 @@ fn without_text(code: &str) -> String {
                 is_escaped = sign == '\\' && !is_escaped;
                 is_end
             });
-            // Lines of a string stay, so that the lines of code keep their starts.
             end.map_or(rest.len(), |end| end + 2)
+        } else if rest.starts_with("r\"") {
+            rest[2..].find('"').map_or(rest.len(), |end| end + 3)
         } else if rest.starts_with("r#\"") {
             rest.find("\"#").map_or(rest.len(), |end| end + 2)
         } else if rest.starts_with("'\"'") || rest.starts_with("b'\"'") {
@@ -284,7 +285,7 @@ fn a_cycle_is_found_through_re_exports_and_nested_imports() {
     assert_eq!(cycles(&all), [vec!["x/src/a.rs", "x/src/b.rs", "x/src/c.rs"]]);
     // Inline paths: an expression, a type, and the parent of an inline module.
     let inline = [
-        file("x/src/a.rs", "fn f() {\n    crate::b::g(\"crate::c::h\")\n}\n"),
+        file("x/src/a.rs", "fn f() {\n    crate::b::g(\"crate::d::h\", r\"\\\", 'a')\n}\n"),
         file("x/src/b.rs", "struct B(super::c::C);\n// crate::d::D\n"),
         file("x/src/c.rs", "mod inner {\n    fn c() -> super::super::a::A {\n    }\n}\n"),
         file("x/src/d.rs", "pub(in crate::a) struct D(crate::a::A);\n"),

@@ -44,7 +44,7 @@ const TEXTS: &[&str] = &[
     "replica/tests/quality_int8.rs",
 ];
 
-/// Names that no type and no module has, in lower case.
+/// Words that are no names of types and modules, in lower case.
 const TYPES: &[&str] = &[
     "admits",
     "asked",
@@ -85,7 +85,7 @@ const TYPES: &[&str] = &[
     "worse",
 ];
 
-/// Names that no function has.
+/// Words that are no names of functions.
 const FUNCTIONS: &[&str] = &[
     "answer", "answered", "answers", "ask", "asked", "asks", "came", "comes", "goes", "happens", "said",
     "say", "says", "tell", "tells", "told", "until",
@@ -156,7 +156,8 @@ fn definition(line: &str) -> Option<(&str, &str)> {
     (is_definition && !name.is_empty()).then_some((keyword, name))
 }
 
-/// Returns whether a definition has a name that is not used. A `type` may be an item of a trait, whose name is given.
+/// Returns whether a definition has one of these words, or a letter, as its name. A `type` of one letter is allowed: it may be
+/// an item of a foreign trait. So is `mod rope`, rotary position embeddings.
 fn is_private_word(path: &str, keyword: &str, name: &str) -> bool {
     match keyword {
         "fn" => FUNCTIONS.contains(&name) && !path.starts_with(DNS),
