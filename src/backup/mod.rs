@@ -18,6 +18,7 @@ mod seal;
 use crate::apply::{CommandError, operator_token, run};
 use crate::cli::{BackupOptions, CallerOptions, RestoreOptions};
 use crate::roles::read_config;
+use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, StoreConfig};
 use scheduler::hub::backup::{self as store, StoreBackupV1};
 use scheduler_api::paths;
@@ -83,8 +84,9 @@ async fn read_store(
     caller: &CallerOptions,
     authority: &[String],
 ) -> Result<StoreBackupV1, CommandError> {
+    let resolver = Resolver::new(&DnsSection::default());
     if let Some(token) = operator_token(caller)? {
-        let mut connection = AuthorityConnection::with_operator_token(&token, authority).await?;
+        let mut connection = AuthorityConnection::with_operator_token(&token, authority, &resolver).await?;
         return Ok(connection.get(paths::BACKUP).await?);
     }
     let Some(identity) = &caller.identity else {
@@ -98,7 +100,7 @@ async fn read_store(
     let folder = IdentityFolder::new(identity);
     let membership = folder.membership().map_err(|error| error.to_string())?;
     let addresses = membership.map(|it| it.addresses).unwrap_or_default();
-    let mut connection = AuthorityConnection::with_identity(&folder, &addresses).await?;
+    let mut connection = AuthorityConnection::with_identity(&folder, &addresses, &resolver).await?;
     Ok(connection.get(paths::BACKUP).await?)
 }
 

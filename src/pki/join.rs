@@ -1,5 +1,6 @@
 //! Joining of a role before it starts, and the task that keeps its identity folder current.
 
+use resolver::{DnsSection, Resolver};
 use scheduler_client::authority;
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_client::{membership, unix_time};
@@ -14,12 +15,14 @@ pub(crate) struct Joined {
     folder: Option<IdentityFolder>,
     /// Identity folder of the replicas that this spoke starts.
     replicas: Option<IdentityFolder>,
+    /// Resolution of the names of hubs.
+    dns: DnsSection,
 }
 
 impl Joined {
     /// Returns the value of a process whose folder is kept current elsewhere.
     pub(crate) fn elsewhere() -> Joined {
-        Joined { folder: None, replicas: None }
+        Joined { folder: None, replicas: None, dns: DnsSection::default() }
     }
 
     /// Returns the same, with the identity folder of the replicas that this spoke starts.
@@ -30,13 +33,17 @@ impl Joined {
     /// Keeps the folders current until the process ends.
     pub(crate) async fn follow(self) {
         let Some(folder) = self.folder else { return };
+        let resolver = Resolver::new(&self.dns);
         let replicas = async {
             if let Some(replicas) = self.replicas {
-                let followed = membership::follow_replicas(folder.clone(), replicas.clone()).await;
-                report_unreadable(&replicas, followed);
+                let followed =
+                    membership::follow_replicas(folder.clone(), replicas.clone(), resolver.clone());
+                report_unreadable(&replicas, followed.await);
             }
         };
-        let own = async { report_unreadable(&folder, membership::follow(folder.clone()).await) };
+        let own = async {
+            report_unreadable(&folder, membership::follow(folder.clone(), resolver.clone()).await);
+        };
         tokio::join!(own, replicas);
         // A folder that another tool fills has nothing to follow.
     }
@@ -57,7 +64,7 @@ pub(crate) fn join(config: &Path, token: Option<&str>) -> Result<Joined, Vec<Str
         .map(str::parse)
         .transpose()
         .map_err(|error: scheduler_core::pki::token::TokenTextError| vec![format!("--join: {error}")])?;
-    let Some(dir) = identity_dir(config) else {
+    let Some(JoinSections { dir, dns }) = JoinSections::read(config) else {
         return match token {
             Some(_) => Err(vec![format!(
                 "--join: {} has no identity folder; add [identity] with dir",
@@ -75,10 +82,10 @@ pub(crate) fn join(config: &Path, token: Option<&str>) -> Result<Joined, Vec<Str
     {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| vec![format!("cannot start the async runtime: {error}")])?;
-        let joined = runtime.block_on(authority::join(&folder, &token));
+        let joined = runtime.block_on(async { authority::join(&folder, &token, &Resolver::new(&dns)).await });
         joined.map_err(|error| vec![format!("--join: {error}")])?;
     }
-    Ok(Joined { folder: Some(folder), replicas: None })
+    Ok(Joined { folder: Some(folder), replicas: None, dns })
 }
 
 /// Returns whether a process must join: a certificate of the folder is kept as long as it is valid.
@@ -91,11 +98,25 @@ fn is_needed(has_certificate: bool, period: Option<ValidityPeriod>, now: Duratio
     }
 }
 
-/// Returns the identity folder of a configuration. Errors of the file are reported when the role reads it.
-fn identity_dir(config: &Path) -> Option<PathBuf> {
-    let file: toml::Table = std::fs::read_to_string(config).ok()?.parse().ok()?;
-    let dir = file.get("identity")?.get("dir")?.as_str()?;
-    Some(config.parent().unwrap_or(Path::new(".")).join(dir))
+/// Parts of a configuration that are needed before it can be read as a whole, which needs the identity. Errors of the file
+/// are reported when the role reads it.
+struct JoinSections {
+    /// Identity folder.
+    dir: PathBuf,
+    dns: DnsSection,
+}
+
+impl JoinSections {
+    fn read(config: &Path) -> Option<JoinSections> {
+        let file: toml::Table = std::fs::read_to_string(config).ok()?.parse().ok()?;
+        let dir = file.get("identity")?.get("dir")?.as_str()?;
+        let servers = file.get("dns").and_then(|dns| dns.get("servers")?.as_array());
+        let servers = servers.into_iter().flatten().filter_map(|server| server.as_str()?.parse().ok());
+        Some(JoinSections {
+            dir: config.parent().unwrap_or(Path::new(".")).join(dir),
+            dns: DnsSection { servers: servers.collect() },
+        })
+    }
 }
 
 #[cfg(test)]
@@ -125,8 +146,10 @@ mod tests {
         let token = JoinToken::new(vec!["hub:7001".to_owned()], vec![fingerprint], secret).expect("a token");
         assert!(problem(&token.text()).contains("add [identity] with dir"));
         assert!(join(&config, None).is_ok_and(|joined| joined.folder.is_none()));
-        std::fs::write(&config, "[identity]\ndir = \"identity\"\n").expect("written");
+        let text = "[identity]\ndir = \"identity\"\n[dns]\nservers = [\"10.0.0.2:53\"]\n";
+        std::fs::write(&config, text).expect("written");
         let joined = join(&config, None).expect("a folder");
+        assert_eq!(joined.dns.servers, [([10, 0, 0, 2], 53).into()], "names of hubs are resolved there too");
         assert_eq!(joined.folder.map(|it| it.path().to_owned()), Some(dir.path().join("identity")));
     }
 }

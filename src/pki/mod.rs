@@ -12,6 +12,7 @@ use crate::cli::{
     InitOptions, IssueOptions, MemberOptions, PkiCommand, RevokeOptions, RotateOptions, TokenOptions,
 };
 use regions::{Catalogue, RegionId, duration};
+use resolver::{DnsSection, Resolver};
 use scheduler::hub::pki::init::{self, AuthorityFolders, NewAuthority};
 use scheduler_api::pki::{
     CertificatesV1, NewTokenResponseV1, NewTokenV1, RevocationsV1, RevokeV1, RotateV1, RotationV1,
@@ -104,13 +105,14 @@ fn duration(name: &str, text: &str) -> Result<Duration, CommandError> {
 /// Connects with the identity of the caller, after its certificate was renewed if half of its life is over.
 async fn connect(options: &MemberOptions) -> Result<(AuthorityConnection, Vec<String>), CommandError> {
     let MemberOptions { caller, authority, json: _ } = options;
+    let resolver = Resolver::new(&DnsSection::default());
     if let Some(token) = operator_token(caller)? {
         if authority.is_empty() {
             return Err("a token has no address of an authority; give --authority HOST:PORT"
                 .to_owned()
                 .into());
         }
-        let connection = AuthorityConnection::with_operator_token(&token, authority).await?;
+        let connection = AuthorityConnection::with_operator_token(&token, authority, &resolver).await?;
         return Ok((connection, authority.clone()));
     }
     let Some(identity) = &caller.identity else {
@@ -130,7 +132,7 @@ async fn connect(options: &MemberOptions) -> Result<(AuthorityConnection, Vec<St
         )
         .into());
     }
-    let mut connection = AuthorityConnection::with_identity(&folder, &addresses).await?;
+    let mut connection = AuthorityConnection::with_identity(&folder, &addresses, &resolver).await?;
     let Some(membership) = membership else { return Ok((connection, addresses)) };
     // The folder of a person has no task that keeps it current.
     let current = folder.trust().map_err(unusable)?;
@@ -144,7 +146,7 @@ async fn connect(options: &MemberOptions) -> Result<(AuthorityConnection, Vec<St
     let is_old = signer.is_some_and(|signer| signer != membership.authority);
     if is_old || issue::renewal(membership.period(), false, 0.5, unix_time()) <= unix_time() {
         authority::renew(&folder, &mut connection, &known).await?;
-        connection = AuthorityConnection::with_identity(&folder, &addresses).await?;
+        connection = AuthorityConnection::with_identity(&folder, &addresses, &resolver).await?;
     }
     Ok((connection, addresses))
 }
@@ -208,7 +210,7 @@ async fn issue(options: &IssueOptions) -> Result<String, CommandError> {
         validity_s: Some(validity.as_secs()),
     };
     let (token, created) = create(&mut connection, addresses, &request).await?;
-    let membership = authority::join(&folder, &token).await?;
+    let membership = authority::join(&folder, &token, &Resolver::new(&DnsSection::default())).await?;
     if member.json {
         let value = json!({
             "identity": out, "subject": created.subject, "serial": membership.serial,

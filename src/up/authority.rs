@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow};
 use regions::catalogue::{Catalogue, Region};
 use regions::id::RegionId;
 use regions::spiffe::Role;
+use resolver::{DnsSection, Resolver};
 use scheduler::hub::backup;
 use scheduler::hub::pki::init::{self, AuthorityFolders, NewAuthority};
 use scheduler_api::VERSION;
@@ -119,7 +120,7 @@ impl FleetAuthority {
     pub(super) async fn issue_viewer(&self) -> Result<()> {
         let token = self.create_token(Role::Viewer, None).await?;
         let folder = IdentityFolder::new(self.operator().with_file_name(Role::Viewer.as_str()));
-        authority::join(&folder, &token).await?;
+        authority::join(&folder, &token, &Resolver::new(&DnsSection::default())).await?;
         Ok(())
     }
 
@@ -135,10 +136,12 @@ impl FleetAuthority {
             ttl_s: TTL_MIN.as_secs(),
             validity_s: is_person.then_some(VALIDITY_MAX.as_secs()),
         };
+        let resolver = Resolver::new(&DnsSection::default());
         let begun = Instant::now();
         loop {
             let created = async {
-                let mut connection = AuthorityConnection::with_identity(&folder, &addresses).await?;
+                let connected = AuthorityConnection::with_identity(&folder, &addresses, &resolver);
+                let mut connection = connected.await?;
                 pki::create(&mut connection, addresses.clone(), &request).await
             };
             match created.await {

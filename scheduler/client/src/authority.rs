@@ -4,7 +4,7 @@
 //! authority's certificate is part of the chain that the hub presents, and must have signed the hub's certificate. Only
 //! then the secret is sent.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,13 +15,16 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use identity::verify::ExpectedPeer;
-use identity::{OwnName, ProcessIdentity, TlsClient};
+use identity::{ConnectionFailureCause, OwnName, ProcessIdentity, TlsClient};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use regions::HostPort;
 use regions::spiffe::Role;
+use resolver::{ConnectError, Resolver};
 use rustls::Error;
 use rustls::pki_types::ServerName;
 use scheduler_api::pki::{IssuedV1, JoinV1, RenewV1};
 use scheduler_api::{VERSION, paths};
+use scheduler_core::pki::polls;
 use scheduler_core::pki::token::JoinToken;
 use scheduler_core::pki::trust::TrustState;
 use serde::Serialize;
@@ -33,12 +36,14 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use crate::connect::CONNECT_TIMEOUT;
-use crate::hub::message;
+use crate::hub::{HubFailure, failure, message};
 use crate::identity_folder::{IdentityFolder, Membership};
 use crate::operator_token::{OperatorToken, TrustedAuthorities, connector};
 
-/// Time limit of a request beyond the time for which it waits for a change. An external signer takes up to ten seconds.
+/// Time limit of a request that does not wait for a change. An external signer takes up to ten seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum number of addresses of a name that are tried: all that the resolver uses.
+const ADDRESSES_MAX: usize = 16;
 /// Maximum bytes of a response. The largest has 8,192 revoked certificates.
 const RESPONSE_BYTES_MAX: usize = 4 << 20;
 
@@ -48,6 +53,10 @@ pub enum AuthorityError {
     /// No hub of the list accepts a connection to its built-in authority. Check the addresses and the hubs.
     #[error("no hub is reachable: {0}")]
     Unreachable(String),
+    /// The hubs of the list are not of this fleet, or reject the certificate of this process. `docs/identities.md` has the
+    /// fix for each cause.
+    #[error("no hub is connected: {0}")]
+    Untrusted(String),
     /// A hub rejected the request to its built-in authority with this status and message.
     #[error("the hub at {address} returned {status}: {message}")]
     Rejected {
@@ -77,10 +86,17 @@ impl AuthorityError {
     pub fn status(&self) -> Option<StatusCode> {
         match self {
             AuthorityError::Rejected { status, .. } => Some(*status),
-            AuthorityError::Unreachable(_) | AuthorityError::Failed { .. } | AuthorityError::Folder(_) => {
-                None
-            }
+            AuthorityError::Unreachable(_)
+            | AuthorityError::Untrusted(_)
+            | AuthorityError::Failed { .. }
+            | AuthorityError::Folder(_) => None,
         }
+    }
+
+    /// Returns whether the cause does not pass by itself: a hub has rejected the request or the certificate.
+    pub fn is_rejection(&self) -> bool {
+        let rejected = self.status().is_some_and(|status| status.is_client_error());
+        rejected || matches!(self, AuthorityError::Untrusted(_))
     }
 }
 
@@ -128,6 +144,7 @@ impl AuthorityConnection {
     pub async fn with_identity(
         folder: &IdentityFolder,
         addresses: &[String],
+        resolver: &Resolver,
     ) -> Result<AuthorityConnection, AuthorityError> {
         let (files, own) = (folder.files(), OwnName { roles: &Role::ALL, region: None });
         let loaded = tokio::task::spawn_blocking(move || ProcessIdentity::load(files, &own, None)).await;
@@ -137,7 +154,7 @@ impl AuthorityConnection {
             .map_err(|error| folder_error(error.to_string()))?
             .map_err(|problems| folder_error(problems.join("; ")))?;
         let tls = TlsClient::new(Arc::new(identity), &[]).map_err(|error| folder_error(error.to_string()))?;
-        first_reachable(addresses, &HubHandshake::Member(tls)).await
+        first_reachable(addresses, &HubHandshake::Member(tls), resolver).await
     }
 
     /// Connects to the first reachable hub of a token, whose certificate is signed by its authority.
@@ -145,11 +162,14 @@ impl AuthorityConnection {
     /// # Errors
     ///
     /// When no hub accepts the connection, or none has such a certificate.
-    pub async fn with_token(token: &JoinToken) -> Result<AuthorityConnection, AuthorityError> {
+    pub async fn with_token(
+        token: &JoinToken,
+        resolver: &Resolver,
+    ) -> Result<AuthorityConnection, AuthorityError> {
         let unusable = |error: Error| AuthorityError::Unreachable(error.to_string());
         let trusted = TrustedAuthorities::Fingerprints(token.fingerprints().to_vec());
         let connector = connector(trusted, &[]).map_err(unusable)?;
-        first_reachable(token.addresses(), &HubHandshake::Joining(connector)).await
+        first_reachable(token.addresses(), &HubHandshake::Joining(connector), resolver).await
     }
 
     /// Connects with the token of an operator to the first reachable hub of these addresses.
@@ -160,9 +180,10 @@ impl AuthorityConnection {
     pub async fn with_operator_token(
         token: &OperatorToken,
         addresses: &[String],
+        resolver: &Resolver,
     ) -> Result<AuthorityConnection, AuthorityError> {
         let handshake = HubHandshake::Joining(token.connector.clone());
-        let connection = first_reachable(addresses, &handshake).await?;
+        let connection = first_reachable(addresses, &handshake, resolver).await?;
         Ok(AuthorityConnection { authorization: Some(token.header.clone()), ..connection })
     }
 
@@ -190,7 +211,7 @@ impl AuthorityConnection {
     ///
     /// When there is no valid response with a status of success.
     pub async fn get<M: DeserializeOwned>(&mut self, path: &str) -> Result<M, AuthorityError> {
-        self.send(Method::GET, path, Bytes::new(), Duration::ZERO).await
+        self.send(Method::GET, path, Bytes::new(), REQUEST_TIMEOUT).await
     }
 
     /// Polls for a newer trusted state; the hub holds the request for up to `wait`.
@@ -205,7 +226,7 @@ impl AuthorityConnection {
     ) -> Result<Option<TrustState>, AuthorityError> {
         let path = paths::trust(after, wait);
         let wire: Option<scheduler_api::pki::TrustV1> =
-            self.send(Method::GET, &path, Bytes::new(), wait).await?;
+            self.send(Method::GET, &path, Bytes::new(), wait + polls::GRACE).await?;
         let read = wire.map(TrustState::try_from).transpose();
         read.map_err(|error| self.failed(format!("sent an invalid response: {error}")))
     }
@@ -221,7 +242,7 @@ impl AuthorityConnection {
         body: &impl Serialize,
     ) -> Result<M, AuthorityError> {
         let body = serde_json::to_vec(body).expect("a message serialises to JSON");
-        self.send(Method::POST, path, body.into(), Duration::ZERO).await
+        self.send(Method::POST, path, body.into(), REQUEST_TIMEOUT).await
     }
 
     fn failed(&self, problem: impl std::fmt::Display) -> AuthorityError {
@@ -233,7 +254,7 @@ impl AuthorityConnection {
         method: Method,
         path: &str,
         body: Bytes,
-        wait: Duration,
+        limit: Duration,
     ) -> Result<M, AuthorityError> {
         let mut request = Request::builder()
             .method(method)
@@ -244,20 +265,24 @@ impl AuthorityConnection {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request = request.body(Full::new(body)).map_err(|error| self.failed(error))?;
-        let limit = wait + REQUEST_TIMEOUT;
         let received = timeout(limit, async {
-            self.sender.ready().await.map_err(|error| error.to_string())?;
-            let response = self.sender.send_request(request).await.map_err(|error| error.to_string())?;
+            self.sender.ready().await.map_err(|error| failure(&error))?;
+            let response = self.sender.send_request(request).await.map_err(|error| failure(&error))?;
             let status = response.status();
             let body: Incoming = response.into_body();
-            let body =
-                Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| error.to_string())?;
-            Ok::<_, String>((status, body.to_bytes()))
+            let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await;
+            Ok((status, body.map_err(|error| failure(error.as_ref()))?.to_bytes()))
         });
         let received =
             received.await.map_err(|_| self.failed(format!("did not respond within {limit:?}")))?;
-        let (status, body) =
-            received.map_err(|problem| self.failed(format!("ended the connection: {problem}")))?;
+        let (status, body) = received.map_err(|failure| match failure {
+            // A hub that rejects a certificate does so with its first response (TLS 1.3).
+            HubFailure::Untrusted { reason, cause: _ } => {
+                AuthorityError::Untrusted(format!("{}: {reason}", self.address))
+            }
+            HubFailure::Unreachable(problem) => self.failed(format!("ended the connection: {problem}")),
+            other => self.failed(other),
+        })?;
         if !status.is_success() {
             let address = self.address.clone();
             return Err(AuthorityError::Rejected { address, status, message: message(&body) });
@@ -277,8 +302,7 @@ enum HubHandshake {
 }
 
 impl HubHandshake {
-    async fn connect(&self, address: &str, at: SocketAddr) -> std::io::Result<AuthorityConnection> {
-        let tcp = TcpStream::connect(at).await?;
+    async fn connect(&self, address: &str, tcp: TcpStream) -> std::io::Result<AuthorityConnection> {
         match self {
             HubHandshake::Member(tls) => {
                 let connected = tls.connect(ExpectedPeer { role: Role::Hub, region: None }, tcp).await?;
@@ -292,35 +316,69 @@ impl HubHandshake {
     }
 }
 
-/// Connects to the first address at which the handshake succeeds. Of a name with several addresses, each is tried.
+/// Connects to the first hub at which the handshake succeeds. Of a name with several addresses, each is tried.
 async fn first_reachable(
     addresses: &[String],
     handshake: &HubHandshake,
+    resolver: &Resolver,
 ) -> Result<AuthorityConnection, AuthorityError> {
     let mut problems = Vec::new();
+    let mut untrusted = 0;
     for address in addresses {
-        let resolved: Vec<SocketAddr> = match timeout(CONNECT_TIMEOUT, tokio::net::lookup_host(address)).await
-        {
-            Ok(Ok(resolved)) => resolved.collect(),
-            Ok(Err(error)) => {
-                problems.push(format!("{address}: {error}"));
-                continue;
-            }
-            Err(_) => {
-                problems.push(format!("{address}: the name was not resolved within {CONNECT_TIMEOUT:?}"));
-                continue;
-            }
-        };
-        for at in resolved {
-            let attempt = timeout(CONNECT_TIMEOUT, handshake.connect(address, at)).await;
-            match attempt {
-                Ok(Ok(connection)) => return Ok(connection),
-                Ok(Err(error)) => problems.push(format!("{address}: {error}")),
-                Err(_) => problems.push(format!("{address}: no connection within {CONNECT_TIMEOUT:?}")),
+        match reachable(address, handshake, resolver).await {
+            Ok(connection) => return Ok(connection),
+            Err(Unconnected { problem, is_untrusted }) => {
+                problems.push(format!("{address}: {problem}"));
+                untrusted += usize::from(is_untrusted);
             }
         }
     }
-    Err(AuthorityError::Unreachable(problems.join("; ")))
+    let problems_text = problems.join("; ");
+    // One hub that only does not respond may accept this process later.
+    if untrusted > 0 && untrusted == problems.len() {
+        Err(AuthorityError::Untrusted(problems_text))
+    } else {
+        Err(AuthorityError::Unreachable(problems_text))
+    }
+}
+
+/// Reason why there is no connection to an address.
+struct Unconnected {
+    problem: String,
+    /// Whether one end rejects the certificate of the other.
+    is_untrusted: bool,
+}
+
+/// Connects to a hub. TCP connects to the first address of a name that accepts (RFC 8305); an address at which then the
+/// handshake fails, such as that of a frozen hub, is left out of the next attempt.
+async fn reachable(
+    address: &str,
+    handshake: &HubHandshake,
+    resolver: &Resolver,
+) -> Result<AuthorityConnection, Unconnected> {
+    let unreachable = |problem: String| Unconnected { problem, is_untrusted: false };
+    let endpoint: HostPort = address.parse().map_err(|error| unreachable(format!("{error}")))?;
+    let mut tried: Vec<IpAddr> = Vec::new();
+    let mut last = None;
+    for _ in 0..ADDRESSES_MAX {
+        let connected = resolver.connect(&endpoint, CONNECT_TIMEOUT, |ip| !tried.contains(&ip)).await;
+        let tcp = match connected {
+            Ok(tcp) => tcp,
+            Err(ConnectError::NotPermitted) if last.is_some() => break,
+            Err(error) => return Err(last.unwrap_or_else(|| unreachable(error.to_string()))),
+        };
+        let peer = tcp.peer_addr().map_err(|error| unreachable(error.to_string()))?;
+        last = match timeout(CONNECT_TIMEOUT, handshake.connect(address, tcp)).await {
+            Ok(Ok(connection)) => return Ok(connection),
+            Ok(Err(error)) => {
+                let is_untrusted = ConnectionFailureCause::of_io(&error).is_some();
+                Some(Unconnected { problem: error.to_string(), is_untrusted })
+            }
+            Err(_) => Some(unreachable(format!("no handshake within {CONNECT_TIMEOUT:?}"))),
+        };
+        tried.push(peer.ip());
+    }
+    Err(last.unwrap_or_else(|| unreachable("no address".to_owned())))
 }
 
 /// Joins with a token: generates a key, obtains a certificate, and writes the folder.
@@ -328,7 +386,11 @@ async fn first_reachable(
 /// # Errors
 ///
 /// When no hub accepts the token, or the folder cannot be written. The folder stays as it was.
-pub async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
+pub async fn join(
+    folder: &IdentityFolder,
+    token: &JoinToken,
+    resolver: &Resolver,
+) -> Result<Membership, AuthorityError> {
     let folder_error = |problem: &dyn std::fmt::Display| {
         AuthorityError::Folder(format!("{}: {problem}", folder.path().display()))
     };
@@ -340,7 +402,7 @@ pub async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membersh
         Err(AuthorityError::Unreachable("the token has no addresses".to_owned()));
     // The same request is safe to repeat: for the same key a hub sends the same certificate.
     for _ in 0..JOIN_ATTEMPTS {
-        issued = match AuthorityConnection::with_token(token).await {
+        issued = match AuthorityConnection::with_token(token, resolver).await {
             Ok(mut connection) => connection.post(paths::JOIN, &request).await,
             Err(error) => Err(error),
         };

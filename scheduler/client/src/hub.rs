@@ -281,7 +281,7 @@ pub(crate) fn message(body: &[u8]) -> String {
 }
 
 /// Returns why a request failed: the innermost cause, which the client leaves out of its message.
-fn failure(error: &(dyn std::error::Error + 'static)) -> HubFailure {
+pub(crate) fn failure(error: &(dyn std::error::Error + 'static)) -> HubFailure {
     let mut cause = error;
     loop {
         let io: Option<&std::io::Error> = cause.downcast_ref();

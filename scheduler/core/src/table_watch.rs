@@ -32,12 +32,13 @@ impl LongPoll {
 ///
 /// The polls of a spoke are short, because each response is also the hub's heartbeat: no replica is terminated while
 /// the hub is silent. A gateway with several hubs polls them for a shorter time than a single one, so that a hub that
-/// hangs is detected sooner, and for the shortest time before its first table, without which it can serve no request.
+/// hangs delays a change, such as the revocation of an API key, by less than 2 s, and for the shortest time before its
+/// first table, without which it can serve no request.
 pub fn long_poll(role: Role, hubs: usize, has_table: bool) -> LongPoll {
     let (wait_ms, grace_ms) = match (role, hubs, has_table) {
         (Role::Spoke, _, _) => (5_000, 3_000),
         (Role::Gateway, 1, _) => (20_000, 5_000),
-        (Role::Gateway, _, true) => (4_000, 1_000),
+        (Role::Gateway, _, true) => (1_000, 800),
         (Role::Gateway, _, false) => (500, 1_000),
     };
     LongPoll { wait: Duration::from_millis(wait_ms), grace: Duration::from_millis(grace_ms) }
@@ -66,6 +67,6 @@ mod tests {
             }
         }
         assert_eq!(ms(Role::Gateway, 3, false), (500, 1_000, true));
-        assert_eq!(ms(Role::Gateway, 2, true), (4_000, 1_000, false));
+        assert_eq!(ms(Role::Gateway, 2, true), (1_000, 800, false));
     }
 }

@@ -9,20 +9,36 @@ use base64::Engine;
 use identity::{OwnName, ProcessIdentity, Transport};
 use regions::Catalogue;
 use regions::spiffe::Role;
+use resolver::{DnsSection, Resolver};
 use scheduler::config::{AuthorityConfig, HubConfig};
 use scheduler::hub::backup;
 use scheduler::hub::pki::init::{self, NewAuthority};
 use scheduler_api::pki::{CertificatesV1, NewTokenResponseV1, NewTokenV1, RevocationsV1, RevokeV1};
 use scheduler_api::{VERSION, keys, paths};
-use scheduler_client::authority::{AuthorityConnection, issue_for_replicas, join};
-use scheduler_client::identity_folder::IdentityFolder;
+use scheduler_client::authority::{self, AuthorityConnection, AuthorityError, issue_for_replicas};
+use scheduler_client::identity_folder::{IdentityFolder, Membership};
 use scheduler_client::operator_token::OperatorToken;
 use scheduler_client::{membership, unix_time};
 use scheduler_core::pki::issue::VALIDITY;
 use scheduler_core::pki::token::JoinToken;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::operators::{Issuer, operators_config};
 use super::world::{Hub, config, wait_until};
+
+fn resolver() -> Resolver {
+    Resolver::new(&DnsSection::default())
+}
+
+async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
+    authority::join(folder, token, &resolver()).await
+}
+
+/// Connects to the hub at `address` once.
+async fn connect(folder: &IdentityFolder, address: &str) -> Result<AuthorityConnection, AuthorityError> {
+    AuthorityConnection::with_identity(folder, &[address.to_owned()], &resolver()).await
+}
 
 /// Hub with an authority.
 struct Fleet {
@@ -72,7 +88,7 @@ impl Fleet {
     async fn connect(&self, folder: &IdentityFolder) -> AuthorityConnection {
         let begun = Instant::now();
         loop {
-            match AuthorityConnection::with_identity(folder, std::slice::from_ref(&self.address)).await {
+            match connect(folder, &self.address).await {
                 Ok(connection) => return connection,
                 Err(error) => assert!(begun.elapsed() < Duration::from_secs(30), "{error}"),
             }
@@ -122,7 +138,7 @@ async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_c
     join(&gateway, &token).await.unwrap();
 
     // The gateway follows the trusted state; the spoke holds a poll open.
-    let following = tokio::spawn(membership::follow(gateway.clone()));
+    let following = tokio::spawn(membership::follow(gateway.clone(), resolver()));
     let mut open = fleet.connect(&spoke).await;
     let generation = spoke.trust().unwrap().unwrap().generation;
     let held = tokio::spawn(async move { open.poll_trust(Some(generation), Duration::from_secs(20)).await });
@@ -139,13 +155,76 @@ async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_c
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "{took:?}");
     println!("revocation on the disk of another process, connection closed: {took:?}");
-    let refused = AuthorityConnection::with_identity(&spoke, std::slice::from_ref(&fleet.address)).await;
+    let refused = connect(&spoke, &fleet.address).await;
     let refused = match refused {
         // The server's verdict arrives with the first response.
         Ok(mut connection) => connection.poll_trust(None, Duration::ZERO).await.map(drop),
         Err(error) => Err(error),
     };
     assert!(refused.is_err(), "a revoked certificate connects no more");
+    following.abort();
+    hub.stop().await;
+}
+
+/// Forwards connections to `target` until it is frozen: then it keeps them open, accepts others, and forwards nothing, like
+/// a hub that is stopped by SIGSTOP.
+async fn freezable(target: String) -> (String, watch::Sender<bool>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (freeze, frozen) = watch::channel(false);
+    tokio::spawn(async move {
+        let mut kept = JoinSet::new();
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (target, mut frozen) = (target.clone(), frozen.clone());
+            kept.spawn(async move {
+                let is_frozen = *frozen.borrow();
+                if !is_frozen {
+                    let Ok(mut far) = tokio::net::TcpStream::connect(&target).await else { return };
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut near, &mut far) => return,
+                        _ = frozen.wait_for(|frozen| *frozen) => {}
+                    }
+                }
+                // Both sides stay open for as long as the listener.
+                std::future::pending::<()>().await;
+            });
+        }
+    });
+    (address, freeze)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_hub_does_not_delay_a_revocation_while_another_one_is_reachable() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let (first, freeze) = freezable(fleet.address.clone()).await;
+    let gateway = fleet.folder("gateway");
+    let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    let addresses = vec![first, fleet.address.clone()];
+    let token = JoinToken::new(addresses, token.fingerprints().to_vec(), token.secret().clone()).unwrap();
+    join(&gateway, &token).await.unwrap();
+    let following = tokio::spawn(membership::follow(gateway.clone(), resolver()));
+
+    let mut operator = fleet.operator().await;
+    for is_frozen in [false, true, true] {
+        freeze.send_replace(is_frozen);
+        let spoke = fleet.folder("spoke");
+        join(&spoke, &fleet.token("spoke", Some("aws/eu-central-1"), None).await).await.unwrap();
+        let serial = spoke.membership().unwrap().unwrap().serial;
+        let request = RevokeV1 { version: VERSION, target: serial.clone(), own: false };
+        let begun = Instant::now();
+        operator.post::<RevocationsV1>(paths::REVOKE, &request).await.unwrap();
+        wait_until("the gateway has the revocation on disk", async || {
+            let trust = gateway.trust().unwrap();
+            trust.is_some_and(|trust| trust.revoked.keys().any(|it| it.as_str() == serial))
+        })
+        .await;
+        // A process reads its changed files within a second.
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(1), "frozen: {is_frozen}, {took:?}");
+        std::fs::remove_dir_all(spoke.path()).unwrap();
+    }
     following.abort();
     hub.stop().await;
 }
@@ -170,7 +249,7 @@ async fn each_path_has_its_callers_and_a_hub_with_another_authority_receives_no_
         assert!(connection.poll_trust(None, Duration::ZERO).await.unwrap().is_some());
     }
     let token = fleet.token("spoke", Some("aws/eu-central-1"), None).await;
-    let mut anonymous = AuthorityConnection::with_token(&token).await.unwrap();
+    let mut anonymous = AuthorityConnection::with_token(&token, &resolver()).await.unwrap();
     for path in [paths::CERTIFICATES, paths::TRUST, paths::ROTATION, paths::BACKUP] {
         let denied = anonymous.get::<serde_json::Value>(path).await.unwrap_err();
         assert_eq!(denied.status().map(|status| status.as_u16()), Some(403), "{path}: {denied}");
@@ -182,7 +261,7 @@ async fn each_path_has_its_callers_and_a_hub_with_another_authority_receives_no_
     impostor.operator().await;
     let redirected =
         JoinToken::new(vec![impostor.address.clone()], token.fingerprints().to_vec(), token.secret().clone());
-    let rejected = AuthorityConnection::with_token(&redirected.unwrap()).await.unwrap_err();
+    let rejected = AuthorityConnection::with_token(&redirected.unwrap(), &resolver()).await.unwrap_err();
     assert!(rejected.to_string().contains("UnknownIssuer"), "{rejected}");
     impostor_hub.stop().await;
     hub.stop().await;
@@ -241,7 +320,7 @@ async fn a_spoke_obtains_a_certificate_for_the_replicas_of_its_region_and_anothe
     assert!(!replicas.has_certificate());
 
     // The task of a spoke obtains it, and continues with its renewal.
-    let following = tokio::spawn(membership::follow_replicas(spoke, replicas.clone()));
+    let following = tokio::spawn(membership::follow_replicas(spoke, replicas.clone(), resolver()));
     wait_until("the replicas have a certificate", async || replicas.has_certificate()).await;
     let name = OwnName { roles: &[Role::Replica], region: Some("aws/eu-central-1".parse().unwrap()) };
     let loaded = ProcessIdentity::load(replicas.files(), &name, Some(&Arc::new(Catalogue::builtin())));
@@ -267,7 +346,7 @@ async fn a_store_without_its_authority_begins_with_another_one() {
     let token = next.token("spoke", Some("aws/eu-central-1"), None).await;
     join(&next.folder("spoke"), &token).await.unwrap();
     let former = fleet.folder("pki/operator");
-    let refused = AuthorityConnection::with_identity(&former, std::slice::from_ref(&next.address)).await;
+    let refused = connect(&former, &next.address).await;
     assert!(refused.is_err(), "the former authority is not trusted");
     hub.stop().await;
 }
@@ -283,7 +362,8 @@ async fn an_operator_with_a_token_creates_join_tokens_and_a_viewer_only_reads() 
     let authorities = dir.path().join("pki/operator/authorities.pem");
     let connect = async |token: &str| {
         let token = OperatorToken::new(token, &authorities).unwrap();
-        AuthorityConnection::with_operator_token(&token, std::slice::from_ref(&fleet.address)).await.unwrap()
+        let addresses = std::slice::from_ref(&fleet.address);
+        AuthorityConnection::with_operator_token(&token, addresses, &resolver()).await.unwrap()
     };
     let list = async |roles: &[&str]| {
         connect(&issuer.valid(roles)).await.get::<CertificatesV1>(paths::CERTIFICATES).await

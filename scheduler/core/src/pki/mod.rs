@@ -16,6 +16,7 @@
 //! - [`token`]: join token, as text and as a record.
 //! - [`issue`]: which key may be certified, for how long, and when a certificate is renewed.
 //! - [`trust`]: trusted authorities and revoked certificates, with a generation that only rises.
+//! - [`polls`]: when a process polls which hub for the trusted state.
 //! - [`rotation`]: replacement of the authority in three steps.
 //! - [`limit`]: limit on failed attempts to join.
 //!
@@ -23,6 +24,7 @@
 
 pub mod issue;
 pub mod limit;
+pub mod polls;
 pub mod rotation;
 pub mod subject;
 pub mod token;

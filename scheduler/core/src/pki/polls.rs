@@ -1,0 +1,202 @@
+//! Polls of the trusted state, at every hub at the same time.
+//!
+//! A revocation reaches a process within 2 s while any hub is reachable, and up to one of these seconds passes until a
+//! process reads its changed files. A hub that is frozen (accepts connections and never responds) or that is cut off
+//! from the store keeps a poll open, and so does a hub without news. A timeout that separates them within the other
+//! second would need a request per process and second. A poll at every hub of the list needs no timeout: the first hub
+//! with a newer state suffices. It costs one connection per hub, and a request in [`WAIT`].
+//!
+//! A failed poll is repeated within [`BACKOFF`], however long the hub was down: a hub that is back counts as reachable.
+
+use std::time::{Duration, Instant};
+
+use backoff::Backoff;
+
+/// Time for which a hub holds a poll.
+pub const WAIT: Duration = Duration::from_secs(20);
+/// Additional time for the response.
+pub const GRACE: Duration = Duration::from_secs(5);
+/// Delay after a failure. With its maximum, a hub is polled within 1.5 s after it is back.
+pub const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), max: Duration::from_millis(1500) };
+/// Delay after a rejection, such as that of a revoked certificate, which has a cause that does not pass by itself.
+pub const REJECTED_BACKOFF: Backoff = Backoff { first: Duration::from_secs(5), max: Duration::from_secs(60) };
+/// Minimum time between the beginnings of two polls of one hub, so that a hub that responds at once, as one that stops
+/// does, is not called in a loop.
+pub const PERIOD_MIN: Duration = Duration::from_millis(100);
+
+/// Cause of a failed poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollFailure {
+    /// No connection, or no valid response in time.
+    Unreachable,
+    /// The hub rejected the request or the certificate, or is not a hub of this fleet.
+    Rejected,
+}
+
+/// Next action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollStep {
+    /// Start a poll of the hub at this position of the list, and call [`TrustPolls::ended`] when it has ended.
+    Start(usize),
+    /// Wait until a poll has ended, or until this time.
+    Wait(Option<Instant>),
+}
+
+/// Consequence of an ended poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PollChange {
+    /// None.
+    None,
+    /// The first failure of this hub. Another one is polled.
+    HubFailed,
+    /// Every hub has failed.
+    AllFailed,
+    /// A hub responded after every hub had failed.
+    Restored,
+}
+
+/// Polls of the hubs of one process.
+#[derive(Debug)]
+pub struct TrustPolls {
+    hubs: Vec<HubPoll>,
+}
+
+#[derive(Debug)]
+struct HubPoll {
+    /// Beginning of the poll in progress.
+    started: Option<Instant>,
+    /// Time of the next poll.
+    due: Instant,
+    /// Consecutive failures.
+    failures: u32,
+    /// Those of them that were rejections.
+    rejections: u32,
+}
+
+impl TrustPolls {
+    /// Creates the polls of this number of hubs; all are due.
+    pub fn new(hubs: usize, now: Instant) -> TrustPolls {
+        let due = || HubPoll { started: None, due: now, failures: 0, rejections: 0 };
+        TrustPolls { hubs: (0..hubs).map(|_| due()).collect() }
+    }
+
+    /// Returns the next action.
+    pub fn step(&mut self, now: Instant) -> PollStep {
+        let mut idle = self.hubs.iter_mut().enumerate().filter(|(_, hub)| hub.started.is_none());
+        if let Some((position, hub)) = idle.find(|(_, hub)| hub.due <= now) {
+            hub.started = Some(now);
+            return PollStep::Start(position);
+        }
+        let idle = self.hubs.iter().filter(|hub| hub.started.is_none());
+        PollStep::Wait(idle.map(|hub| hub.due).min())
+    }
+
+    /// Records the end of a poll. `chance` (0 to 1) is the jitter of the delay after a failure.
+    pub fn ended(
+        &mut self,
+        position: usize,
+        result: Result<(), PollFailure>,
+        now: Instant,
+        chance: f64,
+    ) -> PollChange {
+        let all_failed = self.hubs.iter().all(|hub| hub.failures > 0);
+        let Some(hub) = self.hubs.get_mut(position) else { return PollChange::None };
+        let started = hub.started.take().unwrap_or(now);
+        let Err(failure) = result else {
+            (hub.failures, hub.rejections) = (0, 0);
+            hub.due = now.max(started + PERIOD_MIN);
+            return if all_failed { PollChange::Restored } else { PollChange::None };
+        };
+        hub.failures = hub.failures.saturating_add(1);
+        hub.due = now
+            + match failure {
+                PollFailure::Unreachable => BACKOFF.equal_jitter(hub.failures, chance),
+                PollFailure::Rejected => {
+                    hub.rejections = hub.rejections.saturating_add(1);
+                    REJECTED_BACKOFF.equal_jitter(hub.rejections, chance)
+                }
+            };
+        if hub.failures > 1 {
+            PollChange::None
+        } else if self.hubs.iter().all(|hub| hub.failures > 0) {
+            PollChange::AllFailed
+        } else {
+            PollChange::HubFailed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the standard library offers no other constructor, and no test depends on the value"
+    )]
+    fn some_instant() -> Instant {
+        Instant::now()
+    }
+
+    #[test]
+    fn every_hub_is_polled_while_one_of_them_never_responds() {
+        let now = some_instant();
+        let mut polls = TrustPolls::new(2, now);
+        assert_eq!([polls.step(now), polls.step(now)], [PollStep::Start(0), PollStep::Start(1)]);
+        assert_eq!(polls.step(now), PollStep::Wait(None));
+        let mut later = now;
+        for _ in 0..5 {
+            later += WAIT;
+            assert_eq!(polls.ended(1, Ok(()), later, 0.5), PollChange::None);
+            assert_eq!(polls.step(later), PollStep::Start(1), "the first poll is still open");
+        }
+        assert_eq!(polls.ended(0, Err(PollFailure::Unreachable), later, 0.5), PollChange::HubFailed);
+        assert_eq!(polls.ended(0, Ok(()), later, 0.5), PollChange::None, "another hub has responded");
+    }
+
+    #[test]
+    fn a_hub_that_is_back_is_polled_within_the_longest_delay_however_long_it_was_down() {
+        let mut now = some_instant();
+        let mut polls = TrustPolls::new(1, now);
+        for failures in 0..100 {
+            assert_eq!(polls.step(now), PollStep::Start(0));
+            let change = polls.ended(0, Err(PollFailure::Unreachable), now, 1.0);
+            assert_eq!(change, if failures == 0 { PollChange::AllFailed } else { PollChange::None });
+            let PollStep::Wait(Some(due)) = polls.step(now) else {
+                panic!("a failed poll is not repeated at once")
+            };
+            assert!(due - now <= BACKOFF.max, "{:?}", due - now);
+            now = due;
+        }
+        assert_eq!(polls.step(now), PollStep::Start(0));
+        assert_eq!(polls.ended(0, Ok(()), now, 1.0), PollChange::Restored);
+    }
+
+    #[test]
+    fn a_rejection_is_repeated_less_often_and_a_hub_that_responds_at_once_is_not_called_in_a_loop() {
+        let now = some_instant();
+        let mut polls = TrustPolls::new(1, now);
+        polls.step(now);
+        polls.ended(0, Err(PollFailure::Rejected), now, 1.0);
+        assert_eq!(polls.step(now), PollStep::Wait(Some(now + REJECTED_BACKOFF.first)));
+        let later = now + REJECTED_BACKOFF.first;
+        assert_eq!(polls.step(later), PollStep::Start(0));
+        polls.ended(0, Ok(()), later, 1.0);
+        assert_eq!(polls.step(later), PollStep::Wait(Some(later + PERIOD_MIN)));
+    }
+
+    #[test]
+    fn only_the_failure_of_every_hub_is_that_of_the_authority() {
+        let now = some_instant();
+        let mut polls = TrustPolls::new(2, now);
+        (polls.step(now), polls.step(now));
+        let failed = Err(PollFailure::Unreachable);
+        assert_eq!(polls.ended(0, failed, now, 0.0), PollChange::HubFailed);
+        assert_eq!(polls.ended(1, failed, now, 0.0), PollChange::AllFailed);
+        let later = now + BACKOFF.max;
+        (polls.step(later), polls.step(later));
+        assert_eq!(polls.ended(1, failed, later, 0.0), PollChange::None);
+        assert_eq!(polls.ended(0, Ok(()), later, 0.0), PollChange::Restored);
+        assert_eq!(TrustPolls::new(0, now).step(now), PollStep::Wait(None));
+    }
+}
