@@ -78,6 +78,12 @@ crate::log::events! {
     warn!(%listen, "no identity is configured; every process that can connect can register regions and change tenants")
     HubWithoutIdentity { listen: SocketAddr }
 
+    /// Members of the etcd are on other machines, and the hub uses plaintext or has no client certificate, because of
+    /// `store.insecure`. Every process that reaches the members can change the routes. Configure `store.ca`,
+    /// `store.certificate` and `store.key` unless the network is trusted.
+    warn!(?endpoints, "connections to etcd are not protected by mutual TLS because of store.insecure")
+    EtcdUnprotected<'a> { endpoints: &'a [String] }
+
     /// The hub records no further gateways and spokes, and changes of residency do not wait for their acknowledgement.
     /// Stop gateways and spokes that are not needed.
     error!(limit, "reader limit reached; rollouts do not wait for further gateways and spokes")

@@ -170,7 +170,7 @@ fn scheme_and_authority(url: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns whether the host and port of a URL are on this machine.
-fn is_loopback(authority: &str) -> bool {
+pub fn is_loopback(authority: &str) -> bool {
     if let Ok(address) = authority.parse::<std::net::SocketAddr>() {
         return address.ip().is_loopback();
     }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use configuration::{ConfigFile, Files, section, words};
-use scheduler_store::{EtcdConfig, EtcdTls, EtcdUser, KEEP_ALIVE};
+use scheduler_core::hubs::is_loopback;
+use scheduler_store::{EtcdConfig, EtcdTls, EtcdTlsError, EtcdUser, KEEP_ALIVE};
 
 /// Default prefix of a hub's keys in etcd.
 const PREFIX: &str = "meridian/";
@@ -41,12 +42,14 @@ section! {
         password_file: Option<PathBuf>;
         /// Environment variable with the password, instead of the file.
         password_env: Option<String>;
-        /// Certificate of the authority that signs the members' certificates; PEM; required with https.
+        /// Certificates of the authority that signs the members' certificates; PEM; required with https.
         ca: Option<PathBuf>;
-        /// Client certificate, if the members require one; PEM.
+        /// Client certificate; PEM; required for members on other machines.
         certificate: Option<PathBuf>;
         /// Private key of that certificate; PEM.
         key: Option<PathBuf>;
+        /// Permits members on other machines in plaintext, or without a client certificate.
+        insecure: bool = false;
     }
 }
 
@@ -97,6 +100,7 @@ pub(super) fn read(
                 "ca",
                 "certificate",
                 "key",
+                "insecure",
             ];
             document.without_effect("store", &keys, "with kind = \"embedded\"");
             let data = data?;
@@ -121,7 +125,7 @@ impl StoreSection {
     fn etcd(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdConfig> {
         let StoreSection { kind: _, endpoints, prefix, keep_alive_ms, .. } = &self;
         if let Some(None) = endpoints {
-            let example = "store.endpoints = [\"http://10.0.0.1:2379\", …], the members of the etcd";
+            let example = "store.endpoints = [\"https://10.0.0.1:2379\", …], the members of the etcd";
             document.problem("store.endpoints", format!("is missing; write {example}"));
         }
         let endpoints = endpoints.clone().flatten();
@@ -158,14 +162,54 @@ impl StoreSection {
                 }
                 (true, true) | (false, false) => {}
             }
+            if self.insecure == Some(false) {
+                self.check_remote(document, endpoints, has_certificate || has_key);
+            }
         }
+        let tls = ca.and_then(|authority| {
+            let pair = identity.as_ref().map(|(certificate, key)| (certificate.as_slice(), key.as_slice()));
+            let unusable = |error: EtcdTlsError| {
+                let (key, file) = match &error {
+                    EtcdTlsError::Authority(_) => ("store.ca", &self.ca),
+                    EtcdTlsError::Certificate(_) => ("store.certificate", &self.certificate),
+                    EtcdTlsError::Key(_) => ("store.key", &self.key),
+                };
+                let file = file.iter().flatten().map(|file| format!("\"{}\" ", file.display()));
+                document.problem(key, format!("{}{error}", file.collect::<String>()));
+            };
+            EtcdTls::new(&authority, pair).map_err(unusable).ok()
+        });
         Some(EtcdConfig {
             endpoints: endpoints?,
             prefix: prefix.clone()?,
             keep_alive: Duration::from_millis((*keep_alive_ms)?),
             user,
-            tls: ca.map(|authority| EtcdTls { authority, identity }),
+            tls,
         })
+    }
+
+    /// Reports members on other machines that are not used with mutual TLS.
+    fn check_remote(&self, document: &ConfigFile<'_>, endpoints: &[String], has_certificate: bool) {
+        let first_remote = |scheme: &str| {
+            let address = |endpoint: &&String| endpoint.strip_prefix(scheme).map(|at| !is_loopback(at));
+            endpoints.iter().find(|endpoint| address(endpoint) == Some(true))
+        };
+        if let Some(endpoint) = first_remote("http://") {
+            let problem = format!(
+                "\"{endpoint}\" uses plaintext and is not a loopback address; write https:// with ca, certificate and \
+                 key, or set store.insecure = true"
+            );
+            document.problem("store.endpoints", problem);
+        }
+        if let Some(endpoint) = first_remote("https://")
+            && !has_certificate
+        {
+            let problem = format!(
+                "is missing, and \"{endpoint}\" is on another machine; write the client certificate for etcd with its \
+                 key, or set store.insecure = true"
+            );
+            document.problem("store.certificate", problem);
+        }
     }
 
     fn user(&self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<EtcdUser> {
@@ -210,12 +254,65 @@ mod tests {
         store.map_err(|found| found.iter().map(ToString::to_string).collect())
     }
 
+    /// Writes `ca.crt`, and `hub.crt` with `hub.key`, which it has signed.
+    fn write_pems(base: &Path) {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let (ca_key, key) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
+        let write = |name: &str, text: String| std::fs::write(base.join(name), text).unwrap();
+        write("ca.crt", params.self_signed(&ca_key).unwrap().pem());
+        let issuer = rcgen::Issuer::new(params, ca_key);
+        let own = rcgen::CertificateParams::new(vec!["hub".to_owned()]).unwrap();
+        write("hub.crt", own.signed_by(&key, &issuer).unwrap().pem());
+        write("hub.key", key.serialize_pem());
+    }
+
+    #[test]
+    fn an_etcd_on_another_machine_needs_mutual_tls_unless_the_file_says_insecure() {
+        let base = tempfile::tempdir().unwrap();
+        write_pems(base.path());
+        let with = |endpoint: &str, rest: &str| {
+            let text =
+                format!("kind = \"etcd\"\nendpoints = [\"http://127.0.0.1:1\", \"{endpoint}\"]\n{rest}");
+            let text = if endpoint.starts_with("https") {
+                text.replace("http://127.0.0.1:1", "https://127.0.0.1:1")
+            } else {
+                text
+            };
+            parse(&text, base.path()).map(drop)
+        };
+        let (ca, pair) = ("ca = \"ca.crt\"\n", "certificate = \"hub.crt\"\nkey = \"hub.key\"\n");
+        for endpoint in ["http://10.0.0.1:2379", "http://etcd:2379", "http://[2001:db8::1]:2379"] {
+            let problems = with(endpoint, "").unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains("store.endpoints"), "{problems:?}");
+            assert!(problems[0].contains(endpoint) && problems[0].contains("store.insecure = true"));
+            assert_eq!(with(endpoint, "insecure = true\n"), Ok(()));
+        }
+        for endpoint in ["http://[::1]:2379", "http://localhost:2379"] {
+            assert_eq!(with(endpoint, ""), Ok(()), "{endpoint}");
+        }
+        let problems = with("https://etcd:2379", ca).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].contains("store.certificate: is missing"), "{problems:?}");
+        assert_eq!(with("https://etcd:2379", &format!("{ca}{pair}")), Ok(()));
+        assert_eq!(with("https://etcd:2379", &format!("{ca}insecure = true\n")), Ok(()));
+        assert_eq!(with("https://[::1]:2379", ca), Ok(()), "on this machine");
+        let swapped = format!("{ca}certificate = \"hub.key\"\nkey = \"hub.crt\"\n");
+        let problems = with("https://etcd:2379", &swapped).unwrap_err();
+        assert!(
+            problems.len() == 1 && problems[0].contains("store.certificate: \"hub.key\" has"),
+            "{problems:?}"
+        );
+        let embedded = parse("kind = \"embedded\"\ninsecure = true", base.path()).unwrap_err();
+        assert!(
+            embedded.iter().any(|problem| problem.contains("store.insecure: has no effect")),
+            "{embedded:?}"
+        );
+    }
+
     #[test]
     fn all_keys_of_an_etcd_are_parsed() {
         let base = tempfile::tempdir().unwrap();
-        for name in ["ca.crt", "hub.crt", "hub.key"] {
-            std::fs::write(base.path().join(name), name).unwrap();
-        }
+        write_pems(base.path());
         std::fs::write(base.path().join("password"), "secret\n").unwrap();
         let text = "kind = \"etcd\"\nendpoints = [\"https://a:2379\", \"https://[::1]:2379\"]\nprefix = \"x/\"\n\
                     keep_alive_ms = 100\nuser = \"hub\"\npassword_file = \"password\"\nca = \"ca.crt\"\n\
@@ -226,11 +323,11 @@ mod tests {
         assert_eq!((etcd.endpoints.len(), etcd.prefix.as_str()), (2, "x/"));
         assert_eq!(etcd.keep_alive, Duration::from_millis(KEEP_ALIVE_MS_MIN));
         assert_eq!(etcd.user.as_ref().map(|user| user.password.as_str()), Some("secret"));
-        assert_eq!(etcd.tls.as_ref().map(|tls| tls.authority.as_slice()), Some(&b"ca.crt"[..]));
+        assert!(etcd.tls.is_some());
         assert!(!format!("{etcd:?}").contains("secret"), "a password must not appear in logs");
 
         let Ok(StoreConfig::Etcd(etcd)) =
-            parse("kind = \"etcd\"\nendpoints = [\"http://a:1\"]\n", base.path())
+            parse("kind = \"etcd\"\nendpoints = [\"http://localhost:1\"]\n", base.path())
         else {
             panic!("the other keys are optional")
         };
@@ -259,7 +356,7 @@ mod tests {
         check("kind = \"embedded\"", &["data: is missing"]);
         check("kind = \"etcd\"", &["store.endpoints: is missing"]);
         check("kind = \"etcd\"\nendpoints = []", &["has 0"]);
-        let many = vec!["http://a:1"; ENDPOINTS_MAX + 1];
+        let many = vec!["http://127.0.0.1:1"; ENDPOINTS_MAX + 1];
         check(&format!("kind = \"etcd\"\nendpoints = {many:?}"), &["has 17"]);
         check(
             "kind = \"etcd\"\nendpoints = [\"a:1\", \"http://a\", \"http://a:0\", \"http://a/b:1\"]\nprefix = \"\"\n\
@@ -278,11 +375,11 @@ mod tests {
             ],
         );
         check(
-            "kind = \"etcd\"\nendpoints = [\"http://a:1\", \"https://a:1\"]\npassword_env = \"NOT_SET_ANYWHERE\"",
+            "kind = \"etcd\"\nendpoints = [\"http://[::1]:1\", \"https://[::1]:1\"]\npassword_env = \"NOT_SET_ANYWHERE\"",
             &["store.ca: is missing", "store.user: is missing", "mixes", "NOT_SET_ANYWHERE"],
         );
         check(
-            "kind = \"etcd\"\nendpoints = [\"http://a:1\"]\nca = \"none.crt\"",
+            "kind = \"etcd\"\nendpoints = [\"http://127.0.0.1:1\"]\nca = \"none.crt\"",
             &["none.crt", "there are none"],
         );
         check(

@@ -61,8 +61,9 @@ use identity::{AcceptedPeers, ConnectedClient, ConnectionFailures, ServerTls, Tr
 use regions::RouteTable;
 use regions::spiffe::Role;
 use scheduler_api::keys;
+use scheduler_core::hubs::is_loopback;
 use scheduler_core::table_history::TableHistory;
-use scheduler_store::{EmbeddedStore, EtcdStore, Store, StoreError};
+use scheduler_store::{EmbeddedStore, EtcdStore, EtcdTls, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise};
 use tokio::net::TcpListener;
@@ -71,7 +72,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::config::{AuthorityConfig, HubConfig, StoreConfig};
-use crate::events::{HubStarted, HubWithoutIdentity, NEW_EPOCH};
+use crate::events::{EtcdUnprotected, HubStarted, HubWithoutIdentity, NEW_EPOCH};
 use api::HubApi;
 use controller::GracePeriods;
 use denials::Denials;
@@ -191,7 +192,15 @@ pub async fn run(
             store.close().await;
             outcome
         }
-        StoreConfig::Etcd(etcd) => serve(config, listener, EtcdStore::new(etcd), shutdown, ready).await,
+        StoreConfig::Etcd(etcd) => {
+            let is_remote =
+                |endpoint: &String| !is_loopback(endpoint.split_once("://").map_or("", |(_, at)| at));
+            let is_mutual = etcd.tls.as_ref().is_some_and(EtcdTls::is_mutual);
+            if !is_mutual && etcd.endpoints.iter().any(is_remote) {
+                EtcdUnprotected { endpoints: &etcd.endpoints }.emit();
+            }
+            serve(config, listener, EtcdStore::new(etcd), shutdown, ready).await
+        }
     }
 }
 

@@ -31,7 +31,7 @@ mod state;
 mod store;
 
 pub use embedded::{EmbeddedStore, StoreOpenError};
-pub use etcd::{CALL_BUDGET, EtcdConfig, EtcdStore, EtcdTls, EtcdUser, EtcdWatch, KEEP_ALIVE};
+pub use etcd::{CALL_BUDGET, EtcdConfig, EtcdStore, EtcdTls, EtcdTlsError, EtcdUser, EtcdWatch, KEEP_ALIVE};
 pub use local_watch::LocalWatch;
 pub use model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
 pub use sim::{SimSnapshot, SimStore};

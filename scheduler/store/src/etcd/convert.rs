@@ -124,7 +124,7 @@ pub(super) fn is_future_revision(error: &Error) -> bool {
 /// Returns whether another attempt or another member would give the same error.
 pub(super) fn is_final(error: &Error) -> bool {
     let Error::GRpcStatus(status) = error else { return is_no_such_lease(error) };
-    // gRPC status codes as numbers, since this crate has no other use for tonic.
+    // gRPC status codes as numbers.
     match i32::from(status.code()) {
         // Cancelled, unknown, deadline exceeded, aborted, internal, unavailable, unauthenticated.
         1 | 2 | 4 | 10 | 13 | 14 | 16 => false,

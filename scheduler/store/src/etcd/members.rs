@@ -10,6 +10,8 @@ use supervision::Mutex;
 use backoff::Backoff;
 use etcd_client::{Client, ConnectOptions, Error};
 
+use super::tls::EtcdTls;
+
 /// Delays between two attempts, with jitter, so that hubs that lost the same member do not retry at the same time.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(100), max: Duration::from_secs(1) };
 
@@ -17,7 +19,14 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(100), max: Durat
 pub(super) struct Members {
     endpoints: Vec<String>,
     options: ConnectOptions,
+    tls: Option<MemberTls>,
     state: Mutex<State>,
+}
+
+/// Settings of connections with TLS, which etcd-client does not make.
+pub(super) struct MemberTls {
+    pub(super) tls: EtcdTls,
+    pub(super) keep_alive: Duration,
 }
 
 struct State {
@@ -26,9 +35,9 @@ struct State {
 }
 
 impl Members {
-    pub(super) fn new(endpoints: Vec<String>, options: ConnectOptions) -> Members {
+    pub(super) fn new(endpoints: Vec<String>, options: ConnectOptions, tls: Option<MemberTls>) -> Members {
         let clients = endpoints.iter().map(|_| None).collect();
-        Members { endpoints, options, state: Mutex::new(State { current: 0, clients }) }
+        Members { endpoints, options, tls, state: Mutex::new(State { current: 0, clients }) }
     }
 
     /// Returns the index of the current member.
@@ -45,7 +54,13 @@ impl Members {
         if let Some(client) = &self.state().clients[member] {
             return Ok(client.clone());
         }
-        let client = Client::connect([&self.endpoints[member]], Some(self.options.clone())).await?;
+        let (endpoint, options) = (&self.endpoints[member], Some(self.options.clone()));
+        let client = match &self.tls {
+            None => Client::connect([endpoint], options).await?,
+            Some(MemberTls { tls, keep_alive }) => {
+                Client::from_channel(tls.channel(endpoint, *keep_alive)?, options).await?
+            }
+        };
         self.state().clients[member] = Some(client.clone());
         Ok(client)
     }

@@ -14,6 +14,7 @@
 
 mod convert;
 mod members;
+mod tls;
 mod watch;
 
 use std::future::Future;
@@ -21,15 +22,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{
-    Certificate, Client, CompactionOptions, ConnectOptions, Error, GetOptions, Identity, KvClient,
-    LeaseTimeToLiveOptions, TlsOptions,
+    Client, CompactionOptions, ConnectOptions, Error, GetOptions, KvClient, LeaseTimeToLiveOptions,
 };
 use tokio::time::timeout;
 
 use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
 use crate::store::Store;
 use convert::PrefixedKeys;
-use members::{Members, pause};
+use members::{MemberTls, Members, pause};
+pub use tls::{EtcdTls, EtcdTlsError};
 pub use watch::EtcdWatch;
 
 /// Time limit of a call to one member. An fsync on a busy disk takes a tenth of it.
@@ -79,21 +80,6 @@ impl std::fmt::Debug for EtcdUser {
     }
 }
 
-/// TLS settings of an etcd.
-#[derive(Clone)]
-pub struct EtcdTls {
-    /// CA certificate that signs the members' certificates, as PEM.
-    pub authority: Vec<u8>,
-    /// Client certificate and key, as PEM, if etcd requires them.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl std::fmt::Debug for EtcdTls {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EtcdTls").field("identity", &self.identity.is_some()).finish_non_exhaustive()
-    }
-}
-
 /// Store in etcd. Clones are handles of the same store.
 #[derive(Clone)]
 pub struct EtcdStore {
@@ -114,14 +100,11 @@ impl EtcdStore {
         if let Some(EtcdUser { name, password }) = user {
             options = options.with_user(name, password).with_auto_token_refresh(true);
         }
-        if let Some(EtcdTls { authority, identity }) = tls {
-            let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(authority));
-            if let Some((certificate, key)) = identity {
-                tls = tls.identity(Identity::from_pem(certificate, key));
-            }
-            options = options.with_tls(tls);
+        let tls = tls.map(|tls| MemberTls { tls, keep_alive });
+        EtcdStore {
+            members: Arc::new(Members::new(endpoints, options, tls)),
+            keys: PrefixedKeys::new(prefix),
         }
-        EtcdStore { members: Arc::new(Members::new(endpoints, options)), keys: PrefixedKeys::new(prefix) }
     }
 
     /// Compacts the history up to the present revision, as etcd does periodically if configured
