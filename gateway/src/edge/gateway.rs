@@ -9,6 +9,7 @@ use super::pipeline::Pipeline;
 use super::pipeline::RequestReader;
 use super::policy_clock::PolicyClock;
 use super::region_monitor::RegionMonitor;
+use super::reports::ReportEffects;
 use super::request::RequestRecorder;
 use super::responder::Responder;
 use super::router::Router;
@@ -150,10 +151,13 @@ impl Gateway {
             )
         }));
         let (config, upstream, views) = (self.config.clone(), self.upstream.clone(), self.views.clone());
-        let (region_monitor, pools) = (self.region_monitor.clone(), self.pools.clone());
+        let effects = ReportEffects {
+            region_monitor: self.region_monitor.clone(),
+            pools: self.pools.clone(),
+            metrics: self.metrics.clone(),
+        };
         tasks.spawn(supervise("region reports", move || {
-            let views = views.subscribe();
-            reports::listen(config.clone(), upstream.clone(), views, region_monitor.clone(), pools.clone())
+            reports::listen(config.clone(), upstream.clone(), views.subscribe(), effects.clone())
         }));
         let region_monitor = self.region_monitor.clone();
         tasks.spawn(supervise("region health", move || region_monitor.clone().detect_silent_regions()));

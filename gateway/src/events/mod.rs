@@ -19,7 +19,7 @@ pub(crate) use hop::HopFailed;
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
 pub(crate) use peer::PeerExchangeFailed;
 pub(crate) use region::{
-    ForeignReport, InstanceEjected, InstanceHealthWorsened, RegionEjected, RegionHealthWorsened,
+    InstanceEjected, InstanceHealthWorsened, RegionEjected, RegionHealthWorsened, ReportRejected,
 };
 pub(crate) use request::{RequestEnded, RequestTimes};
 

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use crate::metrics::{EdgeMetrics, ReportRejection};
 use gateway_core::outlier::OutlierEvidence;
 use regions::health::Health;
 use regions::id::{InstanceName, RegionId};
@@ -65,19 +66,29 @@ impl InstanceHealthWorsened<'_> {
     }
 }
 
-/// Another spoke runs at the address of this one than the route table says, and its reports are ignored. Expected
-/// for a moment when spokes are replaced; otherwise check `advertise` and `instance` of both.
-pub(crate) struct ForeignReport<'a> {
+/// A report at the address of a spoke was rejected and has no effect. Logged when the reason changes; the metric counts all.
+/// `other_region`, `other_instance`: another spoke runs at this address than the route table says, as for a moment when
+/// spokes are replaced; otherwise check `advertise` and `instance` of both. Else the spoke runs another version, or has a
+/// defect: upgrade the older one.
+pub(crate) struct ReportRejected<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) instance: &'a InstanceName,
     pub(crate) address: &'a dyn Display,
-    /// Region and name in the report.
-    pub(crate) reported: (&'a RegionId, &'a InstanceName),
+    pub(crate) reason: ReportRejection,
+    pub(crate) problem: &'a dyn Display,
+    /// Whether the report before was rejected for the same reason.
+    pub(crate) is_repeated: bool,
 }
 
-impl ForeignReport<'_> {
-    pub(crate) fn record(self) {
-        let ForeignReport { region, instance, address, reported: (other_region, other) } = self;
-        tracing::warn!(%region, %instance, %address, %other_region, %other, "report of another spoke rejected");
+impl ReportRejected<'_> {
+    pub(crate) fn record(self, metrics: &EdgeMetrics) {
+        let ReportRejected { region, instance, address, reason, problem, is_repeated } = self;
+        metrics.reports_rejected.count(reason);
+        let reason = reason.as_str();
+        if is_repeated {
+            tracing::debug!(%region, %instance, %address, reason, %problem, "further report of a spoke rejected");
+        } else {
+            tracing::warn!(%region, %instance, %address, reason, %problem, "report of a spoke rejected");
+        }
     }
 }

@@ -102,6 +102,24 @@ labels! {
 }
 
 labels! {
+    /// Reason why a report of a spoke was rejected.
+    pub(crate) enum ReportRejection {
+        /// It names another region than the route table for this address.
+        OtherRegion = "other_region",
+        /// It names another spoke of the region.
+        OtherInstance = "other_instance",
+        /// It cannot be read, is too long, or has invalid values.
+        Invalid = "invalid",
+        /// Its changes do not result in the loads of the spoke.
+        Checksum = "checksum",
+        /// It has the number of a request that was not sent.
+        Unrequested = "unrequested",
+        /// Its state number stays below one that the spoke has reported before.
+        Outdated = "outdated",
+    }
+}
+
+labels! {
     /// Reason why a request without a ready replica was not held.
     pub(crate) enum NotHeldReason {
         /// No scaler starts replicas.

@@ -1,6 +1,6 @@
 //! Metrics of a gateway.
 
-use super::bounds::{PartOutcome, SplitAdmission};
+use super::bounds::{PartOutcome, ReportRejection, SplitAdmission};
 use super::label::OutcomeClass;
 use super::tenants::TenantMetrics;
 use super::{ClientProtocol, Counter, EndpointLabel, Family, Gauge, Histogram, LatencyStage, RequestOutcome};
@@ -47,6 +47,9 @@ metric_set! {
         /// Route tables of a hub or of the disk that were rejected: unreadable, not newer, changes that do not result in
         /// the table of the hub, or of a generation that no hub can have published.
         pub(crate) tables_refused: Counter = "meridian_gateway_tables_refused_total",
+        /// Reports of spokes that were rejected, by reason.
+        pub(crate) reports_rejected: Family<ReportRejection> =
+            "meridian_gateway_reports_rejected_total" ["reason"],
         /// Successful reloads of the gateway's own tenants file or its key files.
         pub(crate) tenants_reloaded: Counter = "meridian_gateway_tenants_reloaded_total",
         /// Failed reloads; the current tenants and keys stayed in use.

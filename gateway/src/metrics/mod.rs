@@ -13,7 +13,7 @@ mod tenants;
 
 pub(crate) use bounds::{
     BodyRejection, CloseReason, HopEvent, ListenerMetrics, ListenerScrape, NotHeldReason, PartOutcome,
-    SplitAdmission,
+    ReportRejection, SplitAdmission,
 };
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};

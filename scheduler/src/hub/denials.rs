@@ -22,10 +22,30 @@ labels! {
     }
 }
 
+labels! {
+    /// Reason for a rejected request to join.
+    pub(super) enum JoinRejection {
+        /// No such token is stored: it has expired, was deleted by a restoration, or is of another fleet.
+        Unknown = "unknown",
+        /// The token has expired.
+        Expired = "expired",
+        /// The token was used for another key.
+        Used = "used",
+        /// The certificate that was issued for the token is revoked.
+        Revoked = "revoked",
+        /// The request for a certificate is invalid, or its key is weak.
+        InvalidRequest = "invalid_request",
+        /// Too many attempts of this address failed.
+        TooManyAttempts = "too_many_attempts",
+    }
+}
+
 /// Counters of denied requests.
 #[derive(Debug, Default)]
 pub(super) struct Denials {
     pub(super) counts: Family<DenialReason>,
+    /// Rejected requests to join.
+    pub(super) joins: Family<JoinRejection>,
     /// Peers and reasons that were logged.
     logged: Mutex<BTreeSet<(String, &'static str)>>,
 }

@@ -90,7 +90,7 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
     let places = (api.plans.places(), api.plans.sharing_gateways());
-    let rejected = (&api.denials.counts, &api.refused.counts);
+    let rejected = (&*api.denials, &api.refused.counts);
     let text = api.metrics.render(table, places, polls, rejected);
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
 }

@@ -7,7 +7,7 @@ use metrics::{Counter, Family, Gauge, Histogram, Label, Sparse, labels, metric_s
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
 
-use super::denials::DenialReason;
+use super::denials::{DenialReason, Denials, JoinRejection};
 use super::operators::rejection::OperatorMetrics;
 use supervision::panics::PanicMetrics;
 
@@ -128,6 +128,8 @@ metric_set! {
         polls_max: usize = "meridian_hub_polls_max",
         /// Requests that were denied, by reason.
         denied: &'a Family<DenialReason> = "meridian_hub_requests_denied_total" ["reason"],
+        /// Requests to join that the authority rejected, by reason.
+        joins_rejected: &'a Family<JoinRejection> = "meridian_hub_joins_rejected_total" ["reason"],
         /// Connections that were rejected, by cause.
         refused: &'a Family<ConnectionFailureCause> = "meridian_hub_connections_refused_total" ["cause"],
         /// Panics.
@@ -148,7 +150,7 @@ impl HubMetrics {
         table: Option<&RouteTable>,
         (plan_origins, sharing_gateways): (usize, usize),
         (polls, polls_max): (usize, usize),
-        (denied, refused): (&Family<DenialReason>, &Family<ConnectionFailureCause>),
+        (denials, refused): (&Denials, &Family<ConnectionFailureCause>),
     ) -> String {
         let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
         let scrape = HubScrape {
@@ -161,7 +163,8 @@ impl HubMetrics {
             sharing_gateways,
             polls,
             polls_max,
-            denied,
+            denied: &denials.counts,
+            joins_rejected: &denials.joins,
             refused,
             panics: PanicMetrics::read(),
         };

@@ -405,7 +405,11 @@ async fn join<S: Store>(
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
     let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
-    Ok(Json(api.authority.join(&secret, &csr, caller.address.ip(), unix_time()).await?))
+    let joined = api.authority.join(&secret, &csr, caller.address.ip(), unix_time()).await;
+    if let Some(reason) = joined.as_ref().err().and_then(PkiError::join_rejection) {
+        api.denials.joins.count(reason);
+    }
+    Ok(Json(joined?))
 }
 
 async fn renew<S: Store>(

@@ -30,6 +30,7 @@ use scheduler_core::pki::trust::{CertificateSerial, TooManyRevoked, TrustState, 
 use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Txn};
 use supervision::Mutex;
 
+use super::super::denials::JoinRejection;
 use super::super::records::{self, RecordError};
 use super::csr::{InvalidCsr, RequestedKey};
 use super::signer::{self, AuthoritySigner, CertificateOrder, SignerError};
@@ -126,6 +127,32 @@ impl From<PkiError> for ErrorResponse {
             PkiError::Signer(_) | PkiError::NotIssued(_) | PkiError::NotReady => ErrorCode::NotReady.into(),
         };
         ErrorResponse::new(code, format!("{error}."))
+    }
+}
+
+impl PkiError {
+    /// Returns why a request to join was rejected; `None` if the hub failed, and the request may be repeated.
+    pub(super) fn join_rejection(&self) -> Option<JoinRejection> {
+        match self {
+            PkiError::Token(TokenRejected::Unknown) => Some(JoinRejection::Unknown),
+            PkiError::Token(TokenRejected::Expired) => Some(JoinRejection::Expired),
+            PkiError::Token(TokenRejected::Used(_)) => Some(JoinRejection::Used),
+            PkiError::Revoked => Some(JoinRejection::Revoked),
+            PkiError::Csr(_) | PkiError::Wire(_) => Some(JoinRejection::InvalidRequest),
+            PkiError::TooManyAttempts(_) => Some(JoinRejection::TooManyAttempts),
+            PkiError::Subject(_)
+            | PkiError::NotIssued(_)
+            | PkiError::Step(_)
+            | PkiError::Revocations(_)
+            | PkiError::Signer(_)
+            | PkiError::Store(_)
+            | PkiError::Record(_)
+            | PkiError::Limit(_)
+            | PkiError::Invalid(_)
+            | PkiError::NotFound(_)
+            | PkiError::NotReady
+            | PkiError::Busy => None,
+        }
     }
 }
 
@@ -233,7 +260,9 @@ impl<S: Store> IssuingAuthority<S> {
             return Err(PkiError::TooManyAttempts(delay));
         }
         let joined = self.join_once_checked(secret, csr, now).await;
-        if let Err(error @ (PkiError::Token(_) | PkiError::Csr(_) | PkiError::Wire(_))) = &joined {
+        if let Err(error @ (PkiError::Token(_) | PkiError::Csr(_) | PkiError::Wire(_) | PkiError::Revoked)) =
+            &joined
+        {
             self.failed_joins.lock().failed(address, Instant::now());
             JoinRejected { address, reason: error }.emit();
         }

@@ -135,11 +135,14 @@ async fn a_repeated_request_gets_the_same_certificate_and_another_key_gets_none(
     let first = fixture.join(&secret, &csr_1, NOW).await.unwrap();
     let again = fixture.hubs[1].join(&secret, &csr_1, address(1), NOW).await.unwrap();
     assert_eq!(first.certificate, again.certificate, "the response was lost");
-    let stolen = fixture.join(&secret, &csr(), NOW).await.unwrap_err().to_string();
+    let stolen = fixture.join(&secret, &csr(), NOW).await.unwrap_err();
+    assert_eq!(stolen.join_rejection(), Some(JoinRejection::Used));
+    let stolen = stolen.to_string();
     assert!(stolen.contains("used before") && stolen.contains("spoke/aws/eu-central-1"), "{stolen}");
     assert!(!stolen.contains(&secret));
     let unknown = fixture.join(&"0".repeat(40), &csr(), NOW).await.unwrap_err();
     assert!(matches!(unknown, PkiError::Token(TokenRejected::Unknown)), "{unknown}");
+    assert_eq!(unknown.join_rejection(), Some(JoinRejection::Unknown));
     let typo = fixture.join("secret", &csr(), NOW).await.unwrap_err();
     assert!(matches!(typo, PkiError::Token(TokenRejected::Unknown)), "{typo}");
 }
@@ -150,10 +153,12 @@ async fn an_expired_token_and_a_weak_or_broken_request_issue_nothing() {
     let secret = fixture.token(HOUR).await;
     let late = fixture.join(&secret, &csr(), NOW + HOUR + Duration::from_secs(1)).await.unwrap_err();
     assert!(matches!(late, PkiError::Token(TokenRejected::Expired)), "{late}");
+    assert_eq!(late.join_rejection(), Some(JoinRejection::Expired));
     let weak = fixture.join(&secret, include_str!("../testdata/rsa-1024.pem"), NOW).await.unwrap_err();
     assert!(weak.to_string().contains("weak RSA key"), "{weak}");
     let garbage = fixture.join(&secret, "garbage", NOW).await.unwrap_err();
     assert!(garbage.to_string().contains("no request for a certificate"), "{garbage}");
+    assert_eq!(garbage.join_rejection(), Some(JoinRejection::InvalidRequest));
     assert!(fixture.join(&secret, &csr(), NOW).await.is_ok(), "a rejected request does not use up the token");
 }
 
