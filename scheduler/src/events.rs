@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 use crate::config::StoreConfig;
@@ -135,6 +136,16 @@ crate::log::events! {
     /// by none of your processes, revoke the certificate that was issued for it.
     warn!(%address, %reason, "join rejected")
     JoinRejected<'a> { address: IpAddr, reason: &'a dyn Display }
+
+    /// The list of the join tokens that were used or revoked cannot be read or written. It protects against the reuse of a token
+    /// after the store was restored from a backup. Check the identity folder and the disk.
+    error!(file = %file.display(), %error, "list of closed join tokens not available")
+    ClosedTokensFailed<'a> { file: &'a Path, error: &'a dyn Display }
+
+    /// All join tokens were deleted, because the store was restored and they may have been used since the backup. Create the
+    /// ones that are needed again.
+    warn!(tokens, "join tokens deleted after a restoration")
+    JoinTokensDeleted { tokens: usize }
 
     /// An operator revoked certificates and unused join tokens, and their owners are disconnected. No action if this
     /// was intended.

@@ -21,6 +21,7 @@ use crate::roles::read_config;
 use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, StoreConfig};
 use scheduler::hub::backup::{self as store, StoreBackupV1};
+use scheduler::hub::pki;
 use scheduler_api::paths;
 use scheduler_client::authority::AuthorityConnection;
 use scheduler_client::identity_folder::{IdentityFolder, create_private, write_private};
@@ -184,7 +185,13 @@ pub(crate) fn restore(options: &RestoreOptions) -> ExitCode {
                 let problem = "the backup has an embedded store, but the configuration has no `data`";
                 return Err(CommandError::Failed(problem.to_owned()));
             }
-            (None, _) => None,
+            (None, _) => {
+                // A token that was used after the snapshot of etcd would be valid again.
+                if let Some(identity) = targets.folders.get(IDENTITY) {
+                    pki::distrust_tokens(identity).map_err(failed)?;
+                }
+                None
+            }
         };
         if *json {
             return Ok(format!("{:#}", json!({"epoch": epoch})));
@@ -193,6 +200,9 @@ pub(crate) fn restore(options: &RestoreOptions) -> ExitCode {
             Some(epoch) => format!("restored; the store begins epoch {epoch}"),
             None => "restored; restore the store with `etcdctl snapshot restore`".to_owned(),
         }];
+        if epoch.is_none() {
+            lines.push("The hub deletes all join tokens of the store when it starts.".to_owned());
+        }
         lines.push(
             "Unused join tokens are not restored: create them again. Repeat revocations that were made after the backup: \
              processes that know them keep them, others do not."

@@ -14,6 +14,7 @@
 //!
 //! - [`subject`]: name in a certificate (SPIFFE ID).
 //! - [`token`]: join token, as text and as a record.
+//! - [`closed`]: tokens that were used or revoked, as a hub remembers them outside of the store.
 //! - [`issue`]: which key may be certified, for how long, and when a certificate is renewed.
 //! - [`trust`]: trusted authorities and revoked certificates, with a generation that only rises.
 //! - [`polls`]: when a process polls which hub for the trusted state.
@@ -22,6 +23,7 @@
 //!
 //! Times are durations since 1970, in whole seconds where they are stored.
 
+pub mod closed;
 pub mod issue;
 pub mod limit;
 pub mod polls;

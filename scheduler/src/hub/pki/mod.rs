@@ -4,11 +4,13 @@
 //! identities. The decisions are in [`scheduler_core::pki`]. The listener has its own port, so that the other one of the
 //! hub requires a certificate, and a firewall can limit who may join.
 
+mod closed_tokens;
 mod csr;
 pub mod init;
 mod service;
 mod signer;
 
+pub use closed_tokens::distrust as distrust_tokens;
 pub use signer::{SignerError, create_authority};
 
 use std::future::IntoFuture;
@@ -50,7 +52,7 @@ use super::operators::OperatorTokens;
 use super::{CONNECTIONS_MAX, PEERS, PROTOCOLS};
 use super::{HubError, records, stopped};
 use crate::config::AuthorityConfig;
-use crate::events::{AuthorityStarted, OwnCertificateFailed, OwnCertificateRenewed};
+use crate::events::{AuthorityStarted, JoinTokensDeleted, OwnCertificateFailed, OwnCertificateRenewed};
 use crate::respond::ErrorResponse;
 use service::{IssuingAuthority, PkiError, unix_time};
 use signer::{AuthoritySigner, CommandSigner, FileSigner};
@@ -130,11 +132,18 @@ pub(super) async fn run<S: Store>(
         tokens,
     };
     let mut tasks = JoinSet::new();
-    let beginning = begin(&authority, &dir);
+    let beginning = async {
+        begin(&authority, &dir).await?;
+        restore_closed_tokens(&authority, &folder).await
+    };
     tokio::select! {
         begun = beginning => begun?,
         () = stopped(stopping.clone()) => return Ok(()),
     }
+    tasks.spawn(supervise("join tokens", {
+        let (store, closed, folder) = (store.clone(), authority.closed.clone(), folder.clone());
+        move || closed_tokens::follow(store.clone(), closed.clone(), folder.clone(), unix_time)
+    }));
     let folder = IdentityFolder::new(folder);
     tasks.spawn(supervise("authority state", {
         let (folder, identity) = (folder.clone(), identity.clone());
@@ -177,6 +186,32 @@ async fn begin<S: Store>(
         }
         tokio::time::sleep(STORE_PAUSE).await;
     }
+}
+
+/// Reads the tokens that were used or revoked; after a restoration, it deletes all tokens of the store instead.
+async fn restore_closed_tokens<S: Store>(
+    authority: &IssuingAuthority<S>,
+    folder: &std::path::Path,
+) -> Result<(), HubError> {
+    let unusable = |error: &dyn std::fmt::Display| HubError::Authority(error.to_string());
+    let from = folder.to_owned();
+    let read = tokio::task::spawn_blocking(move || closed_tokens::read(&from)).await;
+    let closed_tokens::ReadTokens { tokens, is_incomplete } = read.map_err(|error| unusable(&error))?;
+    if is_incomplete {
+        loop {
+            match authority.delete_all_tokens().await {
+                Ok(tokens) => break JoinTokensDeleted { tokens }.emit(),
+                Err(error) => crate::events::StoreFailed { error: &error }.emit(),
+            }
+            tokio::time::sleep(STORE_PAUSE).await;
+        }
+        let (to, none) = (folder.to_owned(), tokens.clone());
+        let written = tokio::task::spawn_blocking(move || closed_tokens::write(&to, &none)).await;
+        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        written.map_err(|error| unusable(&format!("{}: {error}", folder.display())))?;
+    }
+    *authority.closed.lock() = tokens;
+    Ok(())
 }
 
 /// Follows the record of the trusted state: publishes it to the polls, and applies it to this hub.

@@ -19,6 +19,7 @@ use scheduler_api::pki::{
     RevocationsV1, RevokeV1, RotateV1, RotationV1, TokenRecordV1, TrustV1,
 };
 use scheduler_api::{VERSION, WireError, keys, parsed};
+use scheduler_core::pki::closed::ClosedTokens;
 use scheduler_core::pki::issue::{self, NotIssued, ValidityPeriod};
 use scheduler_core::pki::limit::FailedJoins;
 use scheduler_core::pki::rotation::{self, CertificateRecord, RotationPhase, StepRejected};
@@ -56,6 +57,8 @@ pub(super) struct IssuingAuthority<S> {
     pub(super) validity: Duration,
     /// Folder for the key of the next authority; `None` with an external signer.
     pub(super) folder: Option<std::path::PathBuf>,
+    /// Tokens that were used or revoked, whatever the store says.
+    pub(super) closed: Arc<Mutex<ClosedTokens>>,
     failed_joins: Mutex<FailedJoins>,
     /// Number of stored certificates, counted when expired ones are deleted.
     certificates: AtomicUsize,
@@ -176,6 +179,7 @@ impl<S: Store> IssuingAuthority<S> {
             catalogue,
             validity,
             folder,
+            closed: Arc::new(Mutex::independent(ClosedTokens::default())),
             failed_joins,
             certificates: AtomicUsize::new(0),
         }
@@ -248,6 +252,16 @@ impl<S: Store> IssuingAuthority<S> {
         })
     }
 
+    /// Deletes all tokens; returns their number.
+    pub(super) async fn delete_all_tokens(&self) -> Result<usize, StoreError> {
+        let tokens = self.store.range(keys::JOIN_TOKENS).await?.entries;
+        for part in tokens.chunks(DELETED_AT_ONCE) {
+            let then = part.iter().map(|entry| Op::Delete { key: entry.key.clone() }).collect();
+            self.store.txn(Txn { when: Vec::new(), then }).await?;
+        }
+        Ok(tokens.len())
+    }
+
     /// Issues the first certificate of a process or person, for a token. `address` is that of the caller.
     pub(super) async fn join(
         &self,
@@ -276,6 +290,10 @@ impl<S: Store> IssuingAuthority<S> {
         for _ in 0..ATTEMPTS_MAX {
             let Some(entry) = self.store.get(&key).await? else { return Err(TokenRejected::Unknown.into()) };
             let token = records::join_token(&entry)?;
+            if token.used.is_none() && self.closed.lock().contains(&hash) {
+                // The store was restored from a backup that is older than the use.
+                return Err(TokenRejected::Used(Box::new(token.subject)).into());
+            }
             let trust = self.trust().await?;
             if let Join::Repeat(certificate) = token.join(&requested.sha256, now)? {
                 return self.repeat(certificate, &trust.state).await;
