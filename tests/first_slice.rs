@@ -83,6 +83,43 @@ async fn a_healthy_fleet_responds_from_the_nearest_region_with_the_models_vector
     assert_eq!(names, ["minilm", "minilm-eu"]);
 }
 
+/// Returns the number of sockets of a process that listen, in `/proc/net/tcp` or `/proc/net/tcp6`.
+fn listening(process: u32, table: &str) -> usize {
+    let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{process}/fd"))
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok()?.to_str().map(str::to_owned))
+        .collect();
+    let table = std::fs::read_to_string(format!("/proc/net/{table}")).unwrap();
+    let inodes = table.lines().skip(1).filter_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        // State 0A: the socket listens.
+        (fields.get(3) == Some(&"0A")).then(|| format!("socket:[{}]", fields[9]))
+    });
+    inodes.filter(|inode| sockets.contains(inode)).count()
+}
+
+#[tokio::test]
+async fn a_fleet_over_ipv6_serves_requests_and_listens_at_no_ipv4_address() {
+    let mut world = World::up(&["--regions", "2", "--ipv6"]);
+    for url in [&world.url, &world.hub] {
+        assert!(url.contains("//[::1]:"), "{url}");
+    }
+    world.until_health(AMERICA, "healthy").await;
+    let answer = world.embed("minilm", "near", &[ASHBURN]).await;
+    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
+    let endpoint = world.route(AMERICA).await["instances"][0]["endpoint"].clone();
+    assert!(endpoint.as_str().unwrap().starts_with("[::1]:"), "{endpoint}");
+
+    let processes = world.processes().await.into_iter();
+    let mut processes: Vec<_> = processes.filter_map(|(name, id)| Some((name, id?))).collect();
+    processes.push(("up".to_owned(), world.process().id()));
+    assert!(processes.len() >= 5, "a hub, a gateway, two spokes, `up`: {processes:?}");
+    for (name, id) in processes {
+        assert_eq!(listening(id, "tcp"), 0, "{name} listens at an IPv4 address");
+        assert!(listening(id, "tcp6") > 0, "{name} listens");
+    }
+}
+
 #[tokio::test]
 async fn the_apis_of_all_ecosystems_are_served_by_the_nearest_allowed_region() {
     let fleet = LocalFleet::start(&["--regions", "2"]);
