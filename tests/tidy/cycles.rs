@@ -138,8 +138,8 @@ fn without_text(code: &str) -> String {
                 is_end
             });
             end.map_or(rest.len(), |end| end + 2)
-        } else if rest.starts_with("r\"") {
-            rest[2..].find('"').map_or(rest.len(), |end| end + 3)
+        } else if let Some(raw) = rest.strip_prefix("r\"") {
+            raw.find('"').map_or(rest.len(), |end| end + 3)
         } else if rest.starts_with("r#\"") {
             rest.find("\"#").map_or(rest.len(), |end| end + 2)
         } else if rest.starts_with("'\"'") || rest.starts_with("b'\"'") {

@@ -221,7 +221,7 @@ impl Fixture {
 }
 
 /// Returns the duration of the load: nine seconds if figures are requested, as for the peers.
-fn lasts() -> Duration {
+fn load_duration() -> Duration {
     let seconds = std::env::var("MERIDIAN_LOAD_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(3))
 }
@@ -229,7 +229,7 @@ fn lasts() -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_replica_fails_no_request() {
     let fixture = Arc::new(Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
-    let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Killed)).await;
+    let result = fixture.load(load_duration(), |fixture| fixture.set_first_script(Killed)).await;
     assert_eq!(result.failed, 0);
     assert!(result.percentile(100) < Duration::from_secs(1), "{:?}", result.percentile(100));
 }
@@ -237,11 +237,11 @@ async fn a_killed_replica_fails_no_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_replica_delays_its_requests_and_fails_none() {
     let fixture = Arc::new(Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
-    let result = fixture.load(lasts(), |fixture| fixture.set_first_script(Frozen)).await;
+    let result = fixture.load(load_duration(), |fixture| fixture.set_first_script(Frozen)).await;
     assert_eq!(result.failed, 0);
     // The defaults of other proxies lose 99 of 100.
     assert!(
-        result.took.len() as u128 * 2 > CALLERS as u128 * lasts().as_millis() / 20,
+        result.took.len() as u128 * 2 > CALLERS as u128 * load_duration().as_millis() / 20,
         "{}",
         result.took.len()
     );
@@ -257,7 +257,7 @@ async fn a_frozen_replica_delays_its_requests_and_fails_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_replica_gets_few_requests() {
     let fixture = Arc::new(Fixture::with([Takes(20 * RESPONSE_TIME), Takes(RESPONSE_TIME)]).await);
-    let result = fixture.load(lasts(), |_| {}).await;
+    let result = fixture.load(load_duration(), |_| {}).await;
     assert_eq!(result.failed, 0);
     let [slow, usual] = [0, 1].map(|place: usize| fixture.replicas[place].requests.load(Ordering::SeqCst));
     assert!(slow * 20 < usual, "{slow} requests to the slow replica, {usual} to the other");

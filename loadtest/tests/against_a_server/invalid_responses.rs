@@ -23,14 +23,14 @@ async fn check(address: SocketAddr, expected: RequestFailure) {
 
 #[tokio::test]
 async fn an_invalid_body_with_status_200_is_a_failure() {
-    let good = rows(&[&[0.6, 0.8], &[1.0, 0.0]]);
+    let valid_response = rows(&[&[0.6, 0.8], &[1.0, 0.0]]);
     for (body, expected) in [
         (rows(&[&[0.6, 0.8]]), ResponseDefect::WrongCount),
         (rows(&[&[0.6, 0.8], &[1.0]]), ResponseDefect::WrongDimensions),
-        (good.replace("\"index\":1", "\"index\":0"), ResponseDefect::WrongOrder),
+        (valid_response.replace("\"index\":1", "\"index\":0"), ResponseDefect::WrongOrder),
         (rows(&[&[0.6, f32::NAN], &[1.0, 0.0]]), ResponseDefect::NotFinite),
-        (good.replace("1.0", "NaN"), ResponseDefect::NotJson),
-        (good[..good.len() / 2].to_owned(), ResponseDefect::NotJson),
+        (valid_response.replace("1.0", "NaN"), ResponseDefect::NotJson),
+        (valid_response[..valid_response.len() / 2].to_owned(), ResponseDefect::NotJson),
         ("{\"object\":\"list\"}".to_owned(), ResponseDefect::WrongShape),
     ] {
         let address = serve(move |_| std::future::ready(respond(200, "a/b", body.clone()))).await;

@@ -12,7 +12,7 @@ use loadtest::record::ServingRegions;
 use loadtest::{RunError, run};
 use tokio::sync::watch;
 
-fn good() -> axum::response::Response {
+fn valid_response() -> axum::response::Response {
     respond(200, "aws/us-east-1", rows(&[&[0.6, 0.8]]))
 }
 
@@ -30,7 +30,7 @@ async fn a_stall_is_visible_in_every_request_of_its_time() {
                 50..200 => drop(open.wait_for(|open| *open).await.expect("the gate outlives the request")),
                 _ => drop(gate.send_replace(true)),
             }
-            good()
+            valid_response()
         }
     })
     .await;
@@ -54,7 +54,7 @@ async fn check_limit(in_flight_max: usize, not_sent: u64) {
         let mut open = open.clone();
         async move {
             drop(open.wait_for(|open| *open).await.expect("the gate outlives the request"));
-            good()
+            valid_response()
         }
     })
     .await;
@@ -100,7 +100,7 @@ async fn a_stopped_run_starts_no_request_and_loses_none() {
     let (sender, mut observer) = watch::channel(0);
     let address = serve(move |arrived: CapturedRequest| {
         sender.send_replace(arrived.number + 1);
-        async { good() }
+        async { valid_response() }
     })
     .await;
 

@@ -147,7 +147,8 @@ async fn a_permanent_failure_is_an_error_that_names_the_request() {
 
 #[tokio::test]
 async fn an_invalid_response_is_an_error() {
-    let good = |texts: &Value| embeddings(texts.as_array().unwrap(), |_| vec![1.0, 2.0]).to_string();
+    let valid_response =
+        |texts: &Value| embeddings(texts.as_array().unwrap(), |_| vec![1.0, 2.0]).to_string();
     type Corruption = fn(String) -> String;
     let spoils: [(Corruption, DecodeError); 6] = [
         (|response| response.replacen("\"index\":3", "\"index\":4", 1), DecodeError::Index(4)),
@@ -165,7 +166,7 @@ async fn an_invalid_response_is_an_error() {
     ];
     for (spoil, expected) in spoils {
         let server = Server::start(move |_, body| {
-            let response = good(&body["input"]);
+            let response = valid_response(&body["input"]);
             Reaction::RespondWith(if body["input"][0] == "text 10" { spoil(response) } else { response })
         })
         .await;

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use crate::server::good;
+use crate::server::valid_response;
 use crate::{embed, fast_retries, in_order};
 
 /// Counters of connections and of requests over HTTP/2.
@@ -69,7 +69,7 @@ async fn connection(
             let over_http2 = usize::from(request.version() == Version::HTTP_2);
             counts.over_http2.fetch_add(over_http2, Ordering::SeqCst);
             let body = request.into_body().collect().await.unwrap().to_bytes();
-            let response = good(&serde_json::from_slice(&body).unwrap()).to_string();
+            let response = valid_response(&serde_json::from_slice(&body).unwrap()).to_string();
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(response))))
         }
     });

@@ -112,7 +112,7 @@ async fn respond(State(state): State<Arc<ScriptState>>, body: String) -> Respons
     let number = state.request_count.fetch_add(1, Ordering::SeqCst);
     let body: Value = serde_json::from_str(&body).unwrap();
     match (state.script)(number, &body) {
-        Reaction::Respond => Response::new(Body::from(good(&body).to_string())),
+        Reaction::Respond => Response::new(Body::from(valid_response(&body).to_string())),
         Reaction::RespondWith(text) => Response::new(Body::from(text)),
         Reaction::Reject(status, retry_after) => {
             let mut response = Response::new(Body::from("{\"error\":\"no\"}"));
@@ -123,7 +123,7 @@ async fn respond(State(state): State<Arc<ScriptState>>, body: String) -> Respons
             response
         }
         Reaction::CloseConnection => {
-            let half = good(&body).to_string();
+            let half = valid_response(&body).to_string();
             let half = half[..half.len() / 2].to_owned();
             let pieces = [Ok(half), Err(std::io::Error::other("scripted"))];
             Response::new(Body::from_stream(futures_util::stream::iter(pieces)))
@@ -137,7 +137,7 @@ async fn respond(State(state): State<Arc<ScriptState>>, body: String) -> Respons
 }
 
 /// Valid response: the vector of `text 7` is (7, 1).
-pub(crate) fn good(body: &Value) -> Value {
+pub(crate) fn valid_response(body: &Value) -> Value {
     if let Some(texts) = body["input"].as_array() {
         return embeddings(texts, |text| vec![number(text), 1.0]);
     }

@@ -40,12 +40,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }
 
-fn one(text: &str) -> TextInput {
+fn text_input(text: &str) -> TextInput {
     TextInput::One(text.to_owned())
 }
 
 fn encode(pool: &TokenizerPool, texts: &[&str]) -> Result<Vec<Box<[u32]>>, TokenizeError> {
-    let texts = texts.iter().map(|text| one(text)).collect();
+    let texts = texts.iter().map(|text| text_input(text)).collect();
     let tokens = block_on(pool.encode(texts, EncodeOptions::WHOLE))?;
     Ok(tokens.into_iter().map(|tokens| tokens.ids).collect())
 }
@@ -100,10 +100,10 @@ fn jobs_beyond_the_limit_are_rejected_until_callers_disconnect() {
     let mut cx = Context::from_waker(Waker::noop());
     let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
     for _ in 0..MAX_JOBS {
-        waiting.push(Box::pin(pool.encode(vec![one("w1")], EncodeOptions::WHOLE)));
+        waiting.push(Box::pin(pool.encode(vec![text_input("w1")], EncodeOptions::WHOLE)));
         assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
     }
-    let one_more = pin!(pool.encode(vec![one("w1")], EncodeOptions::WHOLE));
+    let one_more = pin!(pool.encode(vec![text_input("w1")], EncodeOptions::WHOLE));
     assert_eq!(one_more.poll(&mut cx), Poll::Ready(Err(TokenizeError::Full)));
     waiting.clear();
     thread::scope(|scope| {
@@ -126,7 +126,7 @@ fn a_huge_text_does_not_delay_a_short_one() {
     let mut waiting: Vec<Pin<Box<dyn Future<Output = _> + '_>>> = Vec::new();
     let mut cx = Context::from_waker(Waker::noop());
     for _ in 0..4 {
-        waiting.push(Box::pin(pool.encode(vec![one(&huge)], EncodeOptions::WHOLE)));
+        waiting.push(Box::pin(pool.encode(vec![text_input(&huge)], EncodeOptions::WHOLE)));
         assert!(waiting.last_mut().expect("one").as_mut().poll(&mut cx).is_pending());
     }
     for _ in 0..50 {
@@ -153,10 +153,10 @@ fn too_long_inputs_are_cut_at_the_selected_end() {
     };
     let (left, right) = (TruncationSide::Left, TruncationSide::Right);
     let longest = PairTruncation::LongestFirst;
-    check(one("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
-    check(one("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
-    check(one("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
-    check(one("w1 w2 w3"), OverlongPolicy::Reject, Some(2), &[1, 2], None);
+    check(text_input("w1 w2 w3 w4 w5"), cut(right, longest), None, &[1, 2, 3, 4], None);
+    check(text_input("w1 w2 w3 w4 w5"), cut(left, longest), None, &[2, 3, 4, 5], None);
+    check(text_input("w1 w2 w3 w4 w5"), cut(right, longest), Some(2), &[1, 2], None);
+    check(text_input("w1 w2 w3"), OverlongPolicy::Reject, Some(2), &[1, 2], None);
     let pair = |first: &str, second: &str| TextInput::Pair(first.into(), second.to_owned());
     let types = Some(&[0, 0, 1, 1][..]);
     check(pair("w1 w2", "w3 w4"), OverlongPolicy::Reject, None, &[1, 2, 3, 4], types);
@@ -174,7 +174,7 @@ fn too_long_inputs_are_cut_at_the_selected_end() {
 fn a_prompt_precedes_each_text() {
     let pool = TokenizerPool::start(tokenizer(4, true), 1).expect("threads");
     let options = EncodeOptions { prompt: Some("W9 ".into()), ..EncodeOptions::WHOLE };
-    let tokens = block_on(pool.encode(vec![one("w1"), one("w2")], options)).expect("tokens");
+    let tokens = block_on(pool.encode(vec![text_input("w1"), text_input("w2")], options)).expect("tokens");
     assert_eq!([&*tokens[0].ids, &*tokens[1].ids], [&[9, 1], &[9, 2]]);
 }
 
@@ -252,8 +252,9 @@ fn the_word_piece_fast_path_equals_the_reference() {
     for _ in 0..20_000 {
         let text: String = (0..next(12)).map(|_| bits[next(bits.len())]).collect();
         for options in &option_sets {
-            let tokens =
-                |way: &TextTokenizer| way.encode(&one(&text), options, &mut text::FirstEncoding::default());
+            let tokens = |way: &TextTokenizer| {
+                way.encode(&text_input(&text), options, &mut text::FirstEncoding::default())
+            };
             assert_eq!(tokens(&short), tokens(&long), "{text:?}, {options:?}");
         }
     }
@@ -370,7 +371,7 @@ fn inputs_that_a_template_rejects_are_reported_by_index() {
         assert_eq!(block_on(pool.encode(texts, EncodeOptions::WHOLE)), Err(error));
     };
     check(
-        vec![pair("w2"), one("w2")],
+        vec![pair("w2"), text_input("w2")],
         TokenizeError::Unreadable { index: 1, reason: InvalidInput::PairRequired },
     );
     let reason = "no w66, line 1 of the template".to_owned();
@@ -430,7 +431,11 @@ const NAMES: &str = r#""tokenizer_class": "TokenizersBackend", "bos_token": "<s>
 fn the_tokens_around_a_text_are_those_that_both_files_state() {
     let ids = |tokenizer: TextTokenizer| {
         let pool = TokenizerPool::start(tokenizer, 1).expect("a thread");
-        block_on(pool.encode(vec![one("a b")], EncodeOptions::WHOLE)).expect("tokens").remove(0).ids.to_vec()
+        block_on(pool.encode(vec![text_input("a b")], EncodeOptions::WHOLE))
+            .expect("tokens")
+            .remove(0)
+            .ids
+            .to_vec()
     };
     for (ends, keys, expected) in [
         ([true, false], r#""add_bos_token": true, "add_eos_token": false"#, vec![1, 3, 4]),

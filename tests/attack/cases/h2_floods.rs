@@ -18,7 +18,7 @@ fn flooded(name: &str, before: Vec<u8>, again: Vec<u8>, times: usize) -> Case {
 }
 
 fn flood_cases() -> Vec<Case> {
-    let begun = || frame(HEADERS, END_HEADERS, 1, request(&[]));
+    let open_stream = || frame(HEADERS, END_HEADERS, 1, request(&[]));
     let open = || frame(HEADERS, 0, 1, request(&[]));
     vec![
         flooded("of PING", Vec::new(), frame(PING, 0, 0, [0; 8]), 20_000),
@@ -28,10 +28,10 @@ fn flood_cases() -> Vec<Case> {
         flooded("of SETTINGS ACK", Vec::new(), frame(SETTINGS, ACK, 0, []), 20_000),
         flooded("of PRIORITY", Vec::new(), frame(PRIORITY, 0, 1, [0, 0, 0, 3, 0]), 20_000),
         flooded("of frames of an unknown type", Vec::new(), frame(99, 0, 0, "x"), 20_000),
-        flooded("of empty DATA", begun(), frame(DATA, 0, 1, []), 20_000),
+        flooded("of empty DATA", open_stream(), frame(DATA, 0, 1, []), 20_000),
         flooded(
             "of DATA that is all padding",
-            begun(),
+            open_stream(),
             frame(DATA, 8, 1, [&[255][..], &[0; 255]].concat()),
             20_000,
         ),
@@ -43,7 +43,7 @@ fn flood_cases() -> Vec<Case> {
             frame(CONTINUATION, 0, 1, fields(&[("x-a", &"b".repeat(16_000))])),
             2_000,
         ),
-        flooded("of RST_STREAM on one stream", begun(), frame(RST_STREAM, 0, 1, [0, 0, 0, 8]), 20_000),
+        flooded("of RST_STREAM on one stream", open_stream(), frame(RST_STREAM, 0, 1, [0, 0, 0, 8]), 20_000),
     ]
 }
 

@@ -16,7 +16,7 @@ pub(super) fn cases() -> Vec<Case> {
     sizes().into_iter().chain(streams()).chain(states()).chain(parameters()).chain(prefaces()).collect()
 }
 
-fn begun(stream: u32) -> Vec<u8> {
+fn open_stream(stream: u32) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, request(&[]))
 }
 
@@ -42,7 +42,7 @@ fn sizes() -> Vec<Case> {
         ));
     }
     for length in [0, 3, 5] {
-        let frames = |kind, stream| vec![begun(1), frame(kind, 0, stream, vec![1; length])];
+        let frames = |kind, stream| vec![open_stream(1), frame(kind, 0, stream, vec![1; length])];
         cases.push(case(&format!("RST_STREAM of {length} bytes"), frames(RST_STREAM, 1), &CONNECTION));
         cases.push(case(&format!("WINDOW_UPDATE of {length} bytes"), frames(WINDOW_UPDATE, 1), &CONNECTION));
         cases.push(case(
@@ -56,7 +56,7 @@ fn sizes() -> Vec<Case> {
     cases.extend([
         case("SETTINGS ACK with a payload", vec![frame(SETTINGS, ACK, 0, [0; 6])], &CONNECTION),
         case("HEADERS of 16,385 bytes", vec![frame(HEADERS, END_HEADERS, 1, &large)], &CONNECTION),
-        case("DATA of 16,385 bytes", vec![begun(1), frame(DATA, 0, 1, &large)], &STREAM_ERROR),
+        case("DATA of 16,385 bytes", vec![open_stream(1), frame(DATA, 0, 1, &large)], &STREAM_ERROR),
         case(
             "CONTINUATION of 16,385 bytes",
             vec![frame(HEADERS, 0, 1, request(&[])), frame(CONTINUATION, 4, 1, &large)],
@@ -76,11 +76,15 @@ fn sizes() -> Vec<Case> {
             vec![frame(HEADERS, END_HEADERS | PADDED, 1, [])],
             &CONNECTION,
         ),
-        case("DATA too short for its padding", vec![begun(1), frame(DATA, PADDED, 1, [])], &CONNECTION),
-        case("DATA of padding and more", vec![begun(1), frame(DATA, PADDED, 1, [5, 0, 0])], &CONNECTION),
+        case("DATA too short for its padding", vec![open_stream(1), frame(DATA, PADDED, 1, [])], &CONNECTION),
+        case(
+            "DATA of padding and more",
+            vec![open_stream(1), frame(DATA, PADDED, 1, [5, 0, 0])],
+            &CONNECTION,
+        ),
         case(
             "DATA of padding as long as itself",
-            vec![begun(1), frame(DATA, PADDED, 1, [3, 0, 0])],
+            vec![open_stream(1), frame(DATA, PADDED, 1, [3, 0, 0])],
             &CONNECTION,
         ),
         case(
@@ -90,7 +94,10 @@ fn sizes() -> Vec<Case> {
         ),
         case(
             "DATA with valid padding",
-            vec![begun(1), frame(DATA, PADDED | END_STREAM, 1, [&[3], BODY.as_bytes(), &[0; 3]].concat())],
+            vec![
+                open_stream(1),
+                frame(DATA, PADDED | END_STREAM, 1, [&[3], BODY.as_bytes(), &[0; 3]].concat()),
+            ],
             &SERVED,
         ),
         case(
@@ -124,7 +131,7 @@ fn streams() -> Vec<Case> {
     for (kind, name, length) in [(SETTINGS, "SETTINGS", 6), (PING, "PING", 8), (GOAWAY, "GOAWAY", 8)] {
         cases.push(case(
             &format!("{name} on stream 1"),
-            vec![begun(1), frame(kind, 0, 1, vec![0; length])],
+            vec![open_stream(1), frame(kind, 0, 1, vec![0; length])],
             &CONNECTION,
         ));
     }
@@ -132,13 +139,13 @@ fn streams() -> Vec<Case> {
         case("HEADERS on stream 2", vec![complete_request(2)], &CONNECTION),
         case(
             "PUSH_PROMISE from a client",
-            vec![begun(1), frame(PUSH_PROMISE, END_HEADERS, 1, [0, 0, 0, 2])],
+            vec![open_stream(1), frame(PUSH_PROMISE, END_HEADERS, 1, [0, 0, 0, 2])],
             &CONNECTION,
         ),
         case("DATA on an idle stream", vec![frame(DATA, END_STREAM, 1, "x")], &CONNECTION),
         case(
             "DATA on an idle stream behind others",
-            vec![begun(1), frame(DATA, END_STREAM, 9, "x")],
+            vec![open_stream(1), frame(DATA, END_STREAM, 9, "x")],
             &CONNECTION,
         ),
         case("RST_STREAM on an idle stream", vec![frame(RST_STREAM, 0, 1, [0, 0, 0, 8])], &CONNECTION),
@@ -150,15 +157,15 @@ fn streams() -> Vec<Case> {
         ),
         case(
             "CONTINUATION behind a whole head",
-            vec![begun(1), frame(CONTINUATION, END_HEADERS, 1, request(&[]))],
+            vec![open_stream(1), frame(CONTINUATION, END_HEADERS, 1, request(&[]))],
             &CONNECTION,
         ),
         case(
             "a stream below the last",
-            vec![begun(5), begun(3), frame(DATA, END_STREAM, 3, BODY)],
+            vec![open_stream(5), open_stream(3), frame(DATA, END_STREAM, 3, BODY)],
             &CONNECTION,
         ),
-        case("the last of all streams", vec![begun((1 << 31) - 1), begun(1)], &CONNECTION),
+        case("the last of all streams", vec![open_stream((1 << 31) - 1), open_stream(1)], &CONNECTION),
         case(
             "PRIORITY on a stream of its own",
             vec![frame(PRIORITY, 0, 1, [0, 0, 0, 1, 0]), complete_request(1)],
@@ -202,7 +209,7 @@ fn states() -> Vec<Case> {
         ("RST_STREAM", frame(RST_STREAM, 0, 1, [0, 0, 0, 8])),
         ("PRIORITY", frame(PRIORITY, 0, 1, [0, 0, 0, 3, 0])),
         ("GOAWAY", frame(GOAWAY, 0, 0, [0; 8])),
-        ("HEADERS of another stream", begun(3)),
+        ("HEADERS of another stream", open_stream(3)),
         ("CONTINUATION of another stream", frame(CONTINUATION, END_HEADERS, 3, second)),
         ("an unknown frame", frame(99, 0, 0, "x")),
     ]
@@ -233,12 +240,16 @@ fn states() -> Vec<Case> {
             &EITHER,
         ),
         case("DATA behind the end", vec![complete_request(1), frame(DATA, END_STREAM, 1, "x")], &EITHER),
-        case("HEADERS behind the end", vec![complete_request(1), begun(1)], &EITHER),
-        case("a head twice", vec![begun(1), begun(1), frame(DATA, END_STREAM, 1, BODY)], &STREAM_ERROR),
+        case("HEADERS behind the end", vec![complete_request(1), open_stream(1)], &EITHER),
+        case(
+            "a head twice",
+            vec![open_stream(1), open_stream(1), frame(DATA, END_STREAM, 1, BODY)],
+            &STREAM_ERROR,
+        ),
         case(
             "DATA behind a reset",
             vec![
-                begun(1),
+                open_stream(1),
                 frame(RST_STREAM, 0, 1, [0, 0, 0, 8]),
                 frame(DATA, END_STREAM, 1, BODY),
                 complete_request(3),
@@ -291,20 +302,20 @@ fn parameters() -> Vec<Case> {
             vec![settings(&[(4, 0), (4, 65_535), (4, 1)]), settings(&[(4, 65_535)]), complete_request(1)],
             &SERVED,
         ),
-        case("a window update of zero", vec![begun(1), window(1, 0)], &STREAM_ERROR),
+        case("a window update of zero", vec![open_stream(1), window(1, 0)], &STREAM_ERROR),
         case("a connection window update of zero", vec![window(0, 0)], &CONNECTION),
-        case("a window that overflows", vec![begun(1), window(1, overflow)], &STREAM_ERROR),
+        case("a window that overflows", vec![open_stream(1), window(1, overflow)], &STREAM_ERROR),
         case("a window for all that overflows", vec![window(0, overflow)], &CONNECTION),
         case(
             "a window that overflows by a setting",
-            vec![begun(1), window(1, overflow - 65_535), settings(&[(4, 65_536)])],
+            vec![open_stream(1), window(1, overflow - 65_535), settings(&[(4, 65_536)])],
             &CONNECTION,
         ),
         case("an unexpected SETTINGS ACK", vec![frame(SETTINGS, ACK, 0, []), complete_request(1)], &EITHER),
         case("an unexpected PING ACK", vec![frame(PING, ACK, 0, [7; 8]), complete_request(1)], &SERVED),
         case(
             "more than the window",
-            std::iter::once(begun(1))
+            std::iter::once(open_stream(1))
                 .chain((0..300).map(|_| frame(DATA, 0, 1, vec![b' '; 16_000])))
                 .collect(),
             // 4.8 MB against a window of 1 MiB, unless the gateway reads as fast.

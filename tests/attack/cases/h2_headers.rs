@@ -212,53 +212,57 @@ fn regular() -> Vec<Case> {
 const LARGE_OR_ERROR: [Outcome; 3] = [Outcome::Status(&[400, 413]), Outcome::Reset, Outcome::ConnectionError];
 
 fn bodies() -> Vec<Case> {
-    let begun = || frame(HEADERS, END_HEADERS, 1, request(&[]));
+    let open_stream = || frame(HEADERS, END_HEADERS, 1, request(&[]));
     let data = || frame(DATA, 0, 1, BODY);
     let trailers = |flags: u8, all: &[(&str, &str)]| frame(HEADERS, END_HEADERS | flags, 1, fields(all));
     let case = |name: &str, frames: Vec<Vec<u8>>, outcomes: &[Outcome]| {
         Case::h2(format!("h2 {name}"), frames, outcomes)
     };
     vec![
-        case("trailers", vec![begun(), data(), trailers(END_STREAM, &[("x-t", "y")])], &SERVED),
-        case("trailers without an end", vec![begun(), data(), trailers(0, &[("x-t", "y")])], &STREAM_ERROR),
+        case("trailers", vec![open_stream(), data(), trailers(END_STREAM, &[("x-t", "y")])], &SERVED),
+        case(
+            "trailers without an end",
+            vec![open_stream(), data(), trailers(0, &[("x-t", "y")])],
+            &STREAM_ERROR,
+        ),
         case(
             "trailers with :path",
-            vec![begun(), data(), trailers(END_STREAM, &[(":path", "/x")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[(":path", "/x")])],
             &STREAM_ERROR,
         ),
         case(
             "trailers with :method",
-            vec![begun(), data(), trailers(END_STREAM, &[(":method", "GET"), ("x-t", "y")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[(":method", "GET"), ("x-t", "y")])],
             &STREAM_ERROR,
         ),
         case(
             "trailers with :status",
-            vec![begun(), data(), trailers(END_STREAM, &[(":status", "200")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[(":status", "200")])],
             &STREAM_ERROR,
         ),
         case(
             "trailers with a whole head",
-            vec![begun(), data(), frame(HEADERS, END_HEADERS | END_STREAM, 1, request(&[]))],
+            vec![open_stream(), data(), frame(HEADERS, END_HEADERS | END_STREAM, 1, request(&[]))],
             &STREAM_ERROR,
         ),
         case(
             "trailers with connection",
-            vec![begun(), data(), trailers(END_STREAM, &[("connection", "close")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[("connection", "close")])],
             &STREAM_ERROR,
         ),
         case(
             "trailers in capitals",
-            vec![begun(), data(), trailers(END_STREAM, &[("X-T", "y")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[("X-T", "y")])],
             &STREAM_ERROR,
         ),
         case(
             "trailers with authorization",
-            vec![begun(), data(), trailers(END_STREAM, &[("authorization", "Bearer good-key")])],
+            vec![open_stream(), data(), trailers(END_STREAM, &[("authorization", "Bearer good-key")])],
             &EITHER,
         ),
         case(
             "trailers and no body",
-            vec![begun(), trailers(END_STREAM, &[("x-t", "y")])],
+            vec![open_stream(), trailers(END_STREAM, &[("x-t", "y")])],
             &[Outcome::Status(&[400]), Outcome::Reset],
         ),
         case(
@@ -268,16 +272,20 @@ fn bodies() -> Vec<Case> {
         ),
         case(
             "a body in bytes",
-            std::iter::once(begun())
+            std::iter::once(open_stream())
                 .chain(BODY.bytes().map(|byte| frame(DATA, 0, 1, [byte])))
                 .chain([frame(DATA, END_STREAM, 1, [])])
                 .collect(),
             &SERVED,
         ),
-        case("invalid JSON", vec![begun(), frame(DATA, END_STREAM, 1, "{")], &[Outcome::Status(&[400])]),
+        case(
+            "invalid JSON",
+            vec![open_stream(), frame(DATA, END_STREAM, 1, "{")],
+            &[Outcome::Status(&[400])],
+        ),
         case(
             "a body that stops",
-            vec![begun(), frame(DATA, 0, 1, "{")],
+            vec![open_stream(), frame(DATA, 0, 1, "{")],
             &[Outcome::Status(&[408]), Outcome::Reset],
         ),
     ]

@@ -331,7 +331,7 @@ async fn sends(
 }
 
 /// Sends the same over a number of connections in closed loops; returns the numbers of successful and other responses.
-async fn hammers(
+async fn send_in_closed_loops(
     fixture: &Arc<Fixture>,
     bearer: &'static str,
     per_second: u32,
@@ -369,7 +369,7 @@ async fn an_aggressor_at_twenty_times_its_limit_harms_only_itself() {
     sends(&fixture, "NEIGHBOUR", 100, LASTS / 4).await;
     let (alone, _) = sends(&fixture, "NEIGHBOUR", 100, LASTS).await;
     // A second earlier, in which it uses the burst that its limit allows.
-    let aggressor = hammers(&fixture, "HELD", 20 * 50, LASTS + LASTS / 4);
+    let aggressor = send_in_closed_loops(&fixture, "HELD", 20 * 50, LASTS + LASTS / 4);
     let neighbour = async {
         tokio::time::sleep(LASTS / 4).await;
         sends(&fixture, "NEIGHBOUR", 100, LASTS).await

@@ -102,7 +102,7 @@ impl Client {
                 let (response, mut sending) = send.send_request(request.body(()).unwrap(), false).unwrap();
                 sending.send_data(body, true).unwrap();
                 let (head, body) = response.await.unwrap().into_parts();
-                (head.status, head.headers, all(body).await)
+                (head.status, head.headers, read_body(body).await)
             }
         };
         let text = |name| text(&fields, name);
@@ -115,7 +115,7 @@ fn text(fields: &HeaderMap, name: &str) -> String {
     fields.get(name).map_or("", |value| value.to_str().unwrap()).to_owned()
 }
 
-async fn all(mut body: h2::RecvStream) -> Option<Bytes> {
+async fn read_body(mut body: h2::RecvStream) -> Option<Bytes> {
     let mut all = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece.ok()?;

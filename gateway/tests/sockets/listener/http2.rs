@@ -77,7 +77,7 @@ impl Client {
         };
         let (response, ()) = tokio::join!(response, sending);
         let (head, body) = response?.into_parts();
-        Ok(Http2Response { head: Response::from_parts(head, ()), body: all(body).await? })
+        Ok(Http2Response { head: Response::from_parts(head, ()), body: read_body(body).await? })
     }
 
     pub(crate) async fn post(&self, body: impl Into<Bytes>) -> Result<Http2Response, h2::Error> {
@@ -95,7 +95,7 @@ pub(crate) fn request(method: Method, path: &str, fields: &[(&str, &str)]) -> Re
     fields.iter().fold(request, |request, (name, value)| request.header(*name, *value)).body(()).unwrap()
 }
 
-async fn all(mut body: RecvStream) -> Result<Vec<u8>, h2::Error> {
+async fn read_body(mut body: RecvStream) -> Result<Vec<u8>, h2::Error> {
     let mut all = Vec::new();
     while let Some(piece) = body.data().await {
         let piece = piece?;
@@ -124,7 +124,7 @@ async fn many_concurrent_requests_share_one_connection() {
             let (response, mut stream) = send.ready().await?.send_request(post(), false)?;
             stream.send_data(BODY.into(), true)?;
             let (head, body) = response.await?.into_parts();
-            Ok::<_, h2::Error>((head.status.as_u16(), all(body).await?))
+            Ok::<_, h2::Error>((head.status.as_u16(), read_body(body).await?))
         });
     }
     fixture.region.wait_for_requests(129).await;

@@ -88,7 +88,7 @@ fn encoded(tokens: &[u32], first: u64, column: u64) -> f32 {
 
 /// Compares sums of some tens of f32, which are added in another order here.
 #[track_caller]
-fn near(given: &[f32], expected: &[f32]) {
+fn assert_near(given: &[f32], expected: &[f32]) {
     assert_eq!(given.len(), expected.len());
     for (given, expected) in given.iter().zip(expected) {
         assert!((given - expected).abs() <= 1e-4 * expected.abs().max(1.0), "{given} and {expected}");
@@ -102,7 +102,7 @@ fn a_label_head_reads_the_tapped_row_of_the_last_token() {
     let dot = |row: &Vec<f32>| row.iter().zip(&score).map(|(a, b)| a * b).sum::<f32>();
     let expected: Vec<f32> =
         SEQUENCES.iter().map(|tokens| dot(decoded(tokens).last().expect("a row"))).collect();
-    near(&pooled(&engine), &expected);
+    assert_near(&pooled(&engine), &expected);
     assert!(!engine.describe().token_rows);
     let statistics = engine.statistics().expect("of the executor");
     assert_eq!(statistics.completed, SEQUENCES.len() as u64);
@@ -122,7 +122,7 @@ fn an_llm_reranker_reads_the_logits_of_the_tapped_row_of_the_last_token() {
             let (last, yes) = (decoded(tokens).pop().expect("a row"), row(yes));
             (0..32).map(|column| last[column] * (yes[column] - no[column])).sum()
         };
-        near(&pooled(&engine), &SEQUENCES.map(score));
+        assert_near(&pooled(&engine), &SEQUENCES.map(score));
         assert_eq!((engine.describe().width, engine.describe().token_rows), (1, false), "{family}");
     }
 }
@@ -139,7 +139,10 @@ fn rows_of_tokens_are_pooled_by_the_model_or_returned_unchanged() {
         };
         (0..HIDDEN as usize).map(column).collect()
     };
-    near(&pooled(&engine), &SEQUENCES.iter().flat_map(|tokens| weighted(tokens)).collect::<Vec<f32>>());
+    assert_near(
+        &pooled(&engine),
+        &SEQUENCES.iter().flat_map(|tokens| weighted(tokens)).collect::<Vec<f32>>(),
+    );
     let batch = batch();
     let mut rows = vec![0.0; engine.describe().numbers(&batch.batch(), Output::Tokens)];
     engine.compute(&batch.batch(), Output::Tokens, &mut rows).expect("rows");
