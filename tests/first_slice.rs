@@ -100,19 +100,19 @@ fn listening(process: u32, table: &str) -> usize {
 
 #[tokio::test]
 async fn a_fleet_over_ipv6_serves_requests_and_listens_at_no_ipv4_address() {
-    let mut world = World::up(&["--regions", "2", "--ipv6"]);
-    for url in [&world.url, &world.hub] {
+    let mut fleet = LocalFleet::start(&["--regions", "2", "--ipv6"]);
+    for url in [&fleet.url, &fleet.hub] {
         assert!(url.contains("//[::1]:"), "{url}");
     }
-    world.until_health(AMERICA, "healthy").await;
-    let answer = world.embed("minilm", "near", &[ASHBURN]).await;
-    assert_eq!((answer.status, answer.header("x-meridian-region")), (200, AMERICA), "{}", answer.body);
-    let endpoint = world.route(AMERICA).await["instances"][0]["endpoint"].clone();
+    fleet.wait_for_health(AMERICA, "healthy").await;
+    let response = fleet.embed("minilm", "near", &[ASHBURN]).await;
+    assert_eq!((response.status, response.header("x-meridian-region")), (200, AMERICA), "{}", response.body);
+    let endpoint = fleet.route(AMERICA).await["instances"][0]["endpoint"].clone();
     assert!(endpoint.as_str().unwrap().starts_with("[::1]:"), "{endpoint}");
 
-    let processes = world.processes().await.into_iter();
+    let processes = fleet.processes().await.into_iter();
     let mut processes: Vec<_> = processes.filter_map(|(name, id)| Some((name, id?))).collect();
-    processes.push(("up".to_owned(), world.process().id()));
+    processes.push(("up".to_owned(), fleet.process().id()));
     assert!(processes.len() >= 5, "a hub, a gateway, two spokes, `up`: {processes:?}");
     for (name, id) in processes {
         assert_eq!(listening(id, "tcp"), 0, "{name} listens at an IPv4 address");

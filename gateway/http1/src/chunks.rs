@@ -9,7 +9,7 @@ use crate::{CHUNK_LINE_BYTES_MAX, CHUNK_SIZE_DIGITS_MAX, FramingError, TRAILER_B
 /// Bytes of a trailer's name that are stored; no forbidden one is longer.
 const NAME_BYTES: usize = 32;
 /// Fields that are forbidden in trailers (RFC 9110, 6.5.1): a reader that merges them into the head would read another
-/// message.
+/// message. The names of our own headers are those of `replica_api::headers`, which this crate does not import.
 const FORBIDDEN_TRAILERS: [&[u8]; 13] = [
     b"authorization",
     b"api-key",

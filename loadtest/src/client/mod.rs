@@ -30,6 +30,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use ::http::Method;
+use replica_api::api::Operation;
 use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
@@ -190,7 +191,8 @@ impl Client {
                 Ok(())
             },
         };
-        let run = execute(self.route("/v1/embeddings"), job, preference, progress).await?;
+        let run =
+            execute(self.route(Operation::Embeddings.definition().path), job, preference, progress).await?;
         let EmbeddingsMetadata { model, prompt_tokens, total_tokens } = metadata;
         let (dimensions, values) = (block.dimensions(), block.values);
         Ok(EmbeddedVectors { values, dimensions, model, prompt_tokens, total_tokens, run })

@@ -18,6 +18,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use expected::ExpectedVectors;
+use replica_api::api::Operation;
 use replica_api::priority::Priority;
 use texts::TextSet;
 use trace::Trace;
@@ -68,9 +69,9 @@ impl WorkloadType {
     pub fn path(self) -> &'static str {
         match self {
             WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed | WorkloadType::Bulk => {
-                "/v1/embeddings"
+                Operation::Embeddings.definition().path
             }
-            WorkloadType::Rerank => "/v1/rerank",
+            WorkloadType::Rerank => Operation::RerankV1.definition().path,
         }
     }
 

@@ -24,7 +24,8 @@ use crate::unix_time;
 
 /// Interval at which the wall clock is read: it may have been set, or the machine suspended.
 const CLOCK_PERIOD: Duration = Duration::from_secs(60);
-/// Delay after a failed renewal.
+/// Delay after a failed renewal. Independent of the equal ones of restarts of replicas, which wait for a machine and not for a
+/// hub.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 /// Delay after a rejected renewal, which has a cause that does not pass by itself.
 const REJECTED_BACKOFF: Backoff = Backoff { first: Duration::from_secs(10), max: Duration::from_secs(600) };

@@ -150,36 +150,37 @@ async fn a_repeated_request_gets_the_same_certificate_and_another_key_gets_none(
 
 #[tokio::test]
 async fn a_used_token_stays_used_when_the_store_is_restored_from_an_older_backup() {
-    let scene = Scene::new().await;
-    let folder = scene._dir.path().join("hub");
-    let secret = scene.token(HOUR).await;
+    let fixture = Fixture::new().await;
+    let folder = fixture._dir.path().join("hub");
+    let secret = fixture.token(HOUR).await;
     let key = keys::join_token(&secret.parse::<JoinSecret>().unwrap().hash());
-    let backup = scene.store.get(&key).await.unwrap().unwrap().value.to_vec();
-    let closed = scene.hubs[0].closed.clone();
-    let following = tokio::spawn(closed_tokens::follow(scene.store.clone(), closed, folder.clone(), || NOW));
-    scene.join(&secret, &csr(), NOW).await.unwrap();
+    let backup = fixture.store.get(&key).await.unwrap().unwrap().value.to_vec();
+    let closed = fixture.hubs[0].closed.clone();
+    let following =
+        tokio::spawn(closed_tokens::follow(fixture.store.clone(), closed, folder.clone(), || NOW));
+    fixture.join(&secret, &csr(), NOW).await.unwrap();
     let begun = Instant::now();
     while !closed_tokens::read(&folder).tokens.iter().any(|(hash, _)| key.ends_with(hash)) {
         assert!(begun.elapsed() < Duration::from_secs(10), "the used token is on disk");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     following.abort();
-    scene.store.put(&key, backup, None).await.unwrap();
-    let reused = scene.join(&secret, &csr(), NOW).await.unwrap_err();
+    fixture.store.put(&key, backup, None).await.unwrap();
+    let reused = fixture.join(&secret, &csr(), NOW).await.unwrap_err();
     assert!(matches!(reused, PkiError::Token(TokenRejected::Used(_))), "{reused}");
 
     // The other hub starts with the folder, and one whose folder is restored too accepts no token of the backup.
-    restore_closed_tokens(&scene.hubs[1], &folder).await.unwrap();
-    let reused = scene.hubs[1].join(&secret, &csr(), address(2), NOW).await.unwrap_err();
+    restore_closed_tokens(&fixture.hubs[1], &folder).await.unwrap();
+    let reused = fixture.hubs[1].join(&secret, &csr(), address(2), NOW).await.unwrap_err();
     assert!(matches!(reused, PkiError::Token(TokenRejected::Used(_))), "{reused}");
     closed_tokens::distrust(&folder).unwrap();
-    restore_closed_tokens(&scene.hubs[1], &folder).await.unwrap();
-    let reused = scene.hubs[1].join(&secret, &csr(), address(2), NOW).await.unwrap_err();
+    restore_closed_tokens(&fixture.hubs[1], &folder).await.unwrap();
+    let reused = fixture.hubs[1].join(&secret, &csr(), address(2), NOW).await.unwrap_err();
     assert!(matches!(reused, PkiError::Token(TokenRejected::Unknown)), "{reused}");
     assert!(!closed_tokens::read(&folder).is_incomplete, "tokens that are created now are valid");
-    let next = scene.token(HOUR).await;
-    restore_closed_tokens(&scene.hubs[1], &folder).await.unwrap();
-    scene.join(&next, &csr(), NOW).await.unwrap();
+    let next = fixture.token(HOUR).await;
+    restore_closed_tokens(&fixture.hubs[1], &folder).await.unwrap();
+    fixture.join(&next, &csr(), NOW).await.unwrap();
 }
 
 #[tokio::test]
