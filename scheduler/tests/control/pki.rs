@@ -24,6 +24,7 @@ use scheduler_core::pki::token::JoinToken;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::dns_server::{DnsServer, Zone, addresses};
 use super::operators::{Issuer, operators_config};
 use super::world::{Hub, config, wait_until};
 
@@ -226,6 +227,31 @@ async fn a_frozen_hub_does_not_delay_a_revocation_while_another_one_is_reachable
         std::fs::remove_dir_all(spoke.path()).unwrap();
     }
     following.abort();
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_the_authority_is_resolved_at_the_configured_servers_and_each_of_its_addresses_is_tried() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    let dns = DnsServer::start().await;
+    let resolver = Resolver::new(&DnsSection { servers: vec![dns.address] });
+    // At the first address a frozen hub accepts connections and does not respond.
+    let port = fleet.address.rsplit_once(':').unwrap().1;
+    let _frozen = tokio::net::TcpListener::bind(format!("127.0.0.2:{port}")).await.unwrap();
+    dns.set("hub.test", addresses(&["127.0.0.1", "127.0.0.2"], 1));
+    let name = vec![format!("hub.test:{port}")];
+    let token = JoinToken::new(name.clone(), token.fingerprints().to_vec(), token.secret().clone()).unwrap();
+    let gateway = fleet.folder("gateway");
+    authority::join(&gateway, &token, &resolver).await.unwrap();
+    assert_eq!(gateway.membership().unwrap().unwrap().addresses, name);
+    // The last addresses are used while DNS fails.
+    dns.set("hub.test", Zone::Silence);
+    let queries = dns.queries();
+    until("the answer has expired", async || dns.queries() > queries).await;
+    AuthorityConnection::with_identity(&gateway, &name, &resolver).await.unwrap();
     hub.stop().await;
 }
 
