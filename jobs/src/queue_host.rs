@@ -10,10 +10,10 @@ use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits, SubmissionError,
 };
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
-use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, RecordEffect, TenantUsage};
+use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect, TenantUsage};
 use jobs_core::record::JobRecord;
 use rand::Rng;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
@@ -127,6 +127,8 @@ struct Shared {
     objects: JobObjects,
     config: QueueConfig,
     applied: Mutex<Applied>,
+    /// Reason why entries of the log cannot be applied now, if there is one.
+    failure: watch::Sender<Option<JobLogError>>,
     /// Sequence number of the last applied entry.
     position: watch::Sender<u64>,
 }
@@ -159,7 +161,8 @@ impl QueueHost {
         let queue = DurableJobQueue::restore(jobs, applied);
         let (position, _) = watch::channel(applied);
         let applied = Mutex::new(Applied { queue, effects: VecDeque::new() });
-        let shared = Arc::new(Shared { log, objects, config, applied, position });
+        let failure = watch::Sender::new(None);
+        let shared = Arc::new(Shared { log, objects, config, applied, failure, position });
         let last = *shared.log.last().borrow();
         while *shared.position.borrow() < last {
             shared.apply_next().await?;
@@ -192,6 +195,32 @@ impl QueueHost {
             }
             _ => Ok(None),
         }
+    }
+
+    /// Returns the number of jobs by status.
+    pub fn totals(&self) -> QueueTotals {
+        self.shared.applied.lock().queue.totals()
+    }
+
+    /// Returns the limits, attempts and retention.
+    pub fn config(&self) -> &QueueConfig {
+        &self.shared.config
+    }
+
+    /// Returns the reason why the log cannot be read, when it changes. While there is one, submissions fail at once.
+    pub fn failure(&self) -> watch::Receiver<Option<JobLogError>> {
+        self.shared.failure.subscribe()
+    }
+
+    /// Returns a signal of each applied entry of the log: jobs were submitted, or have ended.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.position.subscribe()
+    }
+
+    /// Returns the deployments of which [`Self::take`] would take a job.
+    pub fn startable_deployments(&self) -> BTreeSet<String> {
+        let mut applied = self.shared.applied.lock();
+        decide::startable_deployments(&mut applied.queue, &self.shared.config.computation, now())
     }
 
     /// Returns a page of jobs, the newest first.
@@ -327,9 +356,22 @@ impl QueueTasks {
 impl Shared {
     /// Appends records as one entry, and returns its sequence number with their effects.
     async fn append(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+        let mut failure = self.failure.subscribe();
+        // An entry that follows an unreadable one would never be applied.
+        if let Some(error) = failure.borrow().clone() {
+            return Err(error.into());
+        }
         let sequence = self.log.append(&entry).await?;
         let mut position = self.position.subscribe();
-        position.wait_for(|position| *position >= sequence).await.map_err(|_| QueueError::Closed)?;
+        tokio::select! {
+            biased;
+            applied = position.wait_for(|position| *position >= sequence) => {
+                applied.map_err(|_| QueueError::Closed)?;
+            }
+            failed = failure.wait_for(Option::is_some) => {
+                return Err(failed.ok().and_then(|failed| failed.clone()).map_or(QueueError::Closed, QueueError::Log));
+            }
+        }
         let applied = self.applied.lock();
         let since = (applied.queue.applied() - sequence) as usize;
         // After more than `EFFECTS_MAX` other entries the outcome is unknown.
@@ -365,8 +407,16 @@ impl Shared {
 
     async fn follow(&self) {
         loop {
-            if self.apply_next().await.is_err() {
-                tokio::time::sleep(RETRY_PAUSE).await;
+            match self.apply_next().await {
+                Ok(()) => {
+                    self.failure.send_if_modified(|failure| failure.take().is_some());
+                }
+                Err(error) => {
+                    self.failure.send_if_modified(|failure| {
+                        failure.replace(error.clone()).is_none_or(|before| before != error)
+                    });
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                }
             }
         }
     }
@@ -554,7 +604,8 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-fn now() -> UnixMillis {
+/// Returns the time, as in the records of a queue.
+pub fn now() -> UnixMillis {
     UnixMillis(since_epoch().as_millis() as u64)
 }
 

@@ -4,17 +4,24 @@
 
 mod fixture;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use fixture::spec;
+use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, QueueSnapshot};
+use jobs::objects::JobObjects;
 use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobFilter, JobPhase, JobWorker};
 use jobs_core::job::{DurableJobId, IdempotencyKey, JobOutcome, JobSpec, JobStatus};
 use jobs_core::queue::Cancellation;
+use jobs_core::record::JobRecord;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Folder of the queue in a process that this test starts to kill it.
 const FOLDER: &str = "MERIDIAN_TEST_QUEUE_FOLDER";
@@ -102,6 +109,64 @@ async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
     assert!(matches!(host.submit(spec("a"), Bytes::new()).await, Err(QueueError::Rejected(_))));
     assert_eq!(host.submit(keyed(1), Bytes::from("text")).await, Ok(ids[0]));
     host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
+}
+
+/// A log whose entries cannot be read while `unreadable` is set.
+struct DamagedLog {
+    log: EmbeddedJobLog,
+    unreadable: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl JobLog for DamagedLog {
+    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
+        self.log.append(entry).await
+    }
+
+    async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {
+        match self.unreadable.load(Ordering::SeqCst) {
+            true => Err(JobLogError::Unavailable("entry 2 cannot be read".to_owned())),
+            false => self.log.read(after, count).await,
+        }
+    }
+
+    fn last(&self) -> watch::Receiver<u64> {
+        self.log.last()
+    }
+
+    async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
+        self.log.save(snapshot).await
+    }
+
+    async fn saved(&self) -> Result<QueueSnapshot, JobLogError> {
+        self.log.saved().await
+    }
+}
+
+#[tokio::test]
+async fn submissions_fail_at_once_while_the_log_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let unreadable = Arc::new(AtomicBool::new(false));
+    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
+    let log = DamagedLog { log, unreadable: unreadable.clone() };
+    let objects = JobObjects::in_folder(&dir.path().join("objects")).unwrap();
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
+    tokio::spawn(tasks.run());
+    let first = host.submit(spec("a"), Bytes::from("text")).await.unwrap();
+    unreadable.store(true, Ordering::SeqCst);
+    let mut failure = host.failure();
+    // The submission that finds the entry unreadable, and those after it.
+    for _ in 0..3 {
+        let failed = host.submit(spec("a"), Bytes::from("text")).await.unwrap_err();
+        assert!(matches!(&failed, QueueError::Log(JobLogError::Unavailable(_))), "{failed}");
+    }
+    assert!(failure.wait_for(Option::is_some).await.is_ok());
+    assert!(host.job("a", first).is_ok(), "what was applied can be read");
+    unreadable.store(false, Ordering::SeqCst);
+    failure.wait_for(Option::is_none).await.unwrap();
+    host.submit(spec("a"), Bytes::from("text")).await.unwrap();
+    // The first failed submission had been written.
+    assert_eq!(host.totals().queued, 3);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use crate::job::{
 use crate::queue::{DurableJobQueue, JobPosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use backoff::Backoff;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Limits of a queue.
@@ -141,6 +142,19 @@ pub fn take_deliveries(
     now: UnixMillis,
 ) -> Option<JobRecord> {
     lease(queue.deliverable(now).take(count).collect(), LeasePurpose::Deliver, worker, now)
+}
+
+/// Returns the deployments of which [`take`] would take a job.
+pub fn startable_deployments(
+    queue: &mut DurableJobQueue,
+    policy: &AttemptPolicy,
+    now: UnixMillis,
+) -> BTreeSet<String> {
+    queue.advance(now);
+    let abandoned = queue.abandoned(now);
+    let abandoned = abandoned.filter(|(_, job)| job.attempts < policy.attempts && job.expires() > now);
+    let abandoned = abandoned.map(|(_, job)| job.spec.deployment.as_str());
+    abandoned.chain(queue.deployments()).map(str::to_owned).collect()
 }
 
 fn lease(

@@ -13,6 +13,7 @@
 
 pub mod decide;
 pub mod job;
+pub mod pace;
 pub mod queue;
 mod ranked;
 pub mod record;

@@ -64,6 +64,19 @@ pub struct TenantUsage {
     pub bytes: u64,
 }
 
+/// Number of jobs by status, and the age of the oldest unfinished one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueTotals {
+    /// Jobs that wait.
+    pub queued: u64,
+    /// Jobs that are computed, or whose worker has ended.
+    pub running: u64,
+    /// Finished jobs that are kept until the end of their retention.
+    pub finished: u64,
+    /// Submission of the oldest unfinished job.
+    pub oldest: Option<UnixMillis>,
+}
+
 /// Queue of durable jobs of a jurisdiction.
 #[derive(Debug, Clone, Default)]
 pub struct DurableJobQueue {
@@ -71,6 +84,8 @@ pub struct DurableJobQueue {
     /// Sequence number of the last entry.
     applied: u64,
     pending: PendingJobs,
+    /// Unfinished jobs, by submission.
+    unfinished: BTreeSet<DurableJobId>,
     usage: BTreeMap<String, TenantUsage>,
     idempotency: BTreeMap<(String, [u8; 32]), DurableJobId>,
     /// Ends of leases for computation.
@@ -122,6 +137,17 @@ impl DurableJobQueue {
     /// Returns a job.
     pub fn job(&self, id: DurableJobId) -> Option<&DurableJob> {
         self.jobs.get(&id)
+    }
+
+    /// Returns the number of jobs by status.
+    pub fn totals(&self) -> QueueTotals {
+        let running = self.computing.len() as u64;
+        QueueTotals {
+            queued: self.unfinished.len() as u64 - running,
+            running,
+            finished: self.finished.len() as u64,
+            oldest: self.unfinished.first().map(|id| id.submitted()),
+        }
     }
 
     /// Returns the sequence number of the last entry.
@@ -445,6 +471,7 @@ impl DurableJobQueue {
             self.expirations.insert((job.expires(), id));
         }
         if !job.is_finished() {
+            self.unfinished.insert(id);
             let usage = self.usage.entry(job.spec.tenant.clone()).or_default();
             usage.jobs += 1;
             usage.bytes += job.spec.payload.length;
@@ -473,6 +500,7 @@ impl DurableJobQueue {
             }
         }
         self.expirations.remove(&(job.expires(), id));
+        self.unfinished.remove(&id);
         if !job.is_finished()
             && let Some(usage) = self.usage.get_mut(&job.spec.tenant)
         {
@@ -505,6 +533,11 @@ impl DurableJobQueue {
     /// work so far, the jobs of a tenant by deadline and submission.
     pub(crate) fn startable(&self, deployment: &str) -> impl Iterator<Item = (DurableJobId, u64)> + '_ {
         self.pending.startable(deployment)
+    }
+
+    /// Returns the deployments with jobs that can start, without those whose worker has ended.
+    pub(crate) fn deployments(&self) -> impl Iterator<Item = &str> {
+        self.pending.deployments()
     }
 
     /// Returns the jobs whose lease for computation has ended.

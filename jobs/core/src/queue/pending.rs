@@ -109,6 +109,14 @@ impl PendingJobs {
         queue.into_iter().flat_map(|queue| queue.interactive.in_order().chain(queue.bulk.in_order()))
     }
 
+    pub(super) fn deployments(&self) -> impl Iterator<Item = &str> {
+        let with_jobs = self
+            .deployments
+            .iter()
+            .filter(|(_, jobs)| [&jobs.interactive, &jobs.bulk].iter().any(|queue| !queue.is_empty()));
+        with_jobs.map(|(name, _)| name.as_str())
+    }
+
     fn queue_mut(&mut self, job: &DurableJob) -> &mut FairJobQueue {
         let queue = self.deployments.entry(job.spec.deployment.clone()).or_default();
         match job.spec.priority {

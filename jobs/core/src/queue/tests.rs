@@ -121,6 +121,27 @@ fn seconds(seconds: u64) -> UnixMillis {
 }
 
 #[test]
+fn totals_and_deployments_follow_the_status_of_jobs() {
+    let mut log = Log::default();
+    assert_eq!(log.queue.totals(), QueueTotals::default());
+    let first = log.submit_at(spec("a"), UnixMillis(5));
+    log.submit_at(JobSpec { deployment: "other".to_owned(), ..spec("a") }, UnixMillis(9));
+    let totals = QueueTotals { queued: 2, running: 0, finished: 0, oldest: Some(UnixMillis(5)) };
+    assert_eq!(log.queue.totals(), totals);
+    let startable = |log: &mut Log, at| decide::startable_deployments(&mut log.queue, &POLICY, at);
+    assert_eq!(Vec::from_iter(startable(&mut log, UnixMillis(10))), ["minilm", "other"]);
+    assert_eq!(log.take(1, 1, UnixMillis(10)), [first]);
+    assert_eq!(log.queue.totals(), QueueTotals { queued: 1, running: 1, ..totals });
+    assert_eq!(Vec::from_iter(startable(&mut log, UnixMillis(11))), ["other"]);
+    // The worker has ended.
+    let later = UnixMillis(10).after(LEASE);
+    assert_eq!(Vec::from_iter(startable(&mut log, later)), ["minilm", "other"]);
+    log.append(JobRecord::CancelRequested { id: first, at: later });
+    let totals = QueueTotals { queued: 1, running: 0, finished: 1, oldest: Some(UnixMillis(9)) };
+    assert_eq!(log.queue.totals(), totals);
+}
+
+#[test]
 fn a_job_is_computed_and_delivered_once() {
     let mut log = Log::default();
     let id = log.submit(JobSpec { webhook: Some("https://example.com".to_owned()), ..spec("a") });
