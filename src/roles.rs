@@ -12,7 +12,7 @@ use crate::up::scripted;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
 use configuration::{ConfigFile, Files};
 use gateway::config::EdgeConfig;
-use gateway::ingress::{IngressConfig, IngressSignals};
+use gateway::ingress::{IngressConfig, IngressSignals, JobsConfig};
 use gateway::receipts::ReceiptsConfig;
 use identity::Transport;
 use resolver::Resolver;
@@ -81,17 +81,23 @@ pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
     let region = options.region.as_deref();
-    let (config, receipts) =
+    let (config, parts) =
         match read_config(&options.config, |document, files| read_spoke(document, files, region)) {
             Ok(config) => config,
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
     let replicas = config.scaling.as_ref().and_then(|scaling| scaling.replica_identity(&config.transport));
-    run(joined.with_replicas(replicas), async |stop| spoke_parts(config, receipts, stop).await)
+    run(joined.with_replicas(replicas), async |stop| spoke_parts(config, parts, stop).await)
 }
 
 /// Configuration of a spoke, with that of its ingress.
-type SpokeParts = (SpokeConfig, Option<ReceiptsConfig>);
+type SpokeParts = (SpokeConfig, IngressParts);
+
+/// Parts of the configuration of a spoke that its ingress validates.
+pub(crate) struct IngressParts {
+    receipts: Option<ReceiptsConfig>,
+    jobs: Option<JobsConfig>,
+}
 
 /// Reads the configuration of a spoke, also the parts that the ingress validates.
 pub(crate) fn read_spoke(
@@ -99,14 +105,15 @@ pub(crate) fn read_spoke(
     files: &Files<'_>,
     region: Option<&str>,
 ) -> Option<SpokeParts> {
-    let ReadSpoke { config, receipts } = SpokeConfig::read(document, files, region)?;
+    let ReadSpoke { config, receipts, jobs } = SpokeConfig::read(document, files, region)?;
     let receipts = receipts.and_then(|section| ReceiptsConfig::read(section, document, files));
-    Some((config?, receipts))
+    let jobs = jobs.and_then(|section| JobsConfig::read(section, document, files));
+    Some((config?, IngressParts { receipts, jobs }))
 }
 
 async fn spoke_parts(
     config: SpokeConfig,
-    receipts: Option<ReceiptsConfig>,
+    IngressParts { receipts, jobs }: IngressParts,
     stop: watch::Receiver<bool>,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
@@ -118,6 +125,7 @@ async fn spoke_parts(
         region: config.region.clone(),
         catalogue: config.catalogue.clone(),
         receipts,
+        jobs,
         transport: config.transport.clone(),
         operations: config.operations,
         resolver: resolver.clone(),

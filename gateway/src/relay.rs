@@ -63,6 +63,17 @@ impl ForwardedHeaders {
         ForwardedHeaders(head)
     }
 
+    /// Returns the headers of a request that this process itself sends for a job, with a JSON body.
+    pub(crate) fn of_job(decided: &[(&'static str, &str)]) -> ForwardedHeaders {
+        let mut head = RequestHead::new(UpstreamMethod::Post);
+        head.put(HOST.as_str(), AUTHORITY);
+        head.put(CONTENT_TYPE.as_str(), "application/json");
+        for (name, value) in decided {
+            head.put(name, value);
+        }
+        ForwardedHeaders(head)
+    }
+
     /// Builds the head for the next hop, for `path` and with `extra` headers.
     pub(crate) fn head(
         &self,

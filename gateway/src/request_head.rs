@@ -10,18 +10,24 @@ use http::{HeaderName, HeaderValue, Method, Request};
 pub(crate) enum UpstreamMethod {
     Get,
     Post,
+    Delete,
 }
 
 impl UpstreamMethod {
     /// Returns the method with which a client's request is forwarded.
     pub(crate) fn for_client(method: &Method) -> UpstreamMethod {
-        if matches!(*method, Method::GET | Method::HEAD) { UpstreamMethod::Get } else { UpstreamMethod::Post }
+        match *method {
+            Method::GET | Method::HEAD => UpstreamMethod::Get,
+            Method::DELETE => UpstreamMethod::Delete,
+            _ => UpstreamMethod::Post,
+        }
     }
 
     fn as_http(self) -> Method {
         match self {
             UpstreamMethod::Get => Method::GET,
             UpstreamMethod::Post => Method::POST,
+            UpstreamMethod::Delete => Method::DELETE,
         }
     }
 }

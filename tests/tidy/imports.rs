@@ -42,6 +42,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "gateway-core",
             "http1",
             "identity",
+            "jobs",
+            "jobs-core",
             "jwt",
             "scheduler-api",
             "scheduler-client",

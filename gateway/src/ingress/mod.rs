@@ -16,6 +16,7 @@ mod components;
 mod follow;
 mod forwarder;
 mod hold;
+mod jobs;
 mod operations;
 mod peers;
 mod pipeline;
@@ -80,6 +81,8 @@ pub struct IngressConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
+    /// Queue of durable jobs, if the region has one.
+    pub jobs: Option<JobsConfig>,
     /// Transport security of the listener and of connections to replicas; without an identity, plaintext.
     pub transport: Transport,
     /// Plaintext address for operators; without it, operators use the address for gateways.

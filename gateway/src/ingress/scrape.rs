@@ -4,7 +4,7 @@ use super::CONNECTIONS_MAX;
 use super::operations::IngressOperations;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::listener::AfterResponse;
-use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, ListenerScrape};
+use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, JobScrape, ListenerScrape};
 use crate::receipts::{ReceiptMetrics, ReceiptScrape};
 use crate::respond;
 use bytes::Bytes;
@@ -70,6 +70,8 @@ metric_set! {
         policy_age: Option<Duration> = "meridian_ingress_policy_age_seconds",
         /// The age past which requests of locked deployments are rejected.
         policy_max_age: Option<Duration> = "meridian_ingress_policy_max_age_seconds",
+        /// Queue of durable jobs, if there is one.
+        jobs: Option<JobScrape<'a>> = set,
         /// Connections of gateways.
         listener: ListenerScrape<'a> = set,
         /// Connections to replicas that failed before a request was sent, by cause.
@@ -164,6 +166,7 @@ impl IngressOperations {
             tables_refused: Total(spoke.tables_rejected()),
             policy_age: policy_age.map(|(age, _)| age),
             policy_max_age: policy_age.map(|(_, max)| max),
+            jobs: self.jobs.as_ref().map(|jobs| jobs.scrape()),
             listener: ListenerScrape {
                 listener: &self.listener.metrics,
                 connections: CONNECTIONS_MAX - self.listener.connections.available_permits(),

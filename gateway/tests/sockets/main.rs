@@ -14,6 +14,7 @@ mod hop;
 mod hub;
 mod ingress;
 mod listener;
+mod jobs;
 mod overflow;
 mod policies;
 mod scatter;

@@ -581,6 +581,13 @@ pub const REQUEST_HEADERS: &[Header] = &[
         headers::CLIENT_GEO,
         "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never used for residency.",
     ),
+    (
+        headers::IDEMPOTENCY_KEY,
+        "For a job: repeated requests with the same key are one job; 1 to 255 printable ASCII characters.",
+    ),
+    (headers::DEADLINE_MS, "For a job: milliseconds after which the client has no use for the result."),
+    (headers::MAX_TIME_IN_QUEUE_MS, "For a job: milliseconds within which its computation must begin."),
+    (headers::PREFER, "`respond-async`, to make the request a job (docs/jobs.md)."),
     (headers::TRACEPARENT, "W3C Trace Context; forwarded."),
     ("content-encoding", "`gzip`, if the body is compressed."),
 ];
@@ -596,6 +603,7 @@ pub const RESPONSE_HEADERS: &[Header] = &[
         "The revision of the model that computed the response (docs/model-identity.md).",
     ),
     (headers::ERROR, "The error's code (docs/errors.md)."),
+    (headers::PREFERENCE_APPLIED, "`respond-async`, if the request became a job."),
     (headers::TOKENS, "Tokens that were computed."),
     (headers::PRIORITY, "Effective priority, if the request specified another."),
     (headers::HELD_MS, "Milliseconds for which the request was held because no replica was ready."),

@@ -122,6 +122,20 @@ error_codes! {
     ModelNotFound = "model_not_found", 404, Caller, Nothing;
     /// The path does not exist.
     NotFound = "not_found", 404, Caller, Nothing;
+    /// The tenant has no job with this identifier, or its retention time has passed.
+    JobNotFound = "job_not_found", 404, Caller, Nothing;
+    /// The job cannot be cancelled any more: it is finished, or its result is being delivered.
+    JobFinished = "job_finished", 409, Caller, Nothing;
+    /// The idempotency key was used for another request; the message names its job.
+    IdempotencyConflict = "idempotency_conflict", 422, Caller, Nothing;
+    /// The unfinished jobs of the tenant have reached a limit, by number or by bytes.
+    TooManyJobs = "too_many_jobs", 429, Quota, Wait;
+    /// No allowed region that serves this deployment has a queue of jobs.
+    NoJobQueue = "no_job_queue", 503, Capacity, Elsewhere;
+    /// The queue of jobs cannot be read or written at the moment; accepted jobs are kept.
+    JobsUnavailable = "jobs_unavailable", 503, Capacity, Wait;
+    /// The disk or the bucket of the queue of jobs is full; accepted jobs are kept.
+    StorageFull = "storage_full", 507, Capacity, Wait;
     /// The path exists, with another method.
     MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
     /// The residency policies of the deployment and of the request together allow no region.

@@ -17,6 +17,16 @@ pub const CLIENT_GEO: &str = "x-meridian-client-geo";
 pub const API_KEY: &str = "api-key";
 /// In: same as [`API_KEY`].
 pub const X_API_KEY: &str = "x-api-key";
+/// In, for a job: repeated requests with the same key are one job. A gateway chooses one if the client does not.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// In, for a job: milliseconds until the client has no use for the result; then the job expires.
+pub const DEADLINE_MS: &str = "x-meridian-deadline-ms";
+/// In, for a job: milliseconds within which its computation must begin; otherwise the job expires.
+pub const MAX_TIME_IN_QUEUE_MS: &str = "x-meridian-max-time-in-queue-ms";
+/// In: with `respond-async` the request becomes a job (RFC 7240).
+pub const PREFER: &str = "prefer";
+/// Out: the preference that was applied (RFC 7240).
+pub const PREFERENCE_APPLIED: &str = "preference-applied";
 /// Out: region that computed the response; of a split request all of them, separated by commas, in the order of the
 /// inputs.
 pub const REGION: &str = "x-meridian-region";

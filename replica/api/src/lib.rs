@@ -9,6 +9,7 @@
 //!   [`voyage`], [`bedrock`], [`tei`] (TEI, BEI) and [`vllm`] (vLLM, Infinity). Each parses untrusted requests, with an
 //!   error for every mistake ([`body`]), and writes its responses and errors, by hand where they are mostly numbers.
 //! - [`embeddings`], [`vectors`], [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
+//! - [`jobs`]: requests that are computed later.
 //! - [`retry`]: budgets that every client of the API keeps to.
 //! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
 
@@ -24,6 +25,7 @@ pub mod headers;
 pub mod identity;
 pub mod info;
 pub mod input;
+pub mod jobs;
 pub mod limits;
 pub mod openai;
 pub mod paths;

@@ -19,12 +19,14 @@
 //! - [`pki`]: built-in certificate authority: join tokens, renewal, revocation, rotation.
 //! - [`operators`]: operators with tokens of an identity provider.
 //! - [`policy_age`]: maximum age of residency policies without a reachable hub.
+//! - [`jobs`]: configuration of the queue of durable jobs of a spoke.
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
 pub mod bound;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;
+pub mod jobs;
 pub mod operators;
 pub mod pki;
 pub mod plan;

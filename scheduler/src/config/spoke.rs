@@ -15,6 +15,7 @@ use resolver::DnsSection;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
+use scheduler_core::jobs::JobsSection;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
@@ -41,6 +42,9 @@ section! {
         catalogue: Option<PathBuf>;
         /// Receipts of the requests that arrive here; none are written without this table.
         receipts: Option<ReceiptsSection>;
+        /// Queue of durable jobs; without this table this spoke accepts none. Of several spokes of a region one has it, or all
+        /// have it with the same NATS servers.
+        jobs: Option<JobsSection>;
         /// Listener for operators, plaintext; that of the ingress if absent.
         operations: Option<SocketAddr>;
         /// Load balancers in front of `listen`, each of whose connections begins with a PROXY protocol header, version 2. If
@@ -107,6 +111,8 @@ pub struct ReadSpoke {
     pub config: Option<SpokeConfig>,
     /// Storage of receipts, for the ingress.
     pub receipts: Option<ReceiptsSection>,
+    /// Queue of jobs, for the ingress.
+    pub jobs: Option<JobsSection>,
 }
 
 impl SpokeConfig {
@@ -184,7 +190,7 @@ impl SpokeConfig {
                 scaling: scaling?,
             })
         };
-        Some(ReadSpoke { config: config(), receipts: file.receipts.flatten() })
+        Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })
     }
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.

@@ -71,6 +71,7 @@ async fn region(
         Spoke::new(id.parse().unwrap(), 1, vec![replica.into()]).with_instance("a".parse().unwrap()),
     ));
     let config = IngressConfig {
+        jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
         listen: "127.0.0.1:0".parse().unwrap(),

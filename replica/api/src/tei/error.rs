@@ -39,15 +39,17 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
         EmptyInput => (TeiErrorType::Empty, 400),
         InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
         WrongTask => (TeiErrorType::Backend, 424),
-        Overloaded | RateLimited => (TeiErrorType::Overloaded, 429),
+        Overloaded | RateLimited | TooManyJobs => (TeiErrorType::Overloaded, 429),
         MalformedRequest | HeadTooLarge | HeadTimeout | UnknownTransferCoding | UnsupportedEncoding => {
             (TeiErrorType::Validation, code.status())
         }
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-        | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
-            (TeiErrorType::Validation, code.status())
-        }
+        | JobNotFound | JobFinished | IdempotencyConflict | MethodNotAllowed | RegionNotPermitted
+        | PriorityNotPermitted | NotResidentHere => (TeiErrorType::Validation, code.status()),
         NoCapacityInAllowedRegions
+        | NoJobQueue
+        | JobsUnavailable
+        | StorageFull
         | ReceiptUnavailable
         | PolicyTooOld
         | Saturated

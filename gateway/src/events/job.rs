@@ -1,0 +1,71 @@
+//! Events of the queue of durable jobs of a region.
+
+use std::fmt::Display;
+
+use jobs_core::job::DurableJobId;
+use regions::RegionId;
+
+use crate::metrics::{JobAttemptOutcome, JobMetrics};
+
+/// Entries of the log of the queue cannot be read or applied: submissions and workers fail until they can. If the reason
+/// is an entry that cannot be read, another version of the spoke wrote it, or the disk is damaged: start the newer version
+/// again, or restore the directory of `[jobs]`. Otherwise check the NATS servers.
+pub(crate) struct JobLogUnreadable<'a> {
+    pub(crate) region: &'a RegionId,
+    pub(crate) error: &'a dyn Display,
+}
+
+impl JobLogUnreadable<'_> {
+    pub(crate) fn record(self, metrics: &JobMetrics) {
+        let JobLogUnreadable { region, error } = self;
+        metrics.log_failures.add(1);
+        tracing::error!(%region, %error, "job log cannot be read, so jobs fail");
+    }
+}
+
+/// The log of the queue can be read again.
+pub(crate) struct JobLogReadable<'a> {
+    pub(crate) region: &'a RegionId,
+}
+
+impl JobLogReadable<'_> {
+    pub(crate) fn record(self) {
+        tracing::info!(region = %self.region, "job log can be read again");
+    }
+}
+
+/// A worker could not take jobs or store their ends; jobs in flight are computed again after their leases. Logged when
+/// this begins. Check the disk, or the NATS servers, of `[jobs]`.
+pub(crate) struct JobWorkerFailed<'a> {
+    pub(crate) region: &'a RegionId,
+    pub(crate) error: &'a dyn Display,
+    /// Whether the operation before did not fail.
+    pub(crate) is_new: bool,
+}
+
+impl JobWorkerFailed<'_> {
+    pub(crate) fn record(self, metrics: &JobMetrics) {
+        let JobWorkerFailed { region, error, is_new } = self;
+        metrics.worker_failures.add(1);
+        if is_new {
+            tracing::warn!(%region, %error, "worker of jobs failed");
+        }
+    }
+}
+
+/// An attempt to compute a job has ended.
+pub(crate) struct JobAttemptEnded<'a> {
+    pub(crate) id: DurableJobId,
+    pub(crate) outcome: JobAttemptOutcome,
+    /// Reason, if it did not succeed.
+    pub(crate) reason: Option<&'a str>,
+}
+
+impl JobAttemptEnded<'_> {
+    pub(crate) fn record(self, metrics: &JobMetrics) {
+        let JobAttemptEnded { id, outcome, reason } = self;
+        metrics.attempts.count(outcome);
+        // DEBUG only: there may be thousands a second, and the job has the reason.
+        tracing::debug!(%id, outcome = outcome.as_str(), reason, "attempt to compute a job ended");
+    }
+}

@@ -1,0 +1,464 @@
+//! API of jobs, for gateways: submission, state with result, cancellation, and list.
+//!
+//! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
+//! the peer is known by its certificate.
+
+use super::{ClientJobId, JobQueue};
+use crate::ingress::Ingress;
+use crate::ingress::arrival::Arrival;
+use crate::ingress::request::{deployment, milliseconds, text, unreadable};
+use crate::listener::AfterResponse;
+use crate::receipts::CommitFailed;
+use crate::respond::{self, ForwardError, Rejection};
+use bytes::Bytes;
+use gateway_core::memory::BodyOwner;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use jobs::log::JobLogError;
+use jobs::objects::ObjectError;
+use jobs::queue_host::{JobView, QueueError, now};
+use jobs_core::decide::{JobFilter, JobPhase, SubmissionError};
+use jobs_core::job::{
+    DurableJob, DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobSpec, JobStatus, StoredRange,
+    UnixMillis,
+};
+use jobs_core::queue::Cancellation;
+use pingora::protocols::http::ServerSession;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
+use replica_api::jobs::{JOBS, JobKind};
+use replica_api::priority::Priority;
+use ring::digest::{Context, SHA256};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Longest idempotency key, bytes.
+const KEY_BYTES_MAX: usize = 255;
+/// Jobs of a page of the list, by default and at most.
+const PAGE_DEFAULT: usize = 20;
+const PAGE_MAX: usize = 100;
+/// Time after which a client may retry while the queue cannot be read or written.
+const UNAVAILABLE_RETRY: Duration = Duration::from_secs(5);
+/// The same at a limit of the tenant, and while a disk is full, which take an operator or the end of a job.
+const LIMIT_RETRY: Duration = Duration::from_secs(30);
+
+/// Request about jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::ingress) enum JobQuery<'a> {
+    /// State of a job.
+    Read(&'a str),
+    /// Cancellation of a job.
+    Cancel(&'a str),
+    /// List of jobs, with a query string.
+    List(&'a str),
+}
+
+impl<'a> JobQuery<'a> {
+    /// Returns the request of a method and a path; none if it is another path.
+    pub(in crate::ingress) fn of(method: &str, path: &'a str, query: &'a str) -> Option<JobQuery<'a>> {
+        let below = path.strip_prefix(JOBS).filter(|_| JobKind::at(path).is_none())?;
+        match (method, below.strip_prefix('/')) {
+            ("GET", None) if below.is_empty() => Some(JobQuery::List(query)),
+            ("GET", Some(id)) => Some(JobQuery::Read(id)),
+            ("DELETE", Some(id)) => Some(JobQuery::Cancel(id)),
+            _ => None,
+        }
+    }
+}
+
+impl Ingress {
+    /// Serves a request about jobs.
+    pub(in crate::ingress) async fn query_jobs(
+        &self,
+        session: &mut ServerSession,
+        query: JobQuery<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let queue = self.jobs.as_deref().ok_or_else(|| self.no_queue())?;
+        let tenant = tenant(session)?;
+        let body = match query {
+            JobQuery::Read(id) => {
+                let id = queue.parse(id)?;
+                let result = queue.host.result(&tenant, id).await.map_err(rejected)?;
+                let view = queue.host.job(&tenant, id).map_err(rejected)?;
+                with_result(&queue.shown(id, &view), result)
+            }
+            JobQuery::Cancel(id) => {
+                let id = queue.parse(id)?;
+                match queue.host.cancel(&tenant, id).await.map_err(rejected)? {
+                    Cancellation::Confirmed | Cancellation::AlreadyCancelled => {}
+                    Cancellation::AlreadyFinished => return Err(finished().into()),
+                    Cancellation::BeingDelivered => return Err(being_delivered().into()),
+                    Cancellation::Unknown => return Err(rejected(QueueError::Unknown).into()),
+                }
+                let view = queue.host.job(&tenant, id).map_err(rejected)?;
+                queue.shown(id, &view).to_string()
+            }
+            JobQuery::List(query) => {
+                let (filter, limit) = queue.filter(query, tenant)?;
+                let mut jobs = queue.host.list(&filter, limit + 1);
+                let has_more = jobs.len() > limit;
+                jobs.truncate(limit);
+                let jobs = jobs.into_iter().map(|(id, job)| (id, JobView { job, position: None }));
+                let data: Vec<Value> = jobs.map(|(id, view)| queue.shown(id, &view)).collect();
+                json!({"object": "list", "data": data, "has_more": has_more}).to_string()
+            }
+        };
+        Ok(json_response(session, 200, body, &[(headers::REGION, self.region.as_str())]).await)
+    }
+
+    /// Accepts a job, and responds when it is durable.
+    pub(in crate::ingress) async fn submit_job(
+        &self,
+        session: &mut ServerSession,
+        kind: JobKind,
+        arrival: &mut Arrival<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        self.allowed_here(session)?;
+        let queue = self.jobs.as_deref().ok_or_else(|| self.no_queue())?;
+        let tenant = tenant(session)?;
+        let deployment = deployment(session)?;
+        self.check_deployment_policy(&deployment)?;
+        if arrival.is_locked() {
+            self.check_policy_age()?;
+        }
+        if !arrival.reserve_receipt() {
+            return Err(self.no_receipt().into());
+        }
+        let deadline = milliseconds(session, headers::DEADLINE_MS)?;
+        let start_by = milliseconds(session, headers::MAX_TIME_IN_QUEUE_MS)?;
+        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
+        if let Some(key) = &key {
+            check_key(key)?;
+        }
+        let priority = text(session, headers::PRIORITY)?;
+        let priority = priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Bulk);
+        let asked = text(session, headers::PREFER)?.is_some();
+        let body = self.body_reader.body(session, BodyOwner::default()).await?;
+        let parsed = body.bytes.clone();
+        let inputs = self.body_reader.cpu.run(None, move || kind.inputs(&parsed)).await;
+        let inputs = inputs.map_err(|refusal| Rejection {
+            param: refusal.param,
+            ..Rejection::new(refusal.code, refusal.message)
+        })?;
+        let at = now();
+        let age = queue.host.config().limits.age;
+        let spec = JobSpec {
+            tenant: tenant.clone(),
+            deployment: deployment.to_string(),
+            operation: operation(kind),
+            priority,
+            inputs,
+            payload: StoredRange { object: 0, offset: 0, length: 0 },
+            // A job without a deadline would stay for ever if its deployment is removed.
+            deadline: Some(at.after(deadline.unwrap_or(age))),
+            start_by: start_by.map(|limit| at.after(limit)),
+            idempotency: key.map(|key| IdempotencyKey {
+                key: digest(&[key.as_bytes()]),
+                request: digest(&[kind.path().as_bytes(), deployment.as_str().as_bytes(), &body.bytes]),
+            }),
+            webhook: None,
+        };
+        arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
+        let submitted = queue.host.submit(spec, body.bytes.clone()).await;
+        let id = submitted.map_err(|error| queue.rejected(error))?;
+        queue.metrics.accepted.add(1);
+        let view = queue.host.job(&tenant, id).map_err(rejected)?;
+        let location = format!("{JOBS}/{}", ClientJobId { id, region: &queue.region });
+        let mut extra = vec![(headers::REGION, self.region.as_str()), ("location", location.as_str())];
+        if asked {
+            extra.push((headers::PREFERENCE_APPLIED, "respond-async"));
+        }
+        Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
+    }
+
+    fn no_queue(&self) -> Rejection {
+        let message = format!("Region {} has no queue of jobs ([jobs] of its spoke).", self.region);
+        Rejection::new(ErrorCode::NoJobQueue, message)
+    }
+}
+
+impl JobQueue {
+    fn parse(&self, id: &str) -> Result<DurableJobId, Rejection> {
+        ClientJobId::of_region(id, &self.region).map(|id| id.id).ok_or_else(|| rejected(QueueError::Unknown))
+    }
+
+    /// Renders a job without its result.
+    fn shown(&self, id: DurableJobId, view: &JobView) -> Value {
+        let JobView { job, position } = view;
+        let mut shown = json!({
+            "id": ClientJobId { id, region: &self.region }.to_string(),
+            "object": "job",
+            "status": phase_text(JobPhase::of(job)),
+            "operation": kind(job.spec.operation).path().trim_start_matches("/v1/async/"),
+            "model": job.spec.deployment,
+            "priority": job.spec.priority.as_str(),
+            "inputs": job.spec.inputs,
+            "attempts": job.attempts,
+            "created_at": seconds(id.submitted()),
+            "expires_at": job.spec.deadline.map(seconds),
+        });
+        if let Some(position) = position {
+            shown["position"] = json!(position.jobs);
+            let estimate = self.start_estimate(&job.spec.deployment, position);
+            shown["estimated_start_seconds"] = json!(estimate.map(|estimate| estimate.as_secs_f64()));
+        }
+        if let JobStatus::Finished { at, .. } = &job.status {
+            shown["finished_at"] = json!(seconds(*at));
+        }
+        if let Some(message) = problem(job) {
+            shown["error"] = json!({"message": message});
+        }
+        shown
+    }
+
+    /// Reads the query string of a list.
+    fn filter(&self, query: &str, tenant: String) -> Result<(JobFilter, usize), Rejection> {
+        let mut filter = JobFilter { tenant: Some(tenant), ..JobFilter::default() };
+        let mut limit = PAGE_DEFAULT;
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let invalid = |param: &'static str, expected: &str| {
+                let value: String = value.chars().take(64).collect();
+                let message = format!("The parameter '{param}' is '{value}'; write {expected}.");
+                Rejection::new(ErrorCode::InvalidValue, message).of(param)
+            };
+            match name {
+                "status" => {
+                    let phase = PHASES.into_iter().find(|phase| phase_text(*phase) == value);
+                    let names = PHASES.map(phase_text).join(", ");
+                    filter.status = Some(phase.ok_or_else(|| invalid("status", &format!("one of {names}")))?);
+                }
+                "created_after" => {
+                    let seconds = value.parse::<u64>();
+                    let seconds = seconds.map_err(|_| invalid("created_after", "seconds since 1970"))?;
+                    filter.since = Some(UnixMillis(seconds.saturating_mul(1000)));
+                }
+                "limit" => {
+                    let written = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
+                    limit =
+                        written.ok_or_else(|| invalid("limit", &format!("a number from 1 to {PAGE_MAX}")))?;
+                }
+                "after" => {
+                    let id = ClientJobId::of_region(value, &self.region);
+                    let id =
+                        id.ok_or_else(|| invalid("after", "the id of the last job of the page before"))?;
+                    filter.before = Some(id.id);
+                }
+                _ => {
+                    let name: String = name.chars().take(64).collect();
+                    let message = format!(
+                        "The parameter '{name}' does not exist; the parameters are status, created_after, limit and after."
+                    );
+                    return Err(Rejection::new(ErrorCode::InvalidValue, message));
+                }
+            }
+        }
+        Ok((filter, limit))
+    }
+
+    /// Returns the rejection of a submission.
+    fn rejected(&self, error: QueueError) -> Rejection {
+        match error {
+            QueueError::OtherRequest(id) => {
+                let id = ClientJobId { id, region: &self.region };
+                let message = format!(
+                    "The idempotency key was used for another request, that of the job {id}; use another key."
+                );
+                Rejection::new(ErrorCode::IdempotencyConflict, message).of(headers::IDEMPOTENCY_KEY)
+            }
+            other => rejected(other),
+        }
+    }
+}
+
+/// Returns the tenant that the gateway has authenticated.
+fn tenant(session: &ServerSession) -> Result<String, Rejection> {
+    let tenant = text(session, headers::TENANT)?.filter(|tenant| !tenant.is_empty());
+    tenant.map(str::to_owned).ok_or_else(|| {
+        let message = format!("Jobs belong to a tenant, which the gateway names in {}.", headers::TENANT);
+        Rejection::new(ErrorCode::InvalidHeader, message).of(headers::TENANT)
+    })
+}
+
+/// Returns the rejection for an error of the queue.
+fn rejected(error: QueueError) -> Rejection {
+    match error {
+        QueueError::Rejected(error) => limited(&error),
+        QueueError::OtherRequest(_) | QueueError::Unknown => Rejection::new(
+            ErrorCode::JobNotFound,
+            "There is no such job, or its retention time has passed; the list is GET /v1/async.",
+        ),
+        QueueError::Log(JobLogError::Full) | QueueError::Objects(ObjectError::Full) => {
+            let message =
+                "The queue of jobs has no space left; accepted jobs are kept. The operator must free space.";
+            Rejection::new(ErrorCode::StorageFull, message).after(LIMIT_RETRY)
+        }
+        QueueError::Log(JobLogError::Unavailable(_)) | QueueError::Objects(_) | QueueError::Closed => {
+            let message = "The queue of jobs cannot be read or written at the moment; accepted jobs are kept. Repeat the \
+                           request with the same idempotency key, since the job may have been stored.";
+            Rejection::new(ErrorCode::JobsUnavailable, message).after(UNAVAILABLE_RETRY)
+        }
+    }
+}
+
+fn limited(error: &SubmissionError) -> Rejection {
+    let message = format!("The job is rejected: {error}.");
+    match error {
+        SubmissionError::Jobs { .. } | SubmissionError::Bytes { .. } => {
+            Rejection::new(ErrorCode::TooManyJobs, message).after(LIMIT_RETRY)
+        }
+        SubmissionError::Past { field } | SubmissionError::Late { field, .. } => {
+            let header =
+                if *field == "deadline" { headers::DEADLINE_MS } else { headers::MAX_TIME_IN_QUEUE_MS };
+            Rejection::new(ErrorCode::InvalidHeader, message).of(header)
+        }
+    }
+}
+
+fn finished() -> Rejection {
+    Rejection::new(ErrorCode::JobFinished, "The job is finished, so it cannot be cancelled.")
+}
+
+fn being_delivered() -> Rejection {
+    Rejection::new(
+        ErrorCode::JobFinished,
+        "The result of the job is being sent to its webhook and may have arrived; ask again in a minute.",
+    )
+}
+
+fn check_key(key: &str) -> Result<(), Rejection> {
+    let valid =
+        (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    if valid {
+        return Ok(());
+    }
+    Err(unreadable(
+        headers::IDEMPOTENCY_KEY,
+        &format!("it has {} bytes; write 1 to {KEY_BYTES_MAX} printable ASCII characters", key.len()),
+    ))
+}
+
+const PHASES: [JobPhase; 6] = [
+    JobPhase::Queued,
+    JobPhase::Running,
+    JobPhase::Succeeded,
+    JobPhase::Failed,
+    JobPhase::Cancelled,
+    JobPhase::Expired,
+];
+
+fn phase_text(phase: JobPhase) -> &'static str {
+    match phase {
+        JobPhase::Queued => "queued",
+        JobPhase::Running => "running",
+        JobPhase::Succeeded => "succeeded",
+        JobPhase::Failed => "failed",
+        JobPhase::Cancelled => "cancelled",
+        JobPhase::Expired => "expired",
+    }
+}
+
+fn operation(kind: JobKind) -> JobOperation {
+    match kind {
+        JobKind::Embeddings => JobOperation::Embeddings,
+        JobKind::Rerank => JobOperation::Rerank,
+        JobKind::Predict => JobOperation::Predict,
+        JobKind::Classify => JobOperation::Classify,
+    }
+}
+
+/// Returns the kind of a stored operation.
+pub(super) fn kind(operation: JobOperation) -> JobKind {
+    match operation {
+        JobOperation::Embeddings => JobKind::Embeddings,
+        JobOperation::Rerank => JobKind::Rerank,
+        JobOperation::Predict => JobKind::Predict,
+        JobOperation::Classify => JobKind::Classify,
+    }
+}
+
+/// Returns the reason of a failure, or of the last failed attempt.
+fn problem(job: &DurableJob) -> Option<&str> {
+    match &job.status {
+        JobStatus::Finished { outcome: JobOutcome::Failed { reason }, .. } => Some(reason),
+        JobStatus::Finished { outcome: JobOutcome::Expired, .. } => {
+            Some("the deadline or the maximum time in the queue has passed")
+        }
+        JobStatus::Finished { .. } => None,
+        JobStatus::Queued { .. } | JobStatus::Running { .. } => job.last_error.as_deref(),
+    }
+}
+
+fn seconds(time: UnixMillis) -> u64 {
+    time.0 / 1000
+}
+
+/// Hashes parts, each with its length.
+fn digest(parts: &[&[u8]]) -> [u8; 32] {
+    let mut context = Context::new(&SHA256);
+    for part in parts {
+        context.update(&(part.len() as u64).to_be_bytes());
+        context.update(part);
+    }
+    let mut digest = [0; 32];
+    digest.copy_from_slice(context.finish().as_ref());
+    digest
+}
+
+/// Adds the result to a rendered job. The result is JSON that a replica has written; it is not parsed again.
+fn with_result(shown: &Value, result: Option<Bytes>) -> String {
+    let mut text = shown.to_string();
+    if let Some(result) = result.as_deref().and_then(|result| std::str::from_utf8(result).ok()) {
+        text.truncate(text.len() - 1);
+        text.push_str(",\"result\":");
+        text.push_str(result);
+        text.push('}');
+    }
+    text
+}
+
+async fn json_response(
+    session: &mut ServerSession,
+    status: u16,
+    body: String,
+    extra: &[(&'static str, &str)],
+) -> AfterResponse {
+    let mut head = respond::head(status, extra);
+    respond::put(&mut head, CONTENT_TYPE.as_str(), "application/json");
+    respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
+    respond::whole(session, head, body.into()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_and_a_path_are_a_request_about_jobs() {
+        for (method, path, call) in [
+            ("POST", "/v1/async/embeddings", None),
+            ("GET", "/v1/async/embeddings", None),
+            ("GET", "/v1/async", Some(JobQuery::List("q"))),
+            ("GET", "/v1/async/job_1", Some(JobQuery::Read("job_1"))),
+            ("DELETE", "/v1/async/job_1", Some(JobQuery::Cancel("job_1"))),
+            ("POST", "/v1/async/job_1", None),
+            ("GET", "/v1/asyncx", None),
+            ("DELETE", "/v1/async", None),
+        ] {
+            assert_eq!(JobQuery::of(method, path, "q"), call, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_result_is_added_to_the_job() {
+        let shown = json!({"id": "a", "status": "succeeded"});
+        let text = with_result(&shown, Some(Bytes::from("{\"x\": [1]}")));
+        let parsed: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((&parsed["id"], &parsed["result"]["x"][0]), (&json!("a"), &json!(1)));
+        assert_eq!(with_result(&shown, None), shown.to_string());
+    }
+
+    #[test]
+    fn digests_depend_on_the_borders_of_the_parts() {
+        assert_ne!(digest(&[b"ab", b"c"]), digest(&[b"a", b"bc"]));
+    }
+}

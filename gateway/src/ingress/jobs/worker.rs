@@ -1,0 +1,373 @@
+//! Worker of a queue: it takes jobs for which there is capacity, sends them to replicas, and stores the results.
+//!
+//! One task decides; each job has a task of its own. Jobs that end at the same time are stored together, as one object and one
+//! entry of the log. `jobs_core::pace` decides how many inputs are in flight. A deployment without capacity gets no job until
+//! the time that its rejection names, so that its jobs are not taken and released in turn.
+
+use super::JobQueue;
+use super::api::kind;
+use crate::circuits::random_draw;
+use crate::events::{JobAttemptEnded, JobWorkerFailed};
+use crate::ingress::request::ForwardedRequest;
+use crate::ingress::{BYTES_PER_TOKEN, Ingress};
+use crate::metrics::JobAttemptOutcome;
+use crate::relay::ForwardedHeaders;
+use crate::respond::{RETRY_AFTER_MS, Rejection};
+use crate::upstream::{ResponseBody, UpstreamResponse};
+use bytes::{Bytes, BytesMut};
+use gateway_core::residency::AllowedRegions;
+use jobs::queue_host::{ComputationEnd, QueueError, TakenJob};
+use jobs_core::decide::{ComputeEnd, JobWorker};
+use jobs_core::job::DurableJobId;
+use jobs_core::pace::{self, DeploymentCapacity};
+use regions::id::DeploymentName;
+use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
+use replica_api::headers;
+use replica_api::priority::Priority;
+use scheduler_core::spoke::{RequestedRevision, TrafficOrigin};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use supervision::task::contained;
+use tokio::task::{AbortHandle, Id, JoinSet};
+
+/// Duration of a lease. After the end of a worker its jobs are computed again so much later.
+const LEASE: Duration = Duration::from_secs(15);
+/// Period in which the leases of jobs in flight are extended.
+const EXTENSION_PERIOD: Duration = Duration::from_secs(5);
+/// Timeout of an attempt: long enough for the start of a replica, and for the largest request on a slow one.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(600);
+/// Pause while no job can start: the load of replicas changes several times a second.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The same while there is no job. A new one ends it at once; the end of a pause after a failed attempt does not.
+const IDLE_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after an error of the queue.
+const ERROR_PAUSE: Duration = Duration::from_secs(1);
+/// Pause of a deployment without capacity, if its rejection names none.
+const NO_CAPACITY_PAUSE: Duration = Duration::from_secs(1);
+/// Largest result, bytes: the vectors of the most inputs of one request, 2048 of 4096 dimensions as text.
+const RESULT_BYTES_MAX: usize = 256 << 20;
+
+/// Job in flight.
+struct JobInFlight {
+    id: DurableJobId,
+    token: u64,
+    deployment: String,
+    inputs: u64,
+    task: AbortHandle,
+}
+
+/// Computes the jobs of a queue until the spoke drains.
+pub(in crate::ingress) async fn work(ingress: Arc<Ingress>, queue: Arc<JobQueue>) {
+    let mut worker = Worker {
+        identity: JobWorker { number: rand::random(), lease: LEASE },
+        in_flight: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        paused: BTreeMap::new(),
+        extended: Instant::now(),
+        failing: false,
+        ingress,
+        queue,
+    };
+    let mut changes = worker.queue.host.changes();
+    loop {
+        changes.borrow_and_update();
+        let (progress, pause) = match worker.step().await {
+            Ok(progress) => {
+                worker.failing = false;
+                progress
+            }
+            Err(error) => {
+                let region = &worker.queue.region;
+                JobWorkerFailed { region, error: &error, is_new: !worker.failing }
+                    .record(&worker.queue.metrics);
+                worker.failing = true;
+                (Progress::Blocked, ERROR_PAUSE)
+            }
+        };
+        tokio::select! {
+            biased;
+            ended = worker.tasks.join_next_with_id(), if !worker.tasks.is_empty() => {
+                let mut all = vec![ended];
+                while let Some(ended) = worker.tasks.try_join_next_with_id() {
+                    all.push(Some(ended));
+                }
+                if let Err(error) = worker.store(all.into_iter().flatten().collect()).await {
+                    let region = &worker.queue.region;
+                    let is_new = !worker.failing;
+                    JobWorkerFailed { region, error: &error, is_new }.record(&worker.queue.metrics);
+                    worker.failing = true;
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                }
+            }
+            _ = changes.changed(), if progress == Progress::Idle => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+}
+
+/// What a worker waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    /// A job.
+    Idle,
+    /// Capacity.
+    Blocked,
+}
+
+type JobEnd = (DurableJobId, u64, ComputationEnd);
+type JoinedJob = Result<(Id, Option<ComputationEnd>), tokio::task::JoinError>;
+
+struct Worker {
+    ingress: Arc<Ingress>,
+    queue: Arc<JobQueue>,
+    identity: JobWorker,
+    in_flight: BTreeMap<Id, JobInFlight>,
+    tasks: JoinSet<Option<ComputationEnd>>,
+    /// Deployments without capacity, until when.
+    paused: BTreeMap<String, Instant>,
+    /// Time of the last extension of leases.
+    extended: Instant,
+    /// Whether the last operation failed.
+    failing: bool,
+}
+
+impl Worker {
+    /// Extends leases, and starts the jobs for which there is capacity. Returns what to wait for, and for how long.
+    async fn step(&mut self) -> Result<(Progress, Duration), QueueError> {
+        self.extend().await?;
+        let now = Instant::now();
+        self.paused.retain(|_, until| *until > now);
+        let deployments = self.queue.host.startable_deployments();
+        if deployments.is_empty() {
+            return Ok((
+                Progress::Idle,
+                if self.in_flight.is_empty() { IDLE_PAUSE } else { EXTENSION_PERIOD },
+            ));
+        }
+        if self.ingress.spoke.lock().is_draining() {
+            // Another process computes them, or this one after its restart.
+            return Ok((Progress::Blocked, PAUSE));
+        }
+        let loads = self.capacities(now);
+        for deployment in deployments {
+            if self.paused.contains_key(&deployment) {
+                continue;
+            }
+            let asleep = DeploymentCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
+            let capacity = loads.get(deployment.as_str()).unwrap_or(&asleep);
+            let under_way = self.in_flight.values().filter(|job| job.deployment == deployment);
+            let under_way = under_way.map(|job| job.inputs.max(1)).sum();
+            let room = pace::room(capacity, under_way);
+            if room > 0 {
+                if under_way == 0 {
+                    self.queue.measure(&deployment, |rate, now| rate.started(now));
+                }
+                let jobs = self.queue.host.take(&deployment, room, self.identity).await?;
+                jobs.into_iter().for_each(|job| self.start(job));
+            }
+        }
+        Ok((Progress::Blocked, PAUSE))
+    }
+
+    fn capacities(&self, now: Instant) -> BTreeMap<String, DeploymentCapacity> {
+        let spoke = self.ingress.spoke.lock();
+        let loads = spoke.loads(now).into_iter();
+        let capacity = loads.map(|(name, load)| {
+            let capacity = DeploymentCapacity {
+                ready: load.ready,
+                held: spoke.held(&name).requests as u64,
+                pending_tokens: load.pending_tokens,
+                tokens_per_second: load.tokens_per_second,
+            };
+            (name.to_string(), capacity)
+        });
+        capacity.collect()
+    }
+
+    fn start(&mut self, job: TakenJob) {
+        let (id, token) = (job.id, job.token);
+        let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
+        let ingress = self.ingress.clone();
+        let task = self.tasks.spawn(contained("job", async move { compute(&ingress, &job).await }));
+        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, task });
+    }
+
+    /// Extends the leases of the jobs in flight, and stops those that were cancelled or taken over.
+    async fn extend(&mut self) -> Result<(), QueueError> {
+        if self.extended.elapsed() < EXTENSION_PERIOD || self.in_flight.is_empty() {
+            return Ok(());
+        }
+        self.extended = Instant::now();
+        let jobs = self.in_flight.values().map(|job| (job.id, job.token)).collect();
+        let held = self.queue.host.extend(jobs, LEASE).await?;
+        for job in self.in_flight.values().filter(|job| !held.contains(&job.id)) {
+            job.task.abort();
+        }
+        Ok(())
+    }
+
+    /// Stores the ends of jobs. If that fails, they are computed again after their leases.
+    async fn store(&mut self, ended: Vec<JoinedJob>) -> Result<(), QueueError> {
+        let mut ends: Vec<JobEnd> = Vec::with_capacity(ended.len());
+        for joined in ended {
+            let (task, end) = match joined {
+                Ok((task, end)) => (task, end),
+                // Aborted.
+                Err(error) => (error.id(), None),
+            };
+            let Some(job) = self.in_flight.remove(&task) else { continue };
+            let aborted = end.is_none();
+            let end = match end {
+                Some(end) => end,
+                // After a panic, which counts as an attempt. An aborted job has another lease, so this has no effect.
+                None => ComputationEnd::Other(ComputeEnd::Failed("the worker failed".to_owned())),
+            };
+            let (outcome, reason) = outcome(&end);
+            if !aborted {
+                JobAttemptEnded { id: job.id, outcome, reason }.record(&self.queue.metrics);
+            }
+            match &end {
+                ComputationEnd::Other(ComputeEnd::NoCapacity { retry_after, .. }) => {
+                    self.paused.insert(job.deployment, Instant::now() + *retry_after);
+                }
+                ComputationEnd::Computed(_) => {
+                    self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
+                }
+                ComputationEnd::Other(_) => {}
+            }
+            ends.push((job.id, job.token, end));
+        }
+        if !ends.is_empty() {
+            self.queue.host.end(ends).await?;
+        }
+        Ok(())
+    }
+}
+
+fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
+    match end {
+        ComputationEnd::Computed(_) | ComputationEnd::Other(ComputeEnd::Computed(_)) => {
+            (JobAttemptOutcome::Succeeded, None)
+        }
+        ComputationEnd::Other(ComputeEnd::Rejected(reason)) => (JobAttemptOutcome::Rejected, Some(reason)),
+        ComputationEnd::Other(ComputeEnd::Failed(reason)) => (JobAttemptOutcome::Failed, Some(reason)),
+        ComputationEnd::Other(ComputeEnd::NoCapacity { reason, .. }) => {
+            (JobAttemptOutcome::NoCapacity, Some(reason))
+        }
+    }
+}
+
+/// Makes one attempt to compute a job, as the ingress forwards the request of a gateway.
+async fn compute(ingress: &Ingress, job: &TakenJob) -> ComputationEnd {
+    let spec = &job.job.spec;
+    let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
+        return rejected(format!("`{}` is not the name of a deployment", spec.deployment));
+    };
+    // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
+    if let Err(rejection) = ingress.check_deployment_policy(&deployment) {
+        return rejected(rejection.message);
+    }
+    // The job is computed where its queue is, and nowhere else.
+    let policy = ingress.region.as_str().parse().expect("the name of a region is a policy");
+    let tokens = (job.body.len() as u64 / BYTES_PER_TOKEN).max(1);
+    let request = ForwardedRequest {
+        id: job.id.to_string(),
+        tenant: Some(spec.tenant.clone()),
+        headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
+        path: kind(spec.operation).computed_path(),
+        deployment,
+        policy: AllowedRegions::of_policy(&policy, &ingress.catalogue),
+        body: job.body.clone(),
+        revision: RequestedRevision::default(),
+        tokens,
+        deadline: Instant::now() + ATTEMPT_TIMEOUT,
+        draw: random_draw(),
+        priority: Priority::Bulk,
+        elsewhere: None,
+    };
+    ingress.spoke.lock().arrived(&request.deployment, tokens, TrafficOrigin::Local, Instant::now());
+    match ingress.send_to_replica(&request).await {
+        Err(rejection) => not_computed(rejection),
+        Ok((response, attempt, _)) => {
+            let end = received(ingress, response).await;
+            attempt.finish();
+            end
+        }
+    }
+}
+
+fn rejected(reason: String) -> ComputationEnd {
+    ComputationEnd::Other(ComputeEnd::Rejected(reason))
+}
+
+fn failed(reason: impl Into<String>) -> ComputationEnd {
+    ComputationEnd::Other(ComputeEnd::Failed(reason.into()))
+}
+
+/// Returns the end of an attempt that no replica has responded to.
+fn not_computed(rejection: Rejection) -> ComputationEnd {
+    let Rejection { code, message, retry_after, .. } = rejection;
+    match code.fault() {
+        Fault::Policy | Fault::Caller | Fault::Quota => rejected(message),
+        Fault::Capacity if code != ErrorCode::DeadlineExceeded => no_capacity(message, retry_after),
+        Fault::Capacity | Fault::Replica | Fault::Network => failed(message),
+    }
+}
+
+fn no_capacity(reason: String, retry_after: Option<Duration>) -> ComputationEnd {
+    let retry_after = retry_after.unwrap_or(NO_CAPACITY_PAUSE).max(PAUSE);
+    ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after })
+}
+
+/// Reads the response of a replica.
+async fn received(ingress: &Ingress, response: UpstreamResponse) -> ComputationEnd {
+    let UpstreamResponse { head, body } = response;
+    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
+    let body = match body {
+        ResponseBody::Buffered(body) => body,
+        ResponseBody::Streamed(mut streamed) => {
+            let mut whole = BytesMut::new();
+            loop {
+                match streamed.chunk().await {
+                    Ok(Some(chunk)) if whole.len() + chunk.len() > RESULT_BYTES_MAX => {
+                        let problem =
+                            format!("the result has more than {RESULT_BYTES_MAX} bytes; send fewer inputs");
+                        return rejected(problem);
+                    }
+                    Ok(Some(chunk)) => whole.extend_from_slice(&chunk),
+                    Ok(None) => break,
+                    Err(_) => return failed("the response of the replica was truncated"),
+                }
+            }
+            streamed.finish(&ingress.upstream);
+            whole.freeze()
+        }
+    };
+    let status = head.status.as_u16();
+    if (200..300).contains(&status) {
+        return ComputationEnd::Computed(body);
+    }
+    let retry_after = text(RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
+    let reason = message(&body).unwrap_or_else(|| format!("the replica responded with status {status}"));
+    match text(headers::ERROR).and_then(ErrorCode::parse) {
+        Some(code) if code.fault() == Fault::Capacity && code != ErrorCode::DeadlineExceeded => {
+            no_capacity(reason, retry_after)
+        }
+        Some(code) if code.remedy() == Remedy::Nothing && code != ErrorCode::DeadlineExceeded => {
+            rejected(reason)
+        }
+        Some(_) => failed(reason),
+        None if (400..500).contains(&status) && ![408, 429].contains(&status) => rejected(reason),
+        None => failed(reason),
+    }
+}
+
+/// Returns the message of an error body.
+fn message(body: &Bytes) -> Option<String> {
+    if let Ok(body) = serde_json::from_slice::<ErrorBody>(body) {
+        return Some(body.error.message);
+    }
+    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
+    body.get("error")?.as_str().map(str::to_owned)
+}

@@ -1,0 +1,52 @@
+//! Metrics of the queue of durable jobs of a region.
+
+use super::{Counter, Family};
+use metrics::{labels, metric_set};
+use std::time::Duration;
+
+labels! {
+    /// Outcome of an attempt to compute a job.
+    pub(crate) enum JobAttemptOutcome {
+        /// The result is stored.
+        Succeeded = "succeeded",
+        /// The request can never succeed, so the job has failed.
+        Rejected = "rejected",
+        /// The attempt failed. After the last one the job has failed.
+        Failed = "failed",
+        /// No replica had capacity. The job stays in the queue, and the attempt does not count.
+        NoCapacity = "no_capacity",
+    }
+}
+
+metric_set! {
+    /// Counters of the queue of jobs.
+    #[derive(Default)]
+    pub(crate) struct JobMetrics {
+        /// Jobs that were accepted: durable, and confirmed to the client. A repeated submission counts again.
+        pub(crate) accepted: Counter = "meridian_jobs_accepted_total",
+        /// Ended attempts to compute a job, by outcome.
+        pub(crate) attempts: Family<JobAttemptOutcome> = "meridian_jobs_attempts_total" ["outcome"],
+        /// Failures of the job log that stopped the queue.
+        pub(crate) log_failures: Counter = "meridian_jobs_log_failures_total",
+        /// Failures to take jobs or to store their ends.
+        pub(crate) worker_failures: Counter = "meridian_jobs_worker_failures_total",
+    }
+}
+
+metric_set! {
+    /// Queue of durable jobs.
+    pub(crate) struct JobScrape<'a> {
+        /// Counters.
+        pub(crate) counted: &'a JobMetrics = set,
+        /// Jobs that wait.
+        pub(crate) queued: u64 = "meridian_jobs_queued",
+        /// Jobs that are computed, or whose worker has ended.
+        pub(crate) running: u64 = "meridian_jobs_running",
+        /// Finished jobs that are kept until the end of their retention.
+        pub(crate) finished: u64 = "meridian_jobs_finished",
+        /// Age of the oldest unfinished job; 0 without one.
+        pub(crate) oldest: Duration = "meridian_jobs_oldest_seconds",
+        /// 1 while the job log cannot be read, and jobs fail.
+        pub(crate) failing: bool = "meridian_jobs_failing",
+    }
+}

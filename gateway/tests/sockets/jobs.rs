@@ -1,0 +1,325 @@
+//! Queue of jobs of a region: its API as gateways use it, its worker, and what survives a restart.
+
+use gateway::ingress::{self, IngressConfig, IngressSignals, JobsConfig};
+use regions::catalogue::Catalogue;
+use scheduler_core::jobs::JobsSection;
+use scheduler_core::spoke::Spoke;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use supervision::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+const REGION: &str = "aws/us-east-1";
+
+/// Replica that returns the bodies of its requests, or a status.
+#[derive(Default)]
+struct Replica {
+    /// Status of responses; 0 for a connection that is closed without one.
+    status: AtomicU16,
+    requests: AtomicU64,
+    /// Requests without the bulk priority.
+    interactive: AtomicU64,
+}
+
+impl Replica {
+    async fn start() -> (Arc<Replica>, SocketAddr) {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        let replica = Arc::new(Replica { status: AtomicU16::new(200), ..Replica::default() });
+        let shared = replica.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = socket.accept().await {
+                let replica = shared.clone();
+                tokio::spawn(async move { replica.serve(BufReader::new(stream)).await });
+            }
+        });
+        (replica, address)
+    }
+
+    async fn serve(&self, mut stream: BufReader<TcpStream>) -> Option<()> {
+        loop {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.ok()?);
+            }
+            let head = String::from_utf8(head).ok()?.to_lowercase();
+            let length = head.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next());
+            let mut body = vec![0; length.and_then(|length| length.parse().ok()).unwrap_or(0)];
+            stream.read_exact(&mut body).await.ok()?;
+            let (status, body) = if head.starts_with("get /status") {
+                let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
+                       "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
+                (200, status.to_string())
+            } else {
+                self.requests.fetch_add(1, Ordering::SeqCst);
+                self.interactive
+                    .fetch_add(u64::from(!head.contains("x-meridian-priority: bulk")), Ordering::SeqCst);
+                (self.status.load(Ordering::SeqCst), String::from_utf8(body).ok()?)
+            };
+            if status == 0 {
+                return None;
+            }
+            let answer = format!("HTTP/1.1 {status} S\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            stream.write_all(answer.as_bytes()).await.ok()?;
+        }
+    }
+}
+
+/// Region with a queue in a folder.
+struct Region {
+    url: String,
+    client: reqwest::Client,
+    stop: tokio::sync::oneshot::Sender<()>,
+    served: JoinHandle<()>,
+}
+
+fn jobs_config(dir: &Path, more: &str) -> JobsConfig {
+    let text = format!("dir = \"{}\"\n{more}", dir.display());
+    let files = configuration::Files { base: dir, environment: None };
+    let read = configuration::ConfigFile::read(&text, |document| {
+        let section: JobsSection = document.section()?;
+        JobsConfig::read(section, document, &files)
+    });
+    read.unwrap()
+}
+
+impl Region {
+    async fn start(jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
+        let addresses = replicas.into_iter().map(Into::into).collect();
+        let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
+        let config = IngressConfig {
+            jobs,
+            proxy_protocol_from: Vec::new(),
+            resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            region: REGION.parse().unwrap(),
+            signals: IngressSignals::default(),
+            catalogue: Arc::new(Catalogue::builtin()),
+            receipts: None,
+            transport: identity::Transport::Loopback,
+            operations: None,
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (ready, address) = tokio::sync::oneshot::channel();
+        let served = tokio::spawn(async move {
+            let ready = |address| drop(ready.send(address));
+            ingress::run(config, spoke, async { drop(stopped.await) }, ready).await.unwrap();
+        });
+        let url = format!("http://{}", address.await.unwrap());
+        Region { url, client: reqwest::Client::builder().no_proxy().build().unwrap(), stop, served }
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.served.await.unwrap();
+    }
+
+    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+        let url = format!("{}{path}", self.url);
+        let mut request = self.client.request(method.parse().unwrap(), url).body(body.to_owned());
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        let text = response.text().await.unwrap();
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    async fn submit(&self, tenant: &str, body: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+        let own = [("x-meridian-tenant", tenant), ("x-meridian-deployment", "m")];
+        self.send("POST", "/v1/async/embeddings", &[&own, headers].concat(), body).await
+    }
+
+    async fn job(&self, tenant: &str, id: &Value) -> (u16, Value) {
+        let path = format!("/v1/async/{}", id.as_str().unwrap());
+        self.send("GET", &path, &[("x-meridian-tenant", tenant)], "").await
+    }
+
+    /// Waits until a job is finished.
+    async fn finished(&self, tenant: &str, id: &Value) -> Value {
+        let begun = Instant::now();
+        loop {
+            let (status, job) = self.job(tenant, id).await;
+            assert_eq!(status, 200, "{job}");
+            if !["queued", "running"].contains(&job["status"].as_str().unwrap()) {
+                return job;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "the job does not end: {job}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn text(number: usize) -> String {
+    json!({"model": "m", "input": format!("text {number}")}).to_string()
+}
+
+#[tokio::test]
+async fn jobs_are_computed_as_bulk_requests_and_their_results_can_be_fetched() {
+    let dir = tempfile::tempdir().unwrap();
+    let (replica, at) = Replica::start().await;
+    let region = Region::start(Some(jobs_config(dir.path(), "")), vec![at]).await;
+    let mut ids = Vec::new();
+    for number in 0..50 {
+        let (status, job) = region.submit("a", &text(number), &[]).await;
+        assert_eq!(status, 202, "{job}");
+        assert_eq!(
+            (&job["object"], &job["operation"], &job["model"]),
+            (&json!("job"), &json!("embeddings"), &json!("m"))
+        );
+        ids.push(job["id"].clone());
+    }
+    for (number, id) in ids.iter().enumerate() {
+        let job = region.finished("a", id).await;
+        assert_eq!(job["status"], "succeeded", "{job}");
+        assert_eq!(
+            job["result"].to_string(),
+            text(number),
+            "the result of a job is the response of the replica"
+        );
+    }
+    assert_eq!(replica.requests.load(Ordering::SeqCst), 50);
+    assert_eq!(replica.interactive.load(Ordering::SeqCst), 0, "jobs are bulk requests");
+    let (status, problem) = region.job("b", &ids[0]).await;
+    assert_eq!(
+        (status, &problem["error"]["code"]),
+        (404, &json!("job_not_found")),
+        "the job of another tenant"
+    );
+    let (_, list) =
+        region.send("GET", "/v1/async?limit=20&status=succeeded", &[("x-meridian-tenant", "a")], "").await;
+    assert_eq!((list["data"].as_array().unwrap().len(), &list["has_more"]), (20, &json!(true)));
+    assert_eq!(list["data"][0]["id"], ids[49], "the newest first");
+    let after = format!("/v1/async?limit=100&after={}", list["data"][19]["id"].as_str().unwrap());
+    let (_, rest) = region.send("GET", &after, &[("x-meridian-tenant", "a")], "").await;
+    assert_eq!((rest["data"].as_array().unwrap().len(), &rest["has_more"]), (30, &json!(false)));
+    let (_, none) = region.send("GET", "/v1/async", &[("x-meridian-tenant", "b")], "").await;
+    assert_eq!(none["data"], json!([]));
+    let cancel = format!("/v1/async/{}", ids[0].as_str().unwrap());
+    let (status, problem) = region.send("DELETE", &cancel, &[("x-meridian-tenant", "a")], "").await;
+    assert_eq!((status, &problem["error"]["code"]), (409, &json!("job_finished")));
+    let (_, page) = region.send("GET", "/metrics", &[], "").await;
+    let page = page.as_str().unwrap();
+    for line in [
+        "meridian_jobs_accepted_total 50",
+        "meridian_jobs_finished 50",
+        "meridian_jobs_attempts_total{outcome=\"succeeded\"} 50",
+    ] {
+        assert!(page.contains(line), "{line} in {page}");
+    }
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn jobs_survive_a_restart_and_repeated_submissions_are_one_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = jobs_config(dir.path(), "");
+    // Without a replica the jobs wait.
+    let region = Region::start(Some(config.clone()), Vec::new()).await;
+    let (_, first) = region.submit("a", &text(1), &[("idempotency-key", "k")]).await;
+    let (status, again) = region.submit("a", &text(1), &[("idempotency-key", "k")]).await;
+    assert_eq!((status, &again["id"]), (202, &first["id"]));
+    let (status, problem) = region.submit("a", &text(2), &[("idempotency-key", "k")]).await;
+    assert_eq!((status, &problem["error"]["code"]), (422, &json!("idempotency_conflict")), "{problem}");
+    let (_, second) = region.submit("a", &text(2), &[]).await;
+    let path = format!("/v1/async/{}", second["id"].as_str().unwrap());
+    let (status, cancelled) = region.send("DELETE", &path, &[("x-meridian-tenant", "a")], "").await;
+    assert_eq!((status, &cancelled["status"]), (200, &json!("cancelled")), "{cancelled}");
+    region.stop().await;
+    let (_, at) = Replica::start().await;
+    let region = Region::start(Some(config), vec![at]).await;
+    let job = region.finished("a", &first["id"]).await;
+    assert_eq!((&job["status"], job["result"].to_string()), (&json!("succeeded"), text(1)));
+    let (_, cancelled) = region.job("a", &second["id"]).await;
+    assert_eq!(cancelled["status"], "cancelled");
+    assert_eq!(cancelled.get("result"), None);
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn an_invalid_job_is_rejected_when_it_is_submitted() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::start(Some(jobs_config(dir.path(), "jobs_per_tenant = 1")), Vec::new()).await;
+    for (body, headers, status, code) in [
+        ("{", &[][..], 400, "invalid_json"),
+        (r#"{"model": "m"}"#, &[], 400, "missing_field"),
+        (r#"{"model": "m", "input": ""}"#, &[], 400, "empty_input"),
+        (&text(1), &[("x-meridian-deadline-ms", "soon")], 400, "invalid_header"),
+        (&text(1), &[("x-meridian-deadline-ms", "0")], 400, "invalid_header"),
+        (&text(1), &[("x-meridian-deadline-ms", "99999999999")], 400, "invalid_header"),
+        (&text(1), &[("x-meridian-max-time-in-queue-ms", "99999999999")], 400, "invalid_header"),
+        (&text(1), &[("x-meridian-residency", "eu")], 403, "not_resident_here"),
+        (&text(1), &[("idempotency-key", "é")], 400, "invalid_header"),
+    ] {
+        let (found, problem) = region.submit("a", body, headers).await;
+        assert_eq!(
+            (found, &problem["error"]["code"]),
+            (status, &json!(code)),
+            "{body} {headers:?}: {problem}"
+        );
+    }
+    assert_eq!(region.submit("", &text(1), &[]).await.0, 400, "a job without a tenant");
+    assert_eq!(region.submit("a", &text(1), &[]).await.0, 202);
+    let (status, problem) = region.submit("a", &text(2), &[]).await;
+    assert_eq!((status, &problem["error"]["code"]), (429, &json!("too_many_jobs")), "{problem}");
+    assert_eq!(region.submit("b", &text(2), &[]).await.0, 202, "the limit is that of a tenant");
+    for query in ["status=done", "limit=0", "limit=101", "created_after=x", "after=job_1", "page=1"] {
+        let path = format!("/v1/async?{query}");
+        let (status, problem) = region.send("GET", &path, &[("x-meridian-tenant", "a")], "").await;
+        assert_eq!((status, &problem["error"]["code"]), (400, &json!("invalid_value")), "{query}: {problem}");
+    }
+    region.stop().await;
+    let region = Region::start(None, Vec::new()).await;
+    let (status, problem) = region.submit("a", &text(1), &[]).await;
+    assert_eq!((status, &problem["error"]["code"]), (503, &json!("no_job_queue")), "{problem}");
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_that_no_replica_can_compute_fails_after_its_attempts() {
+    let dir = tempfile::tempdir().unwrap();
+    let (replica, at) = Replica::start().await;
+    let region = Region::start(Some(jobs_config(dir.path(), "attempts = 2")), vec![at]).await;
+    replica.status.store(400, Ordering::SeqCst);
+    let (_, job) = region.submit("a", &text(1), &[]).await;
+    let job = region.finished("a", &job["id"]).await;
+    assert_eq!(
+        (&job["status"], &job["attempts"]),
+        (&json!("failed"), &json!(1)),
+        "a rejection is final: {job}"
+    );
+    replica.status.store(500, Ordering::SeqCst);
+    let (_, job) = region.submit("a", &text(1), &[]).await;
+    let job = region.finished("a", &job["id"]).await;
+    assert_eq!((&job["status"], &job["attempts"]), (&json!("failed"), &json!(2)), "{job}");
+    assert!(job["error"]["message"].as_str().unwrap().starts_with("all 2 attempts failed"), "{job}");
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_expires_at_its_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = Region::start(Some(jobs_config(dir.path(), "")), Vec::new()).await;
+    for header in ["x-meridian-deadline-ms", "x-meridian-max-time-in-queue-ms"] {
+        let (_, job) = region.submit("a", &text(1), &[(header, "100")]).await;
+        assert_eq!(region.finished("a", &job["id"]).await["status"], "expired", "{header}");
+    }
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_another_process_uses_is_an_error_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = jobs_config(dir.path(), "");
+    let region = Region::start(Some(config.clone()), Vec::new()).await;
+    let other = tokio::spawn(Region::start(Some(config), Vec::new()));
+    assert!(other.await.is_err(), "the second process does not become ready");
+    region.stop().await;
+}

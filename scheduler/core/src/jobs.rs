@@ -1,0 +1,39 @@
+//! Keys of `[jobs]` of a spoke. `gateway::ingress` validates them further.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shortest and longest retention.
+const RETENTION: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(60)..=Duration::from_secs(90 * 24 * 3600);
+/// A week, so that the result of a job of Friday can be fetched on Thursday.
+const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+
+configuration::section! {
+    /// Queue of durable jobs of the region.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct JobsSection {
+        /// Directory of the queue: its log, unless `nats` is set, and the inputs and results. One process uses it.
+        pub dir: PathBuf, like "\"jobs\"";
+        /// Servers of NATS with JetStream that store the log instead of a file in `dir`. The spokes of a region then have one
+        /// queue, and `dir` must be a folder that they share.
+        pub nats: Vec<String> = Vec::new(), in 0..=16, like "[\"nats://10.0.0.5:4222\"]";
+        /// Number of NATS servers that store the log.
+        pub nats_replicas: usize = 1, in 1..=5;
+        /// File with the keys of inputs and results, 64 hexadecimal digits on each line: the first encrypts, all decrypt.
+        /// Without keys they are stored as they are.
+        pub key_file: Option<PathBuf>;
+        /// Environment variable with these keys, instead of the file.
+        pub key_env: Option<String>;
+        /// Time after which a finished job is deleted, with its input and its result.
+        pub retention: Duration = WEEK, in RETENTION;
+        /// Longest time until the deadline of a job; the deadline of a job without one.
+        pub age_max: Duration = WEEK, in RETENTION;
+        /// Attempts to compute a job; after the last failed one it is set aside as failed.
+        pub attempts: u32 = 5, in 1..=100;
+        /// Unfinished jobs of a tenant.
+        pub jobs_per_tenant: u64 = 1_000_000, in 1..=100_000_000;
+        /// Bytes of the inputs of the unfinished jobs of a tenant.
+        pub bytes_per_tenant: u64 = 10 << 30, in 1..=1 << 50;
+    }
+}
