@@ -75,8 +75,14 @@ pub(crate) struct Reservation {
 
 /// Memory accounting of a body.
 enum BodyMemory {
-    Reserved { _reservation: Reservation },
-    Part { _permit: OwnedSemaphorePermit },
+    Reserved {
+        _reservation: Reservation,
+    },
+    Part {
+        _permit: OwnedSemaphorePermit,
+    },
+    /// Bounded by what holds the body: the worker of jobs has a limited number in flight.
+    Job,
 }
 
 /// Request body and its memory.
@@ -89,6 +95,11 @@ impl BufferedBody {
     /// Creates a part of a larger body; `permit` accounts for its memory.
     pub(crate) fn piece(bytes: Bytes, permit: OwnedSemaphorePermit) -> BufferedBody {
         BufferedBody { bytes, _memory: BodyMemory::Part { _permit: permit } }
+    }
+
+    /// Creates the body of a job, which this process sends by itself.
+    pub(crate) fn of_job(bytes: Bytes) -> BufferedBody {
+        BufferedBody { bytes, _memory: BodyMemory::Job }
     }
 
     /// Creates a client's body.

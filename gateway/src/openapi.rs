@@ -7,10 +7,12 @@ use gateway_core::request_options::TIMEOUT_MAX;
 use gateway_core::scatter::INPUTS_MAX;
 
 use replica_api::api::{
-    ApiOperation, Dialect, Header, ModelField, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS, limits,
+    ApiOperation, Dialect, Header, JOB_HEADERS, ModelField, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS,
+    limits,
 };
 use replica_api::body::{BodySchema, Field, FieldKind};
 use replica_api::error::ErrorCode;
+use replica_api::jobs::{JOBS, JobKind};
 use replica_api::{headers, paths};
 use serde_json::{Map, Value, json};
 use std::sync::LazyLock;
@@ -34,6 +36,12 @@ fn render() -> Value {
     for (path, summary, example) in AT_THE_EDGE {
         paths.insert((*path).to_owned(), json!({"get": local(path, summary, example)}));
     }
+    for kind in JobKind::ALL {
+        paths.insert(kind.path().to_owned(), json!({"post": submitted(kind)}));
+    }
+    let mut cancel = local(JOB, JOB_CANCELLED, &job("cancelled"));
+    cancel["operationId"] = json!("cancel_v1_async_id");
+    paths[JOB]["delete"] = cancel;
     let header = |(name, description): &Header| {
         ((*name).to_owned(), json!({"description": description, "schema": {"type": "string"}}))
     };
@@ -54,7 +62,7 @@ fn render() -> Value {
                 (headers::X_API_KEY): {"type": "apiKey", "in": "header", "name": headers::X_API_KEY},
             },
             "headers": RESPONSE_HEADERS.iter().map(header).collect::<Map<_, _>>(),
-            "parameters": REQUEST_HEADERS.iter().map(parameter).collect::<Map<_, _>>(),
+            "parameters": REQUEST_HEADERS.iter().chain(JOB_HEADERS).map(parameter).collect::<Map<_, _>>(),
             "responses": error_responses(),
             "schemas": errors(),
         },
@@ -81,7 +89,51 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
         r#"{"object":"list","data":[{"id":"minilm","object":"model","created":0,"owned_by":"infinity","stats":{},"backend":"meridian"}]}"#,
     ),
     (paths::OPENAPI, "This document; no key is needed.", r#"{"openapi":"3.1.0"}"#),
+    (
+        JOBS,
+        "The jobs of this tenant, the newest first, without results (docs/jobs.md). Parameters: `status`, `created_after` in \
+         seconds since 1970, `limit` from 1 to 100, and `after`, the id of the last job of the page before.",
+        r#"{"object":"list","data":[],"has_more":false}"#,
+    ),
+    (
+        JOB,
+        "A job with its status, and its result if it has one.",
+        r#"{"id":"job_01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","object":"job","status":"succeeded","result":{}}"#,
+    ),
 ];
+/// Headers of responses that no model computes.
+const LOCAL_HEADERS: &[&str] = &[headers::REQUEST_ID, headers::REGION, headers::PREFERENCE_APPLIED];
+const JOB: &str = "/v1/async/{id}";
+const JOB_CANCELLED: &str = "Cancels a job that is not finished.";
+
+fn job(status: &str) -> String {
+    json!({"id": "job_01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4", "object": "job", "status": status})
+        .to_string()
+}
+
+/// Describes the submission of a job, whose body is that of the ordinary path.
+fn submitted(kind: JobKind) -> Value {
+    let mut described = local(kind.path(), &submission(kind), &job("queued"));
+    let accepted = described["responses"]["200"].take();
+    described["responses"] = json!({"202": accepted, "default": described["responses"]["default"]});
+    described["responses"]["202"]["description"] = json!("The job is stored.");
+    described["parameters"] = request_parameters(JOB_HEADERS);
+    let body = format!("#/paths/{}/post/requestBody", kind.computed_path().replace('/', "~1"));
+    described["requestBody"] = json!({"$ref": body});
+    described
+}
+
+fn submission(kind: JobKind) -> String {
+    let path = kind.computed_path();
+    format!(
+        "Stores the request of `POST {path}` as a job, with the same body; its result is that of `POST {path}`."
+    )
+}
+
+fn request_parameters(further: &[Header]) -> Value {
+    let parameter = |(name, _): &Header| json!({"$ref": format!("#/components/parameters/{name}")});
+    REQUEST_HEADERS.iter().chain(further).map(parameter).collect()
+}
 
 fn computed(operation: &ApiOperation) -> Value {
     let ApiOperation { path, api, dialect, model, deployment_path, summary, body, list, example, .. } =
@@ -90,9 +142,7 @@ fn computed(operation: &ApiOperation) -> Value {
         "operationId": operation_id(path),
         "summary": summary,
         "tags": [api],
-        "parameters": REQUEST_HEADERS.iter().map(|(name, _)| {
-            json!({"$ref": format!("#/components/parameters/{name}")})
-        }).collect::<Vec<_>>(),
+        "parameters": request_parameters(&[]),
         "responses": responses(dialect, example),
     });
     if deployment_path.is_some() {
@@ -116,7 +166,11 @@ fn local(path: &str, summary: &str, example: &str) -> Value {
         "parameters": [],
         "responses": responses(Dialect::OpenAi, example),
     });
-    if path == paths::MODEL {
+    // These responses have few of the headers of the others.
+    if let Some(headers) = described["responses"]["200"]["headers"].as_object_mut() {
+        headers.retain(|name, _| LOCAL_HEADERS.contains(&name.as_str()));
+    }
+    if path.ends_with("/{id}") {
         let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
         described["parameters"] = json!([id]);
     }
@@ -334,6 +388,10 @@ pub fn markdown() -> String {
     for (name, description) in REQUEST_HEADERS {
         row(&mut page, name, description);
     }
+    page.push_str("\nFurther headers of requests that become jobs ([jobs.md](jobs.md)):\n\n| header | description |\n|---|---|\n");
+    for (name, description) in JOB_HEADERS {
+        row(&mut page, name, description);
+    }
     page.push_str("\n## Headers of responses\n\n| header | meaning |\n|---|---|\n");
     for (name, description) in RESPONSE_HEADERS {
         row(&mut page, name, description);
@@ -345,6 +403,10 @@ pub fn markdown() -> String {
     page.push_str("\n## Paths\n");
     for (path, summary, _) in AT_THE_EDGE {
         page.push_str(&format!("\n### `GET {path}`\n\n{summary}\n"));
+    }
+    page.push_str(&format!("\n### `DELETE {JOB}`\n\n{JOB_CANCELLED}\n"));
+    for kind in JobKind::ALL {
+        page.push_str(&format!("\n### `POST {}`\n\n{}\n", kind.path(), submission(kind)));
     }
     for operation in OPERATIONS {
         let ApiOperation { method, api, summary, body, list, split, .. } = operation;

@@ -7,7 +7,9 @@ use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod, is_valid_heade
 use crate::respond;
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, RETRY_AFTER, VARY};
+use http::header::{
+    ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, LOCATION, RETRY_AFTER, VARY,
+};
 use http::response::Parts as Head;
 use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::ResponseHeader;
@@ -24,12 +26,14 @@ static REQUEST_HEADERS: [HeaderName; 4] = [
     HeaderName::from_static(headers::PRIORITY),
 ];
 /// Headers of a response that are forwarded to the client.
-static RESPONSE_HEADERS: [HeaderName; 11] = [
+static RESPONSE_HEADERS: [HeaderName; 13] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
     CONTENT_LENGTH,
     VARY,
     RETRY_AFTER,
+    LOCATION,
+    HeaderName::from_static(headers::PREFERENCE_APPLIED),
     HeaderName::from_static(headers::ERROR),
     HeaderName::from_static(headers::REGION),
     HeaderName::from_static(headers::TOKENS),

@@ -3,6 +3,7 @@
 use http::header::HOST;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderName, HeaderValue, Method, Request};
+use std::borrow::Cow;
 
 /// Method of a request to the next hop. HEAD is excluded: the content-length of its response is that of an absent body,
 /// so the reader would have to know the method. A client's HEAD is answered with the head of a GET response.
@@ -36,7 +37,7 @@ impl UpstreamMethod {
 #[derive(Clone, Debug)]
 pub(crate) struct RequestHead {
     method: UpstreamMethod,
-    path: &'static str,
+    path: Cow<'static, str>,
     /// One line per header.
     lines: Vec<u8>,
 }
@@ -48,14 +49,14 @@ const LINES_BYTES: usize = 512;
 
 impl RequestHead {
     pub(crate) fn new(method: UpstreamMethod) -> RequestHead {
-        RequestHead { method, path: "/", lines: Vec::with_capacity(LINES_BYTES) }
+        RequestHead { method, path: Cow::Borrowed("/"), lines: Vec::with_capacity(LINES_BYTES) }
     }
 
     /// Returns the same head for another path.
-    pub(crate) fn for_path(&self, path: &'static str) -> RequestHead {
+    pub(crate) fn for_path(&self, path: impl Into<Cow<'static, str>>) -> RequestHead {
         let mut lines = Vec::with_capacity(LINES_BYTES);
         lines.extend_from_slice(&self.lines);
-        RequestHead { method: self.method, path, lines }
+        RequestHead { method: self.method, path: path.into(), lines }
     }
 
     /// Adds a header of ours, or one with a [valid value](is_valid_header_value).
@@ -81,7 +82,10 @@ impl RequestHead {
         let mut parts = http::uri::Parts::default();
         parts.scheme = Some(Scheme::HTTPS);
         parts.authority = Some(Authority::from_static(AUTHORITY));
-        parts.path_and_query = Some(PathAndQuery::from_static(self.path));
+        parts.path_and_query = Some(match &self.path {
+            Cow::Borrowed(path) => PathAndQuery::from_static(path),
+            Cow::Owned(path) => path.parse().expect("a path that was made of valid parts"),
+        });
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from_parts(parts).expect("scheme, authority and path are set");
         *request.method_mut() = self.method.as_http();

@@ -7,6 +7,7 @@
 
 pub use replica_api::api::ModelField;
 use replica_api::api::{ApiOperation, OPERATIONS};
+use replica_api::jobs::{JOBS, JobKind};
 use replica_api::paths::{INFINITY_MODELS, MODEL, MODELS, OPENAPI};
 
 /// Endpoint of the edge.
@@ -20,6 +21,12 @@ pub enum Endpoint<'a> {
     InfinityModels,
     /// `GET /v1/models/{id}`, served by the edge.
     Model(&'a str),
+    /// `GET /v1/async`: the jobs of the tenant.
+    Jobs,
+    /// `GET /v1/async/{id}`: a job.
+    Job(&'a str),
+    /// `DELETE /v1/async/{id}`: cancels a job.
+    CancelJob(&'a str),
     /// `GET /openapi.json`: the description of the API. It contains nothing about tenants, so that no key is needed.
     OpenApi,
 }
@@ -45,8 +52,16 @@ pub enum NotServed {
 }
 
 /// Paths that the edge serves itself. `{id}` stands for one path segment.
-const EDGE_ENDPOINTS: [(&str, &str); 4] =
-    [("GET", MODELS), ("GET", MODEL), ("GET", INFINITY_MODELS), ("GET", OPENAPI)];
+const EDGE_ENDPOINTS: [(&str, &str); 7] = [
+    ("GET", MODELS),
+    ("GET", MODEL),
+    ("GET", INFINITY_MODELS),
+    ("GET", OPENAPI),
+    ("GET", JOBS),
+    ("GET", JOB),
+    ("DELETE", JOB),
+];
+const JOB: &str = "/v1/async/{id}";
 const ROOT: &str = "/";
 const DEPLOYMENTS: &str = "/deployments/";
 
@@ -57,6 +72,28 @@ impl<'a> Endpoint<'a> {
         let method = normalized_method(method);
         if let Some(endpoint) = edge_endpoint(path) {
             return if method == "GET" { Ok(endpoint) } else { Err(NotServed::Method("GET")) };
+        }
+        if let Some(kind) = JobKind::at(path) {
+            let ApiOperation { method: served, model, .. } =
+                *ApiOperation::at(kind.computed_path()).ok_or(NotServed::Path)?;
+            let target = ForwardTarget { path: kind.path(), deployment, model };
+            return if method == served {
+                Ok(Endpoint::Computed(target))
+            } else {
+                Err(NotServed::Method(served))
+            };
+        }
+        if let Some(below) =
+            path.strip_prefix(JOBS).filter(|below| below.is_empty() || below.starts_with('/'))
+        {
+            return match (method, below.trim_start_matches('/')) {
+                ("GET", "") if below.is_empty() => Ok(Endpoint::Jobs),
+                (_, "") if below.is_empty() => Err(NotServed::Method("GET")),
+                (_, id) if id.is_empty() || id.contains('/') => Err(NotServed::Path),
+                ("GET", id) => Ok(Endpoint::Job(id)),
+                ("DELETE", id) => Ok(Endpoint::CancelJob(id)),
+                _ => Err(NotServed::Method("GET, DELETE")),
+            };
         }
         let operation = ApiOperation::at(path).filter(|_| path != ROOT || deployment.is_some());
         let operation = operation.ok_or(NotServed::Path)?;
@@ -70,7 +107,9 @@ impl<'a> Endpoint<'a> {
 
     /// Returns every served path, as a replica has it.
     pub fn paths() -> impl Iterator<Item = &'static str> {
-        OPERATIONS.iter().map(|operation| operation.path).chain(EDGE_ENDPOINTS.iter().map(|(_, path)| *path))
+        let jobs = JobKind::ALL.into_iter().map(JobKind::path);
+        let edge = EDGE_ENDPOINTS.iter().filter(|(method, _)| *method == "GET").map(|(_, path)| *path);
+        OPERATIONS.iter().map(|operation| operation.path).chain(jobs).chain(edge)
     }
 
     /// Returns the path of this endpoint, as in [`Endpoint::paths`].
@@ -81,6 +120,8 @@ impl<'a> Endpoint<'a> {
             Endpoint::InfinityModels => INFINITY_MODELS,
             Endpoint::Model(_) => MODEL,
             Endpoint::OpenApi => OPENAPI,
+            Endpoint::Jobs => JOBS,
+            Endpoint::Job(_) | Endpoint::CancelJob(_) => JOB,
         }
     }
 
@@ -88,7 +129,8 @@ impl<'a> Endpoint<'a> {
     pub fn served() -> impl Iterator<Item = String> {
         let computed = OPERATIONS.iter().filter(|operation| operation.path != ROOT);
         let computed = computed.map(|operation| format!("{} {}", operation.method, operation.public_path()));
-        computed.chain(EDGE_ENDPOINTS.iter().map(|(method, path)| format!("{method} {path}")))
+        let jobs = JobKind::ALL.into_iter().map(|kind| format!("POST {}", kind.path()));
+        computed.chain(jobs).chain(EDGE_ENDPOINTS.iter().map(|(method, path)| format!("{method} {path}")))
     }
 }
 
@@ -124,9 +166,14 @@ pub fn replica_path(path: &str) -> &str {
     split(path).1
 }
 
-/// Returns whether the model's engine computes the response at this path of a replica.
+/// Returns whether a request at this path becomes a job.
+pub fn is_job(path: &str) -> bool {
+    JobKind::at(path).is_some()
+}
+
+/// Returns whether the model's engine computes the response at this path of a replica. That of a job is its acceptance.
 pub fn uses_engine(path: &str) -> bool {
-    ApiOperation::at(path).is_none_or(|operation| operation.uses_engine)
+    !is_job(path) && ApiOperation::at(path).is_none_or(|operation| operation.uses_engine)
 }
 
 /// Returns the replica's path of a request from an edge, if a replica serves it.
@@ -178,6 +225,17 @@ mod tests {
         check("POST", "/bedrock/model/a/invoke", computed("/bedrock/invoke", Some("a"), Optional));
         check("GET", "/bedrock/model/a/invoke", Err(NotServed::Method("POST")));
         check("POST", "/bedrock/model//invoke", Err(NotServed::Path));
+        check("POST", "/v1/async/embeddings", computed("/v1/async/embeddings", None, Required));
+        check("POST", "/deployments/a/v1/async/predict", computed("/v1/async/predict", Some("a"), Optional));
+        check("GET", "/v1/async/embeddings", Err(NotServed::Method("POST")));
+        check("GET", "/v1/async", Ok(Endpoint::Jobs));
+        check("DELETE", "/v1/async", Err(NotServed::Method("GET")));
+        check("GET", "/v1/async/", Err(NotServed::Path));
+        check("GET", "/v1/asyncs", Err(NotServed::Path));
+        check("HEAD", "/v1/async/job_1", Ok(Endpoint::Job("job_1")));
+        check("DELETE", "/v1/async/job_1", Ok(Endpoint::CancelJob("job_1")));
+        check("POST", "/v1/async/job_1", Err(NotServed::Method("GET, DELETE")));
+        check("GET", "/v1/async/a/b", Err(NotServed::Path));
         check("POST", "/bedrock/model/a/b/invoke", Err(NotServed::Path));
         check("POST", "/bedrock/model/a/converse", Err(NotServed::Path));
     }
@@ -203,7 +261,8 @@ mod tests {
     #[test]
     fn all_endpoints_are_listed() {
         let served: Vec<String> = Endpoint::served().collect();
-        assert_eq!(served.len(), OPERATIONS.len() - 1 + EDGE_ENDPOINTS.len(), "all but the root");
+        let all = OPERATIONS.len() - 1 + JobKind::ALL.len() + EDGE_ENDPOINTS.len();
+        assert_eq!(served.len(), all, "all but the root");
         assert!(
             served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())
         );

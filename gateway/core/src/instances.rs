@@ -23,7 +23,7 @@ use crate::latency::decayed_slowness;
 use crate::outlier::OutlierEvidence;
 use regions::health::Health;
 use regions::id::{DeploymentName, InstanceName};
-use regions::set::RegionIndex;
+use regions::set::{RegionIndex, RegionSet};
 use scheduler_api::report::DeploymentLoad;
 use scheduler_api::report::delta::DecodedReport;
 use std::cmp::Ordering;
@@ -112,6 +112,8 @@ struct Rank {
     is_down: bool,
     /// It finishes its requests and stops.
     is_draining: bool,
+    /// The request is a job, and it has no queue of jobs.
+    lacks_job_queue: bool,
     /// It reports other deployments only.
     lacks_deployment: bool,
     /// An instance that reports is better than one that has missed reports.
@@ -130,6 +132,7 @@ struct Instance<A> {
     /// Deployments that are not asleep.
     awake: BTreeSet<DeploymentName>,
     draining: bool,
+    has_jobs: bool,
     /// Connection failures since the last response or report.
     failures: u32,
     /// Start of the unbroken reports after it was down.
@@ -291,6 +294,7 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         };
         (instance.last_report, instance.round_trip) = (Some(now), round_trip);
         (instance.failures, instance.draining) = (0, report.draining);
+        instance.has_jobs = report.has_jobs;
         instance.known = instance.health(now);
         let mut touched = match changed {
             Some(changed) => changed.clone(),
@@ -320,12 +324,29 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         Some(RegionReport { deployments: &sum.loads, touched, draining })
     }
 
-    /// Selects the instance of `region` for an attempt; `tried` have failed this request, `draw` is its random draw.
-    /// `None` if the region has no instance.
+    /// Returns the regions of which an instance has a queue of jobs, by its last report.
+    pub fn regions_with_jobs(&self) -> RegionSet {
+        let has_jobs = |region: &RegionInstances<A>| region.each.values().any(|instance| instance.has_jobs);
+        self.regions.iter().filter(|(_, region)| has_jobs(region)).map(|(index, _)| *index).collect()
+    }
+
+    /// Returns the address of the instance with the queue of jobs of a region: of several one that is up and does not drain.
+    pub fn job_host(&self, region: RegionIndex, now: Instant) -> Option<&A> {
+        let hosts = self.regions.get(&region)?.each.values().filter(|instance| instance.has_jobs);
+        let best = hosts.min_by_key(|instance| {
+            let health = instance.health(now);
+            (health == Health::Down, instance.draining, health)
+        });
+        best.map(|instance| &instance.address)
+    }
+
+    /// Selects the instance of `region` for an attempt; `tried` have failed this request, `draw` is its random draw, and a
+    /// job needs an instance with a queue. `None` if the region has no instance.
     pub fn select(
         &self,
         region: RegionIndex,
         deployment: &DeploymentName,
+        is_job: bool,
         tried: &[InstanceIndex],
         draw: Permille,
         now: Instant,
@@ -337,6 +358,7 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
                 is_tried: tried.contains(&index),
                 is_down: health == Health::Down,
                 is_draining: instance.draining,
+                lacks_job_queue: is_job && !instance.has_jobs,
                 lacks_deployment: instance.last_report.is_some() && !instance.serves(deployment),
                 health,
                 is_ejected: !circuits.state(index, now).admits(draw),
@@ -352,7 +374,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
             });
         let fit = || each.iter().filter(|(index, instance)| rank(**index, instance) == best);
         let instance = if count == 1 { only } else { faster_of_two(fit, count, draw, now)? };
-        let is_alternative = !(best.is_tried || best.is_down || best.is_draining || best.lacks_deployment);
+        let lacks_any = best.lacks_job_queue || best.lacks_deployment;
+        let is_alternative = !(best.is_tried || best.is_down || best.is_draining || lacks_any);
         Some(SelectedInstance { instance, is_alternative })
     }
 
@@ -496,6 +519,7 @@ impl<A> Instance<A> {
             loads: BTreeMap::new(),
             awake: BTreeSet::new(),
             draining: false,
+            has_jobs: false,
             failures: 0,
             recovering_since: None,
             known: Health::Unknown,

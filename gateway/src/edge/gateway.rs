@@ -3,6 +3,7 @@
 use super::explain::Explanations;
 use super::forwarder::Forwarder;
 use super::forwarder::PolicyGuard;
+use super::jobs::JobForwarder;
 use super::operator_state::Operations;
 use super::pipeline::Authenticator;
 use super::pipeline::Pipeline;
@@ -252,6 +253,12 @@ impl Gateway {
                 metrics: self.metrics.clone(),
             },
             forwarder,
+            jobs: JobForwarder {
+                catalogue: self.config.catalogue.clone(),
+                region_monitor: self.region_monitor.clone(),
+                upstream: self.upstream.clone(),
+                responder: responder.clone(),
+            },
             responder,
             request_recorder: RequestRecorder {
                 config: self.config.clone(),

@@ -61,6 +61,7 @@ impl Operations {
                 size,
                 target_draw,
                 uses_engine: true,
+                is_job: false,
             };
             let (allowed, registered) = (**allowed, *registered);
             self.router.preview(&Routable { view, routing, allowed, registered, client: None }, draw);

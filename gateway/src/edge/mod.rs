@@ -22,6 +22,7 @@ mod explain;
 mod forwarder;
 mod gateway;
 mod health;
+mod jobs;
 mod models;
 mod operations;
 mod operator_state;

@@ -9,6 +9,7 @@
 //! body, and determines deployment, cost, priority and allowed regions; then it routes and admits the request.
 
 use super::forwarder::{Forwarder, Permit};
+use super::jobs::{self, JobForwarder};
 use super::models;
 use super::refusals::{
     bulk_not_permitted, invalid_api_key, invalid_body, invalid_option, invalid_token, no_model_field,
@@ -31,8 +32,8 @@ use crate::config::EdgeConfig;
 use crate::listener::{AfterResponse, RequestHandler};
 use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder};
-use crate::relay::ForwardedHeaders;
 use crate::request_body::BodyReader;
+use crate::request_head::UpstreamMethod;
 use crate::respond::{self, ForwardError, Rejection};
 use crate::tokens::TokenVerifier;
 use crate::{openapi, relay};
@@ -62,6 +63,7 @@ pub(super) struct Pipeline {
     pub(super) forwarder: Arc<Forwarder>,
     pub(super) splitter: Splitter,
     pub(super) responder: Arc<Responder>,
+    pub(super) jobs: JobForwarder,
     pub(super) request_recorder: RequestRecorder,
     pub(super) recorder: Option<Arc<Recorder>>,
 }
@@ -114,7 +116,24 @@ impl Pipeline {
         let view = view.ok_or_else(no_route_table)?;
         let body = match endpoint {
             Endpoint::Computed(target) => {
+                let target = self.jobs.preferred(session, target);
+                context.endpoint = EndpointLabel::at(target.path);
                 return self.compute(session, target, &view, authenticated, context).await;
+            }
+            Endpoint::Job(id) => {
+                return self.jobs.forward(session, UpstreamMethod::Get, id, &tenant, &view, context).await;
+            }
+            Endpoint::CancelJob(id) => {
+                return self.jobs.forward(session, UpstreamMethod::Delete, id, &tenant, &view, context).await;
+            }
+            Endpoint::Jobs => {
+                let query = session.req_header().uri.query().unwrap_or_default().to_owned();
+                let list = self.jobs.list(&query, &tenant, &view, &context.id);
+                tokio::select! {
+                    biased;
+                    list = list => list?,
+                    () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
+                }
             }
             Endpoint::OpenApi => openapi::document().to_vec(),
             Endpoint::Models => models::list(&view, &tenant),
@@ -290,11 +309,20 @@ impl RequestReader {
         }
         let ([target_draw, leave_draw, draw], left) = (random_draws(), left(options.timeout, arrived));
         let (size, uses_engine) = (SizeClass::of(cost.tokens), endpoint::uses_engine(target.path));
+        let is_job = endpoint::is_job(target.path);
         let routing =
-            RoutingContext { deployment: &deployment.name, priority, size, target_draw, uses_engine };
+            RoutingContext { deployment: &deployment.name, priority, size, target_draw, uses_engine, is_job };
         let (client, registered) = (options.client, *registered);
         let routable = Routable { view, routing, allowed: **allowed, registered, client };
         let demand = RequestDemand { residency, tokens: cost.tokens, left, draw, leave_draw };
+        if is_job {
+            jobs::check_queue(
+                &self.admission.region_monitor,
+                &self.config.catalogue,
+                **allowed,
+                &deployment.name,
+            )?;
+        }
         let (route, admitted) = self.admission.route(&routable, &demand, &tenant);
         // Before the rejection of a request that is shed, so that it can be explained as well.
         context.set_resolved(&deployment.name, cost, policy, priority);
@@ -323,7 +351,7 @@ impl RequestReader {
             required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
-            headers: ForwardedHeaders::of(session, &[(headers::PRIORITY, priority.as_str())]),
+            headers: jobs::forwarded_headers(session, target.path, priority)?,
             body,
             target_draw,
             route,

@@ -104,6 +104,8 @@ pub(crate) struct RoutingContext<'a> {
     pub(crate) target_draw: Permille,
     /// The request is computed by the engine, so its latency is compared with that of others.
     pub(crate) uses_engine: bool,
+    /// The request becomes a job, so it needs a region and an instance with a queue of jobs.
+    pub(crate) is_job: bool,
 }
 
 impl RegionStates {
@@ -238,7 +240,7 @@ impl RegionStates {
             }
         };
         let instance = |region, failed: &[InstanceIndex]| {
-            instances.select(region, routing.deployment, failed, routing.target_draw, now)
+            instances.select(region, routing.deployment, routing.is_job, failed, routing.target_draw, now)
         };
         let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &instance };
         decide(view, budgets)
@@ -394,6 +396,7 @@ mod tests {
                 sequence: 1,
                 deployments,
                 draining: false,
+                has_jobs: false,
             };
             let decoded = DecodedReport::of_all_loads(report);
             states.reported(index, &decoded, Duration::ZERO, now, now).unwrap();
@@ -404,6 +407,7 @@ mod tests {
                     size: SizeClass::of(10),
                     target_draw: Permille::ALL,
                     uses_engine: true,
+                    is_job: false,
                 };
                 states.queue_wait(region, &routing).as_millis()
             })

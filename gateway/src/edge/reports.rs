@@ -351,6 +351,7 @@ mod tests {
                 boot_id: 7,
                 sequence,
                 draining: false,
+                has_jobs: false,
                 grants: BTreeMap::new(),
             };
             self.encoder.encode(report, &self.gateway, known)

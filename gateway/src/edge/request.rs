@@ -147,6 +147,7 @@ impl Request {
             size: SizeClass::of(cost.tokens),
             target_draw,
             uses_engine: endpoint::uses_engine(self.path),
+            is_job: endpoint::is_job(self.path),
         }
     }
 }

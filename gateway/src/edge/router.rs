@@ -21,7 +21,7 @@ use crate::respond::Rejection;
 use gateway_core::candidate::Candidate;
 use gateway_core::circuit::Permille;
 use gateway_core::cold::ResponseEstimate;
-use gateway_core::endpoint::ForwardTarget;
+use gateway_core::endpoint::{self, ForwardTarget};
 use gateway_core::instances::RegionReport;
 use gateway_core::latency::SizeClass;
 use gateway_core::request_options::RequestOptions;
@@ -134,13 +134,28 @@ impl Router {
             let entered = route.admission_pool().map(|pool| pools.enter(pool, deployment, admission, now));
             (route, entered)
         };
-        // A request that no region can serve is no demand that the hub could distribute.
+        self.record_demand(request, demand, &route, now);
+        (route, entered)
+    }
+
+    /// Routes a job to the region whose queue stores it. It enters no admission pool and does not spill over, since it waits
+    /// until there is capacity. It has one target: two queues that have stored it would compute it twice.
+    fn route_job(&self, request: &Routable<'_>, demand: &RequestDemand<'_>) -> Route {
+        let now = Instant::now();
+        let mut route =
+            self.decide(&self.region_monitor.states(), request, Some(demand.draw), None, None, None, now);
+        route.0.candidates.truncate(1);
+        self.record_demand(request, demand, &route, now);
+        route
+    }
+
+    /// Counts the demand of a request, unless no region can serve it: the hub could not distribute that.
+    fn record_demand(&self, request: &Routable<'_>, demand: &RequestDemand<'_>, route: &Route, now: Instant) {
         if route.primary().is_some() {
             let (policy, tokens) =
                 ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
-            self.demand_recorder.record(deployment, policy, route.origin, tokens, now);
+            self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
         }
-        (route, entered)
     }
 
     /// Routes a part of a split request, which was assigned to a region.
@@ -166,6 +181,10 @@ impl Router {
     ) -> Route {
         let Routable { view, routing, allowed, registered, client } = *request;
         let RoutingContext { deployment, priority, .. } = routing;
+        let mut serving = states.fleet.serving(deployment, registered);
+        if routing.is_job {
+            serving = serving.intersect(states.instances.regions_with_jobs());
+        }
         let current_weights = self.current_weights.borrow();
         let interactive_share = |origin| self.demand_recorder.interactive_share(deployment, allowed, origin);
         let query = RouteQuery {
@@ -174,7 +193,7 @@ impl Router {
             allowed,
             routed: view.routed,
             // The reports of a region about its replicas are newer than its registration in the table.
-            serving: states.fleet.serving(deployment, registered),
+            serving,
             draining: view.draining,
             gateway: self.gateway,
             is_client_located: client.is_some(),
@@ -344,7 +363,7 @@ impl AdmissionControl {
         arrived: Instant,
         trail: &mut Trail,
     ) -> Result<(), Rejection> {
-        if self.pools.are_calm() {
+        if self.pools.are_calm() || endpoint::is_job(target.path) {
             return Ok(());
         }
         let named = target.deployment.and_then(|name| view.deployment(name, tenant));
@@ -368,6 +387,7 @@ impl AdmissionControl {
                 size: SizeClass::of(tokens),
                 target_draw,
                 uses_engine: true,
+                is_job: false,
             };
             let (allowed, registered) = (routed.allowed.intersect(permitted), routed.registered);
             let request = Routable { view, routing, allowed, registered, client: options.client };
@@ -403,6 +423,9 @@ impl AdmissionControl {
         demand: &RequestDemand<'_>,
         tenant: &Tenant,
     ) -> (Route, Result<Option<AdmissionPermit>, Rejection>) {
+        if request.routing.is_job {
+            return (self.router.route_job(request, demand), Ok(None));
+        }
         let priority = request.routing.priority;
         let admission = pool_request(tenant, priority, demand.tokens, demand.left);
         let (route, entered) = self.router.route(request, demand, &self.pools, &admission);

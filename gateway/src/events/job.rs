@@ -34,21 +34,21 @@ impl JobLogReadable<'_> {
     }
 }
 
-/// A worker could not take jobs or store their ends; jobs in flight are computed again after their leases. Logged when
-/// this begins. Check the disk, or the NATS servers, of `[jobs]`.
-pub(crate) struct JobWorkerFailed<'a> {
+/// The log or an object of the queue of jobs could not be read or written: clients get 503 or 507, and jobs in flight are
+/// computed again after their leases. Logged when this begins. Check the disk and the keys of `[jobs]`, or the NATS servers.
+pub(crate) struct JobStoreFailed<'a> {
     pub(crate) region: &'a RegionId,
     pub(crate) error: &'a dyn Display,
     /// Whether the operation before did not fail.
     pub(crate) is_new: bool,
 }
 
-impl JobWorkerFailed<'_> {
+impl JobStoreFailed<'_> {
     pub(crate) fn record(self, metrics: &JobMetrics) {
-        let JobWorkerFailed { region, error, is_new } = self;
-        metrics.worker_failures.add(1);
+        let JobStoreFailed { region, error, is_new } = self;
+        metrics.store_failures.add(1);
         if is_new {
-            tracing::warn!(%region, %error, "worker of jobs failed");
+            tracing::warn!(%region, %error, "store of jobs failed");
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::arrival::ArrivalRecorder;
 use super::forwarder::ReplicaForwarder;
 use super::hold::Hold;
+use super::jobs::{self, JobApi, JobComputation, RegionalJobQueue};
 use super::operations::{IngressOperations, ListenerUsage};
 use super::peers::{self, PeerExchange};
 use super::pipeline::IngressPipeline;
@@ -35,6 +36,8 @@ pub(super) struct Ingress {
     pub(super) operations: Arc<IngressOperations>,
     prober: Arc<ReplicaProber>,
     peers: Arc<PeerExchange>,
+    /// Worker of the queue of jobs, if the region has one.
+    job_worker: Option<(Arc<RegionalJobQueue>, Arc<JobComputation>)>,
     /// Signal that replicas were added or removed.
     changed: Arc<Notify>,
     /// Sequence number of the state to share with the other spokes.
@@ -51,6 +54,7 @@ impl Ingress {
         timeouts: Timeouts,
         listener: ListenerUsage,
         recorder: Option<Recorder>,
+        jobs: Option<Arc<RegionalJobQueue>>,
     ) -> Result<Ingress, IngressError> {
         let IngressConfig { region, signals, catalogue, transport, resolver, .. } = config;
         let IngressSignals { wake, changed, shared } = signals;
@@ -61,8 +65,12 @@ impl Ingress {
         let metrics: Arc<IngressMetrics> = Arc::default();
         let hold = Arc::new(Hold::new(spoke.clone(), wake.clone()));
         let replicas = Arc::new(Replicas::new(spoke.clone(), hold.clone()));
-        let residency =
-            Arc::new(ResidencyGuard { region: region.clone(), here, catalogue, spoke: spoke.clone() });
+        let residency = Arc::new(ResidencyGuard {
+            region: region.clone(),
+            here,
+            catalogue: catalogue.clone(),
+            spoke: spoke.clone(),
+        });
         let peers = Arc::new(PeerExchange {
             here,
             spoke: spoke.clone(),
@@ -92,15 +100,33 @@ impl Ingress {
             metrics: metrics.clone(),
             listener,
             receipts: recorder.as_ref().map(Recorder::metrics),
+            jobs: jobs.clone(),
+        });
+        let forwarder = Arc::new(ReplicaForwarder {
+            region: region.clone(),
+            here,
+            residency: residency.clone(),
+            replicas,
+            hold,
+            upstream: to_replicas,
+        });
+        let job_worker = jobs.clone().map(|queue| {
+            let computation = JobComputation {
+                region: region.clone(),
+                catalogue,
+                spoke: spoke.clone(),
+                residency: residency.clone(),
+                forwarder: forwarder.clone(),
+            };
+            (queue, Arc::new(computation))
         });
         let pipeline = Arc::new(IngressPipeline {
-            forwarder: ReplicaForwarder {
+            forwarder,
+            jobs: JobApi {
                 region: region.clone(),
-                here,
                 residency: residency.clone(),
-                replicas,
-                hold,
-                upstream: to_replicas,
+                body_reader: body_reader.clone(),
+                queue: jobs,
             },
             arrival_recorder: ArrivalRecorder {
                 region: region.clone(),
@@ -115,10 +141,11 @@ impl Ingress {
             residency,
             body_reader,
         });
-        Ok(Ingress { pipeline, operations, prober, peers, changed, shared, transport })
+        Ok(Ingress { pipeline, operations, prober, peers, job_worker, changed, shared, transport })
     }
 
-    /// Starts the tasks that follow the certificates, the replicas, and the other spokes of the region.
+    /// Starts the tasks that follow the certificates, the replicas, and the other spokes of the region, and the worker of its
+    /// queue of jobs.
     pub(super) fn start_tasks(&self, tasks: &mut JoinSet<()>) {
         if let Some(identity) = self.transport.identity().cloned() {
             tasks.spawn(supervise("identity", move || identity.clone().follow()));
@@ -129,5 +156,10 @@ impl Ingress {
         tasks.spawn(supervise("exchange with spokes", move || {
             peers::follow(peers.clone(), shared.subscribe())
         }));
+        if let Some((queue, computation)) = self.job_worker.clone() {
+            let followed = queue.clone();
+            tasks.spawn(supervise("job log", move || jobs::follow_failure(followed.clone())));
+            tasks.spawn(supervise("job worker", move || jobs::work(computation.clone(), queue.clone())));
+        }
     }
 }

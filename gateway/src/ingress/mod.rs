@@ -7,6 +7,8 @@
 //! own observations of each replica separately ([`replicas`]), and shows them at `/status`. Requests that find no ready
 //! replica are held for the one that is started for them ([`hold`]). [`arrival`] records a request when it ends.
 //!
+//! A region with a queue accepts durable jobs and computes them when there is capacity ([`jobs`]).
+//!
 //! Beside requests, [`reports`] responds to the report requests of gateways, and [`operations`] serves operators. In the
 //! background, [`follow`] probes the replicas, and the spoke that scales the region shares its replicas with the other
 //! spokes ([`peers`]). [`components`] puts the parts together.
@@ -33,9 +35,12 @@ use crate::hop::GatewayAcceptor;
 use crate::listener::{Listener, StopReason};
 use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder, WriterHandle};
 use components::Ingress;
+use futures_util::FutureExt;
 use gateway_core::receipt::entry::Role;
 use identity::ConnectionFailures;
 use identity::Transport;
+use jobs::RegionalJobQueue;
+pub use jobs::{JobsConfig, JobsError};
 use operations::ListenerUsage;
 use regions::IpNetwork;
 use regions::catalogue::Catalogue;
@@ -51,6 +56,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use supervision::task::essential;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -129,6 +135,9 @@ pub enum IngressError {
     /// The TLS library rejects the certificate, the key or the settings. The spoke does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    /// The queue of jobs cannot be opened. The spoke does not start.
+    #[error("{0}")]
+    Jobs(#[from] JobsError),
     /// The system starts no more threads, because of a limit of processes or memory. The spoke does not start.
     #[error("the threads for large bodies cannot be started: {0}")]
     Threads(#[source] io::Error),
@@ -164,10 +173,21 @@ pub async fn run(
     let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
     let usage = ListenerUsage::of(&gateways, refused);
     let shared = config.signals.shared.clone();
-    let ingress = Ingress::new(config, here, spoke.clone(), timeouts, usage, recorder)?;
+    let (jobs, job_tasks) = match &config.jobs {
+        Some(jobs) => Some(RegionalJobQueue::open(jobs, &config.region).await?).unzip(),
+        None => (None, None),
+    };
+    if jobs.is_some() {
+        // Gateways learn it from the reports.
+        spoke.lock().set_has_jobs();
+    }
+    let ingress = Ingress::new(config, here, spoke.clone(), timeouts, usage, recorder, jobs.map(Arc::new))?;
     ready(gateways.address());
     let mut tasks = JoinSet::new();
     ingress.start_tasks(&mut tasks);
+    if let Some(job_tasks) = job_tasks {
+        tasks.spawn(essential("job queue", job_tasks.run()).map(drop));
+    }
     serve(&ingress, gateways, operators, stop(shutdown, &spoke, &shared), timeouts).await;
     tasks.shutdown().await;
     if let Some(writer) = writer {

@@ -4,6 +4,7 @@
 //! operators have a separate port that forwards no requests. Without one they use the ingress port.
 
 use super::hold::Hold;
+use super::jobs::RegionalJobQueue;
 use super::replicas::Replicas;
 use crate::listener::{AfterResponse, Listener, RequestHandler};
 use crate::metrics::{IngressMetrics, ListenerMetrics};
@@ -41,6 +42,8 @@ pub(super) struct IngressOperations {
     pub(super) listener: ListenerUsage,
     /// Metrics of the receipts, if they are configured.
     pub(super) receipts: Option<ReceiptMetrics>,
+    /// Queue of jobs, if the region has one.
+    pub(super) jobs: Option<Arc<RegionalJobQueue>>,
 }
 
 /// Metrics of the listener for gateways.

@@ -12,6 +12,7 @@
 
 use super::arrival::{Arrival, ArrivalRecorder};
 use super::forwarder::{ReplicaForwarder, ReplicaResponse};
+use super::jobs::{JobApi, JobQuery};
 use super::operations::IngressOperations;
 use super::peers::PeerExchange;
 use super::refusals::no_receipt;
@@ -26,10 +27,12 @@ use crate::request_body::BodyReader;
 use crate::respond::{self, ForwardError, Rejection};
 use gateway_core::endpoint;
 use gateway_core::timing;
+use http::Uri;
 use pingora::protocols::http::ServerSession;
 use regions::id::RegionId;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
+use replica_api::jobs::JobKind;
 use scheduler_api::paths;
 use scheduler_core::spoke::Spoke;
 use std::sync::Arc;
@@ -42,7 +45,8 @@ pub(super) struct IngressPipeline {
     pub(super) spoke: Arc<Mutex<Spoke>>,
     pub(super) residency: Arc<ResidencyGuard>,
     pub(super) body_reader: Arc<BodyReader>,
-    pub(super) forwarder: ReplicaForwarder,
+    pub(super) forwarder: Arc<ReplicaForwarder>,
+    pub(super) jobs: JobApi,
     pub(super) arrival_recorder: ArrivalRecorder,
     pub(super) reports: ReportExchange,
     pub(super) peers: Arc<PeerExchange>,
@@ -53,12 +57,13 @@ impl RequestHandler for IngressPipeline {
     async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let arrived = Instant::now();
         let head = session.req_header();
-        let (method, path) = (head.method.clone(), head.uri.path().to_owned());
-        if let Some(after) = self.operations.respond(session, method.as_str(), &path).await {
+        let (method, uri) = (head.method.clone(), head.uri.clone());
+        let path = uri.path();
+        if let Some(after) = self.operations.respond(session, method.as_str(), path).await {
             return after;
         }
         let mut arrival = None;
-        let served = self.serve(session, method.as_str(), &path, arrived, &mut arrival).await;
+        let served = self.serve(session, method.as_str(), &uri, arrived, &mut arrival).await;
         let (after, outcome) = self.conclude(session, served).await;
         if let Some(mut arrival) = arrival {
             arrival.ended(session, outcome);
@@ -68,12 +73,12 @@ impl RequestHandler for IngressPipeline {
 }
 
 impl IngressPipeline {
-    /// Serves a request by its path and the kind of its peer; a request for a replica has an `arrival`.
+    /// Serves a request by its path and the kind of its peer; a request for a replica and a job have an `arrival`.
     async fn serve<'a>(
         &'a self,
         session: &mut ServerSession,
         method: &str,
-        path: &str,
+        uri: &Uri,
         arrived: Instant,
         arrival: &mut Option<Arrival<'a>>,
     ) -> Result<AfterResponse, ForwardError> {
@@ -82,9 +87,15 @@ impl IngressPipeline {
             Some(PeerKind::Unauthenticated) => (true, true),
             Some(PeerKind::Gateway | PeerKind::Client) | None => (true, false),
         };
-        match (method, path) {
+        let job_query = JobQuery::of(method, uri.path(), uri.query().unwrap_or_default());
+        match (method, uri.path()) {
             ("POST", paths::EXCHANGE) if is_gateway => self.reports.respond(session).await,
             ("POST", paths::PEER_EXCHANGE) if is_spoke => self.peers.respond(session).await,
+            ("POST", path) if is_gateway && let Some(kind) = JobKind::at(path) => {
+                let arrival = arrival.insert(self.arrival_recorder.open(session, kind.path(), arrived));
+                self.jobs.submit(session, kind, arrival).await
+            }
+            _ if is_gateway && let Some(query) = job_query => self.jobs.query(session, query).await,
             (method, path) => match endpoint::replica_endpoint(method, path).filter(|_| is_gateway) {
                 Some(path) => {
                     let arrival = arrival.insert(self.arrival_recorder.open(session, path, arrived));

@@ -97,7 +97,10 @@ pub(super) fn deployment(session: &ServerSession) -> Result<DeploymentName, Reje
     name.parse().map_err(|error| unreadable(headers::DEPLOYMENT, &error))
 }
 
-fn milliseconds(session: &ServerSession, name: &'static str) -> Result<Option<Duration>, Rejection> {
+pub(super) fn milliseconds(
+    session: &ServerSession,
+    name: &'static str,
+) -> Result<Option<Duration>, Rejection> {
     let value = text(session, name)?.map(str::parse::<u64>).transpose();
     value.map(|value| value.map(Duration::from_millis)).map_err(|error| unreadable(name, &error))
 }

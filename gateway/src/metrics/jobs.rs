@@ -28,8 +28,8 @@ metric_set! {
         pub(crate) attempts: Family<JobAttemptOutcome> = "meridian_jobs_attempts_total" ["outcome"],
         /// Failures of the job log that stopped the queue.
         pub(crate) log_failures: Counter = "meridian_jobs_log_failures_total",
-        /// Failures to take jobs or to store their ends.
-        pub(crate) worker_failures: Counter = "meridian_jobs_worker_failures_total",
+        /// Operations that failed because the log or an object could not be read or written.
+        pub(crate) store_failures: Counter = "meridian_jobs_store_failures_total",
     }
 }
 

@@ -5,6 +5,7 @@ use regions::catalogue::Catalogue;
 use scheduler_core::jobs::JobsSection;
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
+use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +14,11 @@ use std::time::{Duration, Instant};
 use supervision::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 const REGION: &str = "aws/us-east-1";
+const EUROPE: &str = "aws/eu-central-1";
 
 /// Replica that returns the bodies of its requests, or a status.
 #[derive(Default)]
@@ -53,7 +56,7 @@ impl Replica {
             let mut body = vec![0; length.and_then(|length| length.parse().ok()).unwrap_or(0)];
             stream.read_exact(&mut body).await.ok()?;
             let (status, body) = if head.starts_with("get /status") {
-                let status = json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
+                let status = json!({"version": 1, "names": ["m", "m-eu"], "model": "m", "state": "ready", "pending_tokens": 0,
                        "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
                 (200, status.to_string())
             } else {
@@ -91,14 +94,19 @@ fn jobs_config(dir: &Path, more: &str) -> JobsConfig {
 
 impl Region {
     async fn start(jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
+        Region::start_in(REGION, jobs, replicas).await
+    }
+
+    async fn start_in(id: &str, jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
         let addresses = replicas.into_iter().map(Into::into).collect();
-        let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
+        let spoke = Spoke::new(id.parse().unwrap(), 1, addresses).with_instance("a".parse().unwrap());
+        let spoke = Arc::new(Mutex::new(spoke));
         let config = IngressConfig {
             jobs,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
             listen: "127.0.0.1:0".parse().unwrap(),
-            region: REGION.parse().unwrap(),
+            region: id.parse().unwrap(),
             signals: IngressSignals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
@@ -108,7 +116,9 @@ impl Region {
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();
         let served = tokio::spawn(async move {
-            let ready = |address| drop(ready.send(address));
+            let ready = |address| {
+                ready.send(address).ok();
+            };
             ingress::run(config, spoke, async { drop(stopped.await) }, ready).await.unwrap();
         });
         let url = format!("http://{}", address.await.unwrap());
@@ -130,6 +140,13 @@ impl Region {
         let status = response.status().as_u16();
         let text = response.text().await.unwrap();
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// Returns what the region reports to a gateway about a queue.
+    async fn reports_a_queue(&self) -> Value {
+        let question = json!({"version": 1, "gateway": "test", "sequence": 1}).to_string();
+        let (_, report) = self.send("POST", scheduler_api::paths::EXCHANGE, &[], &question).await;
+        report["jobs"].clone()
     }
 
     async fn submit(&self, tenant: &str, body: &str, headers: &[(&str, &str)]) -> (u16, Value) {
@@ -155,6 +172,47 @@ impl Region {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+}
+
+/// Starts a hub that publishes these regions, and a gateway with the tenants `everywhere` and `european`.
+async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watch::Sender<()>) -> String {
+    let regions = regions.iter().map(|(id, region)| {
+        let endpoint = region.url.trim_start_matches("http://");
+        json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m", "m-eu"]})
+    });
+    let deployment = |name: &str, residency: Value| {
+        json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
+               "residency": residency, "regions": []})
+    };
+    let table = json!({"version": 1, "epoch": 1, "generation": 1, "regions": regions.collect::<Vec<_>>(),
+        "deployments": [deployment("m", Value::Null), deployment("m-eu", json!("eu"))]});
+    let routes = move |query: axum::extract::RawQuery| async move {
+        if query.0.is_some_and(|query| query.contains("after=")) {
+            std::future::pending::<()>().await;
+        }
+        axum::Json(table)
+    };
+    let router = axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes));
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hub = socket.local_addr().unwrap();
+    tokio::spawn(axum::serve(socket, router).into_future());
+    let tenants = "[[tenant]]\nname = 'everywhere'\nkey_env = 'KEY'\n\
+                   [[tenant]]\nname = 'european'\nkey_env = 'EUROPEAN'\nresidency = { allow = ['eu'] }\n";
+    std::fs::write(dir.join("tenants.toml"), tenants).unwrap();
+    let text = format!(
+        "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{REGION}'\nhub = 'http://{hub}'\n\
+         snapshot = 'routes'\ntenants = 'tenants.toml'",
+        crate::address::free_address()
+    );
+    let environment = ["KEY", "EUROPEAN"].map(|key| (key.to_owned(), key.to_owned())).into();
+    let config = gateway::config::EdgeConfig::parse(&text, dir, &environment).unwrap();
+    let (ready, bound) = tokio::sync::oneshot::channel();
+    let mut stop = stop.subscribe();
+    let stopped = async move { while stop.changed().await.is_ok() {} };
+    tokio::spawn(async move {
+        gateway::edge::run(config, stopped, |address| ready.send(address).unwrap()).await.unwrap();
+    });
+    format!("http://{}", bound.await.unwrap())
 }
 
 fn text(number: usize) -> String {
@@ -234,7 +292,15 @@ async fn jobs_survive_a_restart_and_repeated_submissions_are_one_job() {
     assert_eq!((status, &cancelled["status"]), (200, &json!("cancelled")), "{cancelled}");
     region.stop().await;
     let (_, at) = Replica::start().await;
-    let region = Region::start(Some(config), vec![at]).await;
+    // The file is free soon after the last handle is dropped.
+    let begun = Instant::now();
+    let region = loop {
+        match tokio::spawn(Region::start(Some(config.clone()), vec![at])).await {
+            Ok(region) => break region,
+            Err(_) => assert!(begun.elapsed() < Duration::from_secs(20), "the queue cannot be opened again"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
     let job = region.finished("a", &first["id"]).await;
     assert_eq!((&job["status"], job["result"].to_string()), (&json!("succeeded"), text(1)));
     let (_, cancelled) = region.job("a", &second["id"]).await;
@@ -275,8 +341,10 @@ async fn an_invalid_job_is_rejected_when_it_is_submitted() {
         let (status, problem) = region.send("GET", &path, &[("x-meridian-tenant", "a")], "").await;
         assert_eq!((status, &problem["error"]["code"]), (400, &json!("invalid_value")), "{query}: {problem}");
     }
+    assert_eq!(region.reports_a_queue().await, json!(true));
     region.stop().await;
     let region = Region::start(None, Vec::new()).await;
+    assert_eq!(region.reports_a_queue().await, Value::Null);
     let (status, problem) = region.submit("a", &text(1), &[]).await;
     assert_eq!((status, &problem["error"]["code"]), (503, &json!("no_job_queue")), "{problem}");
     region.stop().await;
@@ -322,4 +390,106 @@ async fn a_queue_that_another_process_uses_is_an_error_at_the_start() {
     let other = tokio::spawn(Region::start(Some(config), Vec::new()));
     assert!(other.await.is_err(), "the second process does not become ready");
     region.stop().await;
+}
+
+#[tokio::test]
+async fn a_gateway_sends_jobs_to_an_allowed_region_with_a_queue_and_finds_them_again() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (_, at) = Replica::start().await;
+    let america = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let (_, at) = Replica::start().await;
+    let europe = Region::start_in(EUROPE, Some(jobs_config(dirs[1].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let url = gateway(dirs[2].path(), &[(REGION, &america), (EUROPE, &europe)], &stop).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let ask = async |method: &str, path: &str, key: &str, headers: &[(&str, &str)], body: String| {
+        let mut request =
+            client.request(method.parse().unwrap(), format!("{url}{path}")).bearer_auth(key).body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.send().await.unwrap();
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let header =
+            move |name: &str| headers.get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        let text = response.text().await.unwrap();
+        (status, serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text)), header)
+    };
+    let get = async |path: String, key: &str| ask("GET", &path, key, &[], String::new()).await;
+    let body = |model: &str, text: &str| json!({"model": model, "input": text}).to_string();
+    let path = "/v1/async/embeddings";
+    let begun = Instant::now();
+    // Until both regions have reported.
+    for model in ["m-eu", "m"] {
+        while ask("POST", path, "KEY", &[], body(model, "first")).await.0 != 202 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no region has a queue");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let (status, job, header) = ask("POST", path, "KEY", &[("idempotency-key", "k")], body("m", "a")).await;
+    assert_eq!((status, header("x-meridian-region")), (202, REGION.to_owned()), "{job}");
+    let id = job["id"].as_str().unwrap().to_owned();
+    assert!(id.ends_with(".aws.us-east-1"), "{id}");
+    assert_eq!(header("location"), format!("/v1/async/{id}"));
+    let (_, again, _) = ask("POST", path, "KEY", &[("idempotency-key", "k")], body("m", "a")).await;
+    assert_eq!(again["id"], job["id"]);
+    let finished = async |id: &str| loop {
+        let (status, job, _) = get(format!("/v1/async/{id}"), "KEY").await;
+        assert_eq!(status, 200, "{job}");
+        if job["status"] == "succeeded" {
+            return job;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{job}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(finished(&id).await["result"].to_string(), body("m", "a"));
+
+    // Of a locked deployment, and as a preference.
+    let (status, job, header) = ask("POST", path, "KEY", &[], body("m-eu", "b")).await;
+    assert_eq!((status, header("x-meridian-region")), (202, EUROPE.to_owned()), "{job}");
+    let locked = job["id"].as_str().unwrap().to_owned();
+    assert_eq!(finished(&locked).await["result"].to_string(), body("m-eu", "b"));
+    let prefer = ("prefer", "wait=5, respond-async");
+    let (status, job, header) = ask("POST", "/v1/embeddings", "EUROPEAN", &[prefer], body("m", "c")).await;
+    assert_eq!((status, header("preference-applied")), (202, "respond-async".to_owned()), "{job}");
+    assert_eq!(header("x-meridian-region"), EUROPE, "the residency policy of the tenant");
+    let (status, job, _) = ask("POST", "/v1/embeddings", "KEY", &[], body("m", "d")).await;
+    assert_eq!((status, job.to_string()), (200, body("m", "d")), "without the preference");
+
+    // The list has the jobs of both regions; a tenant sees its own, and only in regions that its policy allows.
+    let (_, list, _) = get("/v1/async?limit=2".to_owned(), "KEY").await;
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|job| job["id"].clone()).collect();
+    assert_eq!((ids, &list["has_more"]), (vec![json!(locked), json!(id)], &json!(true)));
+    let (_, list, _) = get(format!("/v1/async?after={locked}"), "KEY").await;
+    assert_eq!(list["data"][0]["id"], json!(id));
+    let (_, list, _) = get("/v1/async".to_owned(), "EUROPEAN").await;
+    assert_eq!(list["data"].as_array().unwrap().len(), 1, "{list}");
+    for (path, key, status, code) in [
+        (format!("/v1/async/{id}"), "EUROPEAN", 403, "region_not_permitted"),
+        (format!("/v1/async/{locked}"), "EUROPEAN", 404, "job_not_found"),
+        ("/v1/async/job_1".to_owned(), "KEY", 404, "job_not_found"),
+        ("/v1/async/job_1.aws.us-east-1".to_owned(), "KEY", 404, "job_not_found"),
+        ("/v1/async/job_1.aws.eu-west-9".to_owned(), "KEY", 404, "job_not_found"),
+        ("/v1/async?limit=0".to_owned(), "KEY", 400, "invalid_value"),
+        ("/v1/async".to_owned(), "other", 401, "invalid_api_key"),
+    ] {
+        let (found, problem, _) = get(path.clone(), key).await;
+        assert_eq!((found, &problem["error"]["code"]), (status, &json!(code)), "{path}: {problem}");
+    }
+    let narrowed = [("x-meridian-residency", "aws/us-west-2")];
+    let (status, problem, _) = ask("POST", path, "KEY", &narrowed, body("m", "e")).await;
+    assert_eq!((status, &problem["error"]["code"]), (503, &json!("no_job_queue")), "{problem}");
+    let (status, problem, _) = ask("DELETE", &format!("/v1/async/{id}"), "KEY", &[], String::new()).await;
+    assert_eq!((status, &problem["error"]["code"]), (409, &json!("job_finished")), "{problem}");
+
+    // While the region of a job is down, its result is unavailable and the other regions are listed.
+    america.stop().await;
+    let (status, problem, header) = get(format!("/v1/async/{id}"), "KEY").await;
+    assert_eq!((status, &problem["error"]["code"]), (503, &json!("jobs_unavailable")), "{problem}");
+    assert!(!header("retry-after").is_empty());
+    let (_, list, _) = get("/v1/async".to_owned(), "KEY").await;
+    assert_eq!(list["unavailable_regions"], json!([REGION]), "{list}");
+    assert!(list["data"].as_array().unwrap().iter().any(|job| job["id"] == json!(locked)));
+    drop(stop);
+    europe.stop().await;
 }

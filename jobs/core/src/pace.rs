@@ -1,4 +1,4 @@
-//! How much work of a queue the replicas of a region get: what they have room for beside other requests.
+//! Pace of a queue: the number of inputs for which the replicas of a region have capacity beside other requests.
 //!
 //! Replicas compute jobs as bulk requests, so an interactive request in a replica's queue is computed before them. A
 //! queue of jobs at a replica would still delay the bulk requests of clients, and count as load where gateways select a
@@ -19,7 +19,7 @@ pub const IN_FLIGHT_UNMEASURED: u64 = 2;
 
 /// Capacity of a deployment in a region.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DeploymentCapacity {
+pub struct JobCapacity {
     /// Ready replicas.
     pub ready: u32,
     /// Requests that wait for a replica to become ready, with the jobs among them.
@@ -33,8 +33,8 @@ pub struct DeploymentCapacity {
 /// Returns the number of inputs of further jobs that may be sent, beside `in_flight` inputs.
 ///
 /// Without a ready replica one job is sent: like any request it is held, and a replica is started for it.
-pub fn room(capacity: &DeploymentCapacity, in_flight: u64) -> u64 {
-    let DeploymentCapacity { ready, held, pending_tokens, tokens_per_second } = *capacity;
+pub fn room(capacity: &JobCapacity, in_flight: u64) -> u64 {
+    let JobCapacity { ready, held, pending_tokens, tokens_per_second } = *capacity;
     if ready == 0 {
         return u64::from(in_flight == 0);
     }
@@ -99,8 +99,7 @@ impl CompletionRate {
 mod tests {
     use super::*;
 
-    const IDLE: DeploymentCapacity =
-        DeploymentCapacity { ready: 2, held: 0, pending_tokens: 0, tokens_per_second: 1000.0 };
+    const IDLE: JobCapacity = JobCapacity { ready: 2, held: 0, pending_tokens: 0, tokens_per_second: 1000.0 };
 
     #[test]
     fn jobs_fill_idle_replicas_up_to_the_limit() {
@@ -108,14 +107,14 @@ mod tests {
         assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA - 1), 1);
         assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA), 0);
         assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA + 1), 0);
-        let unmeasured = DeploymentCapacity { tokens_per_second: 0.0, pending_tokens: 9, ..IDLE };
+        let unmeasured = JobCapacity { tokens_per_second: 0.0, pending_tokens: 9, ..IDLE };
         assert_eq!(room(&unmeasured, 0), 2 * IN_FLIGHT_UNMEASURED);
     }
 
     #[test]
     fn no_job_is_sent_to_a_queue_of_half_a_second() {
-        assert!(room(&DeploymentCapacity { pending_tokens: 499, ..IDLE }, 0) > 0);
-        assert_eq!(room(&DeploymentCapacity { pending_tokens: 500, ..IDLE }, 0), 0);
+        assert!(room(&JobCapacity { pending_tokens: 499, ..IDLE }, 0) > 0);
+        assert_eq!(room(&JobCapacity { pending_tokens: 500, ..IDLE }, 0), 0);
     }
 
     #[test]
@@ -133,12 +132,12 @@ mod tests {
 
     #[test]
     fn held_requests_come_first() {
-        assert_eq!(room(&DeploymentCapacity { held: 1, ..IDLE }, 0), 0);
+        assert_eq!(room(&JobCapacity { held: 1, ..IDLE }, 0), 0);
     }
 
     #[test]
     fn one_job_wakes_a_deployment_without_a_replica() {
-        let asleep = DeploymentCapacity { ready: 0, held: 0, ..IDLE };
+        let asleep = JobCapacity { ready: 0, held: 0, ..IDLE };
         assert_eq!((room(&asleep, 0), room(&asleep, 1)), (1, 0));
     }
 }

@@ -581,6 +581,12 @@ pub const REQUEST_HEADERS: &[Header] = &[
         headers::CLIENT_GEO,
         "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never used for residency.",
     ),
+    ("traceparent", "W3C Trace Context; forwarded."),
+    ("content-encoding", "`gzip`, if the body is compressed."),
+];
+
+/// Further headers of requests that become jobs.
+pub const JOB_HEADERS: &[Header] = &[
     (
         headers::IDEMPOTENCY_KEY,
         "For a job: repeated requests with the same key are one job; 1 to 255 printable ASCII characters.",
@@ -588,8 +594,6 @@ pub const REQUEST_HEADERS: &[Header] = &[
     (headers::DEADLINE_MS, "For a job: milliseconds after which the client has no use for the result."),
     (headers::MAX_TIME_IN_QUEUE_MS, "For a job: milliseconds within which its computation must begin."),
     (headers::PREFER, "`respond-async`, to make the request a job (docs/jobs.md)."),
-    (headers::TRACEPARENT, "W3C Trace Context; forwarded."),
-    ("content-encoding", "`gzip`, if the body is compressed."),
 ];
 
 /// Headers of responses.
@@ -643,7 +647,8 @@ mod tests {
         let declared: Vec<&str> = declared.collect();
         assert!(declared.len() > 15, "{declared:?}");
         for header in declared {
-            let described = REQUEST_HEADERS.iter().chain(RESPONSE_HEADERS).any(|(name, _)| *name == header);
+            let all = REQUEST_HEADERS.iter().chain(JOB_HEADERS).chain(RESPONSE_HEADERS);
+            let described = { all }.any(|(name, _)| *name == header);
             assert!(
                 described != INTERNAL_HEADERS.contains(&header),
                 "{header} is described once or internal"

@@ -250,7 +250,7 @@ async fn a_name_of_the_authority_is_resolved_at_the_configured_servers_and_each_
     // The last addresses are used while DNS fails.
     dns.set("hub.test", Zone::Silence);
     let queries = dns.queries();
-    until("the answer has expired", async || dns.queries() > queries).await;
+    wait_until("the answer has expired", async || dns.queries() > queries).await;
     AuthorityConnection::with_identity(&gateway, &name, &resolver).await.unwrap();
     hub.stop().await;
 }

@@ -50,6 +50,10 @@ impl InstanceTest {
     }
 
     fn report(&mut self, index: InstanceIndex, draining: bool) {
+        self.report_jobs(index, draining, false);
+    }
+
+    fn report_jobs(&mut self, index: InstanceIndex, draining: bool, has_jobs: bool) {
         let load = DeploymentLoad {
             ready: 1,
             tokens_per_second: 10.0,
@@ -63,6 +67,7 @@ impl InstanceTest {
             sequence: 1,
             deployments: BTreeMap::from([(name("d"), load)]),
             draining,
+            has_jobs,
         };
         self.set.reported(index, &DecodedReport::of_all_loads(report), MS, self.now);
     }
@@ -77,14 +82,17 @@ impl InstanceTest {
         let mut counts = BTreeMap::new();
         for draw in 0..1000 {
             let selected =
-                self.set.select(region(0), &name("d"), tried, Permille::new(draw), self.now).unwrap();
+                self.set.select(region(0), &name("d"), false, tried, Permille::new(draw), self.now).unwrap();
             *counts.entry(selected.instance).or_default() += 1;
         }
         counts
     }
 
     fn is_alternative(&self, tried: &[InstanceIndex]) -> bool {
-        self.set.select(region(0), &name("d"), tried, Permille::new(1), self.now).unwrap().is_alternative
+        self.set
+            .select(region(0), &name("d"), false, tried, Permille::new(1), self.now)
+            .unwrap()
+            .is_alternative
     }
 
     fn pass(&mut self, time: Duration) {
@@ -216,7 +224,7 @@ fn a_failed_request_moves_to_the_other_instance_and_to_none_after_that() {
     let alone = InstanceTest::with_instances(&[("a", 1)]);
     let only = test_index(&alone.set, "a");
     assert!(alone.is_alternative(&[]) && !alone.is_alternative(&[only]));
-    assert_eq!(alone.set.select(region(1), &name("d"), &[], Permille::new(0), alone.now), None);
+    assert_eq!(alone.set.select(region(1), &name("d"), false, &[], Permille::new(0), alone.now), None);
 }
 
 #[test]
@@ -231,9 +239,28 @@ fn an_instance_without_the_deployment_is_passed_over() {
         sequence: 1,
         deployments: BTreeMap::new(),
         draining: false,
+        has_jobs: false,
     };
     test.set.reported(a, &DecodedReport::of_all_loads(report), MS, test.now);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+}
+
+#[test]
+fn a_job_is_sent_to_the_instance_with_a_queue() {
+    let (mut test, [_, b]) = InstanceTest::with_two_instances();
+    assert!(test.set.regions_with_jobs().is_empty());
+    assert_eq!(test.set.job_host(region(0), test.now), None);
+    test.report_jobs(b, false, true);
+    assert_eq!(test.set.regions_with_jobs().iter().collect::<Vec<_>>(), [region(0)]);
+    assert_eq!(test.set.job_host(region(0), test.now), Some(&2));
+    for draw in 0..1000 {
+        let select = |is_job, tried: &[_]| {
+            test.set.select(region(0), &name("d"), is_job, tried, Permille::new(draw), test.now).unwrap()
+        };
+        assert_eq!(select(true, &[]).instance, b);
+        assert!(!select(true, &[b]).is_alternative, "the other one has no queue");
+    }
+    assert_eq!(test.selected(&[]).len(), 2, "other requests go to both");
 }
 
 #[test]
@@ -292,7 +319,7 @@ proptest! {
                 }
                 Event::TimePasses(ms) => test.pass(Duration::from_millis(ms)),
             }
-            let selected = test.set.select(region(0), &name("d"), &[], Permille::new(draw), test.now).unwrap();
+            let selected = test.set.select(region(0), &name("d"), false, &[], Permille::new(draw), test.now).unwrap();
             let status = test.set.status(region(0), test.now);
             let chosen = status.iter().find(|one| one.index == selected.instance).unwrap();
             let is_better = |one: &&InstanceStatus<'_, u16>| {
@@ -365,6 +392,7 @@ proptest! {
                         boot_id: 1,
                         sequence,
                         draining: kind == 2,
+                        has_jobs: false,
                         grants,
                     };
                     let gateway = Gateway { location: "aws/us-east-1".to_owned(), boot_id: 1 };

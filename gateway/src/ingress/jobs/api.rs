@@ -3,12 +3,14 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
-use super::{ClientJobId, JobQueue};
-use crate::ingress::Ingress;
+use super::{ClientJobId, RegionalJobQueue};
 use crate::ingress::arrival::Arrival;
+use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::{deployment, milliseconds, text, unreadable};
+use crate::ingress::residency::ResidencyGuard;
 use crate::listener::AfterResponse;
 use crate::receipts::CommitFailed;
+use crate::request_body::BodyReader;
 use crate::respond::{self, ForwardError, Rejection};
 use bytes::Bytes;
 use gateway_core::memory::BodyOwner;
@@ -23,12 +25,14 @@ use jobs_core::job::{
 };
 use jobs_core::queue::Cancellation;
 use pingora::protocols::http::ServerSession;
+use regions::id::RegionId;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::jobs::{JOBS, JobKind};
 use replica_api::priority::Priority;
 use ring::digest::{Context, SHA256};
 use serde_json::{Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest idempotency key, bytes.
@@ -65,25 +69,34 @@ impl<'a> JobQuery<'a> {
     }
 }
 
-impl Ingress {
+/// API of jobs. Without a queue it rejects each request.
+pub(in crate::ingress) struct JobApi {
+    pub(in crate::ingress) region: RegionId,
+    pub(in crate::ingress) residency: Arc<ResidencyGuard>,
+    pub(in crate::ingress) body_reader: Arc<BodyReader>,
+    /// Queue of the region, if it has one.
+    pub(in crate::ingress) queue: Option<Arc<RegionalJobQueue>>,
+}
+
+impl JobApi {
     /// Serves a request about jobs.
-    pub(in crate::ingress) async fn query_jobs(
+    pub(in crate::ingress) async fn query(
         &self,
         session: &mut ServerSession,
         query: JobQuery<'_>,
     ) -> Result<AfterResponse, ForwardError> {
-        let queue = self.jobs.as_deref().ok_or_else(|| self.no_queue())?;
+        let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
         let body = match query {
             JobQuery::Read(id) => {
                 let id = queue.parse(id)?;
-                let result = queue.host.result(&tenant, id).await.map_err(rejected)?;
+                let result = queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?;
                 let view = queue.host.job(&tenant, id).map_err(rejected)?;
                 with_result(&queue.shown(id, &view), result)
             }
             JobQuery::Cancel(id) => {
                 let id = queue.parse(id)?;
-                match queue.host.cancel(&tenant, id).await.map_err(rejected)? {
+                match queue.recorded(queue.host.cancel(&tenant, id).await).map_err(rejected)? {
                     Cancellation::Confirmed | Cancellation::AlreadyCancelled => {}
                     Cancellation::AlreadyFinished => return Err(finished().into()),
                     Cancellation::BeingDelivered => return Err(being_delivered().into()),
@@ -106,22 +119,22 @@ impl Ingress {
     }
 
     /// Accepts a job, and responds when it is durable.
-    pub(in crate::ingress) async fn submit_job(
+    pub(in crate::ingress) async fn submit(
         &self,
         session: &mut ServerSession,
         kind: JobKind,
         arrival: &mut Arrival<'_>,
     ) -> Result<AfterResponse, ForwardError> {
-        self.allowed_here(session)?;
-        let queue = self.jobs.as_deref().ok_or_else(|| self.no_queue())?;
+        self.residency.allowed_here(session)?;
+        let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
         let deployment = deployment(session)?;
-        self.check_deployment_policy(&deployment)?;
+        self.residency.check_deployment_policy(&deployment)?;
         if arrival.is_locked() {
-            self.check_policy_age()?;
+            self.residency.check_policy_age()?;
         }
         if !arrival.reserve_receipt() {
-            return Err(self.no_receipt().into());
+            return Err(no_receipt(&self.region).into());
         }
         let deadline = milliseconds(session, headers::DEADLINE_MS)?;
         let start_by = milliseconds(session, headers::MAX_TIME_IN_QUEUE_MS)?;
@@ -157,8 +170,8 @@ impl Ingress {
             }),
             webhook: None,
         };
-        arrival.commit().await.map_err(|CommitFailed| self.no_receipt())?;
-        let submitted = queue.host.submit(spec, body.bytes.clone()).await;
+        arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
+        let submitted = queue.recorded(queue.host.submit(spec, body.bytes.clone()).await);
         let id = submitted.map_err(|error| queue.rejected(error))?;
         queue.metrics.accepted.add(1);
         let view = queue.host.job(&tenant, id).map_err(rejected)?;
@@ -176,7 +189,7 @@ impl Ingress {
     }
 }
 
-impl JobQueue {
+impl RegionalJobQueue {
     fn parse(&self, id: &str) -> Result<DurableJobId, Rejection> {
         ClientJobId::of_region(id, &self.region).map(|id| id.id).ok_or_else(|| rejected(QueueError::Unknown))
     }
@@ -238,10 +251,11 @@ impl JobQueue {
                         written.ok_or_else(|| invalid("limit", &format!("a number from 1 to {PAGE_MAX}")))?;
                 }
                 "after" => {
-                    let id = ClientJobId::of_region(value, &self.region);
+                    // Of any region: a gateway merges the lists of several.
+                    let id = value.split('.').next().and_then(|id| id.parse().ok());
                     let id =
                         id.ok_or_else(|| invalid("after", "the id of the last job of the page before"))?;
-                    filter.before = Some(id.id);
+                    filter.before = Some(id);
                 }
                 _ => {
                     let name: String = name.chars().take(64).collect();

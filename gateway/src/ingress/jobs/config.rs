@@ -1,5 +1,6 @@
 //! Configuration of the queue of jobs, and its opening.
 
+use backoff::Backoff;
 use configuration::{ConfigFile, Files};
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, JobLogOpenError, NatsJobLog, NatsLogConfig};
 use jobs::objects::{JobObjects, KEY_LEN};
@@ -16,8 +17,7 @@ use std::time::Duration;
 const LOG: &str = "log";
 const OBJECTS: &str = "objects";
 /// Bounds of the pause after a failed attempt.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(60);
+const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 
 /// Configuration of the queue of jobs of a region.
 #[derive(Clone)]
@@ -96,7 +96,7 @@ impl JobsConfig {
             (None, None) => Vec::new(),
             _ => files.secret(document, "jobs.key", key_file.as_deref(), key_env.as_deref(), parse_keys)?,
         };
-        let policy = AttemptPolicy { attempts, first_pause: FIRST_PAUSE, pause_max: PAUSE_MAX };
+        let policy = AttemptPolicy { attempts, backoff: BACKOFF };
         let limits =
             QueueLimits { tenant_jobs: jobs_per_tenant, tenant_bytes: bytes_per_tenant, age: age_max };
         let queue = QueueConfig { limits, computation: policy, delivery: policy, retention };

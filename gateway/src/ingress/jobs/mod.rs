@@ -13,13 +13,13 @@ mod api;
 mod config;
 mod worker;
 
-pub(super) use api::JobQuery;
+pub(super) use api::{JobApi, JobQuery};
 pub use config::{JobsConfig, JobsError};
-pub(super) use worker::work;
+pub(super) use worker::{JobComputation, work};
 
-use crate::events::{JobLogReadable, JobLogUnreadable};
+use crate::events::{JobLogReadable, JobLogUnreadable, JobStoreFailed};
 use crate::metrics::{JobMetrics, JobScrape};
-use jobs::queue_host::{QueueHost, QueueTasks, now};
+use jobs::queue_host::{QueueError, QueueHost, QueueTasks, now};
 use jobs_core::decide;
 use jobs_core::job::DurableJobId;
 use jobs_core::pace::CompletionRate;
@@ -28,27 +28,45 @@ use regions::RegionId;
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 /// Queue of a region.
-pub(super) struct JobQueue {
+pub(super) struct RegionalJobQueue {
     host: QueueHost,
     region: RegionId,
     metrics: JobMetrics,
+    /// Whether the last operation failed.
+    failing: AtomicBool,
     /// Measured rates of deployments.
     rates: Mutex<BTreeMap<String, CompletionRate>>,
 }
 
-impl JobQueue {
+impl RegionalJobQueue {
     /// Opens the queue of a region.
     pub(super) async fn open(
         config: &JobsConfig,
         region: &RegionId,
-    ) -> Result<(JobQueue, QueueTasks), JobsError> {
+    ) -> Result<(RegionalJobQueue, QueueTasks), JobsError> {
         let (host, tasks) = config.open(region).await?;
         let (metrics, rates) = (JobMetrics::default(), Mutex::default());
-        Ok((JobQueue { host, region: region.clone(), metrics, rates }, tasks))
+        let failing = AtomicBool::new(false);
+        Ok((RegionalJobQueue { host, region: region.clone(), metrics, failing, rates }, tasks))
+    }
+
+    /// Records whether an operation failed because of the store; returns its result.
+    fn recorded<T>(&self, result: Result<T, QueueError>) -> Result<T, QueueError> {
+        match &result {
+            Err(error @ (QueueError::Log(_) | QueueError::Objects(_) | QueueError::Closed)) => {
+                let is_new = !self.failing.swap(true, Ordering::Relaxed);
+                JobStoreFailed { region: &self.region, error, is_new }.record(&self.metrics);
+            }
+            Ok(_) => self.failing.store(false, Ordering::Relaxed),
+            // A mistake of the client.
+            Err(QueueError::Rejected(_) | QueueError::OtherRequest(_) | QueueError::Unknown) => {}
+        }
+        result
     }
 
     /// Returns the metrics of the queue.
@@ -80,17 +98,17 @@ impl JobQueue {
 }
 
 /// Records when the log of the queue cannot be read, and when it can again.
-pub(super) async fn follow_failure(queue: Arc<JobQueue>) {
+pub(super) async fn follow_failure(queue: Arc<RegionalJobQueue>) {
     let mut failure = queue.host.failure();
     let mut failed = false;
     loop {
         let error = failure.borrow_and_update().clone();
+        let was_failed = std::mem::replace(&mut failed, error.is_some());
         match error {
             Some(error) => JobLogUnreadable { region: &queue.region, error: &error }.record(&queue.metrics),
-            None if failed => JobLogReadable { region: &queue.region }.record(),
+            None if was_failed => JobLogReadable { region: &queue.region }.record(),
             None => {}
         }
-        failed = failure.borrow().is_some();
         if failure.changed().await.is_err() {
             // The queue is closed: the process ends.
             return std::future::pending().await;

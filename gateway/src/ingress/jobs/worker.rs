@@ -4,30 +4,35 @@
 //! entry of the log. `jobs_core::pace` decides how many inputs are in flight. A deployment without capacity gets no job until
 //! the time that its rejection names, so that its jobs are not taken and released in turn.
 
-use super::JobQueue;
+use super::RegionalJobQueue;
 use super::api::kind;
+use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
-use crate::events::{JobAttemptEnded, JobWorkerFailed};
+use crate::events::JobAttemptEnded;
+use crate::ingress::forwarder::{ReplicaForwarder, ReplicaResponse};
 use crate::ingress::request::ForwardedRequest;
-use crate::ingress::{BYTES_PER_TOKEN, Ingress};
+use crate::ingress::residency::ResidencyGuard;
 use crate::metrics::JobAttemptOutcome;
 use crate::relay::ForwardedHeaders;
-use crate::respond::{RETRY_AFTER_MS, Rejection};
-use crate::upstream::{ResponseBody, UpstreamResponse};
+use crate::respond::Rejection;
+use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::{Bytes, BytesMut};
+use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::residency::AllowedRegions;
 use jobs::queue_host::{ComputationEnd, QueueError, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobWorker};
 use jobs_core::job::DurableJobId;
-use jobs_core::pace::{self, DeploymentCapacity};
-use regions::id::DeploymentName;
+use jobs_core::pace::{self, JobCapacity};
+use regions::catalogue::Catalogue;
+use regions::id::{DeploymentName, RegionId};
 use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
 use replica_api::headers;
 use replica_api::priority::Priority;
-use scheduler_core::spoke::{RequestedRevision, TrafficOrigin};
+use scheduler_core::spoke::{RequestedRevision, Spoke, TrafficOrigin};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use supervision::Mutex;
 use supervision::task::contained;
 use tokio::task::{AbortHandle, Id, JoinSet};
 
@@ -57,34 +62,31 @@ struct JobInFlight {
     task: AbortHandle,
 }
 
+/// What the computation of a job needs of the ingress.
+pub(in crate::ingress) struct JobComputation {
+    pub(in crate::ingress) region: RegionId,
+    pub(in crate::ingress) catalogue: Arc<Catalogue>,
+    pub(in crate::ingress) spoke: Arc<Mutex<Spoke>>,
+    pub(in crate::ingress) residency: Arc<ResidencyGuard>,
+    pub(in crate::ingress) forwarder: Arc<ReplicaForwarder>,
+}
+
 /// Computes the jobs of a queue until the spoke drains.
-pub(in crate::ingress) async fn work(ingress: Arc<Ingress>, queue: Arc<JobQueue>) {
+pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Arc<RegionalJobQueue>) {
     let mut worker = Worker {
         identity: JobWorker { number: rand::random(), lease: LEASE },
         in_flight: BTreeMap::new(),
         tasks: JoinSet::new(),
         paused: BTreeMap::new(),
         extended: Instant::now(),
-        failing: false,
-        ingress,
+        computation,
         queue,
     };
     let mut changes = worker.queue.host.changes();
     loop {
         changes.borrow_and_update();
-        let (progress, pause) = match worker.step().await {
-            Ok(progress) => {
-                worker.failing = false;
-                progress
-            }
-            Err(error) => {
-                let region = &worker.queue.region;
-                JobWorkerFailed { region, error: &error, is_new: !worker.failing }
-                    .record(&worker.queue.metrics);
-                worker.failing = true;
-                (Progress::Blocked, ERROR_PAUSE)
-            }
-        };
+        let step = worker.step().await;
+        let (state, pause) = worker.queue.recorded(step).unwrap_or((WorkerState::Blocked, ERROR_PAUSE));
         tokio::select! {
             biased;
             ended = worker.tasks.join_next_with_id(), if !worker.tasks.is_empty() => {
@@ -92,35 +94,32 @@ pub(in crate::ingress) async fn work(ingress: Arc<Ingress>, queue: Arc<JobQueue>
                 while let Some(ended) = worker.tasks.try_join_next_with_id() {
                     all.push(Some(ended));
                 }
-                if let Err(error) = worker.store(all.into_iter().flatten().collect()).await {
-                    let region = &worker.queue.region;
-                    let is_new = !worker.failing;
-                    JobWorkerFailed { region, error: &error, is_new }.record(&worker.queue.metrics);
-                    worker.failing = true;
+                let stored = worker.store(all.into_iter().flatten().collect()).await;
+                if worker.queue.recorded(stored).is_err() {
                     tokio::time::sleep(ERROR_PAUSE).await;
                 }
             }
-            _ = changes.changed(), if progress == Progress::Idle => {}
+            _ = changes.changed(), if state == WorkerState::Idle => {}
             () = tokio::time::sleep(pause) => {}
         }
     }
 }
 
-/// What a worker waits for.
+/// State of a worker without a step to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// A job.
+enum WorkerState {
+    /// It waits for a job.
     Idle,
-    /// Capacity.
+    /// It waits for capacity.
     Blocked,
 }
 
-type JobEnd = (DurableJobId, u64, ComputationEnd);
+type EndedJob = (DurableJobId, u64, ComputationEnd);
 type JoinedJob = Result<(Id, Option<ComputationEnd>), tokio::task::JoinError>;
 
 struct Worker {
-    ingress: Arc<Ingress>,
-    queue: Arc<JobQueue>,
+    computation: Arc<JobComputation>,
+    queue: Arc<RegionalJobQueue>,
     identity: JobWorker,
     in_flight: BTreeMap<Id, JobInFlight>,
     tasks: JoinSet<Option<ComputationEnd>>,
@@ -128,33 +127,31 @@ struct Worker {
     paused: BTreeMap<String, Instant>,
     /// Time of the last extension of leases.
     extended: Instant,
-    /// Whether the last operation failed.
-    failing: bool,
 }
 
 impl Worker {
-    /// Extends leases, and starts the jobs for which there is capacity. Returns what to wait for, and for how long.
-    async fn step(&mut self) -> Result<(Progress, Duration), QueueError> {
+    /// Extends leases, and starts the jobs for which there is capacity. Returns the state after that, and the longest time to wait.
+    async fn step(&mut self) -> Result<(WorkerState, Duration), QueueError> {
         self.extend().await?;
         let now = Instant::now();
         self.paused.retain(|_, until| *until > now);
         let deployments = self.queue.host.startable_deployments();
         if deployments.is_empty() {
             return Ok((
-                Progress::Idle,
+                WorkerState::Idle,
                 if self.in_flight.is_empty() { IDLE_PAUSE } else { EXTENSION_PERIOD },
             ));
         }
-        if self.ingress.spoke.lock().is_draining() {
+        if self.computation.spoke.lock().is_draining() {
             // Another process computes them, or this one after its restart.
-            return Ok((Progress::Blocked, PAUSE));
+            return Ok((WorkerState::Blocked, PAUSE));
         }
         let loads = self.capacities(now);
         for deployment in deployments {
             if self.paused.contains_key(&deployment) {
                 continue;
             }
-            let asleep = DeploymentCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
+            let asleep = JobCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
             let capacity = loads.get(deployment.as_str()).unwrap_or(&asleep);
             let under_way = self.in_flight.values().filter(|job| job.deployment == deployment);
             let under_way = under_way.map(|job| job.inputs.max(1)).sum();
@@ -167,14 +164,14 @@ impl Worker {
                 jobs.into_iter().for_each(|job| self.start(job));
             }
         }
-        Ok((Progress::Blocked, PAUSE))
+        Ok((WorkerState::Blocked, PAUSE))
     }
 
-    fn capacities(&self, now: Instant) -> BTreeMap<String, DeploymentCapacity> {
-        let spoke = self.ingress.spoke.lock();
+    fn capacities(&self, now: Instant) -> BTreeMap<String, JobCapacity> {
+        let spoke = self.computation.spoke.lock();
         let loads = spoke.loads(now).into_iter();
         let capacity = loads.map(|(name, load)| {
-            let capacity = DeploymentCapacity {
+            let capacity = JobCapacity {
                 ready: load.ready,
                 held: spoke.held(&name).requests as u64,
                 pending_tokens: load.pending_tokens,
@@ -188,8 +185,8 @@ impl Worker {
     fn start(&mut self, job: TakenJob) {
         let (id, token) = (job.id, job.token);
         let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
-        let ingress = self.ingress.clone();
-        let task = self.tasks.spawn(contained("job", async move { compute(&ingress, &job).await }));
+        let computation = self.computation.clone();
+        let task = self.tasks.spawn(contained("job", async move { computation.compute(&job).await }));
         self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, task });
     }
 
@@ -209,7 +206,7 @@ impl Worker {
 
     /// Stores the ends of jobs. If that fails, they are computed again after their leases.
     async fn store(&mut self, ended: Vec<JoinedJob>) -> Result<(), QueueError> {
-        let mut ends: Vec<JobEnd> = Vec::with_capacity(ended.len());
+        let mut ends: Vec<EndedJob> = Vec::with_capacity(ended.len());
         for joined in ended {
             let (task, end) = match joined {
                 Ok((task, end)) => (task, end),
@@ -258,41 +255,44 @@ fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
     }
 }
 
-/// Makes one attempt to compute a job, as the ingress forwards the request of a gateway.
-async fn compute(ingress: &Ingress, job: &TakenJob) -> ComputationEnd {
-    let spec = &job.job.spec;
-    let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
-        return rejected(format!("`{}` is not the name of a deployment", spec.deployment));
-    };
-    // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
-    if let Err(rejection) = ingress.check_deployment_policy(&deployment) {
-        return rejected(rejection.message);
-    }
-    // The job is computed where its queue is, and nowhere else.
-    let policy = ingress.region.as_str().parse().expect("the name of a region is a policy");
-    let tokens = (job.body.len() as u64 / BYTES_PER_TOKEN).max(1);
-    let request = ForwardedRequest {
-        id: job.id.to_string(),
-        tenant: Some(spec.tenant.clone()),
-        headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
-        path: kind(spec.operation).computed_path(),
-        deployment,
-        policy: AllowedRegions::of_policy(&policy, &ingress.catalogue),
-        body: job.body.clone(),
-        revision: RequestedRevision::default(),
-        tokens,
-        deadline: Instant::now() + ATTEMPT_TIMEOUT,
-        draw: random_draw(),
-        priority: Priority::Bulk,
-        elsewhere: None,
-    };
-    ingress.spoke.lock().arrived(&request.deployment, tokens, TrafficOrigin::Local, Instant::now());
-    match ingress.send_to_replica(&request).await {
-        Err(rejection) => not_computed(rejection),
-        Ok((response, attempt, _)) => {
-            let end = received(ingress, response).await;
-            attempt.finish();
-            end
+impl JobComputation {
+    /// Makes one attempt to compute a job, as the ingress forwards the request of a gateway.
+    async fn compute(&self, job: &TakenJob) -> ComputationEnd {
+        let spec = &job.job.spec;
+        let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
+            return rejected(format!("`{}` is not the name of a deployment", spec.deployment));
+        };
+        // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
+        if let Err(rejection) = self.residency.check_deployment_policy(&deployment) {
+            return rejected(rejection.message);
+        }
+        // The job is computed where its queue is, and nowhere else.
+        let policy = self.region.as_str().parse().expect("the name of a region is a policy");
+        let tokens = (job.body.len() as u64 / BYTES_PER_TOKEN).max(1);
+        let request = ForwardedRequest {
+            id: job.id.to_string(),
+            tenant: Some(spec.tenant.clone()),
+            headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
+            path: kind(spec.operation).computed_path(),
+            deployment,
+            policy: AllowedRegions::of_policy(&policy, &self.catalogue),
+            body: BufferedBody::of_job(job.body.clone()),
+            origin: TrafficOrigin::Local,
+            revision: RequestedRevision::default(),
+            tokens,
+            deadline: Instant::now() + ATTEMPT_TIMEOUT,
+            draw: random_draw(),
+            priority: Priority::Bulk,
+            elsewhere: None,
+        };
+        self.spoke.lock().arrived(&request.deployment, tokens, request.origin, Instant::now());
+        match self.forwarder.forward(&request).await {
+            Err(rejection) => not_computed(rejection),
+            Ok(ReplicaResponse { response, attempt, held: _ }) => {
+                let end = received(&self.forwarder.upstream, response).await;
+                attempt.finish();
+                end
+            }
         }
     }
 }
@@ -321,7 +321,7 @@ fn no_capacity(reason: String, retry_after: Option<Duration>) -> ComputationEnd 
 }
 
 /// Reads the response of a replica.
-async fn received(ingress: &Ingress, response: UpstreamResponse) -> ComputationEnd {
+async fn received(upstream: &Upstream, response: UpstreamResponse) -> ComputationEnd {
     let UpstreamResponse { head, body } = response;
     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
     let body = match body {
@@ -340,7 +340,7 @@ async fn received(ingress: &Ingress, response: UpstreamResponse) -> ComputationE
                     Err(_) => return failed("the response of the replica was truncated"),
                 }
             }
-            streamed.finish(&ingress.upstream);
+            streamed.finish(upstream);
             whole.freeze()
         }
     };
@@ -348,7 +348,8 @@ async fn received(ingress: &Ingress, response: UpstreamResponse) -> ComputationE
     if (200..300).contains(&status) {
         return ComputationEnd::Computed(body);
     }
-    let retry_after = text(RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
+    let retry_after =
+        text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
     let reason = message(&body).unwrap_or_else(|| format!("the replica responded with status {status}"));
     match text(headers::ERROR).and_then(ErrorCode::parse) {
         Some(code) if code.fault() == Fault::Capacity && code != ErrorCode::DeadlineExceeded => {

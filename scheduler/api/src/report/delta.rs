@@ -197,7 +197,7 @@ impl ReportEncoder {
 
     /// Encodes a report for a gateway that has the state `known`.
     pub fn encode(&mut self, report: SpokeReport, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
-        let SpokeReport { region, instance, boot_id, sequence, draining, grants } = report;
+        let SpokeReport { region, instance, boot_id, sequence, draining, has_jobs, grants } = report;
         self.grants += 1;
         let is_new = !self.granted.contains_key(gateway);
         let number = self.grants;
@@ -245,7 +245,7 @@ impl ReportEncoder {
             }
         }
         removed.sort_unstable();
-        let report = Report { region, instance, boot_id, sequence, deployments, draining };
+        let report = Report { region, instance, boot_id, sequence, deployments, draining, has_jobs };
         let (checksum, grants) = (self.checksum, Some(number));
         let state = ReportStateV1 { number: self.number, base, removed, checksum, grants, grants_base };
         ReportV1 { state: Some(state), ..ReportV1::from(report) }

@@ -79,6 +79,8 @@ pub struct Report {
     pub deployments: BTreeMap<DeploymentName, DeploymentLoad>,
     /// Whether the instance is draining.
     pub draining: bool,
+    /// Whether the instance has a queue of jobs.
+    pub has_jobs: bool,
 }
 
 /// Report of a spoke instance to one gateway, without the loads, which are the same for all gateways.
@@ -94,6 +96,8 @@ pub struct SpokeReport {
     pub sequence: u64,
     /// Whether the instance is draining.
     pub draining: bool,
+    /// Whether the instance has a queue of jobs.
+    pub has_jobs: bool,
     /// Spillover tokens by deployment that the gateway may send until its next request; absent deployments have none.
     pub grants: BTreeMap<DeploymentName, u64>,
 }
@@ -180,6 +184,9 @@ pub struct ReportV1 {
     pub deployments: Vec<DeploymentReportV1>,
     /// Whether the instance is draining.
     pub draining: bool,
+    /// Whether the instance has a queue of jobs. Absent from spokes without one, and from older ones.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub jobs: bool,
     /// State of the loads. Absent from spokes that always send all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<ReportStateV1>,
@@ -268,7 +275,7 @@ impl TryFrom<ExchangeRequestV1> for ExchangeRequest {
 
 impl From<Report> for ReportV1 {
     fn from(report: Report) -> ReportV1 {
-        let Report { region, instance, boot_id, sequence, deployments, draining } = report;
+        let Report { region, instance, boot_id, sequence, deployments, draining, has_jobs } = report;
         let each = deployments.into_iter().map(|(name, load)| {
             let DeploymentLoad {
                 ready,
@@ -299,6 +306,7 @@ impl From<Report> for ReportV1 {
             sequence,
             deployments: each.collect(),
             draining,
+            jobs: has_jobs,
             state: None,
         }
     }
@@ -314,8 +322,17 @@ impl TryFrom<ReportV1> for Report {
     type Error = WireError;
 
     fn try_from(wire: ReportV1) -> Result<Report, WireError> {
-        let ReportV1 { version: _, region, instance, boot_id, sequence, deployments, draining, state: _ } =
-            wire;
+        let ReportV1 {
+            version: _,
+            region,
+            instance,
+            boot_id,
+            sequence,
+            deployments,
+            draining,
+            jobs: has_jobs,
+            state: _,
+        } = wire;
         let deployments = entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
             let DeploymentReportV1 {
                 name,
@@ -347,7 +364,7 @@ impl TryFrom<ReportV1> for Report {
             Ok((parsed(at("name"), &name)?, load))
         })?;
         let (region, instance) = (parsed("region", &region)?, parsed("instance", &instance)?);
-        Ok(Report { region, instance, boot_id, sequence, deployments, draining })
+        Ok(Report { region, instance, boot_id, sequence, deployments, draining, has_jobs })
     }
 }
 
@@ -378,8 +395,9 @@ mod tests {
             sequence: u64,
             deployments in proptest::collection::btree_map(any::name(), load(), 0..4),
             draining: bool,
+            has_jobs: bool,
         ) -> Report {
-            Report { region, instance, boot_id, sequence, deployments, draining }
+            Report { region, instance, boot_id, sequence, deployments, draining, has_jobs }
         }
     }
 

@@ -101,6 +101,8 @@ pub struct Spoke {
     instances: u32,
     boot_id: u64,
     draining: bool,
+    /// Whether it has a queue of jobs.
+    has_jobs: bool,
     replicas: ReplicaFleet,
     arrivals: Arrivals,
     demand_counters: DemandCounters,
@@ -132,6 +134,7 @@ impl Spoke {
             instances: 1,
             boot_id,
             draining: false,
+            has_jobs: false,
             replicas,
             arrivals,
             demand_counters,
@@ -273,6 +276,11 @@ impl Spoke {
     /// header says.
     pub fn forbids(&self, deployment: &DeploymentName) -> bool {
         self.policy.forbids(deployment)
+    }
+
+    /// Sets that it has a queue of jobs, which its reports say.
+    pub fn set_has_jobs(&mut self) {
+        self.has_jobs = true;
     }
 
     /// Returns whether this spoke drains.

@@ -27,6 +27,7 @@ impl Spoke {
             boot_id: self.boot_id,
             sequence: request.sequence,
             draining: self.draining,
+            has_jobs: self.has_jobs,
             grants: self.grants.grant(&request.gateway, &request.requested, &pools, now),
         }
     }

@@ -21,6 +21,7 @@ fn report(sequence: u64, loads: &[(usize, DeploymentLoad)]) -> Report {
         sequence,
         deployments: loads.iter().map(|(number, load)| (name(*number), *load)).collect(),
         draining: false,
+        has_jobs: false,
     }
 }
 
@@ -31,13 +32,13 @@ impl ReportEncoder {
         reason = "an Instant has no constant constructor, and no test depends on its value"
     )]
     fn encode_now(&mut self, report: Report, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
-        let Report { region, instance, boot_id, sequence, mut deployments, draining } = report;
+        let Report { region, instance, boot_id, sequence, mut deployments, draining, has_jobs } = report;
         let grants = deployments.iter().map(|(name, load)| (name.clone(), load.granted_tokens)).collect();
         deployments.values_mut().for_each(|load| load.granted_tokens = 0);
         let now = self.loaded_at.unwrap_or_else(Instant::now) + LOADS_AGE_MAX;
         assert!(self.needs_loads(now));
         self.update(deployments, now);
-        let report = SpokeReport { region, instance, boot_id, sequence, draining, grants };
+        let report = SpokeReport { region, instance, boot_id, sequence, draining, has_jobs, grants };
         self.encode(report, gateway, known)
     }
 }

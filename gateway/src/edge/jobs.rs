@@ -1,0 +1,298 @@
+//! JobForwarder at a gateway: which requests become one, and the region that has each.
+//!
+//! A submission is read, limited, routed and forwarded like the ordinary request, among the regions with a queue, and to the
+//! first of them only: two queues would compute it twice. It always has an idempotency key, the client's or a new one, so
+//! that the gateway may send it again to the same queue.
+//!
+//! The identifier of a job ends with the region of its queue, so a gateway needs no record of jobs. A request about a job is
+//! sent to that region if the residency policy of the tenant allows it: otherwise a result could leave its jurisdiction.
+
+use super::region_monitor::RegionMonitor;
+use super::request::RequestContext;
+use super::request::single;
+use super::responder::Responder;
+use super::view::View;
+use crate::hop::UpstreamKey;
+use crate::listener::AfterResponse;
+use crate::metrics::RequestOutcome;
+use crate::relay::{self, ForwardedHeaders};
+use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
+use crate::respond::{ForwardError, Rejection};
+use crate::upstream::{BUFFERED_RESPONSE_MAX, ResponseBody, Upstream, UpstreamResponse};
+use bytes::Bytes;
+use futures_util::future::join_all;
+use gateway_core::endpoint::ForwardTarget;
+use gateway_core::tenant::Tenant;
+use http::header::{CONTENT_LENGTH, HOST};
+use pingora::protocols::http::ServerSession;
+use rand::Rng;
+use regions::catalogue::Catalogue;
+use regions::id::{DeploymentName, RegionId};
+use regions::set::{RegionIndex, RegionSet};
+use replica_api::error::{ErrorBody, ErrorCode};
+use replica_api::headers;
+use replica_api::jobs::{JOBS, JobKind};
+use replica_api::priority::Priority;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Timeout of a request about jobs: the largest result over a slow link.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest identifier of a job: that of the queue, and the longest name of a region.
+const ID_BYTES_MAX: usize = 128;
+/// Longest page of a list, bytes: the maximum number of jobs, each with a reason.
+const PAGE_BYTES_MAX: usize = 4 << 20;
+/// JobForwarder of a page if the query does not say.
+const PAGE_DEFAULT: usize = 20;
+/// Retry time while the region of a job is unreachable.
+const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
+/// Preference of a client that wants a job (RFC 7240).
+const RESPOND_ASYNC: &str = "respond-async";
+
+/// Requests about jobs.
+pub(super) struct JobForwarder {
+    pub(super) catalogue: Arc<Catalogue>,
+    pub(super) region_monitor: Arc<RegionMonitor>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) responder: Arc<Responder>,
+}
+
+/// Returns the headers of a request that are forwarded; those of a submission have its idempotency key.
+pub(super) fn forwarded_headers(
+    session: &ServerSession,
+    path: &str,
+    priority: Priority,
+) -> Result<ForwardedHeaders, Rejection> {
+    let priority = (headers::PRIORITY, priority.as_str());
+    if JobKind::at(path).is_none() {
+        return Ok(ForwardedHeaders::of(session, &[priority]));
+    }
+    let chosen = || format!("gateway-{:032x}", rand::rng().random::<u128>());
+    let key = text(session, headers::IDEMPOTENCY_KEY)?.map_or_else(chosen, str::to_owned);
+    let mut decided = vec![priority, (headers::IDEMPOTENCY_KEY, key.as_str())];
+    for name in [headers::DEADLINE_MS, headers::MAX_TIME_IN_QUEUE_MS] {
+        decided.extend(text(session, name)?.map(|value| (name, value)));
+    }
+    if prefers_job(session) {
+        decided.push((headers::PREFER, RESPOND_ASYNC));
+    }
+    Ok(ForwardedHeaders::of(session, &decided))
+}
+
+/// Rejects a submission if no allowed region has a queue.
+pub(super) fn check_queue(
+    region_monitor: &RegionMonitor,
+    catalogue: &Catalogue,
+    allowed: RegionSet,
+    deployment: &DeploymentName,
+) -> Result<(), Rejection> {
+    let with_jobs = region_monitor.states().instances.regions_with_jobs();
+    if !with_jobs.intersect(allowed).is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = with_jobs.iter().map(|region| catalogue.region(region).id.as_str()).collect();
+    let message = if names.is_empty() {
+        "No region has a queue of jobs; ask the operator to add [jobs] to a spoke, or send the ordinary request.".to_owned()
+    } else {
+        format!(
+            "No region that the residency policy of '{deployment}' and of this request allows has a queue of jobs; the regions \
+             with one are {}.",
+            names.join(", ")
+        )
+    };
+    Err(Rejection::new(ErrorCode::NoJobQueue, message))
+}
+
+impl JobForwarder {
+    /// Returns the target of a request: that of a job if the client prefers one and there is a queue.
+    pub(super) fn preferred<'a>(
+        &self,
+        session: &ServerSession,
+        target: ForwardTarget<'a>,
+    ) -> ForwardTarget<'a> {
+        let Some(kind) = JobKind::of_computed(target.path).filter(|_| prefers_job(session)) else {
+            return target;
+        };
+        match self.region_monitor.states().instances.regions_with_jobs().is_empty() {
+            // A preference that cannot be met is ignored (RFC 7240, 2).
+            true => target,
+            false => ForwardTarget { path: kind.path(), ..target },
+        }
+    }
+
+    /// Forwards a request about a job to the region of its queue.
+    pub(super) async fn forward(
+        &self,
+        session: &mut ServerSession,
+        method: UpstreamMethod,
+        id: &str,
+        tenant: &Tenant,
+        view: &View,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let region = self.region_of(id).ok_or_else(no_such_job)?;
+        let name = &self.catalogue.region(region).id;
+        if !tenant.residency.permitted(&self.catalogue).contains(region) {
+            return Err(not_permitted(id, name, tenant).into());
+        }
+        let path = format!("{JOBS}/{id}");
+        let sent = self.send(method, path, region, tenant, view, &context.id, BUFFERED_RESPONSE_MAX);
+        let response = tokio::select! {
+            biased;
+            response = sent => response.ok_or_else(|| unreachable(name))?,
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
+        };
+        let cors = self.responder.cors(session);
+        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name.as_str())];
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
+        context.outcome = match after {
+            AfterResponse::Reuse => RequestOutcome::of_session(session),
+            AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
+        };
+        Ok(after)
+    }
+
+    /// Returns the list of the tenant's jobs in all regions that it may read them from, the newest first.
+    pub(super) async fn list(
+        &self,
+        query: &str,
+        tenant: &Tenant,
+        view: &View,
+        id: &str,
+    ) -> Result<Vec<u8>, Rejection> {
+        let with_jobs = self.region_monitor.states().instances.regions_with_jobs();
+        let regions = with_jobs.intersect(tenant.residency.permitted(&self.catalogue)).intersect(view.routed);
+        let path = if query.is_empty() { JOBS.to_owned() } else { format!("{JOBS}?{query}") };
+        let pages = join_all(regions.iter().map(async |region| {
+            let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, PAGE_BYTES_MAX);
+            (region, sent.await)
+        }));
+        let (mut jobs, mut unavailable, mut has_more) = (Vec::new(), Vec::new(), false);
+        for (region, page) in pages.await {
+            let page = match page {
+                Some(UpstreamResponse { head, body: ResponseBody::Buffered(body) }) => {
+                    match head.status.as_u16() {
+                        200 => serde_json::from_slice::<Value>(&body).ok(),
+                        400..500 => return Err(invalid_query(&body)),
+                        _ => None,
+                    }
+                }
+                Some(_) | None => None,
+            };
+            match page {
+                Some(mut page) => {
+                    has_more |= page["has_more"] == true;
+                    jobs.extend(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default());
+                }
+                None => unavailable.push(self.catalogue.region(region).id.as_str()),
+            }
+        }
+        // Identifiers sort by the time of the submission.
+        jobs.sort_by(|a, b| b["id"].as_str().cmp(&a["id"].as_str()));
+        let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
+        let limit = limit.unwrap_or(PAGE_DEFAULT);
+        has_more |= jobs.len() > limit;
+        jobs.truncate(limit);
+        let mut list = json!({"object": "list", "data": jobs, "has_more": has_more});
+        if !unavailable.is_empty() {
+            list["unavailable_regions"] = json!(unavailable);
+        }
+        Ok(list.to_string().into_bytes())
+    }
+
+    /// Sends a request without a body to the queue of a region. None if it cannot be reached.
+    #[expect(clippy::too_many_arguments, reason = "a request, its destination, and a limit")]
+    async fn send(
+        &self,
+        method: UpstreamMethod,
+        path: String,
+        region: RegionIndex,
+        tenant: &Tenant,
+        view: &View,
+        id: &str,
+        whole_max: usize,
+    ) -> Option<UpstreamResponse> {
+        let address = {
+            let states = self.region_monitor.states();
+            states.instances.job_host(region, Instant::now()).cloned()
+        };
+        let address = address.filter(|_| view.address(region).is_some())?;
+        let mut head = RequestHead::new(method).for_path(path);
+        head.put(HOST.as_str(), AUTHORITY);
+        head.put(CONTENT_LENGTH.as_str(), "0");
+        head.put(headers::REQUEST_ID, id);
+        head.put(headers::TENANT, tenant.id.as_str());
+        let key = UpstreamKey { region, address };
+        let none = Bytes::new();
+        let sent = self.upstream.send_own(&key, &head, &none, whole_max);
+        match tokio::time::timeout(TIMEOUT, sent).await {
+            Ok(Ok((response, _))) => Some(response),
+            Ok(Err(failure)) => {
+                tracing::debug!(id, ?failure, "request about a job failed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Returns the region that the identifier of a job names.
+    fn region_of(&self, id: &str) -> Option<RegionIndex> {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+        let (_, region) =
+            id.split_once('.').filter(|_| id.len() <= ID_BYTES_MAX && id.bytes().all(is_valid))?;
+        let named = |(_, known): &(RegionIndex, &regions::catalogue::Region)| {
+            known.id.as_str().replace('/', ".") == region
+        };
+        self.catalogue.iter().find(named).map(|(index, _)| index)
+    }
+}
+
+/// Returns whether the client prefers a job.
+fn prefers_job(session: &ServerSession) -> bool {
+    let values = session.req_header().headers.get_all(headers::PREFER);
+    let mut preferences =
+        values.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
+    preferences.any(|preference| preference.trim().eq_ignore_ascii_case(RESPOND_ASYNC))
+}
+
+fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
+    let value = single(session, name)?.map(std::str::from_utf8).transpose().ok();
+    let is_text = |value: &&str| value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    match value {
+        Some(None) => Ok(None),
+        Some(Some(value)) if is_text(&value) => Ok(Some(value)),
+        _ => {
+            let message = format!("{name} is not printable ASCII; write it in these characters.");
+            Err(Rejection::new(ErrorCode::InvalidHeader, message).of(name))
+        }
+    }
+}
+
+fn no_such_job() -> Rejection {
+    let message = "There is no such job: its identifier is the one in the response to its submission, and GET /v1/async lists \
+                   all jobs.";
+    Rejection::new(ErrorCode::JobNotFound, message)
+}
+
+fn not_permitted(id: &str, region: &RegionId, tenant: &Tenant) -> Rejection {
+    let message = format!(
+        "The job '{id}' is in region {region}, which the residency policy '{}' of the tenant '{}' does not allow.",
+        tenant.residency, tenant.id
+    );
+    Rejection::new(ErrorCode::RegionNotPermitted, message)
+}
+
+fn unreachable(region: &RegionId) -> Rejection {
+    let message = format!(
+        "The queue of jobs of region {region} cannot be reached at the moment; accepted jobs are kept."
+    );
+    Rejection::new(ErrorCode::JobsUnavailable, message).after(UNREACHABLE_RETRY)
+}
+
+/// Returns the rejection of a query that a region has rejected.
+fn invalid_query(body: &[u8]) -> Rejection {
+    let message = serde_json::from_slice::<ErrorBody>(body).map(|body| body.error.message);
+    Rejection::new(ErrorCode::InvalidValue, message.unwrap_or_else(|_| "The query is not valid.".to_owned()))
+}
