@@ -7,7 +7,6 @@ mod access;
 mod agent;
 mod apply;
 #[path = "../../../resolver/tests/dns_server/mod.rs"]
-#[expect(dead_code, reason = "the tests of the resolver use all of it")]
 mod dns_server;
 mod hub;
 mod keys;
