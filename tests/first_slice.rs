@@ -8,6 +8,7 @@ mod cold_start;
 mod drilled;
 mod gateways;
 mod haproxy;
+mod jobs;
 mod local_fleet;
 mod on_etcd;
 mod on_gpu;

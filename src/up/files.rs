@@ -24,6 +24,8 @@ pub(super) fn state_dir() -> Result<PathBuf> {
     Ok(base.context("neither XDG_STATE_HOME nor HOME is set; give a directory with --dir")?.join("meridian"))
 }
 
+/// Folder of the queues of jobs.
+const JOBS: &str = "jobs";
 /// Time for which a replica outlives its spoke: enough for a restart of the spoke, and short after the end of the fleet.
 const ORPHAN_TIMEOUT: &str = "10s";
 
@@ -206,6 +208,10 @@ impl FleetFiles {
         }
         let (with_identity, member) = member(plan, document, authority, &name, Role::Spoke, region)?;
         document = self.receipts(with_identity, &name)?;
+        // A queue in a file has one host.
+        if *number == 0 {
+            document = document.line("\n[jobs]").text("dir", self.dir.join(JOBS).join(&name).display());
+        }
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
         }

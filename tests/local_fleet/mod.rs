@@ -168,6 +168,12 @@ impl LocalFleet {
         response(self.client.get(format!("{}{path}", self.url)).header("authorization", "Bearer local")).await
     }
 
+    /// Sends a `DELETE` as a client.
+    pub(crate) async fn delete(&self, path: &str) -> ClientResponse {
+        let request = self.client.delete(format!("{}{path}", self.url));
+        response(request.header("authorization", "Bearer local")).await
+    }
+
     /// Calls the control API.
     pub(crate) async fn control_action(&self, action: &str) {
         let response = response(self.client.post(format!("{}/{action}", self.control))).await;
