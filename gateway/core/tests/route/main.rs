@@ -103,7 +103,8 @@ fn a_request_that_the_pool_of_its_primary_rejects_goes_to_a_region_that_admits_i
     for_each_situation(SITUATIONS, |situation, seed| {
         // Every second region rejects it, and the primary always.
         let primary = situation.route().primary();
-        let others = situation.routed.iter().filter(|region| (region.as_usize() as u64 + seed) % 2 == 0);
+        let others =
+            situation.routed.iter().filter(|region| (region.as_usize() as u64 + seed).is_multiple_of(2));
         let situation = situation.rejected_by(others.chain(primary));
         let decision = situation.route();
         assert_eq!(

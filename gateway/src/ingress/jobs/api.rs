@@ -144,7 +144,7 @@ impl JobApi {
         }
         let priority = text(session, headers::PRIORITY)?;
         let priority = priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Bulk);
-        let asked = text(session, headers::PREFER)?.is_some();
+        let is_preferred = text(session, headers::PREFER)?.is_some();
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let parsed = body.bytes.clone();
         let inputs = self.body_reader.cpu.run(None, move || kind.inputs(&parsed)).await;
@@ -177,7 +177,7 @@ impl JobApi {
         let view = queue.host.job(&tenant, id).map_err(rejected)?;
         let location = format!("{JOBS}/{}", ClientJobId { id, region: &queue.region });
         let mut extra = vec![(headers::REGION, self.region.as_str()), ("location", location.as_str())];
-        if asked {
+        if is_preferred {
             extra.push((headers::PREFERENCE_APPLIED, "respond-async"));
         }
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)

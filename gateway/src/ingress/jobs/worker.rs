@@ -62,7 +62,7 @@ struct JobInFlight {
     task: AbortHandle,
 }
 
-/// What the computation of a job needs of the ingress.
+/// Parts of the ingress that compute jobs.
 pub(in crate::ingress) struct JobComputation {
     pub(in crate::ingress) region: RegionId,
     pub(in crate::ingress) catalogue: Arc<Catalogue>,
