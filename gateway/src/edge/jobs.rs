@@ -1,4 +1,4 @@
-//! JobForwarder at a gateway: which requests become one, and the region that has each.
+//! Durable jobs at a gateway: which requests become jobs, and which region has each.
 //!
 //! A submission is read, limited, routed and forwarded like the ordinary request, among the regions with a queue, and to the
 //! first of them only: two queues would compute it twice. It always has an idempotency key, the client's or a new one, so
@@ -43,7 +43,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const ID_BYTES_MAX: usize = 128;
 /// Longest page of a list, bytes: the maximum number of jobs, each with a reason.
 const PAGE_BYTES_MAX: usize = 4 << 20;
-/// JobForwarder of a page if the query does not say.
+/// Number of jobs of a page if the query does not say.
 const PAGE_DEFAULT: usize = 20;
 /// Retry time while the region of a job is unreachable.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
@@ -230,6 +230,7 @@ impl JobForwarder {
         match tokio::time::timeout(TIMEOUT, sent).await {
             Ok(Ok((response, _))) => Some(response),
             Ok(Err(failure)) => {
+                // The region of a job did not respond (`failure`); the client gets 503 or, in a list, the name of the region.
                 tracing::debug!(id, ?failure, "request about a job failed");
                 None
             }
