@@ -102,7 +102,7 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
     ),
 ];
 /// Headers of responses that no model computes.
-const LOCAL_HEADERS: &[&str] = &[headers::REQUEST_ID, headers::REGION, headers::PREFERENCE_APPLIED];
+const LOCAL_HEADERS: &[&str] = &[headers::REQUEST_ID, headers::REGION];
 const JOB: &str = "/v1/async/{id}";
 const JOB_CANCELLED: &str = "Cancels a job that is not finished.";
 
@@ -117,6 +117,8 @@ fn submitted(kind: JobKind) -> Value {
     let accepted = described["responses"]["200"].take();
     described["responses"] = json!({"202": accepted, "default": described["responses"]["default"]});
     described["responses"]["202"]["description"] = json!("The job is stored.");
+    let applied = format!("#/components/headers/{}", headers::PREFERENCE_APPLIED);
+    described["responses"]["202"]["headers"][headers::PREFERENCE_APPLIED] = json!({"$ref": applied});
     described["parameters"] = request_parameters(JOB_HEADERS);
     let body = format!("#/paths/{}/post/requestBody", kind.computed_path().replace('/', "~1"));
     described["requestBody"] = json!({"$ref": body});
@@ -200,7 +202,9 @@ fn responses(dialect: Dialect, example: &str) -> Value {
 
 fn response_headers() -> Map<String, Value> {
     let reference = |name: &str| json!({"$ref": format!("#/components/headers/{name}")});
-    RESPONSE_HEADERS.iter().map(|(name, _)| ((*name).to_owned(), reference(name))).collect()
+    // Only the acceptance of a job has it.
+    let usual = RESPONSE_HEADERS.iter().filter(|(name, _)| *name != headers::PREFERENCE_APPLIED);
+    usual.map(|(name, _)| ((*name).to_owned(), reference(name))).collect()
 }
 
 fn error_responses() -> Map<String, Value> {

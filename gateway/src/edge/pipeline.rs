@@ -114,6 +114,10 @@ impl Pipeline {
         let tenant = authenticated.tenant.clone();
         context.tenant = Some(tenant.clone());
         let view = view.ok_or_else(no_route_table)?;
+        if matches!(endpoint, Endpoint::Job(_) | Endpoint::CancelJob(_) | Endpoint::Jobs) {
+            // It is sent to regions, so it counts as a request of the tenant.
+            self.tenants.limiters.charge_head(&tenant, 0)?;
+        }
         let body = match endpoint {
             Endpoint::Computed(target) => {
                 let target = self.jobs.preferred(session, target);

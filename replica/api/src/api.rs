@@ -647,8 +647,8 @@ mod tests {
         let declared: Vec<&str> = declared.collect();
         assert!(declared.len() > 15, "{declared:?}");
         for header in declared {
-            let all = REQUEST_HEADERS.iter().chain(JOB_HEADERS).chain(RESPONSE_HEADERS);
-            let described = { all }.any(|(name, _)| *name == header);
+            let mut all = REQUEST_HEADERS.iter().chain(JOB_HEADERS).chain(RESPONSE_HEADERS);
+            let described = all.any(|(name, _)| *name == header);
             assert!(
                 described != INTERNAL_HEADERS.contains(&header),
                 "{header} is described once or internal"
