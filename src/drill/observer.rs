@@ -48,7 +48,7 @@ impl ObservationLog {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         let first = entries.0.region_at(region, at).is_none();
         let draining = if observation.draining { ", draining" } else { "" };
-        let text = format!("the gateway sees {region} {}{draining}", observation.health);
+        let text = format!("the gateway reports {region} {}{draining}", observation.health);
         if entries.0.region(at, region, observation) && !first {
             entries.1.push(Event { at, is_action: false, text });
         }
