@@ -27,6 +27,7 @@ use http::header::{CONTENT_LENGTH, HOST};
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::catalogue::Catalogue;
+use regions::health::Health;
 use regions::id::{DeploymentName, RegionId};
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorBody, ErrorCode};
@@ -47,6 +48,8 @@ const PAGE_BYTES_MAX: usize = 4 << 20;
 const PAGE_DEFAULT: usize = 20;
 /// Retry time while the region of a job is unreachable.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
+/// Retry time before the first reports of regions: they are polled five times a second.
+const FIRST_REPORT_RETRY: Duration = Duration::from_secs(1);
 /// Preference of a client that wants a job (RFC 7240).
 const RESPOND_ASYNC: &str = "respond-async";
 
@@ -84,13 +87,22 @@ pub(super) fn forwarded_headers(
 pub(super) fn check_queue(
     region_monitor: &RegionMonitor,
     catalogue: &Catalogue,
+    routed: RegionSet,
     allowed: RegionSet,
     deployment: &DeploymentName,
 ) -> Result<(), Rejection> {
-    let with_jobs = region_monitor.states().instances.regions_with_jobs();
+    let states = region_monitor.states();
+    let with_jobs = states.instances.regions_with_jobs();
     if !with_jobs.intersect(allowed).is_empty() {
         return Ok(());
     }
+    // Regions say in their reports whether they have a queue: just after the start of this gateway that is unknown.
+    if allowed.intersect(routed).iter().any(|region| states.fleet.region_health(region) == Health::Unknown) {
+        let message =
+            "The regions have not reported yet whether they have a queue of jobs; repeat the request.";
+        return Err(Rejection::new(ErrorCode::JobsUnavailable, message).after(FIRST_REPORT_RETRY));
+    }
+    drop(states);
     let names: Vec<&str> = with_jobs.iter().map(|region| catalogue.region(region).id.as_str()).collect();
     let message = if names.is_empty() {
         "No region has a queue of jobs; ask the operator to add [jobs] to a spoke, or send the ordinary request.".to_owned()

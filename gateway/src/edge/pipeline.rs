@@ -323,6 +323,7 @@ impl RequestReader {
             jobs::check_queue(
                 &self.admission.region_monitor,
                 &self.config.catalogue,
+                view.routed,
                 **allowed,
                 &deployment.name,
             )?;
