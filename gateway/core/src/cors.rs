@@ -4,6 +4,9 @@
 //! compared as they are written (RFC 6454 §6.2: scheme, host and port, in lower case). Credentials are never allowed,
 //! because the API has no cookies: a page sends its key in a header, which the preflight allows.
 
+use replica_api::api::RESPONSE_HEADERS;
+use std::sync::LazyLock;
+
 /// CORS policy: origins that may read responses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cors {
@@ -28,11 +31,11 @@ pub const MAX_AGE_DEFAULT_S: u64 = 600;
 /// Maximum bytes of the headers in a preflight.
 const REQUESTED_HEADERS_BYTES_MAX: usize = 4096;
 
-/// Response headers that a page may read in addition to the safelisted ones.
-pub const EXPOSED: &str = "x-request-id, x-meridian-region, x-meridian-attempts, x-meridian-parts, \
-     x-meridian-model-revision, x-meridian-error, x-meridian-tokens, x-meridian-priority, x-meridian-held-ms, x-meridian-cold-start-ms, x-meridian-residency-receipt, server-timing, \
-     retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
-     x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens";
+/// Response headers that a page may read in addition to the safelisted ones: those of the API, and the path of a job.
+static EXPOSED: LazyLock<String> = LazyLock::new(|| {
+    let names: Vec<&str> = RESPONSE_HEADERS.iter().map(|(name, _)| *name).chain(["location"]).collect();
+    names.join(", ")
+});
 
 /// Headers of a response.
 pub type ResponseHeaders = Vec<(&'static str, String)>;
@@ -71,7 +74,7 @@ impl Cors {
         match (&self.origins, origin) {
             (AllowedOrigins::Any, Some(_)) => vec![
                 ("access-control-allow-origin", "*".to_owned()),
-                ("access-control-expose-headers", EXPOSED.to_owned()),
+                ("access-control-expose-headers", EXPOSED.clone()),
             ],
             (AllowedOrigins::Any, None) => Vec::new(),
             (AllowedOrigins::These(origins), origin) => {
@@ -80,7 +83,7 @@ impl Cors {
                 vec![
                     varies(),
                     ("access-control-allow-origin", known.clone()),
-                    ("access-control-expose-headers", EXPOSED.to_owned()),
+                    ("access-control-expose-headers", EXPOSED.clone()),
                 ]
             }
         }
