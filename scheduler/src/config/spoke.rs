@@ -367,9 +367,10 @@ mod tests {
         let scaling =
             ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "orphan_timeout ="];
         let keys = ["operations ="].into_iter().chain(scaling);
-        let text = keys.fold(EXAMPLE.replace("# dir = \"identity\"", ""), |text, key| {
-            text.replace(&format!("\n# {key}"), &format!("\n{key}"))
-        });
+        let text = keys.fold(
+            EXAMPLE.replace("# dir = \"identity\"", "").replace("# dir = \"jobs\"", ""),
+            |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")),
+        );
         let config = parse(&text, None).unwrap();
         assert!(config.scaling.is_some());
         assert_eq!(config.operations.map(|address| address.port()), Some(7101));
