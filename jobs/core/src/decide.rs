@@ -1,11 +1,12 @@
 //! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
 
 use crate::job::{
-    DurableJob, DurableJobId, JobDelivery, JobOutcome, JobSpec, JobStatus, StoredRange, UnixMillis,
+    DurableJob, DurableJobId, JobDelivery, JobOutcome, JobPhase, JobSpec, JobStatus, StoredRange, UnixMillis,
 };
 use crate::queue::{DurableJobQueue, JobPosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use backoff::Backoff;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -313,46 +314,27 @@ pub struct JobFilter {
     pub before: Option<DurableJobId>,
 }
 
-/// Status of a job, in the words of the API.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum JobPhase {
-    /// Waits.
-    Queued,
-    /// Is computed.
-    Running,
-    /// Has a result.
-    Succeeded,
-    /// Has failed.
-    Failed,
-    /// Was cancelled.
-    Cancelled,
-    /// Has expired.
-    Expired,
-}
-
-impl JobPhase {
-    /// Returns the status of a job.
-    pub fn of(job: &DurableJob) -> JobPhase {
-        match &job.status {
-            JobStatus::Queued { .. } => JobPhase::Queued,
-            JobStatus::Running { .. } => JobPhase::Running,
-            JobStatus::Finished { outcome: JobOutcome::Succeeded, .. } => JobPhase::Succeeded,
-            JobStatus::Finished { outcome: JobOutcome::Failed { .. }, .. } => JobPhase::Failed,
-            JobStatus::Finished { outcome: JobOutcome::Cancelled, .. } => JobPhase::Cancelled,
-            JobStatus::Finished { outcome: JobOutcome::Expired, .. } => JobPhase::Expired,
-        }
-    }
-}
-
 /// Returns a page of jobs, the newest first.
 pub fn list<'a>(
     queue: &'a DurableJobQueue,
     filter: &JobFilter,
     count: usize,
 ) -> Vec<(DurableJobId, &'a DurableJob)> {
-    let jobs = queue.newest(filter.before);
-    let jobs = jobs.take_while(|(id, _)| filter.since.is_none_or(|since| id.submitted() >= since));
-    let jobs = jobs.filter(|(_, job)| filter.tenant.as_ref().is_none_or(|tenant| job.spec.tenant == *tenant));
-    let jobs = jobs.filter(|(_, job)| filter.status.is_none_or(|status| JobPhase::of(job) == status));
-    jobs.take(count).collect()
+    let JobFilter { tenant, status, since, before } = filter;
+    let is_new = |(id, _): &(DurableJobId, &DurableJob)| since.is_none_or(|since| id.submitted() >= since);
+    let Some(tenant) = tenant else {
+        let jobs = queue.newest(*before).take_while(is_new);
+        return jobs
+            .filter(|(_, job)| status.is_none_or(|status| JobPhase::of(job) == status))
+            .take(count)
+            .collect();
+    };
+    // The newest of each status, of which the page has the newest: a page of a tenant costs the same however many jobs it and
+    // the others have.
+    let phases = JobPhase::ALL.into_iter().filter(|phase| status.is_none_or(|status| status == *phase));
+    let newest = |phase| queue.newest_of(tenant, phase, *before).take_while(is_new).take(count);
+    let mut page: Vec<_> = phases.flat_map(newest).collect();
+    page.sort_unstable_by_key(|(id, _)| Reverse(*id));
+    page.truncate(count);
+    page
 }

@@ -307,6 +307,47 @@ impl DurableJob {
     }
 }
 
+/// Status of a job, in the words of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum JobPhase {
+    /// Waits.
+    Queued,
+    /// Is computed.
+    Running,
+    /// Has a result.
+    Succeeded,
+    /// Has failed.
+    Failed,
+    /// Was cancelled.
+    Cancelled,
+    /// Has expired.
+    Expired,
+}
+
+impl JobPhase {
+    /// All of them.
+    pub const ALL: [JobPhase; 6] = [
+        JobPhase::Queued,
+        JobPhase::Running,
+        JobPhase::Succeeded,
+        JobPhase::Failed,
+        JobPhase::Cancelled,
+        JobPhase::Expired,
+    ];
+
+    /// Returns the status of a job.
+    pub fn of(job: &DurableJob) -> JobPhase {
+        match &job.status {
+            JobStatus::Queued { .. } => JobPhase::Queued,
+            JobStatus::Running { .. } => JobPhase::Running,
+            JobStatus::Finished { outcome: JobOutcome::Succeeded, .. } => JobPhase::Succeeded,
+            JobStatus::Finished { outcome: JobOutcome::Failed { .. }, .. } => JobPhase::Failed,
+            JobStatus::Finished { outcome: JobOutcome::Cancelled, .. } => JobPhase::Cancelled,
+            JobStatus::Finished { outcome: JobOutcome::Expired, .. } => JobPhase::Expired,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,10 +18,10 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use jobs::log::JobLogError;
 use jobs::objects::ObjectError;
 use jobs::queue_host::{JobView, QueueError, now};
-use jobs_core::decide::{JobFilter, JobPhase, SubmissionError};
+use jobs_core::decide::{JobFilter, SubmissionError};
 use jobs_core::job::{
-    DurableJob, DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobSpec, JobStatus, StoredRange,
-    UnixMillis,
+    DurableJob, DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobPhase, JobSpec, JobStatus,
+    StoredRange, UnixMillis,
 };
 use jobs_core::queue::Cancellation;
 use pingora::protocols::http::ServerSession;

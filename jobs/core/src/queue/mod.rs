@@ -7,8 +7,8 @@ mod tests;
 pub use pending::JobPosition;
 
 use crate::job::{
-    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobSpec, JobStatus,
-    StoredRange, UnixMillis,
+    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase, JobSpec,
+    JobStatus, StoredRange, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
@@ -96,6 +96,8 @@ pub struct DurableJobQueue {
     expirations: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Times at which jobs were finished.
     finished: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Jobs of each tenant by status.
+    by_tenant: BTreeMap<String, BTreeMap<JobPhase, BTreeSet<DurableJobId>>>,
     /// Number of payloads and results in each stored object.
     objects: BTreeMap<u64, u64>,
 }
@@ -132,6 +134,19 @@ impl DurableJobQueue {
     pub fn newest(&self, before: Option<DurableJobId>) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
         self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job))
+    }
+
+    /// Returns the jobs of a tenant with a status, the newest first; those that were submitted before `before`.
+    pub fn newest_of(
+        &self,
+        tenant: &str,
+        phase: JobPhase,
+        before: Option<DurableJobId>,
+    ) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let ids = self.by_tenant.get(tenant).and_then(|phases| phases.get(&phase));
+        let ids = ids.into_iter().flat_map(move |ids| ids.range((Bound::Unbounded, end)).rev());
+        ids.filter_map(|id| Some((*id, self.jobs.get(id)?)))
     }
 
     /// Returns a job.
@@ -464,6 +479,8 @@ impl DurableJobQueue {
     }
 
     fn index(&mut self, id: DurableJobId, job: &DurableJob) {
+        let phases = self.by_tenant.entry(job.spec.tenant.clone()).or_default();
+        phases.entry(JobPhase::of(job)).or_default().insert(id);
         for object in objects(job) {
             *self.objects.entry(object).or_default() += 1;
         }
@@ -491,6 +508,15 @@ impl DurableJobQueue {
     }
 
     fn unindex(&mut self, id: DurableJobId, job: &DurableJob) {
+        if let Some(phases) = self.by_tenant.get_mut(&job.spec.tenant) {
+            if let Some(ids) = phases.get_mut(&JobPhase::of(job)) {
+                ids.remove(&id);
+            }
+            phases.retain(|_, ids| !ids.is_empty());
+            if phases.is_empty() {
+                self.by_tenant.remove(&job.spec.tenant);
+            }
+        }
         for object in objects(job) {
             if let Some(count) = self.objects.get_mut(&object) {
                 *count -= 1;

@@ -205,9 +205,9 @@ fn missing_capacity_is_no_attempt() {
     let failures = (1..=3).map(|round| {
         assert_eq!(log.take(1, 10, seconds(100 * round)), [id]);
         log.end(id, log.token(id), ComputeEnd::Failed("reset".to_owned()), seconds(100 * round));
-        decide::JobPhase::of(log.queue.job(id).unwrap())
+        JobPhase::of(log.queue.job(id).unwrap())
     });
-    use decide::JobPhase::{Failed, Queued};
+    use crate::job::JobPhase::{Failed, Queued};
     assert_eq!(failures.collect::<Vec<_>>(), [Queued, Queued, Failed]);
 }
 
@@ -278,8 +278,8 @@ fn jobs_expire_in_the_queue_and_at_their_deadline() {
     assert_eq!(log.maintain(seconds(8)), 1);
     let range = StoredRange { object: 9, offset: 0, length: 4 };
     assert_eq!(log.end(late, token, ComputeEnd::Computed(range), seconds(8)), RecordEffect::Ignored);
-    let phases = [queued, started, late].map(|id| decide::JobPhase::of(log.queue.job(id).unwrap()));
-    use decide::JobPhase::{Expired, Succeeded};
+    let phases = [queued, started, late].map(|id| JobPhase::of(log.queue.job(id).unwrap()));
+    use crate::job::JobPhase::{Expired, Succeeded};
     assert_eq!(phases, [Expired, Succeeded, Expired]);
 }
 
@@ -380,8 +380,10 @@ fn lists_are_filtered_and_paged() {
     assert_eq!(list(JobFilter::default()), [ids[5], ids[4]]);
     assert_eq!(list(JobFilter { before: Some(ids[4]), ..JobFilter::default() }), [ids[3], ids[2]]);
     let of_a = JobFilter { tenant: Some("a".to_owned()), ..JobFilter::default() };
-    assert_eq!(list(JobFilter { status: Some(decide::JobPhase::Queued), ..of_a.clone() }), [ids[4], ids[0]]);
-    assert_eq!(list(JobFilter { since: Some(seconds(3)), ..of_a }), [ids[4]]);
+    assert_eq!(list(JobFilter { status: Some(JobPhase::Queued), ..of_a.clone() }), [ids[4], ids[0]]);
+    assert_eq!(list(JobFilter { since: Some(seconds(3)), ..of_a.clone() }), [ids[4]]);
+    assert_eq!(list(of_a.clone()), [ids[4], ids[2]], "of two statuses, the newest first");
+    assert_eq!(list(JobFilter { before: Some(ids[4]), ..of_a }), [ids[2], ids[0]]);
 }
 
 /// One step of a random history: each number selects among what exists at that time.
@@ -537,6 +539,17 @@ proptest! {
             restored.apply(index as u64 + 1, std::slice::from_ref(record));
         }
         prop_assert!(restored.jobs().eq(log.queue.jobs()));
+
+        // A tenant's list, which is read from an index, is what a search of all jobs finds.
+        for tenant in (0..3).map(|tenant| format!("tenant {tenant}")) {
+            for status in JobPhase::ALL.map(Some).into_iter().chain([None]) {
+                let filter = JobFilter { tenant: Some(tenant.clone()), status, ..JobFilter::default() };
+                let found = decide::list(&restored, &filter, 1000).into_iter().map(|(id, _)| id);
+                let of_tenant = restored.newest(None).filter(|(_, job)| job.spec.tenant == tenant);
+                let all = of_tenant.filter(|(_, job)| status.is_none_or(|status| JobPhase::of(job) == status));
+                prop_assert!(found.eq(all.map(|(id, _)| id)), "{filter:?}");
+            }
+        }
 
         // All that is left ends when the workers return: nothing is lost.
         for _ in 0..400 {
