@@ -1,11 +1,14 @@
 //! Durable jobs: requests that are computed later, with the same bodies and results as the ordinary paths.
 
+use crate::fields;
 use crate::limits::Limits;
 use crate::openai::EmbeddingsRequest;
 use crate::refusal::Refusal;
 use crate::rerank::RerankRequest;
 use crate::tei::PredictRequest;
 use crate::vllm::ClassifyRequest;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// Path of the list of jobs, and prefix of the path of each.
 pub const JOBS: &str = "/v1/async";
@@ -58,8 +61,14 @@ impl JobKind {
     }
 
     /// Parses a body as a replica with default limits does, and returns its number of inputs. So an invalid body is
-    /// rejected when it is submitted, and not hours later.
+    /// rejected when it is submitted, and not hours later. A webhook is rejected as well: a client that names one would wait
+    /// for it and never fetch the result.
     pub fn inputs(self, body: &[u8]) -> Result<u64, Refusal> {
+        let webhook = fields::split::<WebhookField<'_>>(body)?.webhook;
+        if webhook.is_some_and(|webhook| webhook.get() != "null") {
+            let expected = "a body without it, and fetch the result with GET /v1/async/ID";
+            return Err(Refusal::invalid("webhook", "webhook", "is not supported", expected));
+        }
         let limits = Limits::default();
         let inputs = match self {
             JobKind::Embeddings => EmbeddingsRequest::parse(body, limits.inputs())?.input.count(),
@@ -69,6 +78,13 @@ impl JobKind {
         };
         Ok(inputs as u64)
     }
+}
+
+/// Field of a job beside those of the ordinary request.
+#[derive(Deserialize)]
+struct WebhookField<'a> {
+    #[serde(borrow, default)]
+    webhook: Option<&'a RawValue>,
 }
 
 #[cfg(test)]
@@ -102,6 +118,10 @@ mod tests {
         let problem =
             |kind: JobKind, body: &str| kind.inputs(body.as_bytes()).map_err(|refusal| refusal.code);
         assert_eq!(problem(JobKind::Embeddings, "{"), Err(ErrorCode::InvalidJson));
+        let webhook = r#"{"model": "m", "input": "a", "webhook": {"url": "https://example.com"}}"#;
+        assert_eq!(problem(JobKind::Embeddings, webhook), Err(ErrorCode::InvalidValue));
+        let no_webhook = r#"{"model": "m", "input": "a", "webhook": null}"#;
+        assert_eq!(problem(JobKind::Embeddings, no_webhook), Ok(1));
         assert_eq!(problem(JobKind::Embeddings, r#"{"model": "m"}"#), Err(ErrorCode::MissingField));
         assert_eq!(
             problem(JobKind::Embeddings, r#"{"model": "m", "input": [""]}"#),
