@@ -87,11 +87,17 @@ impl JobApi {
     ) -> Result<AfterResponse, ForwardError> {
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
+        // Held until the response was written.
+        let result_memory;
         let body = match query {
             JobQuery::Read(id) => {
                 let id = queue.parse(id)?;
-                let result = queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?;
                 let view = queue.host.job(&tenant, id).map_err(rejected)?;
+                result_memory = queue.reserve_result(&view.job)?;
+                let result = match &result_memory {
+                    Some(_) => queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?,
+                    None => None,
+                };
                 with_result(&queue.shown(id, &view), result)
             }
             JobQuery::Cancel(id) => {

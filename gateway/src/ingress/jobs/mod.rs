@@ -17,26 +17,42 @@ pub(super) use api::{JobApi, JobQuery};
 pub use config::{JobsConfig, JobsError};
 pub(super) use worker::{JobComputation, work};
 
+use crate::body_memory::{BodyMemoryBudget, Reservation};
 use crate::events::{JobLogReadable, JobLogUnreadable, JobStoreFailed};
 use crate::metrics::{JobMetrics, JobScrape};
+use crate::respond::Rejection;
+use gateway_core::memory::{self, BodyOwner};
 use jobs::queue_host::{QueueError, QueueHost, QueueTasks, now};
 use jobs_core::decide;
-use jobs_core::job::DurableJobId;
+use jobs_core::job::{DurableJob, DurableJobId, JobStatus};
 use jobs_core::pace::CompletionRate;
 use jobs_core::queue::JobPosition;
 use regions::RegionId;
+use replica_api::error::ErrorCode;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+/// Memory of the results that are being sent. A client that reads slowly holds its own until the write timeout, and a quarter
+/// of the total is its tenant's limit, so it delays no other tenant. The largest result ([`worker::RESULT_BYTES_MAX`]) fits
+/// twice, because it is copied into the response.
+const RESULT_MEMORY: memory::Limits =
+    memory::Limits { total: 2 << 30, per_tenant: 512 << 20, per_connection: usize::MAX };
+/// Time after which a client may read a result that was rejected for lack of memory.
+const RESULT_RETRY: Duration = Duration::from_secs(1);
+const _: () = assert!(RESULT_MEMORY.per_tenant >= 2 * worker::RESULT_BYTES_MAX);
+
 /// Queue of a region.
 pub(super) struct RegionalJobQueue {
     host: QueueHost,
     region: RegionId,
     metrics: JobMetrics,
+    /// Memory of the results that are being sent.
+    results: BodyMemoryBudget,
     /// Whether the last operation failed.
     failing: AtomicBool,
     /// Measured rates of deployments.
@@ -52,7 +68,8 @@ impl RegionalJobQueue {
         let (host, tasks) = config.open(region).await?;
         let (metrics, rates) = (JobMetrics::default(), Mutex::default());
         let failing = AtomicBool::new(false);
-        Ok((RegionalJobQueue { host, region: region.clone(), metrics, failing, rates }, tasks))
+        let results = BodyMemoryBudget::new(RESULT_MEMORY);
+        Ok((RegionalJobQueue { host, region: region.clone(), metrics, results, failing, rates }, tasks))
     }
 
     /// Records whether an operation failed because of the store; returns its result.
@@ -67,6 +84,12 @@ impl RegionalJobQueue {
             Err(QueueError::Rejected(_) | QueueError::OtherRequest(_) | QueueError::Unknown) => {}
         }
         result
+    }
+
+    /// Reserves the memory to send the result of a job, if it has one.
+    fn reserve_result(&self, job: &DurableJob) -> Result<Option<Reservation>, Rejection> {
+        let JobStatus::Finished { result: Some(range), .. } = &job.status else { return Ok(None) };
+        reserve(&self.results, &job.spec.tenant, range.length).map(Some)
     }
 
     /// Returns the metrics of the queue.
@@ -94,6 +117,23 @@ impl RegionalJobQueue {
         let mut rates = self.rates.lock();
         let rate = rates.entry(deployment.to_owned()).or_insert_with(|| CompletionRate::new(now));
         measure(rate, now);
+    }
+}
+
+/// Reserves the memory to send a result of this many bytes to a tenant.
+fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reservation, Rejection> {
+    let mut hasher = DefaultHasher::new();
+    tenant.hash(&mut hasher);
+    // The budget distinguishes tenants by a number. Two with the same one share a limit.
+    let owner = BodyOwner { tenant: Some(hasher.finish() as usize), connection: None };
+    let mut reservation = results.reservation(owner);
+    match reservation.grow_to(2 * bytes as usize) {
+        Ok(()) => Ok(reservation),
+        Err(_) => {
+            let message = "Too many results of jobs are being read at the same time; read fewer at once, and repeat the \
+                           request.";
+            Err(Rejection::new(ErrorCode::Overloaded, message).after(RESULT_RETRY))
+        }
     }
 }
 
@@ -144,6 +184,20 @@ impl<'a> ClientJobId<'a> {
 mod tests {
     use super::*;
     use jobs_core::job::UnixMillis;
+
+    #[test]
+    fn results_of_one_tenant_leave_memory_for_those_of_others() {
+        let results = BodyMemoryBudget::new(RESULT_MEMORY);
+        let largest = worker::RESULT_BYTES_MAX as u64;
+        let first = reserve(&results, "a", largest).expect("the largest result fits");
+        let rejected = reserve(&results, "a", 1).map(drop).expect_err("the limit of the tenant");
+        assert_eq!((rejected.code, rejected.retry_after), (ErrorCode::Overloaded, Some(RESULT_RETRY)));
+        let others =
+            ["b", "c", "d"].map(|tenant| reserve(&results, tenant, largest).expect("of another tenant"));
+        assert!(reserve(&results, "e", 1).is_err(), "the limit of the process");
+        drop((first, others));
+        assert!(reserve(&results, "a", largest).is_ok(), "memory is released");
+    }
 
     #[test]
     fn an_identifier_names_the_region_of_its_queue() {

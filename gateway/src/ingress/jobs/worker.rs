@@ -51,7 +51,7 @@ const ERROR_PAUSE: Duration = Duration::from_secs(1);
 /// Pause of a deployment without capacity, if its rejection names none.
 const NO_CAPACITY_PAUSE: Duration = Duration::from_secs(1);
 /// Largest result, bytes: the vectors of the most inputs of one request, 2048 of 4096 dimensions as text.
-const RESULT_BYTES_MAX: usize = 256 << 20;
+pub(super) const RESULT_BYTES_MAX: usize = 256 << 20;
 
 /// Job in flight.
 struct JobInFlight {
