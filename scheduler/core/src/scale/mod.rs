@@ -27,7 +27,6 @@
 //! the same arrivals.
 
 pub mod restarts;
-pub mod spokes;
 pub mod starts;
 pub mod step;
 

@@ -14,12 +14,9 @@
 //! starved of CPU for a moment recovers, and the actuator detects a crash.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::spoke::MemberState;
-
-/// Time after which a lost replica is drained: ten times the silence after which its spoke considers it frozen.
-pub const LOST_MAX: Duration = Duration::from_secs(30);
+use crate::spoke::{LOST_MAX, MemberState};
 
 /// Maximum number of replicas above the desired number during a rolling update.
 const SURGE_PERCENT: u32 = 25;
@@ -107,6 +104,7 @@ mod tests {
     use super::*;
     use crate::some_instant;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn own(id: u32, state: MemberState, in_flight: u32, now: Instant) -> OwnReplica<u32> {
         let lost_since = (state == MemberState::Lost).then_some(now);

@@ -92,7 +92,7 @@ impl Spoke {
     }
 
     /// Returns the demand of each tracked deployment in the region, for its scaler: that of this spoke and that of the
-    /// others ([`crate::scale::spokes`]). Resets the arrivals.
+    /// others ([`super::peer_demand`]). Resets the arrivals.
     pub fn region_demand(&mut self, now: Instant) -> BTreeMap<DeploymentName, DeploymentDemand> {
         let own = self.demand(now).into_iter();
         let own = own.map(|(name, demand)| {

@@ -10,12 +10,15 @@
 //! warm.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use regions::HostPort;
 
 use super::Spoke;
 use super::replica::ReplicaState;
+
+/// Time after which a lost replica is drained: ten times the silence after which its spoke considers it frozen.
+pub const LOST_MAX: Duration = Duration::from_secs(30);
 
 /// View of one replica for the scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

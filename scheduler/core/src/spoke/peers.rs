@@ -18,9 +18,9 @@ use scheduler_api::peer::{PEER_WAIT_MAX, PeerRequest, PeerResponse, ReplicaPhase
 use scheduler_api::scaler::{ScalerEpoch, ScalerLease};
 
 use super::Spoke;
+use super::peer_demand::{PeerDemands, SILENCE_MAX};
 use super::scaler_role::ScalerRole;
 use super::shared_replicas::SharedReplicas;
-use crate::scale::spokes::{PeerDemands, SILENCE_MAX};
 
 /// Time for which another spoke holds a request while it has not acknowledged the state, or a replica drains.
 const DRAINING_WAIT: Duration = Duration::from_millis(50);

@@ -13,8 +13,7 @@ use std::time::Instant;
 use regions::{DeploymentName, HostPort, InstanceName};
 use scheduler_api::peer::{ReplicaPhase, SharedReplica};
 
-use super::{MemberState, Spoke};
-use crate::scale::step::LOST_MAX;
+use super::{LOST_MAX, MemberState, Spoke};
 
 /// Replicas of a region besides those in the configuration of the spoke.
 #[derive(Debug, Default)]

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use regions::{DeploymentName, InstanceName};
 use scheduler_api::peer::{PEER_WAIT_MAX, SpokeDemand};
 
-use crate::spoke::DeploymentDemand;
-use crate::spoke::hold::HeldTotals;
+use super::DeploymentDemand;
+use super::hold::HeldTotals;
 
 /// Time without a response for which a spoke counts with its last demand: the lease time of a spoke.
-pub const SILENCE_MAX: Duration = Duration::from_secs(5);
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Time without a response from which on arrivals are estimated from the last rate: two exchanges.
 const LATE_AFTER: Duration = PEER_WAIT_MAX.saturating_mul(2);
 /// Minimum time over which an arrival rate is measured.
@@ -26,7 +26,7 @@ const RATE_WINDOW: Duration = Duration::from_secs(1);
 
 /// Demand that the other spokes of a region have reported.
 #[derive(Debug, Default)]
-pub struct PeerDemands {
+pub(super) struct PeerDemands {
     peers: BTreeMap<InstanceName, PeerDemand>,
     /// Time of the last sum.
     summed_at: Option<Instant>,
@@ -58,7 +58,7 @@ struct PeerArrivals {
 impl PeerDemands {
     /// Records the demand of a spoke. The first response of a spoke, and the first after its restart, is the baseline
     /// of its totals. Of a deployment that is listed for the first time after that, all arrivals are new.
-    pub fn record(
+    pub(super) fn record(
         &mut self,
         peer: &InstanceName,
         boot_id: u64,
@@ -95,13 +95,13 @@ impl PeerDemands {
     }
 
     /// Forgets the spokes for which `is_kept` is false.
-    pub fn retain(&mut self, mut is_kept: impl FnMut(&InstanceName) -> bool) {
+    pub(super) fn retain(&mut self, mut is_kept: impl FnMut(&InstanceName) -> bool) {
         self.peers.retain(|peer, _| is_kept(peer));
     }
 
     /// Returns the demand of the region: that of this spoke, with its held requests, and that of the others. Resets the
     /// arrivals.
-    pub fn sum(
+    pub(super) fn sum(
         &mut self,
         own: BTreeMap<DeploymentName, (DeploymentDemand, HeldTotals)>,
         now: Instant,
