@@ -240,17 +240,21 @@ impl Registry {
         }
     }
 
-    /// Removes the lapsed spokes whose time is over.
-    pub fn expire(&mut self, now: Instant) {
+    /// Removes the lapsed spokes whose time is over. Returns whether anything has changed.
+    pub fn expire(&mut self, now: Instant) -> bool {
         let Registry { lapsed, gateways, lapsed_keep, spokes, .. } = self;
+        let before = lapsed.len();
         lapsed.retain(|(region, _), lapsed| {
             let others = spokes_of(spokes, region).next().is_some();
             let ends = lapsed.ends(others, reachability(gateways.values(), region), *lapsed_keep);
             ends.is_none_or(|ends| ends > now)
         });
-        if self.hold.as_ref().is_some_and(|hold| hold.since + HOLD_MAX <= now) {
+        let has_expired = lapsed.len() < before;
+        let hold_ends = self.hold.as_ref().is_some_and(|hold| hold.since + HOLD_MAX <= now);
+        if hold_ends {
             self.hold = None;
         }
+        has_expired || hold_ends
     }
 
     /// Returns the next time at which [`Registry::expire`] has an effect.

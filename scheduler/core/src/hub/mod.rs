@@ -88,6 +88,36 @@ pub enum Event {
     PersistFailed,
 }
 
+impl Event {
+    /// Returns whether the route table may depend on it.
+    fn changes_table(&self) -> bool {
+        match self {
+            Event::Listed(_)
+            | Event::SpokeRegistered(_)
+            | Event::SpokeRemoved { .. }
+            | Event::DeploymentsChanged(_)
+            | Event::TenantsChanged(_)
+            | Event::ApiKeysChanged(_)
+            | Event::Acknowledged(..)
+            | Event::ReaderExpired(_)
+            | Event::DrainStarted(_)
+            | Event::DrainCancelled(_)
+            | Event::Persisted(_)
+            | Event::PersistFailed => true,
+            // Those of the plan and of the shares. The regions that gateways reach only decide when a lapsed spoke expires.
+            Event::DemandReported(_)
+            | Event::GatewayExpired(_)
+            | Event::TenantDemandReported(_)
+            | Event::TenantDemandExpired(_)
+            | Event::PlanComputed(_)
+            | Event::PlanPersisted(_)
+            | Event::PlanPersistFailed
+            | Event::SharesPersisted
+            | Event::SharesPersistFailed => false,
+        }
+    }
+}
+
 /// Complete content of the store, as far as the hub uses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreState {
@@ -169,6 +199,9 @@ pub struct HubState {
     /// Table in the store.
     persisted: RouteTable,
     table_write: TableWrite,
+    /// Nothing that a table depends on has changed since it was found that no other one is needed. To find that costs as much
+    /// as there are deployments and spokes, and the hub wakes up at least once a second for its plan.
+    is_table_current: bool,
     /// [`HubState::persisted`] has not been published yet.
     to_publish: bool,
     drains: BTreeSet<RegionId>,
@@ -237,6 +270,7 @@ impl HubState {
             registry,
             persisted,
             table_write: TableWrite::Idle,
+            is_table_current: false,
             to_publish,
             drains: BTreeSet::new(),
             planner: Planner::new(catalogue, epoch, plan, now),
@@ -256,6 +290,7 @@ impl HubState {
     /// Panics if the store holds a table that does not supersede the one before it.
     pub fn handle(&mut self, event: Event, now: Instant) {
         self.now = self.now.max(now);
+        self.is_table_current &= !event.changes_table();
         match event {
             Event::Listed(StoreState {
                 spokes,
@@ -348,24 +383,35 @@ impl HubState {
     fn next_table(&mut self) -> Option<HubCommand> {
         match self.table_write {
             TableWrite::InFlight | TableWrite::RetryAt { .. } => None,
+            TableWrite::Idle if self.is_table_current => {
+                debug_assert_eq!(self.other_table(), None, "a change of its input was missed");
+                None
+            }
             TableWrite::Idle => {
-                let next = next_generation(&self.persisted, self.epoch);
-                let in_doubt = self.registry.is_holding();
-                let (rollout, last) = (&self.rollout, &self.persisted);
-                let reports = self.registry.reports();
-                let (deployments, revisions) =
-                    revisions::stage(&self.deployments, &self.promotions, last, &reports, in_doubt);
-                let mut staged = rollout.stage(&deployments, last, next, in_doubt);
-                staged.revisions = revisions;
-                let tenants = self.tenants.as_ref();
-                staged.tenants = tenants
-                    .map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
-                let routes = self.registry.routes();
-                let next = publish(&self.persisted, self.epoch, routes, staged, &self.drains)?;
-                self.table_write = TableWrite::InFlight;
-                Some(HubCommand::Persist(next))
+                let next = self.other_table();
+                match next {
+                    Some(_) => self.table_write = TableWrite::InFlight,
+                    None => self.is_table_current = true,
+                }
+                next.map(HubCommand::Persist)
             }
         }
+    }
+
+    /// Returns the table that follows from the current state, if it differs from the one in the store.
+    fn other_table(&self) -> Option<RouteTable> {
+        let next = next_generation(&self.persisted, self.epoch);
+        let in_doubt = self.registry.is_holding();
+        let (rollout, last) = (&self.rollout, &self.persisted);
+        let reports = self.registry.reports();
+        let (deployments, revisions) =
+            revisions::stage(&self.deployments, &self.promotions, last, &reports, in_doubt);
+        let mut staged = rollout.stage(&deployments, last, next, in_doubt);
+        staged.revisions = revisions;
+        let tenants = self.tenants.as_ref();
+        staged.tenants =
+            tenants.map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
+        publish(&self.persisted, self.epoch, self.registry.routes(), staged, &self.drains)
     }
 
     fn next_plan_command(&mut self) -> Option<HubCommand> {
@@ -419,8 +465,9 @@ impl HubState {
     /// Processes the passage of time.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.now = self.now.max(now);
-        self.registry.expire(now);
-        self.rollout.tick(now);
+        let has_expired = self.registry.expire(now);
+        let has_settled = self.rollout.tick(now);
+        self.is_table_current &= !(has_expired || has_settled);
         if let TableWrite::RetryAt { at } = self.table_write
             && at <= now
         {

@@ -128,9 +128,11 @@ impl Rollout {
         self.readers = readers;
     }
 
-    /// Processes the passage of time.
-    pub fn tick(&mut self, now: Instant) {
-        self.settled |= self.settles_at <= now;
+    /// Processes the passage of time. Returns whether anything has changed.
+    pub fn tick(&mut self, now: Instant) -> bool {
+        let settles = !self.settled && self.settles_at <= now;
+        self.settled |= settles;
+        settles
     }
 
     /// Returns the time at which [`Rollout::tick`] must be called, if an announcement waits for it.
