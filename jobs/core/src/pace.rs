@@ -50,6 +50,45 @@ pub fn room(capacity: &JobCapacity, in_flight: u64) -> u64 {
     (each * u64::from(ready)).saturating_sub(in_flight)
 }
 
+/// Longest pause of a deployment without a replica.
+pub const NO_REPLICA_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Pause of a deployment whose jobs were rejected for lack of capacity.
+///
+/// Without a replica, for example if the deployment was removed, it doubles with each rejection: a job would otherwise write
+/// two entries of the log in each second until it expires. It ends when a replica is ready.
+#[derive(Debug, Clone)]
+pub struct CapacityPause {
+    until: Instant,
+    /// Consecutive pauses without a replica.
+    without_replica: u32,
+}
+
+impl CapacityPause {
+    /// Creates a pause that is over.
+    pub fn new(now: Instant) -> CapacityPause {
+        CapacityPause { until: now, without_replica: 0 }
+    }
+
+    /// Begins a pause of this time, or continues it: jobs that were sent together are rejected together.
+    pub fn rejected(&mut self, retry_after: Duration, has_replica: bool, now: Instant) {
+        if has_replica {
+            self.without_replica = 0;
+            self.until = self.until.max(now + retry_after);
+        } else if now >= self.until {
+            let longest = retry_after.max(NO_REPLICA_PAUSE_MAX);
+            let factor = 1 << self.without_replica.min(16);
+            self.until = now + retry_after.saturating_mul(factor).min(longest);
+            self.without_replica += 1;
+        }
+    }
+
+    /// Whether a job may be sent.
+    pub fn is_over(&self, has_replica: bool, now: Instant) -> bool {
+        now >= self.until || (has_replica && self.without_replica > 0)
+    }
+}
+
 /// Shortest time over which a rate is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Half-life of a rate.
@@ -128,6 +167,31 @@ mod tests {
         rate.completed(30, at(1000));
         rate.completed(30, at(1002));
         assert_eq!(rate.inputs_per_second(), Some(30.0));
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn a_deployment_without_a_replica_pauses_longer_each_time_and_not_at_all_with_one() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let second = Duration::from_secs(1);
+        let mut pause = CapacityPause::new(at(0));
+        assert!(pause.is_over(false, at(0)));
+        pause.rejected(second, false, at(0));
+        pause.rejected(second, false, at(0));
+        assert!(pause.is_over(false, at(1)), "two jobs that were sent together count once");
+        let mut now = 1;
+        for seconds in [2, 4, 8, 16, 30, 30] {
+            pause.rejected(second, false, at(now));
+            assert!(!pause.is_over(false, at(now + seconds - 1)) && pause.is_over(false, at(now + seconds)));
+            now += seconds;
+        }
+        pause.rejected(second, false, at(now));
+        assert!(pause.is_over(true, at(now)), "a replica is ready");
+        pause.rejected(second, true, at(now + 30));
+        assert!(!pause.is_over(true, at(now + 30)) && pause.is_over(true, at(now + 31)));
+        pause.rejected(second, false, at(now + 31));
+        assert!(pause.is_over(false, at(now + 32)), "the first one again");
     }
 
     #[test]

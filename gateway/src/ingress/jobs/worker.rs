@@ -2,7 +2,9 @@
 //!
 //! One task decides; each job has a task of its own. Jobs that end at the same time are stored together, as one object and one
 //! entry of the log. `jobs_core::pace` decides how many inputs are in flight. A deployment without capacity gets no job until
-//! the time that its rejection names, so that its jobs are not taken and released in turn.
+//! the time that its rejection names, so that its jobs are not taken and released in turn. If it has no replica at all, for
+//! example because it was removed, that time doubles with each rejection: a job would otherwise write two entries of the log
+//! in each second until it expires.
 
 use super::RegionalJobQueue;
 use super::api::kind;
@@ -22,7 +24,7 @@ use gateway_core::residency::AllowedRegions;
 use jobs::queue_host::{ComputationEnd, QueueError, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobWorker};
 use jobs_core::job::DurableJobId;
-use jobs_core::pace::{self, JobCapacity};
+use jobs_core::pace::{self, CapacityPause, JobCapacity};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
@@ -123,8 +125,8 @@ struct Worker {
     identity: JobWorker,
     in_flight: BTreeMap<Id, JobInFlight>,
     tasks: JoinSet<Option<ComputationEnd>>,
-    /// Deployments without capacity, until when.
-    paused: BTreeMap<String, Instant>,
+    /// Deployments whose last attempt had no capacity.
+    paused: BTreeMap<String, CapacityPause>,
     /// Time of the last extension of leases.
     extended: Instant,
 }
@@ -134,7 +136,6 @@ impl Worker {
     async fn step(&mut self) -> Result<(WorkerState, Duration), QueueError> {
         self.extend().await?;
         let now = Instant::now();
-        self.paused.retain(|_, until| *until > now);
         let deployments = self.queue.host.startable_deployments();
         if deployments.is_empty() {
             return Ok((
@@ -147,8 +148,14 @@ impl Worker {
             return Ok((WorkerState::Blocked, PAUSE));
         }
         let loads = self.capacities(now);
+        let has_replica = |deployment: &str| loads.get(deployment).is_some_and(|load| load.ready > 0);
+        self.paused.retain(|deployment, pause| {
+            let is_over = pause.is_over(has_replica(deployment), now);
+            !is_over || (deployments.contains(deployment) && !has_replica(deployment))
+        });
         for deployment in deployments {
-            if self.paused.contains_key(&deployment) {
+            let pause = self.paused.get(&deployment);
+            if pause.is_some_and(|pause| !pause.is_over(has_replica(&deployment), now)) {
                 continue;
             }
             let asleep = JobCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
@@ -204,9 +211,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Stores the ends of jobs. If that fails, they are computed again after their leases.
+    /// Stores the ends of jobs. If that fails for as long as a lease, for example while the log in NATS has no leader, they are
+    /// computed again.
     async fn store(&mut self, ended: Vec<JoinedJob>) -> Result<(), QueueError> {
         let mut ends: Vec<EndedJob> = Vec::with_capacity(ended.len());
+        let now = Instant::now();
+        let loads = self.capacities(now);
         for joined in ended {
             let (task, end) = match joined {
                 Ok((task, end)) => (task, end),
@@ -226,7 +236,9 @@ impl Worker {
             }
             match &end {
                 ComputationEnd::Other(ComputeEnd::NoCapacity { retry_after, .. }) => {
-                    self.paused.insert(job.deployment, Instant::now() + *retry_after);
+                    let has_replica = loads.get(&job.deployment).is_some_and(|load| load.ready > 0);
+                    let pause = self.paused.entry(job.deployment).or_insert_with(|| CapacityPause::new(now));
+                    pause.rejected(*retry_after, has_replica, now);
                 }
                 ComputationEnd::Computed(_) => {
                     self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
@@ -235,10 +247,19 @@ impl Worker {
             }
             ends.push((job.id, job.token, end));
         }
-        if !ends.is_empty() {
-            self.queue.host.end(ends).await?;
+        if ends.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let begun = Instant::now();
+        loop {
+            let stored = self.queue.host.end(ends.clone()).await;
+            // An entry that was stored although its append failed has ended the job; then the next one has no effect.
+            if stored.is_ok() || begun.elapsed() + ERROR_PAUSE >= LEASE {
+                return stored.map(drop);
+            }
+            self.queue.recorded(stored).ok();
+            tokio::time::sleep(ERROR_PAUSE).await;
+        }
     }
 }
 
