@@ -1,7 +1,11 @@
 //! Payloads and results of jobs, in objects of a store.
 //!
 //! An object holds what was written at one time for many jobs, so the cost of an object (an fsync in a folder, a request at
-//! an S3-compatible store) is divided among them. Objects are not changed; one is deleted when no job refers to it.
+//! an S3-compatible store) is divided among them. One is deleted when no job refers to it. Until then the part of a job that
+//! was removed is overwritten with zeros, since the other jobs of the object may wait for a week ([`JobObjects::erase`]).
+//!
+//! A process that is killed while it writes an object leaves a file beside it, which the store does not list. Such files have
+//! content like the objects, so they are deleted as well ([`JobObjects::delete_interrupted`]).
 //!
 //! With keys each payload and each result is encrypted by itself with AES-256-GCM, as `key id (4 bytes), nonce (12 bytes),
 //! ciphertext, tag (16 bytes)`. Object number and offset are authenticated, so a store cannot exchange two of them.
@@ -15,9 +19,10 @@ use rand::Rng;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use sha2::{Digest, Sha256};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
 const KEY_ID_LEN: usize = 4;
 /// Bytes of a key.
@@ -55,6 +60,7 @@ struct ObjectKey {
 /// Objects of a queue.
 pub struct JobObjects {
     store: Arc<dyn ObjectStore>,
+    folder: PathBuf,
     keys: Vec<ObjectKey>,
 }
 
@@ -68,7 +74,8 @@ impl JobObjects {
     pub fn in_folder(folder: &Path) -> io::Result<JobObjects> {
         std::fs::create_dir_all(folder)?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
-        Ok(JobObjects { store: Arc::new(store.with_fsync(true)), keys: Vec::new() })
+        let folder = folder.to_owned();
+        Ok(JobObjects { store: Arc::new(store.with_fsync(true)), folder, keys: Vec::new() })
     }
 
     /// Encrypts new objects with the first of these keys. The others decrypt older objects.
@@ -163,11 +170,45 @@ impl JobObjects {
         }
     }
 
+    /// Overwrites a part with zeros. An object that does not exist is ignored.
+    pub async fn erase(&self, range: StoredRange) -> Result<(), ObjectError> {
+        let file = self.folder.join(path(range.object).as_ref());
+        let erased = async {
+            let mut file = match tokio::fs::File::options().write(true).open(file).await {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                opened => opened?,
+            };
+            file.seek(io::SeekFrom::Start(range.offset)).await?;
+            let mut left = range.length;
+            while left > 0 {
+                let zeros = &[0; 4096][..left.min(4096) as usize];
+                file.write_all(zeros).await?;
+                left -= zeros.len() as u64;
+            }
+            file.sync_data().await
+        };
+        erased.await.map_err(|error: io::Error| ObjectError::Unavailable(error.to_string()))
+    }
+
     /// Returns the numbers of all objects.
     pub async fn list(&self) -> Result<Vec<u64>, ObjectError> {
         let listed = self.store.list_with_delimiter(None).await.map_err(|error| unavailable(&error))?;
         let numbers = listed.objects.iter().filter_map(|object| number(object.location.as_ref()));
         Ok(numbers.collect())
+    }
+
+    /// Deletes the files that interrupted writes have left, of objects that were written before this time since the Unix epoch.
+    pub async fn delete_interrupted(&self, before: Duration) -> io::Result<()> {
+        let mut entries = tokio::fs::read_dir(&self.folder).await?;
+        while let Some(entry) = entries.next_entry().await? {
+            let name = entry.file_name();
+            // `object_store` writes to the name of the object with `#` and a number.
+            let object = name.to_str().and_then(|name| number(name.split_once('#')?.0));
+            if object.is_some_and(|object| JobObjects::written(object) < before) {
+                tokio::fs::remove_file(entry.path()).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the time at which an object was written, since the Unix epoch.
@@ -226,10 +267,32 @@ mod tests {
             let stored = std::fs::read(dir.path().join(format!("{object:016x}"))).unwrap();
             let is_readable = stored.windows(5).any(|window| window == b"first");
             assert_eq!(is_readable, keys.is_empty());
+            open().erase(ranges[0]).await.unwrap();
+            let erased = std::fs::read(dir.path().join(format!("{object:016x}"))).unwrap();
+            assert_eq!(erased.len(), stored.len());
+            assert!(erased[..ranges[0].length as usize].iter().all(|byte| *byte == 0));
+            assert_eq!(open().get(ranges[2]).await.unwrap(), parts()[2], "the others are kept");
             open().delete(object).await.unwrap();
+            open().erase(ranges[0]).await.unwrap();
             open().delete(object).await.unwrap();
             assert_eq!(open().get(ranges[0]).await, Err(ObjectError::Missing(object)));
         }
+    }
+
+    #[tokio::test]
+    async fn files_of_interrupted_writes_are_deleted() {
+        let dir = tempfile::tempdir().unwrap();
+        let objects = JobObjects::in_folder(dir.path()).unwrap();
+        let range = objects.put(&parts(), Duration::from_secs(1000)).await.unwrap()[0];
+        let left = dir.path().join(format!("{:016x}#1", range.object));
+        // As the store writes it: a second link to an object, whose first one was to be removed.
+        std::fs::hard_link(dir.path().join(format!("{:016x}", range.object)), &left).unwrap();
+        assert_eq!(objects.list().await.unwrap(), [range.object], "the store does not list it");
+        objects.delete_interrupted(Duration::from_secs(1000)).await.unwrap();
+        assert!(left.exists(), "it is not older");
+        objects.delete_interrupted(Duration::from_secs(1001)).await.unwrap();
+        assert!(!left.exists());
+        assert_eq!(objects.get(range).await.unwrap(), parts()[0]);
     }
 
     #[tokio::test]

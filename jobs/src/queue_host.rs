@@ -15,7 +15,7 @@ use jobs_core::record::JobRecord;
 use rand::Rng;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -38,6 +38,11 @@ const SNAPSHOT_ENTRIES: u64 = 10_000;
 const ORPHAN_AGE: Duration = Duration::from_secs(600);
 /// Period of the deletion of objects without a job.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+/// Time within which the record that refers to a new object must be appended. Later, for example after the machine was
+/// suspended, the object may have been deleted as one without a job.
+const RECORD_WITHIN: Duration = ORPHAN_AGE.checked_div(2).expect("not a division by zero");
+/// Longest time for which the log keeps the entry of a removed job, which has the name of its tenant.
+const ERASE_PERIOD: Duration = Duration::from_secs(3600);
 /// Pause after a failure of the log.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -167,6 +172,7 @@ impl QueueHost {
         while *shared.position.borrow() < last {
             shared.apply_next().await?;
         }
+        shared.end_leases().await?;
         let (sender, submissions) = mpsc::channel(SUBMISSIONS_MAX);
         Ok((QueueHost { shared: shared.clone(), submissions: sender }, QueueTasks { shared, submissions }))
     }
@@ -185,6 +191,19 @@ impl QueueHost {
         let applied = self.shared.applied.lock();
         let job = applied.queue.job(id).filter(|job| job.spec.tenant == tenant).ok_or(QueueError::Unknown)?;
         Ok(JobView { job: job.clone(), position: applied.queue.position(id) })
+    }
+
+    /// Returns a job of a tenant with everything that was confirmed before this call, also by another process.
+    pub async fn latest_job(&self, tenant: &str, id: DurableJobId) -> Result<JobView, QueueError> {
+        let is_final = |view: &JobView| view.job.is_finished() && view.job.spec.webhook.is_none();
+        match self.job(tenant, id) {
+            // It does not change, so it can be read while the log cannot.
+            Ok(view) if is_final(&view) => Ok(view),
+            _ => {
+                self.shared.catch_up().await?;
+                self.job(tenant, id)
+            }
+        }
     }
 
     /// Returns the result of a job of a tenant; none if it has none.
@@ -223,6 +242,16 @@ impl QueueHost {
         decide::startable_deployments(&mut applied.queue, &self.shared.config.computation, now())
     }
 
+    /// Returns [`Self::list`] with everything that was confirmed before this call, also by another process.
+    pub async fn latest_list(
+        &self,
+        filter: &JobFilter,
+        count: usize,
+    ) -> Result<Vec<(DurableJobId, DurableJob)>, QueueError> {
+        self.shared.catch_up().await?;
+        Ok(self.list(filter, count))
+    }
+
     /// Returns a page of jobs, the newest first.
     pub fn list(&self, filter: &JobFilter, count: usize) -> Vec<(DurableJobId, DurableJob)> {
         let applied = self.shared.applied.lock();
@@ -232,9 +261,16 @@ impl QueueHost {
 
     /// Cancels a job of a tenant.
     pub async fn cancel(&self, tenant: &str, id: DurableJobId) -> Result<Cancellation, QueueError> {
-        self.job(tenant, id)?;
+        let job = self.latest_job(tenant, id).await?.job;
         match self.shared.append(vec![JobRecord::CancelRequested { id, at: now() }]).await?.1.pop() {
-            Some(RecordEffect::Cancellation(cancellation)) => Ok(cancellation),
+            Some(RecordEffect::Cancellation(cancellation)) => {
+                if let (Cancellation::Confirmed, JobStatus::Finished { result, .. }) =
+                    (cancellation, job.status)
+                {
+                    self.shared.discard(result.into_iter().collect()).await;
+                }
+                Ok(cancellation)
+            }
             _ => Ok(Cancellation::Unknown),
         }
     }
@@ -297,7 +333,9 @@ impl QueueHost {
             true => Vec::new(),
             false => self.shared.objects.put(&results, since_epoch()).await?,
         };
+        check_recent(&ranges)?;
         let mut ranges = ranges.into_iter();
+        let mut without_job = Vec::new();
         let (mut records, mut indexes) = (Vec::new(), Vec::new());
         {
             let applied = self.shared.applied.lock();
@@ -306,6 +344,10 @@ impl QueueHost {
                     ComputationEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
                     ComputationEnd::Other(end) => Some(end),
                 };
+                without_job.extend(match &end {
+                    Some(ComputeEnd::Computed(range)) => Some((index, *range)),
+                    _ => None,
+                });
                 if let (Some(job), Some(end)) = (applied.queue.job(id), end) {
                     let policy = &self.shared.config.computation;
                     records.push(decide::after_computation((id, job), token, end, policy, now(), draw()));
@@ -320,6 +362,8 @@ impl QueueHost {
                 changed[index] = effect == RecordEffect::Changed;
             }
         }
+        without_job.retain(|(index, _)| !changed.get(*index).copied().unwrap_or_default());
+        self.shared.discard(without_job.into_iter().map(|(_, range)| range).collect()).await;
         Ok(changed)
     }
 
@@ -354,27 +398,33 @@ impl QueueTasks {
 }
 
 impl Shared {
+    /// Ends the leases of earlier processes, if this process has the log for itself: they have ended, and their jobs need not
+    /// wait until their leases expire. An attempt counts as if its lease had expired.
+    async fn end_leases(&self) -> Result<(), JobLogError> {
+        if self.log.is_shared() {
+            return Ok(());
+        }
+        let record = decide::end_leases(&self.applied.lock().queue, now());
+        let Some(record) = record else { return Ok(()) };
+        let sequence = self.log.append(&[record]).await?;
+        while *self.position.borrow() < sequence {
+            self.apply_next().await?;
+        }
+        Ok(())
+    }
+
     /// Appends records as one entry, and returns its sequence number with their effects.
     async fn append(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
-        let mut failure = self.failure.subscribe();
         // An entry that follows an unreadable one would never be applied.
-        if let Some(error) = failure.borrow().clone() {
+        let failure = self.failure.borrow().clone();
+        if let Some(error) = failure {
             return Err(error.into());
         }
         let sequence = self.log.append(&entry).await?;
-        let mut position = self.position.subscribe();
-        tokio::select! {
-            biased;
-            applied = position.wait_for(|position| *position >= sequence) => {
-                applied.map_err(|_| QueueError::Closed)?;
-            }
-            failed = failure.wait_for(Option::is_some) => {
-                return Err(failed.ok().and_then(|failed| failed.clone()).map_or(QueueError::Closed, QueueError::Log));
-            }
-        }
+        self.wait_for(sequence).await?;
         let applied = self.applied.lock();
         let since = (applied.queue.applied() - sequence) as usize;
-        // After more than `EFFECTS_MAX` other entries the outcome is unknown.
+        // After more than `EFFECTS_MAX` other entries, and if a snapshot has replaced the entry, the outcome is unknown.
         let index = applied.effects.len().checked_sub(since + 1).ok_or(QueueError::Closed)?;
         Ok((sequence, applied.effects[index].clone()))
     }
@@ -387,6 +437,9 @@ impl Shared {
             return Err(JobLogError::Unavailable("closed".to_owned()));
         }
         let entries = self.log.read(after, READ_MAX).await?;
+        if entries.first().is_none_or(|(sequence, _)| *sequence != after + 1) {
+            return self.restore(after).await;
+        }
         let mut applied = self.applied.lock();
         for (sequence, entry) in &entries {
             let next = applied.queue.applied() + 1;
@@ -403,6 +456,43 @@ impl Shared {
         drop(applied);
         self.position.send_replace(position);
         Ok(())
+    }
+
+    /// Continues from the last snapshot, after another process has replaced the next entries by it.
+    async fn restore(&self, after: u64) -> Result<(), JobLogError> {
+        let QueueSnapshot { applied: position, jobs } = self.log.saved().await?;
+        if position <= after {
+            return Err(JobLogError::Unavailable(format!("entry {} is missing", after + 1)));
+        }
+        let queue = DurableJobQueue::restore(jobs, position);
+        // The effects of the entries that were not applied are unknown.
+        *self.applied.lock() = Applied { queue, effects: VecDeque::new() };
+        self.position.send_replace(position);
+        Ok(())
+    }
+
+    /// Waits until all entries are applied that any process has appended before this call.
+    async fn catch_up(&self) -> Result<(), QueueError> {
+        let failure = self.failure.borrow().clone();
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        let latest = self.log.latest().await?;
+        self.wait_for(latest).await
+    }
+
+    /// Waits until an entry is applied; fails when entries cannot be read.
+    async fn wait_for(&self, sequence: u64) -> Result<(), QueueError> {
+        let (mut position, mut failure) = (self.position.subscribe(), self.failure.subscribe());
+        tokio::select! {
+            biased;
+            applied = position.wait_for(|position| *position >= sequence) => {
+                applied.map(drop).map_err(|_| QueueError::Closed)
+            }
+            failed = failure.wait_for(Option::is_some) => {
+                Err(failed.ok().and_then(|failed| failed.clone()).map_or(QueueError::Closed, QueueError::Log))
+            }
+        }
     }
 
     async fn follow(&self) {
@@ -487,13 +577,17 @@ impl Shared {
         ranges: Vec<StoredRange>,
     ) -> Result<Vec<Result<DurableJobId, QueueError>>, QueueError> {
         let mut ids = Vec::with_capacity(accepted.len());
-        let records = accepted.iter().zip(ranges).map(|(submission, payload)| {
+        check_recent(&ranges)?;
+        let records = accepted.iter().zip(ranges.clone()).map(|(submission, payload)| {
             let id = DurableJobId::new(now(), rand::rng().random());
             ids.push(id);
             JobRecord::Submitted { id, spec: Box::new(JobSpec { payload, ..submission.spec.clone() }) }
         });
         let records = records.collect();
         let (_, effects) = self.append(records).await?;
+        let repeated =
+            ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
+        self.discard(repeated.map(|(range, _)| range).collect()).await;
         let response = |(id, effect)| match effect {
             RecordEffect::AlreadySubmitted { id, same_request: true } => Ok(id),
             RecordEffect::AlreadySubmitted { id, .. } => Err(QueueError::OtherRequest(id)),
@@ -553,21 +647,37 @@ impl Shared {
     /// Expirations, retention, snapshots, and the deletion of objects without a job.
     async fn maintain(&self) {
         let mut saved = *self.position.borrow();
+        // Jobs may have been removed before the start of this process.
+        let (mut has_removed, mut erased) = (true, Instant::now());
+        // What an earlier process of this log has not finished is without a job.
+        let mut orphans_before = if self.log.is_shared() { Duration::ZERO } else { since_epoch() };
         let mut swept = SystemTime::UNIX_EPOCH;
         loop {
             tokio::time::sleep(MAINTENANCE_PERIOD).await;
             let QueueConfig { computation, retention, .. } = &self.config;
-            let records = {
+            let (records, removed) = {
                 let applied = self.applied.lock();
-                decide::maintain(&applied.queue, computation, *retention, now(), MAINTENANCE_MAX)
+                let records =
+                    decide::maintain(&applied.queue, computation, *retention, now(), MAINTENANCE_MAX);
+                let removed = records.iter().filter_map(|record| match record {
+                    JobRecord::Removed { jobs } => Some(jobs),
+                    _ => None,
+                });
+                let removed: Vec<_> = removed.flat_map(|jobs| applied.queue.stored(jobs)).collect();
+                (records, removed)
             };
             if !records.is_empty() && self.append(records).await.is_err() {
                 continue;
             }
+            has_removed |= !removed.is_empty();
+            self.discard(removed).await;
             let snapshot = {
                 let applied = self.applied.lock();
                 let position = applied.queue.applied();
-                let due = position - saved >= SNAPSHOT_ENTRIES.max(applied.queue.len() as u64);
+                // Another process may have stored it.
+                let entries = position.saturating_sub(saved);
+                let erases = has_removed && erased.elapsed() >= ERASE_PERIOD.min(*retention / 10);
+                let due = erases || entries >= SNAPSHOT_ENTRIES.max(applied.queue.len() as u64);
                 due.then(|| {
                     let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
                     QueueSnapshot { applied: position, jobs }
@@ -577,26 +687,55 @@ impl Shared {
                 let position = snapshot.applied;
                 if self.log.save(snapshot).await.is_ok() {
                     saved = position;
+                    (has_removed, erased) = (false, Instant::now());
                 }
             }
             if swept.elapsed().unwrap_or_default() >= SWEEP_PERIOD {
                 swept = SystemTime::now();
-                self.sweep().await;
+                self.sweep(orphans_before.max(since_epoch().saturating_sub(ORPHAN_AGE))).await;
+                // Only at the start: if the clock is set back later, a new object seems to be older than this process.
+                orphans_before = Duration::ZERO;
             }
         }
     }
 
-    /// Deletes the objects that no job refers to.
-    async fn sweep(&self) {
+    /// Deletes the objects that no job refers to, of those that were written before this time since the Unix epoch.
+    async fn sweep(&self, before: Duration) {
         // The next period tries again after a failure.
-        let Ok(objects) = self.objects.list().await else { return };
-        let orphans = objects.into_iter().filter(|object| {
-            let age = since_epoch().saturating_sub(JobObjects::written(*object));
-            age >= ORPHAN_AGE && !self.applied.lock().queue.refers_to(*object)
-        });
-        for object in orphans.collect::<Vec<_>>() {
+        let Ok(mut objects) = self.objects.list().await else { return };
+        objects.retain(|object| JobObjects::written(*object) < before);
+        // Of a shared log this process may have applied less than others, whose jobs refer to the objects.
+        if self.catch_up().await.is_err() {
+            return;
+        }
+        objects.retain(|object| !self.applied.lock().queue.refers_to(*object));
+        for object in objects {
             self.objects.delete(object).await.ok();
         }
+        self.objects.delete_interrupted(before).await.ok();
+    }
+
+    /// Deletes payloads and results that no job has any more: the whole object if no other job refers to it. One that cannot
+    /// be deleted remains until the sweep deletes its object.
+    async fn discard(&self, ranges: Vec<StoredRange>) {
+        for range in ranges.into_iter().filter(|range| range.length > 0) {
+            let is_used = self.applied.lock().queue.refers_to(range.object);
+            match is_used {
+                true => self.objects.erase(range).await.ok(),
+                false => self.objects.delete(range.object).await.ok(),
+            };
+        }
+    }
+}
+
+/// Fails if objects were written so long ago that they may have been deleted.
+fn check_recent(ranges: &[StoredRange]) -> Result<(), ObjectError> {
+    let age = |range: &StoredRange| since_epoch().saturating_sub(JobObjects::written(range.object));
+    match ranges.first().is_some_and(|range| age(range) >= RECORD_WITHIN) {
+        true => Err(ObjectError::Unavailable(format!(
+            "the process was suspended for more than {RECORD_WITHIN:?} while it wrote an object"
+        ))),
+        false => Ok(()),
     }
 }
 

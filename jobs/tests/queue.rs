@@ -66,6 +66,31 @@ async fn jobs_are_computed_cancelled_and_listed() {
 }
 
 #[tokio::test]
+async fn a_job_of_a_worker_that_has_ended_need_not_wait_for_its_lease_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let id = host.submit(spec("a"), Bytes::from("text")).await.unwrap();
+    let first = host.take("minilm", 10, WORKER).await.unwrap();
+    assert_eq!(host.take("minilm", 10, WORKER).await.unwrap(), [], "it is leased");
+    drop(host);
+    let log = loop {
+        // The file is free soon after the last handle was dropped.
+        match EmbeddedJobLog::open(&dir.path().join("log")).await {
+            Ok(log) => break log,
+            Err(error) => assert!(error.to_string().contains("already open"), "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let objects = JobObjects::in_folder(&dir.path().join("objects")).unwrap();
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
+    tokio::spawn(tasks.run());
+    let second = host.take("minilm", 10, WORKER).await.unwrap();
+    assert_eq!((second[0].id, second[0].job.attempts), (id, 2));
+    assert_eq!(host.end(vec![computed(&first[0])]).await, Ok(vec![false]), "the first attempt has no effect");
+    assert_eq!(host.end(vec![computed(&second[0])]).await, Ok(vec![true]));
+}
+
+#[tokio::test]
 async fn a_failed_attempt_is_repeated_and_the_last_one_ends_the_job() {
     let dir = tempfile::tempdir().unwrap();
     let host = open(dir.path(), config()).await;

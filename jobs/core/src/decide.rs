@@ -135,6 +135,13 @@ pub fn take(
     lease(jobs, LeasePurpose::Compute, worker, now)
 }
 
+/// Decides to end all leases now, because the processes that hold them have ended. Returns no record if there are none.
+pub fn end_leases(queue: &DurableJobQueue, now: UnixMillis) -> Option<JobRecord> {
+    let leased = |(id, job): (DurableJobId, &DurableJob)| Some((id, job.lease()?.token));
+    let jobs: Vec<_> = queue.leased().filter_map(leased).collect();
+    (!jobs.is_empty()).then_some(JobRecord::Extended { jobs, until: now })
+}
+
 /// Decides which results a process sends to webhooks, up to this number.
 pub fn take_deliveries(
     queue: &DurableJobQueue,

@@ -9,6 +9,9 @@
 //! The thread takes all waiting appends and writes them in one transaction with one fsync (group commit), so the number of
 //! appends per second is not limited by the time of an fsync. After a failure of the disk the content of the file is unknown:
 //! the callers get the error, and the file is opened again before the next request.
+//!
+//! A snapshot is written into a new file, with the entries after it, which then replaces the old one. In the old file the pages
+//! of deleted entries would keep the names of tenants until they are used again, perhaps for ever.
 
 use super::{JobLog, JobLogError, QueueSnapshot, decode, is_full};
 use async_trait::async_trait;
@@ -59,8 +62,8 @@ enum LogRequest {
     Saved(Response<QueueSnapshot>),
 }
 
-/// Opens the file, at the start and after a failure of the disk.
-type Opener = Box<dyn FnMut() -> Result<Database, redb::Error> + Send>;
+/// Opens a file: the log, at the start and after a failure of the disk, or the one that replaces it.
+type Opener = Box<dyn FnMut(&Path) -> Result<Database, redb::Error> + Send>;
 
 impl EmbeddedJobLog {
     /// Opens or creates the file.
@@ -69,25 +72,24 @@ impl EmbeddedJobLog {
     ///
     /// When the file cannot be read or written, is no job log, or is open in another process.
     pub async fn open(path: &Path) -> Result<EmbeddedJobLog, JobLogOpenError> {
-        let file = path.to_owned();
-        let opener = move || {
+        let opener = |file: &Path| {
             let is_new = !file.exists();
             let mut builder = Database::builder();
-            let database = builder.set_cache_size(CACHE_BYTES).create(&file)?;
-            if is_new && let Some(folder) = file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-                std::fs::File::open(folder)?.sync_all()?;
+            let database = builder.set_cache_size(CACHE_BYTES).create(file)?;
+            if is_new {
+                sync_folder(file)?;
             }
             Ok(database)
         };
-        let opened = EmbeddedJobLog::start(Box::new(opener)).await;
+        let opened = EmbeddedJobLog::start(path.to_owned(), Box::new(opener)).await;
         opened.map_err(|problem| JobLogOpenError { path: path.to_owned(), problem })
     }
 
-    async fn start(opener: Opener) -> Result<EmbeddedJobLog, String> {
+    async fn start(path: PathBuf, opener: Opener) -> Result<EmbeddedJobLog, String> {
         let (requests, inbox) = mpsc::channel(QUEUE_MAX);
         let (opened, outcome) = oneshot::channel();
         let serve = move || {
-            let mut file = LogFile { opener, database: None, last: 0 };
+            let mut file = LogFile { path, opener, database: None, last: 0 };
             match file.open() {
                 Ok(_) => {
                     let (notify, last) = watch::channel(file.last);
@@ -170,6 +172,7 @@ fn serve(file: &mut LogFile, mut inbox: mpsc::Receiver<LogRequest>, notify: &wat
 
 /// The file, on its thread.
 struct LogFile {
+    path: PathBuf,
     opener: Opener,
     /// `None` after a failure of the disk.
     database: Option<Database>,
@@ -196,7 +199,9 @@ impl LogFile {
     }
 
     fn open(&mut self) -> Result<(), redb::Error> {
-        let database = (self.opener)()?;
+        let database = (self.opener)(&self.path)?;
+        // Of a process that was killed while it stored a snapshot.
+        remove(&self.replacement())?;
         let txn = database.begin_write()?;
         {
             txn.open_table(ENTRIES)?;
@@ -252,24 +257,62 @@ impl LogFile {
     }
 
     fn save(&mut self, snapshot: &QueueSnapshot) -> Result<(), redb::Error> {
-        let txn = self.database()?.begin_write()?;
-        {
-            let mut meta = txn.open_table(META)?;
-            let applied = meta.get("applied")?.map_or(0, |applied| applied.value());
-            if snapshot.applied <= applied || snapshot.applied > self.last {
-                return Ok(());
+        let applied = self.database()?.begin_read()?.open_table(META)?.get("applied")?;
+        if snapshot.applied <= applied.map_or(0, |applied| applied.value()) || snapshot.applied > self.last {
+            return Ok(());
+        }
+        let replacement = self.replacement();
+        let written = self.write_replacement(&replacement, snapshot);
+        let replaced = written.and_then(|database| {
+            std::fs::rename(&replacement, &self.path)?;
+            sync_folder(&self.path)?;
+            Ok(database)
+        });
+        match replaced {
+            Ok(database) => self.database = Some(database),
+            Err(error) => {
+                // The log is not changed; a replacement that cannot be removed is removed when the log is opened.
+                remove(&replacement).ok();
+                return Err(error);
             }
-            meta.insert("applied", snapshot.applied)?;
-            let mut jobs = txn.open_table(JOBS)?;
-            jobs.retain(|_, _| false)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the path of the file that replaces the log.
+    fn replacement(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".new");
+        name.into()
+    }
+
+    /// Writes a file with a snapshot and the entries after it.
+    fn write_replacement(
+        &mut self,
+        replacement: &Path,
+        snapshot: &QueueSnapshot,
+    ) -> Result<Database, redb::Error> {
+        remove(replacement)?;
+        let database = (self.opener)(replacement)?;
+        let (read, write) = (self.database()?.begin_read()?, database.begin_write()?);
+        {
+            let mut meta = write.open_table(META)?;
+            for (name, value) in [("format", FORMAT), ("applied", snapshot.applied), ("last", self.last)] {
+                meta.insert(name, value)?;
+            }
+            let mut jobs = write.open_table(JOBS)?;
             for (id, job) in &snapshot.jobs {
                 let job = serde_json::to_vec(job).map_err(io::Error::other)?;
                 jobs.insert(id.to_string().as_str(), job.as_slice())?;
             }
-            txn.open_table(ENTRIES)?.retain_in(..=snapshot.applied, |_, _| false)?;
+            let mut entries = write.open_table(ENTRIES)?;
+            for entry in read.open_table(ENTRIES)?.range(snapshot.applied + 1..)? {
+                let (sequence, records) = entry?;
+                entries.insert(sequence.value(), records.value())?;
+            }
         }
-        txn.commit()?;
-        Ok(())
+        write.commit()?;
+        Ok(database)
     }
 
     fn saved(&mut self) -> Result<QueueSnapshot, redb::Error> {
@@ -283,6 +326,22 @@ impl LogFile {
             jobs.push((id, job));
         }
         Ok(QueueSnapshot { applied, jobs })
+    }
+}
+
+/// Makes the entry of a file in its folder durable.
+fn sync_folder(file: &Path) -> io::Result<()> {
+    match file.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => std::fs::File::open(".")?.sync_all(),
+    }
+}
+
+/// Removes a file if it exists.
+fn remove(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

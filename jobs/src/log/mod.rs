@@ -40,11 +40,21 @@ pub trait JobLog: Send + Sync + 'static {
     async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError>;
 
     /// Returns the entries after a sequence number in order, up to this number of them. If they have been replaced by a
-    /// snapshot, the first one has a higher number than the next.
+    /// snapshot, the first one has a higher number than the next, or there is none.
     async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError>;
 
     /// Returns the sequence number of the last entry, which may be from another process.
     fn last(&self) -> watch::Receiver<u64>;
+
+    /// Whether other processes append to it as well.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// Returns the sequence number of the last entry at the time of the call, also if [`Self::last`] does not know of it yet.
+    async fn latest(&self) -> Result<u64, JobLogError> {
+        Ok(*self.last().borrow())
+    }
 
     /// Stores a snapshot, and deletes the entries that it contains. An older one than the stored one is ignored.
     async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError>;

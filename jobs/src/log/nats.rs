@@ -214,6 +214,16 @@ impl JobLog for NatsJobLog {
         self.last.subscribe()
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    async fn latest(&self) -> Result<u64, JobLogError> {
+        let latest = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
+        self.last.send_if_modified(|last| std::mem::replace(last, latest.max(*last)) < latest);
+        Ok(latest)
+    }
+
     async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
         let QueueSnapshot { applied, jobs } = snapshot;
         let last = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;

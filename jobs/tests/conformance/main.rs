@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+#[expect(dead_code, reason = "the tests of retention search its files")]
 mod nats_server;
 
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, NatsJobLog, NatsLogConfig, QueueSnapshot};

@@ -45,6 +45,11 @@ impl NatsServer {
         }
     }
 
+    /// Returns the folder with its files.
+    pub(super) fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
     pub(super) fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }

@@ -92,7 +92,7 @@ impl JobApi {
         let body = match query {
             JobQuery::Read(id) => {
                 let id = queue.parse(id)?;
-                let view = queue.host.job(&tenant, id).map_err(rejected)?;
+                let view = queue.recorded(queue.host.latest_job(&tenant, id).await).map_err(rejected)?;
                 result_memory = queue.reserve_result(&view.job)?;
                 let result = match &result_memory {
                     Some(_) => queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?,
@@ -113,7 +113,8 @@ impl JobApi {
             }
             JobQuery::List(query) => {
                 let (filter, limit) = queue.filter(query, tenant)?;
-                let mut jobs = queue.host.list(&filter, limit + 1);
+                let listed = queue.recorded(queue.host.latest_list(&filter, limit + 1).await);
+                let mut jobs = listed.map_err(rejected)?;
                 let has_more = jobs.len() > limit;
                 jobs.truncate(limit);
                 let jobs = jobs.into_iter().map(|(id, job)| (id, JobView { job, position: None }));

@@ -186,6 +186,11 @@ impl DurableJobQueue {
         self.objects.contains_key(&object)
     }
 
+    /// Returns where the payloads and results of these jobs are stored.
+    pub fn stored(&self, jobs: &[DurableJobId]) -> Vec<StoredRange> {
+        jobs.iter().filter_map(|id| self.jobs.get(id)).flat_map(stored).collect()
+    }
+
     /// Returns the position of a job that waits; none for another one.
     pub fn position(&self, id: DurableJobId) -> Option<JobPosition> {
         let job = self.jobs.get(&id)?;
@@ -566,6 +571,12 @@ impl DurableJobQueue {
         self.pending.deployments()
     }
 
+    /// Returns the jobs that are leased, or whose lease has ended without another one.
+    pub(crate) fn leased(&self) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+        let ids = self.computing.iter().chain(&self.deliveries).map(|(_, id)| *id);
+        ids.map(|id| (id, &self.jobs[&id])).filter(|(_, job)| job.lease().is_some())
+    }
+
     /// Returns the jobs whose lease for computation has ended.
     pub(crate) fn abandoned(&self, now: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         due_by(&self.computing, now).map(|id| (id, &self.jobs[&id]))
@@ -593,11 +604,16 @@ fn changed(changed: bool) -> RecordEffect {
 
 /// Returns the objects with the payload and the result of a job.
 fn objects(job: &DurableJob) -> impl Iterator<Item = u64> {
+    stored(job).map(|range| range.object)
+}
+
+/// Returns where the payload and the result of a job are stored.
+fn stored(job: &DurableJob) -> impl Iterator<Item = StoredRange> {
     let result = match &job.status {
         JobStatus::Finished { result, .. } => *result,
         _ => None,
     };
-    [Some(job.spec.payload), result].into_iter().flatten().map(|range| range.object)
+    [Some(job.spec.payload), result].into_iter().flatten()
 }
 
 /// Returns the time at which a delivery is due, or can be taken over.

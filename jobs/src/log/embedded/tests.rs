@@ -49,19 +49,21 @@ async fn a_full_disk_keeps_what_is_stored_and_the_log_continues_with_space() {
     let (path, full) = (dir.path().join("log"), Arc::new(AtomicBool::new(false)));
     let opener = {
         let full = full.clone();
-        move || {
+        move |path: &Path| {
             let options = std::fs::File::options().read(true).write(true).create(true).clone();
-            let file = redb::backends::FileBackend::new(options.open(&path)?)?;
+            let file = redb::backends::FileBackend::new(options.open(path)?)?;
             Ok(Database::builder().create_with_backend(FullDisk(file, full.clone()))?)
         }
     };
-    let log = EmbeddedJobLog::start(Box::new(opener)).await.unwrap();
+    let log = EmbeddedJobLog::start(path, Box::new(opener)).await.unwrap();
     assert_eq!(log.append(&[record(1), record(2)]).await, Ok(1));
     assert_eq!(log.append(&[record(3)]).await, Ok(2));
     full.store(true, Ordering::SeqCst);
     assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
     assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
     assert_eq!(*log.last().borrow(), 2);
+    let snapshot = QueueSnapshot { applied: 2, jobs: Vec::new() };
+    assert_eq!(log.save(snapshot).await, Err(JobLogError::Full), "the log is not replaced");
     full.store(false, Ordering::SeqCst);
     let first = log.append(&[record(5)]).await.unwrap();
     let stored = log.read(0, 10).await.unwrap();

@@ -1,0 +1,68 @@
+//! A queue that several processes share, with its log in NATS.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+#[expect(dead_code, reason = "other tests have the log in a file")]
+mod fixture;
+#[path = "conformance/nats_server.rs"]
+#[expect(dead_code, reason = "the server is not killed here")]
+mod nats_server;
+
+use bytes::Bytes;
+use fixture::spec;
+use jobs::log::{JobLog, NatsJobLog, NatsLogConfig, QueueSnapshot};
+use jobs::objects::JobObjects;
+use jobs::queue_host::QueueHost;
+use nats_server::NatsServer;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+async fn log(server: &NatsServer) -> NatsJobLog {
+    let config = NatsLogConfig { servers: vec![server.url()], queue: "eu".to_owned(), replicas: 1 };
+    NatsJobLog::connect(&config).await.unwrap()
+}
+
+/// Opens the queue as a process of its own would.
+async fn open(server: &NatsServer, folder: &Path) -> QueueHost {
+    let objects = JobObjects::in_folder(folder).unwrap();
+    let config = fixture::config(3, Duration::from_millis(10));
+    let (host, tasks) = QueueHost::open(Arc::new(log(server).await), objects, config).await.unwrap();
+    tokio::spawn(tasks.run());
+    host
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_one_process_has_confirmed_is_known_to_the_others() {
+    let (server, dir) = (NatsServer::start(), tempfile::tempdir().unwrap());
+    let (one, two) = (open(&server, dir.path()).await, open(&server, dir.path()).await);
+    for number in 0..50 {
+        let id = one.submit(spec("a"), Bytes::from(format!("text {number}"))).await.unwrap();
+        assert!(two.latest_job("a", id).await.is_ok(), "job {number}");
+        let list = two.latest_list(&Default::default(), 1).await.unwrap();
+        assert_eq!(list[0].0, id, "job {number}");
+        assert!(two.cancel("a", id).await.is_ok(), "job {number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_continues_from_a_snapshot_that_has_replaced_entries_it_had_not_read() {
+    let (server, dir) = (NatsServer::start(), tempfile::tempdir().unwrap());
+    let one = open(&server, dir.path()).await;
+    let id = one.submit(spec("a"), Bytes::from("first")).await.unwrap();
+    // The other process has opened its queue, but none of its tasks runs yet.
+    let objects = JobObjects::in_folder(dir.path()).unwrap();
+    let config = fixture::config(3, Duration::from_millis(10));
+    let (two, tasks) = QueueHost::open(Arc::new(log(&server).await), objects, config).await.unwrap();
+    let second = one.submit(spec("a"), Bytes::from("second")).await.unwrap();
+    let applied = *one.changes().borrow();
+    let jobs = [id, second].map(|id| (id, one.job("a", id).unwrap().job));
+    let store = log(&server).await;
+    store.save(QueueSnapshot { applied, jobs: jobs.to_vec() }).await.unwrap();
+    assert_eq!(store.read(0, 10).await.unwrap(), [], "no entry is left");
+    tokio::spawn(tasks.run());
+    let view = tokio::time::timeout(Duration::from_secs(10), two.latest_job("a", second)).await;
+    assert!(view.expect("it does not wait for ever").is_ok());
+    let third = two.submit(spec("a"), Bytes::from("third")).await.unwrap();
+    assert!(one.latest_job("a", third).await.is_ok());
+}
