@@ -5,9 +5,9 @@
 mod fixture;
 #[path = "conformance/nats_server.rs"]
 mod nats_server;
+#[path = "../../tests/durable/search.rs"]
+mod search;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use fixture::spec;
 use jobs::log::{EmbeddedJobLog, JobLog, NatsJobLog, NatsLogConfig};
@@ -17,6 +17,7 @@ use jobs_core::decide::JobWorker;
 use jobs_core::job::{IdempotencyKey, JobSpec};
 use jobs_core::queue::Cancellation;
 use nats_server::NatsServer;
+use search::files_with;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,34 +31,6 @@ const RESULT: &str = "recognisable result";
 
 fn config() -> QueueConfig {
     QueueConfig { retention: RETENTION, ..fixture::config(3, Duration::from_millis(10)) }
-}
-
-/// Returns the files below a folder with this text, as it is or in base64 at any offset.
-fn files_with(folder: &Path, text: &str) -> Vec<String> {
-    let encoded = (0..3).map(|skipped| {
-        // Of the characters at the borders other bits are part of the neighbours.
-        let encoded = STANDARD.encode(&text.as_bytes()[skipped..]);
-        encoded[..encoded.len() - 4].to_owned()
-    });
-    let patterns: Vec<String> = encoded.chain([text.to_owned()]).collect();
-    let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            // A file may be deleted meanwhile.
-            let content = std::fs::read(&path).unwrap_or_default();
-            let has =
-                |pattern: &String| content.windows(pattern.len()).any(|part| part == pattern.as_bytes());
-            if patterns.iter().any(has) {
-                found.push(path.display().to_string());
-            }
-        }
-    }
-    found
 }
 
 async fn until(description: &str, mut holds: impl FnMut() -> bool) {
