@@ -106,14 +106,14 @@ pub struct InstanceStatus<'a, A> {
 /// Rank of an instance for an attempt; less is better. **The order of the fields is the policy.**
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
+    /// The request is a job, and it has no queue of jobs: it could only reject it, as if its region had none.
+    lacks_job_queue: bool,
     /// The request has failed there before.
     is_tried: bool,
     /// It sends no reports, or refuses connections.
     is_down: bool,
     /// It finishes its requests and stops.
     is_draining: bool,
-    /// The request is a job, and it has no queue of jobs.
-    lacks_job_queue: bool,
     /// It reports other deployments only.
     lacks_deployment: bool,
     /// An instance that reports is better than one that has missed reports.
@@ -355,10 +355,10 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         let rank = |index: InstanceIndex, instance: &Instance<A>| {
             let health = instance.health(now);
             Rank {
+                lacks_job_queue: is_job && !instance.has_jobs,
                 is_tried: tried.contains(&index),
                 is_down: health == Health::Down,
                 is_draining: instance.draining,
-                lacks_job_queue: is_job && !instance.has_jobs,
                 lacks_deployment: instance.last_report.is_some() && !instance.serves(deployment),
                 health,
                 is_ejected: !circuits.state(index, now).admits(draw),
