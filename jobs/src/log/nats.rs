@@ -12,6 +12,7 @@
 //! [`DEDUPLICATION`].
 
 use super::{JobLog, JobLogError, QueueSnapshot};
+use async_nats::connection::State;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::object_store::{self, ObjectStore};
@@ -20,7 +21,7 @@ use async_trait::async_trait;
 use futures_util::stream::{FuturesOrdered, StreamExt};
 use jobs_core::record::JobRecord;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::sync::watch;
 
@@ -28,6 +29,9 @@ use tokio::sync::watch;
 const DEDUPLICATION: Duration = Duration::from_secs(120);
 /// Tries of an append whose acknowledgement is lost. Each takes the timeout of the client, five seconds.
 const APPEND_TRIES: usize = 3;
+/// Longest time for which an operation waits for a connection, and period of its checks.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const CONNECT_PERIOD: Duration = Duration::from_millis(20);
 /// Messages that are requested at the same time.
 const READS_IN_FLIGHT: usize = 64;
 /// Pause after the notification of new entries has failed. The sequence number is requested again after it.
@@ -101,6 +105,19 @@ impl NatsJobLog {
         Ok(NatsJobLog { context, stream, bucket, subject, last })
     }
 
+    /// Waits for a connection, which is replaced within milliseconds if one of several servers ends. Without this a request
+    /// would wait for its timeout.
+    async fn connected(&self) -> Result<(), JobLogError> {
+        let begun = Instant::now();
+        while self.context.client().connection_state() != State::Connected {
+            if begun.elapsed() >= CONNECT_TIMEOUT {
+                return Err(JobLogError::Unavailable("no NATS server can be reached".to_owned()));
+            }
+            tokio::time::sleep(CONNECT_PERIOD).await;
+        }
+        Ok(())
+    }
+
     /// Returns the sequence numbers of the stored snapshots, the newest last.
     async fn snapshots(&self) -> Result<Vec<u64>, JobLogError> {
         let mut found = Vec::new();
@@ -171,6 +188,7 @@ fn append_error(error: &PublishError) -> JobLogError {
 #[async_trait]
 impl JobLog for NatsJobLog {
     async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
+        self.connected().await?;
         let payload = bytes::Bytes::from(serde_json::to_vec(entry).map_err(unavailable)?);
         let id = format!("{:032x}", rand::random::<u128>());
         let mut tries = 1;
@@ -201,7 +219,12 @@ impl JobLog for NatsJobLog {
         let mut requests: FuturesOrdered<_> = wanted.by_ref().take(READS_IN_FLIGHT).map(request).collect();
         let mut entries = Vec::new();
         while let Some((sequence, message)) = requests.next().await {
-            let message = message.map_err(|error| unavailable(format!("entry {sequence}: {error}")))?;
+            let message = match message {
+                Ok(message) => message,
+                // A snapshot of another process has just replaced it.
+                Err(error) if error.kind() == stream::RawMessageErrorKind::NoMessageFound => break,
+                Err(error) => return Err(unavailable(format!("entry {sequence}: {error}"))),
+            };
             entries.push((sequence, super::decode(sequence, &message.payload)?));
             if let Some(next) = wanted.next() {
                 requests.push_back(request(next));
@@ -219,6 +242,7 @@ impl JobLog for NatsJobLog {
     }
 
     async fn latest(&self) -> Result<u64, JobLogError> {
+        self.connected().await?;
         let latest = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
         self.last.send_if_modified(|last| std::mem::replace(last, latest.max(*last)) < latest);
         Ok(latest)

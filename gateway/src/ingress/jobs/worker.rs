@@ -52,6 +52,8 @@ const IDLE_PAUSE: Duration = Duration::from_secs(1);
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
 /// Pause of a deployment without capacity, if its rejection names none.
 const NO_CAPACITY_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after results could not be stored. What is computed meanwhile would be lost as well.
+const UNSTORED_PAUSE: Duration = Duration::from_secs(5);
 /// Largest result, bytes: the vectors of the most inputs of one request, 2048 of 4096 dimensions as text.
 pub(super) const RESULT_BYTES_MAX: usize = 256 << 20;
 
@@ -81,6 +83,7 @@ pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Ar
         tasks: JoinSet::new(),
         paused: BTreeMap::new(),
         extended: Instant::now(),
+        unstored_until: None,
         computation,
         queue,
     };
@@ -129,6 +132,8 @@ struct Worker {
     paused: BTreeMap<String, CapacityPause>,
     /// Time of the last extension of leases.
     extended: Instant,
+    /// End of the pause after results could not be stored.
+    unstored_until: Option<Instant>,
 }
 
 impl Worker {
@@ -145,6 +150,9 @@ impl Worker {
         }
         if self.computation.spoke.lock().is_draining() {
             // Another process computes them, or this one after its restart.
+            return Ok((WorkerState::Blocked, PAUSE));
+        }
+        if self.unstored_until.is_some_and(|until| now < until) {
             return Ok((WorkerState::Blocked, PAUSE));
         }
         let loads = self.capacities(now);
@@ -254,12 +262,25 @@ impl Worker {
         loop {
             let stored = self.queue.host.end(ends.clone()).await;
             // An entry that was stored although its append failed has ended the job; then the next one has no effect.
-            if stored.is_ok() || begun.elapsed() + ERROR_PAUSE >= LEASE {
-                return stored.map(drop);
+            let Err(error) = self.queue.recorded(stored) else { return Ok(()) };
+            if begun.elapsed() + ERROR_PAUSE >= LEASE {
+                return self.release(ends, error).await;
             }
-            self.queue.recorded(stored).ok();
             tokio::time::sleep(ERROR_PAUSE).await;
         }
+    }
+
+    /// Releases jobs whose results cannot be stored, for example because the disk is full, so that these attempts do not
+    /// count: the jobs would have failed after some.
+    async fn release(&mut self, ends: Vec<EndedJob>, error: QueueError) -> Result<(), QueueError> {
+        let reason = format!("the result was not stored: {error}");
+        let released = ends.into_iter().map(|(id, token, _)| {
+            let end = ComputeEnd::NoCapacity { reason: reason.clone(), retry_after: UNSTORED_PAUSE };
+            (id, token, ComputationEnd::Other(end))
+        });
+        self.unstored_until = Some(Instant::now() + UNSTORED_PAUSE);
+        self.queue.host.end(released.collect()).await?;
+        Err(error)
     }
 }
 
