@@ -22,7 +22,7 @@
 //! certificate also ends the open connections of its owner.
 //!
 //! In reading order: [`section`] is the configuration, [`process`] the loaded identity, [`verify`] the rules for peers,
-//! [`server`] and [`client`] the two ends, [`listener`] and [`handshakes`] a listener with its limits, [`stream`] an open
+//! [`server`] and [`client`] the two ends, [`listener`], [`handshakes`] and `lost_peers` a listener with its limits, [`stream`] an open
 //! connection, [`cause`] and [`events`] its failures.
 
 pub mod authorities;
@@ -32,6 +32,7 @@ pub mod client;
 pub mod events;
 pub mod handshakes;
 pub mod listener;
+mod lost_peers;
 pub mod process;
 mod reload;
 pub mod revocation;

@@ -3,10 +3,14 @@
 //! A peer that connects and sends nothing occupies one of a limited number of slots for a limited time
 //! ([`crate::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
 //! without a certificate, which only a hub and its authority accept, keeps its slot as long as it is connected.
+//!
+//! A peer that completes the handshake and sends no request is closed and counted after a while, too. Later, only a lost
+//! peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any time.
 
 use crate::cause::ConnectionFailureCause;
 use crate::events::{ConnectionFailures, ConnectionRejected};
 use crate::handshakes::{HandshakeSlots, NoSlot};
+use crate::lost_peers::end_when_lost;
 use crate::server::{AcceptedClient, ServerTls};
 use crate::stream::GuardedStream;
 use crate::verify::PeerIdentity;
@@ -27,6 +31,9 @@ use tokio_rustls::server::TlsStream;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time of a connection without a certificate, which has one request.
 const ANONYMOUS_TIME_MAX: Duration = Duration::from_secs(10);
+/// Maximum time from the handshake to the first byte of a request: the idle time of a connection at an ingress
+/// (`timeouts.idle`), which is longer than that of the clients.
+const FIRST_REQUEST_MAX: Duration = Duration::from_secs(75);
 /// Number of accepted connections that wait for the server.
 const QUEUE: usize = 64;
 /// Pause after a failure to accept, such as a lack of file descriptors.
@@ -52,10 +59,30 @@ pub enum ClientIdentity {
     Verified(PeerIdentity),
 }
 
+/// Time limits of a connection until its first request.
+#[derive(Clone, Copy, Debug)]
+struct OpeningLimits {
+    handshake: Duration,
+    /// From the handshake to the first byte of a request.
+    first_request: Duration,
+    /// Of a connection without a certificate, as a whole.
+    anonymous: Duration,
+}
+
+impl OpeningLimits {
+    const DEFAULT: OpeningLimits = OpeningLimits {
+        handshake: HANDSHAKE_TIMEOUT,
+        first_request: FIRST_REQUEST_MAX,
+        anonymous: ANONYMOUS_TIME_MAX,
+    };
+}
+
 /// Open connection.
 #[derive(Debug)]
 pub struct AcceptedStream {
     transport: AcceptedTransport,
+    /// Until the first byte of a request.
+    silent: Option<SilentPeer>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -69,6 +96,31 @@ enum AcceptedTransport {
         end: Pin<Box<Sleep>>,
         _slot: HandshakeSlot,
     },
+}
+
+/// Deadline of the first byte of a request.
+#[derive(Debug)]
+struct SilentPeer {
+    end: Pin<Box<Sleep>>,
+    limit: Duration,
+    failures: Arc<ConnectionFailures>,
+}
+
+impl SilentPeer {
+    fn new(limit: Duration, failures: &Arc<ConnectionFailures>) -> SilentPeer {
+        SilentPeer { end: Box::pin(sleep(limit)), limit, failures: failures.clone() }
+    }
+
+    /// Returns whether the deadline has passed, and counts that.
+    fn poll_expired(&mut self, cx: &mut Context<'_>) -> bool {
+        let SilentPeer { end, limit, failures } = self;
+        if end.as_mut().poll(cx).is_pending() && end.deadline() > Instant::now() {
+            return false;
+        }
+        let reason = format!("no request within {limit:?} of the handshake");
+        ConnectionRejected { cause: ConnectionFailureCause::TimedOut, reason: &reason }.record(failures);
+        true
+    }
 }
 
 /// Slot of a connection whose peer is not authenticated yet; released when dropped.
@@ -105,6 +157,7 @@ pub struct PeerAcceptor {
     accepted: mpsc::Sender<(AcceptedStream, ConnectedClient)>,
     connections: Arc<Semaphore>,
     handshakes: Arc<Mutex<HandshakeSlots>>,
+    limits: OpeningLimits,
     failures: Arc<ConnectionFailures>,
 }
 
@@ -128,6 +181,7 @@ pub fn listen(
         accepted: sender,
         connections: Arc::new(Semaphore::new(connections_max)),
         handshakes: Arc::default(),
+        limits: OpeningLimits::DEFAULT,
         failures,
     };
     Ok((PeerListener { address, accepted: receiver }, acceptor))
@@ -159,8 +213,11 @@ impl PeerAcceptor {
             return;
         };
         tcp.set_nodelay(true).ok();
+        // Without the options only the detection of a lost peer is slower.
+        end_when_lost(&tcp).ok();
         let Some(tls) = self.tls.clone() else {
-            let stream = AcceptedStream { transport: AcceptedTransport::Plaintext(tcp), _permit: permit };
+            let transport = AcceptedTransport::Plaintext(tcp);
+            let stream = AcceptedStream { transport, silent: None, _permit: permit };
             self.accepted
                 .send((stream, ConnectedClient { address, identity: ClientIdentity::Plaintext }))
                 .await
@@ -174,24 +231,24 @@ impl PeerAcceptor {
                 return ConnectionRejected { cause, reason: &full.to_string() }.record(&self.failures);
             }
         };
-        let (accepted, failures) = (self.accepted.clone(), self.failures.clone());
+        let (accepted, failures, limits) = (self.accepted.clone(), self.failures.clone(), self.limits);
         let shaking = async move {
-            match timeout(HANDSHAKE_TIMEOUT, tls.accept(tcp)).await {
+            match timeout(limits.handshake, tls.accept(tcp)).await {
                 Ok(Ok(client)) => {
-                    let (transport, identity) = match client {
+                    let (transport, identity, first_request) = match client {
                         AcceptedClient::Verified(stream, identity) => {
                             drop(slot);
-                            (AcceptedTransport::Tls(stream), ClientIdentity::Verified(identity))
+                            let identity = ClientIdentity::Verified(identity);
+                            (AcceptedTransport::Tls(stream), identity, limits.first_request)
                         }
                         AcceptedClient::Anonymous(stream) => {
-                            let end = Box::pin(sleep(ANONYMOUS_TIME_MAX));
-                            (
-                                AcceptedTransport::Anonymous { stream, end, _slot: slot },
-                                ClientIdentity::Anonymous,
-                            )
+                            let end = Box::pin(sleep(limits.anonymous));
+                            let transport = AcceptedTransport::Anonymous { stream, end, _slot: slot };
+                            (transport, ClientIdentity::Anonymous, limits.anonymous)
                         }
                     };
-                    let stream = AcceptedStream { transport, _permit: permit };
+                    let silent = Some(SilentPeer::new(first_request, &failures));
+                    let stream = AcceptedStream { transport, silent, _permit: permit };
                     accepted.send((stream, ConnectedClient { address, identity })).await.ok();
                 }
                 Ok(Err(error)) => {
@@ -260,14 +317,36 @@ impl std::fmt::Display for ConnectedClient {
 
 impl AsyncRead for AcceptedStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().transport {
+        let AcceptedStream { transport, silent, _permit: _ } = self.get_mut();
+        let before = into.filled().len();
+        let read = transport.poll_read(cx, into);
+        if into.filled().len() > before {
+            *silent = None;
+        }
+        // A connection without a certificate may reach its own limit at the same time.
+        let has_expired = is_without_data(&read) && silent.as_mut().is_some_and(|peer| peer.poll_expired(cx));
+        if has_expired {
+            *silent = None;
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+/// Returns whether a read waits, or has failed.
+fn is_without_data(read: &Poll<io::Result<()>>) -> bool {
+    matches!(read, Poll::Pending | Poll::Ready(Err(_)))
+}
+
+impl AcceptedTransport {
+    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self {
             AcceptedTransport::Plaintext(stream) => Pin::new(stream).poll_read(cx, into),
             AcceptedTransport::Tls(stream) => Pin::new(stream.as_mut()).poll_read(cx, into),
             AcceptedTransport::Anonymous { stream, end, .. } => {
-                if end.as_mut().poll(cx).is_ready() || end.deadline() <= Instant::now() {
-                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-                }
-                Pin::new(stream.as_mut()).poll_read(cx, into)
+                let read = Pin::new(stream.as_mut()).poll_read(cx, into);
+                let is_over = end.as_mut().poll(cx).is_ready() || end.deadline() <= Instant::now();
+                if is_over { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { read }
             }
         }
     }
@@ -320,3 +399,6 @@ impl AsyncWrite for AcceptedStream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
