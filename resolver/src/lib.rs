@@ -101,7 +101,11 @@ impl Resolver {
 
     /// Returns the addresses of a host in the order in which connections to them are attempted. Waits for the first
     /// answer if there is none.
-    async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, ResolutionError> {
+    ///
+    /// # Errors
+    ///
+    /// When the name has no known address.
+    pub async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, ResolutionError> {
         let name = match host {
             Host::Ip(ip) => return Ok(vec![*ip]),
             Host::Name(name) if name.is_localhost() => {

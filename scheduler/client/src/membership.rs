@@ -1,22 +1,26 @@
 //! Task that keeps the identity folder of a process current: it renews the certificate at half of its life, and follows
 //! the trusted authorities and the revoked certificates.
 //!
-//! The trusted state is a long poll at every hub ([`scheduler_core::pki::polls`]), so a revocation arrives at once while
-//! any hub is reachable; the process applies it from its folder, also after a restart without a hub. Without a hub the
+//! The trusted state is a long poll at every hub ([`scheduler_core::pki::polls`]), which is every address of every name,
+//! so a revocation arrives at once while any hub is reachable; the process applies it from its folder, also after a restart without a hub. Without a hub the
 //! task tries again with backoff, and there is half of a certificate's life until it expires.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use regions::{Host, HostPort};
 use resolver::Resolver;
 use scheduler_core::pki::issue;
 use scheduler_core::pki::polls::{self, PollChange, PollFailure, PollStep, TrustPolls};
 use scheduler_core::pki::trust::TrustState;
 use tokio::sync::watch;
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 
 use crate::authority::{AuthorityConnection, AuthorityError, issue_for_replicas, renew};
 use crate::identity_folder::{IdentityFolder, Membership};
@@ -24,6 +28,9 @@ use crate::unix_time;
 
 /// Interval at which the wall clock is read: it may have been set, or the machine suspended.
 const CLOCK_PERIOD: Duration = Duration::from_secs(60);
+/// Maximum time of the lookup of a name, which usually ends at once in the resolver's cache; the polls of others begin after
+/// the first one.
+const LOOKUP_MAX: Duration = Duration::from_secs(1);
 /// Delay after a failed renewal. Independent of the equal ones of restarts of replicas, which wait for a machine and not for a
 /// hub.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
@@ -166,7 +173,7 @@ async fn follow_trust(state: &FolderState) {
     let mut membership = state.membership.subscribe();
     loop {
         let addresses = membership.borrow_and_update().addresses.clone();
-        let mut hubs = PolledHubs::new(state, addresses);
+        let mut hubs = PolledHubs::new(state, addresses).await;
         loop {
             let offered = tokio::select! {
                 offered = hubs.next() => offered,
@@ -198,24 +205,31 @@ fn accept(state: &FolderState, offered: TrustState) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Poll in progress. It ends with the position of the hub, and its connection for the next poll.
-type PendingPoll<'a> = Pin<Box<dyn Future<Output = (usize, PollOutcome)> + Send + 'a>>;
+/// Poll in progress. It ends with the address of the hub, and its connection for the next poll.
+type PendingPoll<'a> = Pin<Box<dyn Future<Output = (String, PollOutcome)> + Send + 'a>>;
 type PollOutcome = Result<(AuthorityConnection, Option<TrustState>), AuthorityError>;
+/// Lookup in progress. It ends with the addresses to be polled.
+type PendingLookup<'a> = Pin<Box<dyn Future<Output = BTreeSet<String>> + Send + 'a>>;
 
 /// Polls of all hubs with one certificate.
 struct PolledHubs<'a> {
     state: &'a FolderState,
-    addresses: Vec<String>,
+    /// Addresses as configured: names, and IP addresses.
+    configured: Vec<String>,
     polls: TrustPolls,
-    connections: Vec<Option<AuthorityConnection>>,
+    connections: BTreeMap<String, AuthorityConnection>,
     pending: FuturesUnordered<PendingPoll<'a>>,
+    /// Next lookup of the names. It is not waited for: DNS may be slow, and the polls continue.
+    lookup: PendingLookup<'a>,
 }
 
 impl<'a> PolledHubs<'a> {
-    fn new(state: &'a FolderState, addresses: Vec<String>) -> PolledHubs<'a> {
-        let polls = TrustPolls::new(addresses.len(), Instant::now());
-        let connections = addresses.iter().map(|_| None).collect();
-        PolledHubs { state, addresses, polls, connections, pending: FuturesUnordered::new() }
+    async fn new(state: &'a FolderState, configured: Vec<String>) -> PolledHubs<'a> {
+        let mut polls = TrustPolls::default();
+        polls.set_addresses(&polled_addresses(&state.resolver, &configured).await, Instant::now());
+        let lookup = next_lookup(&state.resolver, configured.clone());
+        let (connections, pending) = (BTreeMap::new(), FuturesUnordered::new());
+        PolledHubs { state, configured, polls, connections, pending, lookup }
     }
 
     /// Returns the next state that a hub offers.
@@ -223,8 +237,7 @@ impl<'a> PolledHubs<'a> {
         loop {
             let until = match self.polls.step(Instant::now()) {
                 PollStep::Start(hub) => {
-                    let connection = self.connections[hub].take();
-                    let poll = poll(self.state, self.addresses[hub].clone(), connection);
+                    let poll = poll(self.state, hub.clone(), self.connections.remove(&hub));
                     self.pending.push(Box::pin(async move { (hub, poll.await) }));
                     continue;
                 }
@@ -232,6 +245,12 @@ impl<'a> PolledHubs<'a> {
             };
             let ended = tokio::select! {
                 Some(ended) = self.pending.next() => ended,
+                addresses = &mut self.lookup => {
+                    self.polls.set_addresses(&addresses, Instant::now());
+                    self.connections.retain(|address, _| addresses.contains(address));
+                    self.lookup = next_lookup(&self.state.resolver, self.configured.clone());
+                    continue;
+                }
                 () = timer(until) => continue,
             };
             let (hub, outcome) = ended;
@@ -242,12 +261,12 @@ impl<'a> PolledHubs<'a> {
     }
 
     /// Records the end of a poll, and returns the state that the hub offers.
-    fn ended(&mut self, hub: usize, outcome: PollOutcome) -> Option<TrustState> {
+    fn ended(&mut self, hub: String, outcome: PollOutcome) -> Option<TrustState> {
         let failure = |error: &AuthorityError| {
             if error.is_rejection() { PollFailure::Rejected } else { PollFailure::Unreachable }
         };
         let result = outcome.as_ref().map(|_| ()).map_err(failure);
-        let change = self.polls.ended(hub, result, Instant::now(), rand::random());
+        let change = self.polls.ended(&hub, result, Instant::now(), rand::random());
         match (change, &outcome) {
             (PollChange::HubFailed, Err(error)) => {
                 // One hub does not respond to the poll for revocations; the other hubs are polled at the same time.
@@ -266,8 +285,40 @@ impl<'a> PolledHubs<'a> {
             _ => {}
         }
         let (connection, offered) = outcome.ok()?;
-        self.connections[hub] = Some(connection);
+        self.connections.insert(hub, connection);
         offered
+    }
+}
+
+/// Looks the names up again after a while.
+fn next_lookup(resolver: &Resolver, configured: Vec<String>) -> PendingLookup<'_> {
+    Box::pin(async move {
+        tokio::time::sleep(polls::RESOLVE_PERIOD).await;
+        polled_addresses(resolver, &configured).await
+    })
+}
+
+/// Returns every address to which the configured ones resolve. A name that cannot be resolved stays, so that its poll
+/// fails with the cause.
+async fn polled_addresses(resolver: &Resolver, configured: &[String]) -> BTreeSet<String> {
+    let resolved = configured.iter().map(|address| resolved(resolver, address));
+    join_all(resolved).await.into_iter().flatten().collect()
+}
+
+async fn resolved(resolver: &Resolver, address: &str) -> Vec<String> {
+    let itself = || vec![address.to_owned()];
+    let Ok(endpoint) = address.parse::<HostPort>() else { return itself() };
+    match endpoint.host() {
+        Host::Ip(_) => return itself(),
+        // Its two addresses are of one process.
+        Host::Name(name) if name.is_localhost() => return itself(),
+        Host::Name(_) => {}
+    }
+    match timeout(LOOKUP_MAX, resolver.addresses(endpoint.host())).await {
+        Ok(Ok(found)) if !found.is_empty() => {
+            found.into_iter().map(|ip| SocketAddr::new(ip, endpoint.port()).to_string()).collect()
+        }
+        _ => itself(),
     }
 }
 

@@ -19,6 +19,7 @@ use scheduler_client::authority::{self, AuthorityConnection, AuthorityError, iss
 use scheduler_client::identity_folder::{IdentityFolder, Membership};
 use scheduler_client::operator_token::OperatorToken;
 use scheduler_client::{membership, unix_time};
+use scheduler_core::pki::CLOCK_SKEW_MAX;
 use scheduler_core::pki::issue::VALIDITY;
 use scheduler_core::pki::token::JoinToken;
 use tokio::sync::watch;
@@ -49,6 +50,11 @@ struct Fleet {
 
 impl Fleet {
     fn new(dir: &Path) -> Fleet {
+        Fleet::created_at(dir, unix_time())
+    }
+
+    /// Creates the authority and the first certificates with this time of the clock.
+    fn created_at(dir: &Path, now: Duration) -> Fleet {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let address = format!("127.0.0.1:{port}");
         let request = NewAuthority {
@@ -60,7 +66,7 @@ impl Fleet {
             addresses: vec![address.clone()],
             catalogue: &Catalogue::builtin(),
         };
-        init::create(&request, unix_time()).unwrap();
+        init::create(&request, now).unwrap();
         Fleet { dir: dir.to_owned(), address }
     }
 
@@ -167,10 +173,51 @@ async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_c
     hub.stop().await;
 }
 
+/// The clock of the machine that issued the certificates differs from those of the hub and of its peers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_differs_by_five_minutes_is_tolerated_and_a_larger_difference_is_named() {
+    let minute = Duration::from_secs(60);
+    for (issued, problem) in [
+        (unix_time() + CLOCK_SKEW_MAX, None),
+        (unix_time() - CLOCK_SKEW_MAX, None),
+        // A process renews its certificate long before.
+        (unix_time() - VALIDITY + CLOCK_SKEW_MAX, None),
+        (unix_time() + CLOCK_SKEW_MAX + minute, Some("not valid yet")),
+        (unix_time() - VALIDITY - minute, Some("expired")),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let fleet = Fleet::created_at(dir.path(), issued);
+        let hub = Hub::start(fleet.config()).await;
+        let Some(problem) = problem else {
+            // Both handshakes: that with the certificate of the operator, and that with a token, without one.
+            let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+            join(&fleet.folder("gateway"), &token).await.unwrap();
+            hub.stop().await;
+            continue;
+        };
+        let rejected = async || match connect(&fleet.folder("pki/operator"), &fleet.address).await {
+            // The verdict of the hub arrives with its first response.
+            Ok(mut connection) => connection.poll_trust(None, Duration::ZERO).await.map(drop),
+            Err(error) => Err(error),
+        };
+        // The authority starts after the hub.
+        wait_until(problem, async || match rejected().await {
+            Ok(()) => panic!("{problem}: accepted"),
+            Err(AuthorityError::Untrusted(reason)) => {
+                assert!(reason.to_lowercase().contains(problem), "{reason}");
+                true
+            }
+            Err(_) => false,
+        })
+        .await;
+        hub.stop().await;
+    }
+}
+
 /// Forwards connections to `target` until it is frozen: then it keeps them open, accepts others, and forwards nothing, like
 /// a hub that is stopped by SIGSTOP.
-async fn freezable(target: String) -> (String, watch::Sender<bool>) {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+async fn freezable(listen: &str, target: String) -> (String, watch::Sender<bool>) {
+    let listener = tokio::net::TcpListener::bind(listen).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (freeze, frozen) = watch::channel(false);
     tokio::spawn(async move {
@@ -199,7 +246,7 @@ async fn a_frozen_hub_does_not_delay_a_revocation_while_another_one_is_reachable
     let dir = tempfile::tempdir().unwrap();
     let fleet = Fleet::new(dir.path());
     let hub = Hub::start(fleet.config()).await;
-    let (first, freeze) = freezable(fleet.address.clone()).await;
+    let (first, freeze) = freezable("127.0.0.1:0", fleet.address.clone()).await;
     let gateway = fleet.folder("gateway");
     let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
     let addresses = vec![first, fleet.address.clone()];
@@ -207,6 +254,13 @@ async fn a_frozen_hub_does_not_delay_a_revocation_while_another_one_is_reachable
     join(&gateway, &token).await.unwrap();
     let following = tokio::spawn(membership::follow(gateway.clone(), resolver()));
 
+    revoke_while_frozen(&fleet, &gateway, &freeze).await;
+    following.abort();
+    hub.stop().await;
+}
+
+/// Revokes certificates before and after one of two hubs is frozen, and asserts that the gateway knows each at once.
+async fn revoke_while_frozen(fleet: &Fleet, gateway: &IdentityFolder, freeze: &watch::Sender<bool>) {
     let mut operator = fleet.operator().await;
     for is_frozen in [false, true, true] {
         freeze.send_replace(is_frozen);
@@ -226,6 +280,29 @@ async fn a_frozen_hub_does_not_delay_a_revocation_while_another_one_is_reachable
         assert!(took < Duration::from_secs(1), "frozen: {is_frozen}, {took:?}");
         std::fs::remove_dir_all(spoke.path()).unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_hub_behind_the_name_of_another_one_does_not_delay_a_revocation() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let port = fleet.address.rsplit_once(':').unwrap().1;
+    let (_, freeze) = freezable(&format!("127.0.0.2:{port}"), fleet.address.clone()).await;
+    let dns = DnsServer::start().await;
+    let resolver = Resolver::new(&DnsSection { servers: vec![dns.address] });
+    // The second address is found while the first is polled.
+    dns.set("hub.test", addresses(&["127.0.0.1"], 1));
+    let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    let name = vec![format!("hub.test:{port}")];
+    let token = JoinToken::new(name, token.fingerprints().to_vec(), token.secret().clone()).unwrap();
+    let gateway = fleet.folder("gateway");
+    authority::join(&gateway, &token, &resolver).await.unwrap();
+    let following = tokio::spawn(membership::follow(gateway.clone(), resolver));
+    dns.set("hub.test", addresses(&["127.0.0.1", "127.0.0.2"], 1));
+    // Each connection has a receiver, and the listener.
+    wait_until("both addresses are polled", async || freeze.receiver_count() > 1).await;
+    revoke_while_frozen(&fleet, &gateway, &freeze).await;
     following.abort();
     hub.stop().await;
 }

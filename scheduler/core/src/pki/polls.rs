@@ -6,8 +6,13 @@
 //! second would need a request per process and second. A poll at every hub of the list needs no timeout: the first hub
 //! with a newer state suffices. It costs one connection per hub, and a request in [`WAIT`].
 //!
+//! A name may be that of several hubs, so each address to which it resolves is polled: otherwise the connection may be
+//! one to the frozen hub. They are resolved again in [`RESOLVE_PERIOD`]. Hubs behind one address of a load balancer
+//! cannot be told apart, and count as one.
+//!
 //! A failed poll is repeated within [`BACKOFF`], however long the hub was down: a hub that is back counts as reachable.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
@@ -24,6 +29,9 @@ pub const REJECTED_BACKOFF: Backoff = Backoff { first: Duration::from_secs(5), m
 /// does, is not called in a loop.
 pub const PERIOD_MIN: Duration = Duration::from_millis(100);
 
+/// Interval at which the names of hubs are looked up in the resolver's cache, which observes their TTL.
+pub const RESOLVE_PERIOD: Duration = Duration::from_secs(5);
+
 /// Cause of a failed poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollFailure {
@@ -34,10 +42,10 @@ pub enum PollFailure {
 }
 
 /// Next action.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollStep {
-    /// Start a poll of the hub at this position of the list, and call [`TrustPolls::ended`] when it has ended.
-    Start(usize),
+    /// Start a poll of the hub at this address, and call [`TrustPolls::ended`] when it has ended.
+    Start(String),
     /// Wait until a poll has ended, or until this time.
     Wait(Option<Instant>),
 }
@@ -55,10 +63,12 @@ pub enum PollChange {
     Restored,
 }
 
-/// Polls of the hubs of one process.
-#[derive(Debug)]
+/// Polls of the hubs of one process, by their addresses.
+#[derive(Debug, Default)]
 pub struct TrustPolls {
-    hubs: Vec<HubPoll>,
+    hubs: BTreeMap<String, HubPoll>,
+    /// Whether every hub has failed since the last response.
+    is_unreachable: bool,
 }
 
 #[derive(Debug)]
@@ -74,38 +84,41 @@ struct HubPoll {
 }
 
 impl TrustPolls {
-    /// Creates the polls of this number of hubs; all are due.
-    pub fn new(hubs: usize, now: Instant) -> TrustPolls {
-        let due = || HubPoll { started: None, due: now, failures: 0, rejections: 0 };
-        TrustPolls { hubs: (0..hubs).map(|_| due()).collect() }
+    /// Replaces the addresses. The polls of new ones are due; those of addresses that stay continue.
+    pub fn set_addresses(&mut self, addresses: &BTreeSet<String>, now: Instant) {
+        self.hubs.retain(|address, _| addresses.contains(address));
+        for address in addresses {
+            let due = || HubPoll { started: None, due: now, failures: 0, rejections: 0 };
+            self.hubs.entry(address.clone()).or_insert_with(due);
+        }
     }
 
     /// Returns the next action.
     pub fn step(&mut self, now: Instant) -> PollStep {
-        let mut idle = self.hubs.iter_mut().enumerate().filter(|(_, hub)| hub.started.is_none());
-        if let Some((position, hub)) = idle.find(|(_, hub)| hub.due <= now) {
+        let mut idle = self.hubs.iter_mut().filter(|(_, hub)| hub.started.is_none());
+        if let Some((address, hub)) = idle.find(|(_, hub)| hub.due <= now) {
             hub.started = Some(now);
-            return PollStep::Start(position);
+            return PollStep::Start(address.clone());
         }
-        let idle = self.hubs.iter().filter(|hub| hub.started.is_none());
+        let idle = self.hubs.values().filter(|hub| hub.started.is_none());
         PollStep::Wait(idle.map(|hub| hub.due).min())
     }
 
     /// Records the end of a poll. `chance` (0 to 1) is the jitter of the delay after a failure.
     pub fn ended(
         &mut self,
-        position: usize,
+        address: &str,
         result: Result<(), PollFailure>,
         now: Instant,
         chance: f64,
     ) -> PollChange {
-        let all_failed = self.hubs.iter().all(|hub| hub.failures > 0);
-        let Some(hub) = self.hubs.get_mut(position) else { return PollChange::None };
+        let Some(hub) = self.hubs.get_mut(address) else { return PollChange::None };
         let started = hub.started.take().unwrap_or(now);
         let Err(failure) = result else {
             (hub.failures, hub.rejections) = (0, 0);
             hub.due = now.max(started + PERIOD_MIN);
-            return if all_failed { PollChange::Restored } else { PollChange::None };
+            let was_unreachable = std::mem::take(&mut self.is_unreachable);
+            return if was_unreachable { PollChange::Restored } else { PollChange::None };
         };
         hub.failures = hub.failures.saturating_add(1);
         hub.due = now
@@ -116,12 +129,16 @@ impl TrustPolls {
                     REJECTED_BACKOFF.equal_jitter(hub.rejections, chance)
                 }
             };
-        if hub.failures > 1 {
+        let is_first = hub.failures == 1;
+        if self.is_unreachable {
             PollChange::None
-        } else if self.hubs.iter().all(|hub| hub.failures > 0) {
+        } else if self.hubs.values().all(|hub| hub.failures > 0) {
+            self.is_unreachable = true;
             PollChange::AllFailed
-        } else {
+        } else if is_first {
             PollChange::HubFailed
+        } else {
+            PollChange::None
         }
     }
 }
@@ -138,29 +155,59 @@ mod tests {
         Instant::now()
     }
 
+    fn polls_of<const N: usize>(addresses: [&str; N], now: Instant) -> TrustPolls {
+        let mut polls = TrustPolls::default();
+        polls.set_addresses(&set(addresses), now);
+        polls
+    }
+
+    fn set<const N: usize>(addresses: [&str; N]) -> BTreeSet<String> {
+        addresses.map(str::to_owned).into()
+    }
+
+    fn start(address: &str) -> PollStep {
+        PollStep::Start(address.to_owned())
+    }
+
+    #[test]
+    fn addresses_that_stay_continue_and_new_ones_are_polled_at_once() {
+        let now = some_instant();
+        let mut polls = polls_of(["a", "b"], now);
+        assert_eq!([polls.step(now), polls.step(now)], [start("a"), start("b")]);
+        polls.set_addresses(&set(["b", "c"]), now);
+        assert_eq!([polls.step(now), polls.step(now)], [start("c"), PollStep::Wait(None)]);
+        assert_eq!(polls.ended("a", Err(PollFailure::Unreachable), now, 0.0), PollChange::None, "it is gone");
+        let failed = Err(PollFailure::Unreachable);
+        assert_eq!(polls.ended("b", failed, now, 0.0), PollChange::HubFailed);
+        assert_eq!(polls.ended("c", failed, now, 0.0), PollChange::AllFailed);
+        polls.set_addresses(&set(["d"]), now);
+        assert_eq!(polls.step(now), start("d"));
+        assert_eq!(polls.ended("d", Ok(()), now, 0.0), PollChange::Restored, "by another hub than those");
+    }
+
     #[test]
     fn every_hub_is_polled_while_one_of_them_never_responds() {
         let now = some_instant();
-        let mut polls = TrustPolls::new(2, now);
-        assert_eq!([polls.step(now), polls.step(now)], [PollStep::Start(0), PollStep::Start(1)]);
+        let mut polls = polls_of(["0", "1"], now);
+        assert_eq!([polls.step(now), polls.step(now)], [start("0"), start("1")]);
         assert_eq!(polls.step(now), PollStep::Wait(None));
         let mut later = now;
         for _ in 0..5 {
             later += WAIT;
-            assert_eq!(polls.ended(1, Ok(()), later, 0.5), PollChange::None);
-            assert_eq!(polls.step(later), PollStep::Start(1), "the first poll is still open");
+            assert_eq!(polls.ended("1", Ok(()), later, 0.5), PollChange::None);
+            assert_eq!(polls.step(later), start("1"), "the first poll is still open");
         }
-        assert_eq!(polls.ended(0, Err(PollFailure::Unreachable), later, 0.5), PollChange::HubFailed);
-        assert_eq!(polls.ended(0, Ok(()), later, 0.5), PollChange::None, "another hub has responded");
+        assert_eq!(polls.ended("0", Err(PollFailure::Unreachable), later, 0.5), PollChange::HubFailed);
+        assert_eq!(polls.ended("0", Ok(()), later, 0.5), PollChange::None, "another hub has responded");
     }
 
     #[test]
     fn a_hub_that_is_back_is_polled_within_the_longest_delay_however_long_it_was_down() {
         let mut now = some_instant();
-        let mut polls = TrustPolls::new(1, now);
+        let mut polls = polls_of(["0"], now);
         for failures in 0..100 {
-            assert_eq!(polls.step(now), PollStep::Start(0));
-            let change = polls.ended(0, Err(PollFailure::Unreachable), now, 1.0);
+            assert_eq!(polls.step(now), start("0"));
+            let change = polls.ended("0", Err(PollFailure::Unreachable), now, 1.0);
             assert_eq!(change, if failures == 0 { PollChange::AllFailed } else { PollChange::None });
             let PollStep::Wait(Some(due)) = polls.step(now) else {
                 panic!("a failed poll is not repeated at once")
@@ -168,39 +215,39 @@ mod tests {
             assert!(due - now <= BACKOFF.max, "{:?}", due - now);
             now = due;
         }
-        assert_eq!(polls.step(now), PollStep::Start(0));
-        assert_eq!(polls.ended(0, Ok(()), now, 1.0), PollChange::Restored);
+        assert_eq!(polls.step(now), start("0"));
+        assert_eq!(polls.ended("0", Ok(()), now, 1.0), PollChange::Restored);
     }
 
     #[test]
     fn a_rejection_is_repeated_less_often_and_a_hub_that_responds_at_once_is_not_called_in_a_loop() {
         let now = some_instant();
-        let mut polls = TrustPolls::new(1, now);
+        let mut polls = polls_of(["0"], now);
         polls.step(now);
-        polls.ended(0, Err(PollFailure::Rejected), now, 1.0);
+        polls.ended("0", Err(PollFailure::Rejected), now, 1.0);
         assert_eq!(polls.step(now), PollStep::Wait(Some(now + REJECTED_BACKOFF.first)));
         let later = now + REJECTED_BACKOFF.first;
-        assert_eq!(polls.step(later), PollStep::Start(0));
-        polls.ended(0, Ok(()), later, 1.0);
+        assert_eq!(polls.step(later), start("0"));
+        polls.ended("0", Ok(()), later, 1.0);
         assert_eq!(polls.step(later), PollStep::Wait(Some(later + PERIOD_MIN)));
     }
 
     #[test]
     fn only_the_failure_of_every_hub_is_that_of_the_authority() {
         let now = some_instant();
-        let mut polls = TrustPolls::new(2, now);
+        let mut polls = polls_of(["0", "1"], now);
         for _ in 0..2 {
             polls.step(now);
         }
         let failed = Err(PollFailure::Unreachable);
-        assert_eq!(polls.ended(0, failed, now, 0.0), PollChange::HubFailed);
-        assert_eq!(polls.ended(1, failed, now, 0.0), PollChange::AllFailed);
+        assert_eq!(polls.ended("0", failed, now, 0.0), PollChange::HubFailed);
+        assert_eq!(polls.ended("1", failed, now, 0.0), PollChange::AllFailed);
         let later = now + BACKOFF.max;
         for _ in 0..2 {
             polls.step(later);
         }
-        assert_eq!(polls.ended(1, failed, later, 0.0), PollChange::None);
-        assert_eq!(polls.ended(0, Ok(()), later, 0.0), PollChange::Restored);
-        assert_eq!(TrustPolls::new(0, now).step(now), PollStep::Wait(None));
+        assert_eq!(polls.ended("1", failed, later, 0.0), PollChange::None);
+        assert_eq!(polls.ended("0", Ok(()), later, 0.0), PollChange::Restored);
+        assert_eq!(polls_of([], now).step(now), PollStep::Wait(None));
     }
 }
