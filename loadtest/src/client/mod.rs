@@ -11,6 +11,8 @@
 //! ([`endpoints`]), and concurrency is reduced for an overloaded server ([`window`]). These modules are pure
 //! decisions: time and randomness are arguments. To cancel an operation, drop its future.
 //!
+//! [`jobs`] submits durable jobs and reads their results.
+//!
 //! One operation runs on the task that awaits it, so it uses one core; concurrent operations use several.
 //! docs/client.md documents the use from Rust and from Python.
 
@@ -19,6 +21,7 @@ mod embeddings;
 pub mod endpoints;
 mod error;
 mod http;
+pub mod jobs;
 mod operation;
 pub mod retry;
 mod scores;

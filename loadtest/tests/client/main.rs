@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "an unexpected result fails the test")]
 
+mod jobs;
 mod protocols;
 mod server;
 
