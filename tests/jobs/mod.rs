@@ -74,6 +74,17 @@ async fn a_job_has_the_result_of_the_ordinary_request_and_is_computed_in_an_allo
     let page = fleet.get(&format!("/v1/async?limit=1&after={}", id(&preferred))).await;
     assert_eq!((&page.body["data"][0]["id"], &page.body["has_more"]), (&json!(id(&locked)), &json!(true)));
 
+    for (query, expected) in [
+        ("model=minilm-eu", vec![id(&locked)]),
+        ("model=minilm&status=succeeded", vec![id(&preferred), id(&submitted)]),
+        ("created_before=1", vec![]),
+        ("created_before=99999999999&model=minilm", vec![id(&preferred), id(&submitted)]),
+    ] {
+        let list = fleet.get(&format!("/v1/async?{query}")).await;
+        let jobs = list.body["data"].as_array().unwrap_or_else(|| panic!("{query}: {}", list.body));
+        assert_eq!(jobs.iter().map(|job| &job["id"]).collect::<Vec<_>>(), expected, "{query}");
+    }
+
     let unknown = fleet.post_to(PATH, body("other", "text"), &[]).await;
     assert_eq!((unknown.status, unknown.code()), (404, "model_not_found"), "{}", unknown.body);
     let invalid = fleet.post_to(PATH, json!({"model": "minilm"}).to_string(), &[]).await;

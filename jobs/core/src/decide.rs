@@ -315,6 +315,8 @@ pub struct JobFilter {
     pub tenant: Option<String>,
     /// Only jobs with this status.
     pub status: Option<JobPhase>,
+    /// Only jobs of this deployment.
+    pub deployment: Option<String>,
     /// Only jobs that were submitted at this time or later.
     pub since: Option<UnixMillis>,
     /// Only jobs that were submitted before this one: the last one of the previous page.
@@ -327,20 +329,23 @@ pub fn list<'a>(
     filter: &JobFilter,
     count: usize,
 ) -> Vec<(DurableJobId, &'a DurableJob)> {
-    let JobFilter { tenant, status, since, before } = filter;
+    let JobFilter { tenant, status, deployment, since, before } = filter;
+    let of_status = |phase: JobPhase| status.is_none_or(|status| status == phase);
+    let of_deployment = |name: &str| deployment.as_ref().is_none_or(|deployment| deployment == name);
     let is_new = |(id, _): &(DurableJobId, &DurableJob)| since.is_none_or(|since| id.submitted() >= since);
     let Some(tenant) = tenant else {
         let jobs = queue.newest(*before).take_while(is_new);
         return jobs
-            .filter(|(_, job)| status.is_none_or(|status| JobPhase::of(job) == status))
+            .filter(|(_, job)| of_status(JobPhase::of(job)) && of_deployment(&job.spec.deployment))
             .take(count)
             .collect();
     };
-    // The newest of each status, of which the page has the newest: a page of a tenant costs the same however many jobs it and
-    // the others have.
-    let phases = JobPhase::ALL.into_iter().filter(|phase| status.is_none_or(|status| status == *phase));
-    let newest = |phase| queue.newest_of(tenant, phase, *before).take_while(is_new).take(count);
-    let mut page: Vec<_> = phases.flat_map(newest).collect();
+    // The newest of each status and deployment, of which the page has the newest: a page of a tenant costs the same however many
+    // jobs it and the others have.
+    let groups = queue.newest_of(tenant, *before);
+    let groups = groups.filter(|(phase, deployment, _)| of_status(*phase) && of_deployment(deployment));
+    let newest = groups.flat_map(|(_, _, jobs)| jobs.take_while(is_new).take(count));
+    let mut page: Vec<_> = newest.collect();
     page.sort_unstable_by_key(|(id, _)| Reverse(*id));
     page.truncate(count);
     page

@@ -44,6 +44,11 @@ impl DurableJobId {
         DurableJobId(time << RANDOM_BITS | random & ((1 << RANDOM_BITS) - 1))
     }
 
+    /// Returns the identifier before those of all jobs that were submitted at this time or later.
+    pub fn first_at(submitted: UnixMillis) -> DurableJobId {
+        DurableJobId(u128::from(submitted.0.min((1 << 48) - 1)) << RANDOM_BITS)
+    }
+
     /// Returns the time of the submission.
     pub fn submitted(self) -> UnixMillis {
         UnixMillis((self.0 >> RANDOM_BITS) as u64)

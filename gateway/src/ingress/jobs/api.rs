@@ -25,7 +25,7 @@ use jobs_core::job::{
 };
 use jobs_core::queue::Cancellation;
 use pingora::protocols::http::ServerSession;
-use regions::id::RegionId;
+use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::jobs::{JOBS, JobKind};
@@ -234,6 +234,7 @@ impl RegionalJobQueue {
     fn filter(&self, query: &str, tenant: String) -> Result<(JobFilter, usize), Rejection> {
         let mut filter = JobFilter { tenant: Some(tenant), ..JobFilter::default() };
         let mut limit = PAGE_DEFAULT;
+        let mut until = None;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let invalid = |param: &'static str, expected: &str| {
@@ -252,6 +253,16 @@ impl RegionalJobQueue {
                     let seconds = seconds.map_err(|_| invalid("created_after", "seconds since 1970"))?;
                     filter.since = Some(UnixMillis(seconds.saturating_mul(1000)));
                 }
+                "created_before" => {
+                    let seconds = value.parse::<u64>();
+                    let seconds = seconds.map_err(|_| invalid("created_before", "seconds since 1970"))?;
+                    until = Some(DurableJobId::first_at(UnixMillis(seconds.saturating_mul(1000))));
+                }
+                "model" => {
+                    let name = value.parse::<DeploymentName>();
+                    let name = name.map_err(|_| invalid("model", "the name of a deployment"))?;
+                    filter.deployment = Some(name.to_string());
+                }
                 "limit" => {
                     let written = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
                     limit =
@@ -267,12 +278,13 @@ impl RegionalJobQueue {
                 _ => {
                     let name: String = name.chars().take(64).collect();
                     let message = format!(
-                        "The parameter '{name}' does not exist; the parameters are status, created_after, limit and after."
+                        "The parameter '{name}' does not exist; the parameters are status, model, created_after, created_before, limit and after."
                     );
                     return Err(Rejection::new(ErrorCode::InvalidValue, message));
                 }
             }
         }
+        filter.before = filter.before.into_iter().chain(until).min();
         Ok((filter, limit))
     }
 

@@ -96,8 +96,8 @@ pub struct DurableJobQueue {
     expirations: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Times at which jobs were finished.
     finished: BTreeSet<(UnixMillis, DurableJobId)>,
-    /// Jobs of each tenant by status.
-    by_tenant: BTreeMap<String, BTreeMap<JobPhase, BTreeSet<DurableJobId>>>,
+    /// Jobs of each tenant by status and deployment.
+    by_tenant: BTreeMap<String, BTreeMap<(JobPhase, String), BTreeSet<DurableJobId>>>,
     /// Number of payloads and results in each stored object.
     objects: BTreeMap<u64, u64>,
 }
@@ -136,17 +136,19 @@ impl DurableJobQueue {
         self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job))
     }
 
-    /// Returns the jobs of a tenant with a status, the newest first; those that were submitted before `before`.
+    /// Returns the jobs of a tenant for each status and deployment that it has jobs of, the newest first; those that were
+    /// submitted before `before`.
     pub fn newest_of(
         &self,
         tenant: &str,
-        phase: JobPhase,
         before: Option<DurableJobId>,
-    ) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
+    ) -> impl Iterator<Item = (JobPhase, &str, impl Iterator<Item = (DurableJobId, &DurableJob)>)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
-        let ids = self.by_tenant.get(tenant).and_then(|phases| phases.get(&phase));
-        let ids = ids.into_iter().flat_map(move |ids| ids.range((Bound::Unbounded, end)).rev());
-        ids.filter_map(|id| Some((*id, self.jobs.get(id)?)))
+        let groups = self.by_tenant.get(tenant).into_iter().flatten();
+        groups.map(move |((phase, deployment), ids)| {
+            let ids = ids.range((Bound::Unbounded, end)).rev();
+            (*phase, deployment.as_str(), ids.filter_map(|id| Some((*id, self.jobs.get(id)?))))
+        })
     }
 
     /// Returns a job.
@@ -484,8 +486,8 @@ impl DurableJobQueue {
     }
 
     fn index(&mut self, id: DurableJobId, job: &DurableJob) {
-        let phases = self.by_tenant.entry(job.spec.tenant.clone()).or_default();
-        phases.entry(JobPhase::of(job)).or_default().insert(id);
+        let groups = self.by_tenant.entry(job.spec.tenant.clone()).or_default();
+        groups.entry(group(job)).or_default().insert(id);
         for object in objects(job) {
             *self.objects.entry(object).or_default() += 1;
         }
@@ -513,12 +515,15 @@ impl DurableJobQueue {
     }
 
     fn unindex(&mut self, id: DurableJobId, job: &DurableJob) {
-        if let Some(phases) = self.by_tenant.get_mut(&job.spec.tenant) {
-            if let Some(ids) = phases.get_mut(&JobPhase::of(job)) {
+        if let Some(groups) = self.by_tenant.get_mut(&job.spec.tenant) {
+            let group = group(job);
+            if let Some(ids) = groups.get_mut(&group) {
                 ids.remove(&id);
+                if ids.is_empty() {
+                    groups.remove(&group);
+                }
             }
-            phases.retain(|_, ids| !ids.is_empty());
-            if phases.is_empty() {
+            if groups.is_empty() {
                 self.by_tenant.remove(&job.spec.tenant);
             }
         }
@@ -600,6 +605,11 @@ impl DurableJobQueue {
 
 fn changed(changed: bool) -> RecordEffect {
     if changed { RecordEffect::Changed } else { RecordEffect::Ignored }
+}
+
+/// Returns the group of the jobs of its tenant that a job belongs to.
+fn group(job: &DurableJob) -> (JobPhase, String) {
+    (JobPhase::of(job), job.spec.deployment.clone())
 }
 
 /// Returns the objects with the payload and the result of a job.

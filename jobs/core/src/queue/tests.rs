@@ -383,7 +383,20 @@ fn lists_are_filtered_and_paged() {
     assert_eq!(list(JobFilter { status: Some(JobPhase::Queued), ..of_a.clone() }), [ids[4], ids[0]]);
     assert_eq!(list(JobFilter { since: Some(seconds(3)), ..of_a.clone() }), [ids[4]]);
     assert_eq!(list(of_a.clone()), [ids[4], ids[2]], "of two statuses, the newest first");
-    assert_eq!(list(JobFilter { before: Some(ids[4]), ..of_a }), [ids[2], ids[0]]);
+    assert_eq!(list(JobFilter { before: Some(ids[4]), ..of_a.clone() }), [ids[2], ids[0]]);
+    let until = |time| JobFilter { before: Some(DurableJobId::first_at(time)), ..of_a.clone() };
+    assert_eq!(list(until(seconds(4))), [ids[2], ids[0]], "not those of this time");
+    assert_eq!(list(until(UnixMillis::NEVER)), [ids[4], ids[2]], "a time beyond all identifiers");
+    let other = log.submit_at(JobSpec { deployment: "other".to_owned(), ..spec("a") }, seconds(7));
+    let list = |deployment: &str, tenant: Option<&str>| -> Vec<_> {
+        let (deployment, tenant) = (Some(deployment.to_owned()), tenant.map(str::to_owned));
+        let filter = JobFilter { deployment, tenant, ..JobFilter::default() };
+        decide::list(&log.queue, &filter, 2).into_iter().map(|(id, _)| id).collect()
+    };
+    assert_eq!(list("other", Some("a")), [other]);
+    assert_eq!(list("minilm", Some("a")), [ids[4], ids[2]]);
+    assert_eq!(list("minilm", None), [ids[5], ids[4]]);
+    assert_eq!(list("none", Some("a")), []);
 }
 
 /// One step of a random history: each number selects among what exists at that time.
@@ -543,7 +556,8 @@ proptest! {
         // A tenant's list, which is read from an index, is what a search of all jobs finds.
         for tenant in (0..3).map(|tenant| format!("tenant {tenant}")) {
             for status in JobPhase::ALL.map(Some).into_iter().chain([None]) {
-                let filter = JobFilter { tenant: Some(tenant.clone()), status, ..JobFilter::default() };
+                let deployment = status.map(|_| "minilm".to_owned());
+                let filter = JobFilter { tenant: Some(tenant.clone()), status, deployment, ..JobFilter::default() };
                 let found = decide::list(&restored, &filter, 1000).into_iter().map(|(id, _)| id);
                 let of_tenant = restored.newest(None).filter(|(_, job)| job.spec.tenant == tenant);
                 let all = of_tenant.filter(|(_, job)| status.is_none_or(|status| JobPhase::of(job) == status));
