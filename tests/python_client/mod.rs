@@ -49,4 +49,7 @@ async fn the_python_package_returns_the_vectors_of_the_stock_client() {
     let output = run(&[&at("tests/same_as_openai.py"), &fleet.url, TEXTS]);
     assert!(output.contains("the same vectors in order"), "{output}");
     print!("{output}");
+    let output = run(&[&at("tests/jobs_of_a_fleet.py"), &fleet.url, "local", "100"]);
+    assert!(output.contains("the vectors of the ordinary requests"), "{output}");
+    print!("{output}");
 }

@@ -4,16 +4,17 @@ use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use loadtest::client::jobs::{ClientJobError, ClientJobResult};
 use loadtest::client::{
     ClientError, EmbeddedVectors, LabelScore, OperationProgress, OperationStats, RankedText,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyTuple};
 use tokio::runtime::Runtime;
 use tokio::task::AbortHandle;
 
-use crate::failure::failed;
+use crate::failure::{Failed, failed, job_failed};
 use crate::results::{self, PyVectors};
 
 /// Result of an operation.
@@ -22,6 +23,14 @@ pub(crate) enum OperationResult {
     Ranked(Vec<RankedText>, OperationStats),
     Classified(Vec<Vec<LabelScore>>, OperationStats),
     Bodies(Vec<Vec<u8>>, OperationStats),
+    /// Durable job or page of jobs, as JSON.
+    Json(Vec<u8>),
+    /// Result of a durable job.
+    Finished(Result<ClientJobResult, ClientJobError>),
+    /// Next finished job of an iteration; none at its end.
+    Next(Option<(String, Result<ClientJobResult, ClientJobError>)>),
+    /// An iteration whose timeout has passed.
+    Unfinished,
 }
 
 /// Running operation, as a Python object.
@@ -164,6 +173,36 @@ impl PyJob {
                 let responses: Vec<_> = responses.iter().map(|response| PyBytes::new(py, response)).collect();
                 Ok((responses, results::PyOperationStats::new(run)).into_pyobject(py)?.into_any())
             }
+            OperationResult::Json(text) => Ok((PyBytes::new(py, &text),).into_pyobject(py)?.into_any()),
+            OperationResult::Finished(result) => {
+                Ok(job_result(py, &result.map_err(|error| job_failed(&error))?)?.into_any())
+            }
+            OperationResult::Unfinished => {
+                let message = "not all jobs are finished within the timeout; they continue";
+                Err(Failed::new_err(("job_timeout", None::<u16>, message, "")))
+            }
+            OperationResult::Next(next) => {
+                let next = next.map(|(id, result)| {
+                    // An exception as a value: a failed job does not end the iteration.
+                    let result = match result {
+                        Ok(result) => job_result(py, &result)?.into_any(),
+                        Err(error) => job_failed(&error).into_value(py).into_bound(py).into_any(),
+                    };
+                    PyResult::Ok((id, result))
+                });
+                Ok((next.transpose()?,).into_pyobject(py)?.into_any())
+            }
         }
     }
+}
+
+/// Returns a durable job and its result, both as JSON.
+fn job_result<'py>(py: Python<'py>, result: &ClientJobResult) -> PyResult<Bound<'py, PyTuple>> {
+    let job = json(&result.job).map_err(|error| failed(&error))?;
+    (PyBytes::new(py, &job), PyBytes::new(py, &result.body)).into_pyobject(py)
+}
+
+/// Renders a value as JSON.
+pub(crate) fn json<T: serde::Serialize>(value: &T) -> Result<Vec<u8>, ClientError> {
+    serde_json::to_vec(value).map_err(|error| ClientError::Invalid(vec![format!("cannot be shown: {error}")]))
 }

@@ -6,6 +6,7 @@
 //! returns the result. Vectors are exposed to numpy in place by the array interface, without a copy and without an
 //! object per row.
 
+mod durable;
 mod failure;
 mod job;
 mod preference;
@@ -14,6 +15,7 @@ mod texts;
 
 use std::sync::{Arc, OnceLock};
 
+use loadtest::client::jobs::{ClientJobError, ClientJobFilter};
 use loadtest::client::{Client, ClientSettings, EmbedOptions, EndpointSettings, HttpProtocol, ScoreOptions};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -21,8 +23,8 @@ use pyo3::types::PyBytes;
 use tokio::runtime::Runtime;
 
 use self::failure::{Failed, failed};
-use self::job::{OperationResult, PyJob};
-use self::preference::RawPreference;
+use self::job::{OperationResult, PyJob, json};
+use self::preference::{RawPreference, seconds};
 use self::texts::PyTexts;
 
 /// Returns the runtime of all operations.
@@ -147,12 +149,98 @@ impl Native {
             responses.map(|(responses, run)| OperationResult::Bodies(responses, run))
         })
     }
+
+    /// Starts the submission of a durable job.
+    #[pyo3(signature = (operation, body, idempotency_key, priority, deadline_s, max_time_in_queue_s, preference))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of the request; the Python side passes them by name"
+    )]
+    fn submit(
+        &self,
+        operation: &str,
+        body: Vec<u8>,
+        idempotency_key: Option<String>,
+        priority: Option<&str>,
+        deadline_s: Option<f64>,
+        max_time_in_queue_s: Option<f64>,
+        preference: RawPreference,
+    ) -> PyResult<PyJob> {
+        let client = Arc::clone(&self.client);
+        let kind = durable::kind(operation)?;
+        let options = durable::options(idempotency_key, priority, deadline_s, max_time_in_queue_s)?;
+        let preference = preference.checked()?;
+        PyJob::start(runtime()?, move |_| async move {
+            let job = client.submit(kind, &body, &options, &preference).await?;
+            json(&job).map(OperationResult::Json)
+        })
+    }
+
+    /// Starts reading (`GET`) or cancelling (`DELETE`) a durable job.
+    fn durable_job(&self, cancels: bool, id: String, preference: RawPreference) -> PyResult<PyJob> {
+        let client = Arc::clone(&self.client);
+        let preference = preference.checked()?;
+        PyJob::start(runtime()?, move |_| async move {
+            let job = match cancels {
+                true => client.cancel(&id, &preference).await,
+                false => client.job(&id, &preference).await,
+            };
+            match job {
+                Ok(job) => json(&job).map(OperationResult::Json),
+                Err(ClientJobError::Request(error)) => Err(error),
+                Err(error) => Ok(OperationResult::Finished(Err(error))),
+            }
+        })
+    }
+
+    /// Starts a wait for the result of a durable job.
+    #[pyo3(signature = (id, timeout, preference))]
+    fn wait(&self, id: String, timeout: Option<f64>, preference: RawPreference) -> PyResult<PyJob> {
+        let client = Arc::clone(&self.client);
+        let preference = preference.checked()?;
+        let timeout = timeout.map(|timeout| seconds("timeout", timeout)).transpose()?;
+        PyJob::start(runtime()?, move |_| async move {
+            Ok(OperationResult::Finished(client.wait(&id, timeout, &preference).await))
+        })
+    }
+
+    /// Starts reading a page of the list of durable jobs.
+    #[pyo3(signature = (status, model, created_after, created_before, limit, after, preference))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the fields of the request; the Python side passes them by name"
+    )]
+    fn jobs(
+        &self,
+        status: Option<&str>,
+        model: Option<String>,
+        created_after: Option<u64>,
+        created_before: Option<u64>,
+        limit: Option<usize>,
+        after: Option<String>,
+        preference: RawPreference,
+    ) -> PyResult<PyJob> {
+        let client = Arc::clone(&self.client);
+        let status = status.map(durable::status).transpose()?;
+        let filter = ClientJobFilter { status, model, created_after, created_before, limit, after };
+        let preference = preference.checked()?;
+        PyJob::start(runtime()?, move |_| async move {
+            let page = client.jobs(&filter, &preference).await?;
+            json(&page).map(OperationResult::Json)
+        })
+    }
+
+    /// Creates an iteration over the results of durable jobs.
+    fn results(&self, in_flight: usize, preference: RawPreference) -> PyResult<durable::PyResults> {
+        durable::PyResults::new(&self.client, in_flight, &preference.checked()?)
+    }
 }
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Native>()?;
     module.add_class::<PyJob>()?;
+    module.add_class::<durable::PyResults>()?;
     module.add_class::<results::PyVectors>()?;
     module.add_class::<results::PyOperationStats>()?;
     module.add("Failed", module.py().get_type::<Failed>())?;

@@ -68,7 +68,7 @@ impl RawPreference {
 /// Longest accepted time: larger values could overflow an `Instant`.
 const SPAN_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-fn seconds(field: &str, span: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(field: &str, span: f64) -> PyResult<Duration> {
     let span = Duration::try_from_secs_f64(span).ok().filter(|span| *span <= SPAN_MAX);
     span.ok_or_else(|| PyValueError::new_err(format!("{field}: write a number of seconds above 0")))
 }

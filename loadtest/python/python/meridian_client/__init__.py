@@ -4,11 +4,25 @@
     vectors = client.embed(texts, model="minilm").numpy()
 
 The classes, their arguments and the fields of their results are those of Baseten's performance client. Additions of
-Meridian: `progress`, `max_tokens_per_request`, settings as arguments of a call, several URLs, `roots_pem`, `attempts`.
+Meridian: `progress`, `max_tokens_per_request`, settings as arguments of a call, several URLs, `roots_pem`, `attempts`,
+and durable jobs (`submit`, `wait`, `iter_results`, `cancel`, `jobs`).
 """
 
 from ._client import Endpoint, EndpointPool, HttpClientWrapper, PerformanceClient
-from ._errors import MeridianError, RequestFailed, RequestTimeout, InvalidResponse
+from ._errors import (
+    InvalidResponse,
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobFailed,
+    JobFinished,
+    JobNotFound,
+    JobTimeout,
+    MeridianError,
+    RequestFailed,
+    RequestTimeout,
+)
+from ._jobs import JobInfo, JobResult
 from ._native import __version__
 from ._preference import CancellationToken, RequestProcessingPreference, TraceContext
 from ._results import (
@@ -30,6 +44,15 @@ __all__ = [
     "Endpoint",
     "EndpointPool",
     "HttpClientWrapper",
+    "JobCancelled",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobFinished",
+    "JobInfo",
+    "JobNotFound",
+    "JobResult",
+    "JobTimeout",
     "MeridianError",
     "OpenAIEmbeddingData",
     "OpenAIEmbeddingsResponse",

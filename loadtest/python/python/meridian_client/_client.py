@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from ._errors import MeridianError, public_error
-from ._native import Failed, Job, Native
-from ._preference import CancellationToken, RequestProcessingPreference, Terms
+from ._errors import public_error
+from ._jobs import JobMethods
+from ._native import Failed, Native
+from ._preference import RequestProcessingPreference, Terms
 from ._results import (
     BatchPostResponse,
     ClassificationResponse,
@@ -18,13 +18,7 @@ from ._results import (
     RerankResponse,
     RerankResult,
 )
-
-#: Called with the number of completed inputs and the total number.
-Progress = Callable[[int, int], object]
-_T = TypeVar("_T")
-
-#: Interval at which progress is reported, and Ctrl-C and cancellation are checked.
-_TICK_S = 0.1
+from ._run import Progress, native, wait, wait_async
 
 
 class HttpClientWrapper:
@@ -63,8 +57,8 @@ class EndpointPool:
             raise ValueError(f"{len(self.endpoint_weights)} weights for {len(self.endpoints)} endpoints")
 
 
-class PerformanceClient:
-    """Client for bulk embedding, reranking and classification.
+class PerformanceClient(JobMethods):
+    """Client for bulk embedding, reranking and classification, and for durable jobs.
 
     `base_url` is the URL for an OpenAI client, with or without `/v1`; several URLs share the load and replace each
     other on failure. Without `api_key`, the environment variables `MERIDIAN_API_KEY` and `BASETEN_API_KEY` are used.
@@ -95,7 +89,7 @@ class PerformanceClient:
         else:
             pairs = zip(endpoint_pool.endpoints, endpoint_pool.endpoint_weights)
             endpoints = [(one.base_url, one.api_key or self._api_key, float(weight)) for one, weight in pairs]
-        self._native = _native(lambda: Native(endpoints, self._wrapper.http_version, roots_pem))
+        self._native = native(lambda: Native(endpoints, self._wrapper.http_version, roots_pem))
 
     @property
     def api_key(self) -> Optional[str]:
@@ -163,7 +157,7 @@ class PerformanceClient:
         **settings: Any,
     ) -> OpenAIEmbeddingsResponse:
         """Embeds texts by `POST /v1/embeddings`."""
-        return _wait(*self._embed(input, model, encoding_format, dimensions, user, preference, settings), progress)
+        return wait(*self._embed(input, model, encoding_format, dimensions, user, preference, settings), progress)
 
     async def async_embed(
         self,
@@ -179,7 +173,7 @@ class PerformanceClient:
     ) -> OpenAIEmbeddingsResponse:
         """As `embed`, for asyncio."""
         started = self._embed(input, model, encoding_format, dimensions, user, preference, settings)
-        return await _await(*started, progress)
+        return await wait_async(*started, progress)
 
     def rerank(
         self,
@@ -197,7 +191,7 @@ class PerformanceClient:
     ) -> RerankResponse:
         """Scores texts for `query` by `POST /rerank`. `index` is the index of a text in `texts`."""
         fields = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
-        return _wait(*self._rerank(*fields, preference, settings), progress)
+        return wait(*self._rerank(*fields, preference, settings), progress)
 
     async def async_rerank(
         self,
@@ -215,7 +209,7 @@ class PerformanceClient:
     ) -> RerankResponse:
         """As `rerank`, for asyncio."""
         fields = (query, texts, raw_scores, model, return_text, truncate, truncation_direction)
-        return await _await(*self._rerank(*fields, preference, settings), progress)
+        return await wait_async(*self._rerank(*fields, preference, settings), progress)
 
     def classify(
         self,
@@ -231,7 +225,7 @@ class PerformanceClient:
     ) -> ClassificationResponse:
         """Classifies texts by `POST /predict`."""
         fields = (inputs, model, raw_scores, truncate, truncation_direction)
-        return _wait(*self._classify(*fields, preference, settings), progress)
+        return wait(*self._classify(*fields, preference, settings), progress)
 
     async def async_classify(
         self,
@@ -247,7 +241,7 @@ class PerformanceClient:
     ) -> ClassificationResponse:
         """As `classify`, for asyncio."""
         fields = (inputs, model, raw_scores, truncate, truncation_direction)
-        return await _await(*self._classify(*fields, preference, settings), progress)
+        return await wait_async(*self._classify(*fields, preference, settings), progress)
 
     def batch_post(
         self,
@@ -262,7 +256,7 @@ class PerformanceClient:
     ) -> BatchPostResponse:
         """Sends each payload as JSON, and parses the responses. Failed requests are retried: pass `max_retries=0` for
         requests that are not idempotent."""
-        return _wait(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
+        return wait(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
 
     async def async_batch_post(
         self,
@@ -276,65 +270,4 @@ class PerformanceClient:
         **settings: Any,
     ) -> BatchPostResponse:
         """As `batch_post`, for asyncio."""
-        return await _await(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)
-
-
-def _native(call: Callable[[], _T]) -> _T:
-    """Calls `call` and converts the exceptions of the native module."""
-    try:
-        return call()
-    except Failed as failed:
-        raise public_error(failed) from None
-
-
-def _poll(job: Job, token: Optional[CancellationToken], progress: Optional[Progress], reported: int) -> int:
-    """Checks for cancellation and reports progress. Returns the number of inputs that were reported."""
-    if token is not None and token.is_cancelled():
-        job.cancel()
-        raise MeridianError("the operation was cancelled by its token")
-    _, _, done, inputs = job.progress()
-    if progress is not None and done > reported:
-        progress(done, inputs)
-    return done
-
-
-def _wait(start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]) -> _T:
-    job, reported = _native(start), 0
-    try:
-        ended = False
-        while not ended:
-            ended = job.wait(_TICK_S)
-            reported = _poll(job, terms.cancel_token, progress, reported)
-    except BaseException:
-        # Also on Ctrl-C: an abandoned operation must not continue.
-        job.cancel()
-        raise
-    return finish(*_native(job.result))
-
-
-async def _await(
-    start: Callable[[], Job], terms: Terms, finish: Callable[..., _T], progress: Optional[Progress]
-) -> _T:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    job, reported = _native(start), 0
-
-    def notify() -> None:
-        try:
-            loop.call_soon_threadsafe(ended.set)
-        except RuntimeError:
-            pass  # The event loop was closed, so no task waits.
-
-    try:
-        job.notify(notify)
-        ticks = progress is not None or terms.cancel_token is not None
-        while not ended.is_set():
-            try:
-                await asyncio.wait_for(ended.wait(), _TICK_S if ticks else None)
-            except asyncio.TimeoutError:
-                pass
-            reported = _poll(job, terms.cancel_token, progress, reported)
-    except BaseException:
-        job.cancel()
-        raise
-    return finish(*_native(job.result))
+        return await wait_async(*self._batch(url_path, payloads, custom_headers, preference, method, settings), progress)

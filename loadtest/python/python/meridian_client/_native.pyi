@@ -26,6 +26,10 @@ class Job:
     def cancel(self) -> None: ...
     def result(self) -> Tuple[Any, OperationStats]: ...
 
+class Results:
+    def add(self, ids: List[str]) -> int: ...
+    def next(self, timeout: Optional[float]) -> Job: ...
+
 class Native:
     def __init__(
         self,
@@ -63,3 +67,26 @@ class Native:
         preference: object,
     ) -> Job: ...
     def batch(self, method: str, path: str, bodies: Sequence[bytes], preference: object) -> Job: ...
+    def submit(
+        self,
+        operation: str,
+        body: bytes,
+        idempotency_key: Optional[str],
+        priority: Optional[str],
+        deadline_s: Optional[float],
+        max_time_in_queue_s: Optional[float],
+        preference: object,
+    ) -> Job: ...
+    def durable_job(self, cancels: bool, id: str, preference: object) -> Job: ...
+    def wait(self, id: str, timeout: Optional[float], preference: object) -> Job: ...
+    def jobs(
+        self,
+        status: Optional[str],
+        model: Optional[str],
+        created_after: Optional[int],
+        created_before: Optional[int],
+        limit: Optional[int],
+        after: Optional[str],
+        preference: object,
+    ) -> Job: ...
+    def results(self, in_flight: int, preference: object) -> Results: ...
