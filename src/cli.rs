@@ -1,12 +1,14 @@
 //! Command-line options.
 
 mod embed;
+mod jobs;
 mod key;
 mod load;
 mod model;
 mod pki;
 
 pub(crate) use embed::{EmbedCommandOptions, InputFormatOption};
+pub(crate) use jobs::GetJobsOptions;
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
@@ -45,7 +47,7 @@ pub(crate) enum CliCommand {
     Model(ModelCommand),
     /// Apply files of deployments and tenants to the fleet
     Apply(ApplyOptions),
-    /// Show deployments, tenants, regions, the traffic plan or rollouts
+    /// Show deployments, tenants, regions, the traffic plan, rollouts or jobs
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
@@ -306,7 +308,7 @@ pub(crate) struct GetOptions {
     /// Kind of resource
     #[arg(value_enum)]
     pub resource: ResourceKind,
-    /// Show only the resource with this name
+    /// Show only the resource with this name; of jobs the id
     pub name: Option<String>,
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
@@ -314,6 +316,9 @@ pub(crate) struct GetOptions {
     /// Authentication at the hub
     #[command(flatten)]
     pub caller: CallerOptions,
+    /// Filters and endpoint of jobs
+    #[command(flatten)]
+    pub jobs: GetJobsOptions,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
@@ -334,6 +339,8 @@ pub(crate) enum ResourceKind {
     Shares,
     /// Replicas and model revisions of each deployment, and pending changes with what they wait for
     Rollout,
+    /// Durable jobs of the tenant of an API key, from a gateway
+    Jobs,
 }
 
 #[derive(Debug, Args)]

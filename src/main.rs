@@ -8,6 +8,7 @@ mod drain;
 mod drill;
 mod embed;
 mod explain;
+mod jobs;
 mod key;
 mod load;
 mod log;

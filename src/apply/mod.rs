@@ -8,6 +8,7 @@ mod format;
 mod replicas;
 
 use crate::cli::{ApplyOptions, CallerOptions, GetOptions, ResourceKind};
+use crate::jobs::{self, GetJobsError};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::TenantRules;
@@ -68,6 +69,15 @@ impl std::fmt::Display for CommandError {
 impl From<String> for CommandError {
     fn from(problem: String) -> CommandError {
         CommandError::Usage(vec![problem])
+    }
+}
+
+impl From<GetJobsError> for CommandError {
+    fn from(error: GetJobsError) -> CommandError {
+        match error {
+            GetJobsError::Usage(problem) => CommandError::Usage(vec![problem]),
+            GetJobsError::Failed(problem) => CommandError::Failed(problem),
+        }
     }
 }
 
@@ -142,8 +152,11 @@ fn promote_model(name: &str, hub: &str, caller: &CallerOptions, json: bool) -> E
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { resource, name, hub, caller, json } = options;
+    let GetOptions { resource, name, hub, caller, jobs, json } = options;
     run(*json, async {
+        if *resource == ResourceKind::Jobs {
+            return Ok(jobs::text(jobs, name.as_deref(), *json).await?);
+        }
         let hub = client(hub, caller, TIMEOUT)?;
         Ok(match resource {
             ResourceKind::Deployments => {
@@ -184,6 +197,8 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                     format::regions(&regions, &rollout.deployments)
                 }
             }
+            // Of a gateway, above.
+            ResourceKind::Jobs => String::new(),
             ResourceKind::Rollout => {
                 let mut rollout: RolloutV1 = hub.get(paths::ROLLOUT).await?;
                 rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));

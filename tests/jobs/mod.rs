@@ -1,6 +1,6 @@
 //! Durable jobs of a local fleet: the result is that of the ordinary request, and none is lost with a process.
 
-use crate::local_fleet::{ClientResponse, LocalFleet};
+use crate::local_fleet::{ClientResponse, LocalFleet, meridian};
 use crate::{AMERICA, ASHBURN, EUROPE, FRANKFURT};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -59,6 +59,23 @@ async fn a_job_has_the_result_of_the_ordinary_request_and_is_computed_in_an_allo
     assert_eq!((locked.status, locked.header("x-meridian-region")), (202, EUROPE), "{}", locked.body);
     assert!(!locked.header("x-meridian-residency-receipt").is_empty(), "a receipt of the submission");
     assert_eq!(finished(&fleet, &id(&locked)).await["status"], "succeeded");
+
+    let get = |arguments: &[&str]| {
+        let mut command = meridian();
+        command.args(["get", "jobs", "--gateway", &fleet.url, "--key", "local"]).args(arguments);
+        let ran = command.output().expect("the binary starts");
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        (ran.status.code(), text(&ran.stdout), text(&ran.stderr))
+    };
+    let (code, output, error) = get(&["--deployment", "minilm-eu", "--status", "succeeded", "--since", "1h"]);
+    assert_eq!(code, Some(0), "{error}");
+    assert!(output.contains(&id(&locked)) && !output.contains(&id(&submitted)), "{output}");
+    let (code, output, _) = get(&[&id(&submitted), "--json"]);
+    let shown: Value = serde_json::from_str(&output).expect("JSON");
+    assert_eq!((code, &shown["status"], &shown["model"]), (Some(0), &json!("succeeded"), &json!("minilm")));
+    let (code, _, error) = get(&["job_1.aws.us-east-1"]);
+    assert!(code == Some(1) && error.contains("there is no job"), "{error}");
+    assert_eq!(get(&["--since", "yesterday"]).0, Some(2));
 
     // The preference of RFC 7240.
     let preferred = fleet.post(body("minilm", "text"), &[ASHBURN, ("prefer", "respond-async")]).await;

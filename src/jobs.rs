@@ -1,0 +1,233 @@
+//! `meridian get jobs`: the durable jobs of a tenant, through a gateway, with the tenant's API key.
+//!
+//! A hub does not know jobs: the queues of the regions have them, and a gateway asks the regions that the tenant may read.
+
+use crate::cli::GetJobsOptions;
+use loadtest::client::jobs::{ClientJob, ClientJobFilter, ClientJobPage};
+use loadtest::client::{Client, ClientSettings, EndpointSettings, Preference};
+use serde::Serialize;
+use std::time::{Duration, SystemTime};
+
+/// Jobs that a page of the API has at most.
+const PAGE_MAX: usize = 100;
+/// Timeout of one page, or of one job.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Jobs of a list, and what is missing in it.
+#[derive(Debug, Serialize)]
+struct ListedJobs {
+    jobs: Vec<ClientJob>,
+    /// Whether there are older jobs than the limit allows.
+    has_more: bool,
+    unavailable_regions: Vec<String>,
+}
+
+/// Failure of the command.
+#[derive(Debug)]
+pub(crate) enum GetJobsError {
+    /// An option is invalid.
+    Usage(String),
+    /// The gateway rejects the request, or cannot be reached.
+    Failed(String),
+}
+
+/// Returns the text of the command: a list of jobs, or one job.
+pub(crate) async fn text(
+    options: &GetJobsOptions,
+    id: Option<&str>,
+    json: bool,
+) -> Result<String, GetJobsError> {
+    let client = client(options).map_err(GetJobsError::Usage)?;
+    let preference = Preference { total_timeout: Some(TIMEOUT), ..Preference::default() };
+    let Some(id) = id else {
+        let filter = filter(options, SystemTime::now()).map_err(GetJobsError::Usage)?;
+        let listed = list(&client, filter, options.limit as usize, &preference).await;
+        let listed = listed.map_err(|error| GetJobsError::Failed(error.to_string()))?;
+        return Ok(if json { pretty(&listed) } else { table(&listed) });
+    };
+    let job = client.job(id, &preference).await;
+    let job = job.map_err(|error| GetJobsError::Failed(error.to_string()))?;
+    Ok(if json { pretty(&job) } else { details(&job) })
+}
+
+fn client(options: &GetJobsOptions) -> Result<Client, String> {
+    let GetJobsOptions { gateway, key, cacert, .. } = options;
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read(path).map_err(|error| format!("--cacert {}: {error}", path.display()))
+    };
+    let roots_pem = cacert.as_ref().map(read).transpose()?;
+    let endpoints = gateway.iter().map(|url| EndpointSettings::new(url, Some(key))).collect();
+    let client = Client::new(&ClientSettings { endpoints, roots_pem, ..ClientSettings::default() });
+    client.map_err(|error| format!("--gateway: {error}"))
+}
+
+fn filter(options: &GetJobsOptions, now: SystemTime) -> Result<ClientJobFilter, String> {
+    let GetJobsOptions { status, deployment, since, .. } = options;
+    let since = since.as_deref().map(|text| since_seconds(text, now)).transpose()?;
+    Ok(ClientJobFilter {
+        status: status.map(Into::into),
+        model: deployment.clone(),
+        created_after: since,
+        ..ClientJobFilter::default()
+    })
+}
+
+/// Parses the beginning of a time span: a duration before now, or a time.
+fn since_seconds(text: &str, now: SystemTime) -> Result<u64, String> {
+    let ago = humantime::parse_duration(text).ok().and_then(|ago| now.checked_sub(ago));
+    let time = ago.or_else(|| humantime::parse_rfc3339_weak(text).ok());
+    let time = time.ok_or_else(|| {
+        format!("--since {text} is not a time; write a duration such as 90m, or a time such as 2026-11-26T08:00:00Z")
+    })?;
+    Ok(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
+}
+
+/// Reads pages up to this number of jobs.
+async fn list(
+    client: &Client,
+    mut filter: ClientJobFilter,
+    limit: usize,
+    preference: &Preference,
+) -> Result<ListedJobs, loadtest::client::ClientError> {
+    let mut listed = ListedJobs { jobs: Vec::new(), has_more: true, unavailable_regions: Vec::new() };
+    while listed.has_more && listed.jobs.len() < limit {
+        filter.limit = Some((limit - listed.jobs.len()).min(PAGE_MAX));
+        let ClientJobPage { jobs, has_more, unavailable_regions } = client.jobs(&filter, preference).await?;
+        filter.after = jobs.last().map(|job| job.id.clone());
+        listed.has_more = has_more && filter.after.is_some();
+        listed.jobs.extend(jobs);
+        listed.unavailable_regions = unavailable_regions;
+    }
+    Ok(listed)
+}
+
+/// Formats a list, one job per line.
+fn table(listed: &ListedJobs) -> String {
+    let ListedJobs { jobs, has_more, unavailable_regions } = listed;
+    let widest = jobs.iter().map(|job| job.id.len()).max().unwrap_or(0).max(2);
+    let row = |id: &str,
+               status: &str,
+               model: &str,
+               operation: &str,
+               inputs: &str,
+               attempts: &str,
+               created: &str| {
+        format!("{id:<widest$} {status:<10} {model:<20} {operation:<10} {inputs:>6} {attempts:>8}  {created}")
+    };
+    let mut lines = vec![row("id", "status", "model", "operation", "inputs", "attempts", "created")];
+    lines.extend(jobs.iter().map(|job| {
+        let ClientJob { id, status, model, operation, inputs, attempts, created_at, .. } = job;
+        let created = time(*created_at);
+        row(id, status.as_str(), model, operation, &inputs.to_string(), &attempts.to_string(), &created)
+    }));
+    if jobs.is_empty() {
+        lines = vec!["no jobs".to_owned()];
+    }
+    if *has_more {
+        lines.push("there are more jobs; raise --limit, or use --since, --status or --deployment".to_owned());
+    }
+    if !unavailable_regions.is_empty() {
+        lines.push(format!(
+            "without the jobs of {}: the region cannot be reached",
+            unavailable_regions.join(", ")
+        ));
+    }
+    lines.join("\n")
+}
+
+/// Formats one job, a field per line.
+fn details(job: &ClientJob) -> String {
+    let ClientJob {
+        id,
+        status,
+        operation,
+        model,
+        priority,
+        inputs,
+        attempts,
+        created_at,
+        expires_at,
+        finished_at,
+        position,
+        estimated_start_seconds,
+        error,
+    } = job;
+    let mut lines = vec![
+        format!("{:<12}{id}", "id"),
+        format!("{:<12}{}", "status", status.as_str()),
+        format!("{:<12}{operation} of {model}, {inputs} inputs, {priority}", "request"),
+        format!("{:<12}{attempts}", "attempts"),
+        format!("{:<12}{}", "created", time(*created_at)),
+    ];
+    for (name, at) in [("expires", expires_at), ("finished", finished_at)] {
+        lines.extend(at.map(|at| format!("{name:<12}{}", time(at))));
+    }
+    lines.extend(position.map(|position| format!("{:<12}{position} jobs before it", "position")));
+    lines.extend(estimated_start_seconds.map(|seconds| format!("{:<12}in {seconds:.1} s", "starts")));
+    lines.extend(error.as_ref().map(|error| format!("{:<12}{}", "error", error.message)));
+    lines.join("\n")
+}
+
+fn time(seconds: u64) -> String {
+    // The largest time that the format has; a corrupt response is shown, and does not end the command.
+    let seconds = seconds.min(253_402_300_799);
+    humantime::format_rfc3339_seconds(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
+}
+
+fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("numbers, strings and lists serialise to JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn job() -> ClientJob {
+        serde_json::from_value(json!({
+            "id": "job_1.aws.us-east-1", "status": "failed", "operation": "embeddings", "model": "minilm", "priority": "bulk",
+            "inputs": 2, "attempts": 5, "created_at": 1764108826, "expires_at": 1764713626, "finished_at": 1764108900,
+            "error": {"message": "the input is too long"},
+        }))
+        .expect("a job")
+    }
+
+    #[test]
+    fn since_is_a_duration_or_a_time() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000);
+        assert_eq!(since_seconds("90m", now), Ok(4600));
+        assert_eq!(since_seconds("1970-01-01T01:00:00Z", now), Ok(3600));
+        for wrong in ["", "yesterday", "9000 years"] {
+            assert!(since_seconds(wrong, now).unwrap_err().contains("write a duration"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_list_has_a_line_for_each_job_and_says_what_is_missing() {
+        let unavailable_regions = vec!["gcp/europe-west4".to_owned()];
+        let text = table(&ListedJobs { jobs: vec![job()], has_more: true, unavailable_regions });
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["id", "status", "model", "operation", "inputs", "attempts", "created"]);
+        let row = ["job_1.aws.us-east-1", "failed", "minilm", "embeddings", "2", "5", "2025-11-25T22:13:46Z"];
+        assert_eq!(lines[1], row);
+        assert!(
+            text.contains("raise --limit") && text.contains("without the jobs of gcp/europe-west4"),
+            "{text}"
+        );
+        let none = ListedJobs { jobs: Vec::new(), has_more: false, unavailable_regions: Vec::new() };
+        assert_eq!(table(&none), "no jobs");
+    }
+
+    #[test]
+    fn a_job_is_shown_with_its_reason() {
+        let text = details(&job());
+        for line in [
+            "status      failed",
+            "request     embeddings of minilm, 2 inputs, bulk",
+            "finished    2025-11-25T22:15:00Z",
+            "error       the input is too long",
+        ] {
+            assert!(text.lines().any(|shown| shown == line), "{line} in\n{text}");
+        }
+    }
+}
