@@ -4,6 +4,8 @@
 
 mod connections;
 mod endpoints;
+mod half_open;
+mod recovery;
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
@@ -194,35 +196,4 @@ fn a_spoke_joins_with_a_token_follows_a_rotation_and_is_revoked() {
     fleet.problem(&["pki", "list", "--identity", "bob"]);
     let revoked = fleet.json(&["pki", "revoke", "spoke/aws/eu-central-1", "--json"]);
     assert!(!revoked["revoked"].as_array().unwrap().is_empty());
-}
-
-#[test]
-fn a_hub_is_killed_and_restored_from_an_encrypted_backup() {
-    let dir = tempfile::tempdir().unwrap();
-    let fleet = Fleet::new(dir.path());
-    let hub = fleet.start(&["hub", "--config", "hub.toml"]);
-    fleet.ready();
-    fleet.text(&["pki", "issue", "--role", "viewer", "--name", "bob", "--out", "bob"]);
-    std::fs::write(fleet.dir.join("phrase"), "correct horse battery staple\n").unwrap();
-    let common = ["--config", "hub.toml", "--passphrase-file", "phrase", "--json"];
-    let with = |first: &[&'static str]| [first, &common].concat();
-    let backup = fleet.json(&with(&["backup", "hub.backup"]));
-    assert_eq!(backup["encrypted"], true);
-    drop(hub);
-    for lost in ["data", "pki/authority", "pki/hub"] {
-        std::fs::rename(fleet.dir.join(lost), fleet.dir.join(format!("lost-{}", lost.replace('/', "-"))))
-            .unwrap();
-    }
-    let problem = fleet.problem(&["restore", "hub.backup", "--config", "hub.toml"]);
-    assert!(problem.contains("encrypted"), "{problem}");
-    assert!(!fleet.dir.join("data/hub.redb").exists());
-    let restored = fleet.json(&with(&["restore", "hub.backup"]));
-    assert!(restored["epoch"].as_u64().unwrap() > 1_700_000_000);
-    let again = fleet.problem(&with(&["restore", "hub.backup"]));
-    assert!(again.contains("not empty"), "{again}");
-    let _hub = fleet.start(&["hub", "--config", "hub.toml"]);
-    fleet.ready();
-    let listed = fleet.text(&["pki", "list", "--identity", "bob"]);
-    assert!(listed.contains("viewer/bob"), "{listed}");
-    fleet.text(&["pki", "issue", "--role", "viewer", "--name", "eve", "--out", "eve"]);
 }
