@@ -23,7 +23,8 @@ pub(super) fn self_signed(dir: &Path) -> Result<IssuedCertificate> {
 }
 
 impl IssuedCertificate {
-    fn write(&self, certificate: &Certificate, key: &KeyPair) -> Result<()> {
+    /// Writes both files.
+    pub(super) fn write(&self, certificate: &Certificate, key: &KeyPair) -> Result<()> {
         let context = |path: &Path| format!("{} cannot be written", path.display());
         fs::write(&self.certificate, certificate.pem()).with_context(|| context(&self.certificate))?;
         write_secret(&self.key, &key.serialize_pem()).with_context(|| context(&self.key))

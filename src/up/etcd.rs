@@ -1,8 +1,10 @@
-//! etcd cluster of a local fleet with `--store etcd`: three members on loopback.
+//! etcd cluster of a local fleet with `--store etcd`: three members on loopback, which require a client certificate
+//! ([`super::etcd_certificates`]) of the hubs and of each other.
 //!
 //! They are started through this binary (`meridian with-parent etcd …`), which sets the parent-death signal and then
 //! executes etcd, so that no member survives `up`, however it ends.
 
+use super::etcd_certificates::EtcdCertificates;
 use super::ports::Ports;
 use super::process::{ProcessSpec, ReadinessSignal};
 use anyhow::{Context, Result, bail};
@@ -23,6 +25,8 @@ pub(super) struct EtcdCluster {
     pub(super) members: Vec<(ProcessSpec, SocketAddr)>,
     /// Peer addresses of the members, reserved until they are started.
     pub(super) peers: Vec<SocketAddr>,
+    /// Certificates of the members and of the hubs.
+    pub(super) certificates: EtcdCertificates,
 }
 
 impl EtcdCluster {
@@ -39,7 +43,9 @@ impl EtcdCluster {
         };
         let (clients, peers) = (reserve()?, reserve()?);
         let initial: Vec<_> =
-            peers.iter().enumerate().map(|(index, peer)| format!("m{index}=http://{peer}")).collect();
+            peers.iter().enumerate().map(|(index, peer)| format!("m{index}=https://{peer}")).collect();
+        let address = clients.first().context("a cluster has members")?.ip();
+        let certificates = EtcdCertificates::create(&dir.join("etcd-pki"), address)?;
         // etcd on other ports does not start with old data; and the state of a fleet is of no use to the next, whose
         // regions are other processes.
         let data = dir.join("etcd");
@@ -50,15 +56,16 @@ impl EtcdCluster {
         let members = clients.iter().zip(&peers).enumerate();
         let members = members.map(|(index, (client, peer))| {
             let member = format!("m{index}");
-            let spec = spec(logs, &data.join(&member), &member, *client, *peer, &initial.join(","));
+            let addresses = (*client, *peer);
+            let spec = spec(logs, &data.join(&member), &member, addresses, &initial.join(","), &certificates);
             (spec, *client)
         });
-        Ok(EtcdCluster { members: members.collect(), peers: peers.clone() })
+        Ok(EtcdCluster { members: members.collect(), peers: peers.clone(), certificates })
     }
 
     /// Returns the client URLs of the members, for the hub.
     pub(super) fn endpoints(&self) -> Vec<String> {
-        self.members.iter().map(|(_, client)| format!("http://{client}")).collect()
+        self.members.iter().map(|(_, client)| format!("https://{client}")).collect()
     }
 }
 
@@ -66,37 +73,36 @@ fn spec(
     logs: &Path,
     data: &Path,
     member: &str,
-    client: SocketAddr,
-    peer: SocketAddr,
+    (client, peer): (SocketAddr, SocketAddr),
     initial: &str,
+    EtcdCertificates { authority, member: certificate, hub: _ }: &EtcdCertificates,
 ) -> ProcessSpec {
-    let data = data.display().to_string();
-    let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
-    let arguments = [
-        "with-parent",
-        PROGRAM,
-        "--name",
-        member,
-        "--data-dir",
-        &data,
-        "--listen-client-urls",
-        &client_url,
-        "--advertise-client-urls",
-        &client_url,
-        "--listen-peer-urls",
-        &peer_url,
-        "--initial-advertise-peer-urls",
-        &peer_url,
-        "--initial-cluster",
-        initial,
-        "--grpc-keepalive-min-time",
-        KEEP_ALIVE_MIN,
-        "--logger",
-        "zap",
+    let [data, authority, certificate, key] =
+        [data, authority, &certificate.certificate, &certificate.key].map(|path| path.display().to_string());
+    let (client_url, peer_url) = (format!("https://{client}"), format!("https://{peer}"));
+    let options = [
+        ("name", member),
+        ("data-dir", &data),
+        ("listen-client-urls", &client_url),
+        ("advertise-client-urls", &client_url),
+        ("cert-file", &certificate),
+        ("key-file", &key),
+        ("client-cert-auth", "true"),
+        ("trusted-ca-file", &authority),
+        ("listen-peer-urls", &peer_url),
+        ("initial-advertise-peer-urls", &peer_url),
+        ("peer-cert-file", &certificate),
+        ("peer-key-file", &key),
+        ("peer-client-cert-auth", "true"),
+        ("peer-trusted-ca-file", &authority),
+        ("initial-cluster", initial),
+        ("grpc-keepalive-min-time", KEEP_ALIVE_MIN),
+        ("logger", "zap"),
     ];
+    let options = options.map(|(name, value)| format!("--{name}={value}"));
     ProcessSpec {
         name: format!("etcd {member}"),
-        arguments: arguments.map(str::to_owned).to_vec(),
+        arguments: ["with-parent", PROGRAM].map(str::to_owned).into_iter().chain(options).collect(),
         member: None,
         log: logs.join(format!("etcd-{member}.log")),
         ready: ReadinessSignal::Connects(client),

@@ -115,7 +115,10 @@ impl FleetFiles {
                 .line("\n[store]")
                 .text("kind", "etcd")
                 .line(&format!("endpoints = {:?}", etcd.endpoints()))
-                .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}")),
+                .line(&format!("keep_alive_ms = {KEEP_ALIVE_MS}"))
+                .text("ca", etcd.certificates.authority.display())
+                .text("certificate", etcd.certificates.hub.certificate.display())
+                .text("key", etcd.certificates.hub.key.display()),
         };
         // The certificates of all hubs name the region of the gateway, where they run.
         let place = plan.catalogue.get(&plan.regions[0]).context("a planned region is in the catalogue")?;

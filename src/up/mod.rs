@@ -14,6 +14,7 @@ mod authority;
 mod certificates;
 mod control_api;
 mod etcd;
+mod etcd_certificates;
 mod files;
 pub(crate) mod fleet;
 pub(crate) mod fleet_control;

@@ -227,3 +227,51 @@ async fn a_paused_leader_is_replaced_and_writes_nothing_after_it_resumes() {
     };
     assert_eq!((times("logs/hub.log"), times("second-hub.log")), (1, 1), "one term each");
 }
+
+#[tokio::test]
+async fn the_members_of_a_local_fleet_accept_the_certificate_of_the_hubs_only() {
+    use scheduler_store::{EtcdConfig, EtcdStore, EtcdTls, Store};
+    let fleet = LocalFleet::start(&["--store", "etcd", "--regions", "1"]);
+    let config: toml::Table = std::fs::read_to_string(fleet.file("hub.toml")).unwrap().parse().unwrap();
+    let section = config["store"].as_table().unwrap();
+    let endpoints = section["endpoints"].as_array().unwrap();
+    let endpoints: Vec<_> = endpoints.iter().map(|url| url.as_str().unwrap().to_owned()).collect();
+    let read = |path: &std::path::Path| std::fs::read(path).unwrap();
+    let configured = |key: &str| read(std::path::Path::new(section[key].as_str().unwrap()));
+    let ca = configured("ca");
+    let reads = async |urls: Vec<String>, tls: Option<EtcdTls>| {
+        let keep_alive = scheduler_store::KEEP_ALIVE;
+        let config =
+            EtcdConfig { endpoints: urls, prefix: "meridian/".to_owned(), keep_alive, user: None, tls };
+        EtcdStore::new(config)
+            .range("")
+            .await
+            .map(|range| range.entries.len())
+            .map_err(|error| error.to_string())
+    };
+    let with = |certificate: Option<(Vec<u8>, Vec<u8>)>| {
+        let certificate = certificate.as_ref().map(|(certificate, key)| (&certificate[..], &key[..]));
+        EtcdTls::new(&ca, certificate).unwrap()
+    };
+    let hub = with(Some((configured("certificate"), configured("key"))));
+    // A certificate of the fleet is not one of etcd.
+    let operator = fleet.file("pki/operator");
+    let operator = (read(&operator.join("certificate.pem")), read(&operator.join("key.pem")));
+    let plaintext = endpoints.iter().map(|url| url.replace("https://", "http://")).collect();
+    let (hub, operator, anonymous, plaintext) = tokio::join!(
+        reads(endpoints.clone(), Some(hub)),
+        reads(endpoints.clone(), Some(with(Some(operator)))),
+        reads(endpoints.clone(), Some(with(None))),
+        reads(plaintext, None),
+    );
+    assert!(hub.as_ref().is_ok_and(|entries| *entries > 0), "{hub:?}");
+    for (caller, result) in [("operator", operator), ("no certificate", anonymous), ("plaintext", plaintext)]
+    {
+        assert!(result.is_err(), "{caller}: {result:?}");
+    }
+    for key in ["member.key", "hub.key"] {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(fleet.file("etcd-pki").join(key)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{key}");
+    }
+}
