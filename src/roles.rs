@@ -15,7 +15,7 @@ use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals, JobsConfig};
 use gateway::receipts::ReceiptsConfig;
 use identity::Transport;
-use resolver::Resolver;
+use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
@@ -52,7 +52,9 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
         Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    run(joined, async |stop| {
+    let dns = config.dns.clone();
+    run(joined, &dns, async |stop, resolver| {
+        let config = EdgeConfig { resolver: Some(resolver), ..config };
         gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
     })
 }
@@ -69,7 +71,8 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
     };
     // A hub with the authority renews its own certificate.
     let joined = if config.authority.is_some() { Joined::elsewhere() } else { joined };
-    run(joined, async |stop| {
+    let dns = joined.dns().clone();
+    run(joined, &dns, async |stop, _| {
         scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await
     })
 }
@@ -87,7 +90,10 @@ pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
     let replicas = config.scaling.as_ref().and_then(|scaling| scaling.replica_identity(&config.transport));
-    run(joined.with_replicas(replicas), async |stop| spoke_parts(config, parts, stop).await)
+    let dns = config.dns.clone();
+    run(joined.with_replicas(replicas), &dns, async |stop, resolver| {
+        spoke_parts(config, parts, stop, resolver).await
+    })
 }
 
 /// Configuration of a spoke, with that of its ingress.
@@ -115,9 +121,9 @@ async fn spoke_parts(
     config: SpokeConfig,
     IngressParts { receipts, jobs }: IngressParts,
     stop: watch::Receiver<bool>,
+    resolver: Resolver,
 ) -> Result<(), anyhow::Error> {
     let spoke = Arc::new(Mutex::new(config.spoke(rand::random())));
-    let resolver = Resolver::new(&config.dns);
     let scaling = Autoscaler::prepare(&config, &resolver)?;
     let signals = ScalingSignals::default();
     let ingress = IngressConfig {
@@ -190,8 +196,8 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
         };
     // A replica that a spoke has started uses the folder that the spoke keeps current.
     let joined = if keeper.is_some() { Joined::elsewhere() } else { joined };
-    let region = options.region.clone();
-    run(joined, async |stop| {
+    let (region, dns) = (options.region.clone(), joined.dns().clone());
+    run(joined, &dns, async |stop, _| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
@@ -208,7 +214,8 @@ pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
         Ok(read) => read,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
-    run(joined, async |stop| {
+    let dns = joined.dns().clone();
+    run(joined, &dns, async |stop, _| {
         scripted::run(options, transport, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
@@ -238,10 +245,11 @@ pub(crate) fn with_parent(other: &ExecOptions) -> ExitCode {
 }
 
 /// Runs a role on a new runtime until it ends, and keeps its identity folder current; the first SIGTERM or SIGINT signals
-/// it to stop.
+/// it to stop. Both use one resolver, whose metrics the role exports.
 fn run<E: std::fmt::Display>(
     joined: Joined,
-    role: impl AsyncFnOnce(watch::Receiver<bool>) -> Result<(), E>,
+    dns: &DnsSection,
+    role: impl AsyncFnOnce(watch::Receiver<bool>, Resolver) -> Result<(), E>,
 ) -> ExitCode {
     let _log = log_to_stderr("info");
     if let Err(problem) = end_with_parent() {
@@ -278,8 +286,12 @@ fn run<E: std::fmt::Display>(
                 }
             }
         });
-        let following = tokio::spawn(supervise_until_done("membership", move || joined.clone().follow()));
-        let outcome = role(watch).await.map_err(|error| error.to_string());
+        let resolver = Resolver::new(dns);
+        let following = tokio::spawn(supervise_until_done("membership", {
+            let resolver = resolver.clone();
+            move || joined.clone().follow(resolver.clone())
+        }));
+        let outcome = role(watch, resolver).await.map_err(|error| error.to_string());
         following.abort();
         outcome
     });

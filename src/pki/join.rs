@@ -30,10 +30,14 @@ impl Joined {
         Joined { replicas: dir.map(IdentityFolder::new), ..self }
     }
 
+    /// Returns how names are resolved.
+    pub(crate) fn dns(&self) -> &DnsSection {
+        &self.dns
+    }
+
     /// Keeps the folders current until the process ends.
-    pub(crate) async fn follow(self) {
+    pub(crate) async fn follow(self, resolver: Resolver) {
         let Some(folder) = self.folder else { return };
-        let resolver = Resolver::new(&self.dns);
         let replicas = async {
             if let Some(replicas) = self.replicas {
                 let followed =

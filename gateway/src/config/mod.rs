@@ -29,7 +29,7 @@ use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::region_list::find_region;
 use regions::spiffe::Role;
-use resolver::DnsSection;
+use resolver::{DnsSection, Resolver};
 use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
@@ -138,6 +138,9 @@ pub struct EdgeConfig {
     pub transport: Transport,
     /// Resolution of names.
     pub dns: DnsSection,
+    /// Resolver that other parts of the process use too, so that its metrics count all lookups; without it, the gateway
+    /// creates one. Set by the process, not by the file.
+    pub resolver: Option<Resolver>,
     /// Whether HTTP/2 is used to regions that support it.
     pub region_http2: bool,
     /// Socket through which the next process takes over the listening sockets.
@@ -246,6 +249,7 @@ impl EdgeConfig {
             tls,
             transport: transport?,
             dns: file.dns?,
+            resolver: None,
             region_http2: file.region_http? == 2,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,

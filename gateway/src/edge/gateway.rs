@@ -82,7 +82,7 @@ impl Gateway {
             current_weights: current_weights.subscribe(),
             demand_recorder: demand_recorder.clone(),
         };
-        let resolver = Resolver::new(&config.dns);
+        let resolver = config.resolver.clone().unwrap_or_else(|| Resolver::new(&config.dns));
         Ok(Gateway {
             client: ControlPlaneClient::new(&config.hub, &config.transport, resolver.clone())?,
             table_reader: table::reader(&config),
