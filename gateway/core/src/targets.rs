@@ -102,6 +102,15 @@ impl<K: Copy + Ord> TargetTracker<K> {
         self.in_flight.retain(|key, in_flight| *in_flight > 0 || targets.contains(key));
     }
 
+    /// Forgets the latencies of `key`, whose process was restarted: those of the former one, which was ending or
+    /// overloaded, would keep requests from the new one for minutes. Failures are kept, since they may have the same
+    /// cause.
+    pub fn restarted(&mut self, key: K) {
+        self.latencies.values_mut().for_each(|latencies| drop(latencies.remove(&key)));
+        self.latencies.retain(|_, latencies| !latencies.is_empty());
+        self.latencies_count = self.latencies.values().map(BTreeMap::len).sum();
+    }
+
     /// Returns the state of the circuit breaker of `key`.
     pub fn state(&self, key: K, now: Instant) -> BreakerState {
         self.circuits.state(key, now)
@@ -348,6 +357,33 @@ mod tests {
         assert_eq!(timeout(LatencyBaseline::Own, 1, "d", 1), Some(1600 * MS));
         assert_eq!(timeout(LatencyBaseline::Best, 1, "d", 2), None);
         assert_eq!(timeout(LatencyBaseline::Best, 1, "other", 1), None);
+    }
+
+    #[test]
+    fn a_restarted_target_is_not_as_slow_as_its_former_process() {
+        // The former process computed its last requests while the machine was busy, ten times slower than the other target.
+        let (before, begin) = of(LatencyBaseline::Best, &[5, 50]);
+        let slowness = |targets: &TargetTracker<usize>, now| {
+            targets.slowness_permille(1, &name("d"), SizeClass::of(1), now)
+        };
+        // A target gets a request while the other one has one in flight if it is not twice as slow.
+        let responses = |mut targets: TargetTracker<usize>| {
+            let mut responses = 0;
+            for tenths in 0..900 {
+                let now = begin + tenths * 100 * MS;
+                if slowness(&targets, now) < 2000 {
+                    responses += 1;
+                    targets.record_latency(1, &name("d"), SizeClass::of(1), 5 * MS, now);
+                }
+            }
+            responses
+        };
+        let (mut after, _) = of(LatencyBaseline::Best, &[5, 50]);
+        after.restarted(1);
+        assert_eq!((slowness(&before, begin), slowness(&after, begin)), (10_000, 1000));
+        let (before, after) = (responses(before), responses(after));
+        assert!(before < 10, "{before} responses in 90 s, although the new process is as fast as the other");
+        assert_eq!(after, 900);
     }
 
     #[test]

@@ -41,10 +41,17 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
     let (spoke, key) = (&prober.spoke, UpstreamKey { region: prober.here, address });
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // A frozen replica, whose requests time out, is the same process afterwards.
+    let mut may_be_another_process = false;
     loop {
         interval.tick().await;
         match timeout(TIMEOUT, probe(&prober.upstream, &key)).await {
             Ok(Ok(observed)) => {
+                let is_ready = observed.ready && !observed.draining;
+                if is_ready && may_be_another_process {
+                    prober.replicas.restarted(number);
+                }
+                may_be_another_process = !is_ready;
                 let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
                 mismatches
                     .into_iter()
@@ -53,6 +60,7 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
             Ok(Err(error)) => {
                 // The status request to a replica failed (`error`). Repeated failures take the replica out of use.
                 tracing::debug!(address = %key.address, %error, "replica status request failed");
+                may_be_another_process = true;
                 spoke.lock().replica_failed(number, Instant::now());
             }
             Err(_) => {

@@ -63,6 +63,11 @@ impl Replicas {
         addresses
     }
 
+    /// Records that the process of a replica was restarted.
+    pub(super) fn restarted(&self, number: usize) {
+        self.observations().targets.restarted(number);
+    }
+
     /// Selects a replica for the next attempt of `plan`. Returns an error while earlier requests are held, unless this request
     /// has waited itself.
     pub(super) fn choose(
