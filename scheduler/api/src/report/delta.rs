@@ -13,10 +13,11 @@
 //! one that the spoke does not know (it restarted, or forgot removed names), receives all loads. So does a gateway
 //! whose checksum differs.
 //!
-//! Grants belong to one gateway and not to the state. They are numbered by report, and the spoke keeps for each gateway the
-//! number of the report in which each of its grants changed last. A gateway names the grants that it has; the others are
-//! renewed without being repeated. Without a number, the report has all grants. A load whose grant has not been sent
-//! has none.
+//! Grants belong to one gateway and not to the state. They have a number that increases whenever one of them changes, and
+//! the spoke keeps for each gateway the number with which each of its grants changed last. A gateway names the grants that
+//! it has; the others are renewed without being repeated. Without a number, the report has all grants. A load whose grant
+//! has not been sent has none. A second checksum is that of the grants of the gateway. While nothing changes, the numbers
+//! stay, and so does everything that a message repeats ([`super::stream`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -69,6 +70,12 @@ pub enum ReportError {
         /// Number of the state.
         number: u64,
     },
+    /// The changes in a report give other grants than the spoke has given: it has another version, or a defect.
+    #[error("the grants after the changes of state {number} differ from those of the spoke")]
+    GrantsChecksum {
+        /// Number of the state.
+        number: u64,
+    },
 }
 
 /// Encoder of one spoke's reports. All gateways share the loads, which are computed at most once per [`LOADS_AGE_MAX`].
@@ -89,8 +96,10 @@ pub struct ReportEncoder {
     loaded_at: Option<Instant>,
     /// Grants of each gateway.
     granted: BTreeMap<Gateway, SentGrants>,
-    /// Number of the grants of the last report.
+    /// Number of the newest grants.
     grants: u64,
+    /// Number of reports so far.
+    reports: u64,
 }
 
 /// Last change of a load.
@@ -105,34 +114,57 @@ struct VersionedLoad {
 /// Grants of one gateway that have been sent.
 #[derive(Debug, Default)]
 struct SentGrants {
-    /// Numbers of the first and the last report of this history.
+    /// Numbers of the first and the newest grants of this history.
     first: u64,
-    last: u64,
-    /// Grants, also those that have become 0, with the number of the report in which each changed last.
+    newest: u64,
+    /// Number of the last report to the gateway.
+    reported: u64,
+    /// Grants, also those that have become 0, with the number with which each changed last.
     each: BTreeMap<DeploymentName, (u64, u64)>,
+    /// Checksum of the grants that are not 0.
+    checksum: u64,
 }
 
 impl SentGrants {
-    /// Records the grants of report `number`.
+    /// Records the current grants; those that have changed get the number `next`. Returns whether there are any.
     fn update(
         &mut self,
         grants: &BTreeMap<DeploymentName, u64>,
-        number: u64,
+        next: u64,
         is_served: impl Fn(&DeploymentName) -> bool,
-    ) {
-        self.last = number;
-        self.each.retain(|name, _| is_served(name));
+    ) -> bool {
+        let mut sum = self.checksum;
+        let mut is_changed = false;
+        // A gateway that removes a deployment removes its grant as well.
+        self.each.retain(|name, (tokens, _)| {
+            let stays = is_served(name);
+            if !stays {
+                sum = sum.wrapping_sub(grant_checksum(name, *tokens));
+                is_changed |= *tokens > 0;
+            }
+            stays
+        });
         for (name, sent) in &mut self.each {
             let tokens = grants.get(name).copied().unwrap_or(0);
             if sent.0 != tokens {
-                *sent = (tokens, number);
+                sum =
+                    sum.wrapping_sub(grant_checksum(name, sent.0)).wrapping_add(grant_checksum(name, tokens));
+                *sent = (tokens, next);
+                is_changed = true;
             }
         }
         for (name, tokens) in grants.iter().filter(|(name, tokens)| **tokens > 0 && is_served(name)) {
             if !self.each.contains_key(name) {
-                self.each.insert(name.clone(), (*tokens, number));
+                sum = sum.wrapping_add(grant_checksum(name, *tokens));
+                self.each.insert(name.clone(), (*tokens, next));
+                is_changed = true;
             }
         }
+        self.checksum = sum;
+        if is_changed {
+            self.newest = next;
+        }
+        is_changed
     }
 
     /// Returns the tokens of a grant.
@@ -198,29 +230,34 @@ impl ReportEncoder {
     /// Encodes a report for a gateway that has the state `known`.
     pub fn encode(&mut self, report: SpokeReport, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
         let SpokeReport { region, instance, boot_id, sequence, draining, has_jobs, grants } = report;
-        self.grants += 1;
+        self.reports += 1;
         let is_new = !self.granted.contains_key(gateway);
-        let number = self.grants;
+        let reports = self.reports;
         if is_new {
-            self.granted.retain(|_, sent| number - sent.last <= SILENT_REPORTS_MAX);
+            self.granted.retain(|_, sent| reports - sent.reported <= SILENT_REPORTS_MAX);
         }
         if is_new && self.granted.len() >= GATEWAYS_MAX {
             // Each of them receives all its grants once more.
             self.granted.clear();
         }
-        let sent = self
-            .granted
-            .entry(gateway.clone())
-            .or_insert_with(|| SentGrants { first: number, ..SentGrants::default() });
+        let next = self.grants + 1;
+        let sent = self.granted.entry(gateway.clone()).or_insert_with(|| SentGrants {
+            first: next,
+            newest: next,
+            ..SentGrants::default()
+        });
+        sent.reported = reports;
         let load_of = |name: &DeploymentName| self.loads.get(name)?.load;
-        sent.update(&grants, number, |name| load_of(name).is_some());
+        if sent.update(&grants, next, |name| load_of(name).is_some()) || is_new {
+            self.grants = next;
+        }
         let is_known = |known: &KnownState| {
             known.boot_id == boot_id && (self.oldest..=self.number).contains(&known.number)
         };
         let known = known.filter(is_known);
         let base = known.map(|known| known.number);
         let grants_base =
-            known.and_then(|known| known.grants).filter(|known| (sent.first..number).contains(known));
+            known.and_then(|known| known.grants).filter(|known| (sent.first..=sent.newest).contains(known));
         let mut removed = Vec::new();
         let mut deployments = BTreeMap::new();
         let mut list = |name: &DeploymentName| match load_of(name) {
@@ -246,8 +283,9 @@ impl ReportEncoder {
         }
         removed.sort_unstable();
         let report = Report { region, instance, boot_id, sequence, deployments, draining, has_jobs };
-        let (checksum, grants) = (self.checksum, Some(number));
-        let state = ReportStateV1 { number: self.number, base, removed, checksum, grants, grants_base };
+        let (checksum, grants, grants_checksum) = (self.checksum, Some(sent.newest), Some(sent.checksum));
+        let number = self.number;
+        let state = ReportStateV1 { number, base, removed, checksum, grants, grants_base, grants_checksum };
         ReportV1 { state: Some(state), ..ReportV1::from(report) }
     }
 }
@@ -283,6 +321,7 @@ pub struct DecodedReport {
     checksum: u64,
     /// Number of its grants, if the spoke numbers them.
     grants: Option<u64>,
+    grants_checksum: u64,
 }
 
 impl DecodedReport {
@@ -291,13 +330,17 @@ impl DecodedReport {
         let granted = report.deployments.iter().filter(|(_, load)| load.granted_tokens > 0);
         let granted = granted.map(|(name, _)| name.clone()).collect();
         let checksum = checksum(report.deployments.iter());
-        DecodedReport { report, changed: None, granted, number: 0, checksum, grants: None }
+        let grants = report.deployments.iter().map(|(name, load)| grant_checksum(name, load.granted_tokens));
+        let grants_checksum = grants.fold(0, u64::wrapping_add);
+        DecodedReport { report, changed: None, granted, number: 0, checksum, grants: None, grants_checksum }
     }
 
     /// Replaces the load of a deployment; `None` removes it.
     fn change(&mut self, name: DeploymentName, load: Option<DeploymentLoad>) {
         let sum = |load: &DeploymentLoad| load_checksum(&name, load);
+        let grant = |load: &DeploymentLoad| grant_checksum(&name, load.granted_tokens);
         self.checksum = self.checksum.wrapping_add(load.as_ref().map_or(0, sum));
+        self.grants_checksum = self.grants_checksum.wrapping_add(load.as_ref().map_or(0, grant));
         match load.is_some_and(|load| load.granted_tokens > 0) {
             true => self.granted.insert(name.clone()),
             false => self.granted.remove(&name),
@@ -307,6 +350,7 @@ impl DecodedReport {
             None => self.report.deployments.remove(&name),
         };
         self.checksum = self.checksum.wrapping_sub(before.as_ref().map_or(0, sum));
+        self.grants_checksum = self.grants_checksum.wrapping_sub(before.as_ref().map_or(0, grant));
         if let Some(changed) = &mut self.changed {
             changed.insert(name);
         }
@@ -325,7 +369,9 @@ impl ReportDecoder {
         let before = self.last.take();
         let state = wire.state.take();
         let mut report = Report::try_from(wire)?;
-        let Some(ReportStateV1 { number, base, removed, checksum, grants, grants_base }) = state else {
+        let Some(ReportStateV1 { number, base, removed, checksum, grants, grants_base, grants_checksum }) =
+            state
+        else {
             // A spoke without states always sends all loads. Its reports are no state to refer to.
             return Ok(self.last.insert(DecodedReport::of_all_loads(report)));
         };
@@ -371,6 +417,9 @@ impl ReportDecoder {
         if decoded.checksum != checksum {
             return Err(ReportError::Checksum { number });
         }
+        if grants_checksum.is_some_and(|sent| sent != decoded.grants_checksum) {
+            return Err(ReportError::GrantsChecksum { number });
+        }
         Ok(self.last.insert(DecodedReport { number, grants, ..decoded }))
     }
 }
@@ -387,6 +436,14 @@ fn round(load: &mut DeploymentLoad) {
 /// Checksum of all loads without their grants: a sum, so that it does not depend on an order.
 fn checksum<'a>(loads: impl Iterator<Item = (&'a DeploymentName, &'a DeploymentLoad)>) -> u64 {
     loads.fold(0, |sum: u64, (name, load)| sum.wrapping_add(load_checksum(name, load)))
+}
+
+/// FNV-1a of a name and its grant; 0 without a grant, so that a grant that has ended is none. Summed like the loads.
+fn grant_checksum(name: &DeploymentName, tokens: u64) -> u64 {
+    if tokens == 0 {
+        return 0;
+    }
+    fnv1a(FNV_BASIS, name.as_str().bytes().chain(tokens.to_le_bytes()))
 }
 
 /// FNV-1a of a name and its load. It detects defects, not forgery: the connection authenticates both ends.

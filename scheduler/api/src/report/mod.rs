@@ -1,10 +1,11 @@
 //! Exchange between a gateway and a region, five times a second, at the gateway's request.
 //!
-//! The exchange is direct, without hub or store. Request and response contain what has changed ([`delta`]), so idle
-//! deployments add nothing to them. The response repeats the sequence number of its request, so that a gateway recognizes
-//! outdated responses.
+//! The exchange is direct, without hub or store. Its requests and responses are messages of one long stream in both
+//! directions ([`stream`]), and contain what has changed ([`delta`]), so idle deployments add nothing to them. The response
+//! repeats the sequence number of its request, so that a gateway recognizes outdated responses.
 
 pub mod delta;
+pub mod stream;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -136,7 +137,7 @@ impl DeploymentLoad {
     }
 }
 
-/// Request, `POST /spoke/v1/exchange`.
+/// Request of the exchange, `POST /spoke/v1/exchange`: the state of one direction of a [`stream`], and its first message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeRequestV1 {
     /// Version of the message.
@@ -165,7 +166,7 @@ pub struct OverflowV1 {
     pub tokens: u64,
 }
 
-/// Response.
+/// Response: the state of the other direction, and its first message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReportV1 {
     /// Version of the message.
@@ -205,14 +206,17 @@ pub struct ReportStateV1 {
     pub removed: Vec<String>,
     /// Checksum of all loads of the state, without grants.
     pub checksum: u64,
-    /// Number of the grants of this report; later reports to the same gateway have higher ones. Absent from spokes that
-    /// always send all grants.
+    /// Number of the grants of this report; it increases when one of them changes. Absent from spokes that always send all
+    /// grants.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<u64>,
     /// Number of the grants since which the report has the changes; the other grants are renewed as they are. Absent:
     /// it has all grants, and a deployment that is not listed has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants_base: Option<u64>,
+    /// Checksum of all grants of the gateway. Absent from older spokes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grants_checksum: Option<u64>,
 }
 
 /// Report of one deployment in a region.

@@ -124,6 +124,23 @@ fn the_grants_of_silent_gateways_are_forgotten() {
 }
 
 #[test]
+fn a_lost_change_of_a_grant_is_detected_and_repaired() {
+    let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) })];
+    let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+    decoder.decode(encoder.encode_now(report(1, &granted(3)), &gateway(0), None)).unwrap();
+    let same = encoder.encode_now(report(2, &granted(3)), &gateway(0), decoder.known());
+    assert_eq!(same.state.as_ref().unwrap().grants, Some(1), "the number stays while no grant changes");
+    decoder.decode(same).unwrap();
+    let mut changed = encoder.encode_now(report(3, &granted(0)), &gateway(0), decoder.known());
+    changed.deployments.clear();
+    let lost = decoder.decode(changed).map(|decoded| decoded.report.clone());
+    assert_eq!(lost, Err(ReportError::GrantsChecksum { number: 1 }));
+    let complete = encoder.encode_now(report(4, &granted(0)), &gateway(0), decoder.known());
+    let decoded = decoder.decode(complete).unwrap();
+    assert_eq!(decoded.report.deployments[&name(1)].granted_tokens, 0);
+}
+
+#[test]
 fn changed_grants_of_unknown_or_earlier_numbers_are_not_applied() {
     let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) })];
     let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
@@ -185,6 +202,10 @@ fn a_wrong_report_is_rejected_and_the_next_request_requires_all_loads() {
     assert_eq!(wrong, (Err(ReportError::Checksum { number: 2 }), None));
     let forged = encoded(&|wire| wire.deployments.clear());
     assert_eq!(forged, (Err(ReportError::Checksum { number: 2 }), None));
+    let without_grants = encoded(&|wire| state(wire, &|state| *state.grants_checksum.as_mut().unwrap() ^= 1));
+    assert_eq!(without_grants, (Err(ReportError::GrantsChecksum { number: 2 }), None));
+    let granted = encoded(&|wire| wire.deployments[0].granted_tokens = 9);
+    assert_eq!(granted, (Err(ReportError::GrantsChecksum { number: 2 }), None), "a grant that was not given");
     let unknown = encoded(&|wire| state(wire, &|state| state.base = Some(7)));
     assert_eq!(unknown, (Err(ReportError::UnknownBase { base: 7 }), None));
     let foreign = encoded(&|wire| wire.boot_id = 6);
