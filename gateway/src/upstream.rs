@@ -10,7 +10,7 @@
 //! cannot be retried once it has begun.
 
 use crate::hop::{Connector, UpstreamKey};
-use crate::http1::{self, Http1Client};
+use crate::http1::{self, DuplexRequest, DuplexResponse, Http1Client};
 use crate::http2::{self, Http2Client};
 use crate::metrics::{Family, HopEvent};
 use crate::request_head::RequestHead;
@@ -24,6 +24,7 @@ use identity::Transport;
 use regions::HostPort;
 use regions::catalogue::Catalogue;
 use resolver::{Resolver, ResolverMetrics};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -144,6 +145,41 @@ impl Upstream {
             // The region supports HTTP/2 by now.
             http2_client.adopt(key, connected).await?;
         }
+    }
+
+    /// Opens a request of this process itself whose body is sent while the response is received: over HTTP/1.1 on a
+    /// connection of its own, because the frames of HTTP/2 and its acknowledgements cost more than the messages, and a
+    /// stalled connection must not be one of the requests of clients. It is an idle connection if `may_reuse` and there
+    /// is one.
+    pub(crate) async fn open_duplex(
+        &self,
+        key: &UpstreamKey,
+        head: &RequestHead,
+        may_reuse: bool,
+    ) -> Result<(DuplexRequest, DuplexResponse), AttemptFailure> {
+        if may_reuse && let Some(opened) = self.http1_client.take_idle(key) {
+            return Ok(opened.duplex(head));
+        }
+        let connected = self.connector.connect_http1(key, STATUS_CONNECT_TIMEOUT).await?;
+        Ok(self.http1_client.ready(key, connected).duplex(head))
+    }
+
+    /// Opens a connection for the next request, unless there is one.
+    pub(crate) async fn keep_connection(&self, key: &UpstreamKey) -> Result<(), AttemptFailure> {
+        if self.http2_client.is_none() && self.http1_client.has_idle(key) {
+            return Ok(());
+        }
+        match self.open(key, STATUS_CONNECT_TIMEOUT).await? {
+            UpstreamConnection::Http1(opened) => opened.put_back(),
+            // A stream that is not used releases its slot.
+            UpstreamConnection::Http2(stream) => drop(stream),
+        }
+        Ok(())
+    }
+
+    /// Returns whether this is still an address of an upstream.
+    pub(crate) fn is_current(&self, key: &UpstreamKey, remote: IpAddr) -> bool {
+        self.connector.is_current(key, remote)
     }
 
     /// Sends a request of this process itself, without a client's body, and buffers the response, of at most `whole_max`

@@ -38,6 +38,7 @@ pub mod decimal;
 pub mod demand;
 pub mod encoding;
 pub mod endpoint;
+pub mod exchange_streams;
 pub mod flood;
 mod frame;
 pub mod head;

@@ -1,12 +1,19 @@
-//! Polls a report from every spoke instance of every region five times a second.
+//! Requests a report from every spoke instance of every region five times a second.
 //!
 //! The gateway sends a request and the region responds with its report. So the gateway needs no listener for regions,
 //! the time from request to response is the round trip, and a region that is unreachable in either direction sends no
 //! reports. Requests are sent at a fixed interval, whether or not earlier ones were responded to: across an ocean two
-//! or three are in flight at once, and a stall is detected within one interval. They use the same connections as client
-//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either. A
-//! report of another region or of another instance, at whose address the spoke of the route table no longer runs, is
-//! rejected.
+//! or three are in flight at once, and a stall is detected within one interval. They are the messages of one request that
+//! does not end ([`scheduler_api::report::stream`]), on a connection of its own that is authenticated like those of client
+//! requests ([`crate::hop`]), so an endpoint that fails to authenticate as the region cannot report for it either. When
+//! responses are missing, another stream is opened beside it ([`gateway_core::exchange_streams`]). A report of another region
+//! or of another instance, at whose address the spoke of the route table no longer runs, is rejected.
+//!
+//! ```text
+//!  task per instance: opens streams ──▶ task per stream ──┬─ request: a message per interval ──▶ spoke
+//!       ▲ which are open, what is in flight                └─ receive: decode, check, apply ◀──── spoke
+//!       └─ ReceivedReports ◀──────────────────────────────────┘
+//! ```
 
 use super::region_monitor::RegionMonitor;
 use super::router::AdmissionPools;
@@ -14,33 +21,33 @@ use super::table::Current;
 use crate::config::EdgeConfig;
 use crate::events::ReportRejected;
 use crate::hop::UpstreamKey;
+use crate::http1::{DuplexRequest, DuplexResponse};
 use crate::metrics::{EdgeMetrics, ReportRejection};
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
-use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
-use bytes::Bytes;
+use crate::upstream::Upstream;
+use gateway_core::exchange_streams::{EXCHANGES_IN_FLIGHT_MAX, ExchangeStreams, StreamId};
 use gateway_core::instances::InstanceIndex;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::header::{CONTENT_TYPE, HOST};
 use regions::id::{InstanceName, RegionId};
 use scheduler_api::paths;
 use scheduler_api::report::delta::{DecodedReport, ReportDecoder, ReportError};
-use scheduler_api::report::{
-    EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
-};
+use scheduler_api::report::stream::{MessageBuffer, REPORT_BYTES_MAX, ReportReader, RequestWriter};
+use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, Gateway, KnownState, ReportV1};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use supervision::Mutex;
 use supervision::task::{contained, supervise};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinSet};
 
-/// Timeout of a report; a region is considered down well before it. Independent of the timeouts of the exchanges with
-/// hubs and between spokes: this one bounds the reports in flight.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Limit on the bytes of a report: 1,000 deployments with names of maximum length take half of it.
-const REPORT_BYTES_MAX: usize = 512 << 10;
-/// Limit on exchanges in flight with one region: as many as are started within the timeout.
-const EXCHANGES_IN_FLIGHT_MAX: usize = (EXCHANGE_TIMEOUT.as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
+/// Intervals between checks of the connection beside a stream: whether the next request of a client has an open
+/// connection, and whether the stream leads to a current address of the instance. Connections are checked for the latter
+/// when they are reused, and a stream is not.
+const CHECK_INTERVALS: u64 = 5;
+/// Rejected reports in a row after which a stream is closed: five seconds. Another connection may lead to another process.
+const REJECTED_MAX: usize = 25;
 
 /// Parts of a gateway that a report changes.
 #[derive(Clone)]
@@ -50,14 +57,14 @@ pub(crate) struct ReportEffects {
     pub(crate) metrics: Arc<EdgeMetrics>,
 }
 
-/// Polls the regions of the current route table for ever.
+/// Requests reports of the regions of the current route table for ever.
 pub(crate) async fn listen(
     config: Arc<EdgeConfig>,
     upstream: Arc<Upstream>,
     mut views: watch::Receiver<Current>,
     effects: ReportEffects,
 ) {
-    let mut receivers: BTreeMap<InstanceIndex, tokio::task::AbortHandle> = BTreeMap::new();
+    let mut receivers: BTreeMap<InstanceIndex, AbortHandle> = BTreeMap::new();
     let mut tasks = JoinSet::new();
     let gateway = Gateway { location: config.region.to_string(), boot_id: rand::random() };
     loop {
@@ -83,6 +90,7 @@ pub(crate) async fn listen(
                     upstream: upstream.clone(),
                     effects: effects.clone(),
                     received: Mutex::new(ReceivedReports::default()),
+                    overdue: Notify::new(),
                 };
                 let receiver = Arc::new(receiver);
                 tasks.spawn(supervise("reports of a region", move || receiver.clone().listen()))
@@ -104,6 +112,8 @@ struct ReportReceiver {
     upstream: Arc<Upstream>,
     effects: ReportEffects,
     received: Mutex<ReceivedReports>,
+    /// Signal that a response is overdue.
+    overdue: Notify,
 }
 
 /// Reports of one instance so far. They outlive a restart of the task that requests them: with sequence numbers that
@@ -117,6 +127,12 @@ struct ReceivedReports {
     decoder: ReportDecoder,
     /// Consecutive reports with a lower state number than an earlier one.
     outdated: usize,
+    /// Consecutive reports that were rejected.
+    rejections: usize,
+    /// Open streams, and the requests in flight on them.
+    streams: ExchangeStreams,
+    /// Time of the last accepted report.
+    accepted_at: Option<Instant>,
     /// Reason why the last report was rejected.
     rejected: Option<ReportRejection>,
 }
@@ -134,11 +150,23 @@ impl RejectedReport {
     }
 }
 
-/// Failed exchange.
-enum ExchangeFailure {
-    /// There is no report.
-    NoReport(String),
-    /// There is one, and it cannot be read.
+/// Stream that is open until this is dropped.
+struct OpenStream {
+    receiver: Arc<ReportReceiver>,
+    id: StreamId,
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.receiver.received.lock().streams.close(self.id);
+    }
+}
+
+/// Why a stream has ended.
+enum StreamEnd {
+    /// The connection failed, the spoke ended it or rejected the request, or another stream is used.
+    Closed(String),
+    /// A message cannot be read.
     Unreadable(String),
 }
 
@@ -147,6 +175,16 @@ impl ReceivedReports {
     fn next_request(&mut self) -> (u64, Option<KnownState>) {
         self.requested += 1;
         (self.requested, self.decoder.known())
+    }
+
+    /// Returns the next request on a stream, which is sent `now`; `None` if as many as allowed are in flight.
+    fn next_on(&mut self, stream: StreamId, now: Instant) -> Option<(u64, Option<KnownState>)> {
+        if !self.streams.may_send(stream) {
+            return None;
+        }
+        let (sequence, known) = self.next_request();
+        self.streams.sent(stream, sequence, now);
+        Some((sequence, known))
     }
 
     /// Returns whether a report with this sequence number is the newest response to a request, and records it.
@@ -195,7 +233,7 @@ impl ReceivedReports {
             Err(error @ ReportError::Invalid(_)) => {
                 return Err(RejectedReport::new(ReportRejection::Invalid, error));
             }
-            Err(error @ ReportError::Checksum { .. }) => {
+            Err(error @ (ReportError::Checksum { .. } | ReportError::GrantsChecksum { .. })) => {
                 return Err(RejectedReport::new(ReportRejection::Checksum, error));
             }
         };
@@ -214,81 +252,93 @@ impl ReceivedReports {
 }
 
 impl ReportReceiver {
+    /// Opens streams to the instance, for ever.
     async fn listen(self: Arc<ReportReceiver>) {
         let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut in_flight = JoinSet::new();
+        let mut tasks = JoinSet::new();
+        let mut streams: BTreeMap<StreamId, AbortHandle> = BTreeMap::new();
+        let mut standby: Option<AbortHandle> = None;
+        let mut checks = 0_u64;
         loop {
-            interval.tick().await;
-            while in_flight.try_join_next().is_some() {}
-            if in_flight.len() < EXCHANGES_IN_FLIGHT_MAX {
-                in_flight.spawn(contained("report of a region", self.clone().exchange()));
+            let is_check = tokio::select! {
+                _ = interval.tick() => {
+                    checks += 1;
+                    checks % CHECK_INTERVALS == 0
+                }
+                () = self.overdue.notified() => false,
+            };
+            while tasks.try_join_next().is_some() {}
+            let now = Instant::now();
+            let (opened, is_healthy) = {
+                let received = &mut *self.received.lock();
+                let opened = received.streams.tick(now);
+                streams.retain(|id, task| {
+                    let is_open = received.streams.is_open(*id);
+                    if !is_open {
+                        task.abort();
+                    }
+                    is_open
+                });
+                let age = received.accepted_at.map(|at| now.saturating_duration_since(at));
+                (opened, age.is_some_and(|age| age < EXCHANGE_PERIOD * 3))
+            };
+            if let Some((id, others)) = opened {
+                // One that replaces another may use an idle connection; the replacement of that one may not, because those
+                // may be stalled as well.
+                let may_reuse = others < 2;
+                let stream = OpenStream { receiver: self.clone(), id };
+                let exchange = async move { stream.exchange(may_reuse).await };
+                streams.insert(id, tasks.spawn(contained("report of a region", exchange)));
+            }
+            if is_check && is_healthy && standby.as_ref().is_none_or(AbortHandle::is_finished) {
+                let receiver = self.clone();
+                let keep = async move {
+                    if let Err(failure) = receiver.upstream.keep_connection(&receiver.key).await {
+                        // No idle connection to a region could be opened for the next request.
+                        tracing::debug!(address = %receiver.key.address, ?failure, "idle connection not opened");
+                    }
+                };
+                standby = Some(tasks.spawn(contained("idle connection", keep)));
             }
         }
     }
 
-    async fn exchange(self: Arc<ReportReceiver>) {
-        let sent_at = Instant::now();
-        let desired = self.effects.region_monitor.states().spillover_demand(self.index, Instant::now());
-        let (sequence, known) = self.received.lock().next_request();
-        let request = ExchangeRequest { gateway: self.gateway.clone(), sequence, known, requested: desired };
-        match tokio::time::timeout(EXCHANGE_TIMEOUT, self.send(&ExchangeRequestV1::from(request))).await {
-            Ok(Ok((report, round_trip))) => self.received(report, round_trip, sent_at),
-            Ok(Err(ExchangeFailure::Unreadable(problem))) => {
-                let rejected = RejectedReport::new(ReportRejection::Invalid, problem);
-                self.rejected(&mut self.received.lock(), &rejected);
-            }
-            Ok(Err(ExchangeFailure::NoReport(error))) => {
-                // The request for the report of a spoke failed (`error`). Without reports for 0.6 s the spoke is suspect.
-                tracing::debug!(address = %self.key.address, error, "region report failed");
-            }
-            // A spoke did not send its report in time. Without reports for 0.6 s it is suspect.
-            Err(late) => tracing::debug!(address = %self.key.address, %late, "region report timed out"),
-        }
-    }
-
-    /// Exchanges a request for a report; returns the report and the round-trip time.
-    async fn send(&self, request: &ExchangeRequestV1) -> Result<(ReportV1, Duration), ExchangeFailure> {
-        let body = Bytes::from(serde_json::to_vec(request).expect("a request serialises to JSON"));
-        let mut head = RequestHead::new(UpstreamMethod::Post).for_path(paths::EXCHANGE);
-        head.put(HOST.as_str(), AUTHORITY);
-        head.put(CONTENT_TYPE.as_str(), "application/json");
-        head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
-        let received = self.upstream.send_own(&self.key, &head, &body, REPORT_BYTES_MAX).await;
-        let (UpstreamResponse { head, body }, round_trip) =
-            received.map_err(|failure| ExchangeFailure::NoReport(format!("{failure:?}")))?;
-        match body {
-            ResponseBody::Buffered(body) if head.status.is_success() => {
-                let report = serde_json::from_slice(&body);
-                let report = report.map_err(|error| ExchangeFailure::Unreadable(error.to_string()))?;
-                Ok((report, round_trip))
-            }
-            ResponseBody::Buffered(_) => {
-                Err(ExchangeFailure::NoReport(format!("the region responded {}", head.status)))
-            }
-            ResponseBody::Streamed(_) => {
-                Err(ExchangeFailure::Unreadable(format!("it is longer than {REPORT_BYTES_MAX} bytes")))
-            }
-        }
-    }
-
-    fn received(&self, report: ReportV1, round_trip: Duration, sent_at: Instant) {
+    fn received(&self, stream: StreamId, report: ReportV1) {
         let ReportEffects { region_monitor, pools, metrics: _ } = &self.effects;
         let received = &mut *self.received.lock();
-        let accepted = received.receive(report, (&self.region, &self.name), |decoded| {
+        let now = Instant::now();
+        let sent_at = received.streams.responded(stream, report.sequence, now);
+        // One that was requested on another stream, or has been received already.
+        let is_late = sent_at.is_none() && report.sequence <= received.requested;
+        let sent_at = sent_at.unwrap_or(now);
+        let round_trip = now.saturating_duration_since(sent_at);
+        let apply = |decoded: &DecodedReport| {
             let states = &mut *region_monitor.states();
             // Under the lock of the states, so that changes are applied in the same order everywhere.
             let combined = states.reported(self.index, decoded, round_trip, sent_at, Instant::now());
             if let Some(combined) = combined {
                 pools.reported(self.key.region, &combined);
             }
-        });
+        };
+        let accepted =
+            if is_late { Ok(false) } else { received.receive(report, (&self.region, &self.name), apply) };
         match accepted {
-            Ok(true) => received.rejected = None,
+            Ok(true) => {
+                (received.rejected, received.rejections, received.accepted_at) = (None, 0, Some(now));
+                received.streams.keep(stream);
+            }
             // A report is older than the last one, or continues a state that this gateway does not have. The next report
             // replaces it.
             Ok(false) => tracing::debug!(address = %self.key.address, "late report of a region ignored"),
-            Err(rejected) => self.rejected(received, &rejected),
+            Err(rejected) => {
+                self.rejected(received, &rejected);
+                received.rejections += 1;
+                if received.rejections >= REJECTED_MAX {
+                    received.rejections = 0;
+                    received.streams.close(stream);
+                }
+            }
         }
     }
 
@@ -298,6 +348,110 @@ impl ReportReceiver {
         let (region, instance, address) = (&self.region, &self.name, &self.key.address);
         let event = ReportRejected { region, instance, address, reason: *reason, problem, is_repeated };
         event.record(&self.effects.metrics);
+    }
+}
+
+impl OpenStream {
+    /// Exchanges messages on a stream until its end.
+    async fn exchange(self, may_reuse: bool) {
+        let receiver = &self.receiver;
+        let address = &receiver.key.address;
+        let mut head = RequestHead::new(UpstreamMethod::Post).for_path(paths::EXCHANGE);
+        head.put(HOST.as_str(), AUTHORITY);
+        head.put(CONTENT_TYPE.as_str(), "application/x-ndjson");
+        let (request, response) = match receiver.upstream.open_duplex(&receiver.key, &head, may_reuse).await {
+            Ok(opened) => opened,
+            Err(failure) => {
+                // No stream to a spoke could be opened (`failure`). Without reports for 0.6 s the spoke is suspect.
+                return tracing::debug!(%address, ?failure, "region report failed");
+            }
+        };
+        let remote = response.remote;
+        let end = tokio::select! {
+            end = self.send_requests(request, remote) => end,
+            end = self.receive_reports(response) => end,
+        };
+        match end {
+            StreamEnd::Closed(reason) => {
+                // The stream of reports of a spoke has ended (`reason`), and another one is opened within an interval
+                // unless there is one. Without reports for 0.6 s the spoke is suspect.
+                tracing::debug!(%address, reason, "region report stream ended");
+            }
+            StreamEnd::Unreadable(problem) => {
+                let rejected = RejectedReport::new(ReportRejection::Invalid, problem);
+                receiver.rejected(&mut receiver.received.lock(), &rejected);
+            }
+        }
+    }
+
+    /// Sends a request per interval; returns when the stream must end.
+    async fn send_requests(&self, mut request: DuplexRequest, remote: IpAddr) -> StreamEnd {
+        let ReportReceiver { index, key, gateway, upstream, effects, received, .. } = &*self.receiver;
+        let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
+        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut writer = RequestWriter::default();
+        let mut tick = 0_u64;
+        loop {
+            self.next_interval(&mut interval).await;
+            tick += 1;
+            if tick % CHECK_INTERVALS == 0 && !upstream.is_current(key, remote) {
+                return StreamEnd::Closed("the instance has another address".to_owned());
+            }
+            let requested = effects.region_monitor.states().spillover_demand(*index, Instant::now());
+            let next = {
+                let received = &mut *received.lock();
+                if !received.streams.is_open(self.id) {
+                    return StreamEnd::Closed("another stream is used".to_owned());
+                }
+                received.next_on(self.id, Instant::now())
+            };
+            let Some((sequence, known)) = next else { continue };
+            let message =
+                writer.message(ExchangeRequest { gateway: gateway.clone(), sequence, known, requested });
+            if let Err(error) = request.send(&message).await {
+                return StreamEnd::Closed(error.to_string());
+            }
+        }
+    }
+
+    /// Waits for the next interval. If a response is overdue before, another stream is opened.
+    async fn next_interval(&self, interval: &mut tokio::time::Interval) {
+        let overdue_at = self.receiver.received.lock().streams.overdue_at(self.id);
+        let Some(overdue_at) = overdue_at else { return drop(interval.tick().await) };
+        tokio::select! {
+            _ = interval.tick() => return,
+            () = tokio::time::sleep_until(overdue_at.into()) => self.receiver.overdue.notify_one(),
+        }
+        interval.tick().await;
+    }
+
+    /// Receives reports until the end of the response.
+    async fn receive_reports(&self, mut response: DuplexResponse) -> StreamEnd {
+        let head = match response.head().await {
+            Ok(head) if head.status.is_success() => head,
+            Ok(head) => return StreamEnd::Closed(format!("the region responded {}", head.status)),
+            Err(error) => return StreamEnd::Closed(error.to_string()),
+        };
+        drop(head);
+        let (mut messages, mut reader) = (MessageBuffer::new(REPORT_BYTES_MAX), ReportReader::default());
+        loop {
+            match response.piece().await {
+                Ok(Some(piece)) => messages.push(&piece),
+                Ok(None) => return StreamEnd::Closed("the region ended it".to_owned()),
+                Err(error) => return StreamEnd::Closed(error.to_string()),
+            }
+            loop {
+                let report = match messages.take() {
+                    Ok(Some(message)) => reader.read(&message),
+                    Ok(None) => break,
+                    Err(error) => Err(error),
+                };
+                match report {
+                    Ok(report) => self.receiver.received(self.id, report),
+                    Err(error) => return StreamEnd::Unreadable(error.to_string()),
+                }
+            }
+        }
     }
 }
 

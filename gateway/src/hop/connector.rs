@@ -72,7 +72,14 @@ enum Mode {
     Plaintext,
     /// Plaintext, to loopback addresses only.
     Loopback,
-    Tls(Box<TlsClient>),
+    Tls(Box<TlsClients>),
+}
+
+/// TLS clients by the protocols that they offer.
+struct TlsClients {
+    negotiated: TlsClient,
+    /// Offers HTTP/1.1 only; `None` if the other one does as well.
+    http1: Option<TlsClient>,
 }
 
 impl Connector {
@@ -106,8 +113,10 @@ impl Connector {
             Transport::Loopback => Mode::Loopback,
             Transport::Plaintext => Mode::Plaintext,
             Transport::Tls(identity) => {
-                let protocols = if http2 { HTTP2_FIRST } else { HTTP1_ONLY };
-                Mode::Tls(Box::new(TlsClient::new(identity.clone(), protocols)?))
+                let client = |protocols| TlsClient::new(identity.clone(), protocols);
+                let negotiated = client(if http2 { HTTP2_FIRST } else { HTTP1_ONLY })?;
+                let http1 = http2.then(|| client(HTTP1_ONLY)).transpose()?;
+                Mode::Tls(Box::new(TlsClients { negotiated, http1 }))
             }
         };
         let (catalogue, failures) = (catalogue.clone(), ConnectionFailures::default());
@@ -127,17 +136,36 @@ impl Connector {
         key: &UpstreamKey,
         limit: Duration,
     ) -> Result<PeerConnection, AttemptFailure> {
+        self.connect_with(key, limit, self.http2).await
+    }
+
+    /// Opens a connection like [`Connector::connect`], over HTTP/1.1.
+    pub(crate) async fn connect_http1(
+        &self,
+        key: &UpstreamKey,
+        limit: Duration,
+    ) -> Result<PeerConnection, AttemptFailure> {
+        self.connect_with(key, limit, false).await
+    }
+
+    async fn connect_with(
+        &self,
+        key: &UpstreamKey,
+        limit: Duration,
+        http2: bool,
+    ) -> Result<PeerConnection, AttemptFailure> {
         let UpstreamKey { region, address } = key;
         let (tcp, mut remote) = self.reach(key, limit).await?;
-        let Mode::Tls(tls) = &self.mode else {
+        let Mode::Tls(clients) = &self.mode else {
             // Plaintext has no handshake to negotiate the protocol.
             return Ok(PeerConnection {
                 stream: TransportStream::Plaintext(tcp),
                 peer: Peer::UNPROVEN,
-                http2: self.http2,
+                http2,
                 remote,
             });
         };
+        let tls = clients.http1.as_ref().filter(|_| !http2).unwrap_or(&clients.negotiated);
         let expected = ExpectedPeer { role: self.role, region: Some(*region) };
         let limit_tls = limit.max(HANDSHAKE_MIN);
         let mut connected = timeout(limit_tls, tls.resume(expected, tcp)).await;

@@ -10,6 +10,7 @@
 //! Opening a connection and writing a request are separate steps, so that the caller can check the identity of the peer
 //! in between.
 
+mod duplex;
 mod head;
 mod pool;
 
@@ -17,6 +18,7 @@ use crate::hop::{Connector, PeerConnection, TransportStream, UpstreamKey};
 use crate::request_head::RequestHead;
 use ::http1::{BodyFraming, BodyPart, FramingError, HEAD_BYTES_MAX};
 use bytes::{Buf, Bytes};
+pub(crate) use duplex::{DuplexRequest, DuplexResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::Peer;
 use head::UpstreamHead;
@@ -114,6 +116,11 @@ impl Http1Client {
         Some(Http1Connection { client: self, connection, reused: true })
     }
 
+    /// Returns whether there is an idle connection.
+    pub(crate) fn has_idle(&self, key: &UpstreamKey) -> bool {
+        self.pool.has(key)
+    }
+
     /// Wraps a new connection.
     pub(crate) fn ready(&self, key: &UpstreamKey, connected: PeerConnection) -> Http1Connection<'_> {
         Http1Connection {
@@ -130,6 +137,11 @@ impl Http1Client {
 }
 
 impl Http1Connection<'_> {
+    /// Returns the connection to the pool, unused.
+    pub(crate) fn put_back(self) {
+        self.client.pool.put(self.connection);
+    }
+
     /// Returns the identity of the peer.
     pub(crate) fn peer(&self) -> Peer {
         self.connection.peer

@@ -128,6 +128,16 @@ impl ConnectionPool {
         }
     }
 
+    /// Returns whether there is an open connection to this upstream that has not expired.
+    pub(super) fn has(&self, key: &UpstreamKey) -> bool {
+        let now = Instant::now();
+        let mut connections = self.lock();
+        let newest = connections.by_upstream.get_mut(key).and_then(VecDeque::back_mut);
+        newest.is_some_and(|idle| {
+            now.saturating_duration_since(idle.since) < IDLE_TIMEOUT && idle.stream.is_idle()
+        })
+    }
+
     /// Returns a connection whose response was read to its end. If it has unread bytes, it is closed.
     pub(super) fn put(&self, connection: PooledConnection) {
         let PooledConnection { stream, buffer, key, peer, remote } = connection;

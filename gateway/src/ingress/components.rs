@@ -133,7 +133,7 @@ impl Ingress {
                 metrics: metrics.clone(),
                 receipts: recorder,
             },
-            reports: ReportExchange::new(spoke.clone(), body_reader.clone(), metrics),
+            reports: ReportExchange::new(spoke.clone(), metrics),
             peers: peers.clone(),
             operations: operations.clone(),
             region,

@@ -45,6 +45,7 @@ use operations::ListenerUsage;
 use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
+use reports::ALL_STREAMS_MAX;
 use resolver::Resolver;
 use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_core::spoke::Spoke;
@@ -65,17 +66,19 @@ use tokio::task::JoinSet;
 const LAME_DUCK: Duration = Duration::from_millis(700);
 /// Timeout for the last receipts to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
-/// Maximum number of open gateway connections: one for each held request; one report connection for each gateway, so
-/// that held requests cannot block reports; and as many requests in flight as an ingress without held requests had. At
-/// 15 kB for an idle one with TLS (docs/benchmarks.md) that is 250 MB.
+/// Maximum number of open gateway connections: one for each held request; the streams of reports of each gateway and an
+/// idle connection, so that held requests cannot block reports; and requests in flight. At 15 kB for an idle one with TLS
+/// (docs/benchmarks.md) that is 250 MB.
 const CONNECTIONS_MAX: usize = 16_384;
 /// Maximum time for which a stopping ingress waits for another spoke to replace the replicas that end with this one. With
 /// the drain of the listener after it, a supervisor's usual 90 s suffice.
 const HANDOVER_MAX: Duration = Duration::from_secs(20);
 /// Interval of checks whether it has.
 const HANDOVER_PERIOD: Duration = Duration::from_millis(50);
-const _: () =
-    assert!(CONNECTIONS_MAX > HELD_MAX + GATEWAYS_MAX, "reports have connections beside all held requests");
+const _: () = assert!(
+    CONNECTIONS_MAX > HELD_MAX + ALL_STREAMS_MAX + GATEWAYS_MAX,
+    "reports have connections beside all held requests"
+);
 
 /// Configuration of an ingress.
 pub struct IngressConfig {

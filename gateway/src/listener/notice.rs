@@ -54,6 +54,18 @@ pub(crate) fn may_half_close(session: &ServerSession) -> bool {
     !session.is_http2() && peer(session) == Some(PeerKind::Client)
 }
 
+/// Completes when idle connections are closed, so that a request without an end must end.
+pub(crate) fn closing(session: &ServerSession) -> impl Future<Output = ()> + Send + use<> {
+    let stage = session.req_header().extensions.get::<ConnectionNotice>().map(|notice| notice.stage.clone());
+    async move {
+        match stage {
+            // The sender outlives every connection.
+            Some(mut stage) => drop(stage.wait_for(|stage| *stage == DrainStage::Closing).await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Disables keep-alive during draining. Must be called before the head of a response is written, because HTTP/1
 /// announces it there.
 pub(crate) fn apply_drain_notice(session: &mut ServerSession) {

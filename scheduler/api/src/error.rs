@@ -43,6 +43,8 @@ hub_error_codes! {
     InvalidFiles = "invalid_files", 422, "invalid_request_error";
     /// Another writer has changed the same record.
     Conflict = "conflict", 409, "invalid_request_error";
+    /// The hub does not have the demand that a report changes; send the complete demand.
+    UnknownBase = "unknown_base", 409, "invalid_request_error";
     /// Another spoke of the region has the same instance name.
     InstanceInUse = "instance_in_use", 409, "invalid_request_error";
     /// The lease has ended; register again.

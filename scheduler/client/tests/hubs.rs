@@ -301,6 +301,24 @@ async fn rows_of_another_gateway_and_older_rows_are_rejected_and_failures_change
 }
 
 #[tokio::test]
+async fn a_demand_is_sent_as_changes_and_completely_when_the_hub_does_not_have_the_last_one() {
+    let ok = || (200, Value::Null);
+    let unknown = (409, json!({"error": {"code": "unknown_base", "message": "no"}}));
+    let (hub, url) = ScriptedHub::start([ok(), ok(), unknown, ok(), ok()]).await;
+    let gateway: RegionId = REGION.parse().unwrap();
+    let demand = DemandV1::from(&GatewayDemand {
+        gateway: GatewayBoot { region: gateway.clone(), boot_id: 1 },
+        classes: Default::default(),
+        reachable_regions: Some([gateway.clone()].into()),
+    });
+    let mut exchange = PlanExchange::new(client(&[&url]), gateway, Snapshot::new(None, None));
+    for requests in [1, 2, 4, 5] {
+        exchange.exchange(&demand).await.unwrap();
+        assert_eq!(hub.count(), requests, "the third is repeated completely");
+    }
+}
+
+#[tokio::test]
 async fn a_reader_is_deregistered_and_an_unreachable_hub_is_ignored() {
     let reader: Reader = format!("gateway/{REGION}/00000000000000ff").parse().unwrap();
     let (hub, url) = ScriptedHub::start([(202, json!(""))]).await;

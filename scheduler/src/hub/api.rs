@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use super::demand_bases::DemandBases;
 use super::demands::GatewayReports;
 use super::denials::Denials;
 use super::operators::OperatorTokens;
@@ -40,6 +41,8 @@ pub(super) struct HubApi<S> {
     pub(super) plans: Arc<PublishedPlan>,
     /// Demand that gateways have reported to this hub.
     pub(super) demands: Arc<GatewayReports<GatewayDemand>>,
+    /// Last demand of each gateway, of which the next report has the changes.
+    pub(super) demand_bases: Arc<DemandBases>,
     /// Demand of tenants that gateways have reported to this hub.
     pub(super) tenant_demands: Arc<GatewayReports<TenantDemand>>,
     pub(super) polls: Arc<Semaphore>,

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
@@ -13,7 +14,7 @@ use axum::{Json, Router};
 use replica_api::error::ErrorCode;
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
-use scheduler_api::plan::{DemandV1, GatewayDemand, PlanV1};
+use scheduler_api::plan::{DemandReportV1, GatewayBoot, GatewayDemand, PlanV1};
 use scheduler_api::route::changes::changes_response;
 use scheduler_store::Store;
 use supervision::request::{Panicked, contain};
@@ -105,11 +106,14 @@ async fn demand<S: Store>(
 ) -> Result<Response, ErrorResponse> {
     let RoutesQuery { after, wait: _, reader: _, changes: _ } =
         RoutesQuery::parse(query.as_deref().unwrap_or_default())?;
-    let demand = GatewayDemand::try_from(json::<DemandV1>(body)?)?;
-    let region = demand.gateway.region.clone();
+    let report = json::<DemandReportV1>(body)?;
+    let gateway = report.gateway()?;
+    let GatewayBoot { region, boot_id: _ } = gateway.clone();
     api.check_region(&region)?;
     caller.check_region(&api, &region, paths::DEMAND)?;
-    api.demands.record(&api.store, api.lease_ttl, demand).await?;
+    let demand = api.demand_bases.restore(&gateway, report)?;
+    api.demands.record(&api.store, api.lease_ttl, GatewayDemand::try_from(demand.clone())?).await?;
+    api.demand_bases.keep(gateway, demand, Instant::now());
     Ok(match api.plans.rows(&region, after) {
         Some(rows) => ([(header::CONTENT_TYPE, "application/json")], rows.body()).into_response(),
         None => StatusCode::NO_CONTENT.into_response(),
@@ -210,6 +214,7 @@ mod tests {
             current,
             plans: Arc::default(),
             demands: Arc::default(),
+            demand_bases: Arc::default(),
             tenant_demands: Arc::default(),
             polls: Arc::new(Semaphore::new(polls)),
             stopping,

@@ -28,6 +28,7 @@ mod api_keys;
 mod apply;
 pub mod backup;
 mod controller;
+mod demand_bases;
 mod demands;
 mod denials;
 mod drains;
@@ -247,6 +248,7 @@ async fn serve<S: Store>(
         current: current.clone(),
         plans: plans.clone(),
         demands: Arc::default(),
+        demand_bases: Arc::default(),
         tenant_demands: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),

@@ -8,7 +8,6 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use gateway::config::EdgeConfig;
-use scheduler_api::report::ExchangeRequestV1;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -108,9 +107,11 @@ impl Region {
     }
 }
 
-async fn exchange(State(region): State<Arc<Region>>, body: Bytes) -> impl IntoResponse {
-    let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
-    axum::Json(region.report(question.sequence))
+async fn exchange(State(region): State<Arc<Region>>, body: axum::body::Body) -> impl IntoResponse {
+    crate::reports::respond(body, move |sequence| {
+        let region = region.clone();
+        async move { region.report(sequence).to_string() }
+    })
 }
 
 async fn compute(State(region): State<Arc<Region>>, headers: HeaderMap, body: Bytes) -> impl IntoResponse {

@@ -1,7 +1,7 @@
 //! Scripted region. It speaks raw HTTP, so that it can abort at any point.
 
 use super::http2;
-use scheduler_api::report::{ExchangeRequestV1, ReportV1};
+use scheduler_api::report::ReportV1;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -193,21 +193,18 @@ impl Region {
         on_this_connection: &mut u32,
     ) -> Option<()> {
         loop {
-            let (method, path, body) = tokio::select! {
+            let (method, path) = tokio::select! {
                 request = read_request(&mut stream) => request?,
                 _ = self.wait_until_not_open(), if *on_this_connection > 0 => return None,
             };
-            if !self.away.is_zero() {
-                tokio::time::sleep(self.away).await;
-            }
-            if self.silent.borrow().to_owned() {
-                std::future::pending::<()>().await;
-            }
             if path == scheduler_api::paths::EXCHANGE {
-                let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
-                write(&mut stream, "200 OK", "", &self.report(question.sequence)).await?;
-                continue;
+                return crate::reports::serve(&mut stream, |sequence| async move {
+                    self.travel().await;
+                    self.report(sequence)
+                })
+                .await;
             }
+            self.travel().await;
             // The connection of the reports is one of those that were closed, as soon as another request arrives on it.
             if *self.listener.borrow() != ListenerState::Open {
                 return None;
@@ -270,6 +267,16 @@ impl Region {
         }
     }
 
+    /// Waits for the round trip, or for ever if the region has stopped responding.
+    async fn travel(&self) {
+        if !self.away.is_zero() {
+            tokio::time::sleep(self.away).await;
+        }
+        if self.silent.borrow().to_owned() {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn report(&self, sequence: u64) -> Vec<u8> {
         self.reports.send_modify(|reports| *reports += 1);
         let queue = self.queue.load(Ordering::SeqCst);
@@ -302,17 +309,18 @@ impl Region {
     }
 }
 
-async fn read_request(stream: &mut BufReader<impl Transport>) -> Option<(String, String, Vec<u8>)> {
+async fn read_request(stream: &mut BufReader<impl Transport>) -> Option<(String, String)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
     }
     let head = String::from_utf8(head).ok()?.to_lowercase();
     let (method, path) = (head.split(' ').next()?.to_owned(), head.split(' ').nth(1)?.to_owned());
-    let length = head.split("content-length: ").nth(1)?.split("\r\n").next()?.parse().ok()?;
+    // The body of an exchange has no length.
+    let length = head.split("content-length: ").nth(1).unwrap_or("0").split("\r\n").next()?.parse().ok()?;
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
-    Some((method, path, body))
+    Some((method, path))
 }
 
 async fn serve(stream: &mut BufReader<impl Transport>, method: &str, path: &str) -> Option<()> {

@@ -6,7 +6,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::Response;
 use gateway::config::EdgeConfig;
-use scheduler_api::report::{ExchangeRequestV1, ReportV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -65,7 +64,7 @@ impl Region {
             cancelled: watch::Sender::new(0),
         });
         let router = axum::Router::new()
-            .route(scheduler_api::paths::EXCHANGE, axum::routing::post(report))
+            .route(scheduler_api::paths::EXCHANGE, axum::routing::post(exchange))
             .fallback(serve)
             .layer(DefaultBodyLimit::disable())
             .with_state(region.clone());
@@ -82,12 +81,14 @@ impl Region {
     }
 }
 
-async fn report(axum::Json(question): axum::Json<ExchangeRequestV1>) -> axum::Json<ReportV1> {
-    let report = json!({
-        "version": 1, "region": REGION, "instance": "a", "boot_id": 1, "sequence": question.sequence, "draining": false,
-        "deployments": [{"name": "anywhere", "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0}],
-    });
-    axum::Json(serde_json::from_value(report).expect("a report as a spoke sends it"))
+async fn exchange(body: Body) -> Body {
+    crate::reports::respond(body, async |sequence| {
+        let report = json!({
+            "version": 1, "region": REGION, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false,
+            "deployments": [{"name": "anywhere", "ready": 1, "pending_tokens": 0, "tokens_per_second": 0.0}],
+        });
+        report.to_string()
+    })
 }
 
 async fn serve(State(region): State<Arc<Region>>, body: Bytes) -> Response {

@@ -8,7 +8,7 @@ use super::link::CountingLink;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use futures_util::{StreamExt, stream};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,15 +29,14 @@ struct MisreportingRegion {
 impl MisreportingRegion {
     async fn start() -> (Arc<MisreportingRegion>, SocketAddr) {
         let region = Arc::<MisreportingRegion>::default();
-        let exchange = move |body: axum::body::Bytes| async move {
-            let question: Value = serde_json::from_slice(&body).unwrap();
+        let report = async |sequence: u64| {
             let load = json!({"name": "m", "ready": 1_000_000, "pending_tokens": 0, "interactive_tokens": 0,
                               "tokens_per_second": 1e300, "granted_tokens": u64::MAX});
-            axum::Json(
-                json!({"version": 1, "region": FAR, "instance": "a", "boot_id": 1, "sequence": question["sequence"],
-                              "draining": false, "deployments": [load]}),
-            )
+            json!({"version": 1, "region": FAR, "instance": "a", "boot_id": 1, "sequence": sequence,
+                   "draining": false, "deployments": [load]})
+            .to_string()
         };
+        let exchange = move |body: axum::body::Body| async move { crate::reports::respond(body, report) };
         let takes = region.clone();
         let compute = move || async move {
             takes.requests.fetch_add(1, Ordering::SeqCst);

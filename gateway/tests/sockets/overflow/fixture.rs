@@ -67,9 +67,21 @@ async fn region(
     replica: SocketAddr,
     stopped: impl Future<Output = ()> + Send + 'static,
 ) -> SocketAddr {
-    let spoke = Arc::new(Mutex::new(
-        Spoke::new(id.parse().unwrap(), 1, vec![replica.into()]).with_instance("a".parse().unwrap()),
-    ));
+    ingress(id, vec![replica.into()], stopped).await
+}
+
+/// Starts the ingress of a region without replicas.
+pub(crate) async fn ingress_of(id: &str, stopped: impl Future<Output = ()> + Send + 'static) -> SocketAddr {
+    ingress(id, Vec::new(), stopped).await
+}
+
+async fn ingress(
+    id: &str,
+    replicas: Vec<regions::HostPort>,
+    stopped: impl Future<Output = ()> + Send + 'static,
+) -> SocketAddr {
+    let spoke = Spoke::new(id.parse().unwrap(), 1, replicas).with_instance("a".parse().unwrap());
+    let spoke = Arc::new(Mutex::new(spoke));
     let config = IngressConfig {
         jobs: None,
         proxy_protocol_from: Vec::new(),

@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+/// Bytes that each message of an exchange has once.
+const MESSAGE: &[u8] = b"\"sequence\":";
 /// One-way latency. Without it the far region would soon be measured as near as the near one.
 const ONE_WAY: Duration = Duration::from_millis(30);
 
@@ -30,17 +32,17 @@ impl TrafficCounter {
         (self.bytes.load(Ordering::SeqCst), self.messages.load(Ordering::SeqCst))
     }
 
-    /// Copies one connection; a message is recognized by its first bytes.
+    /// Copies one connection; a message is recognized by bytes that it has once.
     async fn copy(
         &self,
         mut from: impl AsyncReadExt + Unpin,
         mut to: impl AsyncWriteExt + Unpin,
-        begins: &[u8],
+        contained: &[u8],
     ) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(read @ 1..) = from.read(&mut buffer).await {
             let chunk = &buffer[..read];
-            let messages = chunk.windows(begins.len()).filter(|window| *window == begins).count();
+            let messages = chunk.windows(contained.len()).filter(|window| *window == contained).count();
             self.messages.fetch_add(messages as u64, Ordering::SeqCst);
             self.bytes.fetch_add(read as u64, Ordering::SeqCst);
             tokio::time::sleep(ONE_WAY).await;
@@ -62,10 +64,8 @@ impl CountingLink {
                 let far = TcpStream::connect(target).await.unwrap();
                 let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
                 let (to_region, to_gateway) = (shared.clone(), shared.clone());
-                tokio::spawn(async move { to_region.requests.copy(near_read, far_write, b"POST /").await });
-                tokio::spawn(async move {
-                    to_gateway.responses.copy(far_read, near_write, b"HTTP/1.1 200").await
-                });
+                tokio::spawn(async move { to_region.requests.copy(near_read, far_write, MESSAGE).await });
+                tokio::spawn(async move { to_gateway.responses.copy(far_read, near_write, MESSAGE).await });
             }
         });
         (link, address)

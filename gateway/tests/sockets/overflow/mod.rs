@@ -3,7 +3,7 @@
 
 mod exchange;
 mod false_reports;
-mod fixture;
+pub(crate) mod fixture;
 mod link;
 
 use fixture::{BUSY, FAR, Fixture, NEAR, SPEED};

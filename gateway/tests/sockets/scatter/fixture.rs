@@ -6,7 +6,7 @@ use super::replica;
 use crate::address::free_address;
 use crate::hub::{deployment, hub};
 use gateway::config::EdgeConfig;
-use scheduler_api::report::{ExchangeRequestV1, ReportV1};
+use scheduler_api::report::ReportV1;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -97,9 +97,8 @@ impl Region {
         loop {
             let (path, body) = read_request(&mut stream).await?;
             if path == scheduler_api::paths::EXCHANGE {
-                let question: ExchangeRequestV1 = serde_json::from_slice(&body).ok()?;
-                write(&mut stream, 200, "", &self.report(question.sequence)).await?;
-                continue;
+                return crate::reports::serve(&mut stream, |sequence| async move { self.report(sequence) })
+                    .await;
             }
             let before = self.requests.fetch_add(1, Ordering::SeqCst);
             self.in_flight.send_modify(|in_flight| *in_flight += 1);
@@ -207,7 +206,8 @@ async fn read_request(stream: &mut BufReader<TcpStream>) -> Option<(String, Vec<
     }
     let head = String::from_utf8(head).ok()?.to_lowercase();
     let path = head.split(' ').nth(1)?.to_owned();
-    let length = head.split("content-length: ").nth(1)?.split("\r\n").next()?.parse().ok()?;
+    // The body of an exchange has no length.
+    let length = head.split("content-length: ").nth(1).unwrap_or("0").split("\r\n").next()?.parse().ok()?;
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
     Some((path, body))

@@ -7,8 +7,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use gateway::config::EdgeConfig;
-use scheduler_api::plan::DemandV1;
-use scheduler_api::report::ExchangeRequestV1;
+use scheduler_api::plan::{DemandReportV1, DemandV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -68,18 +67,17 @@ async fn serve(router: axum::Router) -> SocketAddr {
 
 /// Starts a healthy, idle region that responds at once.
 pub(crate) async fn region(id: &'static str) -> SocketAddr {
-    let report = move |body: Bytes| async move {
-        let question: ExchangeRequestV1 = serde_json::from_slice(&body).unwrap();
+    let report = move |sequence: u64| async move {
         let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "interactive_tokens": 0, "tokens_per_second": 1e4});
         if id == FAR {
             tokio::time::sleep(ROUND_TRIP_TIME).await;
         }
-        axum::Json(
-            json!({"version": 1, "region": id, "instance": "a", "boot_id": 1, "sequence": question.sequence, "draining": false,
-                          "deployments": [load("m"), load("m-us")]}),
-        )
+        json!({"version": 1, "region": id, "instance": "a", "boot_id": 1, "sequence": sequence, "draining": false,
+               "deployments": [load("m"), load("m-us")]})
+        .to_string()
     };
-    serve(axum::Router::new().route(scheduler_api::paths::EXCHANGE, post(report)).fallback(async || "{}"))
+    let exchange = move |body: axum::body::Body| async move { crate::reports::respond(body, report) };
+    serve(axum::Router::new().route(scheduler_api::paths::EXCHANGE, post(exchange)).fallback(async || "{}"))
         .await
 }
 
@@ -109,7 +107,14 @@ impl Hub {
     }
 
     async fn demand(State(hub): State<Arc<Hub>>, body: Bytes) -> Response {
-        *hub.demand.lock().unwrap() = Some(serde_json::from_slice(&body).unwrap());
+        let report: DemandReportV1 = serde_json::from_slice(&body).unwrap();
+        {
+            let mut known = hub.demand.lock().unwrap();
+            let Ok(demand) = report.restore(known.as_ref()) else {
+                return StatusCode::CONFLICT.into_response();
+            };
+            *known = Some(demand);
+        }
         let plan = hub.plan.lock().unwrap().clone();
         hub.demand_reports.send_modify(|demand_reports| *demand_reports += 1);
         plan.map_or(StatusCode::NO_CONTENT.into_response(), |plan| axum::Json(plan).into_response())

@@ -1,7 +1,7 @@
 //! Traffic plan at the gateway, over real sockets: division of requests by weights, precedence over weights, and
 //! invalid plans or a missing hub.
 
-mod fixture;
+pub(crate) mod fixture;
 mod residency;
 
 use fixture::{Edge, FAR, Hub, NEAR, plan, region, row, table};

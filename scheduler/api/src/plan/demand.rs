@@ -10,7 +10,7 @@ use super::super::deployment::{policy_to_wire, required_option};
 use super::super::{MessageVersion, VERSION, WireError, list, parsed, reject_too_many, to_strings};
 use super::{ROWS_MAX, TrafficClass, parse_class};
 
-/// `POST /v1/demand`; also the stored record.
+/// Complete demand of a gateway in `POST /v1/demand`; also the stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DemandV1 {
     /// Version of the message.

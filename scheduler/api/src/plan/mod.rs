@@ -11,12 +11,14 @@
 
 mod capacity;
 mod demand;
+mod demand_report;
 mod floors;
 mod shares;
 mod weights;
 
 pub use capacity::{CountV1, PoolV1, RegionCapacity, ReplicaCount, ReplicaPool};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
+pub use demand_report::{DemandChangesV1, DemandReportError, DemandReportV1, DemandReporter, RemovedClassV1};
 pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
 pub use shares::{
     AllSharesV1, GatewayInstance, SharesResponseV1, TenantDemand, TenantDemandV1, TenantShare, TenantShareV1,

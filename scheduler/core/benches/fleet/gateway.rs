@@ -11,15 +11,17 @@ use gateway_core::shed::{AdmissionPoolSet, QueueWaits};
 use gateway_core::spill::Spill;
 use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionIndex, RouteTable};
 use scheduler_api::report::delta::ReportDecoder;
-use scheduler_api::report::{
-    DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, ReportV1,
-};
+use scheduler_api::report::stream::{ReportReader, ReportWriter, RequestWriter};
+use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, ReportV1};
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::route::changes::{self, RoutesV1};
 
 use super::hub::{self, Hub};
 use super::spoke::{self, Region};
-use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, REQUEST_HEAD, RESPONSE_HEAD};
+use super::wire::{
+    CHUNK, HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, IDLE_CONNECTION, IDLE_CONNECTION_SECONDS, PING, PING_SECONDS,
+    hub_path,
+};
 use super::{BenchParameters, CpuMeter, DeploymentState, REGIONS, SPOKES, regions};
 
 /// Round-trip time of every exchange.
@@ -29,6 +31,7 @@ const ROUND_TRIP: Duration = Duration::from_millis(40);
 #[derive(Default)]
 pub(crate) struct EdgeState {
     decoders: BTreeMap<InstanceIndex, ReportDecoder>,
+    streams: BTreeMap<InstanceIndex, (RequestWriter, ReportReader)>,
     fleet: RegionHealthTracker,
     instances: InstanceSet<HostPort>,
     loads: ByDeployment<(DeploymentLoad, RegionQueue, RegionQueue)>,
@@ -45,24 +48,25 @@ impl EdgeState {
         edge.instances.set_instances(routed.iter().map(|(region, name, address)| (*region, name, address)));
         edge.decoders =
             edge.instances.each().map(|(index, _, _)| (index, ReportDecoder::default())).collect();
+        edge.streams = edge.decoders.keys().map(|index| (*index, Default::default())).collect();
         edge
     }
 
     /// Returns the next request to an instance, like `gateway::edge::reports`.
-    fn request(&self, instance: InstanceIndex, sequence: u64, now: Instant) -> Vec<u8> {
+    fn request(&mut self, instance: InstanceIndex, sequence: u64, now: Instant) -> Vec<u8> {
         let is_served = |name: &DeploymentName| self.loads.get(instance.region(), name).is_some();
         let requested = self.spill.demands(now).filter(|(name, _)| is_served(name));
         let requested = requested.map(|(name, tokens)| (name.clone(), tokens));
         let gateway = Gateway { location: "aws/ap-southeast-2".to_owned(), boot_id: u64::MAX };
         let known = self.decoders[&instance].known();
         let request = ExchangeRequest { gateway, sequence, known, requested: requested.collect() };
-        serde_json::to_vec(&ExchangeRequestV1::from(request)).unwrap()
+        self.streams.get_mut(&instance).unwrap().0.message(request)
     }
 
     /// Applies a report, like `gateway::edge::region_states` and `reports`.
     fn reported(&mut self, instance: InstanceIndex, body: &[u8], now: Instant) {
-        let EdgeState { decoders, fleet, instances, loads, cold, spill, pools, table: _ } = self;
-        let wire: ReportV1 = serde_json::from_slice(body).unwrap();
+        let EdgeState { decoders, streams, fleet, instances, loads, cold, spill, pools, table: _ } = self;
+        let wire = streams.get_mut(&instance).unwrap().1.read(body).unwrap();
         let decoded = decoders.get_mut(&instance).unwrap().decode(wire).unwrap();
         let region = instance.region();
         let touched = instances.reported(instance, decoded, ROUND_TRIP, now);
@@ -126,6 +130,7 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (EdgeState, Cp
     // All regions are alike, so one spoke makes the loads of all reports.
     let mut region = Region::new(ids[0].clone(), parameters);
     let mut hub = Hub::new(parameters, begun);
+    let mut writers: Vec<ReportWriter> = instances.iter().map(|_| ReportWriter::default()).collect();
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     edge.routed(&hub.routes(None));
     for tick in 0..(parameters.seconds + 1) * per_second {
@@ -145,19 +150,22 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (EdgeState, Cp
             hub.keep_alives(tick * 2 + 1, now, &mut CpuMeter::default());
             if hub.generation() > before {
                 let routes = hub.routes(Some(before));
-                meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());
+                meter.traffic.send(HUB_REQUEST_HEAD + hub_path(hub::ROUTES_PATH));
                 meter.traffic.receive(HUB_RESPONSE_HEAD + routes.len());
                 meter.run(|| edge.routed(&routes));
             }
         }
         if tick % per_second == 0 {
             // The demand, and the poll of the route table, which the hub holds for 4 s.
-            let demand = hub::demand();
-            meter.traffic.send(HUB_REQUEST_HEAD + "/v1/demand?after=1.1".len() + demand.len());
+            meter.traffic.send(HUB_REQUEST_HEAD + hub_path(hub::DEMAND_PATH) + hub::demand_report().len());
             meter.traffic.receive(HUB_RESPONSE_HEAD);
             if (tick / per_second).is_multiple_of(4) {
-                meter.traffic.send(HUB_REQUEST_HEAD + hub::ROUTES_PATH.len());
+                meter.traffic.send(HUB_REQUEST_HEAD + hub_path(hub::ROUTES_PATH));
                 meter.traffic.receive(HUB_RESPONSE_HEAD);
+            }
+            if (tick / per_second).is_multiple_of(PING_SECONDS) {
+                meter.traffic.send(PING);
+                meter.traffic.receive(PING);
             }
         }
         region.observe(now);
@@ -168,9 +176,12 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (EdgeState, Cp
             let region = catalogue.region(instance.region()).id.to_string();
             let instance_name = names[number % SPOKES].to_string();
             let response = ReportV1 { region, instance: instance_name, ..template.clone() };
-            let response = serde_json::to_vec(&response).unwrap();
-            meter.traffic.send(REQUEST_HEAD + request.len());
-            meter.traffic.receive(RESPONSE_HEAD + response.len());
+            let response = writers[number].message(&response, known);
+            meter.traffic.send(CHUNK + request.len());
+            meter.traffic.receive(CHUNK + response.len());
+            if tick % (IDLE_CONNECTION_SECONDS * per_second) == 0 {
+                meter.traffic.both(IDLE_CONNECTION);
+            }
             meter.run(|| edge.reported(*instance, &response, now));
         }
         meter.run(|| {

@@ -11,7 +11,9 @@ use regions::{
 use scheduler_api::VERSION;
 use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::paths::RoutesQuery;
-use scheduler_api::plan::{DemandV1, GatewayBoot, GatewayDemand, RegionCapacity};
+use scheduler_api::plan::{
+    DemandReportV1, DemandReporter, DemandV1, GatewayBoot, GatewayDemand, RegionCapacity,
+};
 use scheduler_api::reader::{Reader, Role};
 use scheduler_api::registration::{KeepAliveV1, RegionState, RegionStateV1, Registration};
 use scheduler_api::route::RouteTableV1;
@@ -22,7 +24,7 @@ use scheduler_core::registry::{LAPSED_KEEP, RegisteredSpoke};
 use scheduler_core::rollout::{Rollout, SETTLE_TIME};
 use scheduler_core::table_history::TableHistory;
 
-use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD};
+use super::wire::{HUB_REQUEST_HEAD, HUB_RESPONSE_HEAD, PING, PING_SECONDS, hub_path};
 use super::{BenchParameters, CpuMeter, DeploymentState, GATEWAYS, REGIONS, SPOKES, regions};
 
 /// Batches of events in a second: the hub persists a table in a tenth of a second.
@@ -33,6 +35,7 @@ const KEEP_ALIVE_BATCHES: usize = 15;
 const POLL_SECONDS: [usize; 2] = [4, 5];
 pub(crate) const ROUTES_PATH: &str =
     "/v1/routes?after=1.1000&reader=gateway/aws/ap-southeast-2/00000000000000ff&changes=true&wait_ms=4000";
+pub(crate) const DEMAND_PATH: &str = "/v1/demand?after=1.1";
 const KEEP_ALIVE_PATH: &str =
     "/v1/leases/00000000000000000000000000000001/keepalive?holder=spoke/aws/ap-southeast-2/00000000000000ff";
 const LEASE: &str = r#"{"version":1,"lease":"00000000000000000000000000000001","ttl_ms":5000,"unknown":[]}"#;
@@ -52,12 +55,21 @@ pub(crate) struct Hub {
     unreported: BTreeSet<(usize, usize)>,
 }
 
-/// Returns the demand report of a gateway without requests, as JSON.
-pub(crate) fn demand() -> Vec<u8> {
+/// Returns the demand of a gateway without requests.
+fn demand() -> DemandV1 {
     let gateway = GatewayBoot { region: "aws/ap-southeast-2".parse().unwrap(), boot_id: u64::MAX };
     let reachable_regions = Some(regions(&Catalogue::builtin()).into_iter().collect());
     let demand = GatewayDemand { gateway, classes: BTreeMap::new(), reachable_regions };
-    serde_json::to_vec(&DemandV1::from(&demand)).unwrap()
+    DemandV1::from(&demand)
+}
+
+/// Returns the report of that demand to a hub that has it, as JSON.
+pub(crate) fn demand_report() -> Vec<u8> {
+    let (mut reporter, demand) = (DemandReporter::default(), demand());
+    reporter.acknowledged(&demand);
+    let (report, has_changes) = reporter.report(&demand);
+    assert!(has_changes);
+    serde_json::to_vec(&report).unwrap()
 }
 
 fn deployment(name: &DeploymentName) -> Deployment {
@@ -158,7 +170,7 @@ impl Hub {
                 });
                 has_event |= state.is_some();
                 let body = serde_json::to_vec(&KeepAliveV1 { version: VERSION, state }).unwrap();
-                meter.traffic.receive(HUB_REQUEST_HEAD + KEEP_ALIVE_PATH.len() + body.len());
+                meter.traffic.receive(HUB_REQUEST_HEAD + hub_path(KEEP_ALIVE_PATH) + body.len());
                 meter.traffic.send(HUB_RESPONSE_HEAD + LEASE.len());
                 meter.run(|| {
                     let KeepAliveV1 { version: _, state } = serde_json::from_slice(&body).unwrap();
@@ -230,7 +242,7 @@ impl Hub {
 pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Hub, CpuMeter) {
     let mut meter = CpuMeter::default();
     let mut hub = Hub::new(parameters, begun);
-    let demand = demand();
+    let (demand, report) = (demand(), demand_report());
     let query = ROUTES_PATH.split_once('?').unwrap().1;
     for batch in 0..(parameters.seconds + 1) * BATCHES {
         let now = begun + Duration::from_secs(1) / BATCHES as u32 * batch as u32;
@@ -257,17 +269,24 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Hub, CpuMeter
                 std::hint::black_box(RoutesQuery::parse(query).unwrap());
                 (hub.generation() > before).then(|| hub.routes(Some(before)))
             });
-            meter.traffic.receive(HUB_REQUEST_HEAD + ROUTES_PATH.len());
+            meter.traffic.receive(HUB_REQUEST_HEAD + hub_path(ROUTES_PATH));
             meter.traffic.send(HUB_RESPONSE_HEAD + response.map_or(0, |body| body.len()));
         }
         if batch % BATCHES == 0 {
             for _ in 0..GATEWAYS {
-                meter.traffic.receive(HUB_REQUEST_HEAD + "/v1/demand?after=1.1".len() + demand.len());
+                meter.traffic.receive(HUB_REQUEST_HEAD + hub_path(DEMAND_PATH) + report.len());
                 meter.traffic.send(HUB_RESPONSE_HEAD);
                 meter.run(|| {
-                    let demand: DemandV1 = serde_json::from_slice(&demand).unwrap();
+                    let report: DemandReportV1 = serde_json::from_slice(&report).unwrap();
+                    let demand = report.restore(Some(&demand)).unwrap();
                     std::hint::black_box(GatewayDemand::try_from(demand).unwrap());
                 });
+            }
+            if second.is_multiple_of(PING_SECONDS) {
+                for _ in 0..readers {
+                    meter.traffic.receive(PING);
+                    meter.traffic.send(PING);
+                }
             }
         }
     }

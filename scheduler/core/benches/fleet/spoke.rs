@@ -5,12 +5,11 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId};
 use scheduler_api::report::delta::ReportEncoder;
-use scheduler_api::report::{
-    EXCHANGE_PERIOD, ExchangeRequest, ExchangeRequestV1, Gateway, KnownState, ReportV1,
-};
+use scheduler_api::report::stream::{ReportWriter, RequestReader, RequestWriter};
+use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, Gateway, KnownState, ReportV1};
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 
-use super::wire::{REQUEST_HEAD, RESPONSE_HEAD};
+use super::wire::{CHUNK, IDLE_CONNECTION, IDLE_CONNECTION_SECONDS};
 use super::{BenchParameters, CpuMeter, GATEWAYS, SPOKES, regions};
 
 /// Start time of a replica.
@@ -87,6 +86,8 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Region, CpuMe
     let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), parameters);
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     let mut known = [None; GATEWAYS];
+    let mut writers: Vec<RequestWriter> = (0..GATEWAYS).map(|_| RequestWriter::default()).collect();
+    let mut streams: Vec<(RequestReader, ReportWriter)> = (0..GATEWAYS).map(|_| Default::default()).collect();
     // Until the gateways have a state and grants, nothing is counted.
     for tick in 0..(parameters.seconds + 1) * per_second {
         let now = begun + EXCHANGE_PERIOD * tick as u32;
@@ -98,15 +99,18 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Region, CpuMe
         }
         meter.run(|| region.observe(now));
         for (gateway, known) in known.iter_mut().enumerate() {
-            let request = ExchangeRequestV1::from(request(gateway, tick as u64, *known));
-            let request = serde_json::to_vec(&request).unwrap();
+            let message = writers[gateway].message(request(gateway, tick as u64, *known));
+            let (reader, writer) = &mut streams[gateway];
             let (response, state) = meter.run(|| {
-                let request: ExchangeRequestV1 = serde_json::from_slice(&request).unwrap();
-                let report = region.exchange(&ExchangeRequest::try_from(request).unwrap(), now);
-                (serde_json::to_vec(&report).unwrap(), report.state)
+                let request = reader.read(&message).unwrap();
+                let report = region.exchange(&request, now);
+                (writer.message(&report, request.known), report.state)
             });
-            meter.traffic.receive(REQUEST_HEAD + request.len());
-            meter.traffic.send(RESPONSE_HEAD + response.len());
+            meter.traffic.receive(CHUNK + message.len());
+            meter.traffic.send(CHUNK + response.len());
+            if tick % (IDLE_CONNECTION_SECONDS * per_second) == 0 {
+                meter.traffic.both(IDLE_CONNECTION);
+            }
             *known = state.map(|state| KnownState { boot_id: 1, number: state.number, grants: state.grants });
         }
     }

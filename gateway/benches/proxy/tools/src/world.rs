@@ -130,7 +130,12 @@ fn read<'a>(stream: &mut TcpStream, buffer: &'a mut Vec<u8>) -> io::Result<Optio
     let chunked = head.contains("\r\ntransfer-encoding: chunked");
     let complete = |buffer: &[u8]| match length {
         Some(length) => buffer.len() >= head_end + length,
-        None => !chunked || buffer[head_end..].ends_with(b"0\r\n\r\n"),
+        // An exchange of reports has no end.
+        None => {
+            !chunked
+                || buffer[..head_end].starts_with(b"post /spoke/v1/exchange ")
+                || buffer[head_end..].ends_with(b"0\r\n\r\n")
+        }
     };
     while !complete(buffer) {
         let read = stream.read(&mut chunk)?;
@@ -170,8 +175,8 @@ fn upstream(
                 stream.write_all(response)?;
             }
             "/spoke/v1/exchange" => {
-                let sequence = number_after(request.body, b"\"sequence\":");
-                write_json(&mut stream, &report(region, sequence))?;
+                let body = request.body.to_vec();
+                return exchange(stream, body, region);
             }
             "/status" => write_json(&mut stream, STATUS)?,
             "/v1/models" => write_json(&mut stream, MODELS)?,
@@ -226,6 +231,24 @@ fn response() -> Vec<u8> {
         body.len()
     )
     .into_bytes()
+}
+
+/// Responds to each message of a gateway with a complete report.
+fn exchange(mut stream: TcpStream, mut received: Vec<u8>, region: &str) -> io::Result<()> {
+    stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")?;
+    let mut chunk = [0; 4 << 10];
+    loop {
+        while let Some(end) = find(&received, b"\n\r\n") {
+            let report = report(region, number_after(&received[..end], b"\"sequence\":"));
+            stream.write_all(format!("{:x}\r\n{report}\n\r\n", report.len() + 1).as_bytes())?;
+            received.drain(..end + 3);
+        }
+        let read = stream.read(&mut chunk)?;
+        if read == 0 || received.len() > REQUEST_BYTES_MAX {
+            return Ok(());
+        }
+        received.extend_from_slice(&chunk[..read]);
+    }
 }
 
 fn report(region: &str, sequence: u64) -> String {
