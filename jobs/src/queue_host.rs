@@ -7,11 +7,14 @@ use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
 use jobs_core::decide::{
-    self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits, SubmissionError,
+    self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
+    SubmissionError,
 };
+use jobs_core::delivery::{DeliveriesInFlight, DeliveryLimits};
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
 use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect, TenantUsage};
-use jobs_core::record::JobRecord;
+use jobs_core::record::{DeliveryOutcome, JobRecord};
+use jobs_core::webhook::MESSAGE_RESULT_BYTES_MAX;
 use rand::Rng;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -54,7 +57,7 @@ pub struct QueueConfig {
     /// Attempts to compute a job.
     pub computation: AttemptPolicy,
     /// Attempts to deliver a result.
-    pub delivery: AttemptPolicy,
+    pub delivery: DeliveryPolicy,
     /// Time after which a finished job is removed with its payload and its result.
     pub retention: Duration,
 }
@@ -91,7 +94,7 @@ pub struct TakenJob {
     pub job: DurableJob,
     /// Token of the lease.
     pub token: u64,
-    /// Payload, or the result if it was taken for delivery.
+    /// Payload; of a job that was taken for delivery the result, unless it is larger than a message can contain.
     pub body: Bytes,
 }
 
@@ -296,14 +299,26 @@ impl QueueHost {
         self.shared.lease(record).await
     }
 
-    /// Takes results for delivery, up to this number.
+    /// Takes results for delivery, beside those that this process is sending.
     pub async fn take_deliveries(
         &self,
-        count: usize,
+        in_flight: &DeliveriesInFlight,
+        limits: DeliveryLimits,
         worker: JobWorker,
     ) -> Result<Vec<TakenJob>, QueueError> {
-        let record = decide::take_deliveries(&self.shared.applied.lock().queue, count, worker, now());
+        let record = {
+            let applied = self.shared.applied.lock();
+            decide::take_deliveries(&applied.queue, in_flight, limits, worker, now())
+        };
         self.shared.lease(record).await
+    }
+
+    /// Queues the delivery of a job's result again, or makes it due. Returns whether that has changed it: not if the result is
+    /// due or being sent.
+    pub async fn redeliver(&self, tenant: &str, id: DurableJobId) -> Result<bool, QueueError> {
+        self.job(tenant, id)?;
+        let record = JobRecord::RedeliveryRequested { id, at: now() };
+        Ok(self.shared.append(vec![record]).await?.1.pop() == Some(RecordEffect::Changed))
     }
 
     /// Extends leases until this much later. Returns the jobs that the worker still holds.
@@ -367,19 +382,22 @@ impl QueueHost {
         Ok(changed)
     }
 
-    /// Ends an attempt to deliver a result.
+    /// Ends an attempt to deliver a result; returns what follows.
     pub async fn end_delivery(
         &self,
         id: DurableJobId,
         token: u64,
         end: DeliveryEnd,
-    ) -> Result<(), QueueError> {
+    ) -> Result<DeliveryOutcome, QueueError> {
         let record = {
             let applied = self.shared.applied.lock();
             let job = applied.queue.job(id).ok_or(QueueError::Unknown)?;
             decide::after_delivery((id, job), token, end, &self.shared.config.delivery, now(), draw())
         };
-        self.shared.append(vec![record]).await.map(drop)
+        let JobRecord::DeliveryEnded { outcome, .. } = &record else { return Err(QueueError::Unknown) };
+        let outcome = outcome.clone();
+        self.shared.append(vec![record]).await?;
+        Ok(outcome)
     }
 }
 
@@ -610,7 +628,9 @@ impl Shared {
         let (mut taken, mut unreadable) = (Vec::with_capacity(granted.len()), Vec::new());
         for (id, job) in granted {
             let range = match &job.status {
-                JobStatus::Finished { result, .. } => *result,
+                JobStatus::Finished { result, .. } => {
+                    result.filter(|range| range.length <= MESSAGE_RESULT_BYTES_MAX)
+                }
                 _ => Some(job.spec.payload),
             };
             let body = match range {

@@ -66,9 +66,20 @@ pub struct ResolutionError {
 impl Resolver {
     /// Creates a resolver; must be called in the runtime in which its tasks run.
     pub fn new(section: &DnsSection) -> Resolver {
+        Resolver::of_client(DnsClient::new(section))
+    }
+
+    /// Returns a resolver with the same DNS servers and a cache of its own, for names that clients select: a client with many
+    /// names must not replace those of the fleet in the cache.
+    #[must_use]
+    pub fn with_own_cache(&self) -> Resolver {
+        Resolver::of_client(self.0.client.clone())
+    }
+
+    fn of_client(client: DnsClient) -> Resolver {
         let shared = Arc::new(Shared {
             cache: Mutex::new(NameCache::default()),
-            client: DnsClient::new(section),
+            client,
             queries: Arc::new(Semaphore::new(QUERIES_MAX)),
             ended: watch::Sender::new(0),
             wake: Arc::default(),
@@ -104,7 +115,7 @@ impl Resolver {
     ///
     /// # Errors
     ///
-    /// When the name has no known address.
+    /// When the name has no address, or no DNS server answers.
     pub async fn addresses(&self, host: &Host) -> Result<Vec<IpAddr>, ResolutionError> {
         let name = match host {
             Host::Ip(ip) => return Ok(vec![*ip]),

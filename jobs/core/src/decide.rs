@@ -1,7 +1,9 @@
 //! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
 
+use crate::delivery::{self, DeliveriesInFlight, DeliveryLimits};
 use crate::job::{
-    DurableJob, DurableJobId, JobDelivery, JobOutcome, JobPhase, JobSpec, JobStatus, StoredRange, UnixMillis,
+    DeliveryProgress, DurableJob, DurableJobId, JobDelivery, JobOutcome, JobPhase, JobSpec, JobStatus,
+    StoredRange, UnixMillis,
 };
 use crate::queue::{DurableJobQueue, JobPosition, TenantUsage};
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
@@ -97,6 +99,15 @@ pub struct AttemptPolicy {
     pub backoff: Backoff,
 }
 
+/// Retries of the delivery of a result: exponential backoff with full jitter, for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeliveryPolicy {
+    /// Pauses after attempts. The longest one also bounds the `retry-after` of a target.
+    pub backoff: Backoff,
+    /// Time from the beginning of a delivery to its last attempt.
+    pub retry_for: Duration,
+}
+
 /// A process that takes jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobWorker {
@@ -142,14 +153,15 @@ pub fn end_leases(queue: &DurableJobQueue, now: UnixMillis) -> Option<JobRecord>
     (!jobs.is_empty()).then_some(JobRecord::Extended { jobs, until: now })
 }
 
-/// Decides which results a process sends to webhooks, up to this number.
+/// Decides which results a process sends to webhooks, beside those that it is sending.
 pub fn take_deliveries(
     queue: &DurableJobQueue,
-    count: usize,
+    in_flight: &DeliveriesInFlight,
+    limits: DeliveryLimits,
     worker: JobWorker,
     now: UnixMillis,
 ) -> Option<JobRecord> {
-    lease(queue.deliverable(now).take(count).collect(), LeasePurpose::Deliver, worker, now)
+    lease(delivery::select(queue, in_flight, limits, now), LeasePurpose::Deliver, worker, now)
 }
 
 /// Returns the deployments of which [`take`] would take a job.
@@ -244,29 +256,28 @@ pub fn after_delivery(
     (id, job): (DurableJobId, &DurableJob),
     token: u64,
     end: DeliveryEnd,
-    policy: &AttemptPolicy,
+    policy: &DeliveryPolicy,
     now: UnixMillis,
     draw: f64,
 ) -> JobRecord {
-    let before = match &job.status {
-        JobStatus::Finished { delivery: JobDelivery::Sending { attempts, .. }, .. } => *attempts,
-        _ => 0,
+    let begun = DeliveryProgress::begun(now);
+    let progress = match &job.status {
+        JobStatus::Finished { delivery: JobDelivery::Sending { progress, .. }, .. } => progress,
+        _ => &begun,
     };
-    let attempts = before + 1;
+    let (attempts, last) = (progress.attempts + 1, progress.since.after(policy.retry_for));
     let outcome = match end {
         DeliveryEnd::Accepted => DeliveryOutcome::Delivered,
-        DeliveryEnd::Gone => {
-            DeliveryOutcome::Abandoned { reason: "the target responded 410 Gone".to_owned() }
-        }
-        DeliveryEnd::Failed { reason, .. } if attempts >= policy.attempts => DeliveryOutcome::Abandoned {
+        DeliveryEnd::Gone => DeliveryOutcome::Stopped { reason: "the target responded 410 Gone".to_owned() },
+        DeliveryEnd::Failed { reason, .. } if now >= last => DeliveryOutcome::Abandoned {
             reason: format!("all {attempts} attempts failed; the last one: {reason}"),
         },
-        DeliveryEnd::Failed { retry_after, .. } => {
+        DeliveryEnd::Failed { reason, retry_after } => {
             let pause = policy
                 .backoff
                 .full_jitter(attempts, draw)
                 .max(retry_after.unwrap_or_default().min(policy.backoff.max));
-            DeliveryOutcome::Retry { not_before: now.after(pause) }
+            DeliveryOutcome::Retry { not_before: now.after(pause).min(last), reason }
         }
     };
     JobRecord::DeliveryEnded { id, token, outcome, at: now }

@@ -211,6 +211,30 @@ pub enum JobOutcome {
     Expired,
 }
 
+/// Progress of a delivery.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeliveryProgress {
+    /// Failed attempts so far.
+    pub attempts: u32,
+    /// Beginning of the delivery: the end of the job, or the last request to send its result again.
+    pub since: UnixMillis,
+    /// Reason of the last failed attempt.
+    pub last_error: Option<String>,
+}
+
+impl DeliveryProgress {
+    /// Returns the progress of a delivery that begins at this time.
+    pub(crate) fn begun(since: UnixMillis) -> DeliveryProgress {
+        DeliveryProgress { attempts: 0, since, last_error: None }
+    }
+
+    /// Counts a failed attempt.
+    pub(crate) fn failed(&self, reason: &str) -> DeliveryProgress {
+        let (attempts, last_error) = (self.attempts + 1, Some(reason.to_owned()));
+        DeliveryProgress { attempts, since: self.since, last_error }
+    }
+}
+
 /// Delivery of the result to the webhook.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -219,15 +243,15 @@ pub enum JobDelivery {
     None,
     /// The next attempt is due at this time.
     Pending {
-        /// Failed attempts so far.
-        attempts: u32,
+        /// Progress so far.
+        progress: DeliveryProgress,
         /// Time of the next attempt.
         not_before: UnixMillis,
     },
     /// A process sends it.
     Sending {
-        /// Failed attempts so far.
-        attempts: u32,
+        /// Progress so far.
+        progress: DeliveryProgress,
         /// Lease of that process.
         lease: JobLease,
     },
@@ -235,11 +259,22 @@ pub enum JobDelivery {
     Delivered {
         /// Time.
         at: UnixMillis,
+        /// Attempts, with the successful one.
+        attempts: u32,
     },
-    /// No further attempts are made. The result can be fetched, and sent again on request.
+    /// No attempt has succeeded, and no further ones are made. The result can be fetched, and sent again on request.
     Abandoned {
         /// Reason, such as the last error of the target.
         reason: String,
+        /// Attempts.
+        attempts: u32,
+    },
+    /// The target has responded that it wants no further attempts. The result can be fetched, and sent again on request.
+    Stopped {
+        /// Reason.
+        reason: String,
+        /// Attempts.
+        attempts: u32,
     },
 }
 

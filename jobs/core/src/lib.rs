@@ -12,6 +12,7 @@
 //! or a result.
 
 pub mod decide;
+pub mod delivery;
 pub mod job;
 pub mod pace;
 pub mod queue;

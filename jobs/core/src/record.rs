@@ -23,9 +23,16 @@ pub enum DeliveryOutcome {
     Retry {
         /// Time of the next attempt.
         not_before: UnixMillis,
+        /// Reason.
+        reason: String,
     },
-    /// No further attempt is made.
+    /// The attempt failed, and no further one is made.
     Abandoned {
+        /// Reason.
+        reason: String,
+    },
+    /// The target wants no further attempts.
+    Stopped {
         /// Reason.
         reason: String,
     },
@@ -106,7 +113,7 @@ pub enum JobRecord {
         /// Time.
         at: UnixMillis,
     },
-    /// The client requests that an abandoned or delivered result is sent again.
+    /// The client requests that a result is sent again, or now if its next attempt is due later.
     RedeliveryRequested {
         /// Job.
         id: DurableJobId,

@@ -1,7 +1,8 @@
 //! Targets of webhooks: a client selects the URL, so a target in the operator's own network must not be reachable by it
 //! (server-side request forgery).
 //!
-//! Only addresses of the public internet are permitted, and the networks that the operator has listed. The address of the
+//! Only addresses of the public internet are permitted, and the networks that the operator has listed. Plaintext HTTP is
+//! permitted to listed networks only: elsewhere anyone on the path could read the result. The address of the
 //! connection itself is checked, at every attempt, so a name that resolves to another address later changes nothing.
 
 use regions::IpNetwork;
@@ -9,20 +10,28 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Longest URL of a webhook, bytes.
 pub const URL_BYTES_MAX: usize = 2048;
+/// Largest result that a message contains, bytes; the message has the path of a larger one. With the rest of the message it
+/// stays below 1 MiB, the default limit of nginx on a body (`client_max_body_size`). It also bounds the memory of the
+/// messages that are being sent.
+pub const MESSAGE_RESULT_BYTES_MAX: u64 = 1_000_000;
 
 /// Rules for the targets of webhooks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WebhookPolicy {
-    /// Non-public networks that are permitted.
+    /// Networks that are permitted beside the public internet, and over plaintext HTTP.
     pub private_targets: Vec<IpNetwork>,
-    /// Whether URLs may have the scheme `http`.
-    pub permits_http: bool,
 }
 
 impl WebhookPolicy {
-    /// Whether a result may be sent to an address.
-    pub fn permits(&self, address: IpAddr) -> bool {
-        is_public(address) || self.private_targets.iter().any(|network| network.contains(address))
+    /// Whether a result may be sent to an address, over TLS or not.
+    pub fn permits(&self, address: IpAddr, is_plaintext: bool) -> bool {
+        let is_listed = self.private_targets.iter().any(|network| network.contains(address));
+        is_listed || !is_plaintext && is_public(address)
+    }
+
+    /// Whether there is an address to which a result may be sent without TLS.
+    pub fn permits_plaintext(&self) -> bool {
+        !self.private_targets.is_empty()
     }
 }
 
@@ -82,13 +91,19 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_network_is_permitted() {
-        let policy =
-            WebhookPolicy { private_targets: vec!["10.1.0.0/16".parse().unwrap()], permits_http: false };
-        assert!(policy.permits([10, 1, 2, 3].into()) && policy.permits([8, 8, 8, 8].into()));
-        assert!(policy.permits("::ffff:10.1.2.3".parse().unwrap()));
-        assert!(
-            !policy.permits([10, 2, 0, 1].into()) && !WebhookPolicy::default().permits([10, 1, 2, 3].into())
-        );
+    fn a_listed_network_is_permitted_and_no_other_is_without_tls() {
+        let policy = WebhookPolicy { private_targets: vec!["10.1.0.0/16".parse().unwrap()] };
+        assert!(policy.permits_plaintext() && !WebhookPolicy::default().permits_plaintext());
+        for (address, over_tls, plaintext) in [
+            ("10.1.2.3", true, true),
+            ("::ffff:10.1.2.3", true, true),
+            ("10.2.0.1", false, false),
+            ("8.8.8.8", true, false),
+        ] {
+            let address = address.parse().unwrap();
+            assert_eq!(policy.permits(address, false), over_tls, "{address}");
+            assert_eq!(policy.permits(address, true), plaintext, "{address}");
+        }
+        assert!(!WebhookPolicy::default().permits([10, 1, 2, 3].into(), false));
     }
 }

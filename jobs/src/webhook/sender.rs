@@ -4,22 +4,24 @@
 //! Redirects are not followed: a target could redirect to an address that is not permitted.
 
 use super::signature::{WebhookSecret, sign};
-use crate::queue_host::{QueueHost, TakenJob};
+use super::target::WebhookTarget;
+use crate::queue_host::{QueueError, QueueHost, TakenJob};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, RETRY_AFTER, USER_AGENT};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use jobs_core::decide::{DeliveryEnd, JobWorker};
-use jobs_core::job::{DurableJob, DurableJobId, JobOutcome, JobPhase, JobStatus};
+use jobs_core::delivery::{DeliveriesInFlight, DeliveryLimits};
+use jobs_core::record::DeliveryOutcome;
 use jobs_core::webhook::WebhookPolicy;
-use regions::HostPort;
 use resolver::Resolver;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use supervision::task::contained;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -27,22 +29,43 @@ use url::Url;
 
 /// Timeout of an attempt, the time that the specification recommends (15 to 30 s).
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Results that are sent at the same time.
-const IN_FLIGHT_MAX: usize = 64;
+/// Results that are sent at the same time, together and to one host.
+const LIMITS: DeliveryLimits = DeliveryLimits { total: 64, per_host: 16 };
 /// Pause without a due result, and after an error of the queue.
 const IDLE_PAUSE: Duration = Duration::from_millis(200);
-/// Lease for a delivery: the timeout of an attempt, and time to store its end.
-const LEASE: Duration = Duration::from_secs(60);
+/// Lease for a delivery: the timeout of an attempt, and time to store its end. After the end of the process its results are
+/// sent again so much later.
+const LEASE: Duration = Duration::from_secs(25);
+/// Longest reason of a failed attempt that is stored, characters. A target selects a part of it.
+const REASON_CHARS_MAX: usize = 300;
 
-/// Returns the secrets of a tenant.
-pub type TenantSecrets = dyn Fn(&str) -> Vec<WebhookSecret> + Send + Sync;
+/// Message of a webhook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookMessage {
+    /// Identifier, the same in every attempt.
+    pub id: String,
+    /// Body: JSON.
+    pub body: Bytes,
+}
+
+/// Process that runs a [`WebhookSender`]: it knows how clients see a job, and the secrets of its tenants.
+pub trait WebhookHost: Send + Sync {
+    /// Returns the message about a job.
+    fn message(&self, taken: &TakenJob) -> WebhookMessage;
+    /// Returns the secrets of a tenant.
+    fn secrets(&self, tenant: &str) -> Vec<WebhookSecret>;
+    /// Whether the process stops soon, and takes no further results.
+    fn is_draining(&self) -> bool;
+    /// Records an ended attempt, and what follows it.
+    fn ended(&self, taken: &TakenJob, end: &DeliveryEnd, follows: &Result<DeliveryOutcome, QueueError>);
+}
 
 /// Client of webhook targets.
 pub struct WebhookSender {
     policy: WebhookPolicy,
     resolver: Resolver,
     tls: TlsConnector,
-    secrets: Box<TenantSecrets>,
+    host: Arc<dyn WebhookHost>,
 }
 
 impl WebhookSender {
@@ -51,35 +74,51 @@ impl WebhookSender {
         policy: WebhookPolicy,
         resolver: Resolver,
         tls: Arc<ClientConfig>,
-        secrets: Box<TenantSecrets>,
+        host: Arc<dyn WebhookHost>,
     ) -> WebhookSender {
-        WebhookSender { policy, resolver, tls: TlsConnector::from(tls), secrets }
+        WebhookSender { policy, resolver, tls: TlsConnector::from(tls), host }
     }
 
     /// Sends results of a queue until the task is dropped. `number` identifies the process.
     pub async fn run(self: Arc<WebhookSender>, queue: QueueHost, number: u64) {
         let worker = JobWorker { number, lease: LEASE };
         let mut sending = JoinSet::new();
+        let mut in_flight = DeliveriesInFlight::default();
+        // Tenant and URL of each task.
+        let mut targets = HashMap::new();
+        let ended = |in_flight: &mut DeliveriesInFlight, targets: &mut HashMap<Id, (String, String)>, id| {
+            if let Some((tenant, url)) = targets.remove(&id) {
+                in_flight.end(&tenant, &url);
+            }
+        };
         loop {
-            while sending.try_join_next().is_some() {}
-            let free = IN_FLIGHT_MAX - sending.len();
-            let taken = match free {
-                0 => Vec::new(),
-                free => queue.take_deliveries(free, worker).await.unwrap_or_default(),
+            while let Some(joined) = sending.try_join_next_with_id() {
+                ended(&mut in_flight, &mut targets, task_id(&joined));
+            }
+            let taken = match self.host.is_draining() {
+                true => Vec::new(),
+                false => queue.take_deliveries(&in_flight, LIMITS, worker).await.unwrap_or_default(),
             };
             if taken.is_empty() {
                 tokio::select! {
-                    Some(_) = sending.join_next() => {}
+                    Some(joined) = sending.join_next_with_id() => {
+                        ended(&mut in_flight, &mut targets, task_id(&joined));
+                    }
                     () = tokio::time::sleep(IDLE_PAUSE) => {}
                 }
             }
             for job in taken {
+                let url = job.job.spec.webhook.clone().unwrap_or_default();
+                let target = (job.job.spec.tenant.clone(), url);
+                in_flight.begin(&target.0, &target.1);
                 let (sender, queue) = (self.clone(), queue.clone());
                 // After a panic, or if the end cannot be stored, the lease expires and the result is sent again.
-                sending.spawn(contained("webhook delivery", async move {
+                let task = sending.spawn(contained("webhook delivery", async move {
                     let end = sender.send(&job).await;
-                    queue.end_delivery(job.id, job.token, end).await.ok();
+                    let follows = queue.end_delivery(job.id, job.token, end.clone()).await;
+                    sender.host.ended(&job, &end, &follows);
                 }));
+                targets.insert(task.id(), target);
             }
         }
     }
@@ -99,27 +138,28 @@ impl WebhookSender {
                     retry_after,
                 }
             }
-            Err(reason) => DeliveryEnd::Failed { reason, retry_after: None },
+            Err(reason) => {
+                let reason = reason.chars().take(REASON_CHARS_MAX).collect();
+                DeliveryEnd::Failed { reason, retry_after: None }
+            }
         }
     }
 
     async fn attempt(&self, taken: &TakenJob) -> Result<(StatusCode, Option<Duration>), String> {
         let url = taken.job.spec.webhook.as_deref().unwrap_or_default();
-        let url = super::target::check(url, &self.policy).map_err(|error| error.to_string())?;
-        let host = url.host_str().unwrap_or_default();
-        let port = url.port_or_known_default().unwrap_or(443);
-        let endpoint: HostPort =
-            format!("{host}:{port}").parse().map_err(|error| format!("the URL: {error}"))?;
-        let connect =
-            self.resolver.connect(&endpoint, ATTEMPT_TIMEOUT, |address| self.policy.permits(address));
-        let tcp = connect.await.map_err(|error| error.to_string())?;
-        if url.scheme() == "http" {
-            return self.exchange(tcp, &url, taken).await;
+        let target = super::target::check(url, &self.policy).map_err(|error| error.to_string())?;
+        let WebhookTarget { url, endpoint } = &target;
+        let permitted = |address| self.policy.permits(address, target.is_plaintext());
+        let tcp = self.resolver.connect(endpoint, ATTEMPT_TIMEOUT, permitted).await;
+        let tcp = tcp.map_err(|error| error.to_string())?;
+        if target.is_plaintext() {
+            return self.exchange(tcp, url, taken).await;
         }
+        let host = url.host_str().unwrap_or_default();
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(bare).map_err(|error| error.to_string())?;
         let stream = self.tls.connect(name, tcp).await.map_err(|error| format!("TLS: {error}"))?;
-        self.exchange(stream, &url, taken).await
+        self.exchange(stream, url, taken).await
     }
 
     async fn exchange(
@@ -137,8 +177,13 @@ impl WebhookSender {
             contained("webhook connection", connection).await.map(Result::ok);
         });
         let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let (id, body) = (taken.id.to_string(), message(taken.id, &taken.job, &taken.body));
-        let signature = sign(&(self.secrets)(&taken.job.spec.tenant), &id, seconds, &body);
+        let secrets = self.host.secrets(&taken.job.spec.tenant);
+        if secrets.is_empty() {
+            // The operator has removed them since the submission. A message without a signature would be worthless.
+            return Err("the tenant has no webhook secret; ask the operator to add one".to_owned());
+        }
+        let WebhookMessage { id, body } = self.host.message(taken);
+        let signature = sign(&secrets, &id, seconds, &body);
         let request = Request::post(&url[url::Position::BeforePath..url::Position::AfterQuery])
             .header(HOST, &url[url::Position::BeforeHost..url::Position::AfterPort])
             .header(USER_AGENT, "meridian")
@@ -153,35 +198,14 @@ impl WebhookSender {
     }
 }
 
+fn task_id<T>(joined: &Result<(Id, T), JoinError>) -> Id {
+    match joined {
+        Ok((id, _)) => *id,
+        Err(error) => error.id(),
+    }
+}
+
 /// Returns the time of `retry-after` in seconds; a date is ignored.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
-}
-
-/// Returns the body of a message: an event with the job and its result, which is JSON.
-pub fn message(id: DurableJobId, job: &DurableJob, result: &[u8]) -> Bytes {
-    let status = match JobPhase::of(job) {
-        JobPhase::Succeeded => "succeeded",
-        JobPhase::Cancelled => "cancelled",
-        JobPhase::Expired => "expired",
-        JobPhase::Queued | JobPhase::Running | JobPhase::Failed => "failed",
-    };
-    let (at, error) = match &job.status {
-        JobStatus::Finished { at, outcome: JobOutcome::Failed { reason }, .. } => (*at, Some(reason)),
-        JobStatus::Finished { at, .. } => (*at, None),
-        _ => (id.submitted(), None),
-    };
-    let time = humantime::format_rfc3339_millis(SystemTime::UNIX_EPOCH + Duration::from_millis(at.0));
-    let mut body =
-        format!(r#"{{"type":"job.{status}","timestamp":"{time}","data":{{"id":"{id}","status":"{status}""#)
-            .into_bytes();
-    if let Some(reason) = error {
-        body.extend_from_slice(format!(r#","error":{{"message":{}}}"#, serde_json::json!(reason)).as_bytes());
-    }
-    if !result.is_empty() {
-        body.extend_from_slice(br#","result":"#);
-        body.extend_from_slice(result);
-    }
-    body.extend_from_slice(b"}}");
-    body.into()
 }

@@ -1,7 +1,10 @@
 //! URL of a webhook.
 
-use jobs_core::webhook::{URL_BYTES_MAX, WebhookPolicy};
+use jobs_core::webhook::{URL_BYTES_MAX, WebhookPolicy, is_public};
+use regions::HostPort;
+use resolver::Resolver;
 use std::net::IpAddr;
+use std::time::Duration;
 use url::{Host, Url};
 
 /// Reason why a URL cannot be the target of a webhook.
@@ -30,19 +33,90 @@ pub enum WebhookUrlError {
         "the webhook URL has the address {0}, which is not public; ask the operator to permit its network"
     )]
     Address(IpAddr),
+    /// The host of the webhook is a name whose addresses all belong to private networks.
+    #[error(
+        "the webhook URL has the name {name} with the address {address}, which is not permitted; ask the operator to permit its network"
+    )]
+    Name {
+        /// Name.
+        name: String,
+        /// One of its addresses.
+        address: IpAddr,
+    },
+    /// The result would be readable on its way through the public internet.
+    #[error(
+        "the webhook URL has the scheme `http` and the public address {0}; write https, or ask the operator to permit its network"
+    )]
+    Plaintext(IpAddr),
+}
+
+impl WebhookUrlError {
+    /// Returns whether the URL is valid, and a policy of the operator forbids its target.
+    pub fn is_forbidden_target(&self) -> bool {
+        match self {
+            WebhookUrlError::Address(_) | WebhookUrlError::Name { .. } | WebhookUrlError::Plaintext(_) => {
+                true
+            }
+            WebhookUrlError::Invalid(_)
+            | WebhookUrlError::TooLong(_)
+            | WebhookUrlError::Scheme { .. }
+            | WebhookUrlError::Part(_) => false,
+        }
+    }
+}
+
+/// Target of a webhook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WebhookTarget {
+    /// URL, as it is stored.
+    pub url: Url,
+    /// Host and port.
+    pub endpoint: HostPort,
+}
+
+impl WebhookTarget {
+    /// Whether results are sent without TLS.
+    pub fn is_plaintext(&self) -> bool {
+        self.url.scheme() == "http"
+    }
+
+    /// Checks the addresses of the name, if it can be resolved within a time. Each attempt checks them again.
+    ///
+    /// # Errors
+    ///
+    /// When none of them is permitted.
+    pub async fn check_name(
+        &self,
+        policy: &WebhookPolicy,
+        resolver: &Resolver,
+        limit: Duration,
+    ) -> Result<(), WebhookUrlError> {
+        let Some(Host::Domain(name)) = self.url.host() else { return Ok(()) };
+        // A name without an address may get one until the job is finished, and DNS may fail for a moment: the attempts decide.
+        let Ok(Ok(addresses)) = tokio::time::timeout(limit, resolver.addresses(self.endpoint.host())).await
+        else {
+            return Ok(());
+        };
+        match addresses.first() {
+            Some(address) if !addresses.iter().any(|any| policy.permits(*any, self.is_plaintext())) => {
+                Err(WebhookUrlError::Name { name: name.to_owned(), address: *address })
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Checks a URL as far as is possible without name resolution. The addresses of a name are checked at each attempt.
-pub fn check(url: &str, policy: &WebhookPolicy) -> Result<Url, WebhookUrlError> {
+pub fn check(url: &str, policy: &WebhookPolicy) -> Result<WebhookTarget, WebhookUrlError> {
     if url.len() > URL_BYTES_MAX {
         return Err(WebhookUrlError::TooLong(url.len()));
     }
     let url = Url::parse(url).map_err(|error| WebhookUrlError::Invalid(error.to_string()))?;
     match url.scheme() {
         "https" => {}
-        "http" if policy.permits_http => {}
+        "http" if policy.permits_plaintext() => {}
         other => {
-            let expected = if policy.permits_http { "https or http" } else { "https" };
+            let expected = if policy.permits_plaintext() { "https or http" } else { "https" };
             return Err(WebhookUrlError::Scheme { found: other.to_owned(), expected });
         }
     }
@@ -52,10 +126,17 @@ pub fn check(url: &str, policy: &WebhookPolicy) -> Result<Url, WebhookUrlError> 
     if url.fragment().is_some() {
         return Err(WebhookUrlError::Part("fragment"));
     }
+    let is_plaintext = url.scheme() == "http";
     match address(&url) {
-        Some(address) if !policy.permits(address) => Err(WebhookUrlError::Address(address)),
-        _ => Ok(url),
+        Some(address) if policy.permits(address, is_plaintext) => {}
+        Some(address) if is_public(address) => return Err(WebhookUrlError::Plaintext(address)),
+        Some(address) => return Err(WebhookUrlError::Address(address)),
+        None => {}
     }
+    let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default().unwrap_or(443));
+    let endpoint = format!("{host}:{port}").parse();
+    let endpoint = endpoint.map_err(|error| WebhookUrlError::Invalid(format!("{error}")))?;
+    Ok(WebhookTarget { url, endpoint })
 }
 
 /// Returns the address of a URL whose host is one; `Url` has normalized its spelling (`0x7f.1`, `2130706433`).
@@ -129,12 +210,13 @@ mod tests {
             problem(&long),
             format!("the webhook URL has {} bytes; the limit is {URL_BYTES_MAX}", long.len())
         );
-        let policy =
-            WebhookPolicy { private_targets: vec!["127.0.0.0/8".parse().unwrap()], permits_http: true };
+        let policy = WebhookPolicy { private_targets: vec!["127.0.0.0/8".parse().unwrap()] };
         assert!(check("http://127.0.0.1:8080/hook", &policy).is_ok());
-        assert!(
-            check("http://127.0.0.1:8080/hook", &WebhookPolicy { permits_http: true, ..Default::default() })
-                .is_err()
+        let public = check("http://8.8.8.8/hook", &policy).unwrap_err();
+        assert!(public.is_forbidden_target(), "{public}");
+        assert_eq!(
+            public.to_string(),
+            "the webhook URL has the scheme `http` and the public address 8.8.8.8; write https, or ask the operator to permit its network"
         );
     }
 }

@@ -7,13 +7,16 @@ mod tests;
 pub use pending::JobPosition;
 
 use crate::job::{
-    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase, JobSpec,
-    JobStatus, StoredRange, UnixMillis,
+    DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase,
+    JobSpec, JobStatus, StoredRange, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+
+/// Reason of an attempt to deliver a result whose lease has ended.
+const SENDER_ENDED: &str = "the process that sent it ended before it recorded the outcome";
 
 /// Effect of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +78,10 @@ pub struct QueueTotals {
     pub finished: u64,
     /// Submission of the oldest unfinished job.
     pub oldest: Option<UnixMillis>,
+    /// Results that are still to be sent to a webhook.
+    pub undelivered: u64,
+    /// Beginning of the oldest delivery that has not ended.
+    pub oldest_undelivered: Option<UnixMillis>,
 }
 
 /// Queue of durable jobs of a jurisdiction.
@@ -90,8 +97,10 @@ pub struct DurableJobQueue {
     idempotency: BTreeMap<(String, [u8; 32]), DurableJobId>,
     /// Ends of leases for computation.
     computing: BTreeSet<(UnixMillis, DurableJobId)>,
-    /// Times at which a webhook is due, or the lease for its delivery ends.
-    deliveries: BTreeSet<(UnixMillis, DurableJobId)>,
+    /// Times at which a webhook is due, or the lease for its delivery ends, by tenant.
+    deliveries: BTreeMap<String, BTreeSet<(UnixMillis, DurableJobId)>>,
+    /// Beginnings of the deliveries that have not ended.
+    undelivered: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Times at which an unfinished job expires.
     expirations: BTreeSet<(UnixMillis, DurableJobId)>,
     /// Times at which jobs were finished.
@@ -164,6 +173,8 @@ impl DurableJobQueue {
             running,
             finished: self.finished.len() as u64,
             oldest: self.unfinished.first().map(|id| id.submitted()),
+            undelivered: self.undelivered.len() as u64,
+            oldest_undelivered: self.undelivered.first().map(|(since, _)| *since),
         }
     }
 
@@ -275,13 +286,15 @@ impl DurableJobQueue {
                     if *not_before <= at && !expired => {}
                 (JobStatus::Running { .. }, LeasePurpose::Compute) if ended && !expired => {}
                 (JobStatus::Finished { delivery, .. }, LeasePurpose::Deliver) => {
-                    let attempts = match *delivery {
-                        JobDelivery::Pending { attempts, not_before } if not_before <= at => attempts,
+                    let progress = match delivery {
+                        JobDelivery::Pending { progress, not_before } if *not_before <= at => {
+                            progress.clone()
+                        }
                         // Whether the earlier process has sent it is unknown; the target can recognise the id.
-                        JobDelivery::Sending { attempts, .. } if ended => attempts + 1,
+                        JobDelivery::Sending { progress, .. } if ended => progress.failed(SENDER_ENDED),
                         _ => return false,
                     };
-                    *delivery = JobDelivery::Sending { attempts, lease };
+                    *delivery = JobDelivery::Sending { progress, lease };
                     return true;
                 }
                 _ => return false,
@@ -344,7 +357,7 @@ impl DurableJobQueue {
         let finish = |job: &mut DurableJob| {
             let has_result = *outcome != JobOutcome::Cancelled && job.spec.webhook.is_some();
             let delivery = match has_result {
-                true => JobDelivery::Pending { attempts: 0, not_before: at },
+                true => JobDelivery::Pending { progress: DeliveryProgress::begun(at), not_before: at },
                 false => JobDelivery::None,
             };
             job.status = JobStatus::Finished { outcome: outcome.clone(), result, at, delivery };
@@ -386,9 +399,10 @@ impl DurableJobQueue {
             response = match delivery {
                 // A failed attempt may still have reached the target, for example if its response was lost. A
                 // confirmation says that nothing is sent later.
-                None | Some(JobDelivery::Pending { .. } | JobDelivery::Abandoned { .. }) => {
-                    Cancellation::Confirmed
-                }
+                None
+                | Some(
+                    JobDelivery::Pending { .. } | JobDelivery::Abandoned { .. } | JobDelivery::Stopped { .. },
+                ) => Cancellation::Confirmed,
                 Some(JobDelivery::Sending { .. }) => Cancellation::BeingDelivered,
                 Some(JobDelivery::None | JobDelivery::Delivered { .. }) => Cancellation::AlreadyFinished,
             };
@@ -411,27 +425,39 @@ impl DurableJobQueue {
     ) -> bool {
         self.change_leased(id, token, |job, _| {
             let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
-            let JobDelivery::Sending { attempts, .. } = *delivery else { return false };
+            let JobDelivery::Sending { progress, .. } = &*delivery else { return false };
+            let attempts = progress.attempts + 1;
             *delivery = match outcome {
-                DeliveryOutcome::Delivered => JobDelivery::Delivered { at },
-                DeliveryOutcome::Retry { not_before } => {
-                    JobDelivery::Pending { attempts: attempts + 1, not_before: *not_before }
+                DeliveryOutcome::Delivered => JobDelivery::Delivered { at, attempts },
+                DeliveryOutcome::Retry { not_before, reason } => {
+                    JobDelivery::Pending { progress: progress.failed(reason), not_before: *not_before }
                 }
-                DeliveryOutcome::Abandoned { reason } => JobDelivery::Abandoned { reason: reason.clone() },
+                DeliveryOutcome::Abandoned { reason } => {
+                    JobDelivery::Abandoned { reason: reason.clone(), attempts }
+                }
+                DeliveryOutcome::Stopped { reason } => {
+                    JobDelivery::Stopped { reason: reason.clone(), attempts }
+                }
             };
             true
         })
     }
 
-    /// Queues the delivery of a result again that was delivered or abandoned.
+    /// Queues the delivery of a result again that has ended or is due later. Without effect while the result is being sent.
     fn redeliver(&mut self, id: DurableJobId, at: UnixMillis) -> bool {
         self.change(id, |job| {
             let JobStatus::Finished { delivery, .. } = &mut job.status else { return false };
-            let ended = matches!(delivery, JobDelivery::Delivered { .. } | JobDelivery::Abandoned { .. });
-            if ended {
-                *delivery = JobDelivery::Pending { attempts: 0, not_before: at };
+            let waits = match delivery {
+                JobDelivery::Delivered { .. }
+                | JobDelivery::Abandoned { .. }
+                | JobDelivery::Stopped { .. } => true,
+                JobDelivery::Pending { not_before, .. } => *not_before > at,
+                JobDelivery::None | JobDelivery::Sending { .. } => false,
+            };
+            if waits {
+                *delivery = JobDelivery::Pending { progress: DeliveryProgress::begun(at), not_before: at };
             }
-            ended
+            waits
         })
     }
 
@@ -507,8 +533,9 @@ impl DurableJobQueue {
             }
             JobStatus::Finished { at, delivery, .. } => {
                 self.finished.insert((*at, id));
-                if let Some(due) = due(delivery) {
-                    self.deliveries.insert((due, id));
+                if let Some((since, due)) = due(delivery) {
+                    self.deliveries.entry(job.spec.tenant.clone()).or_default().insert((due, id));
+                    self.undelivered.insert((since, id));
                 }
             }
         }
@@ -553,8 +580,14 @@ impl DurableJobQueue {
             }
             JobStatus::Finished { at, delivery, .. } => {
                 self.finished.remove(&(*at, id));
-                if let Some(due) = due(delivery) {
-                    self.deliveries.remove(&(due, id));
+                if let Some((since, due)) = due(delivery) {
+                    if let Some(times) = self.deliveries.get_mut(&job.spec.tenant) {
+                        times.remove(&(due, id));
+                        if times.is_empty() {
+                            self.deliveries.remove(&job.spec.tenant);
+                        }
+                    }
+                    self.undelivered.remove(&(since, id));
                 }
             }
         }
@@ -587,9 +620,12 @@ impl DurableJobQueue {
         due_by(&self.computing, now).map(|id| (id, &self.jobs[&id]))
     }
 
-    /// Returns the jobs with a result to send now.
-    pub(crate) fn deliverable(&self, now: UnixMillis) -> impl Iterator<Item = DurableJobId> + '_ {
-        due_by(&self.deliveries, now)
+    /// Returns the tenants with a result to send now or later, each with the results to send now, earliest first.
+    pub(crate) fn deliverable(
+        &self,
+        now: UnixMillis,
+    ) -> impl Iterator<Item = (&str, impl Iterator<Item = (UnixMillis, DurableJobId)>)> {
+        self.deliveries.iter().map(move |(tenant, times)| (tenant.as_str(), times_by(times, now)))
     }
 
     /// Returns the unfinished jobs that have expired.
@@ -626,12 +662,15 @@ fn stored(job: &DurableJob) -> impl Iterator<Item = StoredRange> {
     [Some(job.spec.payload), result].into_iter().flatten()
 }
 
-/// Returns the time at which a delivery is due, or can be taken over.
-fn due(delivery: &JobDelivery) -> Option<UnixMillis> {
+/// Returns the beginning of a delivery, and the time at which it is due or can be taken over; none if it has ended.
+fn due(delivery: &JobDelivery) -> Option<(UnixMillis, UnixMillis)> {
     match delivery {
-        JobDelivery::Pending { not_before, .. } => Some(*not_before),
-        JobDelivery::Sending { lease, .. } => Some(lease.until),
-        _ => None,
+        JobDelivery::Pending { progress, not_before } => Some((progress.since, *not_before)),
+        JobDelivery::Sending { progress, lease } => Some((progress.since, lease.until)),
+        JobDelivery::None
+        | JobDelivery::Delivered { .. }
+        | JobDelivery::Abandoned { .. }
+        | JobDelivery::Stopped { .. } => None,
     }
 }
 
@@ -640,5 +679,13 @@ fn due_by(
     times: &BTreeSet<(UnixMillis, DurableJobId)>,
     now: UnixMillis,
 ) -> impl Iterator<Item = DurableJobId> + '_ {
-    times.iter().take_while(move |(time, _)| *time <= now).map(|(_, id)| *id)
+    times_by(times, now).map(|(_, id)| id)
+}
+
+/// Times up to `now` with their ids, earliest first.
+fn times_by(
+    times: &BTreeSet<(UnixMillis, DurableJobId)>,
+    now: UnixMillis,
+) -> impl Iterator<Item = (UnixMillis, DurableJobId)> + '_ {
+    times.iter().copied().take_while(move |(time, _)| *time <= now)
 }

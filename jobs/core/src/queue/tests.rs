@@ -1,7 +1,10 @@
 //! Histories of a queue: single rules, and random ones in which workers end, are slow, and compete.
 
 use super::*;
-use crate::decide::{self, AttemptPolicy, ComputeEnd, DeliveryEnd, JobFilter, JobWorker, QueueLimits};
+use crate::decide::{
+    self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
+};
+use crate::delivery::{DeliveriesInFlight, DeliveryLimits};
 use crate::job::{JobOperation, JobSpec, StoredRange};
 use backoff::Backoff;
 use proptest::prelude::*;
@@ -12,6 +15,9 @@ const POLICY: AttemptPolicy = AttemptPolicy {
     attempts: 3,
     backoff: Backoff { first: Duration::from_secs(1), max: Duration::from_secs(10) },
 };
+const DELIVERY: DeliveryPolicy =
+    DeliveryPolicy { backoff: POLICY.backoff, retry_for: Duration::from_secs(9) };
+const PLACES: DeliveryLimits = DeliveryLimits { total: 20, per_host: 20 };
 const LEASE: Duration = Duration::from_secs(30);
 const RETENTION: Duration = Duration::from_secs(300);
 
@@ -85,7 +91,7 @@ impl Log {
     }
 
     fn start_delivery(&mut self, at: UnixMillis) -> Vec<DurableJobId> {
-        match decide::take_deliveries(&self.queue, 10, worker(1), at) {
+        match decide::take_deliveries(&self.queue, &DeliveriesInFlight::default(), PLACES, worker(1), at) {
             None => Vec::new(),
             Some(record) => match self.append(record) {
                 RecordEffect::Leased(jobs) => jobs,
@@ -96,7 +102,7 @@ impl Log {
 
     fn end_delivery(&mut self, id: DurableJobId, end: DeliveryEnd, at: UnixMillis) -> RecordEffect {
         let (job, token) = (self.queue.job(id).unwrap(), self.token(id));
-        self.append(decide::after_delivery((id, job), token, end, &POLICY, at, 1.0))
+        self.append(decide::after_delivery((id, job), token, end, &DELIVERY, at, 1.0))
     }
 
     fn cancel(&mut self, id: DurableJobId, at: UnixMillis) -> Cancellation {
@@ -126,7 +132,7 @@ fn totals_and_deployments_follow_the_status_of_jobs() {
     assert_eq!(log.queue.totals(), QueueTotals::default());
     let first = log.submit_at(spec("a"), UnixMillis(5));
     log.submit_at(JobSpec { deployment: "other".to_owned(), ..spec("a") }, UnixMillis(9));
-    let totals = QueueTotals { queued: 2, running: 0, finished: 0, oldest: Some(UnixMillis(5)) };
+    let totals = QueueTotals { queued: 2, oldest: Some(UnixMillis(5)), ..QueueTotals::default() };
     assert_eq!(log.queue.totals(), totals);
     let startable = |log: &mut Log, at| decide::startable_deployments(&mut log.queue, &POLICY, at);
     assert_eq!(Vec::from_iter(startable(&mut log, UnixMillis(10))), ["minilm", "other"]);
@@ -137,7 +143,8 @@ fn totals_and_deployments_follow_the_status_of_jobs() {
     let later = UnixMillis(10).after(LEASE);
     assert_eq!(Vec::from_iter(startable(&mut log, later)), ["minilm", "other"]);
     log.append(JobRecord::CancelRequested { id: first, at: later });
-    let totals = QueueTotals { queued: 1, running: 0, finished: 1, oldest: Some(UnixMillis(9)) };
+    let totals =
+        QueueTotals { queued: 1, finished: 1, oldest: Some(UnixMillis(9)), ..QueueTotals::default() };
     assert_eq!(log.queue.totals(), totals);
 }
 
@@ -148,12 +155,35 @@ fn a_job_is_computed_and_delivered_once() {
     assert_eq!(log.take(1, 10, seconds(1)), [id]);
     assert!(log.take(2, 10, seconds(1)).is_empty() && log.start_delivery(seconds(1)).is_empty());
     assert_eq!(log.finish(id, seconds(2)), RecordEffect::Changed);
+    assert_eq!(
+        (log.queue.totals().undelivered, log.queue.totals().oldest_undelivered),
+        (1, Some(seconds(2)))
+    );
     assert_eq!(log.start_delivery(seconds(2)), [id]);
     assert!(log.start_delivery(seconds(3)).is_empty());
+    let again = JobRecord::RedeliveryRequested { id, at: seconds(3) };
+    assert_eq!(log.append(again), RecordEffect::Ignored, "it is being sent");
     assert_eq!(log.end_delivery(id, DeliveryEnd::Accepted, seconds(3)), RecordEffect::Changed);
     assert!(log.start_delivery(seconds(100)).is_empty());
-    assert_eq!(log.append(JobRecord::RedeliveryRequested { id, at: seconds(200) }), RecordEffect::Changed);
+    assert_eq!(log.queue.totals().undelivered, 0);
+    let again = |at| JobRecord::RedeliveryRequested { id, at };
+    assert_eq!(log.append(again(seconds(200))), RecordEffect::Changed);
+    assert_eq!(log.append(again(seconds(200))), RecordEffect::Ignored, "it is due already");
     assert_eq!(log.start_delivery(seconds(200)), [id]);
+    // A request brings the next attempt forward, and begins the time of retries again.
+    let failed = DeliveryEnd::Failed { reason: "500".to_owned(), retry_after: Some(Duration::from_secs(60)) };
+    log.end_delivery(id, failed, seconds(201));
+    assert!(log.start_delivery(seconds(202)).is_empty());
+    assert_eq!(log.append(again(seconds(202))), RecordEffect::Changed);
+    assert_eq!(log.start_delivery(seconds(202)), [id]);
+    // After the end of its sender the result is sent again.
+    assert_eq!(log.start_delivery(seconds(202).after(LEASE)), [id]);
+    let JobStatus::Finished { delivery: JobDelivery::Sending { progress, .. }, .. } =
+        &log.queue.job(id).unwrap().status
+    else {
+        panic!("it is being sent");
+    };
+    assert_eq!((progress.attempts, progress.last_error.as_deref()), (1, Some(SENDER_ENDED)));
 }
 
 #[test]
@@ -235,7 +265,7 @@ fn a_confirmed_cancellation_prevents_delivery() {
 }
 
 #[test]
-fn a_webhook_is_tried_until_the_limit_and_410_ends_it() {
+fn a_webhook_is_tried_for_a_time_and_410_ends_it() {
     let mut log = Log::default();
     let ids = [(); 2]
         .map(|()| log.submit(JobSpec { webhook: Some("https://example.com".to_owned()), ..spec("a") }));
@@ -253,11 +283,13 @@ fn a_webhook_is_tried_until_the_limit_and_410_ends_it() {
     assert_eq!(log.start_delivery(seconds(9)), [ids[0]]);
     log.end_delivery(ids[0], failed(None), seconds(9));
     let delivery = |id| match &log.queue.job(id).unwrap().status {
-        JobStatus::Finished { delivery: JobDelivery::Abandoned { reason }, .. } => reason.clone(),
+        JobStatus::Finished { delivery, .. } => delivery.clone(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(delivery(ids[0]), "all 3 attempts failed; the last one: refused");
-    assert_eq!(delivery(ids[1]), "the target responded 410 Gone");
+    let reason = "all 3 attempts failed; the last one: refused".to_owned();
+    assert_eq!(delivery(ids[0]), JobDelivery::Abandoned { reason, attempts: 3 });
+    let reason = "the target responded 410 Gone".to_owned();
+    assert_eq!(delivery(ids[1]), JobDelivery::Stopped { reason, attempts: 1 });
 }
 
 #[test]
@@ -488,7 +520,7 @@ proptest! {
                             1 => DeliveryEnd::Gone,
                             _ => DeliveryEnd::Failed { reason: "500".to_owned(), retry_after: None },
                         };
-                        let record = decide::after_delivery((id, job), token, end, &POLICY, now, 0.5);
+                        let record = decide::after_delivery((id, job), token, end, &DELIVERY, now, 0.5);
                         log.append(record)
                     } else {
                         let retry_after = Duration::from_secs(1);
@@ -517,7 +549,8 @@ proptest! {
                     }
                 }
                 Step::Deliver { worker: number } => {
-                    if let Some(record) = decide::take_deliveries(&log.queue, 2, worker(number), now)
+                    let (none, places) = (DeliveriesInFlight::default(), DeliveryLimits { total: 4, per_host: 4 });
+                    if let Some(record) = decide::take_deliveries(&log.queue, &none, places, worker(number), now)
                         && let RecordEffect::Leased(jobs) = log.append(record)
                     {
                         for id in jobs {
