@@ -42,6 +42,11 @@ fn render() -> Value {
     let mut cancel = local(JOB, JOB_CANCELLED, &job("cancelled"));
     cancel["operationId"] = json!("cancel_v1_async_id");
     paths[JOB]["delete"] = cancel;
+    let mut resend = local(JOB_WEBHOOK, JOB_RESENT, &job("succeeded"));
+    resend["operationId"] = json!("resend_v1_async_id_webhook");
+    let accepted = resend["responses"]["200"].take();
+    resend["responses"] = json!({"202": accepted, "default": resend["responses"]["default"]});
+    paths.insert(JOB_WEBHOOK.to_owned(), json!({"post": resend}));
     let header = |(name, description): &Header| {
         ((*name).to_owned(), json!({"description": description, "schema": {"type": "string"}}))
     };
@@ -105,6 +110,9 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
 const LOCAL_HEADERS: &[&str] = &[headers::REQUEST_ID, headers::REGION];
 const JOB: &str = "/v1/async/{id}";
 const JOB_CANCELLED: &str = "Cancels a job that is not finished.";
+const JOB_WEBHOOK: &str = "/v1/async/{id}/webhook";
+const JOB_RESENT: &str =
+    "Sends the result of a finished job to its webhook again, or now if its next attempt is due later.";
 
 fn job(status: &str) -> String {
     json!({"id": "job_01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4", "object": "job", "status": status})
@@ -128,7 +136,8 @@ fn submitted(kind: JobKind) -> Value {
 fn submission(kind: JobKind) -> String {
     let path = kind.computed_path();
     format!(
-        "Stores the request of `POST {path}` as a job, with the same body; its result is that of `POST {path}`."
+        "Stores the request of `POST {path}` as a job, with the same body; its result is that of `POST {path}`. The body may \
+         also have `webhook`, an object with the `url` that receives the result."
     )
 }
 
@@ -172,7 +181,7 @@ fn local(path: &str, summary: &str, example: &str) -> Value {
     if let Some(headers) = described["responses"]["200"]["headers"].as_object_mut() {
         headers.retain(|name, _| LOCAL_HEADERS.contains(&name.as_str()));
     }
-    if path.ends_with("/{id}") {
+    if path.contains("/{id}") {
         let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
         described["parameters"] = json!([id]);
     }
@@ -409,6 +418,7 @@ pub fn markdown() -> String {
         page.push_str(&format!("\n### `GET {path}`\n\n{summary}\n"));
     }
     page.push_str(&format!("\n### `DELETE {JOB}`\n\n{JOB_CANCELLED}\n"));
+    page.push_str(&format!("\n### `POST {JOB_WEBHOOK}`\n\n{JOB_RESENT}\n"));
     for kind in JobKind::ALL {
         page.push_str(&format!("\n### `POST {}`\n\n{}\n", kind.path(), submission(kind)));
     }

@@ -7,7 +7,7 @@
 
 pub use replica_api::api::ModelField;
 use replica_api::api::{ApiOperation, OPERATIONS};
-use replica_api::jobs::{JOBS, JobKind};
+use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::paths::{INFINITY_MODELS, MODEL, MODELS, OPENAPI};
 
 /// Endpoint of the edge.
@@ -27,6 +27,8 @@ pub enum Endpoint<'a> {
     Job(&'a str),
     /// `DELETE /v1/async/{id}`: cancels a job.
     CancelJob(&'a str),
+    /// `POST /v1/async/{id}/webhook`: sends the result of a job to its webhook again.
+    ResendWebhook(&'a str),
     /// `GET /openapi.json`: the description of the API. It contains nothing about tenants, so that no key is needed.
     OpenApi,
 }
@@ -52,7 +54,7 @@ pub enum NotServed {
 }
 
 /// Paths that the edge serves itself. `{id}` stands for one path segment.
-const EDGE_ENDPOINTS: [(&str, &str); 7] = [
+const EDGE_ENDPOINTS: [(&str, &str); 8] = [
     ("GET", MODELS),
     ("GET", MODEL),
     ("GET", INFINITY_MODELS),
@@ -60,8 +62,10 @@ const EDGE_ENDPOINTS: [(&str, &str); 7] = [
     ("GET", JOBS),
     ("GET", JOB),
     ("DELETE", JOB),
+    ("POST", JOB_WEBHOOK),
 ];
 const JOB: &str = "/v1/async/{id}";
+const JOB_WEBHOOK: &str = "/v1/async/{id}/webhook";
 const ROOT: &str = "/";
 const DEPLOYMENTS: &str = "/deployments/";
 
@@ -89,7 +93,13 @@ impl<'a> Endpoint<'a> {
             return match (method, below.trim_start_matches('/')) {
                 ("GET", "") if below.is_empty() => Ok(Endpoint::Jobs),
                 (_, "") if below.is_empty() => Err(NotServed::Method("GET")),
-                (_, id) if id.is_empty() || id.contains('/') => Err(NotServed::Path),
+                (method, id) if let Some(id) = id.strip_suffix(WEBHOOK).filter(|id| is_segment(id)) => {
+                    match method {
+                        "POST" => Ok(Endpoint::ResendWebhook(id)),
+                        _ => Err(NotServed::Method("POST")),
+                    }
+                }
+                (_, id) if !is_segment(id) => Err(NotServed::Path),
                 ("GET", id) => Ok(Endpoint::Job(id)),
                 ("DELETE", id) => Ok(Endpoint::CancelJob(id)),
                 _ => Err(NotServed::Method("GET, DELETE")),
@@ -108,7 +118,7 @@ impl<'a> Endpoint<'a> {
     /// Returns every served path, as a replica has it.
     pub fn paths() -> impl Iterator<Item = &'static str> {
         let jobs = JobKind::ALL.into_iter().map(JobKind::path);
-        let edge = EDGE_ENDPOINTS.iter().filter(|(method, _)| *method == "GET").map(|(_, path)| *path);
+        let edge = EDGE_ENDPOINTS.iter().filter(|(method, _)| *method != "DELETE").map(|(_, path)| *path);
         OPERATIONS.iter().map(|operation| operation.path).chain(jobs).chain(edge)
     }
 
@@ -122,6 +132,7 @@ impl<'a> Endpoint<'a> {
             Endpoint::OpenApi => OPENAPI,
             Endpoint::Jobs => JOBS,
             Endpoint::Job(_) | Endpoint::CancelJob(_) => JOB,
+            Endpoint::ResendWebhook(_) => JOB_WEBHOOK,
         }
     }
 
@@ -132,6 +143,11 @@ impl<'a> Endpoint<'a> {
         let jobs = JobKind::ALL.into_iter().map(|kind| format!("POST {}", kind.path()));
         computed.chain(jobs).chain(EDGE_ENDPOINTS.iter().map(|(method, path)| format!("{method} {path}")))
     }
+}
+
+/// Returns whether a text is one segment of a path.
+fn is_segment(text: &str) -> bool {
+    !text.is_empty() && !text.contains('/')
 }
 
 /// Returns the endpoint that the edge serves itself at this path.
@@ -235,6 +251,11 @@ mod tests {
         check("HEAD", "/v1/async/job_1", Ok(Endpoint::Job("job_1")));
         check("DELETE", "/v1/async/job_1", Ok(Endpoint::CancelJob("job_1")));
         check("POST", "/v1/async/job_1", Err(NotServed::Method("GET, DELETE")));
+        check("POST", "/v1/async/job_1/webhook", Ok(Endpoint::ResendWebhook("job_1")));
+        check("GET", "/v1/async/job_1/webhook", Err(NotServed::Method("POST")));
+        for path in ["/v1/async/webhook/", "/v1/async/a/b/webhook"] {
+            check("POST", path, Err(NotServed::Path));
+        }
         check("GET", "/v1/async/a/b", Err(NotServed::Path));
         check("POST", "/bedrock/model/a/b/invoke", Err(NotServed::Path));
         check("POST", "/bedrock/model/a/converse", Err(NotServed::Path));

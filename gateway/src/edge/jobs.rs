@@ -32,7 +32,7 @@ use regions::id::{DeploymentName, RegionId};
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorBody, ErrorCode};
 use replica_api::headers;
-use replica_api::jobs::{JOBS, JobKind};
+use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::priority::Priority;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -74,13 +74,27 @@ pub(super) fn forwarded_headers(
     let chosen = || format!("gateway-{:032x}", rand::rng().random::<u128>());
     let key = text(session, headers::IDEMPOTENCY_KEY)?.map_or_else(chosen, str::to_owned);
     let mut decided = vec![priority, (headers::IDEMPOTENCY_KEY, key.as_str())];
-    for name in [headers::DEADLINE_MS, headers::MAX_TIME_IN_QUEUE_MS] {
+    for name in [headers::DEADLINE_MS, headers::MAX_TIME_IN_QUEUE_MS, headers::WEBHOOK_URL] {
         decided.extend(text(session, name)?.map(|value| (name, value)));
     }
     if prefers_job(session) {
         decided.push((headers::PREFER, RESPOND_ASYNC));
     }
     Ok(ForwardedHeaders::of(session, &decided))
+}
+
+/// Rejects a webhook of a request that does not become a job: its client would wait for the message and ignore the response.
+pub(super) fn check_no_webhook(session: &ServerSession, has_webhook: bool) -> Result<(), Rejection> {
+    let (code, place, param) = match single(session, headers::WEBHOOK_URL)? {
+        Some(_) => (ErrorCode::InvalidHeader, "header", headers::WEBHOOK_URL),
+        None if has_webhook => (ErrorCode::InvalidValue, "field", "webhook"),
+        None => return Ok(()),
+    };
+    let message = format!(
+        "Only a job has a webhook, and this request does not become one; send it to {JOBS}/…, or with the header 'prefer: \
+         {RESPOND_ASYNC}' while a region has a queue of jobs, or remove the {place} '{param}'."
+    );
+    Err(Rejection::new(code, message).of(param))
 }
 
 /// Rejects a submission if no allowed region has a queue.
@@ -148,7 +162,9 @@ impl JobForwarder {
         if !tenant.residency.permitted(&self.catalogue).contains(region) {
             return Err(not_permitted(id, name, tenant).into());
         }
-        let path = format!("{JOBS}/{id}");
+        // The only POST below a job.
+        let below = if method == UpstreamMethod::Post { WEBHOOK } else { "" };
+        let path = format!("{JOBS}/{id}{below}");
         let sent = self.send(method, path, region, tenant, view, &context.id, BUFFERED_RESPONSE_MAX);
         let response = tokio::select! {
             biased;

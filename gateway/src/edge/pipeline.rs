@@ -114,7 +114,10 @@ impl Pipeline {
         let tenant = authenticated.tenant.clone();
         context.tenant = Some(tenant.clone());
         let view = view.ok_or_else(no_route_table)?;
-        if matches!(endpoint, Endpoint::Job(_) | Endpoint::CancelJob(_) | Endpoint::Jobs) {
+        if matches!(
+            endpoint,
+            Endpoint::Job(_) | Endpoint::CancelJob(_) | Endpoint::ResendWebhook(_) | Endpoint::Jobs
+        ) {
             // It is sent to regions, so it counts as a request of the tenant.
             self.tenants.limiters.charge_head(&tenant, 0)?;
         }
@@ -129,6 +132,12 @@ impl Pipeline {
             }
             Endpoint::CancelJob(id) => {
                 return self.jobs.forward(session, UpstreamMethod::Delete, id, &tenant, &view, context).await;
+            }
+            Endpoint::ResendWebhook(id) => {
+                // A client may send a body; it has no meaning.
+                let owner = BodyOwner { tenant: Some(tenant.index), connection: None };
+                self.reader.body_reader.body(session, owner).await?;
+                return self.jobs.forward(session, UpstreamMethod::Post, id, &tenant, &view, context).await;
             }
             Endpoint::Jobs => {
                 let query = session.req_header().uri.query().unwrap_or_default().to_owned();
@@ -289,6 +298,10 @@ impl RequestReader {
         let body = self.body_reader.body(session, self.owner(session, &tenant)).await?;
         let summary = self.body_of(target, &body, &tenant).await;
         let summary = summary.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;
+        let is_job = endpoint::is_job(target.path);
+        if !is_job {
+            jobs::check_no_webhook(session, summary.has_webhook)?;
+        }
         let cost = Cost { inputs: summary.inputs, tokens: summary.tokens.max(min_tokens(&body)) };
         let priority = tenant
             .priorities
@@ -313,7 +326,6 @@ impl RequestReader {
         }
         let ([target_draw, leave_draw, draw], left) = (random_draws(), left(options.timeout, arrived));
         let (size, uses_engine) = (SizeClass::of(cost.tokens), endpoint::uses_engine(target.path));
-        let is_job = endpoint::is_job(target.path);
         let routing =
             RoutingContext { deployment: &deployment.name, priority, size, target_draw, uses_engine, is_job };
         let (client, registered) = (options.client, *registered);

@@ -13,6 +13,7 @@ mod model;
 mod peer;
 mod region;
 mod request;
+mod webhook;
 
 pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
@@ -24,6 +25,9 @@ pub(crate) use region::{
     InstanceEjected, InstanceHealthWorsened, RegionEjected, RegionHealthWorsened, ReportRejected,
 };
 pub(crate) use request::{RequestEnded, RequestTimes};
+pub(crate) use webhook::{
+    WebhookAttemptEnded, WebhookAuthoritiesMissing, WebhookSecretsRejected, WebhookSecretsReloaded,
+};
 
 /// Log target of access lines.
 pub const ACCESS: &str = "access";

@@ -159,6 +159,10 @@ impl Ingress {
         if let Some((queue, computation)) = self.job_worker.clone() {
             let followed = queue.clone();
             tasks.spawn(supervise("job log", move || jobs::follow_failure(followed.clone())));
+            let (sent, spoke) = (queue.clone(), computation.spoke.clone());
+            tasks.spawn(supervise("webhooks", move || jobs::send(sent.clone(), spoke.clone())));
+            let followed = queue.clone();
+            tasks.spawn(supervise("webhook secrets", move || jobs::follow_secrets(followed.clone())));
             tasks.spawn(supervise("job worker", move || jobs::work(computation.clone(), queue.clone())));
         }
     }

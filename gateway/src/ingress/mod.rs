@@ -177,7 +177,7 @@ pub async fn run(
     let usage = ListenerUsage::of(&gateways, refused);
     let shared = config.signals.shared.clone();
     let (jobs, job_tasks) = match &config.jobs {
-        Some(jobs) => Some(RegionalJobQueue::open(jobs, &config.region).await?).unzip(),
+        Some(jobs) => Some(RegionalJobQueue::open(jobs, &config.region, &config.resolver).await?).unzip(),
         None => (None, None),
     };
     if jobs.is_some() {

@@ -18,6 +18,22 @@ labels! {
     }
 }
 
+labels! {
+    /// Outcome of an attempt to deliver a result to a webhook.
+    pub(crate) enum WebhookAttemptOutcome {
+        /// The target has accepted it.
+        Delivered = "delivered",
+        /// The attempt failed, and another one follows.
+        Failed = "failed",
+        /// The attempt failed, and it was the last one.
+        Abandoned = "abandoned",
+        /// The target wants no further attempts (410).
+        Stopped = "stopped",
+        /// The outcome could not be stored: the result is sent again.
+        NotRecorded = "not_recorded",
+    }
+}
+
 metric_set! {
     /// Counters of the queue of jobs.
     #[derive(Default)]
@@ -30,6 +46,10 @@ metric_set! {
         pub(crate) log_failures: Counter = "meridian_jobs_log_failures_total",
         /// Operations that failed because the log or an object could not be read or written.
         pub(crate) store_failures: Counter = "meridian_jobs_store_failures_total",
+        /// Ended attempts to deliver a result to a webhook, by outcome.
+        pub(crate) webhook_attempts: Family<WebhookAttemptOutcome> = "meridian_jobs_webhook_attempts_total" ["outcome"],
+        /// Versions of the file with webhook secrets that were rejected; the secrets before stay in use.
+        pub(crate) webhook_secrets_rejected: Counter = "meridian_jobs_webhook_secrets_rejected_total",
     }
 }
 
@@ -48,5 +68,9 @@ metric_set! {
         pub(crate) oldest: Duration = "meridian_jobs_oldest_seconds",
         /// 1 while the job log cannot be read, and jobs fail.
         pub(crate) failing: bool = "meridian_jobs_failing",
+        /// Results that are still to be delivered to a webhook.
+        pub(crate) undelivered: u64 = "meridian_jobs_undelivered",
+        /// Age of the oldest of them, since the end of its job; 0 without one.
+        pub(crate) oldest_undelivered: Duration = "meridian_jobs_oldest_undelivered_seconds",
     }
 }

@@ -17,21 +17,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-const REGION: &str = "aws/us-east-1";
+pub(crate) const REGION: &str = "aws/us-east-1";
 const EUROPE: &str = "aws/eu-central-1";
 
 /// Replica that returns the bodies of its requests, or a status.
 #[derive(Default)]
-struct Replica {
+pub(crate) struct Replica {
     /// Status of responses; 0 for a connection that is closed without one.
-    status: AtomicU16,
+    pub(crate) status: AtomicU16,
     requests: AtomicU64,
     /// Requests without the bulk priority.
     interactive: AtomicU64,
 }
 
 impl Replica {
-    async fn start() -> (Arc<Replica>, SocketAddr) {
+    pub(crate) async fn start() -> (Arc<Replica>, SocketAddr) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
         let replica = Arc::new(Replica { status: AtomicU16::new(200), ..Replica::default() });
@@ -75,14 +75,14 @@ impl Replica {
 }
 
 /// Region with a queue in a folder.
-struct Region {
+pub(crate) struct Region {
     url: String,
     client: reqwest::Client,
     stop: tokio::sync::oneshot::Sender<()>,
     served: JoinHandle<()>,
 }
 
-fn jobs_config(dir: &Path, more: &str) -> JobsConfig {
+pub(crate) fn jobs_config(dir: &Path, more: &str) -> JobsConfig {
     let text = format!("dir = \"{}\"\n{more}", dir.display());
     let files = configuration::Files { base: dir, environment: None };
     let read = configuration::ConfigFile::read(&text, |document| {
@@ -93,18 +93,27 @@ fn jobs_config(dir: &Path, more: &str) -> JobsConfig {
 }
 
 impl Region {
-    async fn start(jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
+    pub(crate) async fn start(jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
         Region::start_in(REGION, jobs, replicas).await
     }
 
     async fn start_in(id: &str, jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
+        Region::start_with(id, jobs, replicas, &resolver::DnsSection::default()).await
+    }
+
+    pub(crate) async fn start_with(
+        id: &str,
+        jobs: Option<JobsConfig>,
+        replicas: Vec<SocketAddr>,
+        dns: &resolver::DnsSection,
+    ) -> Region {
         let addresses = replicas.into_iter().map(Into::into).collect();
         let spoke = Spoke::new(id.parse().unwrap(), 1, addresses).with_instance("a".parse().unwrap());
         let spoke = Arc::new(Mutex::new(spoke));
         let config = IngressConfig {
             jobs,
             proxy_protocol_from: Vec::new(),
-            resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
+            resolver: resolver::Resolver::new(dns),
             listen: "127.0.0.1:0".parse().unwrap(),
             region: id.parse().unwrap(),
             signals: IngressSignals::default(),
@@ -125,12 +134,18 @@ impl Region {
         Region { url, client: reqwest::Client::builder().no_proxy().build().unwrap(), stop, served }
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         drop(self.stop);
         self.served.await.unwrap();
     }
 
-    async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, Value) {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> (u16, Value) {
         let url = format!("{}{path}", self.url);
         let mut request = self.client.request(method.parse().unwrap(), url).body(body.to_owned());
         for (name, value) in headers {
@@ -149,12 +164,12 @@ impl Region {
         report["jobs"].clone()
     }
 
-    async fn submit(&self, tenant: &str, body: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+    pub(crate) async fn submit(&self, tenant: &str, body: &str, headers: &[(&str, &str)]) -> (u16, Value) {
         let own = [("x-meridian-tenant", tenant), ("x-meridian-deployment", "m")];
         self.send("POST", "/v1/async/embeddings", &[&own, headers].concat(), body).await
     }
 
-    async fn job(&self, tenant: &str, id: &Value) -> (u16, Value) {
+    pub(crate) async fn job(&self, tenant: &str, id: &Value) -> (u16, Value) {
         let path = format!("/v1/async/{}", id.as_str().unwrap());
         self.send("GET", &path, &[("x-meridian-tenant", tenant)], "").await
     }
@@ -175,7 +190,7 @@ impl Region {
 }
 
 /// Starts a hub that publishes these regions, and a gateway with the tenants `everywhere` and `european`.
-async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watch::Sender<()>) -> String {
+pub(crate) async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watch::Sender<()>) -> String {
     let regions = regions.iter().map(|(id, region)| {
         let endpoint = region.url.trim_start_matches("http://");
         json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m", "m-eu"]})
@@ -215,7 +230,7 @@ async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watch::Sender<(
     format!("http://{}", bound.await.unwrap())
 }
 
-fn text(number: usize) -> String {
+pub(crate) fn text(number: usize) -> String {
     json!({"model": "m", "input": format!("text {number}")}).to_string()
 }
 

@@ -9,6 +9,9 @@
 mod access;
 mod address;
 mod cold;
+#[path = "../../../resolver/tests/dns_server/mod.rs"]
+#[expect(dead_code, reason = "the tests of the resolver use all of it")]
+mod dns_server;
 mod edge;
 mod exchange;
 mod hop;
@@ -20,4 +23,5 @@ mod overflow;
 mod policies;
 mod reports;
 mod scatter;
+mod webhooks;
 mod weights;

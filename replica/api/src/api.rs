@@ -593,6 +593,10 @@ pub const JOB_HEADERS: &[Header] = &[
     ),
     (headers::DEADLINE_MS, "For a job: milliseconds after which the client has no use for the result."),
     (headers::MAX_TIME_IN_QUEUE_MS, "For a job: milliseconds within which its computation must begin."),
+    (
+        headers::WEBHOOK_URL,
+        "For a job: URL that receives the result, like the field `webhook.url` of the body.",
+    ),
     (headers::PREFER, "`respond-async`, to make the request a job (docs/jobs.md)."),
 ];
 

@@ -128,6 +128,12 @@ error_codes! {
     JobFinished = "job_finished", 409, Caller, Nothing;
     /// The idempotency key was used for another request; the message names its job.
     IdempotencyConflict = "idempotency_conflict", 422, Caller, Nothing;
+    /// The job has nothing to send to a webhook: it has none, is not finished, or was cancelled.
+    NothingToSend = "nothing_to_send", 409, Caller, Nothing;
+    /// The target of the webhook has no address to which results may be sent: it is not public, or not over `http`.
+    WebhookNotPermitted = "webhook_not_permitted", 403, Policy, Nothing;
+    /// The tenant has no webhook secret in the region of its job, so no message could be signed.
+    NoWebhookSecret = "no_webhook_secret", 403, Policy, Nothing;
     /// The unfinished jobs of the tenant have reached a limit, by number or by bytes.
     TooManyJobs = "too_many_jobs", 429, Quota, Wait;
     /// No allowed region that serves this deployment has a queue of jobs.

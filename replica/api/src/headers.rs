@@ -23,6 +23,8 @@ pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub const DEADLINE_MS: &str = "x-meridian-deadline-ms";
 /// In, for a job: milliseconds within which its computation must begin; otherwise the job expires.
 pub const MAX_TIME_IN_QUEUE_MS: &str = "x-meridian-max-time-in-queue-ms";
+/// In, for a job: URL that receives the result, like the field `webhook.url` of the body.
+pub const WEBHOOK_URL: &str = "x-meridian-webhook-url";
 /// In: with `respond-async` the request becomes a job (RFC 7240).
 pub const PREFER: &str = "prefer";
 /// Out: the preference that was applied (RFC 7240).

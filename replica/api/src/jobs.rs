@@ -9,9 +9,12 @@ use crate::tei::PredictRequest;
 use crate::vllm::ClassifyRequest;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 
 /// Path of the list of jobs, and prefix of the path of each.
 pub const JOBS: &str = "/v1/async";
+/// Path below that of a job, to send its result to the webhook again.
+pub const WEBHOOK: &str = "/webhook";
 
 /// Operation that a job can compute: one row of the API of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,14 +64,8 @@ impl JobKind {
     }
 
     /// Parses a body as a replica with default limits does, and returns its number of inputs. So an invalid body is
-    /// rejected when it is submitted, and not hours later. A webhook is rejected as well: a client that names one would wait
-    /// for it and never fetch the result.
+    /// rejected when it is submitted, and not hours later.
     pub fn inputs(self, body: &[u8]) -> Result<u64, Refusal> {
-        let webhook = fields::split::<WebhookField<'_>>(body)?.webhook;
-        if webhook.is_some_and(|webhook| webhook.get() != "null") {
-            let expected = "a body without it, and fetch the result with GET /v1/async/ID";
-            return Err(Refusal::invalid("webhook", "webhook", "is not supported", expected));
-        }
         let limits = Limits::default();
         let inputs = match self {
             JobKind::Embeddings => EmbeddingsRequest::parse(body, limits.inputs())?.input.count(),
@@ -86,6 +83,37 @@ struct WebhookField<'a> {
     #[serde(borrow, default)]
     webhook: Option<&'a RawValue>,
 }
+
+/// Webhook of a submission, and the body of the ordinary request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BodyWebhook {
+    /// URL.
+    pub url: String,
+    /// The body without it: the field is `null`, which is an absent field.
+    pub body: Vec<u8>,
+}
+
+/// Takes the field `webhook` out of the body of a submission: `{"url": "…"}`. None if it is absent.
+pub fn take_webhook(body: &[u8]) -> Result<Option<BodyWebhook>, Refusal> {
+    const EXPECTED: &str = r#"`{"url": "https://…"}`"#;
+    let Some(webhook) = fields::split::<WebhookField<'_>>(body)?.webhook else { return Ok(None) };
+    let raw = webhook.get();
+    let members: BTreeMap<String, &RawValue> = fields::split_field("webhook", "webhook", webhook)?;
+    if let Some(other) = members.keys().find(|name| *name != "url") {
+        let path = format!("webhook.{}", other.chars().take(NAME_CHARS_MAX).collect::<String>());
+        return Err(Refusal::invalid("webhook", &path, "is not supported", EXPECTED));
+    }
+    let missing = || Refusal::invalid("webhook", "webhook.url", "is missing", EXPECTED);
+    let url = members.get("url").ok_or_else(missing)?;
+    let url = fields::text("webhook", "webhook.url", url)?;
+    // The value is a part of the body, so its position follows from the addresses.
+    let at = raw.as_ptr() as usize - body.as_ptr() as usize;
+    let body = [&body[..at], b"null", &body[at + raw.len()..]].concat();
+    Ok(Some(BodyWebhook { url, body }))
+}
+
+/// Longest name of an unknown member that a message shows.
+const NAME_CHARS_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -118,14 +146,55 @@ mod tests {
         let problem =
             |kind: JobKind, body: &str| kind.inputs(body.as_bytes()).map_err(|refusal| refusal.code);
         assert_eq!(problem(JobKind::Embeddings, "{"), Err(ErrorCode::InvalidJson));
-        let webhook = r#"{"model": "m", "input": "a", "webhook": {"url": "https://example.com"}}"#;
-        assert_eq!(problem(JobKind::Embeddings, webhook), Err(ErrorCode::InvalidValue));
-        let no_webhook = r#"{"model": "m", "input": "a", "webhook": null}"#;
-        assert_eq!(problem(JobKind::Embeddings, no_webhook), Ok(1));
         assert_eq!(problem(JobKind::Embeddings, r#"{"model": "m"}"#), Err(ErrorCode::MissingField));
         assert_eq!(
             problem(JobKind::Embeddings, r#"{"model": "m", "input": [""]}"#),
             Err(ErrorCode::EmptyInput)
         );
+    }
+
+    #[test]
+    fn a_webhook_is_taken_out_of_the_body() {
+        for (body, expected) in [
+            (
+                r#"{"model": "m", "input": "a", "webhook": {"url": "https://e.com"}}"#,
+                r#"{"model": "m", "input": "a", "webhook": null}"#,
+            ),
+            (
+                r#"{"webhoo\u006b":{"url":"https://e.com"},"model":"m","input":["{\"webhook\""]}"#,
+                r#"{"webhoo\u006b":null,"model":"m","input":["{\"webhook\""]}"#,
+            ),
+        ] {
+            let taken = take_webhook(body.as_bytes()).unwrap().unwrap();
+            assert_eq!(taken, BodyWebhook { url: "https://e.com".to_owned(), body: expected.into() });
+            assert_eq!(take_webhook(&taken.body), Ok(None));
+            assert_eq!(JobKind::Embeddings.inputs(&taken.body), Ok(1));
+        }
+        for body in [r#"{"input": "a"}"#, r#"{"webhook": null}"#] {
+            assert_eq!(take_webhook(body.as_bytes()), Ok(None), "{body}");
+        }
+    }
+
+    #[test]
+    fn another_webhook_is_rejected_with_its_path() {
+        for (body, code, message) in [
+            ("{", ErrorCode::InvalidJson, "the body is not a JSON object"),
+            (
+                r#"{"webhook": {"url": "a"}, "webhook": {"url": "b"}}"#,
+                ErrorCode::InvalidJson,
+                "the body is not a JSON object",
+            ),
+            (r#"{"webhook": "https://e.com"}"#, ErrorCode::InvalidValue, "`webhook` is not an object"),
+            (r#"{"webhook": {}}"#, ErrorCode::InvalidValue, "`webhook.url` is missing"),
+            (r#"{"webhook": {"url": 1}}"#, ErrorCode::InvalidValue, "`webhook.url`"),
+            (
+                r#"{"webhook": {"url": "a", "secret": "b"}}"#,
+                ErrorCode::InvalidValue,
+                "`webhook.secret` is not supported",
+            ),
+        ] {
+            let refusal = take_webhook(body.as_bytes()).unwrap_err();
+            assert!(refusal.code == code && refusal.message.starts_with(message), "{body}: {refusal:?}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Keys of `[jobs]` of a spoke. `gateway::ingress` validates them further.
 
+use regions::IpNetwork;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +9,10 @@ const RETENTION: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(60)..=Duration::from_secs(90 * 24 * 3600);
 /// A week, so that the result of a job of Friday can be fetched on Thursday.
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
+/// A weekend, so that a target that fails on Friday evening gets its messages when someone has repaired it on Monday.
+const WEBHOOK_RETRIES: Duration = Duration::from_secs(3 * 24 * 3600);
+/// Networks of `webhook_private_targets`.
+pub const PRIVATE_TARGETS_MAX: usize = 64;
 
 configuration::section! {
     /// Queue of durable jobs of the region.
@@ -35,5 +40,14 @@ configuration::section! {
         pub jobs_per_tenant: u64 = 1_000_000, in 1..=100_000_000;
         /// Bytes of the inputs of the unfinished jobs of a tenant.
         pub bytes_per_tenant: u64 = 10 << 30, in 1..=1 << 50;
+        /// File with the webhook secrets of tenants, `TENANT whsec_…` on each line. It is read again when it changes. Without it
+        /// this region accepts no webhooks.
+        pub webhook_secrets_file: Option<PathBuf>;
+        /// Networks to which webhook messages may be sent beside the public internet, and without TLS.
+        pub webhook_private_targets: Vec<IpNetwork> = Vec::new(), in 0..=PRIVATE_TARGETS_MAX, like "[\"10.0.0.0/8\"]";
+        /// Certificate authorities of webhook targets, PEM; those of the system if absent.
+        pub webhook_ca: Option<PathBuf>;
+        /// Time for which a failed webhook message is sent again; `retention` limits it as well.
+        pub webhook_retry_for: Duration = WEBHOOK_RETRIES, in RETENTION;
     }
 }

@@ -52,6 +52,8 @@ pub struct BodySummary {
     pub inputs: u64,
     /// Estimated tokens of all inputs.
     pub tokens: u64,
+    /// Whether there is a top-level `webhook` that is not null. Only a job has one.
+    pub has_webhook: bool,
 }
 
 /// Estimated bytes of text per token; less for languages of long words, more for those without Latin letters.
@@ -62,11 +64,11 @@ pub fn read(body: &[u8]) -> Result<BodySummary, BodyProblem> {
     let mut scanner = BodyScanner::new(body);
     scanner.space();
     scanner.take(b'{', "an object")?;
-    let mut model = None;
+    let (mut model, mut has_webhook) = (None, false);
     scanner.space();
     if scanner.peek() == Some(b'}') {
         scanner.next();
-        return end(scanner, model);
+        return end(scanner, model, has_webhook);
     }
     loop {
         scanner.space();
@@ -74,7 +76,7 @@ pub fn read(body: &[u8]) -> Result<BodySummary, BodyProblem> {
         scanner.space();
         scanner.take(b':', "':' after a key")?;
         scanner.space();
-        if is_model(key) {
+        if is_key(key, b"model") {
             if model.is_some() {
                 return Err(BodyProblem::ModelTwice);
             }
@@ -84,19 +86,24 @@ pub fn read(body: &[u8]) -> Result<BodySummary, BodyProblem> {
             }
             model = Some(scanner.string("a string")?);
         } else {
+            has_webhook |= is_key(key, b"webhook") && scanner.peek() != Some(b'n');
             scanner.value()?;
         }
         scanner.space();
         match scanner.next() {
             Some(b',') => {}
-            Some(b'}') => return end(scanner, model),
+            Some(b'}') => return end(scanner, model, has_webhook),
             _ => return Err(scanner.unexpected_before("',' or '}'")),
         }
     }
 }
 
 /// Checks that only whitespace follows the object, and returns the summary.
-fn end(mut scanner: BodyScanner<'_>, model: Option<&[u8]>) -> Result<BodySummary, BodyProblem> {
+fn end(
+    mut scanner: BodyScanner<'_>,
+    model: Option<&[u8]>,
+    has_webhook: bool,
+) -> Result<BodySummary, BodyProblem> {
     scanner.space();
     if scanner.peek().is_some() {
         return Err(scanner.unexpected("the end of the body"));
@@ -105,14 +112,14 @@ fn end(mut scanner: BodyScanner<'_>, model: Option<&[u8]>) -> Result<BodySummary
         |raw| unescape(raw).ok_or(BodyProblem::NotJson { at: 0, expected: "a readable string as 'model'" });
     let inputs = scanner.longest_list.max(1);
     let tokens = (scanner.text_bytes / BYTES_PER_TOKEN).saturating_add(scanner.numbers).max(inputs);
-    Ok(BodySummary { model: model.map(decoded).transpose()?, inputs, tokens })
+    Ok(BodySummary { model: model.map(decoded).transpose()?, inputs, tokens, has_webhook })
 }
 
-/// Returns whether the raw key between the quotes spells `model`, escapes included. It stops at the first different
+/// Returns whether the raw key between the quotes spells a name, escapes included. It stops at the first different
 /// character: a body can have millions of keys, each of them written in escapes.
-fn is_model(raw: &[u8]) -> bool {
+fn is_key(raw: &[u8], name: &[u8]) -> bool {
     let mut rest = raw;
-    for letter in b"model" {
+    for letter in name {
         rest = match rest {
             [first, rest @ ..] if first == letter => rest,
             [b'\\', b'u', digits @ ..] => match digits.split_first_chunk::<4>() {
@@ -177,6 +184,19 @@ mod tests {
         check(r#"{"input":"\\","model":"a"}"#, Ok("a"));
         check_no_model(r#"{"input":{"model":"nested"}}"#);
         check(r#"{"input":[{"model":"nested"}],"model":"a"}"#, Ok("a"));
+    }
+
+    #[test]
+    fn a_webhook_is_found_unless_it_is_null() {
+        for (body, expected) in [
+            (r#"{"webhook":{"url":"u"}}"#, true),
+            (r#"{"input":"x", "\u0077ebhook" : 1}"#, true),
+            (r#"{"webhook":null,"input":"x"}"#, false),
+            (r#"{"input":{"webhook":1}}"#, false),
+            (r#"{"webhooks":1,"input":"webhook"}"#, false),
+        ] {
+            assert_eq!(read(body.as_bytes()).unwrap().has_webhook, expected, "{body}");
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
-use super::{ClientJobId, RegionalJobQueue};
+use super::webhooks::{self, SubmittedBody};
+use super::{ClientJobId, RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::{deployment, milliseconds, text, unreadable};
@@ -28,7 +29,7 @@ use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use replica_api::jobs::{JOBS, JobKind};
+use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::priority::Priority;
 use ring::digest::{Context, SHA256};
 use serde_json::{Value, json};
@@ -52,6 +53,8 @@ pub(in crate::ingress) enum JobQuery<'a> {
     Read(&'a str),
     /// Cancellation of a job.
     Cancel(&'a str),
+    /// Request to send the result of a job to its webhook again.
+    Resend(&'a str),
     /// List of jobs, with a query string.
     List(&'a str),
 }
@@ -64,6 +67,7 @@ impl<'a> JobQuery<'a> {
             ("GET", None) if below.is_empty() => Some(JobQuery::List(query)),
             ("GET", Some(id)) => Some(JobQuery::Read(id)),
             ("DELETE", Some(id)) => Some(JobQuery::Cancel(id)),
+            ("POST", Some(path)) => path.strip_suffix(WEBHOOK).map(JobQuery::Resend),
             _ => None,
         }
     }
@@ -89,6 +93,7 @@ impl JobApi {
         let tenant = tenant(session)?;
         // Held until the response was written.
         let result_memory;
+        let mut status = 200;
         let body = match query {
             JobQuery::Read(id) => {
                 let id = queue.parse(id)?;
@@ -111,6 +116,17 @@ impl JobApi {
                 let view = queue.host.job(&tenant, id).map_err(rejected)?;
                 queue.shown(id, &view).to_string()
             }
+            JobQuery::Resend(id) => {
+                let id = queue.parse(id)?;
+                webhooks::check_resend(&queue.host.job(&tenant, id).map_err(rejected)?.job)?;
+                queue.webhooks.check_secret(&self.region, &tenant)?;
+                queue.recorded(queue.host.redeliver(&tenant, id).await).map_err(rejected)?;
+                let view = queue.host.job(&tenant, id).map_err(rejected)?;
+                // It may have been cancelled meanwhile.
+                webhooks::check_resend(&view.job)?;
+                status = 202;
+                queue.shown(id, &view).to_string()
+            }
             JobQuery::List(query) => {
                 let (filter, limit) = queue.filter(query, tenant)?;
                 let listed = queue.recorded(queue.host.latest_list(&filter, limit + 1).await);
@@ -122,7 +138,7 @@ impl JobApi {
                 json!({"object": "list", "data": data, "has_more": has_more}).to_string()
             }
         };
-        Ok(json_response(session, 200, body, &[(headers::REGION, self.region.as_str())]).await)
+        Ok(json_response(session, status, body, &[(headers::REGION, self.region.as_str())]).await)
     }
 
     /// Accepts a job, and responds when it is durable.
@@ -154,11 +170,15 @@ impl JobApi {
         let is_preferred = text(session, headers::PREFER)?.is_some();
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let parsed = body.bytes.clone();
-        let inputs = self.body_reader.cpu.run(None, move || kind.inputs(&parsed)).await;
-        let inputs = inputs.map_err(|refusal| Rejection {
+        let parsed = self.body_reader.cpu.run(None, move || SubmittedBody::parse(kind, parsed)).await;
+        let SubmittedBody { inputs, payload, webhook } = parsed.map_err(|refusal| Rejection {
             param: refusal.param,
             ..Rejection::new(refusal.code, refusal.message)
         })?;
+        let webhook = match webhooks::named(text(session, headers::WEBHOOK_URL)?, webhook)? {
+            Some(url) => Some(queue.webhooks.accept(&self.region, &tenant, &url).await?),
+            None => None,
+        };
         let at = now();
         let age = queue.host.config().limits.age;
         let spec = JobSpec {
@@ -173,12 +193,12 @@ impl JobApi {
             start_by: start_by.map(|limit| at.after(limit)),
             idempotency: key.map(|key| IdempotencyKey {
                 key: digest(&[key.as_bytes()]),
-                request: digest(&[kind.path().as_bytes(), deployment.as_str().as_bytes(), &body.bytes]),
+                request: request_digest(kind, &deployment, &payload, webhook.as_deref()),
             }),
-            webhook: None,
+            webhook,
         };
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
-        let submitted = queue.recorded(queue.host.submit(spec, body.bytes.clone()).await);
+        let submitted = queue.recorded(queue.host.submit(spec, payload).await);
         let id = submitted.map_err(|error| queue.rejected(error))?;
         queue.metrics.accepted.add(1);
         let view = queue.host.job(&tenant, id).map_err(rejected)?;
@@ -202,7 +222,7 @@ impl RegionalJobQueue {
     }
 
     /// Renders a job without its result.
-    fn shown(&self, id: DurableJobId, view: &JobView) -> Value {
+    pub(super) fn shown(&self, id: DurableJobId, view: &JobView) -> Value {
         let JobView { job, position } = view;
         let mut shown = json!({
             "id": ClientJobId { id, region: &self.region }.to_string(),
@@ -226,6 +246,9 @@ impl RegionalJobQueue {
         }
         if let Some(message) = problem(job) {
             shown["error"] = json!({"message": message});
+        }
+        if let Some(webhook) = webhooks::shown(job) {
+            shown["webhook"] = webhook;
         }
         shown
     }
@@ -379,7 +402,7 @@ const PHASES: [JobPhase; 6] = [
     JobPhase::Expired,
 ];
 
-fn phase_text(phase: JobPhase) -> &'static str {
+pub(super) fn phase_text(phase: JobPhase) -> &'static str {
     match phase {
         JobPhase::Queued => "queued",
         JobPhase::Running => "running",
@@ -421,8 +444,16 @@ fn problem(job: &DurableJob) -> Option<&str> {
     }
 }
 
-fn seconds(time: UnixMillis) -> u64 {
-    time.0 / 1000
+/// Hashes what must be equal in submissions with the same idempotency key.
+fn request_digest(
+    kind: JobKind,
+    deployment: &DeploymentName,
+    payload: &[u8],
+    webhook: Option<&str>,
+) -> [u8; 32] {
+    let mut parts = vec![kind.path().as_bytes(), deployment.as_str().as_bytes(), payload];
+    parts.extend(webhook.map(str::as_bytes));
+    digest(&parts)
 }
 
 /// Hashes parts, each with its length.
@@ -438,7 +469,7 @@ fn digest(parts: &[&[u8]]) -> [u8; 32] {
 }
 
 /// Adds the result to a rendered job. The result is JSON that a replica has written; it is not parsed again.
-fn with_result(shown: &Value, result: Option<Bytes>) -> String {
+pub(super) fn with_result(shown: &Value, result: Option<Bytes>) -> String {
     let mut text = shown.to_string();
     if let Some(result) = result.as_deref().and_then(|result| std::str::from_utf8(result).ok()) {
         text.truncate(text.len() - 1);
@@ -474,6 +505,7 @@ mod tests {
             ("GET", "/v1/async/job_1", Some(JobQuery::Read("job_1"))),
             ("DELETE", "/v1/async/job_1", Some(JobQuery::Cancel("job_1"))),
             ("POST", "/v1/async/job_1", None),
+            ("POST", "/v1/async/job_1/webhook", Some(JobQuery::Resend("job_1"))),
             ("GET", "/v1/asyncx", None),
             ("DELETE", "/v1/async", None),
         ] {

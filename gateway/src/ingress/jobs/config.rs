@@ -1,11 +1,12 @@
 //! Configuration of the queue of jobs, and its opening.
 
+use super::webhooks::WebhookConfig;
 use backoff::Backoff;
 use configuration::{ConfigFile, Files};
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, JobLogOpenError, NatsJobLog, NatsLogConfig};
 use jobs::objects::{JobObjects, KEY_LEN};
 use jobs::queue_host::{QueueConfig, QueueHost, QueueTasks};
-use jobs_core::decide::{AttemptPolicy, QueueLimits};
+use jobs_core::decide::{AttemptPolicy, DeliveryPolicy, QueueLimits};
 use regions::RegionId;
 use scheduler_core::jobs::JobsSection;
 use std::io;
@@ -18,6 +19,9 @@ const LOG: &str = "log";
 const OBJECTS: &str = "objects";
 /// Bounds of the pause after a failed attempt.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+/// The same after a webhook message. A target that is down for a day gets a message twice an hour on average, and gets it
+/// within an hour when it is up again.
+const WEBHOOK_BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(3600) };
 
 /// Configuration of the queue of jobs of a region.
 #[derive(Clone)]
@@ -29,18 +33,20 @@ pub struct JobsConfig {
     /// Keys of inputs and results.
     keys: Vec<[u8; KEY_LEN]>,
     queue: QueueConfig,
+    pub(super) webhooks: WebhookConfig,
 }
 
 // Not derived: the keys are secret.
 impl std::fmt::Debug for JobsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let JobsConfig { dir, nats, nats_replicas, keys, queue } = self;
+        let JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks } = self;
         f.debug_struct("JobsConfig")
             .field("dir", dir)
             .field("nats", nats)
             .field("nats_replicas", nats_replicas)
             .field("keys", &keys.len())
             .field("queue", queue)
+            .field("webhooks", webhooks)
             .finish()
     }
 }
@@ -62,6 +68,9 @@ pub enum JobsError {
     /// The log cannot be read, or the NATS servers cannot be reached.
     #[error("cannot read the log of [jobs]: {0}")]
     Log(#[from] JobLogError),
+    /// TLS to the targets of webhooks cannot be set up.
+    #[error("TLS to webhooks cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
 }
 
 impl JobsConfig {
@@ -78,6 +87,10 @@ impl JobsConfig {
             attempts,
             jobs_per_tenant,
             bytes_per_tenant,
+            webhook_secrets_file,
+            webhook_private_targets,
+            webhook_ca,
+            webhook_retry_for,
         } = section;
         let mut valid = true;
         for server in nats.iter().filter(|server| !is_nats_url(server)) {
@@ -96,11 +109,15 @@ impl JobsConfig {
             (None, None) => Vec::new(),
             _ => files.secret(document, "jobs.key", key_file.as_deref(), key_env.as_deref(), parse_keys)?,
         };
+        let webhooks = (webhook_secrets_file, webhook_ca, webhook_private_targets);
+        let webhooks = WebhookConfig::read(webhooks, document, files)?;
+        let delivery =
+            DeliveryPolicy { backoff: WEBHOOK_BACKOFF, retry_for: webhook_retry_for.min(retention) };
         let policy = AttemptPolicy { attempts, backoff: BACKOFF };
         let limits =
             QueueLimits { tenant_jobs: jobs_per_tenant, tenant_bytes: bytes_per_tenant, age: age_max };
-        let queue = QueueConfig { limits, computation: policy, delivery: policy, retention };
-        valid.then(|| JobsConfig { dir: files.path(dir), nats, nats_replicas, keys, queue })
+        let queue = QueueConfig { limits, computation: policy, delivery, retention };
+        valid.then(|| JobsConfig { dir: files.path(dir), nats, nats_replicas, keys, queue, webhooks })
     }
 
     /// Opens the queue of a region.

@@ -2,19 +2,24 @@
 //!
 //! ```text
 //! gateway ─▶ api (validate, submit) ─▶ queue (log, objects) ─▶ worker ─▶ replica
-//!                                        ▲                       │
-//!                                        └───── end, result ─────┘
+//!                                      │ ▲                       │
+//!              webhook ◀─ messages ◀───┘ └───── end, result ─────┘
 //! ```
 //!
-//! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, and [`config`] opens the queue. A
-//! job is sent to a replica by the same function as the request of a gateway, as a bulk request.
+//! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, [`webhooks`] accepts their
+//! webhooks, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
+//! the request of a gateway, as a bulk request.
 
 mod api;
 mod config;
+mod messages;
+mod webhooks;
 mod worker;
 
 pub(super) use api::{JobApi, JobQuery};
 pub use config::{JobsConfig, JobsError};
+pub(super) use messages::send;
+pub(super) use webhooks::follow_secrets;
 pub(super) use worker::{JobComputation, work};
 
 use crate::body_memory::{BodyMemoryBudget, Reservation};
@@ -24,11 +29,12 @@ use crate::respond::Rejection;
 use gateway_core::memory::{self, BodyOwner};
 use jobs::queue_host::{QueueError, QueueHost, QueueTasks, now};
 use jobs_core::decide;
-use jobs_core::job::{DurableJob, DurableJobId, JobStatus};
+use jobs_core::job::{DurableJob, DurableJobId, JobStatus, UnixMillis};
 use jobs_core::pace::CompletionRate;
 use jobs_core::queue::JobPosition;
 use regions::RegionId;
 use replica_api::error::ErrorCode;
+use resolver::Resolver;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
@@ -36,6 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use webhooks::Webhooks;
 
 /// Memory of the results that are being sent. A client that reads slowly holds its own until the write timeout, and a quarter
 /// of the total is its tenant's limit, so it delays no other tenant. The largest result ([`worker::RESULT_BYTES_MAX`]) fits
@@ -51,6 +58,7 @@ pub(super) struct RegionalJobQueue {
     host: QueueHost,
     region: RegionId,
     metrics: JobMetrics,
+    webhooks: Webhooks,
     /// Memory of the results that are being sent.
     results: BodyMemoryBudget,
     /// Whether the last operation failed.
@@ -64,12 +72,15 @@ impl RegionalJobQueue {
     pub(super) async fn open(
         config: &JobsConfig,
         region: &RegionId,
+        resolver: &Resolver,
     ) -> Result<(RegionalJobQueue, QueueTasks), JobsError> {
+        let webhooks = Webhooks::new(&config.webhooks, region, resolver)?;
         let (host, tasks) = config.open(region).await?;
         let (metrics, rates) = (JobMetrics::default(), Mutex::default());
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
-        Ok((RegionalJobQueue { host, region: region.clone(), metrics, results, failing, rates }, tasks))
+        let region = region.clone();
+        Ok((RegionalJobQueue { host, region, metrics, webhooks, results, failing, rates }, tasks))
     }
 
     /// Records whether an operation failed because of the store; returns its result.
@@ -102,6 +113,10 @@ impl RegionalJobQueue {
             finished: totals.finished,
             oldest: totals.oldest.map_or(Duration::ZERO, |oldest| now().since(oldest)),
             failing: self.host.failure().borrow().is_some(),
+            undelivered: totals.undelivered,
+            oldest_undelivered: totals
+                .oldest_undelivered
+                .map_or(Duration::ZERO, |oldest| now().since(oldest)),
         }
     }
 
@@ -135,6 +150,11 @@ fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reser
             Err(Rejection::new(ErrorCode::Overloaded, message).after(RESULT_RETRY))
         }
     }
+}
+
+/// Returns a time in seconds since 1970, as in the API.
+fn seconds(time: UnixMillis) -> u64 {
+    time.0 / 1000
 }
 
 /// Records when the log of the queue cannot be read, and when it can again.
@@ -183,7 +203,6 @@ impl<'a> ClientJobId<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use jobs_core::job::UnixMillis;
 
     #[test]
     fn results_of_one_tenant_leave_memory_for_those_of_others() {

@@ -44,8 +44,9 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
             (TeiErrorType::Validation, code.status())
         }
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-        | JobNotFound | JobFinished | IdempotencyConflict | MethodNotAllowed | RegionNotPermitted
-        | PriorityNotPermitted | NotResidentHere => (TeiErrorType::Validation, code.status()),
+        | JobNotFound | JobFinished | NothingToSend | IdempotencyConflict | WebhookNotPermitted
+        | NoWebhookSecret | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted
+        | NotResidentHere => (TeiErrorType::Validation, code.status()),
         NoCapacityInAllowedRegions
         | NoJobQueue
         | JobsUnavailable
