@@ -24,6 +24,8 @@ pub(super) fn state_dir() -> Result<PathBuf> {
     Ok(base.context("neither XDG_STATE_HOME nor HOME is set; give a directory with --dir")?.join("meridian"))
 }
 
+/// The one tenant.
+const TENANT: &str = "local";
 /// Folder of the queues of jobs.
 const JOBS: &str = "jobs";
 /// Time for which a replica outlives its spoke: enough for a restart of the spoke, and short after the end of the fleet.
@@ -91,6 +93,18 @@ impl FleetFiles {
         }
         let dir = self.dir.join("receipts").join(name);
         Ok(document.line("\n[receipts]").text("dir", dir.display()).text("key_file", key.display()))
+    }
+
+    /// Returns the file with the webhook secret of the tenant, which is the same after a restart of the fleet.
+    pub(super) fn webhook_secrets(&self) -> Result<PathBuf> {
+        let file = self.dir.join("webhook-secrets");
+        if !file.exists() {
+            // 48 hexadecimal digits, which are base64 as well: 36 bytes with 192 random bits.
+            let secret = format!("{:032x}{:016x}", rand::random::<u128>(), rand::random::<u64>());
+            write_secret(&file, &format!("{TENANT} whsec_{secret}\n"))
+                .with_context(|| format!("{} cannot be written", file.display()))?;
+        }
+        Ok(file)
     }
 
     /// Writes the configuration of a hub, counted from zero.
@@ -213,7 +227,11 @@ impl FleetFiles {
         document = self.receipts(with_identity, &name)?;
         // A queue in a file has one host.
         if *number == 0 {
-            document = document.line("\n[jobs]").text("dir", self.dir.join(JOBS).join(&name).display());
+            document = document
+                .line("\n[jobs]")
+                .text("dir", self.dir.join(JOBS).join(&name).display())
+                .text("webhook_secrets_file", self.webhook_secrets()?.display())
+                .line("webhook_private_targets = [\"127.0.0.0/8\", \"::1\"]");
         }
         for replica in *replicas {
             document = document.line("\n[[replica]]").text("endpoint", replica);
@@ -242,7 +260,7 @@ impl FleetFiles {
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
         let tenants = TomlDocument::new("Tenants of a local fleet.")
             .line("[[tenant]]")
-            .text("name", "local")
+            .text("name", TENANT)
             .text("key_file", key_file.display());
         let document = TomlDocument::new("Gateway of a local fleet.")
             .text("listen", listen)

@@ -61,6 +61,8 @@ pub(crate) struct LocalFleet {
     pub(super) gateway: (ProcessSpec, SocketAddr),
     /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
+    /// File with the webhook secret of the tenant.
+    pub(super) webhook_secrets: PathBuf,
     /// Directory of the hub's embedded store; `None` with etcd.
     pub(super) embedded_data: Option<PathBuf>,
     /// Authority of the identities of all processes.

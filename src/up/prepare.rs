@@ -93,6 +93,7 @@ impl LocalFleet {
             hubs,
             gateway: (gateway, gateway_address),
             certificate: certificate.map(|made| made.certificate),
+            webhook_secrets: files.webhook_secrets()?,
             embedded_data: etcd.is_none().then(|| files.hub_data()),
             etcd,
             authority,

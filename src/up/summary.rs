@@ -27,6 +27,10 @@ impl LocalFleet {
             println!("hub         https://{hub} (--identity {})", self.operator().display());
         }
         println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
+        println!(
+            "webhooks    to loopback addresses; the secret is in {} (docs/jobs.md)",
+            self.webhook_secrets.display()
+        );
         if let Some(file) = &self.certificate {
             println!("certificate {}", file.display());
         }
