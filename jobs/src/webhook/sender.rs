@@ -194,7 +194,7 @@ impl WebhookSender {
             .body(Full::new(body))
             .map_err(|error| error.to_string())?;
         let response = sender.send_request(request).await.map_err(failed)?;
-        Ok((response.status(), retry_after(response.headers())))
+        Ok((response.status(), retry_after(response.headers(), SystemTime::now())))
     }
 }
 
@@ -205,7 +205,34 @@ fn task_id<T>(joined: &Result<(Id, T), JoinError>) -> Id {
     }
 }
 
-/// Returns the time of `retry-after` in seconds; a date is ignored.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok().map(Duration::from_secs)
+/// Returns the time of `retry-after`, which is a number of seconds or a date (RFC 9110, 10.2.3).
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    httpdate::parse_http_date(text).ok()?.duration_since(now).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_delay_is_a_number_of_seconds_or_a_date() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777 - 60);
+        for (text, expected) in [
+            ("120", Some(120)),
+            (" 0 ", Some(0)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(60)),
+            ("Sun, 06 Nov 1994 08:00:00 GMT", None),
+            ("soon", None),
+            ("-1", None),
+            ("", None),
+        ] {
+            let headers = [(RETRY_AFTER, text.parse().unwrap())].into_iter().collect();
+            assert_eq!(retry_after(&headers, now), expected.map(Duration::from_secs), "{text}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new(), now), None);
+    }
 }

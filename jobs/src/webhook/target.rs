@@ -112,6 +112,10 @@ pub fn check(url: &str, policy: &WebhookPolicy) -> Result<WebhookTarget, Webhook
         return Err(WebhookUrlError::TooLong(url.len()));
     }
     let url = Url::parse(url).map_err(|error| WebhookUrlError::Invalid(error.to_string()))?;
+    // The normal form is stored, and other characters than ASCII are longer in it.
+    if url.as_str().len() > URL_BYTES_MAX {
+        return Err(WebhookUrlError::TooLong(url.as_str().len()));
+    }
     match url.scheme() {
         "https" => {}
         "http" if policy.permits_plaintext() => {}
@@ -169,6 +173,15 @@ mod tests {
     }
 
     #[test]
+    fn the_normal_form_of_a_url_is_accepted_again() {
+        for url in ["https://EXAMPLE.com:443/ä?b=ö c", "https://bücher.example", "https://8.8.8.8:8443/%zz"]
+        {
+            let target = check(url, &WebhookPolicy::default()).unwrap();
+            assert_eq!(check(target.url.as_str(), &WebhookPolicy::default()), Ok(target), "{url}");
+        }
+    }
+
+    #[test]
     fn every_spelling_of_a_private_address_is_rejected() {
         for host in [
             "127.0.0.1",
@@ -209,6 +222,12 @@ mod tests {
         assert_eq!(
             problem(&long),
             format!("the webhook URL has {} bytes; the limit is {URL_BYTES_MAX}", long.len())
+        );
+        let escaped = format!("https://example.com/{}", "é".repeat(500));
+        assert!(escaped.len() < URL_BYTES_MAX, "its normal form is too long");
+        assert_eq!(
+            problem(&escaped),
+            format!("the webhook URL has {} bytes; the limit is {URL_BYTES_MAX}", 20 + 500 * 6)
         );
         let policy = WebhookPolicy { private_targets: vec!["127.0.0.0/8".parse().unwrap()] };
         assert!(check("http://127.0.0.1:8080/hook", &policy).is_ok());
