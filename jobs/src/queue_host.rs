@@ -3,6 +3,10 @@
 //! Submissions that wait at the same time are written together: one object with all payloads, one entry of the log with all
 //! records (group commit). A submission is confirmed when both are durable and its record was applied.
 
+mod batches;
+
+pub use batches::{ChunkLines, ChunkWork, FileContent, FileInfo, NewFile};
+
 use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
@@ -103,6 +107,8 @@ pub struct TakenJob {
 pub enum ComputationEnd {
     /// The result.
     Computed(Bytes),
+    /// The lines of a chunk of a batch.
+    Chunk(ChunkLines),
     /// Another end.
     Other(ComputeEnd),
 }
@@ -165,8 +171,8 @@ impl QueueHost {
         objects: JobObjects,
         config: QueueConfig,
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
-        let QueueSnapshot { applied, jobs } = log.saved().await?;
-        let queue = DurableJobQueue::restore(jobs, applied);
+        let QueueSnapshot { applied, jobs, batches } = log.saved().await?;
+        let queue = DurableJobQueue::restore(jobs, applied).with_batches(batches);
         let (position, _) = watch::channel(applied);
         let applied = Mutex::new(Applied { queue, effects: VecDeque::new() });
         let failure = watch::Sender::new(None);
@@ -192,7 +198,8 @@ impl QueueHost {
     /// Returns a job of a tenant.
     pub fn job(&self, tenant: &str, id: DurableJobId) -> Result<JobView, QueueError> {
         let applied = self.shared.applied.lock();
-        let job = applied.queue.job(id).filter(|job| job.spec.tenant == tenant).ok_or(QueueError::Unknown)?;
+        let is_own = |job: &&DurableJob| job.spec.tenant == tenant && job.spec.chunk.is_none();
+        let job = applied.queue.job(id).filter(is_own).ok_or(QueueError::Unknown)?;
         Ok(JobView { job: job.clone(), position: applied.queue.position(id) })
     }
 
@@ -339,9 +346,10 @@ impl QueueHost {
     pub async fn end(&self, ends: Vec<(DurableJobId, u64, ComputationEnd)>) -> Result<Vec<bool>, QueueError> {
         let results: Vec<Bytes> = ends
             .iter()
-            .filter_map(|(_, _, end)| match end {
-                ComputationEnd::Computed(result) => Some(result.clone()),
-                ComputationEnd::Other(_) => None,
+            .flat_map(|(_, _, end)| match end {
+                ComputationEnd::Computed(result) => vec![result.clone()],
+                ComputationEnd::Chunk(lines) => lines.parts().collect(),
+                ComputationEnd::Other(_) => Vec::new(),
             })
             .collect();
         let ranges = match results.is_empty() {
@@ -357,6 +365,12 @@ impl QueueHost {
             for (index, (id, token, end)) in ends.into_iter().enumerate() {
                 let end = match end {
                     ComputationEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
+                    ComputationEnd::Chunk(lines) => {
+                        let result = lines.stored(&mut ranges);
+                        records.push(JobRecord::ChunkComputed { id, token, result, at: now() });
+                        indexes.push(index);
+                        continue;
+                    }
                     ComputationEnd::Other(end) => Some(end),
                 };
                 without_job.extend(match &end {
@@ -691,6 +705,8 @@ impl Shared {
             }
             has_removed |= !removed.is_empty();
             self.discard(removed).await;
+            // The next period tries again after a failure.
+            self.remove_retired_batches(*retention).await.ok();
             let snapshot = {
                 let applied = self.applied.lock();
                 let position = applied.queue.applied();
@@ -700,7 +716,7 @@ impl Shared {
                 let due = erases || entries >= SNAPSHOT_ENTRIES.max(applied.queue.len() as u64);
                 due.then(|| {
                     let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
-                    QueueSnapshot { applied: position, jobs }
+                    QueueSnapshot { applied: position, jobs, batches: applied.queue.batches().rows() }
                 })
             };
             if let Some(snapshot) = snapshot {

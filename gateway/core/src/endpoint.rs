@@ -7,6 +7,7 @@
 
 pub use replica_api::api::ModelField;
 use replica_api::api::{ApiOperation, OPERATIONS};
+use replica_api::batches::{BATCH_ENDPOINTS, BatchCall, NoBatchCall};
 use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::paths::{INFINITY_MODELS, MODEL, MODELS, OPENAPI};
 
@@ -29,6 +30,8 @@ pub enum Endpoint<'a> {
     CancelJob(&'a str),
     /// `POST /v1/async/{id}/webhook`: sends the result of a job to its webhook again.
     ResendWebhook(&'a str),
+    /// A file or a batch.
+    Batch(BatchCall<'a>),
     /// `GET /openapi.json`: the description of the API. It contains nothing about tenants, so that no key is needed.
     OpenApi,
 }
@@ -105,6 +108,12 @@ impl<'a> Endpoint<'a> {
                 _ => Err(NotServed::Method("GET, DELETE")),
             };
         }
+        if let Some(call) = BatchCall::of(method, path) {
+            return call.map(Endpoint::Batch).map_err(|problem| match problem {
+                NoBatchCall::Path => NotServed::Path,
+                NoBatchCall::Method(methods) => NotServed::Method(methods),
+            });
+        }
         let operation = ApiOperation::at(path).filter(|_| path != ROOT || deployment.is_some());
         let operation = operation.ok_or(NotServed::Path)?;
         if method == operation.method {
@@ -119,7 +128,9 @@ impl<'a> Endpoint<'a> {
     pub fn paths() -> impl Iterator<Item = &'static str> {
         let jobs = JobKind::ALL.into_iter().map(JobKind::path);
         let edge = EDGE_ENDPOINTS.iter().filter(|(method, _)| *method != "DELETE").map(|(_, path)| *path);
-        OPERATIONS.iter().map(|operation| operation.path).chain(jobs).chain(edge)
+        let mut batches: Vec<_> = BATCH_ENDPOINTS.iter().map(|(_, path)| *path).collect();
+        batches.dedup();
+        OPERATIONS.iter().map(|operation| operation.path).chain(jobs).chain(edge).chain(batches)
     }
 
     /// Returns the path of this endpoint, as in [`Endpoint::paths`].
@@ -133,6 +144,7 @@ impl<'a> Endpoint<'a> {
             Endpoint::Jobs => JOBS,
             Endpoint::Job(_) | Endpoint::CancelJob(_) => JOB,
             Endpoint::ResendWebhook(_) => JOB_WEBHOOK,
+            Endpoint::Batch(call) => call.path(),
         }
     }
 
@@ -141,7 +153,8 @@ impl<'a> Endpoint<'a> {
         let computed = OPERATIONS.iter().filter(|operation| operation.path != ROOT);
         let computed = computed.map(|operation| format!("{} {}", operation.method, operation.public_path()));
         let jobs = JobKind::ALL.into_iter().map(|kind| format!("POST {}", kind.path()));
-        computed.chain(jobs).chain(EDGE_ENDPOINTS.iter().map(|(method, path)| format!("{method} {path}")))
+        let others = EDGE_ENDPOINTS.iter().chain(&BATCH_ENDPOINTS);
+        computed.chain(jobs).chain(others.map(|(method, path)| format!("{method} {path}")))
     }
 }
 
@@ -257,6 +270,9 @@ mod tests {
             check("POST", path, Err(NotServed::Path));
         }
         check("GET", "/v1/async/a/b", Err(NotServed::Path));
+        check("POST", "/v1/files", Ok(Endpoint::Batch(BatchCall::Upload)));
+        check("HEAD", "/v1/batches/b", Ok(Endpoint::Batch(BatchCall::Batch("b"))));
+        check("PUT", "/v1/batches", Err(NotServed::Method("POST, GET")));
         check("POST", "/bedrock/model/a/b/invoke", Err(NotServed::Path));
         check("POST", "/bedrock/model/a/converse", Err(NotServed::Path));
     }
@@ -282,7 +298,7 @@ mod tests {
     #[test]
     fn all_endpoints_are_listed() {
         let served: Vec<String> = Endpoint::served().collect();
-        let all = OPERATIONS.len() - 1 + JobKind::ALL.len() + EDGE_ENDPOINTS.len();
+        let all = OPERATIONS.len() - 1 + JobKind::ALL.len() + EDGE_ENDPOINTS.len() + BATCH_ENDPOINTS.len();
         assert_eq!(served.len(), all, "all but the root");
         assert!(
             served.contains(&"POST /v1/rerank".to_owned()) && served.contains(&"GET /v1/models".to_owned())

@@ -46,6 +46,16 @@ pub enum SubmissionError {
         /// Limit.
         limit: u64,
     },
+    /// The stored files of the tenant have the maximum size.
+    #[error(
+        "your stored files have {bytes} bytes with this one, and the limit is {limit}: delete files that you do not need"
+    )]
+    StoredBytes {
+        /// Bytes, with those of the rejected file.
+        bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
     /// The deadline or the latest start of a job has passed.
     #[error("`{field}` is not in the future")]
     Past {

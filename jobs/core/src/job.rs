@@ -166,6 +166,18 @@ pub struct JobSpec {
     pub idempotency: Option<IdempotencyKey>,
     /// URL that receives the result.
     pub webhook: Option<String>,
+    /// Chunk of a batch that the job computes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<BatchChunkRef>,
+}
+
+/// Chunk of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchChunkRef {
+    /// Number of the batch.
+    pub batch: DurableJobId,
+    /// Index of the chunk.
+    pub chunk: u32,
 }
 
 mod priority_text {

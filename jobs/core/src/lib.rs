@@ -11,6 +11,7 @@
 //! Payloads and results are outside of the queue, in objects ([`job::StoredRange`]): the log never contains an input
 //! or a result.
 
+pub mod batch;
 pub mod decide;
 pub mod delivery;
 pub mod job;

@@ -1,5 +1,7 @@
 //! Records of a queue's log, in the order in which they are applied.
 
+use crate::batch::id::{BatchFileId, BatchId, UploadId};
+use crate::batch::state::{BatchSpec, ChunkResult, PlannedChunk, UploadedFile};
 use crate::job::{DurableJobId, JobOutcome, JobSpec, StoredRange, UnixMillis};
 use serde::{Deserialize, Serialize};
 
@@ -124,5 +126,64 @@ pub enum JobRecord {
     Removed {
         /// Jobs.
         jobs: Vec<DurableJobId>,
+    },
+    /// A client uploaded a file.
+    FileUploaded {
+        /// Its identifier.
+        id: UploadId,
+        /// The file.
+        file: Box<UploadedFile>,
+    },
+    /// A client deletes a file. Without effect while a batch reads it.
+    FileDeleted {
+        /// Tenant.
+        tenant: String,
+        /// File.
+        id: BatchFileId,
+    },
+    /// A client created a batch. Its chunks become jobs.
+    BatchCreated {
+        /// Its identifier.
+        id: BatchId,
+        /// Its request.
+        spec: Box<BatchSpec>,
+        /// Its chunks.
+        chunks: Vec<PlannedChunk>,
+    },
+    /// A client cancels a batch. Its unfinished chunks end.
+    BatchCancelled {
+        /// Batch.
+        id: BatchId,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// A chunk was computed; its job ends.
+    ChunkComputed {
+        /// Job.
+        id: DurableJobId,
+        /// Token of the lease.
+        token: u64,
+        /// Results.
+        result: ChunkResult,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// The error lines of the lines that no chunk has computed are stored: the batch has ended.
+    BatchFinalized {
+        /// Batch.
+        id: BatchId,
+        /// Error lines, by segment.
+        uncomputed: Vec<(u32, StoredRange)>,
+        /// Their bytes.
+        error_bytes: u64,
+        /// Time.
+        at: UnixMillis,
+    },
+    /// Batches and files are removed because their retention time has passed. Unfinished ones are not removed.
+    BatchesRemoved {
+        /// Batches.
+        batches: Vec<BatchId>,
+        /// Files.
+        files: Vec<UploadId>,
     },
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! entries    sequence → records as JSON
 //! jobs       the last snapshot: identifier → job as JSON
+//! batches    the last snapshot: number → file or batch as JSON
 //! meta       "format" | "applied" (of the snapshot) | "last" → number
 //! ```
 //!
@@ -24,6 +25,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 const ENTRIES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("entries");
 const JOBS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("jobs");
+const BATCHES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("batches");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 
 /// Version of the tables above, which are not those of the hub's store.
@@ -206,6 +208,7 @@ impl LogFile {
         {
             txn.open_table(ENTRIES)?;
             txn.open_table(JOBS)?;
+            txn.open_table(BATCHES)?;
             let mut meta = txn.open_table(META)?;
             let format = meta.get("format")?.map(|format| format.value());
             match format {
@@ -310,6 +313,11 @@ impl LogFile {
                 let (sequence, records) = entry?;
                 entries.insert(sequence.value(), records.value())?;
             }
+            let mut batches = write.open_table(BATCHES)?;
+            for (number, row) in (0..).zip(&snapshot.batches) {
+                let row = serde_json::to_vec(row).map_err(io::Error::other)?;
+                batches.insert(number, row.as_slice())?;
+            }
         }
         write.commit()?;
         Ok(database)
@@ -325,7 +333,11 @@ impl LogFile {
             let job: DurableJob = serde_json::from_slice(job.value()).map_err(io::Error::other)?;
             jobs.push((id, job));
         }
-        Ok(QueueSnapshot { applied, jobs })
+        let mut batches = Vec::new();
+        for entry in txn.open_table(BATCHES)?.iter()? {
+            batches.push(serde_json::from_slice(entry?.1.value()).map_err(io::Error::other)?);
+        }
+        Ok(QueueSnapshot { applied, jobs, batches })
     }
 }
 

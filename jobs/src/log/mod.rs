@@ -7,6 +7,7 @@ pub use embedded::{EmbeddedJobLog, JobLogOpenError};
 pub use nats::{NatsJobLog, NatsLogConfig};
 
 use async_trait::async_trait;
+use jobs_core::batch::state::BatchRow;
 use jobs_core::job::{DurableJob, DurableJobId};
 use jobs_core::record::JobRecord;
 use std::io;
@@ -19,6 +20,8 @@ pub struct QueueSnapshot {
     pub applied: u64,
     /// Jobs.
     pub jobs: Vec<(DurableJobId, DurableJob)>,
+    /// Files and batches.
+    pub batches: Vec<BatchRow>,
 }
 
 /// Error of a log. The entry of a failed append may still have been written.

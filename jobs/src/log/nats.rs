@@ -19,7 +19,10 @@ use async_nats::jetstream::object_store::{self, ObjectStore};
 use async_nats::jetstream::{self, Context, message::PublishMessage, stream};
 use async_trait::async_trait;
 use futures_util::stream::{FuturesOrdered, StreamExt};
+use jobs_core::batch::state::BatchRow;
+use jobs_core::job::{DurableJob, DurableJobId};
 use jobs_core::record::JobRecord;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
@@ -130,6 +133,23 @@ impl NatsJobLog {
         }
         found.sort_unstable();
         Ok(found)
+    }
+}
+
+/// Content of the object of a snapshot.
+#[derive(Serialize, Deserialize)]
+struct StoredSnapshot {
+    jobs: Vec<(DurableJobId, DurableJob)>,
+    batches: Vec<BatchRow>,
+}
+
+/// Reads a snapshot. Those of versions without batches are a list of jobs.
+fn read_snapshot(content: &[u8]) -> Result<StoredSnapshot, serde_json::Error> {
+    match content.first() {
+        Some(b'[') => {
+            serde_json::from_slice(content).map(|jobs| StoredSnapshot { jobs, batches: Vec::new() })
+        }
+        _ => serde_json::from_slice(content),
     }
 }
 
@@ -249,13 +269,13 @@ impl JobLog for NatsJobLog {
     }
 
     async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
-        let QueueSnapshot { applied, jobs } = snapshot;
+        let QueueSnapshot { applied, jobs, batches } = snapshot;
         let last = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
         let older = self.snapshots().await?;
         if applied == 0 || applied > last || older.last().is_some_and(|newest| *newest >= applied) {
             return Ok(());
         }
-        let content = serde_json::to_vec(&jobs).map_err(unavailable)?;
+        let content = serde_json::to_vec(&StoredSnapshot { jobs, batches }).map_err(unavailable)?;
         self.bucket.put(snapshot_name(applied).as_str(), &mut &content[..]).await.map_err(unavailable)?;
         self.stream.purge().sequence(applied + 1).await.map_err(unavailable)?;
         for before in older {
@@ -269,7 +289,19 @@ impl JobLog for NatsJobLog {
         let mut object = self.bucket.get(snapshot_name(applied)).await.map_err(unavailable)?;
         let mut content = Vec::new();
         object.read_to_end(&mut content).await.map_err(unavailable)?;
-        let jobs = serde_json::from_slice(&content).map_err(unavailable)?;
-        Ok(QueueSnapshot { applied, jobs })
+        let StoredSnapshot { jobs, batches } = read_snapshot(&content).map_err(unavailable)?;
+        Ok(QueueSnapshot { applied, jobs, batches })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_of_a_version_without_batches_is_read() {
+        assert!(read_snapshot(b"[]").unwrap().jobs.is_empty());
+        let content = serde_json::to_vec(&StoredSnapshot { jobs: Vec::new(), batches: Vec::new() }).unwrap();
+        assert!(read_snapshot(&content).unwrap().batches.is_empty());
     }
 }

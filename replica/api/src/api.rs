@@ -632,6 +632,8 @@ pub const RESPONSE_HEADERS: &[Header] = &[
 pub const INTERNAL_HEADERS: &[&str] = &[
     headers::DEPLOYMENT,
     headers::TENANT,
+    headers::FILE_NAME,
+    headers::FILE_MODELS,
     headers::ATTEMPT,
     headers::ATTEMPT_KEY,
     headers::SPILLOVER,

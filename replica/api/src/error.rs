@@ -136,6 +136,16 @@ error_codes! {
     NoWebhookSecret = "no_webhook_secret", 403, Policy, Nothing;
     /// The unfinished jobs of the tenant have reached a limit, by number or by bytes.
     TooManyJobs = "too_many_jobs", 429, Quota, Wait;
+    /// The tenant has no file with this identifier, or its retention time has passed.
+    FileNotFound = "file_not_found", 404, Caller, Nothing;
+    /// A batch that has not ended reads the file; cancel the batch first.
+    FileInUse = "file_in_use", 409, Caller, Nothing;
+    /// The stored files of the tenant have reached the limit of bytes; delete some.
+    TooManyFiles = "too_many_files", 429, Quota, Wait;
+    /// The tenant has no batch with this identifier, or its retention time has passed.
+    BatchNotFound = "batch_not_found", 404, Caller, Nothing;
+    /// The batch cannot be cancelled any more: it has ended.
+    BatchFinished = "batch_finished", 409, Caller, Nothing;
     /// No allowed region that serves this deployment has a queue of jobs.
     NoJobQueue = "no_job_queue", 503, Capacity, Elsewhere;
     /// The queue of jobs cannot be read or written at the moment; accepted jobs are kept.

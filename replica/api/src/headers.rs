@@ -44,6 +44,10 @@ pub const DEPLOYMENT: &str = "x-meridian-deployment";
 /// Internal: the tenant of the request. Equal inputs share work and cached rows within a tenant only; requests without
 /// this header belong to one common tenant.
 pub const TENANT: &str = "x-meridian-tenant";
+/// Internal, for an uploaded file: its name, as a JSON string in ASCII.
+pub const FILE_NAME: &str = "x-meridian-file-name";
+/// Internal, for an uploaded file: the deployments that it names and that the tenant may use, separated by commas.
+pub const FILE_MODELS: &str = "x-meridian-file-models";
 /// Internal: number of this attempt at the request, from 1.
 pub const ATTEMPT: &str = "x-meridian-attempt";
 /// Internal: key of the attempt, by which the receipts of both ends are joined: 16 random hexadecimal digits of the

@@ -14,6 +14,7 @@
 //! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
 
 pub mod api;
+pub mod batches;
 pub mod bedrock;
 pub mod body;
 pub mod cohere;

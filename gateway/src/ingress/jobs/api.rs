@@ -196,6 +196,7 @@ impl JobApi {
                 request: request_digest(kind, &deployment, &payload, webhook.as_deref()),
             }),
             webhook,
+            chunk: None,
         };
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let submitted = queue.recorded(queue.host.submit(spec, payload).await);

@@ -6,12 +6,17 @@ mod tests;
 
 pub use pending::JobPosition;
 
+use crate::batch::id::BatchId;
+use crate::batch::state::{
+    BatchRow, BatchSpec, BatchTable, ChunkResult, ChunkState, FileDeletion, PlannedChunk,
+};
 use crate::job::{
-    DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase,
+    BatchChunkRef, DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase,
     JobSpec, JobStatus, StoredRange, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
+use regions::Priority;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -37,6 +42,8 @@ pub enum RecordEffect {
     Extended(Vec<DurableJobId>),
     /// Outcome of a cancellation request.
     Cancellation(Cancellation),
+    /// Outcome of the deletion of a file.
+    FileDeletion(FileDeletion),
     /// The job has changed as the record says.
     Changed,
     /// The record has no effect: there is no such job, it has another status, or the token is that of an earlier lease.
@@ -109,6 +116,8 @@ pub struct DurableJobQueue {
     by_tenant: BTreeMap<String, BTreeMap<(JobPhase, String), BTreeSet<DurableJobId>>>,
     /// Number of payloads and results in each stored object.
     objects: BTreeMap<u64, u64>,
+    /// Files and batches.
+    batches: BatchTable,
 }
 
 impl DurableJobQueue {
@@ -122,6 +131,17 @@ impl DurableJobQueue {
             queue.insert(id, job);
         }
         queue
+    }
+
+    /// Restores the files and batches of a queue.
+    #[must_use]
+    pub fn with_batches(self, rows: Vec<BatchRow>) -> DurableJobQueue {
+        DurableJobQueue { batches: BatchTable::restore(rows), ..self }
+    }
+
+    /// Returns the files and batches.
+    pub fn batches(&self) -> &BatchTable {
+        &self.batches
     }
 
     /// Returns all jobs, sorted by their submission.
@@ -139,10 +159,12 @@ impl DurableJobQueue {
         self.jobs.is_empty()
     }
 
-    /// Returns the jobs that were submitted before one, or all, the newest first.
+    /// Returns the jobs that were submitted before one, or all, the newest first. Chunks
+    /// of batches are left out.
     pub fn newest(&self, before: Option<DurableJobId>) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
-        self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job))
+        let jobs = self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job));
+        jobs.filter(|(_, job)| job.spec.chunk.is_none())
     }
 
     /// Returns the jobs of a tenant for each status and deployment that it has jobs of, the newest first; those that were
@@ -196,7 +218,7 @@ impl DurableJobQueue {
     /// Whether a job has its payload or its result in a stored object. An object without one can be deleted, unless it is
     /// so new that the record which refers to it may not be applied yet.
     pub fn refers_to(&self, object: u64) -> bool {
-        self.objects.contains_key(&object)
+        self.objects.contains_key(&object) || self.batches.refers_to(object)
     }
 
     /// Returns where the payloads and results of these jobs are stored.
@@ -246,6 +268,31 @@ impl DurableJobQueue {
             }
             JobRecord::RedeliveryRequested { id, at } => changed(self.redeliver(*id, *at)),
             JobRecord::Removed { jobs } => changed(self.remove_finished(jobs)),
+            JobRecord::FileUploaded { id, file } => {
+                self.batches.add_file(*id, (**file).clone());
+                RecordEffect::Changed
+            }
+            JobRecord::FileDeleted { tenant, id } => {
+                RecordEffect::FileDeletion(self.batches.delete_file(tenant, *id))
+            }
+            JobRecord::BatchCreated { id, spec, chunks } => {
+                changed(self.create_batch(*id, spec, chunks, sequence))
+            }
+            JobRecord::BatchCancelled { id, at } => {
+                let jobs = self.batches.cancel(*id, *at);
+                jobs.iter().flatten().for_each(|job| self.remove(*job));
+                changed(jobs.is_some())
+            }
+            JobRecord::ChunkComputed { id, token, result, at } => {
+                changed(self.chunk_computed(*id, *token, result, *at))
+            }
+            JobRecord::BatchFinalized { id, uncomputed, error_bytes, at } => {
+                changed(self.batches.finalize(*id, uncomputed, *error_bytes, *at))
+            }
+            JobRecord::BatchesRemoved { batches, files } => {
+                self.batches.remove(batches, files);
+                RecordEffect::Changed
+            }
         }
     }
 
@@ -276,6 +323,60 @@ impl DurableJobQueue {
         RecordEffect::Submitted
     }
 
+    /// Adds a batch with a job for each chunk, unless its file was deleted.
+    fn create_batch(
+        &mut self,
+        id: BatchId,
+        spec: &BatchSpec,
+        chunks: &[PlannedChunk],
+        sequence: u64,
+    ) -> bool {
+        let Some(payloads) = self.batches.create(id, spec, chunks) else { return false };
+        for (index, (chunk, payload)) in chunks.iter().zip(payloads).enumerate() {
+            let job = JobSpec {
+                tenant: spec.tenant.clone(),
+                deployment: chunk.deployment.clone(),
+                operation: spec.operation,
+                priority: Priority::Bulk,
+                inputs: chunk.inputs,
+                payload,
+                deadline: Some(spec.expires),
+                start_by: None,
+                idempotency: None,
+                webhook: None,
+                chunk: Some(BatchChunkRef { batch: id.0, chunk: index as u32 }),
+            };
+            self.submit(chunk.job, &job, sequence);
+        }
+        true
+    }
+
+    /// Ends the job of a chunk with its result.
+    fn chunk_computed(&mut self, id: DurableJobId, token: u64, result: &ChunkResult, at: UnixMillis) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        let computes = matches!(&job.status, JobStatus::Running { lease } if lease.token == token);
+        let Some(chunk) = job.spec.chunk.filter(|_| computes) else { return false };
+        self.batches.chunk_computed(chunk, result, at);
+        self.remove(id);
+        true
+    }
+
+    /// Removes the job of a chunk that has ended without a result. Its batch keeps the reason.
+    fn settle_chunk(&mut self, id: DurableJobId) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        let (Some(chunk), JobStatus::Finished { outcome, at, .. }) = (job.spec.chunk, &job.status) else {
+            return;
+        };
+        let state = match outcome {
+            JobOutcome::Expired => ChunkState::Expired,
+            JobOutcome::Cancelled => ChunkState::Cancelled,
+            JobOutcome::Failed { reason } => ChunkState::Failed(reason.clone()),
+            JobOutcome::Succeeded => ChunkState::Failed("the result is missing".to_owned()),
+        };
+        self.batches.chunk_lost(chunk, state, *at);
+        self.remove(id);
+    }
+
     /// Grants a lease of a job unless another one has not ended.
     fn lease(&mut self, id: DurableJobId, purpose: LeasePurpose, lease: JobLease, at: UnixMillis) -> bool {
         let granted = self.change(id, |job| {
@@ -304,7 +405,11 @@ impl DurableJobQueue {
             true
         });
         if granted && purpose == LeasePurpose::Compute {
-            self.pending.charge(&self.jobs[&id]);
+            let job = &self.jobs[&id];
+            self.pending.charge(job);
+            if let Some(chunk) = job.spec.chunk {
+                self.batches.chunk_started(chunk, at);
+            }
         }
         granted
     }
@@ -492,6 +597,7 @@ impl DurableJobQueue {
         let changed = change(&mut job);
         self.index(id, &job);
         self.jobs.insert(id, job);
+        self.settle_chunk(id);
         changed
     }
 
@@ -512,8 +618,11 @@ impl DurableJobQueue {
     }
 
     fn index(&mut self, id: DurableJobId, job: &DurableJob) {
-        let groups = self.by_tenant.entry(job.spec.tenant.clone()).or_default();
-        groups.entry(group(job)).or_default().insert(id);
+        // Lists have no chunks: a client sees its batches.
+        if job.spec.chunk.is_none() {
+            let groups = self.by_tenant.entry(job.spec.tenant.clone()).or_default();
+            groups.entry(group(job)).or_default().insert(id);
+        }
         for object in objects(job) {
             *self.objects.entry(object).or_default() += 1;
         }

@@ -37,6 +37,7 @@ fn spec(tenant: &str) -> JobSpec {
         start_by: None,
         idempotency: None,
         webhook: None,
+        chunk: None,
     }
 }
 

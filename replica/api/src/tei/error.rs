@@ -44,9 +44,11 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
             (TeiErrorType::Validation, code.status())
         }
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-        | JobNotFound | JobFinished | NothingToSend | IdempotencyConflict | WebhookNotPermitted
-        | NoWebhookSecret | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted
-        | NotResidentHere => (TeiErrorType::Validation, code.status()),
+        | JobNotFound | FileNotFound | FileInUse | TooManyFiles | BatchNotFound | BatchFinished
+        | JobFinished | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret
+        | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
+            (TeiErrorType::Validation, code.status())
+        }
         NoCapacityInAllowedRegions
         | NoJobQueue
         | JobsUnavailable

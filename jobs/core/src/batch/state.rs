@@ -1,0 +1,619 @@
+//! Files and batches of a queue: the part of its state that the records about them change.
+//!
+//! A batch counts its lines when one of its chunks ends, so its status costs the same for any number of lines.
+
+use super::id::{BatchFileId, BatchId, UploadId};
+use super::output::LostReason;
+use super::segment::FileSegment;
+use crate::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Uploaded file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UploadedFile {
+    /// Tenant.
+    pub tenant: String,
+    /// Name that the client gave it.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Deployments that its lines name and that the tenant may use.
+    pub models: BTreeSet<String>,
+    /// Lines.
+    pub segments: Vec<FileSegment>,
+}
+
+/// Error of a file, for a batch without a line that can be computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileProblem {
+    /// Code.
+    pub code: String,
+    /// Sentence for a person.
+    pub message: String,
+    /// Number of the line.
+    pub line: u32,
+}
+
+/// Request for a batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchSpec {
+    /// Tenant.
+    pub tenant: String,
+    /// Input file.
+    pub file: UploadId,
+    /// Operation of its endpoint.
+    pub operation: JobOperation,
+    /// Completion window as the client wrote it.
+    pub completion_window: String,
+    /// End of the completion window.
+    pub expires: UnixMillis,
+    /// Metadata of the client.
+    pub metadata: BTreeMap<String, String>,
+    /// Number of lines.
+    pub total: u32,
+    /// Problems of the file, if no line can be computed.
+    pub problems: Vec<FileProblem>,
+}
+
+/// Chunk of a new batch, and the job that computes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedChunk {
+    /// Index of the segment.
+    pub segment: u32,
+    /// Deployment.
+    pub deployment: String,
+    /// Number of lines.
+    pub lines: u32,
+    /// Number of inputs.
+    pub inputs: u64,
+    /// Job.
+    pub job: DurableJobId,
+}
+
+/// Results of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkResult {
+    /// Lines for the output file.
+    pub output: Option<StoredRange>,
+    /// Lines for the error file.
+    pub errors: Option<StoredRange>,
+    /// Number of lines with a response.
+    pub completed: u32,
+    /// Number of lines with an error.
+    pub failed: u32,
+    /// Bytes of the lines for the output file.
+    pub output_bytes: u64,
+    /// Bytes of the lines for the error file.
+    pub error_bytes: u64,
+}
+
+/// State of a chunk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChunkState {
+    /// Its job waits or is computed.
+    Open(DurableJobId),
+    /// It was computed.
+    Computed {
+        /// Lines for the output file, until that is deleted.
+        output: Option<StoredRange>,
+        /// Lines for the error file, until that is deleted.
+        errors: Option<StoredRange>,
+    },
+    /// All attempts failed, with the reason.
+    Failed(String),
+    /// The completion window has passed.
+    Expired,
+    /// The batch was cancelled.
+    Cancelled,
+}
+
+/// Chunk of a batch: the lines of a segment for one deployment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchChunk {
+    /// Index of the segment.
+    pub segment: u32,
+    /// Deployment.
+    pub deployment: String,
+    /// Number of lines.
+    pub lines: u32,
+    /// State.
+    pub state: ChunkState,
+}
+
+/// Progress of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchProgress {
+    /// Chunks that have not ended.
+    pub open: u32,
+    /// Lines with a response.
+    pub completed: u32,
+    /// Lines with an error, and those that cannot be computed.
+    pub failed: u32,
+    /// Bytes of the output file.
+    pub output_bytes: u64,
+    /// Bytes of the error file.
+    pub error_bytes: u64,
+    /// Whether a chunk has expired.
+    pub has_expired: bool,
+    /// Start of the first chunk.
+    pub started: Option<UnixMillis>,
+    /// Cancellation.
+    pub cancelled: Option<UnixMillis>,
+    /// End of the last chunk.
+    pub finalizing: Option<UnixMillis>,
+    /// Time from which the files are complete.
+    pub ended: Option<UnixMillis>,
+    /// The client has deleted the output file.
+    pub output_deleted: bool,
+    /// The client has deleted the error file.
+    pub errors_deleted: bool,
+}
+
+/// Batch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    /// Request.
+    pub spec: BatchSpec,
+    /// Chunks, in the order of the file.
+    pub chunks: Vec<BatchChunk>,
+    /// Progress.
+    pub progress: BatchProgress,
+    /// Error lines for the lines that no chunk has computed, by segment.
+    pub uncomputed: Vec<(u32, StoredRange)>,
+}
+
+/// Status of a batch, in the words of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchPhase {
+    /// Chunks wait or are computed.
+    InProgress,
+    /// All chunks have ended; the error file is being written.
+    Finalizing,
+    /// All lines have a response or an error.
+    Completed,
+    /// No line could be computed.
+    Failed,
+    /// The completion window has passed before all lines were computed.
+    Expired,
+    /// It was cancelled, and the error file is being written.
+    Cancelling,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// Row of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchRow {
+    /// File.
+    File(UploadId, UploadedFile),
+    /// Batch.
+    Batch(BatchId, Box<Batch>),
+}
+
+impl Batch {
+    /// Returns its status.
+    pub fn phase(&self) -> BatchPhase {
+        let BatchProgress { cancelled, ended, open, has_expired, .. } = self.progress;
+        match (cancelled, ended) {
+            (Some(_), None) => BatchPhase::Cancelling,
+            (Some(_), Some(_)) => BatchPhase::Cancelled,
+            (None, None) if open > 0 => BatchPhase::InProgress,
+            (None, None) => BatchPhase::Finalizing,
+            (None, Some(_)) if !self.spec.problems.is_empty() => BatchPhase::Failed,
+            (None, Some(_)) if has_expired => BatchPhase::Expired,
+            (None, Some(_)) => BatchPhase::Completed,
+        }
+    }
+
+    /// Returns the segments with lines that no chunk has computed, each with the reasons by deployment.
+    pub fn uncomputed_segments(&self, file: &UploadedFile) -> BTreeMap<u32, BTreeMap<&str, LostReason>> {
+        let mut computed = BTreeMap::<u32, u32>::new();
+        let mut lost = BTreeMap::<u32, BTreeMap<&str, LostReason>>::new();
+        for chunk in &self.chunks {
+            let reason = match &chunk.state {
+                ChunkState::Open(_) | ChunkState::Computed { .. } => {
+                    *computed.entry(chunk.segment).or_default() += chunk.lines;
+                    continue;
+                }
+                ChunkState::Failed(reason) => ("request_failed", reason.clone()),
+                ChunkState::Expired => (
+                    "batch_expired",
+                    "The completion window of the batch has passed before the request was computed."
+                        .to_owned(),
+                ),
+                ChunkState::Cancelled => {
+                    ("batch_cancelled", "The batch was cancelled before the request was computed.".to_owned())
+                }
+            };
+            lost.entry(chunk.segment).or_default().insert(chunk.deployment.as_str(), reason);
+        }
+        let segments = file.segments.iter().zip(0u32..);
+        let uncomputed = segments
+            .filter(|(segment, index)| segment.requests > computed.get(index).copied().unwrap_or_default());
+        uncomputed.map(|(_, index)| (index, lost.remove(&index).unwrap_or_default())).collect()
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = StoredRange> + '_ {
+        let computed = self.chunks.iter().flat_map(|chunk| match &chunk.state {
+            ChunkState::Computed { output, errors } => [*output, *errors],
+            _ => [None, None],
+        });
+        computed.flatten().chain(self.uncomputed.iter().map(|(_, range)| *range))
+    }
+
+    /// Returns the stored lines of its output file or of its error file, by segment.
+    pub fn parts(&self, of_errors: bool) -> BTreeMap<u32, Vec<StoredRange>> {
+        let mut parts = BTreeMap::<u32, Vec<StoredRange>>::new();
+        for chunk in &self.chunks {
+            if let ChunkState::Computed { output, errors } = &chunk.state
+                && let Some(range) = if of_errors { errors } else { output }
+            {
+                parts.entry(chunk.segment).or_default().push(*range);
+            }
+        }
+        for (segment, range) in self.uncomputed.iter().filter(|_| of_errors) {
+            parts.entry(*segment).or_default().push(*range);
+        }
+        parts
+    }
+}
+
+/// Files and batches.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchTable {
+    files: BTreeMap<UploadId, UploadedFile>,
+    batches: BTreeMap<BatchId, Batch>,
+    /// Number of ranges in each stored object.
+    objects: BTreeMap<u64, u64>,
+    /// Batches of which all chunks have ended, without an error file.
+    finalizing: BTreeSet<BatchId>,
+}
+
+/// Effect of a request to delete a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileDeletion {
+    /// It is deleted.
+    Deleted,
+    /// An unfinished batch reads or writes it.
+    InUse,
+    /// There is no such file.
+    Unknown,
+}
+
+impl BatchTable {
+    /// Returns all rows, for a snapshot.
+    pub fn rows(&self) -> Vec<BatchRow> {
+        let files = self.files.iter().map(|(id, file)| BatchRow::File(*id, file.clone()));
+        let batches = self.batches.iter().map(|(id, batch)| BatchRow::Batch(*id, Box::new(batch.clone())));
+        files.chain(batches).collect()
+    }
+
+    /// Restores the rows of a snapshot.
+    pub(crate) fn restore(rows: Vec<BatchRow>) -> BatchTable {
+        let mut table = BatchTable::default();
+        for row in rows {
+            match row {
+                BatchRow::File(id, file) => table.add_file(id, file),
+                BatchRow::Batch(id, batch) => table.add_batch(id, *batch),
+            }
+        }
+        table
+    }
+
+    /// Whether a file or a batch has lines in a stored object.
+    pub(crate) fn refers_to(&self, object: u64) -> bool {
+        self.objects.contains_key(&object)
+    }
+
+    /// Returns a file of a tenant.
+    pub fn file(&self, tenant: &str, id: UploadId) -> Option<&UploadedFile> {
+        self.files.get(&id).filter(|file| file.tenant == tenant)
+    }
+
+    /// Returns the file of a batch.
+    pub fn file_of(&self, batch: &Batch) -> Option<&UploadedFile> {
+        self.files.get(&batch.spec.file)
+    }
+
+    /// Returns a batch.
+    pub fn batch(&self, id: BatchId) -> Option<&Batch> {
+        self.batches.get(&id)
+    }
+
+    /// Returns the batches of a tenant, the newest first; those before one.
+    pub fn batches_of(
+        &self,
+        tenant: &str,
+        before: Option<BatchId>,
+    ) -> impl Iterator<Item = (BatchId, &Batch)> {
+        let newer = move |id: &BatchId| before.is_none_or(|before| *id < before);
+        let all =
+            self.batches.iter().rev().filter(move |(id, batch)| newer(id) && batch.spec.tenant == tenant);
+        all.map(|(id, batch)| (*id, batch))
+    }
+
+    /// Returns the uploaded files of a tenant.
+    pub fn files_of(&self, tenant: &str) -> impl Iterator<Item = (UploadId, &UploadedFile)> {
+        self.files.iter().filter(move |(_, file)| file.tenant == tenant).map(|(id, file)| (*id, file))
+    }
+
+    /// Returns the bytes of a tenant's files, with those that batches have written.
+    pub fn bytes_of(&self, tenant: &str) -> u64 {
+        let files: u64 = self.files_of(tenant).map(|(_, file)| file.bytes).sum();
+        let results = self.batches_of(tenant, None).map(|(_, batch)| {
+            let BatchProgress { output_bytes, error_bytes, output_deleted, errors_deleted, .. } =
+                batch.progress;
+            output_bytes * u64::from(!output_deleted) + error_bytes * u64::from(!errors_deleted)
+        });
+        files + results.sum::<u64>()
+    }
+
+    /// Returns the batches of which all chunks have ended and that have no error file yet.
+    pub fn finalizing(&self) -> impl Iterator<Item = BatchId> + '_ {
+        self.finalizing.iter().copied()
+    }
+
+    /// Returns the batches that ended, and the files that were uploaded, by a time: their retention has passed. A file of an
+    /// unfinished batch is kept.
+    pub fn retired(&self, by: UnixMillis) -> (Vec<BatchId>, Vec<UploadId>) {
+        let ended = self.batches.iter().filter(|(_, batch)| batch.progress.ended.is_some_and(|at| at <= by));
+        let old = self.files.keys().filter(|id| id.0.submitted() <= by && !self.is_used(**id));
+        (ended.map(|(id, _)| *id).collect(), old.copied().collect())
+    }
+
+    fn is_used(&self, file: UploadId) -> bool {
+        self.batches.values().any(|batch| batch.spec.file == file && batch.progress.ended.is_none())
+    }
+
+    pub(crate) fn add_file(&mut self, id: UploadId, file: UploadedFile) {
+        for segment in &file.segments {
+            refer(&mut self.objects, segment.range);
+        }
+        self.files.insert(id, file);
+    }
+
+    fn add_batch(&mut self, id: BatchId, batch: Batch) {
+        for range in batch.ranges() {
+            refer(&mut self.objects, range);
+        }
+        if batch.progress.open == 0 && batch.progress.ended.is_none() {
+            self.finalizing.insert(id);
+        }
+        self.batches.insert(id, batch);
+    }
+
+    /// Adds a batch; returns the payloads of its chunks, or none if its file does not exist any more.
+    pub(crate) fn create(
+        &mut self,
+        id: BatchId,
+        spec: &BatchSpec,
+        chunks: &[PlannedChunk],
+    ) -> Option<Vec<StoredRange>> {
+        let file = self.files.get(&spec.file)?;
+        let payload = |chunk: &PlannedChunk| Some(file.segments.get(chunk.segment as usize)?.range);
+        let payloads = chunks.iter().map(payload).collect::<Option<Vec<_>>>()?;
+        if self.batches.contains_key(&id) {
+            return None;
+        }
+        let created = id.created();
+        let lines: u32 = chunks.iter().map(|chunk| chunk.lines).sum();
+        let has_failed = !spec.problems.is_empty();
+        let progress = BatchProgress {
+            open: chunks.len() as u32,
+            failed: spec.total.saturating_sub(lines),
+            finalizing: chunks.is_empty().then_some(created),
+            ended: has_failed.then_some(created),
+            ..BatchProgress::default()
+        };
+        let chunks = chunks.iter().map(|PlannedChunk { segment, deployment, lines, inputs: _, job }| {
+            let (deployment, state) = (deployment.clone(), ChunkState::Open(*job));
+            BatchChunk { segment: *segment, deployment, lines: *lines, state }
+        });
+        let chunks = chunks.collect();
+        self.add_batch(id, Batch { spec: spec.clone(), chunks, progress, uncomputed: Vec::new() });
+        Some(payloads)
+    }
+
+    /// Records the start of a chunk.
+    pub(crate) fn chunk_started(&mut self, chunk: BatchChunkRef, at: UnixMillis) {
+        if let Some(batch) = self.batches.get_mut(&BatchId(chunk.batch)) {
+            batch.progress.started.get_or_insert(at);
+        }
+    }
+
+    /// Records the result of a chunk that is open.
+    pub(crate) fn chunk_computed(&mut self, chunk: BatchChunkRef, result: &ChunkResult, at: UnixMillis) {
+        let ChunkResult { output, errors, completed, failed, output_bytes, error_bytes } = *result;
+        let Some(progress) = self.end_chunk(chunk, ChunkState::Computed { output, errors }, at) else {
+            return;
+        };
+        progress.completed += completed;
+        progress.failed += failed;
+        progress.output_bytes += output_bytes;
+        progress.error_bytes += error_bytes;
+        for range in [output, errors].into_iter().flatten() {
+            refer(&mut self.objects, range);
+        }
+    }
+
+    /// Records the end of an open chunk without a result. Its lines have failed.
+    pub(crate) fn chunk_lost(&mut self, chunk: BatchChunkRef, state: ChunkState, at: UnixMillis) {
+        let batch = self.batches.get(&BatchId(chunk.batch));
+        let lines = batch.and_then(|batch| Some(batch.chunks.get(chunk.chunk as usize)?.lines));
+        let expired = state == ChunkState::Expired;
+        if let Some(progress) = self.end_chunk(chunk, state, at) {
+            progress.failed += lines.unwrap_or_default();
+            progress.has_expired |= expired;
+        }
+    }
+
+    fn end_chunk(
+        &mut self,
+        chunk: BatchChunkRef,
+        state: ChunkState,
+        at: UnixMillis,
+    ) -> Option<&mut BatchProgress> {
+        let id = BatchId(chunk.batch);
+        let batch = self.batches.get_mut(&id)?;
+        let chunk = batch.chunks.get_mut(chunk.chunk as usize)?;
+        if !matches!(chunk.state, ChunkState::Open(_)) {
+            return None;
+        }
+        chunk.state = state;
+        batch.progress.open -= 1;
+        if batch.progress.open == 0 {
+            batch.progress.finalizing = Some(at);
+            self.finalizing.insert(id);
+        }
+        Some(&mut batch.progress)
+    }
+
+    /// Cancels a batch that is in progress; returns the jobs of its open chunks.
+    pub(crate) fn cancel(&mut self, id: BatchId, at: UnixMillis) -> Option<Vec<DurableJobId>> {
+        let batch = self.batches.get_mut(&id)?;
+        if batch.progress.ended.is_some() || batch.progress.cancelled.is_some() {
+            return None;
+        }
+        batch.progress.cancelled = Some(at);
+        let mut jobs = Vec::new();
+        let chunks = batch.chunks.len() as u32;
+        for chunk in 0..chunks {
+            let state = self.batches.get(&id).map(|batch| &batch.chunks[chunk as usize].state);
+            if let Some(ChunkState::Open(job)) = state {
+                jobs.push(*job);
+                self.chunk_lost(BatchChunkRef { batch: id.0, chunk }, ChunkState::Cancelled, at);
+            }
+        }
+        Some(jobs)
+    }
+
+    /// Records the error lines of the lines that no chunk has computed. Without effect on a batch that is not finalizing.
+    pub(crate) fn finalize(
+        &mut self,
+        id: BatchId,
+        uncomputed: &[(u32, StoredRange)],
+        error_bytes: u64,
+        at: UnixMillis,
+    ) -> bool {
+        if !self.finalizing.remove(&id) {
+            return false;
+        }
+        let Some(batch) = self.batches.get_mut(&id) else { return false };
+        batch.uncomputed = uncomputed.to_vec();
+        batch.progress.error_bytes += error_bytes;
+        batch.progress.ended = Some(at);
+        for (_, range) in uncomputed {
+            refer(&mut self.objects, *range);
+        }
+        true
+    }
+
+    /// Deletes a file of a tenant.
+    pub(crate) fn delete_file(&mut self, tenant: &str, id: BatchFileId) -> FileDeletion {
+        let (batch, of_errors) = match id {
+            BatchFileId::Upload(id) => {
+                return match self.file(tenant, id).is_some() {
+                    true if self.is_used(id) => FileDeletion::InUse,
+                    true => {
+                        self.remove_file(id);
+                        FileDeletion::Deleted
+                    }
+                    false => FileDeletion::Unknown,
+                };
+            }
+            BatchFileId::Output(batch) => (batch, false),
+            BatchFileId::Errors(batch) => (batch, true),
+        };
+        if self.written(tenant, batch, of_errors).is_none() {
+            return FileDeletion::Unknown;
+        }
+        let Some(batch) = self.batches.get_mut(&batch) else { return FileDeletion::Unknown };
+        for chunk in &mut batch.chunks {
+            if let ChunkState::Computed { output, errors } = &mut chunk.state
+                && let Some(range) = if of_errors { errors.take() } else { output.take() }
+            {
+                release(&mut self.objects, range);
+            }
+        }
+        if of_errors {
+            batch.progress.errors_deleted = true;
+            for (_, range) in std::mem::take(&mut batch.uncomputed) {
+                release(&mut self.objects, range);
+            }
+        } else {
+            batch.progress.output_deleted = true;
+        }
+        FileDeletion::Deleted
+    }
+
+    /// Returns an ended batch of a tenant whose output file or error file exists.
+    pub fn written(&self, tenant: &str, id: BatchId, of_errors: bool) -> Option<&Batch> {
+        let batch = self.batches.get(&id).filter(|batch| batch.spec.tenant == tenant)?;
+        let BatchProgress { ended, output_bytes, error_bytes, output_deleted, errors_deleted, .. } =
+            batch.progress;
+        let (bytes, deleted) =
+            if of_errors { (error_bytes, errors_deleted) } else { (output_bytes, output_deleted) };
+        (ended.is_some() && bytes > 0 && !deleted).then_some(batch)
+    }
+
+    fn remove_file(&mut self, id: UploadId) {
+        let Some(file) = self.files.remove(&id) else { return };
+        for segment in file.segments {
+            release(&mut self.objects, segment.range);
+        }
+    }
+
+    /// Removes those of the batches that have ended, and those of the files that no unfinished batch reads.
+    pub(crate) fn remove(&mut self, batches: &[BatchId], files: &[UploadId]) {
+        for id in batches {
+            if self.batches.get(id).is_some_and(|batch| batch.progress.ended.is_some())
+                && let Some(batch) = self.batches.remove(id)
+            {
+                batch.ranges().for_each(|range| release(&mut self.objects, range));
+            }
+        }
+        for id in files {
+            if !self.is_used(*id) {
+                self.remove_file(*id);
+            }
+        }
+    }
+}
+
+fn refer(objects: &mut BTreeMap<u64, u64>, range: StoredRange) {
+    *objects.entry(range.object).or_default() += 1;
+}
+
+fn release(objects: &mut BTreeMap<u64, u64>, range: StoredRange) {
+    if let Some(count) = objects.get_mut(&range.object) {
+        *count -= 1;
+        if *count == 0 {
+            objects.remove(&range.object);
+        }
+    }
+}
+
+/// Plans the chunks of a batch: the lines of each segment that its endpoint can compute, by deployment. `job` makes the
+/// identifiers of their jobs.
+pub fn plan(
+    file: &UploadedFile,
+    operation: JobOperation,
+    mut job: impl FnMut() -> DurableJobId,
+) -> Vec<PlannedChunk> {
+    let mut chunks = Vec::new();
+    for (index, segment) in file.segments.iter().enumerate() {
+        for group in segment.groups.iter().filter(|group| group.operation == operation) {
+            chunks.push(PlannedChunk {
+                segment: index as u32,
+                deployment: group.deployment.clone(),
+                lines: group.lines,
+                inputs: group.inputs,
+                job: job(),
+            });
+        }
+    }
+    chunks
+}

@@ -1,0 +1,360 @@
+//! Files and batches of a queue: uploads, creation, results, and their deletion.
+
+use super::{QueueError, QueueHost, Shared, now, since_epoch};
+use bytes::Bytes;
+use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
+use jobs_core::batch::output;
+use jobs_core::batch::segment::FileSegment;
+use jobs_core::batch::state::{
+    self, Batch, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
+};
+use jobs_core::decide::SubmissionError;
+use jobs_core::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
+use jobs_core::queue::RecordEffect;
+use jobs_core::record::JobRecord;
+use rand::Rng;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::Duration;
+
+/// File to be stored.
+#[derive(Debug, Clone)]
+pub struct NewFile {
+    /// Tenant.
+    pub tenant: String,
+    /// Name that the client gave it.
+    pub name: String,
+    /// Content.
+    pub text: Bytes,
+    /// Deployments that it names and that the tenant may use.
+    pub models: BTreeSet<String>,
+    /// Its segments.
+    pub segments: Vec<(Range<usize>, FileSegment)>,
+}
+
+/// File of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Identifier.
+    pub id: BatchFileId,
+    /// Name.
+    pub name: String,
+    /// Bytes.
+    pub bytes: u64,
+    /// Creation.
+    pub created: UnixMillis,
+    /// Time from which it is deleted.
+    pub expires: UnixMillis,
+}
+
+/// Stored content of a file: what is read and merged together, in the order of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileContent {
+    /// Bytes.
+    pub bytes: u64,
+    /// Parts.
+    pub parts: Vec<Vec<StoredRange>>,
+}
+
+/// What the job of a chunk computes, beside its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChunkWork {
+    /// Batch.
+    pub batch: BatchId,
+    /// Operation.
+    pub operation: JobOperation,
+    /// Segment of the payload.
+    pub segment: FileSegment,
+    /// Models of the file.
+    pub models: BTreeSet<String>,
+}
+
+/// Lines that a chunk has produced.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ChunkLines {
+    /// Lines for the output file.
+    pub output: Bytes,
+    /// Lines for the error file.
+    pub errors: Bytes,
+    /// Number of lines with a response.
+    pub completed: u32,
+    /// Number of lines with an error.
+    pub failed: u32,
+}
+
+impl ChunkLines {
+    /// Returns what is stored.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Bytes> {
+        [self.output.clone(), self.errors.clone()].into_iter().filter(|part| !part.is_empty())
+    }
+
+    /// Returns the result when its [parts](ChunkLines::parts) are stored in these ranges.
+    pub(super) fn stored(&self, ranges: &mut impl Iterator<Item = StoredRange>) -> ChunkResult {
+        let ChunkLines { output, errors, completed, failed } = self;
+        let mut range = |part: &Bytes| if part.is_empty() { None } else { ranges.next() };
+        ChunkResult {
+            output: range(output),
+            errors: range(errors),
+            completed: *completed,
+            failed: *failed,
+            output_bytes: output.len() as u64,
+            error_bytes: errors.len() as u64,
+        }
+    }
+}
+
+fn number() -> DurableJobId {
+    DurableJobId::new(now(), rand::rng().random())
+}
+
+impl QueueHost {
+    /// Stores a file and returns its identifier when it is durable. The tenant's files have at most `limit` bytes with it.
+    ///
+    /// # Errors
+    ///
+    /// When the limit would be exceeded, or the store cannot be written.
+    pub async fn store_file(&self, file: NewFile, limit: u64) -> Result<UploadId, QueueError> {
+        let NewFile { tenant, name, text, models, segments } = file;
+        let bytes = text.len() as u64;
+        let stored = self.shared.applied.lock().queue.batches().bytes_of(&tenant).saturating_add(bytes);
+        if stored > limit {
+            return Err(SubmissionError::StoredBytes { bytes: stored, limit }.into());
+        }
+        let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
+        let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
+        let segments = segments.into_iter().zip(ranges);
+        let segments = segments.map(|((_, segment), range)| FileSegment { range, ..segment }).collect();
+        let (id, file) = (UploadId(number()), UploadedFile { tenant, name, bytes, models, segments });
+        self.shared.append(vec![JobRecord::FileUploaded { id, file: Box::new(file) }]).await?;
+        Ok(id)
+    }
+
+    /// Returns an uploaded file of a tenant with its segments.
+    pub fn upload(&self, tenant: &str, id: UploadId) -> Option<UploadedFile> {
+        self.shared.applied.lock().queue.batches().file(tenant, id).cloned()
+    }
+
+    /// Returns a file of a tenant.
+    pub fn file(&self, tenant: &str, id: BatchFileId) -> Option<FileInfo> {
+        let applied = self.shared.applied.lock();
+        let table = applied.queue.batches();
+        match id {
+            BatchFileId::Upload(id) => Some(self.uploaded(id, table.file(tenant, id)?)),
+            BatchFileId::Output(batch) => self.written(batch, table.written(tenant, batch, false)?, false),
+            BatchFileId::Errors(batch) => self.written(batch, table.written(tenant, batch, true)?, true),
+        }
+    }
+
+    /// Returns the files of a tenant, the newest first.
+    pub fn files(&self, tenant: &str) -> Vec<FileInfo> {
+        let applied = self.shared.applied.lock();
+        let table = applied.queue.batches();
+        let mut files: Vec<_> = table.files_of(tenant).map(|(id, file)| self.uploaded(id, file)).collect();
+        for (id, _) in table.batches_of(tenant, None) {
+            for of_errors in [false, true] {
+                let written = table.written(tenant, id, of_errors);
+                files.extend(written.and_then(|batch| self.written(id, batch, of_errors)));
+            }
+        }
+        files.sort_by_key(|file| std::cmp::Reverse((file.id.number(), file.id)));
+        files
+    }
+
+    fn uploaded(&self, id: UploadId, file: &UploadedFile) -> FileInfo {
+        let created = id.0.submitted();
+        let expires = created.after(self.shared.config.retention);
+        FileInfo { id: BatchFileId::Upload(id), name: file.name.clone(), bytes: file.bytes, created, expires }
+    }
+
+    fn written(&self, id: BatchId, batch: &Batch, of_errors: bool) -> Option<FileInfo> {
+        let BatchProgress { ended, output_bytes, error_bytes, .. } = batch.progress;
+        let (id, bytes, name) = match of_errors {
+            false => (BatchFileId::Output(id), output_bytes, format!("{id}_output.jsonl")),
+            true => (BatchFileId::Errors(id), error_bytes, format!("{id}_error.jsonl")),
+        };
+        let created = ended?;
+        Some(FileInfo { id, name, bytes, created, expires: created.after(self.shared.config.retention) })
+    }
+
+    /// Returns where the content of a file of a tenant is stored.
+    pub fn content(&self, tenant: &str, id: BatchFileId) -> Option<FileContent> {
+        let applied = self.shared.applied.lock();
+        let table = applied.queue.batches();
+        let (batch, of_errors) = match id {
+            BatchFileId::Upload(id) => {
+                let file = table.file(tenant, id)?;
+                let parts = file.segments.iter().map(|segment| vec![segment.range]).collect();
+                return Some(FileContent { bytes: file.bytes, parts });
+            }
+            BatchFileId::Output(batch) => (batch, false),
+            BatchFileId::Errors(batch) => (batch, true),
+        };
+        let batch = table.written(tenant, batch, of_errors)?;
+        let bytes = if of_errors { batch.progress.error_bytes } else { batch.progress.output_bytes };
+        Some(FileContent { bytes, parts: batch.parts(of_errors).into_values().collect() })
+    }
+
+    /// Reads the next bytes of a file.
+    ///
+    /// # Errors
+    ///
+    /// When a part was deleted, or the store cannot be read.
+    pub async fn read_part(&self, part: &[StoredRange]) -> Result<Bytes, QueueError> {
+        let mut read = Vec::with_capacity(part.len());
+        for range in part {
+            read.push(self.shared.objects.get(*range).await?);
+        }
+        match read.as_slice() {
+            [one] => Ok(one.clone()),
+            several => Ok(output::merge(&several.iter().map(AsRef::as_ref).collect::<Vec<&[u8]>>()).into()),
+        }
+    }
+
+    /// Deletes a file of a tenant.
+    ///
+    /// # Errors
+    ///
+    /// When the log cannot be written.
+    pub async fn delete_file(&self, tenant: &str, id: BatchFileId) -> Result<FileDeletion, QueueError> {
+        let record = JobRecord::FileDeleted { tenant: tenant.to_owned(), id };
+        match self.shared.append(vec![record]).await?.1.pop() {
+            Some(RecordEffect::FileDeletion(deletion)) => Ok(deletion),
+            _ => Ok(FileDeletion::Unknown),
+        }
+    }
+
+    /// Creates a batch and returns its identifier when it is durable.
+    ///
+    /// # Errors
+    ///
+    /// When its file does not exist, a limit of the tenant would be exceeded, or the log cannot be written.
+    pub async fn create_batch(&self, spec: BatchSpec) -> Result<BatchId, QueueError> {
+        let chunks = {
+            let applied = self.shared.applied.lock();
+            let file = applied.queue.batches().file(&spec.tenant, spec.file).ok_or(QueueError::Unknown)?;
+            let chunks = match spec.problems.is_empty() {
+                true => state::plan(file, spec.operation, number),
+                false => Vec::new(),
+            };
+            let (usage, limits) = (applied.queue.usage(&spec.tenant), &self.shared.config.limits);
+            let jobs = usage.jobs + chunks.len() as u64;
+            if jobs > limits.tenant_jobs {
+                return Err(SubmissionError::Jobs { jobs, limit: limits.tenant_jobs }.into());
+            }
+            let bytes = usage.bytes.saturating_add(file.bytes);
+            if bytes > limits.tenant_bytes {
+                return Err(SubmissionError::Bytes { bytes, limit: limits.tenant_bytes }.into());
+            }
+            chunks
+        };
+        let id = BatchId(number());
+        let record = JobRecord::BatchCreated { id, spec: Box::new(spec), chunks };
+        match self.shared.append(vec![record]).await?.1.pop() {
+            Some(RecordEffect::Changed) => Ok(id),
+            _ => Err(QueueError::Unknown),
+        }
+    }
+
+    /// Returns a batch of a tenant: its request, its progress, and its status.
+    pub fn batch(&self, tenant: &str, id: BatchId) -> Option<(BatchSpec, BatchProgress, BatchPhase)> {
+        let applied = self.shared.applied.lock();
+        let batch = applied.queue.batches().batch(id).filter(|batch| batch.spec.tenant == tenant)?;
+        Some((batch.spec.clone(), batch.progress, batch.phase()))
+    }
+
+    /// Returns a page of the batches of a tenant, the newest first.
+    pub fn batches(
+        &self,
+        tenant: &str,
+        before: Option<BatchId>,
+        count: usize,
+    ) -> Vec<(BatchId, (BatchSpec, BatchProgress, BatchPhase))> {
+        let applied = self.shared.applied.lock();
+        let page = applied.queue.batches().batches_of(tenant, before).take(count);
+        page.map(|(id, batch)| (id, (batch.spec.clone(), batch.progress, batch.phase()))).collect()
+    }
+
+    /// Cancels a batch; returns false if it has ended or is being cancelled.
+    ///
+    /// # Errors
+    ///
+    /// When the log cannot be written.
+    pub async fn cancel_batch(&self, id: BatchId) -> Result<bool, QueueError> {
+        let (_, effects) = self.shared.append(vec![JobRecord::BatchCancelled { id, at: now() }]).await?;
+        Ok(effects.last() == Some(&RecordEffect::Changed))
+    }
+
+    /// Returns what a chunk computes.
+    pub fn chunk_work(&self, chunk: BatchChunkRef) -> Option<ChunkWork> {
+        let applied = self.shared.applied.lock();
+        let table = applied.queue.batches();
+        let batch = table.batch(BatchId(chunk.batch))?;
+        let file = table.file_of(batch)?;
+        let segment = batch.chunks.get(chunk.chunk as usize)?.segment;
+        Some(ChunkWork {
+            batch: BatchId(chunk.batch),
+            operation: batch.spec.operation,
+            segment: file.segments.get(segment as usize)?.clone(),
+            models: file.models.clone(),
+        })
+    }
+
+    /// Returns the batches of which all chunks have ended and that wait for their error file.
+    pub fn finalizing_batches(&self) -> Vec<BatchId> {
+        self.shared.applied.lock().queue.batches().finalizing().collect()
+    }
+
+    /// Writes the error lines of the lines that no chunk has computed, and ends a batch. Another process may do the same at the
+    /// same time; the second has no effect.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be read or written.
+    pub async fn finalize_batch(&self, id: BatchId) -> Result<(), QueueError> {
+        let (operation, models, segments) = {
+            let applied = self.shared.applied.lock();
+            let table = applied.queue.batches();
+            let Some(batch) = table.batch(id) else { return Ok(()) };
+            let Some(file) = table.file_of(batch) else { return Err(QueueError::Unknown) };
+            let uncomputed = batch.uncomputed_segments(file).into_iter().map(|(index, lost)| {
+                let lost: Vec<_> =
+                    lost.into_iter().map(|(deployment, reason)| (deployment.to_owned(), reason)).collect();
+                (index, file.segments[index as usize].clone(), lost)
+            });
+            (batch.spec.operation, file.models.clone(), uncomputed.collect::<Vec<_>>())
+        };
+        let mut parts = Vec::with_capacity(segments.len());
+        for (index, segment, lost) in segments {
+            let text = self.shared.objects.get(segment.range).await?;
+            let lost =
+                lost.iter().map(|(deployment, reason)| (deployment.as_str(), reason.clone())).collect();
+            let lines = output::uncomputed(id, operation, (&text, &segment, &models), &lost);
+            if !lines.is_empty() {
+                parts.push((index, Bytes::from(lines)));
+            }
+        }
+        let error_bytes = parts.iter().map(|(_, part)| part.len() as u64).sum();
+        let ranges = match parts.is_empty() {
+            true => Vec::new(),
+            false => {
+                let lines: Vec<_> = parts.iter().map(|(_, part)| part.clone()).collect();
+                self.shared.objects.put(&lines, since_epoch()).await?
+            }
+        };
+        let uncomputed = parts.iter().map(|(index, _)| *index).zip(ranges).collect();
+        let record = JobRecord::BatchFinalized { id, uncomputed, error_bytes, at: now() };
+        self.shared.append(vec![record]).await.map(drop)
+    }
+}
+
+impl Shared {
+    /// Removes the files and batches whose retention time has passed.
+    pub(super) async fn remove_retired_batches(&self, retention: Duration) -> Result<(), QueueError> {
+        let by = UnixMillis(now().0.saturating_sub(retention.as_millis() as u64));
+        let (batches, files) = self.applied.lock().queue.batches().retired(by);
+        if batches.is_empty() && files.is_empty() {
+            return Ok(());
+        }
+        self.append(vec![JobRecord::BatchesRemoved { batches, files }]).await.map(drop)
+    }
+}
