@@ -17,8 +17,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// Default memory limit of all bodies together: sixteen of the largest, or some hundred thousand of the usual ones.
 pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
+/// Default limit of a file of a batch, bytes: less than the memory of one tenant, and as much as 50,000 lines of 2 KiB.
+pub(crate) const FILE_BYTES_MAX: usize = 100 << 20;
 /// First allocation of a body.
-const FIRST_BYTES: usize = 16 << 10;
+pub(crate) const FIRST_BYTES: usize = 16 << 10;
 /// Factor by which the memory of a client's body grows, up to its declared length. Each step copies what has arrived into
 /// fresh memory: with 4 a body of 4 MiB touches 5.4 MiB, with 2 it touches 8 MiB.
 const GROWTH: usize = 4;
@@ -30,6 +32,8 @@ pub struct BodyLimits {
     pub memory: memory::Limits,
     /// Timeouts and minimum rate.
     pub progress: progress::Limits,
+    /// Bytes of a file of a batch.
+    pub file_bytes_max: usize,
     /// Whether senders are gateways. They hold the whole body when they send it, so its memory is allocated at once.
     pub senders_are_gateways: bool,
 }
@@ -41,6 +45,7 @@ impl BodyLimits {
         BodyLimits {
             memory: memory::Limits { total: all, per_tenant: all, per_connection: all },
             progress: progress::Limits { total, ..PROGRESS_DEFAULT },
+            file_bytes_max: FILE_BYTES_MAX,
             senders_are_gateways: true,
         }
     }
@@ -210,6 +215,13 @@ fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> BodyError {
         ),
     };
     BodyError::Rejected(reason, Rejection::new(ErrorCode::Overloaded, message))
+}
+
+/// Returns the error for a file that is larger than its limit.
+pub(crate) fn file_too_large(limit: usize) -> BodyError {
+    let message =
+        format!("The limit of a file is {limit} bytes and this one has more; split it into several files.");
+    BodyError::Rejected(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message).of("file"))
 }
 
 /// Returns the error for a body of this description: `has 5 bytes`.

@@ -5,18 +5,20 @@
 //! ([`gateway_core::progress`]).
 
 use bytes::{Bytes, BytesMut};
+use futures_util::stream::{self, Stream, StreamExt};
 use http::Version;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use pingora::ErrorType;
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
 use replica_api::limits::MAX_BODY_BYTES;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::time::Instant;
 use tokio::time::Sleep;
 
 use crate::body_memory::{
-    BodyError, BodyLimits, BodyMemoryBudget, BufferedBody, Reservation, capacity, too_large,
+    BodyError, BodyLimits, BodyMemoryBudget, BufferedBody, FIRST_BYTES, Reservation, capacity,
+    file_too_large, too_large,
 };
 use crate::compress;
 use crate::cpu::CpuPool;
@@ -31,6 +33,8 @@ use gateway_core::progress::{self, BodyProgress, TooSlow};
 pub(crate) struct BodyReader {
     memory: BodyMemoryBudget,
     progress: progress::Limits,
+    /// Limit of a file of a batch, bytes.
+    pub(crate) file_bytes_max: usize,
     senders_are_gateways: bool,
     /// Threads that decompress and parse large bodies.
     pub(crate) cpu: CpuPool,
@@ -48,6 +52,7 @@ impl BodyReader {
         Ok(BodyReader {
             memory: BodyMemoryBudget::new(limits.memory),
             progress: limits.progress,
+            file_bytes_max: limits.file_bytes_max,
             senders_are_gateways: limits.senders_are_gateways,
             cpu: CpuPool::new()?,
             rejections: Family::default(),
@@ -105,12 +110,79 @@ impl BodyReader {
         // (`SendResponse::send_informational`), but Pingora's session does not expose it and drops every 1xx. A client
         // must not wait for it indefinitely and none does; a rejected client gets its error before it has sent more
         // than its flow control window.
-        let waits = session.req_header().version == Version::HTTP_11
-            && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
-        if waits {
-            session.write_continue_response().await.map_err(|_| BodyError::ClientDisconnected)?;
-        }
+        continue_if_expected(session).await?;
         self.read(session, declared, reservation).await
+    }
+
+    /// Counts a rejected body.
+    pub(crate) fn count_rejection(&self, error: &BodyError) {
+        if let BodyError::Rejected(cause, _) = error {
+            self.rejections.count(*cause);
+        }
+    }
+
+    /// Returns an empty reservation of memory for a body.
+    pub(crate) fn reservation(&self, owner: BodyOwner) -> Reservation {
+        self.memory.reservation(owner)
+    }
+
+    /// Returns the chunks of a body of at most `bytes_max` bytes as they arrive, within the limits of time for such a body.
+    /// The receiver accounts for their memory.
+    pub(crate) fn chunks<'a>(
+        &'a self,
+        session: &'a mut ServerSession,
+        bytes_max: usize,
+    ) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + 'a {
+        let now = Instant::now();
+        let times = u32::try_from(bytes_max.div_ceil(MAX_BODY_BYTES)).unwrap_or(u32::MAX);
+        let limits = progress::Limits { total: self.progress.total.saturating_mul(times), ..self.progress };
+        let progress = match session.is_http2() {
+            true => BodyProgress::multiplexed(limits, now),
+            false => BodyProgress::new(limits, now),
+        };
+        let timer: Option<Pin<Box<Sleep>>> = None;
+        stream::unfold(
+            (session, progress, timer, false),
+            async move |(session, mut progress, mut timer, ended)| {
+                if ended {
+                    return None;
+                }
+                let chunk = tokio::select! {
+                    biased;
+                    chunk = session.read_request_body() => chunk,
+                    cause = too_slow(&progress, &mut timer) => {
+                        return Some((Err(self.too_slow(cause)), (session, progress, timer, true)));
+                    }
+                };
+                match chunk.or_else(|error| read_error(session, &error)) {
+                    Ok(Some(chunk)) => {
+                        progress.received(chunk.len(), Instant::now());
+                        Some((Ok(chunk), (session, progress, timer, false)))
+                    }
+                    Ok(None) => None,
+                    Err(error) => Some((Err(error), (session, progress, timer, true))),
+                }
+            },
+        )
+    }
+
+    /// Reads a file that a gateway has received.
+    pub(crate) async fn file(
+        &self,
+        session: &mut ServerSession,
+        owner: BodyOwner,
+        bytes_max: usize,
+    ) -> Result<BufferedBody, BodyError> {
+        let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let mut file = FileBuffer::new(self.reservation(owner), bytes_max, declared.unwrap_or_default());
+        if declared.is_some_and(|length| length > bytes_max) {
+            return Err(file_too_large(bytes_max));
+        }
+        let mut chunks = pin!(self.chunks(session, bytes_max));
+        while let Some(chunk) = chunks.next().await {
+            file.push(&chunk?)?;
+        }
+        Ok(file.finish())
     }
 
     /// Reads to the end of the body, and reserves memory for the bytes that have arrived.
@@ -172,6 +244,53 @@ impl BodyReader {
     }
 }
 
+/// File that is being received.
+pub(crate) struct FileBuffer {
+    bytes: BytesMut,
+    reservation: Reservation,
+    bytes_max: usize,
+    /// Expected length, or more.
+    expected: usize,
+}
+
+impl FileBuffer {
+    /// Creates an empty buffer for a file of at most `bytes_max` bytes, of which `expected` are announced.
+    pub(crate) fn new(reservation: Reservation, bytes_max: usize, expected: usize) -> FileBuffer {
+        FileBuffer { bytes: BytesMut::new(), reservation, bytes_max, expected: expected.min(bytes_max) }
+    }
+
+    /// Adds bytes, and reserves memory for what has arrived: the buffer doubles, up to the announced length.
+    pub(crate) fn push(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
+        let length = self.bytes.len() + chunk.len();
+        if length > self.bytes_max {
+            return Err(file_too_large(self.bytes_max));
+        }
+        if length > self.bytes.capacity() {
+            let limit = if self.expected >= length { self.expected } else { self.bytes_max };
+            let capacity = (2 * self.bytes.capacity()).max(FIRST_BYTES).min(limit).max(length);
+            self.reservation.grow_to(capacity)?;
+            self.bytes.reserve(capacity - self.bytes.len());
+        }
+        self.bytes.extend_from_slice(chunk);
+        Ok(())
+    }
+
+    /// Returns the file with its memory.
+    pub(crate) fn finish(self) -> BufferedBody {
+        BufferedBody::new(self.bytes.freeze(), self.reservation)
+    }
+}
+
+/// Sends 100 Continue to a client of HTTP/1.1 that waits for it.
+pub(crate) async fn continue_if_expected(session: &mut ServerSession) -> Result<(), BodyError> {
+    let waits = session.req_header().version == Version::HTTP_11
+        && session.get_header_bytes(EXPECT).eq_ignore_ascii_case(b"100-continue");
+    if waits {
+        session.write_continue_response().await.map_err(|_| BodyError::ClientDisconnected)?;
+    }
+    Ok(())
+}
+
 /// Waits until the body violates a progress limit, and returns that limit.
 async fn too_slow(progress: &BodyProgress, timer: &mut Option<Pin<Box<Sleep>>>) -> TooSlow {
     loop {
@@ -218,7 +337,7 @@ mod tests {
     #[test]
     fn memory_is_reserved_up_to_its_limit_and_released() {
         let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
-        let limits = BodyLimits { memory, progress, senders_are_gateways: false };
+        let limits = BodyLimits { memory, progress, file_bytes_max: 1, senders_are_gateways: false };
         let body_reader = BodyReader::new(limits).unwrap();
         let reserve = |tenant| {
             let owner = BodyOwner { tenant: Some(tenant), connection: None };

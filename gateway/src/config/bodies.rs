@@ -1,6 +1,6 @@
 //! `[bodies]` section of `gateway.toml`: memory limits and minimum rate of request bodies.
 
-use crate::body_memory::{BodyLimits, MEMORY_DEFAULT, PROGRESS_DEFAULT};
+use crate::body_memory::{BodyLimits, FILE_BYTES_MAX, MEMORY_DEFAULT, PROGRESS_DEFAULT};
 use configuration::{ConfigFile, section};
 use gateway_core::{memory, progress};
 use replica_api::limits::MAX_BODY_BYTES;
@@ -15,6 +15,8 @@ section! {
         bytes_per_tenant_max: Option<usize>, in MAX_BODY_BYTES..;
         /// Memory of the bodies of one connection, except those of `trusted_peers`; 64 MiB if absent.
         bytes_per_connection_max: Option<usize>, in MAX_BODY_BYTES..;
+        /// Largest file of a batch in bytes; also a limit of the region that stores it (`file_bytes_max` of its `[jobs]`).
+        file_bytes_max: usize = FILE_BYTES_MAX, in 1..;
         /// Minimum average rate of a body in bytes per second, after its first `stall`.
         bytes_per_second_min: u64 = PROGRESS_DEFAULT.bytes_per_second, in 1..;
         /// Maximum time without progress.
@@ -46,7 +48,16 @@ impl BodiesSection {
         };
         let progress =
             progress::Limits { stall: self.stall?, bytes_per_second: self.bytes_per_second_min?, total };
-        Some(BodyLimits { memory, progress, senders_are_gateways: false })
+        let file_bytes_max = self.file_bytes_max?;
+        if file_bytes_max > memory.per_tenant {
+            let problem = format!(
+                "{file_bytes_max} exceeds the memory of the bodies of one tenant ({}); lower it or raise \
+                 bodies.bytes_per_tenant_max",
+                memory.per_tenant
+            );
+            document.problem("bodies.file_bytes_max", problem);
+        }
+        Some(BodyLimits { memory, progress, file_bytes_max, senders_are_gateways: false })
     }
 }
 
@@ -74,7 +85,10 @@ mod tests {
     #[test]
     fn absent_keys_have_their_defaults() {
         let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
-        assert_eq!(read(""), Ok(BodyLimits { memory, progress, senders_are_gateways: false }));
+        assert_eq!(
+            read(""),
+            Ok(BodyLimits { memory, progress, file_bytes_max: FILE_BYTES_MAX, senders_are_gateways: false })
+        );
         let less = read("bytes_max = 67108864").unwrap().memory;
         assert_eq!((less.per_tenant, less.per_connection), (MAX_BODY_BYTES, 2 * MAX_BODY_BYTES));
         assert!(read("bytes = 1").is_err_and(|problems| problems[0].contains("unknown key")));

@@ -45,7 +45,7 @@ const ID_BYTES_MAX: usize = 128;
 /// Longest page of a list, bytes: the maximum number of jobs, each with a reason.
 const PAGE_BYTES_MAX: usize = 4 << 20;
 /// Number of jobs of a page if the query does not say.
-const PAGE_DEFAULT: usize = 20;
+pub(super) const PAGE_DEFAULT: usize = 20;
 /// Retry time while the region of a job is unreachable.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
 /// Retry time before the first reports of regions: they are polled five times a second.
@@ -182,17 +182,19 @@ impl JobForwarder {
         Ok(after)
     }
 
-    /// Returns the list of the tenant's jobs in all regions that it may read them from, the newest first.
+    /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that it may read them from, the
+    /// newest first.
     pub(super) async fn list(
         &self,
+        (path, page_default): (&'static str, usize),
         query: &str,
         tenant: &Tenant,
         view: &View,
         id: &str,
-    ) -> Result<Vec<u8>, Rejection> {
+    ) -> Result<Value, Rejection> {
         let with_jobs = self.region_monitor.states().instances.regions_with_jobs();
         let regions = with_jobs.intersect(tenant.residency.permitted(&self.catalogue)).intersect(view.routed);
-        let path = if query.is_empty() { JOBS.to_owned() } else { format!("{JOBS}?{query}") };
+        let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
         let pages = join_all(regions.iter().map(async |region| {
             let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, PAGE_BYTES_MAX);
             (region, sent.await)
@@ -220,19 +222,19 @@ impl JobForwarder {
         // Identifiers sort by the time of the submission.
         jobs.sort_by(|a, b| b["id"].as_str().cmp(&a["id"].as_str()));
         let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
-        let limit = limit.unwrap_or(PAGE_DEFAULT);
+        let limit = limit.unwrap_or(page_default);
         has_more |= jobs.len() > limit;
         jobs.truncate(limit);
         let mut list = json!({"object": "list", "data": jobs, "has_more": has_more});
         if !unavailable.is_empty() {
             list["unavailable_regions"] = json!(unavailable);
         }
-        Ok(list.to_string().into_bytes())
+        Ok(list)
     }
 
     /// Sends a request without a body to the queue of a region. None if it cannot be reached.
     #[expect(clippy::too_many_arguments, reason = "a request, its destination, and a limit")]
-    async fn send(
+    pub(super) async fn send(
         &self,
         method: UpstreamMethod,
         path: String,
@@ -267,7 +269,7 @@ impl JobForwarder {
     }
 
     /// Returns the region that the identifier of a job names.
-    fn region_of(&self, id: &str) -> Option<RegionIndex> {
+    pub(super) fn region_of(&self, id: &str) -> Option<RegionIndex> {
         let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
         let (_, region) =
             id.split_once('.').filter(|_| id.len() <= ID_BYTES_MAX && id.bytes().all(is_valid))?;
@@ -313,7 +315,7 @@ fn not_permitted(id: &str, region: &RegionId, tenant: &Tenant) -> Rejection {
     Rejection::new(ErrorCode::RegionNotPermitted, message)
 }
 
-fn unreachable(region: &RegionId) -> Rejection {
+pub(super) fn unreachable(region: &RegionId) -> Rejection {
     let message = format!(
         "The queue of jobs of region {region} cannot be reached at the moment; accepted jobs are kept."
     );

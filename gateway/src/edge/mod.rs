@@ -10,7 +10,8 @@
 //! with its context, which records it when it ends; [`router`] makes the routing decision, and admits or sheds it;
 //! [`forwarder`] sends it, with at most two attempts in flight, and checks before each attempt what the newest route table
 //! allows; [`responder`] writes the response. Beside them, [`tenant_limiters`] applies the rate limits of a tenant, and
-//! [`scatter`] splits a request that is too large for one replica.
+//! [`scatter`] splits a request that is too large for one replica. [`jobs`] and [`files`] send what is computed later to the queue of
+//! a region.
 //!
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
@@ -19,6 +20,7 @@
 
 mod duration;
 mod explain;
+mod files;
 mod forwarder;
 mod gateway;
 mod health;

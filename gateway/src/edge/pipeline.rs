@@ -8,8 +8,9 @@
 //! [`Authenticator`] identifies the tenant by an API key, or by a signed token of its issuer. [`RequestReader`] reads headers and
 //! body, and determines deployment, cost, priority and allowed regions; then it routes and admits the request.
 
+use super::files::Caller;
 use super::forwarder::{Forwarder, Permit};
-use super::jobs::{self, JobForwarder};
+use super::jobs::{self, JobForwarder, PAGE_DEFAULT};
 use super::models;
 use super::refusals::{
     bulk_not_permitted, invalid_api_key, invalid_body, invalid_option, invalid_token, no_model_field,
@@ -49,6 +50,7 @@ use http::header::{AUTHORIZATION, CONTENT_ENCODING};
 use pingora::protocols::http::ServerSession;
 use replica_api::error::Fault;
 use replica_api::headers;
+use replica_api::jobs::JOBS;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 use supervision::request::{Panicked, contain};
@@ -116,7 +118,11 @@ impl Pipeline {
         let view = view.ok_or_else(no_route_table)?;
         if matches!(
             endpoint,
-            Endpoint::Job(_) | Endpoint::CancelJob(_) | Endpoint::ResendWebhook(_) | Endpoint::Jobs
+            Endpoint::Job(_)
+                | Endpoint::CancelJob(_)
+                | Endpoint::ResendWebhook(_)
+                | Endpoint::Jobs
+                | Endpoint::Batch(_)
         ) {
             // It is sent to regions, so it counts as a request of the tenant.
             self.tenants.limiters.charge_head(&tenant, 0)?;
@@ -139,12 +145,20 @@ impl Pipeline {
                 self.reader.body_reader.body(session, owner).await?;
                 return self.jobs.forward(session, UpstreamMethod::Post, id, &tenant, &view, context).await;
             }
+            Endpoint::Batch(call) => {
+                let requested = self.reader.options(session)?.residency;
+                let owner = BodyOwner { tenant: Some(tenant.index), connection: None };
+                let body_reader = &self.reader.body_reader;
+                let caller =
+                    Caller { tenant: &tenant, view: &view, requested: &requested, body_reader, owner };
+                return self.jobs.batch_call(session, call, caller, context).await;
+            }
             Endpoint::Jobs => {
                 let query = session.req_header().uri.query().unwrap_or_default().to_owned();
-                let list = self.jobs.list(&query, &tenant, &view, &context.id);
+                let list = self.jobs.list((JOBS, PAGE_DEFAULT), &query, &tenant, &view, &context.id);
                 tokio::select! {
                     biased;
-                    list = list => list?,
+                    list = list => list?.to_string().into_bytes(),
                     () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
                 }
             }

@@ -127,6 +127,15 @@ impl RegionStates {
         }
     }
 
+    /// Returns the nearest of these regions that is not down.
+    pub(super) fn nearest(&self, regions: RegionSet, now: Instant) -> Option<RegionIndex> {
+        let rank = |region: &RegionIndex| {
+            let is_down = self.fleet.region_health(*region) == Health::Down;
+            (is_down, self.latency.estimate(*region, now), *region)
+        };
+        regions.iter().min_by_key(rank)
+    }
+
     /// Replaces the set of regions and of their instances. Returns all instances.
     pub(super) fn set_routes(&mut self, view: &View) -> Vec<(InstanceIndex, InstanceName, HostPort)> {
         self.set_regions(view.regions().collect::<Vec<_>>());

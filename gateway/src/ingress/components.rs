@@ -117,6 +117,7 @@ impl Ingress {
                 spoke: spoke.clone(),
                 residency: residency.clone(),
                 forwarder: forwarder.clone(),
+                body_reader: body_reader.clone(),
             };
             (queue, Arc::new(computation))
         });
@@ -163,6 +164,8 @@ impl Ingress {
             tasks.spawn(supervise("webhooks", move || jobs::send(sent.clone(), spoke.clone())));
             let followed = queue.clone();
             tasks.spawn(supervise("webhook secrets", move || jobs::follow_secrets(followed.clone())));
+            let finalized = queue.clone();
+            tasks.spawn(supervise("batches", move || jobs::finalize(finalized.clone())));
             tasks.spawn(supervise("job worker", move || jobs::work(computation.clone(), queue.clone())));
         }
     }

@@ -30,6 +30,7 @@ use gateway_core::timing;
 use http::Uri;
 use pingora::protocols::http::ServerSession;
 use regions::id::RegionId;
+use replica_api::batches::BatchCall;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::jobs::JobKind;
@@ -94,6 +95,13 @@ impl IngressPipeline {
             ("POST", path) if is_gateway && let Some(kind) = JobKind::at(path) => {
                 let arrival = arrival.insert(self.arrival_recorder.open(session, kind.path(), arrived));
                 self.jobs.submit(session, kind, arrival).await
+            }
+            _ if is_gateway && let Some(Ok(call)) = BatchCall::of(method, uri.path()) => {
+                let query = uri.query().unwrap_or_default();
+                // An upload is recorded like a request: it is the only one with inputs of a model.
+                let arrival = (call == BatchCall::Upload)
+                    .then(|| arrival.insert(self.arrival_recorder.open(session, call.path(), arrived)));
+                self.jobs.batch_call(session, call, query, arrival).await
             }
             _ if is_gateway && let Some(query) = job_query => self.jobs.query(session, query).await,
             (method, path) => match endpoint::replica_endpoint(method, path).filter(|_| is_gateway) {

@@ -34,6 +34,16 @@ labels! {
     }
 }
 
+labels! {
+    /// Outcome of a line of a batch.
+    pub(crate) enum BatchLineOutcome {
+        /// It has a response.
+        Completed = "completed",
+        /// It has an error of the model.
+        Failed = "failed",
+    }
+}
+
 metric_set! {
     /// Counters of the queue of jobs.
     #[derive(Default)]
@@ -42,6 +52,12 @@ metric_set! {
         pub(crate) accepted: Counter = "meridian_jobs_accepted_total",
         /// Ended attempts to compute a job, by outcome.
         pub(crate) attempts: Family<JobAttemptOutcome> = "meridian_jobs_attempts_total" ["outcome"],
+        /// Files that were stored.
+        pub(crate) files: Counter = "meridian_jobs_files_total",
+        /// Batches that were created.
+        pub(crate) batches: Counter = "meridian_jobs_batches_total",
+        /// Lines of batches that were computed, by outcome. Lines without an attempt, such as expired ones, are not counted.
+        pub(crate) batch_lines: Family<BatchLineOutcome> = "meridian_jobs_batch_lines_total" ["outcome"],
         /// Failures of the job log that stopped the queue.
         pub(crate) log_failures: Counter = "meridian_jobs_log_failures_total",
         /// Operations that failed because the log or an object could not be read or written.

@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub(crate) const REGION: &str = "aws/us-east-1";
-const EUROPE: &str = "aws/eu-central-1";
+pub(crate) const EUROPE: &str = "aws/eu-central-1";
 
 /// Replica that returns the bodies of its requests, or a status.
 #[derive(Default)]
@@ -76,7 +76,7 @@ impl Replica {
 
 /// Region with a queue in a folder.
 pub(crate) struct Region {
-    url: String,
+    pub(crate) url: String,
     client: reqwest::Client,
     stop: tokio::sync::oneshot::Sender<()>,
     served: JoinHandle<()>,
@@ -97,7 +97,7 @@ impl Region {
         Region::start_in(REGION, jobs, replicas).await
     }
 
-    async fn start_in(id: &str, jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
+    pub(crate) async fn start_in(id: &str, jobs: Option<JobsConfig>, replicas: Vec<SocketAddr>) -> Region {
         Region::start_with(id, jobs, replicas, &resolver::DnsSection::default()).await
     }
 

@@ -8,6 +8,7 @@
 
 mod access;
 mod address;
+mod batches;
 mod cold;
 #[path = "../../../resolver/tests/dns_server/mod.rs"]
 #[expect(dead_code, reason = "the tests of the resolver use all of it")]

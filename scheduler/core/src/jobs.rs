@@ -49,5 +49,9 @@ configuration::section! {
         pub webhook_ca: Option<PathBuf>;
         /// Time for which a failed webhook message is sent again; `retention` limits it as well.
         pub webhook_retry_for: Duration = WEBHOOK_RETRIES, in RETENTION;
+        /// Largest file of a batch, bytes. It is in memory while it is stored.
+        pub file_bytes_max: usize = 100 << 20, in 1..=256 << 20;
+        /// Bytes of the stored files of a tenant, with those that its batches have written.
+        pub file_bytes_per_tenant: u64 = 10 << 30, in 1..=1 << 50;
     }
 }

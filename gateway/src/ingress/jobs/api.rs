@@ -211,7 +211,7 @@ impl JobApi {
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
     }
 
-    fn no_queue(&self) -> Rejection {
+    pub(super) fn no_queue(&self) -> Rejection {
         let message = format!("Region {} has no queue of jobs ([jobs] of its spoke).", self.region);
         Rejection::new(ErrorCode::NoJobQueue, message)
     }
@@ -328,7 +328,7 @@ impl RegionalJobQueue {
 }
 
 /// Returns the tenant that the gateway has authenticated.
-fn tenant(session: &ServerSession) -> Result<String, Rejection> {
+pub(super) fn tenant(session: &ServerSession) -> Result<String, Rejection> {
     let tenant = text(session, headers::TENANT)?.filter(|tenant| !tenant.is_empty());
     tenant.map(str::to_owned).ok_or_else(|| {
         let message = format!("Jobs belong to a tenant, which the gateway names in {}.", headers::TENANT);
@@ -337,7 +337,7 @@ fn tenant(session: &ServerSession) -> Result<String, Rejection> {
 }
 
 /// Returns the rejection for an error of the queue.
-fn rejected(error: QueueError) -> Rejection {
+pub(super) fn rejected(error: QueueError) -> Rejection {
     match error {
         QueueError::Rejected(error) => limited(&error),
         QueueError::OtherRequest(_) | QueueError::Unknown => Rejection::new(
@@ -360,6 +360,10 @@ fn rejected(error: QueueError) -> Rejection {
 fn limited(error: &SubmissionError) -> Rejection {
     let message = format!("The job is rejected: {error}.");
     match error {
+        SubmissionError::StoredBytes { .. } => {
+            Rejection::new(ErrorCode::TooManyFiles, format!("The file is rejected: {error}."))
+                .after(LIMIT_RETRY)
+        }
         SubmissionError::Jobs { .. } | SubmissionError::Bytes { .. } => {
             Rejection::new(ErrorCode::TooManyJobs, message).after(LIMIT_RETRY)
         }
@@ -445,6 +449,10 @@ fn problem(job: &DurableJob) -> Option<&str> {
     }
 }
 
+pub(super) fn seconds(time: UnixMillis) -> u64 {
+    time.0 / 1000
+}
+
 /// Hashes what must be equal in submissions with the same idempotency key.
 fn request_digest(
     kind: JobKind,
@@ -481,7 +489,7 @@ pub(super) fn with_result(shown: &Value, result: Option<Bytes>) -> String {
     text
 }
 
-async fn json_response(
+pub(super) async fn json_response(
     session: &mut ServerSession,
     status: u16,
     body: String,

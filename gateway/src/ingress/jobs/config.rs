@@ -34,12 +34,22 @@ pub struct JobsConfig {
     keys: Vec<[u8; KEY_LEN]>,
     queue: QueueConfig,
     pub(super) webhooks: WebhookConfig,
+    pub(super) file_limits: FileLimits,
+}
+
+/// Limits of the files of batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileLimits {
+    /// Bytes of a file.
+    pub(super) bytes: usize,
+    /// Bytes of the files of a tenant.
+    pub(super) tenant_bytes: u64,
 }
 
 // Not derived: the keys are secret.
 impl std::fmt::Debug for JobsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks } = self;
+        let JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits } = self;
         f.debug_struct("JobsConfig")
             .field("dir", dir)
             .field("nats", nats)
@@ -47,6 +57,7 @@ impl std::fmt::Debug for JobsConfig {
             .field("keys", &keys.len())
             .field("queue", queue)
             .field("webhooks", webhooks)
+            .field("file_limits", file_limits)
             .finish()
     }
 }
@@ -91,6 +102,8 @@ impl JobsConfig {
             webhook_private_targets,
             webhook_ca,
             webhook_retry_for,
+            file_bytes_max,
+            file_bytes_per_tenant,
         } = section;
         let mut valid = true;
         for server in nats.iter().filter(|server| !is_nats_url(server)) {
@@ -117,7 +130,9 @@ impl JobsConfig {
         let limits =
             QueueLimits { tenant_jobs: jobs_per_tenant, tenant_bytes: bytes_per_tenant, age: age_max };
         let queue = QueueConfig { limits, computation: policy, delivery, retention };
-        valid.then(|| JobsConfig { dir: files.path(dir), nats, nats_replicas, keys, queue, webhooks })
+        let file_limits = FileLimits { bytes: file_bytes_max, tenant_bytes: file_bytes_per_tenant };
+        let dir = files.path(dir);
+        valid.then(|| JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits })
     }
 
     /// Opens the queue of a region.

@@ -9,14 +9,20 @@
 //! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, [`webhooks`] accepts their
 //! webhooks, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
 //! the request of a gateway, as a bulk request.
+//!
+//! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes.
 
 mod api;
+mod batches;
+mod chunk;
 mod config;
+mod files;
 mod messages;
 mod webhooks;
 mod worker;
 
 pub(super) use api::{JobApi, JobQuery};
+pub(super) use batches::finalize;
 pub use config::{JobsConfig, JobsError};
 pub(super) use messages::send;
 pub(super) use webhooks::follow_secrets;
@@ -59,6 +65,7 @@ pub(super) struct RegionalJobQueue {
     region: RegionId,
     metrics: JobMetrics,
     webhooks: Webhooks,
+    file_limits: config::FileLimits,
     /// Memory of the results that are being sent.
     results: BodyMemoryBudget,
     /// Whether the last operation failed.
@@ -79,8 +86,9 @@ impl RegionalJobQueue {
         let (metrics, rates) = (JobMetrics::default(), Mutex::default());
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
-        let region = region.clone();
-        Ok((RegionalJobQueue { host, region, metrics, webhooks, results, failing, rates }, tasks))
+        let (region, file_limits) = (region.clone(), config.file_limits);
+        let queue = RegionalJobQueue { host, region, metrics, webhooks, file_limits, results, failing, rates };
+        Ok((queue, tasks))
     }
 
     /// Records whether an operation failed because of the store; returns its result.

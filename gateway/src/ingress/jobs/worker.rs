@@ -8,6 +8,7 @@
 
 use super::RegionalJobQueue;
 use super::api::kind;
+use super::batches::count_lines;
 use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
 use crate::events::JobAttemptEnded;
@@ -16,6 +17,7 @@ use crate::ingress::request::ForwardedRequest;
 use crate::ingress::residency::ResidencyGuard;
 use crate::metrics::JobAttemptOutcome;
 use crate::relay::ForwardedHeaders;
+use crate::request_body::BodyReader;
 use crate::respond::Rejection;
 use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
 use bytes::{Bytes, BytesMut};
@@ -23,7 +25,7 @@ use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::residency::AllowedRegions;
 use jobs::queue_host::{ComputationEnd, QueueError, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobWorker};
-use jobs_core::job::DurableJobId;
+use jobs_core::job::{DurableJobId, JobSpec};
 use jobs_core::pace::{self, CapacityPause, JobCapacity};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
@@ -73,6 +75,35 @@ pub(in crate::ingress) struct JobComputation {
     pub(in crate::ingress) spoke: Arc<Mutex<Spoke>>,
     pub(in crate::ingress) residency: Arc<ResidencyGuard>,
     pub(in crate::ingress) forwarder: Arc<ReplicaForwarder>,
+    pub(in crate::ingress) body_reader: Arc<BodyReader>,
+}
+
+/// End of one request to a replica.
+pub(super) enum AttemptEnd {
+    /// The response.
+    Computed(Bytes),
+    /// The same request would fail again: its status and its error.
+    Rejected((u16, ErrorBody)),
+    /// It failed, with the reason.
+    Failed(String),
+    /// There was no capacity.
+    NoCapacity {
+        /// Reason.
+        reason: String,
+        /// Time until a retry is useful.
+        retry_after: Duration,
+    },
+}
+
+impl From<AttemptEnd> for ComputationEnd {
+    fn from(end: AttemptEnd) -> ComputationEnd {
+        ComputationEnd::Other(match end {
+            AttemptEnd::Computed(result) => return ComputationEnd::Computed(result),
+            AttemptEnd::Rejected((_, error)) => ComputeEnd::Rejected(error.error.message),
+            AttemptEnd::Failed(reason) => ComputeEnd::Failed(reason),
+            AttemptEnd::NoCapacity { reason, retry_after } => ComputeEnd::NoCapacity { reason, retry_after },
+        })
+    }
 }
 
 /// Computes the jobs of a queue until the spoke drains.
@@ -200,8 +231,18 @@ impl Worker {
     fn start(&mut self, job: TakenJob) {
         let (id, token) = (job.id, job.token);
         let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
-        let computation = self.computation.clone();
-        let task = self.tasks.spawn(contained("job", async move { computation.compute(&job).await }));
+        let (computation, queue) = (self.computation.clone(), self.queue.clone());
+        let compute = async move {
+            let Some(chunk) = job.job.spec.chunk else {
+                return computation.attempt(job.id.to_string(), &job.job.spec, job.body.clone()).await.into();
+            };
+            let is_last = job.job.attempts >= queue.host.config().computation.attempts;
+            match queue.host.chunk_work(chunk) {
+                Some(work) => computation.compute_chunk(&job, work, is_last).await,
+                None => ComputationEnd::Other(ComputeEnd::Rejected("the batch does not exist".to_owned())),
+            }
+        };
+        let task = self.tasks.spawn(contained("job", compute));
         self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, task });
     }
 
@@ -248,7 +289,10 @@ impl Worker {
                     let pause = self.paused.entry(job.deployment).or_insert_with(|| CapacityPause::new(now));
                     pause.rejected(*retry_after, has_replica, now);
                 }
-                ComputationEnd::Computed(_) => {
+                ComputationEnd::Computed(_) | ComputationEnd::Chunk(_) => {
+                    if let ComputationEnd::Chunk(lines) = &end {
+                        count_lines(&self.queue, lines.completed, lines.failed);
+                    }
                     self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
                 }
                 ComputationEnd::Other(_) => {}
@@ -286,9 +330,9 @@ impl Worker {
 
 fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
     match end {
-        ComputationEnd::Computed(_) | ComputationEnd::Other(ComputeEnd::Computed(_)) => {
-            (JobAttemptOutcome::Succeeded, None)
-        }
+        ComputationEnd::Computed(_)
+        | ComputationEnd::Chunk(_)
+        | ComputationEnd::Other(ComputeEnd::Computed(_)) => (JobAttemptOutcome::Succeeded, None),
         ComputationEnd::Other(ComputeEnd::Rejected(reason)) => (JobAttemptOutcome::Rejected, Some(reason)),
         ComputationEnd::Other(ComputeEnd::Failed(reason)) => (JobAttemptOutcome::Failed, Some(reason)),
         ComputationEnd::Other(ComputeEnd::NoCapacity { reason, .. }) => {
@@ -298,27 +342,27 @@ fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
 }
 
 impl JobComputation {
-    /// Makes one attempt to compute a job, as the ingress forwards the request of a gateway.
-    async fn compute(&self, job: &TakenJob) -> ComputationEnd {
-        let spec = &job.job.spec;
+    /// Sends one request of a job, as the ingress forwards the request of a gateway.
+    pub(super) async fn attempt(&self, id: String, spec: &JobSpec, body: Bytes) -> AttemptEnd {
         let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
-            return rejected(format!("`{}` is not the name of a deployment", spec.deployment));
+            let message = format!("`{}` is not the name of a deployment", spec.deployment);
+            return rejected(ErrorCode::ModelNotFound, message);
         };
         // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
         if let Err(rejection) = self.residency.check_deployment_policy(&deployment) {
-            return rejected(rejection.message);
+            return rejected(rejection.code, rejection.message);
         }
         // The job is computed where its queue is, and nowhere else.
         let policy = self.region.as_str().parse().expect("the name of a region is a policy");
-        let tokens = (job.body.len() as u64 / BYTES_PER_TOKEN).max(1);
+        let tokens = (body.len() as u64 / BYTES_PER_TOKEN).max(1);
         let request = ForwardedRequest {
-            id: job.id.to_string(),
+            id,
             tenant: Some(spec.tenant.clone()),
             headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
             path: kind(spec.operation).computed_path(),
             deployment,
             policy: AllowedRegions::of_policy(&policy, &self.catalogue),
-            body: BufferedBody::of_job(job.body.clone()),
+            body: BufferedBody::of_job(body),
             origin: TrafficOrigin::Local,
             revision: RequestedRevision::default(),
             tokens,
@@ -339,31 +383,31 @@ impl JobComputation {
     }
 }
 
-fn rejected(reason: String) -> ComputationEnd {
-    ComputationEnd::Other(ComputeEnd::Rejected(reason))
+fn rejected(code: ErrorCode, message: String) -> AttemptEnd {
+    AttemptEnd::Rejected((code.status(), ErrorBody::new(code, message, None)))
 }
 
-fn failed(reason: impl Into<String>) -> ComputationEnd {
-    ComputationEnd::Other(ComputeEnd::Failed(reason.into()))
+fn failed(reason: impl Into<String>) -> AttemptEnd {
+    AttemptEnd::Failed(reason.into())
 }
 
 /// Returns the end of an attempt that no replica has responded to.
-fn not_computed(rejection: Rejection) -> ComputationEnd {
+fn not_computed(rejection: Rejection) -> AttemptEnd {
     let Rejection { code, message, retry_after, .. } = rejection;
     match code.fault() {
-        Fault::Policy | Fault::Caller | Fault::Quota => rejected(message),
+        Fault::Policy | Fault::Caller | Fault::Quota => rejected(code, message),
         Fault::Capacity if code != ErrorCode::DeadlineExceeded => no_capacity(message, retry_after),
         Fault::Capacity | Fault::Replica | Fault::Network => failed(message),
     }
 }
 
-fn no_capacity(reason: String, retry_after: Option<Duration>) -> ComputationEnd {
+fn no_capacity(reason: String, retry_after: Option<Duration>) -> AttemptEnd {
     let retry_after = retry_after.unwrap_or(NO_CAPACITY_PAUSE).max(PAUSE);
-    ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after })
+    AttemptEnd::NoCapacity { reason, retry_after }
 }
 
 /// Reads the response of a replica.
-async fn received(upstream: &Upstream, response: UpstreamResponse) -> ComputationEnd {
+async fn received(upstream: &Upstream, response: UpstreamResponse) -> AttemptEnd {
     let UpstreamResponse { head, body } = response;
     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
     let body = match body {
@@ -375,7 +419,7 @@ async fn received(upstream: &Upstream, response: UpstreamResponse) -> Computatio
                     Ok(Some(chunk)) if whole.len() + chunk.len() > RESULT_BYTES_MAX => {
                         let problem =
                             format!("the result has more than {RESULT_BYTES_MAX} bytes; send fewer inputs");
-                        return rejected(problem);
+                        return rejected(ErrorCode::InvalidValue, problem);
                     }
                     Ok(Some(chunk)) => whole.extend_from_slice(&chunk),
                     Ok(None) => break,
@@ -388,7 +432,7 @@ async fn received(upstream: &Upstream, response: UpstreamResponse) -> Computatio
     };
     let status = head.status.as_u16();
     if (200..300).contains(&status) {
-        return ComputationEnd::Computed(body);
+        return AttemptEnd::Computed(body);
     }
     let retry_after =
         text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
@@ -398,12 +442,20 @@ async fn received(upstream: &Upstream, response: UpstreamResponse) -> Computatio
             no_capacity(reason, retry_after)
         }
         Some(code) if code.remedy() == Remedy::Nothing && code != ErrorCode::DeadlineExceeded => {
-            rejected(reason)
+            let param = param(&body);
+            AttemptEnd::Rejected((status, ErrorBody::new(code, reason, param.as_deref())))
         }
         Some(_) => failed(reason),
-        None if (400..500).contains(&status) && ![408, 429].contains(&status) => rejected(reason),
+        None if (400..500).contains(&status) && ![408, 429].contains(&status) => {
+            AttemptEnd::Rejected((status, ErrorBody::new(ErrorCode::InvalidValue, reason, None)))
+        }
         None => failed(reason),
     }
+}
+
+/// Returns the field that an error body names.
+fn param(body: &Bytes) -> Option<String> {
+    serde_json::from_slice::<ErrorBody>(body).ok()?.error.param
 }
 
 /// Returns the message of an error body.

@@ -39,13 +39,13 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
         EmptyInput => (TeiErrorType::Empty, 400),
         InputTooLong | TooManyInputs | TooManyTokens | BodyTooLarge => (TeiErrorType::Validation, 413),
         WrongTask => (TeiErrorType::Backend, 424),
-        Overloaded | RateLimited | TooManyJobs => (TeiErrorType::Overloaded, 429),
+        Overloaded | RateLimited | TooManyJobs | TooManyFiles => (TeiErrorType::Overloaded, 429),
         MalformedRequest | HeadTooLarge | HeadTimeout | UnknownTransferCoding | UnsupportedEncoding => {
             (TeiErrorType::Validation, code.status())
         }
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
-        | JobNotFound | FileNotFound | FileInUse | TooManyFiles | BatchNotFound | BatchFinished
-        | JobFinished | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret
+        | JobNotFound | FileNotFound | FileInUse | BatchNotFound | BatchFinished | JobFinished
+        | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret
         | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
             (TeiErrorType::Validation, code.status())
         }

@@ -1,0 +1,509 @@
+//! Files and batches at a gateway: uploads, and the region that has each file.
+//!
+//! A file is in one region, like a job: the nearest one with a queue that the policies of the tenant, of the request and of all
+//! deployments that its lines name allow. So the lines are read for their models before a region is selected, and the file is
+//! in memory meanwhile, within the memory limits of request bodies. It is then sealed under these policies like any body.
+//! A batch is in the region of its file, and all identifiers name the region.
+
+use super::jobs::{JobForwarder, PAGE_DEFAULT, unreachable};
+use super::refusals::{no_region_permitted, residency_too_long};
+use super::request::RequestContext;
+use super::view::View;
+use crate::body_memory::{BodyError, BufferedBody};
+use crate::listener::AfterResponse;
+use crate::metrics::RequestOutcome;
+use crate::relay;
+use crate::request_body::{BodyReader, FileBuffer, continue_if_expected};
+use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
+use crate::respond::{ForwardError, Rejection};
+use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
+use bytes::Bytes;
+use futures_util::stream::StreamExt;
+use gateway_core::memory::BodyOwner;
+use gateway_core::residency::{AllowedRegions, Residency};
+use gateway_core::tenant::Tenant;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use jobs_core::batch::segment;
+use multer::Multipart;
+use pingora::protocols::http::ServerSession;
+use regions::health::Health;
+use regions::residency::ResidencyPolicy;
+use regions::set::{RegionIndex, RegionSet};
+use replica_api::batches::{BATCHES, BatchCall, FILES};
+use replica_api::error::ErrorCode;
+use replica_api::headers;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use supervision::Mutex;
+
+/// Timeout of the connection to a region.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time in which a region stores a file: the largest over a slow link, and its fsync.
+const STORE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Retry time before the first reports of regions: they are polled five times a second.
+const FIRST_REPORT_RETRY: Duration = Duration::from_secs(1);
+/// Longest name of a file, bytes. A longer one is cut off.
+const NAME_BYTES_MAX: usize = 255;
+/// Longest field of an upload other than the file, bytes.
+const FIELD_BYTES_MAX: usize = 256;
+/// Bytes of an upload beside the file: boundaries, heads of parts, and the other fields.
+const FORM_BYTES_MAX: usize = 64 << 10;
+/// Files of a page of the list if the query does not say, as in the API of OpenAI.
+const FILES_PAGE_DEFAULT: usize = 10_000;
+
+/// Sender of a request about files or batches.
+pub(super) struct Caller<'a> {
+    pub(super) tenant: &'a Arc<Tenant>,
+    pub(super) view: &'a View,
+    /// Residency policy of the header of the request.
+    pub(super) requested: &'a ResidencyPolicy,
+    pub(super) body_reader: &'a BodyReader,
+    /// Owner of the memory of the body.
+    pub(super) owner: BodyOwner,
+}
+
+/// Request to the region of a file or a batch.
+struct RegionRequest<'a> {
+    region: RegionIndex,
+    method: UpstreamMethod,
+    path: String,
+    body: Bytes,
+    allowed: AllowedRegions,
+    headers: Vec<(&'static str, &'a str)>,
+}
+
+/// File of an upload with its name.
+struct UploadedForm {
+    name: String,
+    file: BufferedBody,
+}
+
+impl JobForwarder {
+    /// Serves a request about files or batches.
+    pub(super) async fn batch_call(
+        &self,
+        session: &mut ServerSession,
+        call: BatchCall<'_>,
+        caller: Caller<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let (method, id, suffix) = match call {
+            BatchCall::Upload => return self.upload(session, caller, context).await,
+            BatchCall::Create => return self.create_batch(session, caller, context).await,
+            BatchCall::Files => {
+                return self.page(session, (FILES, FILES_PAGE_DEFAULT), caller, context).await;
+            }
+            BatchCall::Batches => return self.page(session, (BATCHES, PAGE_DEFAULT), caller, context).await,
+            BatchCall::File(id) => (UpstreamMethod::Get, id, ""),
+            BatchCall::FileContent(id) => (UpstreamMethod::Get, id, "/content"),
+            BatchCall::DeleteFile(id) => (UpstreamMethod::Delete, id, ""),
+            BatchCall::Batch(id) => (UpstreamMethod::Get, id, ""),
+            BatchCall::Cancel(id) => (UpstreamMethod::Post, id, "/cancel"),
+        };
+        let collection = if call.path().starts_with(FILES) { FILES } else { BATCHES };
+        let (region, allowed) = self.region_of_own(id, caller.tenant, collection)?;
+        let path = format!("{collection}/{id}{suffix}");
+        let request =
+            RegionRequest { region, method, path, body: Bytes::new(), allowed, headers: Vec::new() };
+        let response = self.exchange(session, request, &caller, &context.id).await?;
+        Ok(self.relay(session, region, response, context).await)
+    }
+
+    /// Creates a batch in the region of its file.
+    async fn create_batch(
+        &self,
+        session: &mut ServerSession,
+        caller: Caller<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let body = caller.body_reader.body(session, caller.owner).await?;
+        let parsed: Value = serde_json::from_slice(&body.bytes).map_err(|error| {
+            Rejection::new(ErrorCode::InvalidJson, format!("The body is not JSON: {error}."))
+        })?;
+        let id = parsed["input_file_id"].as_str().ok_or_else(|| {
+            let message =
+                "The field 'input_file_id' is missing: the id in the response to the upload of the file.";
+            Rejection::new(ErrorCode::MissingField, message).of("input_file_id")
+        })?;
+        let (region, allowed) = self.region_of_own(id, caller.tenant, FILES)?;
+        let request = RegionRequest {
+            region,
+            method: UpstreamMethod::Post,
+            path: BATCHES.to_owned(),
+            body: body.bytes.clone(),
+            allowed,
+            headers: Vec::new(),
+        };
+        let response = self.exchange(session, request, &caller, &context.id).await?;
+        Ok(self.relay(session, region, response, context).await)
+    }
+
+    /// Stores a file in a region.
+    async fn upload(
+        &self,
+        session: &mut ServerSession,
+        caller: Caller<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let UploadedForm { name, file } = receive(session, &caller).await?;
+        let text = file.bytes.clone();
+        let tenant = caller.tenant;
+        let models = caller.body_reader.cpu.run(Some(tenant.index), move || segment::models(&text)).await;
+        let models = models.map_err(|error| invalid_file(&format!("{error}")))?;
+        let view = caller.view;
+        let known: Vec<_> = models.iter().filter_map(|model| view.deployment(model, tenant)).collect();
+        let own = tenant.residency.narrow_checked(caller.requested);
+        let mut policy = own.map_err(|error| {
+            Rejection::new(ErrorCode::InvalidHeader, format!("{} is not valid: {error}.", headers::RESIDENCY))
+        })?;
+        let mut allowed = AllowedRegions::of_policy(&policy, &self.catalogue);
+        let mut registered = RegionSet::all(self.catalogue.iter().count());
+        for routed in &known {
+            let deployment = &routed.deployment;
+            policy = policy
+                .narrow_checked(&deployment.residency)
+                .map_err(|error| residency_too_long(&deployment.name, tenant, &error))?;
+            let before = allowed;
+            allowed = allowed.and(routed.allowed);
+            registered = registered.intersect(routed.registered);
+            if allowed.is_empty() && !before.is_empty() && known.len() > 1 {
+                return Err(no_common_region(&deployment.name).into());
+            }
+            if allowed.is_empty() {
+                let of_deployment = *routed.allowed;
+                return Err(no_region_permitted(
+                    tenant,
+                    deployment,
+                    of_deployment,
+                    caller.requested,
+                    &self.catalogue,
+                )
+                .into());
+            }
+        }
+        if allowed.is_empty() {
+            let message = format!(
+                "The header {} and the residency policy of the tenant '{}' together permit no region.",
+                headers::RESIDENCY,
+                tenant.id
+            );
+            return Err(Rejection::new(ErrorCode::RegionNotPermitted, message).of(headers::RESIDENCY).into());
+        }
+        let region = self.region_for(view, &allowed, registered)?;
+        let residency = Residency::of(&policy);
+        let names: Vec<&str> = known.iter().map(|routed| routed.deployment.name.as_str()).collect();
+        let (name, names) = (header_text(&name), names.join(","));
+        let mut further = vec![(headers::FILE_NAME, name.as_str()), (headers::FILE_MODELS, names.as_str())];
+        if residency.is_locked() {
+            further.push((headers::RESIDENCY, residency.as_str()));
+        }
+        let request = RegionRequest {
+            region,
+            method: UpstreamMethod::Post,
+            path: FILES.to_owned(),
+            body: file.bytes.clone(),
+            allowed,
+            headers: further,
+        };
+        let response = self.exchange(session, request, &caller, &context.id).await?;
+        Ok(self.relay(session, region, response, context).await)
+    }
+
+    /// Selects the region for a file: the nearest allowed one with a queue, of those that serve its deployments if there are any.
+    fn region_for(
+        &self,
+        view: &View,
+        allowed: &AllowedRegions,
+        registered: RegionSet,
+    ) -> Result<RegionIndex, Rejection> {
+        let states = self.region_monitor.states();
+        let routed = allowed.intersect(view.routed);
+        let with_jobs = states.instances.regions_with_jobs().intersect(routed);
+        let active =
+            with_jobs.iter().filter(|region| !view.draining.contains(*region)).collect::<RegionSet>();
+        let now = Instant::now();
+        let choices = [active.intersect(registered), active, with_jobs];
+        if let Some(region) = choices.into_iter().find_map(|regions| states.nearest(regions, now)) {
+            return Ok(region);
+        }
+        // Regions say in their reports whether they have a queue: just after the start of this gateway that is unknown.
+        if routed.iter().any(|region| states.fleet.region_health(region) == Health::Unknown) {
+            let message =
+                "The regions have not reported yet whether they have a queue of jobs; repeat the request.";
+            return Err(Rejection::new(ErrorCode::JobsUnavailable, message).after(FIRST_REPORT_RETRY));
+        }
+        let message = "No region that the residency policies of the file's models and of this request allow has a queue of \
+                       jobs; ask the operator to add [jobs] to a spoke.";
+        Err(Rejection::new(ErrorCode::NoJobQueue, message))
+    }
+
+    /// Returns the region that an identifier names, if the tenant may read from it.
+    fn region_of_own(
+        &self,
+        id: &str,
+        tenant: &Tenant,
+        collection: &str,
+    ) -> Result<(RegionIndex, AllowedRegions), Rejection> {
+        let region = self.region_of(id).ok_or_else(|| unknown(collection))?;
+        let allowed = AllowedRegions::of_policy(&tenant.residency, &self.catalogue);
+        if allowed.contains(region) {
+            return Ok((region, allowed));
+        }
+        let message = format!(
+            "'{id}' is in region {}, which the residency policy '{}' of the tenant '{}' does not allow.",
+            self.catalogue.region(region).id,
+            tenant.residency,
+            tenant.id
+        );
+        Err(Rejection::new(ErrorCode::RegionNotPermitted, message))
+    }
+
+    /// Sends a request to the region of a file, and waits for the head of the response.
+    async fn exchange(
+        &self,
+        session: &mut ServerSession,
+        request: RegionRequest<'_>,
+        caller: &Caller<'_>,
+        id: &str,
+    ) -> Result<UpstreamResponse, ForwardError> {
+        let RegionRequest { region, method, path, body, allowed, headers: further } = request;
+        let name = &self.catalogue.region(region).id;
+        let address = self.region_monitor.states().instances.job_host(region, Instant::now()).cloned();
+        let address = address.filter(|_| caller.view.address(region).is_some());
+        let address = address.ok_or_else(|| unreachable(name))?;
+        let mut head = RequestHead::new(method).for_path(path);
+        head.put(HOST.as_str(), AUTHORITY);
+        head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
+        head.put(headers::REQUEST_ID, id);
+        head.put(headers::TENANT, caller.tenant.id.as_str());
+        for (name, value) in further {
+            head.put(name, value);
+        }
+        let open = || {
+            allowed.open(region, address.clone()).map_err(|_| {
+                Rejection::new(ErrorCode::RegionNotPermitted, format!("Region {name} is not allowed."))
+            })
+        };
+        let send = async {
+            loop {
+                let sealed = allowed.seal(body.clone());
+                let sent =
+                    self.upstream.send(open()?, CONNECT_TIMEOUT, head.clone(), sealed, BUFFERED_RESPONSE_MAX);
+                match sent.await {
+                    Ok(response) => return Ok(response),
+                    // Another idle connection or a new one: the number of idle ones is finite.
+                    Err(gateway_core::outcome::AttemptFailure::StaleConnection) => {}
+                    Err(failure) => {
+                        // The region did not respond; the client gets 503.
+                        tracing::debug!(id, ?failure, "request about a file or a batch failed");
+                        return Err(unreachable(name));
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            response = tokio::time::timeout(STORE_TIMEOUT, send) => Ok(response.map_err(|_| unreachable(name))??),
+            () = relay::client_disconnected(session) => Err(ForwardError::ClientDisconnected),
+        }
+    }
+
+    /// Relays the response of a region.
+    async fn relay(
+        &self,
+        session: &mut ServerSession,
+        region: RegionIndex,
+        response: UpstreamResponse,
+        context: &mut RequestContext<'_>,
+    ) -> AfterResponse {
+        let name = self.catalogue.region(region).id.as_str();
+        let cors = self.responder.cors(session);
+        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name)];
+        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
+        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
+        context.outcome = match after {
+            AfterResponse::Reuse => RequestOutcome::of_session(session),
+            AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
+        };
+        after
+    }
+
+    /// Responds with a page of the list of files or batches.
+    async fn page(
+        &self,
+        session: &mut ServerSession,
+        page: (&'static str, usize),
+        caller: Caller<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let query = session.req_header().uri.query().unwrap_or_default().to_owned();
+        let list = self.list(page, &query, caller.tenant, caller.view, &context.id);
+        let mut list = tokio::select! {
+            biased;
+            list = list => list?,
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
+        };
+        let data = list["data"].as_array();
+        let id = |row: Option<&Value>| row.map_or(Value::Null, |row| row["id"].clone());
+        let (first, last) = (id(data.and_then(|rows| rows.first())), id(data.and_then(|rows| rows.last())));
+        (list["first_id"], list["last_id"]) = (first, last);
+        let after = self.responder.local(session, list.to_string().into_bytes(), &context.id).await;
+        context.outcome = RequestOutcome::of_session(session);
+        Ok(after)
+    }
+}
+
+/// Receives the form of an upload. Only the file is kept.
+async fn receive(session: &mut ServerSession, caller: &Caller<'_>) -> Result<UploadedForm, ForwardError> {
+    let result = receive_form(session, caller).await;
+    if let Err(error) = &result {
+        caller.body_reader.count_rejection(error);
+    }
+    Ok(result?)
+}
+
+async fn receive_form(session: &mut ServerSession, caller: &Caller<'_>) -> Result<UploadedForm, BodyError> {
+    let header = |name| session.get_header(name).and_then(|value| value.to_str().ok());
+    if header(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
+        let message = "An upload has no content coding; send it without `content-encoding`.";
+        return Err(malformed(Rejection::new(ErrorCode::UnsupportedEncoding, message)));
+    }
+    let boundary = header(CONTENT_TYPE).and_then(|value| multer::parse_boundary(value).ok());
+    let boundary = boundary.ok_or_else(|| {
+        let message = "An upload is `multipart/form-data` with the fields `purpose` and `file`.";
+        malformed(Rejection::new(ErrorCode::InvalidHeader, message).of("content-type"))
+    })?;
+    let bytes_max = caller.body_reader.file_bytes_max;
+    let declared = header(CONTENT_LENGTH).and_then(|value| value.parse::<usize>().ok());
+    if declared.is_some_and(|declared| declared > bytes_max.saturating_add(FORM_BYTES_MAX)) {
+        return Err(crate::body_memory::file_too_large(bytes_max));
+    }
+    continue_if_expected(session).await?;
+    // The stream of a form has an error type of its own, so the error of the body is kept beside it.
+    let failure = Arc::new(Mutex::<Option<BodyError>>::default());
+    let kept = failure.clone();
+    let chunks = caller.body_reader.chunks(session, bytes_max.saturating_add(FORM_BYTES_MAX));
+    let chunks = chunks.map(move |chunk| {
+        chunk.map_err(|error| {
+            *kept.lock() = Some(error);
+            std::io::Error::other("the body")
+        })
+    });
+    let failed = |error: &multer::Error| {
+        let of_body = failure.lock().take();
+        of_body.unwrap_or_else(|| {
+            let message = format!("The body is not valid multipart/form-data: {error}.");
+            malformed(Rejection::new(ErrorCode::InvalidValue, message))
+        })
+    };
+    let mut form = Multipart::new(chunks, boundary);
+    let (mut purpose, mut file) = (None, None);
+    let mut total = 0;
+    while let Some(mut field) = form.next_field().await.map_err(|error| failed(&error))? {
+        match field.name() {
+            Some("file") => {
+                if file.is_some() {
+                    return Err(malformed(invalid_file("the form has more than one file")));
+                }
+                let name = field.file_name().unwrap_or("batch.jsonl").to_owned();
+                let reservation = caller.body_reader.reservation(caller.owner);
+                let mut buffer = FileBuffer::new(reservation, bytes_max, declared.unwrap_or_default());
+                while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
+                    buffer.push(&chunk)?;
+                }
+                file = Some((name, buffer.finish()));
+            }
+            name => {
+                let is_purpose = name == Some("purpose");
+                let mut text = Vec::new();
+                while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
+                    total += chunk.len();
+                    if total > FORM_BYTES_MAX {
+                        let message =
+                            format!("the fields beside the file have more than {FORM_BYTES_MAX} bytes");
+                        return Err(malformed(invalid_file(&message)));
+                    }
+                    if text.len() + chunk.len() <= FIELD_BYTES_MAX {
+                        text.extend_from_slice(&chunk);
+                    }
+                }
+                if is_purpose {
+                    purpose = Some(String::from_utf8_lossy(&text).into_owned());
+                }
+            }
+        }
+    }
+    if purpose.as_deref() != Some("batch") {
+        let message = "The field 'purpose' is not 'batch', the only purpose of files here.";
+        return Err(malformed(Rejection::new(ErrorCode::InvalidValue, message).of("purpose")));
+    }
+    let (name, file) = file.ok_or_else(|| {
+        let message = "The form has no field 'file'.";
+        malformed(Rejection::new(ErrorCode::MissingField, message).of("file"))
+    })?;
+    Ok(UploadedForm { name, file })
+}
+
+fn malformed(rejection: Rejection) -> BodyError {
+    BodyError::Rejected(crate::metrics::BodyRejection::Malformed, rejection)
+}
+
+fn invalid_file(problem: &str) -> Rejection {
+    Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {problem}.")).of("file")
+}
+
+fn no_common_region(deployment: &dyn std::fmt::Display) -> Rejection {
+    let message = format!(
+        "No region is permitted: a file is stored in one region, and no region that '{deployment}' permits is permitted by the \
+         other models of the file, the tenant and the request; split the file by model."
+    );
+    Rejection::new(ErrorCode::RegionNotPermitted, message).of("file")
+}
+
+fn unknown(collection: &str) -> Rejection {
+    match collection {
+        FILES => {
+            let message = "There is no such file: its id is the one in the response to its upload, and GET /v1/files lists all.";
+            Rejection::new(ErrorCode::FileNotFound, message)
+        }
+        _ => {
+            let message = "There is no such batch: its id is the one in the response to its creation, and GET /v1/batches lists \
+                           all.";
+            Rejection::new(ErrorCode::BatchNotFound, message)
+        }
+    }
+}
+
+/// Returns a text as a JSON string in ASCII, for a header.
+fn header_text(text: &str) -> String {
+    let cut = text.floor_char_boundary(NAME_BYTES_MAX);
+    let quoted = json!(text[..cut]).to_string();
+    let mut ascii = String::with_capacity(quoted.len());
+    for character in quoted.chars() {
+        if (' '..='~').contains(&character) {
+            ascii.push(character);
+        } else {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                write!(ascii, "\\u{unit:04x}").expect("a string grows");
+            }
+        }
+    }
+    ascii
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_a_header_and_keeps_its_characters() {
+        for name in ["batch.jsonl", "a \"b\" \\ c", "größe 😀\u{7f}.jsonl", "x\r\ny"] {
+            let text = header_text(name);
+            assert!(text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text}");
+            assert_eq!(serde_json::from_str::<String>(&text).expect("JSON"), name);
+        }
+        assert_eq!(header_text(&"ü".repeat(200)).len(), 2 + 6 * (NAME_BYTES_MAX / 2));
+    }
+}

@@ -1,0 +1,198 @@
+//! Computation of a chunk of a batch: its lines as requests to replicas, and their responses as lines.
+//!
+//! Embedding requests with the same parameters are sent as one ([`jobs_core::batch::pack`]). If a replica rejects it, or fails,
+//! its lines are sent alone, so that a bad line is the only one that fails. In the last attempt at a chunk a line that fails is
+//! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica.
+
+use super::api::kind;
+use super::worker::{AttemptEnd, JobComputation};
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use jobs::queue_host::{ChunkLines, ChunkWork, ComputationEnd, TakenJob};
+use jobs_core::batch::id::BatchId;
+use jobs_core::batch::line::BatchLine;
+use jobs_core::batch::output;
+use jobs_core::batch::pack::{self, PackedLine, PackedRequest};
+use jobs_core::batch::segment;
+use jobs_core::decide::ComputeEnd;
+use jobs_core::job::JobOperation;
+use replica_api::error::{ErrorBody, ErrorCode};
+use std::sync::Arc;
+
+/// Requests of a chunk in flight.
+const IN_FLIGHT_MAX: usize = 8;
+
+/// Line of a result.
+struct ResultLine {
+    number: u32,
+    is_error: bool,
+    text: String,
+}
+
+/// Line to be computed.
+struct ChunkLine {
+    number: u32,
+    custom_id: String,
+    body: String,
+}
+
+/// Lines of a chunk, and the requests for them.
+#[derive(Default)]
+struct PreparedChunk {
+    lines: Vec<ChunkLine>,
+    requests: Vec<PackedRequest>,
+    /// Lines whose body is invalid.
+    rejected: Vec<ResultLine>,
+}
+
+impl ChunkLine {
+    /// Returns the line of the output file or of the error file for a response.
+    fn response(&self, batch: BatchId, status: u16, body: &str) -> ResultLine {
+        let mut text = String::with_capacity(body.len() + 256);
+        output::push_response(&mut text, (self.number, batch), &self.custom_id, status, body);
+        ResultLine { number: self.number, is_error: !(200..300).contains(&status), text }
+    }
+
+    fn rejection(&self, batch: BatchId, status: u16, body: &ErrorBody) -> ResultLine {
+        let body = String::from_utf8_lossy(&body.to_json()).into_owned();
+        self.response(batch, status, &body)
+    }
+
+    /// Returns the request for this line alone.
+    fn alone(&self, at: usize) -> PackedRequest {
+        let members = vec![PackedLine { at, inputs: 1, bytes: self.body.len() }];
+        PackedRequest { members, body: self.body.clone() }
+    }
+}
+
+impl JobComputation {
+    /// Makes one attempt to compute a chunk; the last one if `is_last`.
+    pub(super) async fn compute_chunk(
+        &self,
+        job: &TakenJob,
+        work: ChunkWork,
+        is_last: bool,
+    ) -> ComputationEnd {
+        let batch = work.batch;
+        let (text, deployment) = (job.body.clone(), job.job.spec.deployment.clone());
+        // An earlier attempt has failed or has ended its worker, perhaps because of one line.
+        let packs = job.job.attempts <= 1;
+        let cpu = &self.body_reader.cpu;
+        let prepared = cpu.run(None, move || prepare(&text, &work, &deployment, packs)).await;
+        let PreparedChunk { lines, requests, rejected: mut results } = prepared;
+        let lines = Arc::new(lines);
+        let (mut waiting, mut in_flight) = (requests, FuturesUnordered::new());
+        loop {
+            while in_flight.len() < IN_FLIGHT_MAX
+                && let Some(request) = waiting.pop()
+            {
+                in_flight.push(async move {
+                    let name = format!("{batch}-{}", job.id);
+                    let body = Bytes::from(request.body.clone());
+                    let end = self.attempt(name, &job.job.spec, body).await;
+                    (request, end)
+                });
+            }
+            let Some((request, end)) = in_flight.next().await else { break };
+            let end = match end {
+                AttemptEnd::Computed(response) => {
+                    let (lines, split) = (lines.clone(), request.clone());
+                    let divided = cpu.run(None, move || divide(batch, &lines, &split, &response)).await;
+                    match divided {
+                        Some(divided) => {
+                            results.extend(divided);
+                            continue;
+                        }
+                        None => {
+                            AttemptEnd::Failed("the response has not one vector for each input".to_owned())
+                        }
+                    }
+                }
+                end => end,
+            };
+            let alone = request.members.len() == 1;
+            let line = &lines[request.members[0].at];
+            match end {
+                AttemptEnd::Rejected(_) | AttemptEnd::Failed(_)
+                    if !alone && (is_rejected(&end) || is_last) =>
+                {
+                    waiting.extend(request.members.iter().map(|member| lines[member.at].alone(member.at)));
+                }
+                AttemptEnd::Rejected((status, body)) => results.push(line.rejection(batch, status, &body)),
+                AttemptEnd::Failed(reason) if is_last => {
+                    let code = ErrorCode::Internal;
+                    results.push(line.rejection(batch, code.status(), &ErrorBody::new(code, reason, None)));
+                }
+                AttemptEnd::Failed(reason) => return ComputationEnd::Other(ComputeEnd::Failed(reason)),
+                AttemptEnd::NoCapacity { reason, retry_after } => {
+                    return ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after });
+                }
+                AttemptEnd::Computed(_) => {}
+            }
+        }
+        ComputationEnd::Chunk(cpu.run(None, move || joined(results)).await)
+    }
+}
+
+fn is_rejected(end: &AttemptEnd) -> bool {
+    matches!(end, AttemptEnd::Rejected(_))
+}
+
+/// Reads the lines of a chunk, and makes the requests for them.
+fn prepare(text: &[u8], work: &ChunkWork, deployment: &str, packs: bool) -> PreparedChunk {
+    let ChunkWork { batch, operation, segment, models } = work;
+    let mut prepared = PreparedChunk::default();
+    let mut valid: Vec<BatchLine<'_>> = Vec::new();
+    for (number, request) in segment::requests(text, segment, models, *operation) {
+        let Ok(line) = request else { continue };
+        if line.deployment != deployment {
+            continue;
+        }
+        let body = line.body.get();
+        let chunk_line = ChunkLine { number, custom_id: line.custom_id.clone(), body: body.to_owned() };
+        match kind(*operation).inputs(body.as_bytes()) {
+            Ok(_) => {
+                prepared.lines.push(chunk_line);
+                valid.push(line);
+            }
+            Err(refusal) => {
+                let error = ErrorBody::new(refusal.code, refusal.message, refusal.param);
+                prepared.rejected.push(chunk_line.rejection(*batch, refusal.code.status(), &error));
+            }
+        }
+    }
+    prepared.requests = if packs && *operation == JobOperation::Embeddings {
+        pack::pack(&valid.iter().collect::<Vec<_>>())
+    } else {
+        prepared.lines.iter().enumerate().map(|(at, line)| line.alone(at)).collect()
+    };
+    prepared
+}
+
+/// Returns the lines for the response to a request; none if it does not fit the request.
+fn divide(
+    batch: BatchId,
+    lines: &[ChunkLine],
+    request: &PackedRequest,
+    response: &[u8],
+) -> Option<Vec<ResultLine>> {
+    let bodies = pack::split(request, response)?;
+    let members = request.members.iter().zip(bodies);
+    Some(members.map(|(member, body)| lines[member.at].response(batch, 200, &body)).collect())
+}
+
+/// Joins the lines of a chunk in their order.
+fn joined(mut results: Vec<ResultLine>) -> ChunkLines {
+    results.sort_by_key(|line| line.number);
+    let failed = results.iter().filter(|line| line.is_error).count();
+    let join = |errors: bool| {
+        let lines = results.iter().filter(|line| line.is_error == errors);
+        Bytes::from(lines.map(|line| line.text.as_str()).collect::<String>())
+    };
+    ChunkLines {
+        output: join(false),
+        errors: join(true),
+        completed: (results.len() - failed) as u32,
+        failed: failed as u32,
+    }
+}

@@ -1,0 +1,468 @@
+//! Files and batches: a gateway, a region with a queue, and a replica that computes a vector from each text.
+
+use super::jobs::{EUROPE, REGION, Region, gateway, jobs_config};
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Replica of embeddings: the vector of a text is its length and its sum of bytes.
+struct EmbeddingReplica {
+    /// Requests that may be computed.
+    permits: Semaphore,
+    /// Requests, and inputs that were computed.
+    requests: AtomicUsize,
+    inputs: AtomicUsize,
+}
+
+impl EmbeddingReplica {
+    async fn start(permits: usize) -> (Arc<EmbeddingReplica>, SocketAddr) {
+        let (requests, inputs) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let replica = Arc::new(EmbeddingReplica { permits: Semaphore::new(permits), requests, inputs });
+        let status = json!({"version": 1, "names": ["m", "m-eu"], "model": "m", "state": "ready", "pending_tokens": 0,
+            "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
+        let router = axum::Router::new()
+            .route("/status", axum::routing::get(move || async move { Json(status) }))
+            .route("/v1/embeddings", axum::routing::post(embed))
+            .with_state(replica.clone());
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(axum::serve(socket, router).into_future());
+        (replica, address)
+    }
+}
+
+fn vector(text: &str) -> Value {
+    json!([text.len(), text.bytes().map(u64::from).sum::<u64>()])
+}
+
+async fn embed(State(replica): State<Arc<EmbeddingReplica>>, body: String) -> Response {
+    replica.permits.acquire().await.unwrap().forget();
+    replica.requests.fetch_add(1, Ordering::SeqCst);
+    let body: Value = serde_json::from_str(&body).unwrap();
+    let inputs = match &body["input"] {
+        Value::Array(inputs) => inputs.clone(),
+        one => vec![one.clone()],
+    };
+    let texts: Vec<&str> = inputs.iter().map(|input| input.as_str().unwrap()).collect();
+    if texts.iter().any(|text| text.contains("too long")) {
+        let error = json!({"error": {"message": "The input has 9000 tokens.", "type": "invalid_request_error",
+            "code": "input_too_long", "param": "input"}});
+        return (StatusCode::BAD_REQUEST, [("x-meridian-error", "input_too_long")], Json(error))
+            .into_response();
+    }
+    replica.inputs.fetch_add(texts.len(), Ordering::SeqCst);
+    let row = |(index, text): (usize, &&str)| json!({"object": "embedding", "index": index, "embedding": vector(text)});
+    let data: Vec<_> = texts.iter().enumerate().map(row).collect();
+    let usage = json!({"prompt_tokens": texts.len(), "total_tokens": texts.len()});
+    Json(json!({"object": "list", "data": data, "model": body["model"], "usage": usage})).into_response()
+}
+
+/// Client of a gateway.
+struct Client {
+    url: String,
+    http: reqwest::Client,
+}
+
+impl Client {
+    fn new(url: String) -> Client {
+        Client { url, http: reqwest::Client::builder().no_proxy().build().unwrap() }
+    }
+
+    async fn send(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
+        let (status, text) = self.text(method, path, key, body).await;
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    async fn text(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, String) {
+        let request =
+            self.http.request(method.parse().unwrap(), format!("{}{path}", self.url)).bearer_auth(key);
+        let request = if body.is_null() { request } else { request.body(body.to_string()) };
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+
+    async fn get(&self, path: &str) -> Value {
+        let (status, body) = self.send("GET", path, "KEY", &Value::Null).await;
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    async fn upload_as(&self, key: &str, content: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+        let form = format!(
+            "--x\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\ncontent-disposition: \
+             form-data; name=\"file\"; filename=\"größe.jsonl\"\r\ncontent-type: application/jsonl\r\n\r\n{content}\r\n--x--\r\n"
+        );
+        self.upload_form(key, form, headers).await
+    }
+
+    async fn upload_form(&self, key: &str, form: String, headers: &[(&str, &str)]) -> (u16, Value) {
+        let mut request = self.http.post(format!("{}/v1/files", self.url)).bearer_auth(key);
+        request = request.header("content-type", "multipart/form-data; boundary=x");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.body(form).send().await.unwrap();
+        let status = response.status().as_u16();
+        let text = response.text().await.unwrap();
+        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+
+    /// Uploads a file, when the region has reported that it has a queue.
+    async fn upload(&self, content: &str) -> Value {
+        let begun = Instant::now();
+        loop {
+            let (status, file) = self.upload_as("KEY", content, &[]).await;
+            if status == 200 {
+                return file;
+            }
+            assert!(status == 503 && begun.elapsed() < PATIENCE, "{status}: {file}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn create(&self, file: &Value, window: &str) -> Value {
+        let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": window,
+            "metadata": {"name": "night"}});
+        let (status, batch) = self.send("POST", "/v1/batches", "KEY", &body).await;
+        assert_eq!(status, 200, "{batch}");
+        batch
+    }
+
+    /// Waits until a batch has one of these statuses.
+    async fn wait(&self, batch: &Value, statuses: &[&str]) -> Value {
+        let begun = Instant::now();
+        loop {
+            let batch = self.get(&format!("/v1/batches/{}", batch["id"].as_str().unwrap())).await;
+            if statuses.contains(&batch["status"].as_str().unwrap()) {
+                return batch;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the batch does not end: {batch}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn lines(&self, file: &Value) -> Vec<Value> {
+        let path = format!("/v1/files/{}", file.as_str().unwrap());
+        let (status, text) = self.text("GET", &format!("{path}/content"), "KEY", &Value::Null).await;
+        assert_eq!(status, 200, "{text}");
+        assert_eq!(self.get(&path).await["bytes"], json!(text.len()));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+fn line(id: &str, body: &Value) -> String {
+    json!({"custom_id": id, "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
+}
+
+fn embedding(number: usize) -> String {
+    line(&format!("r{number}"), &json!({"model": "m", "input": format!("text {number}")}))
+}
+
+fn file_of(numbers: std::ops::Range<usize>) -> String {
+    numbers.map(|number| embedding(number) + "\n").collect()
+}
+
+/// Checks that lines are the responses to these texts, in order.
+fn check(lines: &[Value], numbers: impl Iterator<Item = usize>) {
+    let numbers: Vec<_> = numbers.collect();
+    assert_eq!(lines.len(), numbers.len());
+    for (line, number) in lines.iter().zip(numbers) {
+        assert_eq!(line["custom_id"], json!(format!("r{number}")));
+        let response = &line["response"];
+        assert_eq!((&response["status_code"], &line["error"]), (&json!(200), &Value::Null), "{line}");
+        assert_eq!(response["body"]["data"][0]["embedding"], vector(&format!("text {number}")), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_is_computed_in_order_and_only_its_bad_lines_fail() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (replica, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let body = |input: &str| json!({"model": "m", "input": input});
+    let bad = [
+        (10, "{\"custom_id\": ".to_owned(), "invalid_json"),
+        (20, line("get", &body("x")).replace("POST", "GET"), "invalid_method"),
+        (30, line("url", &body("x")).replace("/v1/embeddings", "/v1/chat/completions"), "invalid_url"),
+        (40, line("rerank", &body("x")).replace("/v1/embeddings", "/v1/rerank"), "invalid_url"),
+        (50, line("model", &json!({"model": "unknown", "input": "x"})), "model_not_found"),
+        (60, line("empty", &body("")), "empty_input"),
+        (70, line("r1", &body("again")), "duplicate_custom_id"),
+        (400, line("long", &body("this is too long")), "input_too_long"),
+    ];
+    let mut lines: Vec<String> = (0..600).map(embedding).collect();
+    for (at, line, _) in &bad {
+        lines[*at] = line.clone();
+    }
+    let content = lines.join("\n");
+    let file = client.upload(&content).await;
+    assert_eq!((&file["purpose"], &file["filename"]), (&json!("batch"), &json!("größe.jsonl")));
+    assert_eq!(file["bytes"], json!(content.len()));
+    assert!(file["id"].as_str().unwrap().ends_with(".aws.us-east-1"), "{file}");
+    let path = format!("/v1/files/{}", file["id"].as_str().unwrap());
+    assert_eq!(client.get(&path).await, file);
+    let (_, stored) = client.text("GET", &format!("{path}/content"), "KEY", &Value::Null).await;
+    assert_eq!(stored, content, "the content is that of the upload");
+
+    let batch = client.create(&file, "24h").await;
+    assert_eq!(batch["request_counts"]["total"], 600);
+    assert_eq!((&batch["metadata"]["name"], &batch["object"]), (&json!("night"), &json!("batch")));
+    let batch = client.wait(&batch, &["completed"]).await;
+    assert_eq!(batch["request_counts"], json!({"total": 600, "completed": 592, "failed": 8}), "{batch}");
+    let output = client.lines(&batch["output_file_id"]).await;
+    check(&output, (0..600).filter(|number| bad.iter().all(|(at, ..)| at != number)));
+    let errors = client.lines(&batch["error_file_id"]).await;
+    assert_eq!(errors.len(), bad.len());
+    for (error, (at, _, code)) in errors.iter().zip(&bad) {
+        let found =
+            if error["error"].is_null() { &error["response"]["body"]["error"] } else { &error["error"] };
+        assert_eq!(found["code"], *code, "{error}");
+        if *at == 10 {
+            assert_eq!((&error["custom_id"], &error["error"]["line"]), (&Value::Null, &json!(11)));
+        }
+    }
+    assert_eq!(errors[7]["response"]["status_code"], 400);
+    let requests = replica.requests.load(Ordering::SeqCst);
+    assert!(
+        requests < 300,
+        "{requests} requests: lines are sent together, but for those of one rejected request"
+    );
+    assert_eq!(replica.inputs.load(Ordering::SeqCst), 592, "each line is computed once");
+
+    // Lists, and the jobs of a tenant without those of its batches.
+    let files = client.get("/v1/files").await;
+    let purposes: Vec<_> =
+        files["data"].as_array().unwrap().iter().map(|file| file["purpose"].clone()).collect();
+    assert_eq!(purposes, [json!("batch_output"), json!("batch_output"), json!("batch")]);
+    let second =
+        client.get(&format!("/v1/files?limit=2&after={}", files["first_id"].as_str().unwrap())).await;
+    assert_eq!((&second["data"][1], &second["has_more"]), (&files["data"][2], &json!(false)));
+    assert_eq!(client.get("/v1/files?purpose=batch").await["data"], json!([file]));
+    let batches = client.get("/v1/batches?limit=1").await;
+    assert_eq!((&batches["data"][0], &batches["has_more"]), (&batch, &json!(false)));
+    assert_eq!(client.get("/v1/async").await["data"], json!([]));
+    // Another tenant sees nothing.
+    let (status, problem) = client.send("GET", "/v1/batches", "EUROPEAN", &Value::Null).await;
+    assert_eq!((status, &problem["data"]), (200, &json!([])));
+
+    // Deletions.
+    for id in [&batch["output_file_id"], &file["id"]] {
+        let path = format!("/v1/files/{}", id.as_str().unwrap());
+        let (status, deleted) = client.send("DELETE", &path, "KEY", &Value::Null).await;
+        assert_eq!((status, &deleted["deleted"]), (200, &json!(true)), "{deleted}");
+        let (status, problem) = client.send("GET", &format!("{path}/content"), "KEY", &Value::Null).await;
+        assert_eq!((status, &problem["error"]["code"]), (404, &json!("file_not_found")), "{problem}");
+    }
+    assert_eq!(client.lines(&batch["error_file_id"]).await.len(), 8, "the other file is kept");
+    let cancel = format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap());
+    let (status, problem) = client.send("POST", &cancel, "KEY", &Value::Null).await;
+    assert_eq!((status, &problem["error"]["code"]), (409, &json!("batch_finished")), "{problem}");
+    drop(stop);
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_continues_after_a_restart_with_each_line_once() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let config = jobs_config(dirs[0].path(), "");
+    let (replica, at) = EmbeddingReplica::start(2).await;
+    let region = Region::start(Some(config.clone()), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let file = client.upload(&file_of(0..2000)).await;
+    let batch = client.create(&file, "24h").await;
+    let begun = Instant::now();
+    // Two chunks are computed, and the third is in flight.
+    while client.wait(&batch, &["in_progress"]).await["request_counts"]["completed"] != 512 {
+        assert!(begun.elapsed() < PATIENCE, "{} requests", replica.requests.load(Ordering::SeqCst));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(stop);
+    region.stop().await;
+    let (_, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let region = loop {
+        match tokio::spawn(Region::start(Some(config.clone()), vec![at])).await {
+            Ok(region) => break region,
+            Err(_) => assert!(begun.elapsed() < PATIENCE, "the queue cannot be opened again"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[2].path(), &[(REGION, &region)], &stop).await);
+    // Until the gateway has a report of the region.
+    client.upload("{}").await;
+    let batch = client.wait(&batch, &["completed"]).await;
+    assert_eq!(batch["request_counts"], json!({"total": 2000, "completed": 2000, "failed": 0}));
+    check(&client.lines(&batch["output_file_id"]).await, 0..2000);
+    assert_eq!(batch["error_file_id"], Value::Null);
+    drop(stop);
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn lines_that_are_not_computed_are_in_the_error_file() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (_, at) = EmbeddingReplica::start(1).await;
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let file = client.upload(&file_of(0..600)).await;
+    // One of three chunks is computed.
+    let batch = client.create(&file, "24h").await;
+    let begun = Instant::now();
+    while client.wait(&batch, &["in_progress"]).await["request_counts"]["completed"] != 256 {
+        assert!(begun.elapsed() < PATIENCE, "no chunk is computed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let path = format!("/v1/files/{}", file["id"].as_str().unwrap());
+    let (status, problem) = client.send("DELETE", &path, "KEY", &Value::Null).await;
+    assert_eq!((status, &problem["error"]["code"]), (409, &json!("file_in_use")), "{problem}");
+    let cancel = format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap());
+    let (status, cancelled) = client.send("POST", &cancel, "KEY", &Value::Null).await;
+    assert_eq!(status, 200, "{cancelled}");
+    assert!(["cancelling", "cancelled"].contains(&cancelled["status"].as_str().unwrap()), "{cancelled}");
+    let batch = client.wait(&batch, &["cancelled"]).await;
+    assert_eq!(batch["request_counts"], json!({"total": 600, "completed": 256, "failed": 344}));
+    check(&client.lines(&batch["output_file_id"]).await, 0..256);
+    let errors = client.lines(&batch["error_file_id"]).await;
+    let codes: BTreeSet<_> = errors.iter().map(|error| error["error"]["code"].to_string()).collect();
+    assert_eq!((errors.len(), codes), (344, ["\"batch_cancelled\"".to_owned()].into()));
+    assert_eq!(errors[0]["custom_id"], "r256");
+
+    // The completion window passes while the replica computes nothing.
+    let batch = client.create(&file, "1s").await;
+    let batch = client.wait(&batch, &["expired"]).await;
+    assert_eq!(batch["request_counts"], json!({"total": 600, "completed": 0, "failed": 600}));
+    assert_eq!(batch["output_file_id"], Value::Null);
+    let errors = client.lines(&batch["error_file_id"]).await;
+    assert_eq!((errors.len(), &errors[599]["error"]["code"]), (600, &json!("batch_expired")));
+
+    // A file without a line that can be computed.
+    let file = client.upload("{}\nno JSON").await;
+    let batch = client.create(&file, "24h").await;
+    assert_eq!(batch["status"], "failed", "{batch}");
+    let lines: Vec<_> =
+        batch["errors"]["data"].as_array().unwrap().iter().map(|error| &error["line"]).collect();
+    assert_eq!(lines, [&json!(1), &json!(2)]);
+    drop(stop);
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_file_is_stored_where_all_its_models_and_its_tenant_allow_it() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (_, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let america = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let europe = Region::start_in(EUROPE, Some(jobs_config(dirs[1].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[2].path(), &[(REGION, &america), (EUROPE, &europe)], &stop).await);
+    let locked = line("locked", &json!({"model": "m-eu", "input": "x"}));
+    let region = |file: &Value| file["id"].as_str().unwrap().split_once('.').unwrap().1.to_owned();
+    let begun = Instant::now();
+    // Until both regions have reported.
+    while client.upload_as("KEY", &locked, &[]).await.0 != 200
+        || region(&client.upload(&file_of(0..1)).await) != "aws.us-east-1"
+    {
+        assert!(begun.elapsed() < PATIENCE, "no region has a queue");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let file = client.upload(&format!("{}{locked}", file_of(0..1))).await;
+    assert_eq!(region(&file), "aws.eu-central-1", "one line of a locked model");
+    let batch = client.create(&file, "24h").await;
+    assert_eq!(region(&batch), "aws.eu-central-1");
+    let batch = client.wait(&batch, &["completed"]).await;
+    let output = client.lines(&batch["output_file_id"]).await;
+    assert_eq!((&output[0]["custom_id"], &output[1]["custom_id"]), (&json!("r0"), &json!("locked")));
+    let (status, of_tenant) = client.upload_as("EUROPEAN", &file_of(0..1), &[]).await;
+    assert_eq!((status, region(&of_tenant)), (200, "aws.eu-central-1".to_owned()));
+    let header = [("x-meridian-residency", "us")];
+    let (status, problem) = client.upload_as("KEY", &locked, &header).await;
+    assert_eq!((status, &problem["error"]["code"]), (403, &json!("region_not_permitted")), "{problem}");
+    // A file in America, for a tenant that may read from Europe only.
+    let american = client.upload(&file_of(0..1)).await;
+    for (path, code, expected) in [
+        (format!("/v1/files/{}/content", american["id"].as_str().unwrap()), "region_not_permitted", 403),
+        (format!("/v1/files/{}", file["id"].as_str().unwrap()), "file_not_found", 404),
+        ("/v1/files/file-1".to_owned(), "file_not_found", 404),
+        ("/v1/batches/batch_1.aws.eu-central-1".to_owned(), "batch_not_found", 404),
+    ] {
+        let (status, problem) = client.send("GET", &path, "EUROPEAN", &Value::Null).await;
+        assert_eq!((status, &problem["error"]["code"]), (expected, &json!(code)), "{path}: {problem}");
+    }
+    let files = client.get("/v1/files?limit=1").await;
+    assert_eq!((&files["data"][0], &files["has_more"]), (&american, &json!(true)), "of both regions");
+    drop(stop);
+    america.stop().await;
+    europe.stop().await;
+}
+
+#[tokio::test]
+async fn limits_and_mistakes_are_reported_with_the_field() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let limits = "file_bytes_max = 4000\nfile_bytes_per_tenant = 5000";
+    let region = Region::start(Some(jobs_config(dirs[0].path(), limits)), Vec::new()).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let content = file_of(0..30);
+    assert!((2500..4000).contains(&content.len()), "{}", content.len());
+    let file = client.upload(&content).await;
+    let (status, problem) = client.upload_as("KEY", &content, &[]).await;
+    assert_eq!((status, &problem["error"]["code"]), (429, &json!("too_many_files")), "{problem}");
+    let (status, _) = client.upload_as("EUROPEAN", &file_of(0..1), &[]).await;
+    assert_eq!(status, 403, "no region of this tenant");
+    let (status, problem) = client.upload_as("KEY", &file_of(0..60), &[]).await;
+    assert_eq!((status, &problem["error"]["code"]), (413, &json!("body_too_large")), "{problem}");
+    let form = |purpose: &str| {
+        format!("--x\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\n{purpose}\r\n--x--\r\n")
+    };
+    for (form, code, param) in [
+        (form("fine-tune"), "invalid_value", json!("purpose")),
+        (form("batch"), "missing_field", json!("file")),
+        ("--x\r\n".to_owned(), "invalid_value", Value::Null),
+    ] {
+        let (status, problem) = client.upload_form("KEY", form, &[]).await;
+        assert_eq!((status, &problem["error"]["code"]), (400, &json!(code)), "{problem}");
+        assert_eq!(problem["error"]["param"], param, "{problem}");
+    }
+    let (status, problem) = client.upload_as("KEY", "\n", &[]).await;
+    assert_eq!((status, &problem["error"]["param"]), (400, &json!("file")), "{problem}");
+    let valid =
+        json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    for (field, value) in [
+        ("input_file_id", Value::Null),
+        ("endpoint", Value::Null),
+        ("endpoint", json!("/v1/completions")),
+        ("completion_window", json!("a day")),
+        ("completion_window", json!("999d")),
+        ("metadata", json!([])),
+    ] {
+        let mut body = valid.clone();
+        body[field] = value;
+        let (status, problem) = client.send("POST", "/v1/batches", "KEY", &body).await;
+        assert_eq!((status, &problem["error"]["param"]), (400, &json!(field)), "{problem}");
+    }
+    for (method, path) in
+        [("GET", "/v1/files?limit=0"), ("GET", "/v1/batches?limit=101"), ("GET", "/v1/batches?after=x")]
+    {
+        let (status, problem) = client.send(method, path, "KEY", &Value::Null).await;
+        assert_eq!((status, &problem["error"]["code"]), (400, &json!("invalid_value")), "{path}: {problem}");
+    }
+    let (status, _) = client.send("PUT", "/v1/files", "KEY", &Value::Null).await;
+    assert_eq!(status, 405);
+    drop(stop);
+    region.stop().await;
+}
