@@ -10,6 +10,7 @@ use replica_api::api::{
     ApiOperation, Dialect, Header, JOB_HEADERS, ModelField, OPERATIONS, REQUEST_HEADERS, RESPONSE_HEADERS,
     limits,
 };
+use replica_api::batches::{BATCH, BATCH_CANCEL, BATCHES, FILE, FILE_CONTENT, FILES};
 use replica_api::body::{BodySchema, Field, FieldKind};
 use replica_api::error::ErrorCode;
 use replica_api::jobs::{JOBS, JobKind};
@@ -38,6 +39,10 @@ fn render() -> Value {
     }
     for kind in JobKind::ALL {
         paths.insert(kind.path().to_owned(), json!({"post": submitted(kind)}));
+    }
+    for call in BATCH_CALLS {
+        let path = paths.entry(call.path.to_owned()).or_insert_with(|| json!({}));
+        path[call.method.to_lowercase()] = call.describe();
     }
     let mut cancel = local(JOB, JOB_CANCELLED, &job("cancelled"));
     cancel["operationId"] = json!("cancel_v1_async_id");
@@ -106,6 +111,112 @@ const AT_THE_EDGE: &[(&str, &str, &str)] = &[
         r#"{"id":"job_01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","object":"job","status":"succeeded","result":{}}"#,
     ),
 ];
+/// Request about files or batches.
+struct BatchCallDocs {
+    method: &'static str,
+    path: &'static str,
+    summary: &'static str,
+    example: &'static str,
+    /// Content type and schema of the body.
+    body: Option<(&'static str, &'static str)>,
+}
+
+impl BatchCallDocs {
+    fn describe(&self) -> Value {
+        let BatchCallDocs { method, path, summary, example, body } = self;
+        let mut described = local(path, summary, example);
+        described["operationId"] = json!(format!("{}_{}", method.to_lowercase(), operation_id(path)));
+        described["tags"] = json!(["OpenAI"]);
+        if let Some((content_type, schema)) = body {
+            let schema: Value = serde_json::from_str(schema).unwrap_or_default();
+            described["requestBody"] =
+                json!({"required": true, "content": {*content_type: {"schema": schema}}});
+        }
+        described
+    }
+}
+
+const FILE_EXAMPLE: &str = r#"{"id":"file-01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","object":"file","bytes":120,"created_at":1764108826,"expires_at":1764713626,"filename":"batch.jsonl","purpose":"batch","status":"processed","status_details":null}"#;
+const BATCH_EXAMPLE: &str = r#"{"id":"batch_01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","object":"batch","endpoint":"/v1/embeddings","input_file_id":"file-01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","completion_window":"24h","status":"in_progress","output_file_id":null,"error_file_id":null,"created_at":1764108826,"request_counts":{"total":2,"completed":1,"failed":0},"metadata":{}}"#;
+const LIST_EXAMPLE: &str = r#"{"object":"list","data":[],"first_id":null,"last_id":null,"has_more":false}"#;
+
+/// Requests about files and batches, in the order of the documentation.
+const BATCH_CALLS: [BatchCallDocs; 9] = [
+    BatchCallDocs {
+        method: "POST",
+        path: FILES,
+        summary: "Stores a file for a batch (docs/jobs.md): the form has `purpose`, which is `batch`, and `file`, with one request \
+                  on each line.",
+        example: FILE_EXAMPLE,
+        body: Some((
+            "multipart/form-data",
+            r#"{"type":"object","properties":{"purpose":{"type":"string","enum":["batch"]},"file":{"type":"string","format":"binary"}},"required":["purpose","file"]}"#,
+        )),
+    },
+    BatchCallDocs {
+        method: "GET",
+        path: FILES,
+        summary: "The files of this tenant, the newest first, with those that its batches have written. Parameters: `purpose` \
+                  (`batch` or `batch_output`), `limit` from 1 to 10000, and `after`, the id of the last file of the page before.",
+        example: LIST_EXAMPLE,
+        body: None,
+    },
+    BatchCallDocs {
+        method: "GET",
+        path: FILE,
+        summary: "A file without its content.",
+        example: FILE_EXAMPLE,
+        body: None,
+    },
+    BatchCallDocs {
+        method: "DELETE",
+        path: FILE,
+        summary: "Deletes a file that no unfinished batch reads.",
+        example: r#"{"id":"file-01kaxk3v9y8r2m4n6p7q8s9t0v.gcp.europe-west4","object":"file","deleted":true}"#,
+        body: None,
+    },
+    BatchCallDocs {
+        method: "GET",
+        path: FILE_CONTENT,
+        summary: "The content of a file: lines of JSON.",
+        example: "{}",
+        body: None,
+    },
+    BatchCallDocs {
+        method: "POST",
+        path: BATCHES,
+        summary: "Computes the requests of a file. `endpoint` is `/v1/embeddings`, `/v1/rerank`, `/predict` or `/classify`, and \
+                  `completion_window` a number and a unit, such as `24h`.",
+        example: BATCH_EXAMPLE,
+        body: Some((
+            "application/json",
+            r#"{"type":"object","properties":{"input_file_id":{"type":"string"},"endpoint":{"type":"string"},"completion_window":{"type":"string"},"metadata":{"type":"object","additionalProperties":{"type":"string"}}},"required":["input_file_id","endpoint","completion_window"]}"#,
+        )),
+    },
+    BatchCallDocs {
+        method: "GET",
+        path: BATCHES,
+        summary: "The batches of this tenant, the newest first. Parameters: `limit` from 1 to 100, and `after`, the id of the last \
+                  batch of the page before.",
+        example: LIST_EXAMPLE,
+        body: None,
+    },
+    BatchCallDocs {
+        method: "GET",
+        path: BATCH,
+        summary: "A batch with its status and the number of its lines.",
+        example: BATCH_EXAMPLE,
+        body: None,
+    },
+    BatchCallDocs {
+        method: "POST",
+        path: BATCH_CANCEL,
+        summary: "Cancels a batch. Lines that were computed stay in its output file.",
+        example: BATCH_EXAMPLE,
+        body: None,
+    },
+];
+
 /// Headers of responses that no model computes.
 const LOCAL_HEADERS: &[&str] = &[headers::REQUEST_ID, headers::REGION];
 const JOB: &str = "/v1/async/{id}";
@@ -421,6 +532,9 @@ pub fn markdown() -> String {
     page.push_str(&format!("\n### `POST {JOB_WEBHOOK}`\n\n{JOB_RESENT}\n"));
     for kind in JobKind::ALL {
         page.push_str(&format!("\n### `POST {}`\n\n{}\n", kind.path(), submission(kind)));
+    }
+    for BatchCallDocs { method, path, summary, .. } in BATCH_CALLS {
+        page.push_str(&format!("\n### `{method} {path}`\n\n{summary}\n"));
     }
     for operation in OPERATIONS {
         let ApiOperation { method, api, summary, body, list, split, .. } = operation;

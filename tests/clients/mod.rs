@@ -202,6 +202,18 @@ async fn every_snippet_of_docs_clients_md_runs() {
             String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
         assert!(run.status.success(), "{output}");
         assert!(output.contains("500 texts in one call, 50 calls at once: in order"), "{output}");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai_batch.py");
+        let run = tokio::process::Command::new(python)
+            .arg(script)
+            .args([&fleet.url, "local", "minilm", "300"])
+            .env("NO_PROXY", "127.0.0.1")
+            .output()
+            .await
+            .unwrap();
+        let output =
+            String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success(), "{output}");
+        assert!(output.contains("300 lines, 10 broken: in order"), "{output}");
     }
     the_description_is_served_and_lists_every_header(&fleet).await;
 }

@@ -15,8 +15,9 @@ section! {
         bytes_per_tenant_max: Option<usize>, in MAX_BODY_BYTES..;
         /// Memory of the bodies of one connection, except those of `trusted_peers`; 64 MiB if absent.
         bytes_per_connection_max: Option<usize>, in MAX_BODY_BYTES..;
-        /// Largest file of a batch in bytes; also a limit of the region that stores it (`file_bytes_max` of its `[jobs]`).
-        file_bytes_max: usize = FILE_BYTES_MAX, in 1..;
+        /// Largest file of a batch in bytes, at most `bytes_per_tenant_max`; 100 MiB, or that memory, if absent. The region that
+        /// stores the file has a limit as well (`file_bytes_max` of its `[jobs]`).
+        file_bytes_max: Option<usize>, in 1..;
         /// Minimum average rate of a body in bytes per second, after its first `stall`.
         bytes_per_second_min: u64 = PROGRESS_DEFAULT.bytes_per_second, in 1..;
         /// Maximum time without progress.
@@ -48,7 +49,7 @@ impl BodiesSection {
         };
         let progress =
             progress::Limits { stall: self.stall?, bytes_per_second: self.bytes_per_second_min?, total };
-        let file_bytes_max = self.file_bytes_max?;
+        let file_bytes_max = self.file_bytes_max?.unwrap_or(FILE_BYTES_MAX.min(memory.per_tenant));
         if file_bytes_max > memory.per_tenant {
             let problem = format!(
                 "{file_bytes_max} exceeds the memory of the bodies of one tenant ({}); lower it or raise \

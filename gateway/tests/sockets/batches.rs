@@ -423,7 +423,7 @@ async fn limits_and_mistakes_are_reported_with_the_field() {
     let (status, problem) = client.upload_as("KEY", &content, &[]).await;
     assert_eq!((status, &problem["error"]["code"]), (429, &json!("too_many_files")), "{problem}");
     let (status, _) = client.upload_as("EUROPEAN", &file_of(0..1), &[]).await;
-    assert_eq!(status, 403, "no region of this tenant");
+    assert_eq!(status, 503, "no region with a queue");
     let (status, problem) = client.upload_as("KEY", &file_of(0..60), &[]).await;
     assert_eq!((status, &problem["error"]["code"]), (413, &json!("body_too_large")), "{problem}");
     let form = |purpose: &str| {
@@ -463,6 +463,32 @@ async fn limits_and_mistakes_are_reported_with_the_field() {
     }
     let (status, _) = client.send("PUT", "/v1/files", "KEY", &Value::Null).await;
     assert_eq!(status, 405);
+    drop(stop);
+    region.stop().await;
+}
+
+/// Needs Python with the package `openai`, named by `MERIDIAN_OPENAI_PYTHON`. `tests/clients` runs the same script with fewer
+/// lines on a local fleet with a model.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs Python with the package openai"]
+async fn the_stock_client_runs_a_backfill_of_fifty_thousand_lines() {
+    let python = std::env::var("MERIDIAN_OPENAI_PYTHON").unwrap();
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (replica, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    client.upload("{}").await;
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/openai_batch.py");
+    let run = tokio::process::Command::new(python)
+        .args([script, &client.url, "KEY", "m", "50000"])
+        .env("NO_PROXY", "127.0.0.1")
+        .output()
+        .await
+        .unwrap();
+    let output = String::from_utf8_lossy(&run.stdout).into_owned() + &String::from_utf8_lossy(&run.stderr);
+    println!("{output}{} requests to the replica", replica.requests.load(Ordering::SeqCst));
+    assert!(run.status.success(), "{output}");
     drop(stop);
     region.stop().await;
 }

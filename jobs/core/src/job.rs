@@ -38,6 +38,9 @@ const ID_ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 const RANDOM_BITS: u32 = 80;
 
 impl DurableJobId {
+    #[cfg(test)]
+    pub(crate) const FIRST: DurableJobId = DurableJobId(0);
+
     /// Returns the identifier of a job submitted at this time; only the low 80 bits of `random` are used.
     pub fn new(submitted: UnixMillis, random: u128) -> DurableJobId {
         let time = u128::from(submitted.0 & ((1 << 48) - 1));

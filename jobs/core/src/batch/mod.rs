@@ -18,3 +18,5 @@ pub mod output;
 pub mod pack;
 pub mod segment;
 pub mod state;
+#[cfg(test)]
+mod tests;

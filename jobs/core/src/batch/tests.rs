@@ -1,0 +1,296 @@
+//! Histories of batches in a queue: workers that end, cancellation, expiry, deletion, and restarts.
+
+use super::id::{BatchFileId, BatchId, UploadId};
+use super::segment;
+use super::state::{
+    self, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, PlannedChunk, UploadedFile,
+};
+use crate::decide::{self, AttemptPolicy, ComputeEnd, JobFilter, JobWorker};
+use crate::job::{DurableJobId, JobOperation, StoredRange, UnixMillis};
+use crate::queue::{DurableJobQueue, RecordEffect};
+use crate::record::JobRecord;
+use backoff::Backoff;
+use proptest::prelude::*;
+use std::time::Duration;
+
+const POLICY: AttemptPolicy = AttemptPolicy {
+    attempts: 3,
+    backoff: Backoff { first: Duration::from_millis(1), max: Duration::from_millis(2) },
+};
+const LEASE: Duration = Duration::from_secs(30);
+const FILE: UploadId = UploadId(DurableJobId::FIRST);
+const BATCH: BatchId = BatchId(DurableJobId::FIRST);
+const EXPIRES: UnixMillis = UnixMillis(1_000_000);
+
+/// A queue with a file of a number of lines, every tenth of which is broken, and a batch of it.
+struct History {
+    queue: DurableJobQueue,
+    records: u64,
+    now: UnixMillis,
+}
+
+fn range(object: u64) -> StoredRange {
+    StoredRange { object, offset: 0, length: 1 }
+}
+
+impl History {
+    fn new(lines: usize) -> History {
+        let text: Vec<_> = (0..lines).map(|line| match line % 10 {
+            9 => "broken".to_owned(),
+            _ => format!(
+                r#"{{"custom_id": "{line}", "method": "POST", "url": "/v1/embeddings", "body": {{"model": "m{}"}}}}"#,
+                line % 2
+            ),
+        }).collect();
+        let models = ["m0", "m1"].map(str::to_owned).into();
+        let segments = segment::scan(text.join("\n").as_bytes(), &models, |_, _| 100).unwrap();
+        let segments = segments.into_iter().zip(1..);
+        let segments =
+            segments.map(|((_, segment), object)| segment::FileSegment { range: range(object), ..segment });
+        let (tenant, name) = ("a".to_owned(), "f".to_owned());
+        let file = UploadedFile { tenant, name, bytes: 1000, models, segments: segments.collect() };
+        let mut jobs = 0..;
+        let chunks = state::plan(&file, JobOperation::Embeddings, || {
+            DurableJobId::new(UnixMillis(1), jobs.next().unwrap())
+        });
+        let mut history = History { queue: DurableJobQueue::default(), records: 0, now: UnixMillis(1) };
+        history.append(JobRecord::FileUploaded { id: FILE, file: Box::new(file) });
+        assert_eq!(history.create(chunks, lines), RecordEffect::Changed);
+        history
+    }
+
+    fn create(&mut self, chunks: Vec<PlannedChunk>, lines: usize) -> RecordEffect {
+        let spec = BatchSpec {
+            tenant: "a".to_owned(),
+            file: FILE,
+            operation: JobOperation::Embeddings,
+            completion_window: "24h".to_owned(),
+            expires: EXPIRES,
+            metadata: [].into(),
+            total: lines as u32,
+            problems: Vec::new(),
+        };
+        self.append(JobRecord::BatchCreated { id: BATCH, spec: Box::new(spec), chunks })
+    }
+
+    fn append(&mut self, record: JobRecord) -> RecordEffect {
+        // Through its encoding, as from a log.
+        let record = serde_json::from_str(&serde_json::to_string(&record).unwrap()).unwrap();
+        self.records += 1;
+        self.queue.apply(self.records, &[record]).pop().unwrap()
+    }
+
+    fn take(&mut self, deployment: &str) -> Vec<(DurableJobId, u64)> {
+        let worker = JobWorker { number: 1, lease: LEASE };
+        let record = decide::take(&mut self.queue, deployment, 1, &POLICY, worker, self.now);
+        match record.map(|record| self.append(record)) {
+            Some(RecordEffect::Leased(jobs)) => jobs.into_iter().map(|job| (job, self.records)).collect(),
+            None => Vec::new(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn computed(&mut self, (id, token): (DurableJobId, u64)) -> RecordEffect {
+        let lines = self.queue.job(id).map_or(1, |job| (job.spec.inputs / 100) as u32);
+        let object = 1000 + self.records;
+        let result = ChunkResult {
+            output: Some(range(object)),
+            errors: Some(range(object)),
+            completed: lines - 1,
+            failed: 1,
+            output_bytes: 10,
+            error_bytes: 1,
+        };
+        self.append(JobRecord::ChunkComputed { id, token, result, at: self.now })
+    }
+
+    fn maintain(&mut self) {
+        for record in decide::maintain(&self.queue, &POLICY, Duration::from_secs(60), self.now, 100) {
+            self.append(record);
+        }
+    }
+
+    fn finalize(&mut self) -> RecordEffect {
+        let uncomputed = vec![(0, range(5000))];
+        self.append(JobRecord::BatchFinalized { id: BATCH, uncomputed, error_bytes: 7, at: self.now })
+    }
+
+    fn progress(&self) -> BatchProgress {
+        self.queue.batches().batch(BATCH).unwrap().progress
+    }
+
+    fn phase(&self) -> BatchPhase {
+        self.queue.batches().batch(BATCH).unwrap().phase()
+    }
+
+    fn restart(&mut self) {
+        let jobs: Vec<_> = self.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
+        let rows = serde_json::to_string(&self.queue.batches().rows()).unwrap();
+        let restored = DurableJobQueue::restore(jobs, self.queue.applied());
+        let restored = restored.with_batches(serde_json::from_str(&rows).unwrap());
+        assert_eq!(restored.batches(), self.queue.batches());
+        self.queue = restored;
+    }
+}
+
+#[test]
+fn a_batch_counts_its_lines_and_ends_with_its_last_chunk() {
+    let mut history = History::new(6);
+    assert_eq!(history.phase(), BatchPhase::InProgress);
+    assert_eq!(history.queue.usage("a").jobs, u64::from(history.progress().open));
+    let list = JobFilter { tenant: Some("a".to_owned()), ..JobFilter::default() };
+    assert_eq!(decide::list(&history.queue, &list, 10).len(), 0, "chunks are in no list of jobs");
+    assert_eq!(decide::list(&history.queue, &JobFilter::default(), 10).len(), 0);
+    assert_eq!(history.progress().started, None);
+    let mut late = None;
+    while history.progress().open > 0 {
+        for deployment in ["m0", "m1"] {
+            for taken in history.take(deployment) {
+                assert!(history.progress().started.is_some());
+                assert_eq!(history.computed((taken.0, taken.1 + 9)), RecordEffect::Ignored, "another token");
+                assert_eq!(history.computed(taken), RecordEffect::Changed);
+                assert_eq!(history.computed(taken), RecordEffect::Ignored, "a chunk has one result");
+                late = Some(taken);
+            }
+        }
+    }
+    assert_eq!((history.phase(), history.queue.len()), (BatchPhase::Finalizing, 0));
+    assert!(
+        history.queue.batches().written("a", BATCH, false).is_none(),
+        "files exist when the batch has ended"
+    );
+    assert_eq!(history.finalize(), RecordEffect::Changed);
+    assert_eq!(history.finalize(), RecordEffect::Ignored);
+    assert_eq!(history.phase(), BatchPhase::Completed);
+    assert_eq!(history.computed(late.unwrap()), RecordEffect::Ignored);
+    let progress = history.progress();
+    assert_eq!(progress.completed + progress.failed, 6);
+    assert!(history.queue.batches().written("b", BATCH, false).is_none(), "another tenant");
+
+    // Deletion and retention release the objects.
+    let delete = |id| JobRecord::FileDeleted { tenant: "a".to_owned(), id };
+    let output = history.queue.batches().batch(BATCH).unwrap().parts(false);
+    let output = output.values().next().unwrap()[0].object;
+    assert!(history.queue.refers_to(output));
+    for id in [BatchFileId::Output(BATCH), BatchFileId::Upload(FILE)] {
+        assert_eq!(history.append(delete(id)), RecordEffect::FileDeletion(FileDeletion::Deleted));
+        assert_eq!(history.append(delete(id)), RecordEffect::FileDeletion(FileDeletion::Unknown));
+    }
+    assert!(history.queue.refers_to(output), "errors of the same chunk");
+    assert_eq!(
+        history.append(delete(BatchFileId::Errors(BATCH))),
+        RecordEffect::FileDeletion(FileDeletion::Deleted)
+    );
+    assert!(
+        !history.queue.refers_to(output) && !history.queue.refers_to(5000) && !history.queue.refers_to(1)
+    );
+    let (batches, files) = history.queue.batches().retired(UnixMillis::NEVER);
+    assert_eq!((&batches[..], &files[..]), (&[BATCH][..], &[][..]));
+    history.append(JobRecord::BatchesRemoved { batches, files });
+    assert_eq!(*history.queue.batches(), state::BatchTable::default());
+}
+
+#[test]
+fn a_file_in_use_is_kept_and_a_batch_of_a_deleted_file_is_not_created() {
+    let mut history = History::new(30);
+    let delete = JobRecord::FileDeleted { tenant: "a".to_owned(), id: BatchFileId::Upload(FILE) };
+    assert_eq!(history.append(delete.clone()), RecordEffect::FileDeletion(FileDeletion::InUse));
+    assert_eq!(history.queue.batches().retired(UnixMillis::NEVER), (Vec::new(), Vec::new()));
+    history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now });
+    assert_eq!(history.queue.len(), 0, "no new chunk starts");
+    assert_eq!((history.phase(), history.progress().failed), (BatchPhase::Cancelling, 30));
+    assert_eq!(
+        history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now }),
+        RecordEffect::Ignored
+    );
+    assert_eq!(history.append(delete.clone()), RecordEffect::FileDeletion(FileDeletion::InUse));
+    history.finalize();
+    assert_eq!(history.phase(), BatchPhase::Cancelled);
+    assert_eq!(history.append(delete), RecordEffect::FileDeletion(FileDeletion::Deleted));
+    assert_eq!(history.create(Vec::new(), 1), RecordEffect::Ignored);
+}
+
+#[test]
+fn a_record_of_a_version_without_batches_is_read() {
+    let text = r#"{"submitted": {"id": "job_00000000000000000000000000", "spec": {"tenant": "a", "deployment": "m",
+        "operation": "embeddings", "priority": "bulk", "inputs": 1, "payload": {"object": 1, "offset": 0, "length": 1},
+        "deadline": null, "start_by": null, "idempotency": null, "webhook": null}}}"#;
+    let JobRecord::Submitted { spec, .. } = serde_json::from_str(text).unwrap() else {
+        panic!("another record")
+    };
+    assert_eq!(spec.chunk, None);
+    assert!(!serde_json::to_string(&spec).unwrap().contains("chunk"), "an older version reads it as well");
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Take(bool),
+    Compute(usize),
+    Fail(usize),
+    Reject(usize),
+    Wait(u64),
+    Cancel,
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => any::<bool>().prop_map(Step::Take),
+        6 => (0usize..8).prop_map(Step::Compute),
+        3 => (0usize..8).prop_map(Step::Fail),
+        1 => (0usize..8).prop_map(Step::Reject),
+        2 => (0u64..60_000).prop_map(Step::Wait),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn each_line_is_counted_once_whatever_happens(
+        lines in 1usize..60,
+        steps in prop::collection::vec(step(), 0..80),
+        cancels in any::<bool>(),
+    ) {
+        let mut history = History::new(lines);
+        let mut taken = Vec::new();
+        let last = if cancels { Step::Cancel } else { Step::Wait(2_000_000) };
+        for step in steps.into_iter().chain([last]) {
+            match step {
+                Step::Take(first) => taken.extend(history.take(if first { "m0" } else { "m1" })),
+                Step::Compute(at) => {
+                    if let Some(taken) = taken.get(at) {
+                        history.computed(*taken);
+                    }
+                }
+                Step::Fail(at) | Step::Reject(at) => {
+                    if let Some((id, token)) = taken.get(at).copied()
+                        && let Some(job) = history.queue.job(id)
+                    {
+                        let end = match step {
+                            Step::Reject(_) => ComputeEnd::Rejected("no".to_owned()),
+                            _ => ComputeEnd::Failed("no".to_owned()),
+                        };
+                        let record = decide::after_computation((id, job), token, end, &POLICY, history.now, 0.5);
+                        history.append(record);
+                    }
+                }
+                Step::Wait(millis) => {
+                    history.now = history.now.after(Duration::from_millis(millis));
+                    history.maintain();
+                }
+                Step::Cancel => {
+                    history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now });
+                }
+                Step::Restart => history.restart(),
+            }
+            let BatchProgress { completed, failed, open, .. } = history.progress();
+            prop_assert!(completed + failed <= lines as u32);
+            prop_assert_eq!(history.queue.len() as u32, open, "each open chunk has a job");
+        }
+        let progress = history.progress();
+        prop_assert_eq!((progress.open, progress.completed + progress.failed), (0, lines as u32));
+        history.finalize();
+        prop_assert!(history.progress().ended.is_some());
+    }
+}
