@@ -1,6 +1,7 @@
 //! Files and batches of a queue: uploads, creation, results, and their deletion.
 
 use super::{QueueError, QueueHost, Shared, now, since_epoch};
+use crate::objects::ObjectError;
 use bytes::Bytes;
 use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::output;
@@ -13,6 +14,7 @@ use jobs_core::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, Uni
 use jobs_core::queue::RecordEffect;
 use jobs_core::record::JobRecord;
 use rand::Rng;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
@@ -107,6 +109,17 @@ fn number() -> DurableJobId {
     DurableJobId::new(now(), rand::rng().random())
 }
 
+/// Returns the numbers of jobs that are created together, in increasing order: jobs with the same deadline are computed in the
+/// order of their numbers.
+fn in_order(at: UnixMillis) -> impl FnMut() -> DurableJobId {
+    // Half of the range is left, so the numbers do not wrap around.
+    let mut next = rand::rng().random::<u128>() & ((1 << 79) - 1);
+    move || {
+        next += 1;
+        DurableJobId::new(at, next)
+    }
+}
+
 impl QueueHost {
     /// Stores a file and returns its identifier when it is durable. The tenant's files have at most `limit` bytes with it.
     ///
@@ -156,7 +169,8 @@ impl QueueHost {
                 files.extend(written.and_then(|batch| self.written(id, batch, of_errors)));
             }
         }
-        files.sort_by_key(|file| std::cmp::Reverse((file.id.number(), file.id)));
+        // A gateway sorts the lists of several regions by the text of the identifiers.
+        files.sort_by_cached_key(|file| Reverse((file.id.number(), file.id.to_string())));
         files
     }
 
@@ -233,7 +247,7 @@ impl QueueHost {
             let applied = self.shared.applied.lock();
             let file = applied.queue.batches().file(&spec.tenant, spec.file).ok_or(QueueError::Unknown)?;
             let chunks = match spec.problems.is_empty() {
-                true => state::plan(file, spec.operation, number),
+                true => state::plan(file, spec.operation, in_order(now())),
                 false => Vec::new(),
             };
             let (usage, limits) = (applied.queue.usage(&spec.tenant), &self.shared.config.limits);
@@ -325,7 +339,21 @@ impl QueueHost {
         };
         let mut parts = Vec::with_capacity(segments.len());
         for (index, segment, lost) in segments {
-            let text = self.shared.objects.get(segment.range).await?;
+            let text = match self.shared.objects.get(segment.range).await {
+                Ok(text) => text,
+                // Otherwise the batch would never end.
+                Err(error @ (ObjectError::Missing(_) | ObjectError::Undecryptable(_))) => {
+                    let message = format!(
+                        "The stored lines from this one on ({} requests) cannot be read: {error}.",
+                        segment.requests
+                    );
+                    let (mut line, place) = (String::new(), (segment.first_line, id));
+                    output::push_error(&mut line, place, None, "request_failed", &message);
+                    parts.push((index, Bytes::from(line)));
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             let lost =
                 lost.iter().map(|(deployment, reason)| (deployment.as_str(), reason.clone())).collect();
             let lines = output::uncomputed(id, operation, (&text, &segment, &models), &lost);
