@@ -220,7 +220,10 @@ impl QueueHost {
     pub async fn result(&self, tenant: &str, id: DurableJobId) -> Result<Option<Bytes>, QueueError> {
         match self.job(tenant, id)?.job.status {
             JobStatus::Finished { result: Some(range), .. } => {
-                Ok(Some(self.shared.objects.get(range).await?))
+                let result = self.shared.objects.get(range).await?;
+                // The result of a job that was removed meanwhile may have been overwritten with zeros.
+                self.job(tenant, id)?;
+                Ok(Some(result))
             }
             _ => Ok(None),
         }
@@ -367,6 +370,8 @@ impl QueueHost {
                     ComputationEnd::Computed(_) => ranges.next().map(ComputeEnd::Computed),
                     ComputationEnd::Chunk(lines) => {
                         let result = lines.stored(&mut ranges);
+                        let stored = [result.output, result.errors].into_iter().flatten();
+                        without_job.extend(stored.map(|range| (index, range)));
                         records.push(JobRecord::ChunkComputed { id, token, result, at: now() });
                         indexes.push(index);
                         continue;
@@ -492,11 +497,11 @@ impl Shared {
 
     /// Continues from the last snapshot, after another process has replaced the next entries by it.
     async fn restore(&self, after: u64) -> Result<(), JobLogError> {
-        let QueueSnapshot { applied: position, jobs } = self.log.saved().await?;
+        let QueueSnapshot { applied: position, jobs, batches } = self.log.saved().await?;
         if position <= after {
             return Err(JobLogError::Unavailable(format!("entry {} is missing", after + 1)));
         }
-        let queue = DurableJobQueue::restore(jobs, position);
+        let queue = DurableJobQueue::restore(jobs, position).with_batches(batches);
         // The effects of the entries that were not applied are unknown.
         *self.applied.lock() = Applied { queue, effects: VecDeque::new() };
         self.position.send_replace(position);

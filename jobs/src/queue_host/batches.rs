@@ -1,6 +1,6 @@
 //! Files and batches of a queue: uploads, creation, results, and their deletion.
 
-use super::{QueueError, QueueHost, Shared, now, since_epoch};
+use super::{QueueError, QueueHost, Shared, check_recent, now, since_epoch};
 use crate::objects::ObjectError;
 use bytes::Bytes;
 use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
@@ -135,6 +135,7 @@ impl QueueHost {
         }
         let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
         let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
+        check_recent(&ranges)?;
         let segments = segments.into_iter().zip(ranges);
         let segments = segments.map(|((_, segment), range)| FileSegment { range, ..segment }).collect();
         let (id, file) = (UploadId(number()), UploadedFile { tenant, name, bytes, models, segments });
@@ -208,16 +209,23 @@ impl QueueHost {
         Some(FileContent { bytes, parts: batch.parts(of_errors).into_values().collect() })
     }
 
-    /// Reads the next bytes of a file.
+    /// Reads the next bytes of a file of a tenant.
     ///
     /// # Errors
     ///
-    /// When a part was deleted, or the store cannot be read.
-    pub async fn read_part(&self, part: &[StoredRange]) -> Result<Bytes, QueueError> {
+    /// When the file was deleted meanwhile, or the store cannot be read.
+    pub async fn read_part(
+        &self,
+        tenant: &str,
+        id: BatchFileId,
+        part: &[StoredRange],
+    ) -> Result<Bytes, QueueError> {
         let mut read = Vec::with_capacity(part.len());
         for range in part {
             read.push(self.shared.objects.get(*range).await?);
         }
+        // The bytes of a deleted file may have been overwritten with zeros.
+        self.file(tenant, id).ok_or(QueueError::Unknown)?;
         match read.as_slice() {
             [one] => Ok(one.clone()),
             several => Ok(output::merge(&several.iter().map(AsRef::as_ref).collect::<Vec<&[u8]>>()).into()),
@@ -230,9 +238,15 @@ impl QueueHost {
     ///
     /// When the log cannot be written.
     pub async fn delete_file(&self, tenant: &str, id: BatchFileId) -> Result<FileDeletion, QueueError> {
+        let content = self.content(tenant, id);
         let record = JobRecord::FileDeleted { tenant: tenant.to_owned(), id };
         match self.shared.append(vec![record]).await?.1.pop() {
-            Some(RecordEffect::FileDeletion(deletion)) => Ok(deletion),
+            Some(RecordEffect::FileDeletion(deletion)) => {
+                if let (FileDeletion::Deleted, Some(content)) = (&deletion, content) {
+                    self.shared.discard(content.parts.into_iter().flatten().collect()).await;
+                }
+                Ok(deletion)
+            }
             _ => Ok(FileDeletion::Unknown),
         }
     }
@@ -369,9 +383,14 @@ impl QueueHost {
                 self.shared.objects.put(&lines, since_epoch()).await?
             }
         };
-        let uncomputed = parts.iter().map(|(index, _)| *index).zip(ranges).collect();
+        check_recent(&ranges)?;
+        let uncomputed = parts.iter().map(|(index, _)| *index).zip(ranges.clone()).collect();
         let record = JobRecord::BatchFinalized { id, uncomputed, error_bytes, at: now() };
-        self.shared.append(vec![record]).await.map(drop)
+        let (_, effects) = self.shared.append(vec![record]).await?;
+        if effects.last() != Some(&RecordEffect::Changed) {
+            self.shared.discard(ranges).await;
+        }
+        Ok(())
     }
 }
 
@@ -379,10 +398,31 @@ impl Shared {
     /// Removes the files and batches whose retention time has passed.
     pub(super) async fn remove_retired_batches(&self, retention: Duration) -> Result<(), QueueError> {
         let by = UnixMillis(now().0.saturating_sub(retention.as_millis() as u64));
-        let (batches, files) = self.applied.lock().queue.batches().retired(by);
+        let (batches, files) = {
+            let applied = self.applied.lock();
+            let table = applied.queue.batches();
+            let (batches, files) = table.retired(by);
+            let batches: Vec<_> = batches.into_iter().map(|id| (id, table.ranges_of_batch(id))).collect();
+            let files: Vec<_> = files.into_iter().map(|id| (id, table.ranges_of_file(id))).collect();
+            (batches, files)
+        };
         if batches.is_empty() && files.is_empty() {
             return Ok(());
         }
-        self.append(vec![JobRecord::BatchesRemoved { batches, files }]).await.map(drop)
+        let record = JobRecord::BatchesRemoved {
+            batches: batches.iter().map(|(id, _)| *id).collect(),
+            files: files.iter().map(|(id, _)| *id).collect(),
+        };
+        self.append(vec![record]).await?;
+        let removed = {
+            let applied = self.applied.lock();
+            let table = applied.queue.batches();
+            // A batch may have begun to read a file meanwhile, which then stays.
+            let batches = batches.into_iter().filter(|(id, _)| table.batch(*id).is_none());
+            let files = files.into_iter().filter(|(id, _)| table.ranges_of_file(*id).is_empty());
+            batches.flat_map(|(_, ranges)| ranges).chain(files.flat_map(|(_, ranges)| ranges)).collect()
+        };
+        self.discard(removed).await;
+        Ok(())
     }
 }

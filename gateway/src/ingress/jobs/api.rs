@@ -449,10 +449,6 @@ fn problem(job: &DurableJob) -> Option<&str> {
     }
 }
 
-pub(super) fn seconds(time: UnixMillis) -> u64 {
-    time.0 / 1000
-}
-
 /// Hashes what must be equal in submissions with the same idempotency key.
 fn request_digest(
     kind: JobKind,

@@ -1,8 +1,8 @@
 //! API of batches, for gateways, and the task that ends them.
 
-use super::RegionalJobQueue;
-use super::api::{JobApi, json_response, rejected, seconds, tenant};
+use super::api::{JobApi, json_response, rejected, tenant};
 use super::files::{PageQuery, invalid_parameter, no_such_file, of_region};
+use super::{RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::listener::AfterResponse;
 use crate::metrics::BatchLineOutcome;
@@ -112,7 +112,9 @@ impl JobApi {
         let mut problems = Vec::new();
         if !segment::computable(&file.segments).contains_key(operation.url()) {
             for part in &file.segments {
-                let read = queue.recorded(queue.host.read_part(&[part.range]).await).map_err(rejected)?;
+                let read = queue
+                    .recorded(queue.host.read_part(&tenant, BatchFileId::Upload(id), &[part.range]).await)
+                    .map_err(rejected)?;
                 for (line, request) in segment::requests(&read, part, &file.models, operation) {
                     if let Err(error) = request {
                         problems.push(FileProblem {

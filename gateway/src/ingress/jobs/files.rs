@@ -3,9 +3,8 @@
 //! A file is divided into segments when it is stored ([`jobs_core::batch::segment`]), and its content is sent segment by
 //! segment, so a download needs the memory of one segment.
 
-use super::RegionalJobQueue;
-use super::api::{JobApi, json_response, rejected, seconds, tenant};
-use super::reserve;
+use super::api::{JobApi, json_response, rejected, tenant};
+use super::{RegionalJobQueue, reserve, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::text;
@@ -123,7 +122,7 @@ impl JobApi {
         let mut parts = parts.iter();
         // The first part is read before the head is sent: an error of the store is still a response.
         let mut next = match parts.next() {
-            Some(part) => queue.recorded(queue.host.read_part(part).await).map_err(rejected)?,
+            Some(part) => queue.recorded(queue.host.read_part(tenant, id, part).await).map_err(rejected)?,
             None => Bytes::new(),
         };
         let mut head = respond::head(200, &self.region_header());
@@ -134,7 +133,7 @@ impl JobApi {
             loop {
                 session.write_response_body(next, false).await.ok()?;
                 let Some(part) = parts.next() else { break };
-                next = queue.recorded(queue.host.read_part(part).await).ok()?;
+                next = queue.recorded(queue.host.read_part(tenant, id, part).await).ok()?;
             }
             session.write_response_body(Bytes::new(), true).await.ok()
         };

@@ -87,7 +87,8 @@ impl RegionalJobQueue {
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
         let (region, file_limits) = (region.clone(), config.file_limits);
-        let queue = RegionalJobQueue { host, region, metrics, webhooks, file_limits, results, failing, rates };
+        let queue =
+            RegionalJobQueue { host, region, metrics, webhooks, file_limits, results, failing, rates };
         Ok((queue, tasks))
     }
 

@@ -364,6 +364,17 @@ impl BatchTable {
         (ended.map(|(id, _)| *id).collect(), old.copied().collect())
     }
 
+    /// Returns where the lines that a batch has written are stored; empty if there is no such batch.
+    pub fn ranges_of_batch(&self, id: BatchId) -> Vec<StoredRange> {
+        self.batches.get(&id).into_iter().flat_map(Batch::ranges).collect()
+    }
+
+    /// Returns where a file is stored; empty if there is no such file.
+    pub fn ranges_of_file(&self, id: UploadId) -> Vec<StoredRange> {
+        let segments = self.files.get(&id).into_iter().flat_map(|file| &file.segments);
+        segments.map(|segment| segment.range).collect()
+    }
+
     fn is_used(&self, file: UploadId) -> bool {
         self.batches.values().any(|batch| batch.spec.file == file && batch.progress.ended.is_none())
     }

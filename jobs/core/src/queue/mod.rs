@@ -11,8 +11,8 @@ use crate::batch::state::{
     BatchRow, BatchSpec, BatchTable, ChunkResult, ChunkState, FileDeletion, PlannedChunk,
 };
 use crate::job::{
-    BatchChunkRef, DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease, JobOutcome, JobPhase,
-    JobSpec, JobStatus, StoredRange, UnixMillis,
+    BatchChunkRef, DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease,
+    JobOutcome, JobPhase, JobSpec, JobStatus, StoredRange, UnixMillis,
 };
 use crate::record::{DeliveryOutcome, JobRecord, LeasePurpose};
 use pending::PendingJobs;
@@ -720,7 +720,7 @@ impl DurableJobQueue {
 
     /// Returns the jobs that are leased, or whose lease has ended without another one.
     pub(crate) fn leased(&self) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        let ids = self.computing.iter().chain(&self.deliveries).map(|(_, id)| *id);
+        let ids = self.computing.iter().chain(self.deliveries.values().flatten()).map(|(_, id)| *id);
         ids.map(|id| (id, &self.jobs[&id])).filter(|(_, job)| job.lease().is_some())
     }
 

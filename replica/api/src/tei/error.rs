@@ -45,8 +45,8 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
         }
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
         | JobNotFound | FileNotFound | FileInUse | BatchNotFound | BatchFinished | JobFinished
-        | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret
-        | MethodNotAllowed | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
+        | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret | MethodNotAllowed
+        | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
             (TeiErrorType::Validation, code.status())
         }
         NoCapacityInAllowedRegions
