@@ -417,7 +417,10 @@ impl OpenStream {
     /// Waits for the next interval. If a response is overdue before, another stream is opened.
     async fn next_interval(&self, interval: &mut tokio::time::Interval) {
         let overdue_at = self.receiver.received.lock().streams.overdue_at(self.id);
-        let Some(overdue_at) = overdue_at else { return drop(interval.tick().await) };
+        let Some(overdue_at) = overdue_at else {
+            interval.tick().await;
+            return;
+        };
         tokio::select! {
             _ = interval.tick() => return,
             () = tokio::time::sleep_until(overdue_at.into()) => self.receiver.overdue.notify_one(),

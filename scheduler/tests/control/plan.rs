@@ -4,7 +4,7 @@
 use super::world::{self, AMERICA, EUROPE, Hub, Lease, wait_until};
 use scheduler::config::HubConfig;
 use scheduler_api::paths;
-use scheduler_api::plan::{GatewayWeights, WeightsV1};
+use scheduler_api::plan::{DemandReportV1, DemandReporter, DemandV1, GatewayWeights, WeightsV1};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -208,6 +208,34 @@ async fn invalid_demand_and_drains_are_rejected_by_field() {
     assert!(drain("gcp/europe-west44").await.contains("did you mean gcp/europe-west4"));
     assert!(drain("gcp/europe%20west4").await.contains("cloud/name"));
     assert!(hub.routes().await.regions.is_empty());
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn demand_is_reported_as_changes_to_a_hub_that_has_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let wire = |tokens: u64| serde_json::from_value::<DemandV1>(demand(tokens)).unwrap();
+    let mut reporter = DemandReporter::default();
+    let post = async |report: &DemandReportV1| {
+        let (status, code, _) = hub.post(paths::DEMAND, serde_json::to_string(report).unwrap()).await;
+        (status, code)
+    };
+    let (complete, has_changes) = reporter.report(&wire(100));
+    assert!(!has_changes);
+    reporter.acknowledged(&wire(100));
+    let (changes, has_changes) = reporter.report(&wire(200));
+    assert!(has_changes);
+    assert_eq!(
+        post(&changes).await,
+        (409, "unknown_base".to_owned()),
+        "the hub has no demand of this gateway"
+    );
+    assert!(post(&complete).await.0 < 300);
+    assert!(post(&changes).await.0 < 300);
+    assert_eq!(post(&changes).await, (409, "unknown_base".to_owned()), "the hub has the changed one");
+    reporter.acknowledged(&wire(200));
+    assert!(post(&reporter.report(&wire(200)).0).await.0 < 300, "nothing has changed");
     hub.stop().await;
 }
 
