@@ -26,6 +26,9 @@ mod http2;
 #[path = "../tests/sockets/edge/region.rs"]
 #[expect(dead_code, reason = "the tests have cases more")]
 mod region;
+#[path = "../tests/sockets/reports.rs"]
+#[expect(dead_code, reason = "the tests have cases more")]
+mod reports;
 
 use clients::{ClientProtocol, ClientResponse, RegionProtocol};
 use faults::{Fault, FaultFixture};

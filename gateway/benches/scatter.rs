@@ -20,6 +20,9 @@ mod fixture;
 mod hub;
 #[path = "../tests/sockets/scatter/replica.rs"]
 mod replica;
+#[path = "../tests/sockets/reports.rs"]
+#[expect(dead_code, reason = "the tests have cases more")]
+mod reports;
 
 use fixture::{AMERICA, EUROPE, Fixture, JAPAN, Script, WIDTH};
 use serde_json::{Value, json};

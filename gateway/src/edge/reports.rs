@@ -31,7 +31,7 @@ use http::header::{CONTENT_TYPE, HOST};
 use regions::id::{InstanceName, RegionId};
 use scheduler_api::paths;
 use scheduler_api::report::delta::{DecodedReport, ReportDecoder, ReportError};
-use scheduler_api::report::stream::{MessageBuffer, REPORT_BYTES_MAX, ReportReader, RequestWriter};
+use scheduler_api::report::stream::{ExchangeRequestWriter, MessageBuffer, REPORT_BYTES_MAX, ReportReader};
 use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, Gateway, KnownState, ReportV1};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -163,7 +163,7 @@ impl Drop for OpenStream {
 }
 
 /// Why a stream has ended.
-enum StreamEnd {
+enum ReportStreamEnd {
     /// The connection failed, the spoke ended it or rejected the request, or another stream is used.
     Closed(String),
     /// A message cannot be read.
@@ -372,12 +372,12 @@ impl OpenStream {
             end = self.receive_reports(response) => end,
         };
         match end {
-            StreamEnd::Closed(reason) => {
+            ReportStreamEnd::Closed(reason) => {
                 // The stream of reports of a spoke has ended (`reason`), and another one is opened within an interval
                 // unless there is one. Without reports for 0.6 s the spoke is suspect.
                 tracing::debug!(%address, reason, "region report stream ended");
             }
-            StreamEnd::Unreadable(problem) => {
+            ReportStreamEnd::Unreadable(problem) => {
                 let rejected = RejectedReport::new(ReportRejection::Invalid, problem);
                 receiver.rejected(&mut receiver.received.lock(), &rejected);
             }
@@ -385,23 +385,23 @@ impl OpenStream {
     }
 
     /// Sends a request per interval; returns when the stream must end.
-    async fn send_requests(&self, mut request: DuplexRequest, remote: IpAddr) -> StreamEnd {
+    async fn send_requests(&self, mut request: DuplexRequest, remote: IpAddr) -> ReportStreamEnd {
         let ReportReceiver { index, key, gateway, upstream, effects, received, .. } = &*self.receiver;
         let mut interval = tokio::time::interval(EXCHANGE_PERIOD);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        let mut writer = RequestWriter::default();
+        let mut writer = ExchangeRequestWriter::default();
         let mut tick = 0_u64;
         loop {
             self.next_interval(&mut interval).await;
             tick += 1;
             if tick % CHECK_INTERVALS == 0 && !upstream.is_current(key, remote) {
-                return StreamEnd::Closed("the instance has another address".to_owned());
+                return ReportStreamEnd::Closed("the instance has another address".to_owned());
             }
             let requested = effects.region_monitor.states().spillover_demand(*index, Instant::now());
             let next = {
                 let received = &mut *received.lock();
                 if !received.streams.is_open(self.id) {
-                    return StreamEnd::Closed("another stream is used".to_owned());
+                    return ReportStreamEnd::Closed("another stream is used".to_owned());
                 }
                 received.next_on(self.id, Instant::now())
             };
@@ -409,7 +409,7 @@ impl OpenStream {
             let message =
                 writer.message(ExchangeRequest { gateway: gateway.clone(), sequence, known, requested });
             if let Err(error) = request.send(&message).await {
-                return StreamEnd::Closed(error.to_string());
+                return ReportStreamEnd::Closed(error.to_string());
             }
         }
     }
@@ -429,19 +429,19 @@ impl OpenStream {
     }
 
     /// Receives reports until the end of the response.
-    async fn receive_reports(&self, mut response: DuplexResponse) -> StreamEnd {
+    async fn receive_reports(&self, mut response: DuplexResponse) -> ReportStreamEnd {
         let head = match response.head().await {
             Ok(head) if head.status.is_success() => head,
-            Ok(head) => return StreamEnd::Closed(format!("the region responded {}", head.status)),
-            Err(error) => return StreamEnd::Closed(error.to_string()),
+            Ok(head) => return ReportStreamEnd::Closed(format!("the region responded {}", head.status)),
+            Err(error) => return ReportStreamEnd::Closed(error.to_string()),
         };
         drop(head);
         let (mut messages, mut reader) = (MessageBuffer::new(REPORT_BYTES_MAX), ReportReader::default());
         loop {
             match response.piece().await {
                 Ok(Some(piece)) => messages.push(&piece),
-                Ok(None) => return StreamEnd::Closed("the region ended it".to_owned()),
-                Err(error) => return StreamEnd::Closed(error.to_string()),
+                Ok(None) => return ReportStreamEnd::Closed("the region ended it".to_owned()),
+                Err(error) => return ReportStreamEnd::Closed(error.to_string()),
             }
             loop {
                 let report = match messages.take() {
@@ -451,7 +451,7 @@ impl OpenStream {
                 };
                 match report {
                     Ok(report) => self.receiver.received(self.id, report),
-                    Err(error) => return StreamEnd::Unreadable(error.to_string()),
+                    Err(error) => return ReportStreamEnd::Unreadable(error.to_string()),
                 }
             }
         }

@@ -391,7 +391,9 @@ mod tests {
         let last = limiter.acquire().await;
         let mut next = std::pin::pin!(client.open(&key, limit));
         assert!(tokio::time::timeout(Duration::ZERO, &mut next).await.is_err(), "one past it");
+        assert!(!client.has_idle(&key));
         client.put_idle(&key, client.connector.connect(&key, limit).await.unwrap());
+        assert!(client.has_idle(&key));
         drop((last, all_but_one));
         assert!(next.await.unwrap().reused);
     }

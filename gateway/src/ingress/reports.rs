@@ -15,7 +15,7 @@ use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
 use scheduler_api::report::delta::ReportEncoder;
 use scheduler_api::report::stream::{
-    MessageBuffer, MessageError, REQUEST_BYTES_MAX, ReportWriter, RequestReader, STREAMS_MAX,
+    ExchangeRequestReader, MessageBuffer, MessageError, REQUEST_BYTES_MAX, ReportWriter, STREAMS_MAX,
 };
 use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, GATEWAYS_MAX, ReportV1};
 use scheduler_core::spoke::Spoke;
@@ -51,14 +51,14 @@ enum NextRequest {
 }
 
 /// Requests of one stream.
-struct Requests {
+struct GatewayRequests {
     messages: MessageBuffer,
-    reader: RequestReader,
+    reader: ExchangeRequestReader,
     /// Whether all pieces of the body have been received.
     is_complete: bool,
 }
 
-impl Requests {
+impl GatewayRequests {
     /// Waits for the next request.
     async fn next(&mut self, session: &mut ServerSession) -> NextRequest {
         let closing = closing(session);
@@ -112,8 +112,8 @@ impl ReportExchange {
             );
             Rejection::new(ErrorCode::Overloaded, message)
         })?;
-        let (messages, reader) = (MessageBuffer::new(REQUEST_BYTES_MAX), RequestReader::default());
-        let mut requests = Requests { messages, reader, is_complete: false };
+        let (messages, reader) = (MessageBuffer::new(REQUEST_BYTES_MAX), ExchangeRequestReader::default());
+        let mut requests = GatewayRequests { messages, reader, is_complete: false };
         let mut request = match requests.next(session).await {
             NextRequest::Request(request) => request,
             NextRequest::Invalid(error) => return Err(invalid(&error).into()),

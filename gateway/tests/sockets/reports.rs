@@ -2,7 +2,7 @@
 
 use axum::body::{Body, Bytes};
 use futures_util::{StreamExt, stream};
-use scheduler_api::report::stream::{MessageBuffer, REQUEST_BYTES_MAX, RequestReader};
+use scheduler_api::report::stream::{ExchangeRequestReader, MessageBuffer, REQUEST_BYTES_MAX};
 use std::convert::Infallible;
 use std::future::Future;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -14,7 +14,7 @@ where
     F: Future<Output = String> + Send + 'static,
 {
     let messages = MessageBuffer::new(REQUEST_BYTES_MAX);
-    let state = (body.into_data_stream(), messages, RequestReader::default(), report);
+    let state = (body.into_data_stream(), messages, ExchangeRequestReader::default(), report);
     Body::from_stream(stream::unfold(state, async |(mut body, mut messages, mut reader, mut report)| {
         let message = loop {
             match messages.take().unwrap() {
@@ -35,7 +35,7 @@ pub(crate) async fn serve<F: Future<Output = Vec<u8>>>(
 ) -> Option<()> {
     stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
     stream.flush().await.ok()?;
-    let mut reader = RequestReader::default();
+    let mut reader = ExchangeRequestReader::default();
     loop {
         let mut size = String::new();
         stream.read_line(&mut size).await.ok()?;

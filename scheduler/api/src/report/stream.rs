@@ -145,9 +145,9 @@ impl<M> Sent<M> {
 
 /// Writer of the messages of a gateway on one stream.
 #[derive(Debug, Default)]
-pub struct RequestWriter(Sent<ExchangeRequestV1>);
+pub struct ExchangeRequestWriter(Sent<ExchangeRequestV1>);
 
-impl RequestWriter {
+impl ExchangeRequestWriter {
     /// Returns the next message, with its line end.
     pub fn message(&mut self, request: ExchangeRequest) -> Vec<u8> {
         let request = ExchangeRequestV1::from(request);
@@ -166,11 +166,11 @@ impl RequestWriter {
 
 /// Reader of the messages of a gateway on one stream.
 #[derive(Debug, Default)]
-pub struct RequestReader {
+pub struct ExchangeRequestReader {
     last: Option<ExchangeRequestV1>,
 }
 
-impl RequestReader {
+impl ExchangeRequestReader {
     /// Reads the next message.
     ///
     /// # Errors

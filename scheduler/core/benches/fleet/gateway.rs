@@ -11,7 +11,7 @@ use gateway_core::shed::{AdmissionPoolSet, QueueWaits};
 use gateway_core::spill::Spill;
 use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionIndex, RouteTable};
 use scheduler_api::report::delta::ReportDecoder;
-use scheduler_api::report::stream::{ReportReader, ReportWriter, RequestWriter};
+use scheduler_api::report::stream::{ExchangeRequestWriter, ReportReader, ReportWriter};
 use scheduler_api::report::{DeploymentLoad, EXCHANGE_PERIOD, ExchangeRequest, Gateway, ReportV1};
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::route::changes::{self, RoutesV1};
@@ -31,7 +31,7 @@ const ROUND_TRIP: Duration = Duration::from_millis(40);
 #[derive(Default)]
 pub(crate) struct EdgeState {
     decoders: BTreeMap<InstanceIndex, ReportDecoder>,
-    streams: BTreeMap<InstanceIndex, (RequestWriter, ReportReader)>,
+    streams: BTreeMap<InstanceIndex, (ExchangeRequestWriter, ReportReader)>,
     fleet: RegionHealthTracker,
     instances: InstanceSet<HostPort>,
     loads: ByDeployment<(DeploymentLoad, RegionQueue, RegionQueue)>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId};
 use scheduler_api::report::delta::ReportEncoder;
-use scheduler_api::report::stream::{ReportWriter, RequestReader, RequestWriter};
+use scheduler_api::report::stream::{ExchangeRequestReader, ExchangeRequestWriter, ReportWriter};
 use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, Gateway, KnownState, ReportV1};
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 
@@ -86,8 +86,10 @@ pub(crate) fn run(parameters: BenchParameters, begun: Instant) -> (Region, CpuMe
     let mut region = Region::new(regions(&Catalogue::builtin())[0].clone(), parameters);
     let per_second = (Duration::from_secs(1).as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
     let mut known = [None; GATEWAYS];
-    let mut writers: Vec<RequestWriter> = (0..GATEWAYS).map(|_| RequestWriter::default()).collect();
-    let mut streams: Vec<(RequestReader, ReportWriter)> = (0..GATEWAYS).map(|_| Default::default()).collect();
+    let mut writers: Vec<ExchangeRequestWriter> =
+        (0..GATEWAYS).map(|_| ExchangeRequestWriter::default()).collect();
+    let mut streams: Vec<(ExchangeRequestReader, ReportWriter)> =
+        (0..GATEWAYS).map(|_| Default::default()).collect();
     // Until the gateways have a state and grants, nothing is counted.
     for tick in 0..(parameters.seconds + 1) * per_second {
         let now = begun + EXCHANGE_PERIOD * tick as u32;

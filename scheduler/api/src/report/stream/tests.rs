@@ -32,8 +32,8 @@ fn report(sequence: u64) -> ReportV1 {
 
 #[test]
 fn an_idle_message_has_its_number_only_and_every_fiftieth_is_complete() {
-    let (mut requests, mut reports) = (RequestWriter::default(), ReportWriter::default());
-    let (mut of_gateway, mut of_spoke) = (RequestReader::default(), ReportReader::default());
+    let (mut requests, mut reports) = (ExchangeRequestWriter::default(), ReportWriter::default());
+    let (mut of_gateway, mut of_spoke) = (ExchangeRequestReader::default(), ReportReader::default());
     let mut complete = Vec::new();
     for sequence in 1..=2 * u64::from(COMPLETE_INTERVAL) {
         let (to_spoke, back) = (
@@ -64,7 +64,7 @@ fn a_request_without_a_known_state_is_answered_with_a_complete_message() {
 
 #[test]
 fn a_removed_state_and_an_ended_overflow_are_not_those_of_the_message_before() {
-    let (mut writer, mut reader) = (RequestWriter::default(), RequestReader::default());
+    let (mut writer, mut reader) = (ExchangeRequestWriter::default(), ExchangeRequestReader::default());
     for (sequence, known, overflow) in
         [(1, Some(known(4)), 2), (2, None, 0), (3, None, 0), (4, Some(known(5)), 1)]
     {
@@ -81,7 +81,7 @@ fn a_removed_state_and_an_ended_overflow_are_not_those_of_the_message_before() {
 #[test]
 fn an_invalid_message_is_rejected_with_its_field() {
     let check = |messages: &[Value], expected: &str| {
-        let mut reader = RequestReader::default();
+        let mut reader = ExchangeRequestReader::default();
         let read = messages.iter().map(|message| reader.read(message.to_string().as_bytes())).last();
         let error = read.unwrap().unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -149,8 +149,8 @@ proptest! {
 #[expect(clippy::disallowed_methods, reason = "an Instant has no constant constructor")]
 fn an_idle_exchange_has_less_than_fifty_bytes_whatever_is_deployed() {
     let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
-    let (mut requests, mut reports) = (RequestWriter::default(), ReportWriter::default());
-    let (mut of_gateway, mut of_spoke) = (RequestReader::default(), ReportReader::default());
+    let (mut requests, mut reports) = (ExchangeRequestWriter::default(), ReportWriter::default());
+    let (mut of_gateway, mut of_spoke) = (ExchangeRequestReader::default(), ReportReader::default());
     let load = DeploymentLoad { ready: 1, tokens_per_second: 7_500.0, ..DeploymentLoad::default() };
     let names: Vec<regions::DeploymentName> =
         (0..100).map(|number| format!("team-embed-{number}").parse().unwrap()).collect();
