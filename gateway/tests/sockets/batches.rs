@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -393,7 +394,8 @@ async fn a_file_is_stored_where_all_its_models_and_its_tenant_allow_it() {
     let (status, problem) = client.upload_as("KEY", &locked, &header).await;
     assert_eq!((status, &problem["error"]["code"]), (403, &json!("region_not_permitted")), "{problem}");
     // A file in America, for a tenant that may read from Europe only.
-    let american = client.upload(&file_of(0..1)).await;
+    let (status, american) = client.upload_as("KEY", &file_of(0..1), &[("x-meridian-residency", "us")]).await;
+    assert_eq!((status, region(&american)), (200, "aws.us-east-1".to_owned()));
     for (path, code, expected) in [
         (format!("/v1/files/{}/content", american["id"].as_str().unwrap()), "region_not_permitted", 403),
         (format!("/v1/files/{}", file["id"].as_str().unwrap()), "file_not_found", 404),
@@ -465,6 +467,98 @@ async fn limits_and_mistakes_are_reported_with_the_field() {
     assert_eq!(status, 405);
     drop(stop);
     region.stop().await;
+}
+
+/// A region in a process of its own, which [`a_region_that_is_killed_computes_each_line_once`] starts and kills.
+#[tokio::test]
+#[ignore = "started by another test"]
+async fn region_in_a_process() {
+    let [Ok(dir), Ok(replica)] = ["MERIDIAN_TEST_DIR", "MERIDIAN_TEST_REPLICA"].map(std::env::var) else {
+        return;
+    };
+    let config = jobs_config(std::path::Path::new(&dir), "attempts = 100");
+    let region = Region::start(Some(config), vec![replica.parse().unwrap()]).await;
+    println!("region at {}", region.url);
+    std::future::pending::<()>().await;
+}
+
+/// Starts [`region_in_a_process`]; returns the process and the URL of the region.
+async fn start_process(dir: &std::path::Path, replica: SocketAddr) -> (tokio::process::Child, String) {
+    let mut process = tokio::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "batches::region_in_a_process", "--ignored", "--nocapture"])
+        .env("MERIDIAN_TEST_DIR", dir)
+        .env("MERIDIAN_TEST_REPLICA", replica.to_string())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let url = loop {
+        let line = lines.next_line().await.unwrap().unwrap();
+        if let Some((_, url)) = line.split_once("region at ") {
+            break url.to_owned();
+        }
+    };
+    // The pipe stays open for the rest of the output.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    (process, url)
+}
+
+#[tokio::test]
+async fn a_region_that_is_killed_computes_each_line_once() {
+    const LINES: usize = 4000;
+    const KILLS: u32 = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let (replica, at) = EmbeddingReplica::start(0).await;
+    let http = reqwest::Client::builder().no_proxy().build().unwrap();
+    let send = async |method: &str, url: &str, path: &str, body: String| {
+        let request = http.request(method.parse().unwrap(), format!("{url}{path}")).body(body);
+        let request = request.header("x-meridian-tenant", "a").header("x-meridian-file-models", "m");
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        response.text().await.unwrap()
+    };
+    let parsed = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+    let (mut process, mut url) = start_process(dir.path(), at).await;
+    let file = parsed(send("POST", &url, "/v1/files", file_of(0..LINES)).await);
+    let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let batch = parsed(send("POST", &url, "/v1/batches", body.to_string()).await);
+    let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
+    let mut counted = 0;
+    for kill in 0..KILLS {
+        // Some chunks, and then any moment: the replica responds while the process is killed.
+        replica.permits.add_permits(3);
+        let begun = Instant::now();
+        while parsed(send("GET", &url, &path, String::new()).await)["request_counts"]["completed"] == counted
+        {
+            assert!(begun.elapsed() < PATIENCE, "no progress after {kill} kills");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(u64::from(7 * kill))).await;
+        process.kill().await.unwrap();
+        (process, url) = start_process(dir.path(), at).await;
+        let now = parsed(send("GET", &url, &path, String::new()).await);
+        let completed = now["request_counts"]["completed"].as_u64().unwrap();
+        assert!(completed > counted, "progress is kept: {now}");
+        counted = completed;
+    }
+    replica.permits.add_permits(LINES * 2);
+    let begun = Instant::now();
+    let batch = loop {
+        let batch = parsed(send("GET", &url, &path, String::new()).await);
+        if batch["status"] == "completed" {
+            break batch;
+        }
+        assert!(begun.elapsed() < 2 * PATIENCE, "{batch}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(batch["request_counts"], json!({"total": LINES, "completed": LINES, "failed": 0}));
+    let content = format!("/v1/files/{}/content", batch["output_file_id"].as_str().unwrap());
+    let output = send("GET", &url, &content, String::new()).await;
+    let output: Vec<Value> = output.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    check(&output, 0..LINES);
+    process.kill().await.unwrap();
 }
 
 /// Needs Python with the package `openai`, named by `MERIDIAN_OPENAI_PYTHON`. `tests/clients` runs the same script with fewer
