@@ -39,6 +39,11 @@ crate::log::events! {
     error!(published = text(published), stored = text(stored), epoch, "store rolled back, new epoch started")
     StoreRolledBack { published: Option<Generation>, stored: Option<Generation>, epoch: u64 }
 
+    /// The store was restored beside this hub, which `meridian restore` has restored: readers accept the tables of the new
+    /// epoch. Apply changes again that were made after the snapshot.
+    info!(epoch, "new epoch started after a restoration")
+    RestoredEpochBegun { epoch: u64 }
+
     /// The hub has published a route table with a higher generation.
     info!(%generation, regions, deployments, "route table published")
     TablePublished { generation: Generation, regions: usize, deployments: usize }

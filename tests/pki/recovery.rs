@@ -51,6 +51,11 @@ fn create_key(fleet: &Fleet) -> String {
     std::fs::write(fleet.dir.join("applied.toml"), "[[tenant]]\nname = \"acme\"\n").unwrap();
     let hub = format!("https://{}", fleet.hub);
     fleet.text(&["apply", "applied.toml", "--yes", "--hub", &hub]);
+    new_key(fleet)
+}
+
+fn new_key(fleet: &Fleet) -> String {
+    let hub = format!("https://{}", fleet.hub);
     fleet.text(&["key", "create", "--tenant", "acme", "--hub", &hub]).trim().to_owned()
 }
 
@@ -332,6 +337,9 @@ fn a_hub_on_etcd_loses_all_disks_and_its_folders_are_restored_beside_a_copy_of_e
     let late =
         [&late[..], &["--inputs-per-second", "1", "--config", "late.toml", "--join", &unused]].concat();
     drop(fleet.start(&late));
+    // And tables are published, which the running gateway has and the copy has not.
+    let lost_key = (0..3).map(|_| new_key(&fleet)).last().unwrap();
+    fleet.wait_until("the gateway has the last table", || region.send(&lost_key).0 == 200);
 
     drop((hub, etcd));
     lose(&fleet, &[&FOLDERS_OF_A_HUB[..], &["etcd-data"]].concat());
@@ -348,6 +356,11 @@ fn a_hub_on_etcd_loses_all_disks_and_its_folders_are_restored_beside_a_copy_of_e
     }
     // The running processes continue, and restarted ones with their certificates.
     region.serve(&fleet, &key);
+    let after = new_key(&fleet);
+    fleet.wait_until("the running gateway accepts the tables of the restored store", || {
+        region.send(&after).0 == 200
+    });
+    fleet.wait_until("the lost key is one no more", || region.send(&lost_key).0 == 401);
     region.stop();
     let region = ServingRegion::start(&fleet, None);
     region.serve(&fleet, &key);

@@ -43,6 +43,7 @@ mod publisher;
 mod readers;
 mod records;
 mod replicas;
+mod restored;
 mod scalers;
 mod scrape;
 mod shares;
@@ -68,7 +69,7 @@ use scheduler_store::{EmbeddedStore, EtcdStore, EtcdTls, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -259,6 +260,7 @@ async fn serve<S: Store>(
         tokens: tokens.clone(),
         refused: refused.clone(),
     };
+    let identity_folder = config.authority.as_ref().map(|authority| authority.identity.clone());
     let authority = config.authority.zip(bound).zip(config.transport.identity().cloned());
     let authority = authority.map(|((authority, bound), identity)| {
         let (store, catalogue) = (store.clone(), config.catalogue.clone());
@@ -276,7 +278,7 @@ async fn serve<S: Store>(
         lease: Mutex::independent(None),
     };
     let mut tasks = JoinSet::new();
-    let recorder = ReaderRecorder::new(store, config.reader_keep);
+    let recorder = ReaderRecorder::new(store.clone(), config.reader_keep);
     tasks.spawn(async {
         essential("readers", recorder.run(received)).await;
     });
@@ -288,7 +290,22 @@ async fn serve<S: Store>(
             essential("operations", async { drop(server.await) }).await;
         });
     }
-    let (election, authority) = (candidate.run(stopping.clone()), run_authority(authority, stopping));
+    let restored = restored::begin_epoch_if_restored(&store, identity_folder, epoch_if_new());
+    let (begun, epoch_begun) = oneshot::channel();
+    let election = async {
+        tokio::select! {
+            begun = restored => begun?,
+            () = stopped(stopping.clone()) => return Ok(()),
+        }
+        // The authority may not have been waiting any more.
+        begun.send(()).ok();
+        candidate.run(stopping.clone()).await
+    };
+    let authority = async {
+        // The authority removes the note of the restoration. Without a sender the hub stops.
+        epoch_begun.await.ok();
+        run_authority(authority, stopping.clone()).await
+    };
     let services = Services { election, server, authority };
     let shut_down = shut_down(current, shutdown, || ready(address));
     let outcome = services.run(shut_down, &stop).await;

@@ -188,6 +188,13 @@ async fn begin<S: Store>(
     }
 }
 
+/// Returns whether `meridian restore` has restored the hub of an identity folder without its store, and the hub has not
+/// started since.
+pub(super) async fn is_restored(folder: std::path::PathBuf) -> bool {
+    let read = tokio::task::spawn_blocking(move || closed_tokens::read(&folder)).await;
+    read.is_ok_and(|read| read.is_incomplete)
+}
+
 /// Reads the tokens that were used or revoked; after a restoration, it deletes all tokens of the store instead.
 async fn restore_closed_tokens<S: Store>(
     authority: &IssuingAuthority<S>,
