@@ -301,6 +301,18 @@ impl Client {
         }
     }
 
+    /// Submits a job until it is accepted; returns its identifier.
+    pub(crate) async fn accepted(&self, model: &str, text: &str) -> String {
+        let begun = Instant::now();
+        loop {
+            match self.submit(model, text).await {
+                Ok(id) => return id,
+                Err(response) => assert!(begun.elapsed() < TIMEOUT, "not accepted: {response:?}"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
     /// Waits until a job is finished.
     pub(crate) async fn finished(&self, gateway: usize, id: &str) -> Value {
         let begun = Instant::now();

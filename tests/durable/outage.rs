@@ -1,7 +1,7 @@
 //! A queue that cannot be written: its log in NATS is unreachable, or its disk is full. New jobs are rejected with the time to
 //! wait, accepted ones are kept and continue.
 
-use crate::fleet::{Fleet, JobsPlan, Plan, RegionPlan, TIMEOUT, spoke};
+use crate::fleet::{Fleet, JobsPlan, Plan, RegionPlan, spoke};
 use crate::load::Client;
 use crate::nats::{NODES, NatsCluster, skipped};
 use crate::replica;
@@ -12,8 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Pause between submissions of which some are rejected.
-const PAUSE: Duration = Duration::from_millis(200);
 /// Longest time until a submission is rejected: long enough for the servers of NATS to be tried, and short for a client.
 const REJECTED_WITHIN: Duration = Duration::from_secs(8);
 const MODEL: &str = "in-america";
@@ -22,20 +20,6 @@ async fn start(spokes: usize, jobs: JobsPlan) -> Fleet {
     let region = RegionPlan { region: AMERICA, spokes, replicas: 1, deployments: &[MODEL], jobs };
     let gateways = vec![AMERICA, EUROPE];
     Fleet::start(&Plan { deployments: DEPLOYMENTS, regions: vec![region], gateways, log: "info" }).await
-}
-
-/// Submits a job until it is accepted.
-async fn accepted(fleet: &Fleet, client: &Client, text: &str) -> String {
-    let begun = Instant::now();
-    loop {
-        match client.submit(MODEL, text).await {
-            Ok(id) => return id,
-            Err(response) => {
-                assert!(begun.elapsed() < TIMEOUT, "not accepted: {response:?}\n{}", fleet.logs());
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
-    }
 }
 
 async fn assert_succeeded(client: &Client, jobs: &[(String, String)]) {
@@ -61,7 +45,7 @@ async fn while_nats_is_down_jobs_are_rejected_and_afterwards_all_accepted_ones_a
     let mut jobs = Vec::new();
     for number in 0..100 {
         let text = format!("before the outage: {number}");
-        jobs.push((accepted(&fleet, &client, &text).await, text));
+        jobs.push((client.accepted(MODEL, &text).await, text));
     }
     let finished = client.finished(0, &jobs[0].0).await;
     assert_eq!(finished["status"], "succeeded");
@@ -86,7 +70,7 @@ async fn while_nats_is_down_jobs_are_rejected_and_afterwards_all_accepted_ones_a
     fleet.print("NATS is back");
     for number in 0..20 {
         let text = format!("after the outage: {number}");
-        jobs.push((accepted(&fleet, &client, &text).await, text));
+        jobs.push((client.accepted(MODEL, &text).await, text));
     }
     assert_succeeded(&client, &jobs).await;
     fleet.print("all jobs have succeeded");
@@ -152,10 +136,8 @@ async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
     std::fs::write(&filler, vec![0; 16 << 20]).expect_err("the disk is full");
     // A restart does not help, and loses nothing.
     fleet.kill(&spoke(AMERICA, 1)).await;
-    std::fs::remove_file(&filler).unwrap();
     fleet.start_process(&spoke(AMERICA, 1)).await;
     fleet.wait_until_healthy().await;
-    std::fs::write(&filler, vec![0; 16 << 20]).expect_err("the disk is full");
     let rejected = client.submit(MODEL, &text(number)).await;
     assert!(matches!(&rejected, Err(Ok((507, body))) if waits(body, "storage_full")), "{rejected:?}");
     for (id, _) in &jobs {
@@ -167,7 +149,7 @@ async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
     let more = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&disk.0).status();
     assert!(more.is_ok_and(|status| status.success()));
     let text = "the disk has space".to_owned();
-    jobs.push((accepted(&fleet, &client, &text).await, text));
+    jobs.push((client.accepted(MODEL, &text).await, text));
     assert_succeeded(&client, &jobs).await;
     drop(fleet);
     drop(disk);

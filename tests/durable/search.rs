@@ -22,9 +22,9 @@ pub(crate) fn files_with(folder: &Path, text: &str) -> Vec<String> {
                 continue;
             }
             let content = std::fs::read(&path).unwrap_or_default();
-            let has =
-                |pattern: &String| content.windows(pattern.len()).any(|part| part == pattern.as_bytes());
-            if patterns.iter().any(has) {
+            // ASCII is not changed by this, and the search in a text is the fast one of the standard library.
+            let content = String::from_utf8_lossy(&content);
+            if patterns.iter().any(|pattern| content.contains(pattern)) {
                 found.push(path.display().to_string());
             }
         }
