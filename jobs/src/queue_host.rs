@@ -10,6 +10,7 @@ pub use batches::{ChunkLines, ChunkWork, FileContent, FileInfo, NewFile};
 use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
+use jobs_core::batch::state::BatchRow;
 use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
     SubmissionError,
@@ -161,25 +162,24 @@ pub struct QueueTasks {
 }
 
 impl QueueHost {
-    /// Reads the queue from the log.
+    /// Reads the queue from the log. A log that other processes share is read later if it cannot be read now; until then each
+    /// operation fails.
     ///
     /// # Errors
     ///
-    /// When the log cannot be read.
+    /// When a log of this process alone cannot be read.
     pub async fn open(
         log: Arc<dyn JobLog>,
         objects: JobObjects,
         config: QueueConfig,
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
-        let QueueSnapshot { applied, jobs, batches } = log.saved().await?;
-        let queue = DurableJobQueue::restore(jobs, applied).with_batches(batches);
-        let (position, _) = watch::channel(applied);
-        let applied = Mutex::new(Applied { queue, effects: VecDeque::new() });
-        let failure = watch::Sender::new(None);
+        let (applied, failure, position) =
+            (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
         let shared = Arc::new(Shared { log, objects, config, applied, failure, position });
-        let last = *shared.log.last().borrow();
-        while *shared.position.borrow() < last {
-            shared.apply_next().await?;
+        match shared.read_log().await {
+            // The process has other tasks besides, and continues with these when the servers of the log respond.
+            Err(error) if shared.log.is_shared() => drop(shared.failure.send_replace(Some(error))),
+            read => read?,
         }
         shared.end_leases().await?;
         let (sender, submissions) = mpsc::channel(SUBMISSIONS_MAX);
@@ -435,6 +435,19 @@ impl QueueTasks {
 }
 
 impl Shared {
+    /// Reads the last snapshot and the entries after it.
+    async fn read_log(&self) -> Result<(), JobLogError> {
+        let QueueSnapshot { applied, jobs, batches } = self.log.saved().await?;
+        if applied > *self.position.borrow() {
+            self.replace(jobs, batches, applied);
+        }
+        let latest = self.log.latest().await?;
+        while *self.position.borrow() < latest {
+            self.apply_next().await?;
+        }
+        Ok(())
+    }
+
     /// Ends the leases of earlier processes, if this process has the log for itself: they have ended, and their jobs need not
     /// wait until their leases expire. An attempt counts as if its lease had expired.
     async fn end_leases(&self) -> Result<(), JobLogError> {
@@ -501,11 +514,15 @@ impl Shared {
         if position <= after {
             return Err(JobLogError::Unavailable(format!("entry {} is missing", after + 1)));
         }
+        self.replace(jobs, batches, position);
+        Ok(())
+    }
+
+    /// Replaces the queue by a later one. The effects of the entries that were not applied are unknown.
+    fn replace(&self, jobs: Vec<(DurableJobId, DurableJob)>, batches: Vec<BatchRow>, position: u64) {
         let queue = DurableJobQueue::restore(jobs, position).with_batches(batches);
-        // The effects of the entries that were not applied are unknown.
         *self.applied.lock() = Applied { queue, effects: VecDeque::new() };
         self.position.send_replace(position);
-        Ok(())
     }
 
     /// Waits until all entries are applied that any process has appended before this call.
@@ -534,7 +551,10 @@ impl Shared {
 
     async fn follow(&self) {
         loop {
-            match self.apply_next().await {
+            // After a failure there may be no next entry to wait for.
+            let has_failed = self.failure.borrow().is_some();
+            let applied = if has_failed { self.read_log().await } else { self.apply_next().await };
+            match applied {
                 Ok(()) => {
                     self.failure.send_if_modified(|failure| failure.take().is_some());
                 }
@@ -590,10 +610,13 @@ impl Shared {
             return;
         }
         let payloads: Vec<_> = accepted.iter().map(|submission| submission.payload.clone()).collect();
-        let written = match self.objects.put(&payloads, since_epoch()).await {
-            Ok(ranges) => self.submitted(&accepted, ranges).await,
-            Err(error) => Err(error.into()),
+        let written = async {
+            // Payloads that no record can follow would stay until a sweep.
+            self.catch_up().await?;
+            let ranges = self.objects.put(&payloads, since_epoch()).await?;
+            self.submitted(&accepted, ranges).await
         };
+        let written = written.await;
         match written {
             Ok(responses) => {
                 for (submission, response) in accepted.into_iter().zip(responses) {

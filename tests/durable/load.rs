@@ -16,6 +16,8 @@ use tokio::task::JoinSet;
 const CONCURRENCY: usize = 64;
 /// Timeout of a request: a process that was killed may leave a connection without a response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time until a job is finished: that of a long queue on a slow machine.
+const FINISHED_TIMEOUT: Duration = Duration::from_secs(600);
 /// Pause after a response that asks for one, and while a job is not finished.
 const PAUSE: Duration = Duration::from_millis(100);
 /// One job of so many is cancelled, and one submission of so many is repeated with its key.
@@ -325,7 +327,7 @@ impl Client {
                 Ok((200, _)) | Err(_) => {}
                 Ok((status, body)) => assert!(*status >= 500, "the job {id} is lost: {status}: {body}"),
             }
-            assert!(begun.elapsed() < TIMEOUT, "the job {id} does not end: {response:?}");
+            assert!(begun.elapsed() < FINISHED_TIMEOUT, "the job {id} does not end: {response:?}");
             tokio::time::sleep(PAUSE).await;
         }
     }

@@ -40,7 +40,7 @@ fn waits(body: &Value, code: &str) -> bool {
 async fn while_nats_is_down_jobs_are_rejected_and_afterwards_all_accepted_ones_are_computed() {
     let _alone = ALONE.lock().await;
     let Some(mut nats) = NatsCluster::start().await else { return };
-    let fleet = start(2, JobsPlan::Shared(nats.jobs())).await;
+    let mut fleet = start(2, JobsPlan::Shared(nats.jobs())).await;
     let client = Client::new(&fleet.gateways);
     let mut jobs = Vec::new();
     for number in 0..100 {
@@ -59,7 +59,9 @@ async fn while_nats_is_down_jobs_are_rejected_and_afterwards_all_accepted_ones_a
         assert!(waits(body, "jobs_unavailable"), "{body}");
         assert!(begun.elapsed() < REJECTED_WITHIN, "{:?}", begun.elapsed());
     }
-    // What needs no queue is not affected, and a finished job can be read.
+    // A spoke that is restarted meanwhile serves what needs no queue, and a finished job can be read at the other one.
+    fleet.kill(&spoke(AMERICA, 2)).await;
+    fleet.start_process(&spoke(AMERICA, 2)).await;
     let body = serde_json::json!({"model": MODEL, "input": ["interactive"]}).to_string();
     let response = client.send(Method::POST, 0, "/v1/embeddings", Some((body, String::new()))).await;
     assert_eq!(response, Ok((200, replica::response(MODEL, "interactive"))));

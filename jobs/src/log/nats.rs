@@ -12,6 +12,7 @@
 //! [`DEDUPLICATION`].
 
 use super::{JobLog, JobLogError, QueueSnapshot};
+use async_nats::ConnectOptions;
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 /// Time in which the server recognises a repeated append.
 const DEDUPLICATION: Duration = Duration::from_secs(120);
@@ -58,11 +59,18 @@ pub struct NatsLogConfig {
 /// Log in a stream.
 #[derive(Clone)]
 pub struct NatsJobLog {
-    context: Context,
-    stream: stream::Stream,
-    bucket: ObjectStore,
+    stores: Arc<NatsStores>,
     subject: String,
     last: Arc<watch::Sender<u64>>,
+}
+
+/// Stream and bucket of a queue, which are created when they are used first: a process starts while no server responds, since
+/// it does not only serve jobs.
+struct NatsStores {
+    context: Context,
+    config: NatsLogConfig,
+    subject: String,
+    opened: OnceCell<(stream::Stream, ObjectStore)>,
 }
 
 fn unavailable(error: impl std::fmt::Display) -> JobLogError {
@@ -70,42 +78,77 @@ fn unavailable(error: impl std::fmt::Display) -> JobLogError {
 }
 
 impl NatsJobLog {
-    /// Connects, and creates the stream and the bucket if they do not exist.
+    /// Connects, and creates the stream and the bucket if they do not exist. While no server responds, this is repeated in the
+    /// background.
     ///
     /// # Errors
     ///
-    /// When no server responds, JetStream is not enabled, or the stream exists with another configuration.
+    /// When the address of a server is not valid.
     pub async fn connect(config: &NatsLogConfig) -> Result<NatsJobLog, JobLogError> {
-        let client = async_nats::connect(config.servers.as_slice()).await.map_err(unavailable)?;
-        let context = jetstream::new(client);
+        let options = ConnectOptions::new().retry_on_initial_connect();
+        let client = options.connect(config.servers.as_slice()).await.map_err(unavailable)?;
         let subject = format!("meridian.jobs.{}", config.queue);
-        let stream = context
-            .get_or_create_stream(stream::Config {
-                name: format!("meridian-jobs-{}", config.queue),
-                subjects: vec![subject.clone()],
-                storage: stream::StorageType::File,
-                num_replicas: config.replicas,
-                discard: stream::DiscardPolicy::New,
-                duplicate_window: DEDUPLICATION,
-                ..stream::Config::default()
-            })
-            .await
-            .map_err(unavailable)?;
-        let bucket = format!("meridian-jobs-{}", config.queue);
-        let bucket = match context.get_object_store(&bucket).await {
-            Ok(bucket) => bucket,
-            Err(_) => {
-                let num_replicas = config.replicas;
-                let config = object_store::Config { bucket, num_replicas, ..object_store::Config::default() };
-                context.create_object_store(config).await.map_err(unavailable)?
-            }
-        };
-        let sequence = stream.get_info().await.map_err(unavailable)?.state.last_sequence;
-        let last = Arc::new(watch::channel(sequence).0);
-        let (followed, weak) = (stream.clone(), Arc::downgrade(&last));
+        let stores = Arc::new(NatsStores {
+            context: jetstream::new(client),
+            config: config.clone(),
+            subject: subject.clone(),
+            opened: OnceCell::new(),
+        });
+        let log = NatsJobLog { stores, subject, last: Arc::new(watch::channel(0).0) };
+        // Otherwise the reader of the log gets the error.
+        log.latest().await.ok();
+        let (followed, weak) = (log.stores.clone(), Arc::downgrade(&log.last));
         let start = move || notify(followed.clone(), weak.clone());
         tokio::spawn(supervision::task::supervise_until_done("job log notification", start));
-        Ok(NatsJobLog { context, stream, bucket, subject, last })
+        Ok(log)
+    }
+
+    /// Returns the sequence numbers of the stored snapshots, the newest last.
+    async fn snapshots(&self) -> Result<Vec<u64>, JobLogError> {
+        let (_, bucket) = self.stores.open().await?;
+        let mut found = Vec::new();
+        let mut objects = bucket.list().await.map_err(unavailable)?;
+        while let Some(object) = objects.next().await {
+            let object = object.map_err(unavailable)?;
+            found.extend(
+                object.name.strip_prefix(SNAPSHOT_PREFIX).and_then(|number| number.parse::<u64>().ok()),
+            );
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+}
+
+impl NatsStores {
+    /// Returns the stream and the bucket, while a server is connected.
+    async fn open(&self) -> Result<&(stream::Stream, ObjectStore), JobLogError> {
+        self.connected().await?;
+        self.opened.get_or_try_init(|| self.create()).await
+    }
+
+    /// Creates the stream and the bucket if they do not exist.
+    async fn create(&self) -> Result<(stream::Stream, ObjectStore), JobLogError> {
+        let NatsLogConfig { servers: _, queue, replicas } = &self.config;
+        let name = format!("meridian-jobs-{queue}");
+        let stream = self.context.get_or_create_stream(stream::Config {
+            name: name.clone(),
+            subjects: vec![self.subject.clone()],
+            storage: stream::StorageType::File,
+            num_replicas: *replicas,
+            discard: stream::DiscardPolicy::New,
+            duplicate_window: DEDUPLICATION,
+            ..stream::Config::default()
+        });
+        let stream = stream.await.map_err(unavailable)?;
+        let bucket = match self.context.get_object_store(&name).await {
+            Ok(bucket) => bucket,
+            Err(_) => {
+                let (bucket, num_replicas) = (name, *replicas);
+                let config = object_store::Config { bucket, num_replicas, ..object_store::Config::default() };
+                self.context.create_object_store(config).await.map_err(unavailable)?
+            }
+        };
+        Ok((stream, bucket))
     }
 
     /// Waits for a connection, which is replaced within milliseconds if one of several servers ends. Without this a request
@@ -119,20 +162,6 @@ impl NatsJobLog {
             tokio::time::sleep(CONNECT_PERIOD).await;
         }
         Ok(())
-    }
-
-    /// Returns the sequence numbers of the stored snapshots, the newest last.
-    async fn snapshots(&self) -> Result<Vec<u64>, JobLogError> {
-        let mut found = Vec::new();
-        let mut objects = self.bucket.list().await.map_err(unavailable)?;
-        while let Some(object) = objects.next().await {
-            let object = object.map_err(unavailable)?;
-            found.extend(
-                object.name.strip_prefix(SNAPSHOT_PREFIX).and_then(|number| number.parse::<u64>().ok()),
-            );
-        }
-        found.sort_unstable();
-        Ok(found)
     }
 }
 
@@ -158,7 +187,7 @@ fn snapshot_name(applied: u64) -> String {
 }
 
 /// Sets the sequence number when messages arrive, until the log is dropped.
-async fn notify(stream: stream::Stream, last: std::sync::Weak<watch::Sender<u64>>) {
+async fn notify(stores: Arc<NatsStores>, last: std::sync::Weak<watch::Sender<u64>>) {
     let advance = |sequence: u64| {
         let last = last.upgrade();
         last.map(|last| last.send_if_modified(|last| std::mem::replace(last, sequence.max(*last)) < sequence))
@@ -169,7 +198,8 @@ async fn notify(stream: stream::Stream, last: std::sync::Weak<watch::Sender<u64>
             headers_only: true,
             ..pull::OrderedConfig::default()
         };
-        if let Ok(consumer) = stream.create_consumer(config).await
+        if let Ok((stream, _)) = stores.open().await
+            && let Ok(consumer) = stream.create_consumer(config).await
             && let Ok(mut messages) = consumer.messages().await
         {
             // Entries that were appended before the consumer was created.
@@ -208,13 +238,13 @@ fn append_error(error: &PublishError) -> JobLogError {
 #[async_trait]
 impl JobLog for NatsJobLog {
     async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
-        self.connected().await?;
+        self.stores.open().await?;
         let payload = bytes::Bytes::from(serde_json::to_vec(entry).map_err(unavailable)?);
         let id = format!("{:032x}", rand::random::<u128>());
         let mut tries = 1;
         let sequence = loop {
             let message = PublishMessage::build().payload(payload.clone()).message_id(&id);
-            let published = match self.context.send_publish(self.subject.clone(), message).await {
+            let published = match self.stores.context.send_publish(self.subject.clone(), message).await {
                 Ok(acknowledgement) => acknowledgement.await,
                 Err(error) => Err(error),
             };
@@ -231,11 +261,12 @@ impl JobLog for NatsJobLog {
     }
 
     async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {
-        let state = self.stream.get_info().await.map_err(unavailable)?.state;
+        let (stream, _) = self.stores.open().await?;
+        let state = stream.get_info().await.map_err(unavailable)?.state;
         let first = after.saturating_add(1).max(state.first_sequence);
         let end = state.last_sequence.saturating_add(1).min(first.saturating_add(count as u64));
         let mut wanted = first..end;
-        let request = |sequence| async move { (sequence, self.stream.get_raw_message(sequence).await) };
+        let request = |sequence| async move { (sequence, stream.get_raw_message(sequence).await) };
         let mut requests: FuturesOrdered<_> = wanted.by_ref().take(READS_IN_FLIGHT).map(request).collect();
         let mut entries = Vec::new();
         while let Some((sequence, message)) = requests.next().await {
@@ -262,31 +293,33 @@ impl JobLog for NatsJobLog {
     }
 
     async fn latest(&self) -> Result<u64, JobLogError> {
-        self.connected().await?;
-        let latest = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
+        let (stream, _) = self.stores.open().await?;
+        let latest = stream.get_info().await.map_err(unavailable)?.state.last_sequence;
         self.last.send_if_modified(|last| std::mem::replace(last, latest.max(*last)) < latest);
         Ok(latest)
     }
 
     async fn save(&self, snapshot: QueueSnapshot) -> Result<(), JobLogError> {
         let QueueSnapshot { applied, jobs, batches } = snapshot;
-        let last = self.stream.get_info().await.map_err(unavailable)?.state.last_sequence;
+        let (stream, bucket) = self.stores.open().await?;
+        let last = stream.get_info().await.map_err(unavailable)?.state.last_sequence;
         let older = self.snapshots().await?;
         if applied == 0 || applied > last || older.last().is_some_and(|newest| *newest >= applied) {
             return Ok(());
         }
         let content = serde_json::to_vec(&StoredSnapshot { jobs, batches }).map_err(unavailable)?;
-        self.bucket.put(snapshot_name(applied).as_str(), &mut &content[..]).await.map_err(unavailable)?;
-        self.stream.purge().sequence(applied + 1).await.map_err(unavailable)?;
+        bucket.put(snapshot_name(applied).as_str(), &mut &content[..]).await.map_err(unavailable)?;
+        stream.purge().sequence(applied + 1).await.map_err(unavailable)?;
         for before in older {
-            self.bucket.delete(snapshot_name(before)).await.map_err(unavailable)?;
+            bucket.delete(snapshot_name(before)).await.map_err(unavailable)?;
         }
         Ok(())
     }
 
     async fn saved(&self) -> Result<QueueSnapshot, JobLogError> {
         let Some(applied) = self.snapshots().await?.pop() else { return Ok(QueueSnapshot::default()) };
-        let mut object = self.bucket.get(snapshot_name(applied)).await.map_err(unavailable)?;
+        let (_, bucket) = self.stores.open().await?;
+        let mut object = bucket.get(snapshot_name(applied)).await.map_err(unavailable)?;
         let mut content = Vec::new();
         object.read_to_end(&mut content).await.map_err(unavailable)?;
         let StoredSnapshot { jobs, batches } = read_snapshot(&content).map_err(unavailable)?;
