@@ -1,4 +1,4 @@
-//! What a queue leaves behind: after the retention time no file has an input, a result, or the name of a tenant.
+//! Files of a queue after the retention time: none has an input, a result, or the name of a tenant.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
@@ -33,7 +33,7 @@ fn config() -> QueueConfig {
     QueueConfig { retention: RETENTION, ..fixture::config(3, Duration::from_millis(10)) }
 }
 
-async fn until(description: &str, mut holds: impl FnMut() -> bool) {
+async fn wait_until(description: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {
         assert!(begun.elapsed() < TIMEOUT, "timed out: {description}");
@@ -81,8 +81,8 @@ async fn after_the_retention_time_no_file_has_an_input_a_result_or_a_tenant() {
     let waiting = use_queue(&host).await;
     assert!(!files_with(dir.path(), TENANT).is_empty() && !files_with(dir.path(), INPUT).is_empty());
     // One job waits, and keeps the object with the inputs of the others.
-    until("four jobs are removed", || host.totals().finished == 0).await;
-    until("only the input of the job that waits is left", || {
+    wait_until("four jobs are removed", || host.totals().finished == 0).await;
+    wait_until("only the input of the job that waits is left", || {
         let inputs = (0..5).map(|number| format!("{INPUT} {number}"));
         inputs.into_iter().all(|input| files_with(dir.path(), &input).is_empty() == (input != waiting))
             && files_with(dir.path(), RESULT).is_empty()
@@ -91,8 +91,8 @@ async fn after_the_retention_time_no_file_has_an_input_a_result_or_a_tenant() {
     let taken = host.take("minilm", 1, WORKER).await.unwrap();
     assert_eq!(taken[0].body, waiting, "which is kept");
     assert_eq!(host.cancel(TENANT, taken[0].id).await, Ok(Cancellation::Confirmed));
-    until("no job is left", || host.totals().finished == 0).await;
-    until("nothing of the jobs is left", || {
+    wait_until("no job is left", || host.totals().finished == 0).await;
+    wait_until("nothing of the jobs is left", || {
         [TENANT, INPUT, RESULT].iter().all(|text| files_with(dir.path(), text).is_empty())
     })
     .await;
@@ -128,8 +128,8 @@ async fn after_the_retention_time_no_file_of_nats_has_them_either() {
     assert!(files_with(server.dir(), INPUT).is_empty() && files_with(server.dir(), RESULT).is_empty());
     let taken = host.take("minilm", 1, WORKER).await.unwrap();
     assert_eq!(host.cancel(TENANT, taken[0].id).await, Ok(Cancellation::Confirmed));
-    until("no job is left", || host.totals().finished == 0).await;
-    until("nothing of the jobs is left", || {
+    wait_until("no job is left", || host.totals().finished == 0).await;
+    wait_until("nothing of the jobs is left", || {
         let stores = [dir.path(), server.dir()];
         let is_left = |text: &&str| stores.iter().any(|store| !files_with(store, text).is_empty());
         ![TENANT, INPUT, RESULT].iter().any(is_left)

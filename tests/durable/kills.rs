@@ -12,11 +12,11 @@ use tokio::sync::watch;
 /// Times that each process is killed.
 const TIMES: usize = 2;
 /// Longest time until a killed process is started again, milliseconds.
-const DOWN_MS_MAX: u64 = 1500;
+const DOWN_MS_MAX: u64 = 1000;
 /// Period of checks of the progress of the load.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// What is killed.
+/// Process or processes to kill.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kill {
     Gateway(usize),

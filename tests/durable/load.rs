@@ -42,7 +42,7 @@ struct Accepted {
     is_cancelled: bool,
 }
 
-/// What the clients saw.
+/// Responses to all submissions.
 #[derive(Default)]
 pub(crate) struct Submissions {
     accepted: BTreeMap<usize, Accepted>,

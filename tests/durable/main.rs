@@ -34,7 +34,7 @@ static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const AMERICA: &str = "aws/us-east-1";
 const EUROPE: &str = "gcp/europe-west4";
 /// Jobs of a test with kills, unless `MERIDIAN_JOBS` says otherwise: the kills take most of its time.
-const JOBS: usize = 2000;
+const JOBS: usize = 1000;
 
 /// Two deployments, each placed in one region, so that the repeated submission of a job is one to the same queue.
 const DEPLOYMENTS: &str = "\
