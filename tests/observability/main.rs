@@ -92,7 +92,9 @@ fn array<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
 /// Returns each query of a dashboard with its legend.
 fn queries(dashboard: &Value) -> Vec<(&str, &str)> {
     let targets = array(dashboard, "panels").flat_map(|panel| array(panel, "targets"));
-    targets.map(|target| (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap())).collect()
+    targets
+        .map(|target| (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap()))
+        .collect()
 }
 
 #[test]
@@ -148,6 +150,25 @@ fn every_metric_and_label_of_the_rules_the_dashboards_and_the_runbook_exists() {
         }
     }
     assert!(complaints.is_empty(), "{complaints:#?}");
+}
+
+#[test]
+fn failed_requests_are_those_with_an_error_code_that_is_a_fault_of_meridian() {
+    let rules = read(&folder().join(RULES[0]));
+    let (_, rule) = rules.split_once("record: meridian_fleet:requests_bad:rate5m").unwrap();
+    let (_, outcomes) = rule.split_once("outcome=~\"").unwrap();
+    let counted: BTreeSet<_> = outcomes.split_once('"').unwrap().0.split('|').collect();
+
+    let page = read(&root().join("docs/errors.md"));
+    let (codes, _) = page.split_once("## Hub").unwrap();
+    let faults = codes.lines().filter_map(|line| {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let [_, code, _, _, fault, ..] = cells[..] else { return None };
+        ["capacity", "network", "replica"].contains(&fault).then(|| code.trim_matches('`'))
+    });
+    // Rejections by residency that no client causes, and responses that this side left incomplete.
+    let others = ["not_resident_here", "policy_too_old", "truncated", "shutdown"];
+    assert_eq!(counted, faults.chain(others).collect(), "left: the rule; right: docs/errors.md");
 }
 
 #[test]
