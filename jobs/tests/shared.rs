@@ -58,7 +58,7 @@ async fn a_process_continues_from_a_snapshot_that_has_replaced_entries_it_had_no
     let applied = *one.changes().borrow();
     let jobs = [id, second].map(|id| (id, one.job("a", id).unwrap().job));
     let store = log(&server).await;
-    store.save(QueueSnapshot { applied, jobs: jobs.to_vec() }).await.unwrap();
+    store.save(QueueSnapshot { applied, jobs: jobs.to_vec(), batches: Vec::new() }).await.unwrap();
     assert_eq!(store.read(0, 10).await.unwrap(), [], "no entry is left");
     tokio::spawn(tasks.run());
     let view = tokio::time::timeout(Duration::from_secs(10), two.latest_job("a", second)).await;

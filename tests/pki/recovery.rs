@@ -338,7 +338,7 @@ fn a_hub_on_etcd_loses_all_disks_and_its_folders_are_restored_beside_a_copy_of_e
         [&late[..], &["--inputs-per-second", "1", "--config", "late.toml", "--join", &unused]].concat();
     drop(fleet.start(&late));
     // And tables are published, which the running gateway has and the copy has not.
-    let lost_key = (0..3).map(|_| new_key(&fleet)).last().unwrap();
+    let [_, _, lost_key] = [(); 3].map(|()| new_key(&fleet));
     fleet.wait_until("the gateway has the last table", || region.send(&lost_key).0 == 200);
 
     drop((hub, etcd));

@@ -264,7 +264,7 @@ impl ReportReceiver {
             let is_check = tokio::select! {
                 _ = interval.tick() => {
                     checks += 1;
-                    checks % CHECK_INTERVALS == 0
+                    checks.is_multiple_of(CHECK_INTERVALS)
                 }
                 () = self.overdue.notified() => false,
             };
@@ -394,7 +394,7 @@ impl OpenStream {
         loop {
             self.next_interval(&mut interval).await;
             tick += 1;
-            if tick % CHECK_INTERVALS == 0 && !upstream.is_current(key, remote) {
+            if tick.is_multiple_of(CHECK_INTERVALS) && !upstream.is_current(key, remote) {
                 return ReportStreamEnd::Closed("the instance has another address".to_owned());
             }
             let requested = effects.region_monitor.states().spillover_demand(*index, Instant::now());

@@ -139,6 +139,7 @@ mod tests {
                 start_by: None,
                 idempotency: None,
                 webhook: Some(url.to_owned()),
+                chunk: None,
             },
             sequence: 1,
             attempts: 1,

@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use replica_api::error::ErrorCode;
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::plan::{DemandReportError, DemandReportV1, DemandV1, GatewayBoot};
 use scheduler_api::report::GATEWAYS_MAX;

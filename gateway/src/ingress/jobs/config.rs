@@ -132,7 +132,7 @@ impl JobsConfig {
         let queue = QueueConfig { limits, computation: policy, delivery, retention };
         let file_limits = FileLimits { bytes: file_bytes_max, tenant_bytes: file_bytes_per_tenant };
         let dir = files.path(dir);
-        valid.then(|| JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits })
+        valid.then_some(JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits })
     }
 
     /// Opens the queue of a region.

@@ -325,6 +325,7 @@ mod tests {
             start_by: None,
             idempotency: None,
             webhook: webhook.map(str::to_owned),
+            chunk: None,
         };
         DurableJob { spec, sequence: 1, attempts: 0, last_error: None, status }
     }

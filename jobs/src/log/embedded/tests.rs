@@ -62,7 +62,7 @@ async fn a_full_disk_keeps_what_is_stored_and_the_log_continues_with_space() {
     assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
     assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
     assert_eq!(*log.last().borrow(), 2);
-    let snapshot = QueueSnapshot { applied: 2, jobs: Vec::new() };
+    let snapshot = QueueSnapshot { applied: 2, jobs: Vec::new(), batches: Vec::new() };
     assert_eq!(log.save(snapshot).await, Err(JobLogError::Full), "the log is not replaced");
     full.store(false, Ordering::SeqCst);
     let first = log.append(&[record(5)]).await.unwrap();

@@ -199,8 +199,8 @@ pub struct HubState {
     /// Table in the store.
     persisted: RouteTable,
     table_write: TableWrite,
-    /// Nothing that a table depends on has changed since it was found that no other one is needed. To find that costs as much
-    /// as there are deployments and spokes, and the hub wakes up at least once a second for its plan.
+    /// No other table is needed, and what a table depends on has not changed since that was found. To find it costs as much as
+    /// there are deployments and spokes, and the hub wakes up at least once a second for its plan.
     is_table_current: bool,
     /// [`HubState::persisted`] has not been published yet.
     to_publish: bool,
