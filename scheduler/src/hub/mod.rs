@@ -302,7 +302,7 @@ async fn serve<S: Store>(
         candidate.run(stopping.clone()).await
     };
     let authority = async {
-        // The authority removes the note of the restoration. Without a sender the hub stops.
+        // The authority removes the mark of the restoration. Without a sender the hub stops.
         epoch_begun.await.ok();
         run_authority(authority, stopping.clone()).await
     };

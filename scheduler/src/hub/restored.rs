@@ -2,8 +2,8 @@
 //!
 //! Gateways have newer tables than a restored store, and reject older ones: without a new epoch, a revoked API key would
 //! stay in use until as many tables were published again. A hub that kept running notices that its store went back
-//! ([`scheduler_core::hub::required_epoch`]); one that lost its disks cannot, so `meridian restore` leaves it a note, the one because of
-//! which it also deletes the join tokens ([`super::pki::distrust_tokens`]).
+//! ([`scheduler_core::hub::required_epoch`]); one that lost its disks cannot, so `meridian restore` marks its identity
+//! folder. The hub deletes the join tokens for the same mark ([`super::pki::distrust_tokens`]).
 
 use std::path::PathBuf;
 
@@ -16,8 +16,8 @@ use super::pki::is_restored;
 use super::{HubError, records};
 use crate::events::{RestoredEpochBegun, StoreFailed};
 
-/// Begins a new epoch if the hub with this identity folder was restored; `now` is the time since 1970 in seconds. Waits for
-/// the store.
+/// Begins a new epoch if the hub with this identity folder was restored. `now` is the time since 1970 in seconds. Waits
+/// for the store.
 pub(super) async fn begin_epoch_if_restored<S: Store>(
     store: &S,
     folder: Option<PathBuf>,

@@ -102,7 +102,7 @@ pub(super) fn readable<T>(record: Result<T, RecordError>) -> Option<T> {
 /// Gives a store without an epoch the current time as its epoch. Such a store is new, and the tables published from it
 /// must supersede those that a hub published from an earlier store, which gateways still have. With the time as epoch,
 /// gateways accept a hub that has lost its disk at once, without an operator keeping numbers. A restored store keeps
-/// its epoch, and the operator who restores it raises the epoch.
+/// its epoch, which `meridian restore` raises ([`super::restored`]).
 async fn begin_epoch<S: Store>(store: &S, term: &Term, epoch_if_new: u64) -> Result<(), StoreError> {
     let when = vec![term.guard(), Compare::CreateRevision(keys::EPOCH.to_owned(), 0)];
     let value = epoch_if_new.to_string().into_bytes();

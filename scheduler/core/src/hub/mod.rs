@@ -161,8 +161,8 @@ pub enum HubCommand {
 ///
 /// `known` is the newest generation that a hub has seen; `epoch` and `table` are the current values of the store. A
 /// store that holds less than was seen before has been set back to an older copy. Generations counted from there would
-/// be used a second time, or be rejected by every reader of a higher one. Restoring a store includes raising its epoch;
-/// if the operator forgot this, a hub that kept running detects it here.
+/// be used a second time, or be rejected by every reader of a higher one. `meridian restore` raises the epoch; if only
+/// etcd was restored, a hub that kept running detects it here.
 pub fn required_epoch(known: Option<Generation>, epoch: u64, table: Option<Generation>) -> Option<u64> {
     let known = known?;
     let went_back = epoch <= known.epoch && table.is_none_or(|table| table < known);
