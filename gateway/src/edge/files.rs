@@ -54,7 +54,7 @@ const FORM_BYTES_MAX: usize = 64 << 10;
 const FILES_PAGE_DEFAULT: usize = 10_000;
 
 /// Sender of a request about files or batches.
-pub(super) struct Caller<'a> {
+pub(super) struct BatchCaller<'a> {
     pub(super) tenant: &'a Arc<Tenant>,
     pub(super) view: &'a View,
     /// Residency policy of the header of the request.
@@ -86,7 +86,7 @@ impl JobForwarder {
         &self,
         session: &mut ServerSession,
         call: BatchCall<'_>,
-        caller: Caller<'_>,
+        caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let (method, id, suffix) = match call {
@@ -115,7 +115,7 @@ impl JobForwarder {
     async fn create_batch(
         &self,
         session: &mut ServerSession,
-        caller: Caller<'_>,
+        caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let body = caller.body_reader.body(session, caller.owner).await?;
@@ -144,7 +144,7 @@ impl JobForwarder {
     async fn upload(
         &self,
         session: &mut ServerSession,
-        caller: Caller<'_>,
+        caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let UploadedForm { name, file } = receive(session, &caller).await?;
@@ -265,7 +265,7 @@ impl JobForwarder {
         &self,
         session: &mut ServerSession,
         request: RegionRequest<'_>,
-        caller: &Caller<'_>,
+        caller: &BatchCaller<'_>,
         id: &str,
     ) -> Result<UpstreamResponse, ForwardError> {
         let RegionRequest { region, method, path, body, allowed, headers: further } = request;
@@ -296,7 +296,7 @@ impl JobForwarder {
                     // Another idle connection or a new one: the number of idle ones is finite.
                     Err(gateway_core::outcome::AttemptFailure::StaleConnection) => {}
                     Err(failure) => {
-                        // The region did not respond; the client gets 503.
+                        // The region of a file or a batch did not respond (`failure`); the client gets 503.
                         tracing::debug!(id, ?failure, "request about a file or a batch failed");
                         return Err(unreachable(name));
                     }
@@ -335,7 +335,7 @@ impl JobForwarder {
         &self,
         session: &mut ServerSession,
         page: (&'static str, usize),
-        caller: Caller<'_>,
+        caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let query = session.req_header().uri.query().unwrap_or_default().to_owned();
@@ -356,7 +356,10 @@ impl JobForwarder {
 }
 
 /// Receives the form of an upload. Only the file is kept.
-async fn receive(session: &mut ServerSession, caller: &Caller<'_>) -> Result<UploadedForm, ForwardError> {
+async fn receive(
+    session: &mut ServerSession,
+    caller: &BatchCaller<'_>,
+) -> Result<UploadedForm, ForwardError> {
     let result = receive_form(session, caller).await;
     if let Err(error) = &result {
         caller.body_reader.count_rejection(error);
@@ -364,7 +367,10 @@ async fn receive(session: &mut ServerSession, caller: &Caller<'_>) -> Result<Upl
     Ok(result?)
 }
 
-async fn receive_form(session: &mut ServerSession, caller: &Caller<'_>) -> Result<UploadedForm, BodyError> {
+async fn receive_form(
+    session: &mut ServerSession,
+    caller: &BatchCaller<'_>,
+) -> Result<UploadedForm, BodyError> {
     let header = |name| session.get_header(name).and_then(|value| value.to_str().ok());
     if header(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
         let message = "An upload has no content coding; send it without `content-encoding`.";

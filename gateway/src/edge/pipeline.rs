@@ -8,7 +8,7 @@
 //! [`Authenticator`] identifies the tenant by an API key, or by a signed token of its issuer. [`RequestReader`] reads headers and
 //! body, and determines deployment, cost, priority and allowed regions; then it routes and admits the request.
 
-use super::files::Caller;
+use super::files::BatchCaller;
 use super::forwarder::{Forwarder, Permit};
 use super::jobs::{self, JobForwarder, PAGE_DEFAULT};
 use super::models;
@@ -150,7 +150,7 @@ impl Pipeline {
                 let owner = BodyOwner { tenant: Some(tenant.index), connection: None };
                 let body_reader = &self.reader.body_reader;
                 let caller =
-                    Caller { tenant: &tenant, view: &view, requested: &requested, body_reader, owner };
+                    BatchCaller { tenant: &tenant, view: &view, requested: &requested, body_reader, owner };
                 return self.jobs.batch_call(session, call, caller, context).await;
             }
             Endpoint::Jobs => {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 /// File to be stored.
 #[derive(Debug, Clone)]
-pub struct NewFile {
+pub struct NewUpload {
     /// Tenant.
     pub tenant: String,
     /// Name that the client gave it.
@@ -58,7 +58,7 @@ pub struct FileContent {
     pub parts: Vec<Vec<StoredRange>>,
 }
 
-/// What the job of a chunk computes, beside its payload.
+/// Work of the job of a chunk, beside its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChunkWork {
     /// Batch.
@@ -85,7 +85,7 @@ pub struct ChunkLines {
 }
 
 impl ChunkLines {
-    /// Returns what is stored.
+    /// Returns the parts that are stored.
     pub(super) fn parts(&self) -> impl Iterator<Item = Bytes> {
         [self.output.clone(), self.errors.clone()].into_iter().filter(|part| !part.is_empty())
     }
@@ -126,8 +126,8 @@ impl QueueHost {
     /// # Errors
     ///
     /// When the limit would be exceeded, or the store cannot be written.
-    pub async fn store_file(&self, file: NewFile, limit: u64) -> Result<UploadId, QueueError> {
-        let NewFile { tenant, name, text, models, segments } = file;
+    pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<UploadId, QueueError> {
+        let NewUpload { tenant, name, text, models, segments } = file;
         let bytes = text.len() as u64;
         let stored = self.shared.applied.lock().queue.batches().bytes_of(&tenant).saturating_add(bytes);
         if stored > limit {
@@ -312,7 +312,7 @@ impl QueueHost {
         Ok(effects.last() == Some(&RecordEffect::Changed))
     }
 
-    /// Returns what a chunk computes.
+    /// Returns the work of a chunk.
     pub fn chunk_work(&self, chunk: BatchChunkRef) -> Option<ChunkWork> {
         let applied = self.shared.applied.lock();
         let table = applied.queue.batches();

@@ -5,7 +5,7 @@
 //! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica.
 
 use super::api::kind;
-use super::worker::{AttemptEnd, JobComputation};
+use super::worker::{JobComputation, ReplicaAttemptEnd};
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jobs::queue_host::{ChunkLines, ChunkWork, ComputationEnd, TakenJob};
@@ -95,7 +95,7 @@ impl JobComputation {
             }
             let Some((request, end)) = in_flight.next().await else { break };
             let end = match end {
-                AttemptEnd::Computed(response) => {
+                ReplicaAttemptEnd::Computed(response) => {
                     let (lines, split) = (lines.clone(), request.clone());
                     let divided = cpu.run(None, move || divide(batch, &lines, &split, &response)).await;
                     match divided {
@@ -103,9 +103,9 @@ impl JobComputation {
                             results.extend(divided);
                             continue;
                         }
-                        None => {
-                            AttemptEnd::Failed("the response has not one vector for each input".to_owned())
-                        }
+                        None => ReplicaAttemptEnd::Failed(
+                            "the response has not one vector for each input".to_owned(),
+                        ),
                     }
                 }
                 end => end,
@@ -113,29 +113,33 @@ impl JobComputation {
             let alone = request.members.len() == 1;
             let line = &lines[request.members[0].at];
             match end {
-                AttemptEnd::Rejected(_) | AttemptEnd::Failed(_)
+                ReplicaAttemptEnd::Rejected(_) | ReplicaAttemptEnd::Failed(_)
                     if !alone && (is_rejected(&end) || is_last) =>
                 {
                     waiting.extend(request.members.iter().map(|member| lines[member.at].alone(member.at)));
                 }
-                AttemptEnd::Rejected((status, body)) => results.push(line.rejection(batch, status, &body)),
-                AttemptEnd::Failed(reason) if is_last => {
+                ReplicaAttemptEnd::Rejected((status, body)) => {
+                    results.push(line.rejection(batch, status, &body))
+                }
+                ReplicaAttemptEnd::Failed(reason) if is_last => {
                     let code = ErrorCode::Internal;
                     results.push(line.rejection(batch, code.status(), &ErrorBody::new(code, reason, None)));
                 }
-                AttemptEnd::Failed(reason) => return ComputationEnd::Other(ComputeEnd::Failed(reason)),
-                AttemptEnd::NoCapacity { reason, retry_after } => {
+                ReplicaAttemptEnd::Failed(reason) => {
+                    return ComputationEnd::Other(ComputeEnd::Failed(reason));
+                }
+                ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
                     return ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after });
                 }
-                AttemptEnd::Computed(_) => {}
+                ReplicaAttemptEnd::Computed(_) => {}
             }
         }
         ComputationEnd::Chunk(cpu.run(None, move || joined(results)).await)
     }
 }
 
-fn is_rejected(end: &AttemptEnd) -> bool {
-    matches!(end, AttemptEnd::Rejected(_))
+fn is_rejected(end: &ReplicaAttemptEnd) -> bool {
+    matches!(end, ReplicaAttemptEnd::Rejected(_))
 }
 
 /// Reads the lines of a chunk, and makes the requests for them.

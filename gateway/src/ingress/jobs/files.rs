@@ -14,7 +14,7 @@ use crate::respond::{self, ForwardError, Rejection};
 use bytes::Bytes;
 use gateway_core::memory::BodyOwner;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use jobs::queue_host::{FileContent, FileInfo, NewFile};
+use jobs::queue_host::{FileContent, FileInfo, NewUpload};
 use jobs_core::batch::id::BatchFileId;
 use jobs_core::batch::segment;
 use jobs_core::batch::state::FileDeletion;
@@ -67,7 +67,7 @@ impl JobApi {
             Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {error}.")).of("file")
         })?;
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
-        let new = NewFile { tenant: tenant.clone(), name, text: file.bytes.clone(), models, segments };
+        let new = NewUpload { tenant: tenant.clone(), name, text: file.bytes.clone(), models, segments };
         let stored = queue.recorded(queue.host.store_file(new, limits.tenant_bytes).await);
         let id = BatchFileId::Upload(stored.map_err(rejected)?);
         queue.metrics.files.add(1);

@@ -79,7 +79,7 @@ pub(in crate::ingress) struct JobComputation {
 }
 
 /// End of one request to a replica.
-pub(super) enum AttemptEnd {
+pub(super) enum ReplicaAttemptEnd {
     /// The response.
     Computed(Bytes),
     /// The same request would fail again: its status and its error.
@@ -95,13 +95,15 @@ pub(super) enum AttemptEnd {
     },
 }
 
-impl From<AttemptEnd> for ComputationEnd {
-    fn from(end: AttemptEnd) -> ComputationEnd {
+impl From<ReplicaAttemptEnd> for ComputationEnd {
+    fn from(end: ReplicaAttemptEnd) -> ComputationEnd {
         ComputationEnd::Other(match end {
-            AttemptEnd::Computed(result) => return ComputationEnd::Computed(result),
-            AttemptEnd::Rejected((_, error)) => ComputeEnd::Rejected(error.error.message),
-            AttemptEnd::Failed(reason) => ComputeEnd::Failed(reason),
-            AttemptEnd::NoCapacity { reason, retry_after } => ComputeEnd::NoCapacity { reason, retry_after },
+            ReplicaAttemptEnd::Computed(result) => return ComputationEnd::Computed(result),
+            ReplicaAttemptEnd::Rejected((_, error)) => ComputeEnd::Rejected(error.error.message),
+            ReplicaAttemptEnd::Failed(reason) => ComputeEnd::Failed(reason),
+            ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
+                ComputeEnd::NoCapacity { reason, retry_after }
+            }
         })
     }
 }
@@ -343,7 +345,7 @@ fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
 
 impl JobComputation {
     /// Sends one request of a job, as the ingress forwards the request of a gateway.
-    pub(super) async fn attempt(&self, id: String, spec: &JobSpec, body: Bytes) -> AttemptEnd {
+    pub(super) async fn attempt(&self, id: String, spec: &JobSpec, body: Bytes) -> ReplicaAttemptEnd {
         let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
             let message = format!("`{}` is not the name of a deployment", spec.deployment);
             return rejected(ErrorCode::ModelNotFound, message);
@@ -383,16 +385,16 @@ impl JobComputation {
     }
 }
 
-fn rejected(code: ErrorCode, message: String) -> AttemptEnd {
-    AttemptEnd::Rejected((code.status(), ErrorBody::new(code, message, None)))
+fn rejected(code: ErrorCode, message: String) -> ReplicaAttemptEnd {
+    ReplicaAttemptEnd::Rejected((code.status(), ErrorBody::new(code, message, None)))
 }
 
-fn failed(reason: impl Into<String>) -> AttemptEnd {
-    AttemptEnd::Failed(reason.into())
+fn failed(reason: impl Into<String>) -> ReplicaAttemptEnd {
+    ReplicaAttemptEnd::Failed(reason.into())
 }
 
 /// Returns the end of an attempt that no replica has responded to.
-fn not_computed(rejection: Rejection) -> AttemptEnd {
+fn not_computed(rejection: Rejection) -> ReplicaAttemptEnd {
     let Rejection { code, message, retry_after, .. } = rejection;
     match code.fault() {
         Fault::Policy | Fault::Caller | Fault::Quota => rejected(code, message),
@@ -401,13 +403,13 @@ fn not_computed(rejection: Rejection) -> AttemptEnd {
     }
 }
 
-fn no_capacity(reason: String, retry_after: Option<Duration>) -> AttemptEnd {
+fn no_capacity(reason: String, retry_after: Option<Duration>) -> ReplicaAttemptEnd {
     let retry_after = retry_after.unwrap_or(NO_CAPACITY_PAUSE).max(PAUSE);
-    AttemptEnd::NoCapacity { reason, retry_after }
+    ReplicaAttemptEnd::NoCapacity { reason, retry_after }
 }
 
 /// Reads the response of a replica.
-async fn received(upstream: &Upstream, response: UpstreamResponse) -> AttemptEnd {
+async fn received(upstream: &Upstream, response: UpstreamResponse) -> ReplicaAttemptEnd {
     let UpstreamResponse { head, body } = response;
     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
     let body = match body {
@@ -432,7 +434,7 @@ async fn received(upstream: &Upstream, response: UpstreamResponse) -> AttemptEnd
     };
     let status = head.status.as_u16();
     if (200..300).contains(&status) {
-        return AttemptEnd::Computed(body);
+        return ReplicaAttemptEnd::Computed(body);
     }
     let retry_after =
         text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
@@ -443,11 +445,11 @@ async fn received(upstream: &Upstream, response: UpstreamResponse) -> AttemptEnd
         }
         Some(code) if code.remedy() == Remedy::Nothing && code != ErrorCode::DeadlineExceeded => {
             let param = param(&body);
-            AttemptEnd::Rejected((status, ErrorBody::new(code, reason, param.as_deref())))
+            ReplicaAttemptEnd::Rejected((status, ErrorBody::new(code, reason, param.as_deref())))
         }
         Some(_) => failed(reason),
         None if (400..500).contains(&status) && ![408, 429].contains(&status) => {
-            AttemptEnd::Rejected((status, ErrorBody::new(ErrorCode::InvalidValue, reason, None)))
+            ReplicaAttemptEnd::Rejected((status, ErrorBody::new(ErrorCode::InvalidValue, reason, None)))
         }
         None => failed(reason),
     }

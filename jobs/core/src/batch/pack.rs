@@ -81,23 +81,23 @@ pub fn pack(lines: &[&BatchLine<'_>]) -> Vec<PackedRequest> {
 }
 
 #[derive(Deserialize)]
-struct EmbeddingsResponse<'a> {
+struct PackedResponse<'a> {
     #[serde(borrow)]
-    data: Vec<EmbeddingsRow<'a>>,
+    data: Vec<PackedRow<'a>>,
     #[serde(borrow)]
     model: &'a RawValue,
-    usage: EmbeddingsUsage,
+    usage: PackedUsage,
 }
 
 #[derive(Deserialize)]
-struct EmbeddingsRow<'a> {
+struct PackedRow<'a> {
     #[serde(borrow)]
     embedding: &'a RawValue,
     index: usize,
 }
 
 #[derive(Deserialize)]
-struct EmbeddingsUsage {
+struct PackedUsage {
     prompt_tokens: u64,
 }
 
@@ -107,7 +107,7 @@ pub fn split(request: &PackedRequest, response: &[u8]) -> Option<Vec<String>> {
     if let [_] = request.members.as_slice() {
         return Some(vec![String::from_utf8(response.to_vec()).ok()?]);
     }
-    let EmbeddingsResponse { data, model, usage } = serde_json::from_slice(response).ok()?;
+    let PackedResponse { data, model, usage } = serde_json::from_slice(response).ok()?;
     let inputs: usize = request.members.iter().map(|member| member.inputs).sum();
     if data.len() != inputs || !data.iter().enumerate().all(|(at, row)| row.index == at) {
         return None;

@@ -247,7 +247,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
     #[test]
-    fn each_line_is_counted_once_whatever_happens(
+    fn each_line_is_counted_once_in_any_history(
         lines in 1usize..60,
         steps in prop::collection::vec(step(), 0..80),
         cancels in any::<bool>(),
