@@ -1,6 +1,6 @@
 //! `meridian get jobs`: the durable jobs of a tenant, through a gateway, with the tenant's API key.
 //!
-//! A hub does not know jobs: the queues of the regions have them, and a gateway asks the regions that the tenant may read.
+//! A hub does not know jobs: the queues of the regions have them, and a gateway reads those that the tenant's residency policy allows.
 
 use crate::cli::GetJobsOptions;
 use loadtest::client::jobs::{ClientJob, ClientJobFilter, ClientJobPage};

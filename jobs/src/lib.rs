@@ -5,9 +5,10 @@
 //! ```
 //!
 //! In reading order: [`log`] stores the records of a queue ([`log::EmbeddedJobLog`] in one file), [`objects`] the payloads
-//! and results, and [`queue_host`] writes both and applies the log. [`webhook`] sends results. The decisions are in
+//! and results in a folder or in a [`bucket`], and [`queue_host`] writes both and applies the log. [`webhook`] sends results. The decisions are in
 //! `jobs_core`.
 
+pub mod bucket;
 pub mod log;
 pub mod objects;
 pub mod queue_host;

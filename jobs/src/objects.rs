@@ -10,11 +10,12 @@
 //! With keys each payload and each result is encrypted by itself with AES-256-GCM, as `key id (4 bytes), nonce (12 bytes),
 //! ciphertext, tag (16 bytes)`. Object number and offset are authenticated, so a store cannot exchange two of them.
 
+use crate::bucket::{BucketConfig, BucketError};
 use bytes::{Bytes, BytesMut};
 use jobs_core::job::StoredRange;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
 use rand::Rng;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use sha2::{Digest, Sha256};
@@ -29,6 +30,8 @@ const KEY_ID_LEN: usize = 4;
 pub const KEY_LEN: usize = 32;
 /// Bits of an object number that are random. The others are the time in milliseconds.
 const RANDOM_BITS: u32 = 20;
+/// Tries to replace an object that other processes replace as well.
+const ERASE_TRIES: usize = 8;
 /// Tries to find a number that no object has.
 const NUMBER_TRIES: usize = 8;
 
@@ -46,6 +49,9 @@ pub enum ObjectError {
         "a part of the object {0:016x} cannot be decrypted with the configured keys; add the key that encrypted it"
     )]
     Undecryptable(u64),
+    /// The object store rejects the credentials; the text has the cause. An operator must change them or the policy.
+    #[error("the object store denies access; check the credentials and the policy of the bucket: {0}")]
+    Denied(String),
     /// The object store cannot be read or written now; the text has the cause.
     #[error("the object store is unavailable: {0}")]
     Unavailable(String),
@@ -60,7 +66,8 @@ struct ObjectKey {
 /// Objects of a queue.
 pub struct JobObjects {
     store: Arc<dyn ObjectStore>,
-    folder: PathBuf,
+    /// Folder of the objects; none if they are in a bucket.
+    folder: Option<PathBuf>,
     keys: Vec<ObjectKey>,
 }
 
@@ -74,8 +81,17 @@ impl JobObjects {
     pub fn in_folder(folder: &Path) -> io::Result<JobObjects> {
         std::fs::create_dir_all(folder)?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
-        let folder = folder.to_owned();
+        let folder = Some(folder.to_owned());
         Ok(JobObjects { store: Arc::new(store.with_fsync(true)), folder, keys: Vec::new() })
+    }
+
+    /// Stores objects in a bucket, which several processes may share. Sends no request.
+    ///
+    /// # Errors
+    ///
+    /// When the settings or the certificates of the authorities are invalid.
+    pub fn in_bucket(config: &BucketConfig) -> Result<JobObjects, BucketError> {
+        Ok(JobObjects { store: config.open()?, folder: None, keys: Vec::new() })
     }
 
     /// Encrypts new objects with the first of these keys. The others decrypt older objects.
@@ -170,24 +186,45 @@ impl JobObjects {
         }
     }
 
-    /// Overwrites a part with zeros. An object that does not exist is ignored.
-    pub async fn erase(&self, range: StoredRange) -> Result<(), ObjectError> {
-        let file = self.folder.join(path(range.object).as_ref());
-        let erased = async {
-            let mut file = match tokio::fs::File::options().write(true).open(file).await {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                opened => opened?,
-            };
-            file.seek(io::SeekFrom::Start(range.offset)).await?;
-            let mut left = range.length;
-            while left > 0 {
-                let zeros = &[0; 4096][..left.min(4096) as usize];
-                file.write_all(zeros).await?;
-                left -= zeros.len() as u64;
+    /// Overwrites parts of one object with zeros. An object that does not exist is ignored.
+    pub async fn erase(&self, object: u64, parts: &[StoredRange]) -> Result<(), ObjectError> {
+        match &self.folder {
+            Some(folder) => {
+                let erased = erase_in_file(&folder.join(path(object).as_ref()), parts).await;
+                erased.map_err(|error| ObjectError::Unavailable(error.to_string()))
             }
-            file.sync_data().await
-        };
-        erased.await.map_err(|error: io::Error| ObjectError::Unavailable(error.to_string()))
+            None => self.erase_in_bucket(object, parts).await,
+        }
+    }
+
+    /// Replaces an object of a bucket, where a part of an object cannot be written.
+    async fn erase_in_bucket(&self, object: u64, parts: &[StoredRange]) -> Result<(), ObjectError> {
+        for _ in 0..ERASE_TRIES {
+            let read = match self.store.get(&path(object)).await {
+                Err(object_store::Error::NotFound { .. }) => return Ok(()),
+                read => read.map_err(|error| unavailable(&error))?,
+            };
+            let version =
+                UpdateVersion { e_tag: read.meta.e_tag.clone(), version: read.meta.version.clone() };
+            let mut content = BytesMut::from(read.bytes().await.map_err(|error| unavailable(&error))?);
+            for part in parts {
+                let end = part.offset.saturating_add(part.length).min(content.len() as u64);
+                if part.offset < end {
+                    content[part.offset as usize..end as usize].fill(0);
+                }
+            }
+            let options = PutOptions::from(PutMode::Update(version));
+            match self.store.put_opts(&path(object), content.freeze().into(), options).await {
+                // Deleted meanwhile.
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
+                // Another process has erased another part.
+                Err(object_store::Error::Precondition { .. }) => {}
+                Err(error) => return Err(unavailable(&error)),
+            }
+        }
+        Err(ObjectError::Unavailable(format!(
+            "another process has replaced the object {object:016x} {ERASE_TRIES} times"
+        )))
     }
 
     /// Returns the numbers of all objects.
@@ -199,7 +236,11 @@ impl JobObjects {
 
     /// Deletes the files that interrupted writes have left, of objects that were written before this time since the Unix epoch.
     pub async fn delete_interrupted(&self, before: Duration) -> io::Result<()> {
-        let mut entries = tokio::fs::read_dir(&self.folder).await?;
+        let Some(folder) = &self.folder else {
+            // The store deletes the parts of interrupted uploads, by a rule of the bucket.
+            return Ok(());
+        };
+        let mut entries = tokio::fs::read_dir(folder).await?;
         while let Some(entry) = entries.next_entry().await? {
             let name = entry.file_name();
             // `object_store` writes to the name of the object with `#` and a number.
@@ -240,7 +281,37 @@ fn unavailable(error: &object_store::Error) -> ObjectError {
         }
         cause = error.source();
     }
-    ObjectError::Unavailable(error.to_string())
+    let text = error.to_string();
+    // The error of a response has no other form; its text has the status and the code.
+    if FULL.iter().any(|full| text.contains(full)) {
+        return ObjectError::Full;
+    }
+    match error {
+        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
+            ObjectError::Denied(text)
+        }
+        _ => ObjectError::Unavailable(text),
+    }
+}
+
+/// Status and codes of a bucket whose disk or quota is full: HTTP, MinIO, Ceph.
+const FULL: [&str; 3] = ["507 Insufficient Storage", "StorageFull", "QuotaExceeded"];
+
+async fn erase_in_file(file: &Path, parts: &[StoredRange]) -> io::Result<()> {
+    let mut file = match tokio::fs::File::options().write(true).open(file).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    for part in parts {
+        file.seek(io::SeekFrom::Start(part.offset)).await?;
+        let mut left = part.length;
+        while left > 0 {
+            let zeros = &[0; 4096][..left.min(4096) as usize];
+            file.write_all(zeros).await?;
+            left -= zeros.len() as u64;
+        }
+    }
+    file.sync_data().await
 }
 
 #[cfg(test)]
@@ -267,13 +338,13 @@ mod tests {
             let stored = std::fs::read(dir.path().join(format!("{object:016x}"))).unwrap();
             let is_readable = stored.windows(5).any(|window| window == b"first");
             assert_eq!(is_readable, keys.is_empty());
-            open().erase(ranges[0]).await.unwrap();
+            open().erase(object, &ranges[..1]).await.unwrap();
             let erased = std::fs::read(dir.path().join(format!("{object:016x}"))).unwrap();
             assert_eq!(erased.len(), stored.len());
             assert!(erased[..ranges[0].length as usize].iter().all(|byte| *byte == 0));
             assert_eq!(open().get(ranges[2]).await.unwrap(), parts()[2], "the others are kept");
             open().delete(object).await.unwrap();
-            open().erase(ranges[0]).await.unwrap();
+            open().erase(object, &ranges[..1]).await.unwrap();
             open().delete(object).await.unwrap();
             assert_eq!(open().get(ranges[0]).await, Err(ObjectError::Missing(object)));
         }

@@ -21,7 +21,7 @@ use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, 
 use jobs_core::record::{DeliveryOutcome, JobRecord};
 use jobs_core::webhook::MESSAGE_RESULT_BYTES_MAX;
 use rand::Rng;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
@@ -699,7 +699,7 @@ impl Shared {
         }
         let end = match error {
             ObjectError::Missing(_) | ObjectError::Undecryptable(_) => ComputeEnd::Rejected(reason),
-            ObjectError::Full | ObjectError::Unavailable(_) => {
+            ObjectError::Full | ObjectError::Denied(_) | ObjectError::Unavailable(_) => {
                 ComputeEnd::NoCapacity { reason, retry_after: RETRY_PAUSE }
             }
         };
@@ -782,11 +782,15 @@ impl Shared {
     /// Deletes payloads and results that no job has any more: the whole object if no other job refers to it. One that cannot
     /// be deleted remains until the sweep deletes its object.
     async fn discard(&self, ranges: Vec<StoredRange>) {
+        let mut by_object = BTreeMap::<u64, Vec<StoredRange>>::new();
         for range in ranges.into_iter().filter(|range| range.length > 0) {
-            let is_used = self.applied.lock().queue.refers_to(range.object);
+            by_object.entry(range.object).or_default().push(range);
+        }
+        for (object, parts) in by_object {
+            let is_used = self.applied.lock().queue.refers_to(object);
             match is_used {
-                true => self.objects.erase(range).await.ok(),
-                false => self.objects.delete(range.object).await.ok(),
+                true => self.objects.erase(object, &parts).await.ok(),
+                false => self.objects.delete(object).await.ok(),
             };
         }
     }

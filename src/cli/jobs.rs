@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Jobs")]
 pub(crate) struct GetJobsOptions {
-    /// Gateway that is asked for jobs; may be repeated, for others that replace it
+    /// Gateway of the jobs; may be repeated, for others that replace it
     #[arg(long, value_name = "URL", env = "MERIDIAN_GATEWAY", default_value = "http://127.0.0.1:8080")]
     pub gateway: Vec<String>,
     /// API key of the tenant whose jobs are shown

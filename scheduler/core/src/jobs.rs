@@ -18,13 +18,26 @@ configuration::section! {
     /// Queue of durable jobs of the region.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct JobsSection {
-        /// Directory of the queue: its log, unless `nats` is set, and the inputs and results. One process uses it.
+        /// Directory of the queue: its log, unless `nats` is set, and the inputs and results, unless `objects` is set. One process
+        /// uses it.
         pub dir: PathBuf, like "\"jobs\"";
         /// Servers of NATS with JetStream that store the log instead of a file in `dir`. The spokes of a region then have one
-        /// queue, and `dir` must be a folder that they share.
+        /// queue, and `dir` must be a folder that they share, or `objects` be set.
         pub nats: Vec<String> = Vec::new(), in 0..=16, like "[\"nats://10.0.0.5:4222\"]";
         /// Number of NATS servers that store the log.
         pub nats_replicas: usize = 1, in 1..=5;
+        /// Bucket of an S3-compatible store for the inputs and results instead of `dir`, in a region that their residency allows. The
+        /// store must support conditional writes (`if-none-match: *`).
+        pub objects: Option<String>, like "\"s3://bucket/prefix\"";
+        /// URL of the store of `objects`; by default that of AWS in `objects_region`.
+        pub objects_endpoint: Option<String>, like "\"https://10.0.0.5:9000\"";
+        /// Region of the bucket, for its URL and signatures.
+        pub objects_region: String = "us-east-1".to_owned();
+        /// PEM certificates of the authorities of the store; by default those of the system.
+        pub objects_ca_file: Option<PathBuf>;
+        /// File with the access key of the bucket, in the format of `~/.aws/credentials` (profile `default`). By default the
+        /// variables `AWS_*` of the environment, a web identity, or the role of the instance.
+        pub objects_credentials_file: Option<PathBuf>;
         /// File with the keys of inputs and results, 64 hexadecimal digits on each line: the first encrypts, all decrypt.
         /// Without keys they are stored as they are.
         pub key_file: Option<PathBuf>;

@@ -3,6 +3,7 @@
 use super::webhooks::WebhookConfig;
 use backoff::Backoff;
 use configuration::{ConfigFile, Files};
+use jobs::bucket::{BucketConfig, BucketCredentials, BucketError};
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, JobLogOpenError, NatsJobLog, NatsLogConfig};
 use jobs::objects::{JobObjects, KEY_LEN};
 use jobs::queue_host::{QueueConfig, QueueHost, QueueTasks};
@@ -10,7 +11,7 @@ use jobs_core::decide::{AttemptPolicy, DeliveryPolicy, QueueLimits};
 use regions::RegionId;
 use scheduler_core::jobs::JobsSection;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct JobsConfig {
     /// Servers of the log; a file in `dir` if there are none.
     nats: Vec<String>,
     nats_replicas: usize,
+    /// Bucket of inputs and results; a folder in `dir` if there is none.
+    bucket: Option<BucketConfig>,
     /// Keys of inputs and results.
     keys: Vec<[u8; KEY_LEN]>,
     queue: QueueConfig,
@@ -49,11 +52,12 @@ pub(super) struct FileLimits {
 // Not derived: the keys are secret.
 impl std::fmt::Debug for JobsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits } = self;
+        let JobsConfig { dir, nats, nats_replicas, bucket, keys, queue, webhooks, file_limits } = self;
         f.debug_struct("JobsConfig")
             .field("dir", dir)
             .field("nats", nats)
             .field("nats_replicas", nats_replicas)
+            .field("bucket", bucket)
             .field("keys", &keys.len())
             .field("queue", queue)
             .field("webhooks", webhooks)
@@ -73,6 +77,9 @@ pub enum JobsError {
         /// Cause.
         source: io::Error,
     },
+    /// The settings of the bucket are invalid.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
     /// The log in a file cannot be opened.
     #[error("{0}; only one process can use jobs.dir")]
     LogFile(#[from] JobLogOpenError),
@@ -91,6 +98,11 @@ impl JobsConfig {
             dir,
             nats,
             nats_replicas,
+            objects,
+            objects_endpoint,
+            objects_region,
+            objects_ca_file,
+            objects_credentials_file,
             key_file,
             key_env,
             retention,
@@ -122,6 +134,15 @@ impl JobsConfig {
             (None, None) => Vec::new(),
             _ => files.secret(document, "jobs.key", key_file.as_deref(), key_env.as_deref(), parse_keys)?,
         };
+        let bucket = BucketSection {
+            objects,
+            objects_endpoint,
+            objects_region,
+            objects_ca_file,
+            objects_credentials_file,
+        };
+        let bucket =
+            bucket.read(document, files, !keys.is_empty()).map_err(|Reported| valid = false).ok().flatten();
         let webhooks = (webhook_secrets_file, webhook_ca, webhook_private_targets);
         let webhooks = WebhookConfig::read(webhooks, document, files)?;
         let delivery =
@@ -132,7 +153,7 @@ impl JobsConfig {
         let queue = QueueConfig { limits, computation: policy, delivery, retention };
         let file_limits = FileLimits { bytes: file_bytes_max, tenant_bytes: file_bytes_per_tenant };
         let dir = files.path(dir);
-        valid.then_some(JobsConfig { dir, nats, nats_replicas, keys, queue, webhooks, file_limits })
+        valid.then_some(JobsConfig { dir, nats, nats_replicas, bucket, keys, queue, webhooks, file_limits })
     }
 
     /// Opens the queue of a region.
@@ -141,9 +162,16 @@ impl JobsConfig {
     ///
     /// When its directory or its log cannot be opened.
     pub(super) async fn open(&self, region: &RegionId) -> Result<(QueueHost, QueueTasks), JobsError> {
-        let objects = self.dir.join(OBJECTS);
         let failed = |source| JobsError::Directory { dir: self.dir.clone(), source };
-        let objects = JobObjects::in_folder(&objects).map_err(failed)?.encrypted(&self.keys);
+        let objects = match &self.bucket {
+            None => JobObjects::in_folder(&self.dir.join(OBJECTS)).map_err(failed)?,
+            Some(bucket) => {
+                // Of the log.
+                std::fs::create_dir_all(&self.dir).map_err(failed)?;
+                JobObjects::in_bucket(bucket)?
+            }
+        };
+        let objects = objects.encrypted(&self.keys);
         let log: Arc<dyn JobLog> = match self.nats.as_slice() {
             [] => Arc::new(EmbeddedJobLog::open(&self.dir.join(LOG)).await?),
             servers => {
@@ -154,6 +182,117 @@ impl JobsConfig {
         };
         Ok(QueueHost::open(log, objects, self.queue).await?)
     }
+}
+
+/// Keys of the bucket.
+struct BucketSection {
+    objects: Option<String>,
+    objects_endpoint: Option<String>,
+    objects_region: String,
+    objects_ca_file: Option<PathBuf>,
+    objects_credentials_file: Option<PathBuf>,
+}
+
+/// A problem that was reported to the document.
+struct Reported;
+
+impl BucketSection {
+    /// Validates the keys; none if there is no bucket. `is_encrypted` says whether inputs and results are encrypted with keys.
+    fn read(
+        self,
+        document: &ConfigFile<'_>,
+        files: &Files<'_>,
+        is_encrypted: bool,
+    ) -> Result<Option<BucketConfig>, Reported> {
+        let BucketSection {
+            objects,
+            objects_endpoint,
+            objects_region,
+            objects_ca_file,
+            objects_credentials_file,
+        } = self;
+        let Some(url) = objects else {
+            for (key, is_set) in [
+                ("jobs.objects_endpoint", objects_endpoint.is_some()),
+                ("jobs.objects_ca_file", objects_ca_file.is_some()),
+                ("jobs.objects_credentials_file", objects_credentials_file.is_some()),
+            ] {
+                if is_set {
+                    document.problem(
+                        key,
+                        "has no effect without jobs.objects; set it, or remove this key".to_owned(),
+                    );
+                    return Err(Reported);
+                }
+            }
+            return Ok(None);
+        };
+        let Some((bucket, prefix)) = BucketConfig::parse_url(&url) else {
+            document.problem(
+                "jobs.objects",
+                format!("\"{url}\" is not a bucket; write s3://BUCKET or s3://BUCKET/PREFIX"),
+            );
+            return Err(Reported);
+        };
+        if let Some(endpoint) = &objects_endpoint {
+            let problem = match endpoint_host(endpoint) {
+                None => Some("is not a server; write https://HOST or https://HOST:PORT"),
+                // On the way to another machine they could be read.
+                Some((host, false)) if !is_encrypted && !is_loopback(&host) => {
+                    Some("sends inputs and results unencrypted; write https, or set jobs.key_file")
+                }
+                Some(_) => None,
+            };
+            if let Some(problem) = problem {
+                document.problem("jobs.objects_endpoint", format!("\"{endpoint}\" {problem}"));
+                return Err(Reported);
+            }
+        }
+        let secret = |name: &str, path: Option<&Path>| match path {
+            None => Ok(None),
+            Some(path) => {
+                let text = files.secret(document, name, Some(path), None, |text| Ok(text.to_owned()));
+                text.map(Some).ok_or(Reported)
+            }
+        };
+        let credentials = match &objects_credentials_file {
+            None => None,
+            Some(path) => {
+                let parse = |text: &str| BucketCredentials::parse(text);
+                Some(
+                    files
+                        .secret(document, "jobs.objects_credentials", Some(path), None, parse)
+                        .ok_or(Reported)?,
+                )
+            }
+        };
+        let authorities = secret("jobs.objects_ca", objects_ca_file.as_deref())?.map(String::into_bytes);
+        Ok(Some(BucketConfig {
+            bucket,
+            prefix,
+            endpoint: objects_endpoint,
+            region: objects_region,
+            credentials,
+            authorities,
+        }))
+    }
+}
+
+/// Returns the host of a URL, and whether it has TLS.
+fn endpoint_host(url: &str) -> Option<(String, bool)> {
+    let uri: http::Uri = url.parse().ok()?;
+    let is_tls = match uri.scheme_str()? {
+        "https" => true,
+        "http" => false,
+        _ => return None,
+    };
+    let has_path = uri.path() != "/" || url.ends_with('/') || uri.query().is_some();
+    (!has_path && !url.contains('@')).then(|| (uri.host().unwrap_or_default().to_owned(), is_tls))
+}
+
+fn is_loopback(host: &str) -> bool {
+    let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn is_nats_url(text: &str) -> bool {
@@ -193,7 +332,6 @@ fn parse_keys(text: &str) -> Result<Vec<[u8; KEY_LEN]>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     fn read(text: &str) -> Result<JobsConfig, Vec<String>> {
         let environment = [("KEYS".to_owned(), format!("{}\n{}\n", "0f".repeat(32), "F0".repeat(32)))]
@@ -230,5 +368,42 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("write nats://HOST:PORT"), "{problems:?}");
         assert!(problems[1].contains("list all servers"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_bucket_is_read_with_its_credentials_and_an_unencrypted_way_to_it_is_rejected() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("credentials");
+        std::fs::write(&file, "[default]\naws_access_key_id = A\naws_secret_access_key = hidden\n")
+            .expect("written");
+        let bucket = format!(
+            "dir = \"jobs\"\nobjects = \"s3://jobs/eu\"\nobjects_endpoint = \"https://10.0.0.5:9000\"\nobjects_credentials_file = {file:?}"
+        );
+        let config = read(&bucket).expect("valid");
+        let bucket = config.bucket.as_ref().expect("a bucket");
+        assert_eq!((bucket.bucket.as_str(), bucket.prefix.as_str()), ("jobs", "eu"));
+        assert_eq!(bucket.credentials.as_ref().expect("credentials").secret_key, "hidden");
+        assert!(!format!("{config:?}").contains("hidden"));
+        for (text, part) in [
+            ("objects = \"bucket\"", "write s3://BUCKET"),
+            ("objects_endpoint = \"https://a\"", "has no effect without jobs.objects"),
+            ("objects = \"s3://jobs\"\nobjects_endpoint = \"10.0.0.5\"", "write https://HOST"),
+            (
+                "objects = \"s3://jobs\"\nobjects_endpoint = \"http://10.0.0.5\"",
+                "sends inputs and results unencrypted",
+            ),
+        ] {
+            let problems = read(&format!("dir = \"jobs\"\n{text}")).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].contains(part), "{text}: {problems:?}");
+        }
+        for allowed in [
+            "objects_endpoint = \"http://127.0.0.1:9000\"",
+            "objects_endpoint = \"http://10.0.0.5\"\nkey_env = \"KEYS\"",
+        ] {
+            assert!(
+                read(&format!("dir = \"jobs\"\nobjects = \"s3://jobs\"\n{allowed}")).is_ok(),
+                "{allowed}"
+            );
+        }
     }
 }
