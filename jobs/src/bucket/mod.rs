@@ -187,7 +187,7 @@ mod tests {
             (credentials.key_id.as_str(), credentials.secret_key.as_str(), &credentials.token),
             ("A", "b=c", &None)
         );
-        let problem = BucketCredentials::parse("[default]\naws_access_key_id = A").unwrap_err();
+        let problem = BucketCredentials::parse("[default]\naws_access_key_id = A").err().unwrap();
         assert!(problem.contains("no aws_secret_access_key"), "{problem}");
         let config = BucketConfig {
             bucket: "jobs".to_owned(),

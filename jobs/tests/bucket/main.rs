@@ -51,11 +51,17 @@ async fn conforms(open: impl Fn() -> JobObjects) {
     }
     assert_eq!(open().list().await.unwrap().into_iter().collect::<BTreeSet<_>>(), numbers);
 
+    open().erase(object, &ranges[2..]).await.unwrap();
+    assert_eq!(open().get(ranges[0]).await.unwrap(), parts(1)[0], "the others are kept");
+    let erased = open().get(ranges[2]).await;
+    assert!(erased.is_err() || erased == Ok(Bytes::from(vec![0; 10_000])), "{erased:?}");
+
     for number in numbers {
         open().delete(number).await.unwrap();
         open().delete(number).await.unwrap();
     }
     assert_eq!(open().get(ranges[0]).await, Err(ObjectError::Missing(object)));
+    open().erase(object, &ranges).await.unwrap();
     assert!(open().list().await.unwrap().is_empty());
 }
 
