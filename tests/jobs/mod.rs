@@ -1,12 +1,9 @@
-//! Durable jobs of a local fleet: the result is that of the ordinary request, none is lost with a process, and it is sent to
-//! a webhook.
+//! Durable jobs of a local fleet: the result is that of the ordinary request, and none is lost with a process.
 
 use crate::local_fleet::{ClientResponse, LocalFleet, meridian};
 use crate::{AMERICA, ASHBURN, EUROPE, FRANKFURT};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
 
 /// Timeout of all jobs of a test.
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -187,63 +184,4 @@ async fn no_job_is_lost_and_none_is_delivered_twice_although_spoke_and_replica_a
         cancelled.len()
     );
     assert_eq!(succeeded + cancelled.len(), JOBS);
-}
-
-/// Receives a message; returns its connection, its identifier and its event.
-async fn message(listener: &TcpListener) -> (BufReader<TcpStream>, String, Value) {
-    let accepted = tokio::time::timeout(TIMEOUT, listener.accept()).await.expect("a message in time");
-    let mut stream = BufReader::new(accepted.expect("a connection").0);
-    let (mut id, mut length) = (String::new(), 0);
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).await.expect("a line");
-        match line.trim_end().split_once(": ") {
-            Some(("webhook-id", value)) => id = value.to_owned(),
-            Some(("content-length", value)) => length = value.parse().expect("a number"),
-            Some(_) => {}
-            None if line.trim_end().is_empty() => break,
-            None => assert!(line.starts_with("POST /results"), "{line}"),
-        }
-    }
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body).await.expect("a body");
-    (stream, id, serde_json::from_slice(&body).expect("JSON"))
-}
-
-#[tokio::test]
-async fn a_result_is_sent_to_a_webhook_and_again_if_the_spoke_is_killed_before_its_record() {
-    let fleet = LocalFleet::start(&["--regions", "1"]);
-    fleet.wait_for_health(AMERICA, "healthy").await;
-    let secrets = std::fs::read_to_string(fleet.file("webhook-secrets")).expect("a file");
-    assert!(secrets.starts_with("local whsec_"), "{secrets}");
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-    let url = format!("http://{}/results", listener.local_addr().expect("an address"));
-    let body = json!({"model": "minilm", "input": ["text"], "webhook": {"url": url}}).to_string();
-    let submitted = fleet.post_to(PATH, body, &[]).await;
-    let id = id(&submitted);
-    // The target has the message and has not responded when the spoke is killed.
-    let (unanswered, first, event) = message(&listener).await;
-    assert_eq!((&first, &event["type"]), (&id, &json!("job.succeeded")), "{event}");
-    let processes = fleet.processes().await;
-    let spoke = processes.iter().find(|(name, _)| name.starts_with("spoke")).expect("a spoke");
-    let spoke = spoke.0.replace(' ', "%20");
-    fleet.control_action(&format!("kill?process={spoke}")).await;
-    fleet.control_action(&format!("start?process={spoke}")).await;
-    drop(unanswered);
-    let (mut stream, second, again) = message(&listener).await;
-    assert_eq!((second, again), (first, event));
-    stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.expect("a response");
-    let begun = Instant::now();
-    loop {
-        let job = fleet.get(&format!("/v1/async/{id}")).await;
-        if job.body["webhook"]["status"] == "delivered" {
-            assert_eq!(job.body["webhook"]["attempts"], 2, "{}", job.body);
-            break;
-        }
-        assert!(begun.elapsed() < TIMEOUT, "{}", job.body);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let resent = fleet.post_to(&format!("/v1/async/{id}/webhook"), String::new(), &[]).await;
-    assert_eq!(resent.status, 202, "{}", resent.body);
-    assert_eq!(message(&listener).await.1, id);
 }

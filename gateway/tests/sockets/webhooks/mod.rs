@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::{Received, Reply, Target};
 use tokio::sync::watch;
@@ -484,5 +485,49 @@ async fn a_slow_target_of_one_tenant_does_not_delay_another_tenant() {
     // One attempt at the slow target takes 15 s.
     assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
     assert!(slow.received().len() <= 32, "{}", slow.received().len());
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_target_over_tls_needs_a_certificate_of_its_name_from_a_trusted_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["hook.test".to_owned()]).unwrap();
+    std::fs::write(dir.path().join("ca.pem"), made.cert.pem()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let server = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let server = server.unwrap().with_no_client_auth();
+    let server = server.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(server));
+    let target = Target::start_with(ANY_PORT.into(), Some(acceptor)).await;
+    let dns = DnsServer::start().await;
+    dns.set("hook.test", addresses(&["127.0.0.1"], 60));
+    dns.set("other.test", addresses(&["127.0.0.1"], 60));
+    let section = DnsSection { servers: vec![dns.address] };
+    let (_, at) = Replica::start().await;
+    std::fs::write(dir.path().join("secrets"), format!("a {ONE}\n")).unwrap();
+    let more = "webhook_secrets_file = \"secrets\"\nwebhook_private_targets = [\"127.0.0.1\"]\nwebhook_ca = \"ca.pem\"\n";
+    let config = jobs_config(dir.path(), more);
+    let region = Region::start_with(REGION, Some(config), vec![at], &section).await;
+    let submit = async |host: &str| {
+        let url = format!("https://{host}:{}/hook", target.address.port());
+        let (status, job) = region.submit("a", &with_webhook(1, &url), &[]).await;
+        assert_eq!(status, 202, "{job}");
+        job["id"].clone()
+    };
+    let id = submit("hook.test").await;
+    region.delivery("a", &id, "delivered").await;
+    assert_eq!(target.wait("/hook", 1).await[0].id(), id.as_str().unwrap());
+    let other = submit("other.test").await;
+    let begun = Instant::now();
+    loop {
+        let (_, job) = region.job("a", &other).await;
+        if job["webhook"]["last_error"].as_str().is_some_and(|error| error.starts_with("TLS: ")) {
+            break;
+        }
+        assert!(begun.elapsed() < TIMEOUT, "{job}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(target.received().len(), 1, "nothing is sent to a target without a valid certificate");
     region.stop().await;
 }

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 /// Response of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +63,11 @@ struct State {
 
 impl Target {
     pub(super) async fn start(address: SocketAddr) -> Target {
+        Target::start_with(address, None).await
+    }
+
+    /// Starts a target, over TLS if there is an acceptor.
+    pub(super) async fn start_with(address: SocketAddr, tls: Option<TlsAcceptor>) -> Target {
         let listener = TcpListener::bind(address).await.unwrap();
         let (address, state) = (listener.local_addr().unwrap(), Arc::<State>::default());
         let mut tasks = JoinSet::new();
@@ -69,9 +75,17 @@ impl Target {
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
-                let state = shared.clone();
-                connections
-                    .spawn(async move { serve(BufReader::new(stream), &state).await.unwrap_or_default() });
+                let (state, tls) = (shared.clone(), tls.clone());
+                connections.spawn(async move {
+                    let served = match tls {
+                        None => serve(BufReader::new(stream), &state).await,
+                        Some(tls) => match tls.accept(stream).await {
+                            Ok(stream) => serve(BufReader::new(stream), &state).await,
+                            Err(_) => None,
+                        },
+                    };
+                    served.unwrap_or_default()
+                });
             }
         });
         Target { address, state, _tasks: tasks }
@@ -111,7 +125,7 @@ impl Target {
 }
 
 /// Serves one request.
-async fn serve(mut stream: BufReader<TcpStream>, state: &State) -> Option<()> {
+async fn serve(mut stream: BufReader<impl AsyncRead + AsyncWrite + Unpin>, state: &State) -> Option<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.ok()?);
@@ -136,5 +150,6 @@ async fn serve(mut stream: BufReader<TcpStream>, state: &State) -> Option<()> {
     };
     let response =
         format!("HTTP/1.1 {status} S\r\n{more}location: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n");
-    stream.write_all(response.as_bytes()).await.ok()
+    stream.write_all(response.as_bytes()).await.ok()?;
+    stream.flush().await.ok()
 }
