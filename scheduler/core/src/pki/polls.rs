@@ -8,7 +8,7 @@
 //!
 //! A name may be that of several hubs, so each address to which it resolves is polled: otherwise the connection may be
 //! one to the frozen hub. They are resolved again in [`RESOLVE_PERIOD`]. Hubs behind one address of a load balancer
-//! cannot be told apart, and count as one.
+//! cannot be distinguished, and count as one.
 //!
 //! A failed poll is repeated within [`BACKOFF`], however long the hub was down: a hub that is back counts as reachable.
 
