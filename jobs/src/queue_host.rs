@@ -5,7 +5,7 @@
 
 mod batches;
 
-pub use batches::{ChunkLines, ChunkWork, FileContent, FileInfo, NewUpload};
+pub use batches::{ChunkLines, ChunkWork, ContentOrigin, FileContent, FileInfo, NewUpload};
 
 use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};

@@ -46,7 +46,7 @@ async fn no_file_outside_the_allowed_jurisdiction_has_a_job_of_a_locked_deployme
     let plan = Plan {
         deployments: DEPLOYMENTS,
         regions: vec![region(AMERICA, &["open"]), region(EUROPE, &["open", "locked"])],
-        gateways: vec![AMERICA],
+        gateways: vec![AMERICA, EUROPE],
         log: "debug",
     };
     let mut fleet = Fleet::start(&plan).await;
@@ -64,9 +64,9 @@ async fn no_file_outside_the_allowed_jurisdiction_has_a_job_of_a_locked_deployme
         assert!(id.ends_with(".gcp.europe-west4"), "{id}");
         ids.push(id);
     }
-    // The gateway has read the results, and an open job is in America.
+    // A gateway in America has accepted the jobs, one in Europe has read the results, and an open job is in America.
     for (number, id) in ids.iter().enumerate() {
-        let job = client.finished(0, id).await;
+        let job = client.finished(1, id).await;
         assert_eq!(job["result"], replica::response("locked", &text(number)), "{job}");
     }
     let open = client.accepted("open", "an open input.").await;

@@ -4,10 +4,12 @@
 mod bodies;
 mod cors;
 mod issuers;
+mod jobs;
 mod tenants;
 mod timeouts;
 
 pub use crate::body_memory::BodyLimits;
+pub use jobs::ReaderGateways;
 pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
@@ -23,6 +25,7 @@ use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
 use identity::certificate::TlsIdentity;
 use identity::{IdentitySection, OwnName, Transport};
+use jobs::ReadersSection;
 use regions::IpNetwork;
 use regions::catalogue::Catalogue;
 use regions::geography::GeoPoint;
@@ -91,6 +94,8 @@ section! {
         hedge: bool = true;
         /// Whether overflow of the nearest region spills over to a region that has offered credit.
         spill: bool = true;
+        /// Gateways of other regions, for results that this one may not return.
+        jobs: ReadersSection;
         /// Timeouts.
         timeouts: Timeouts;
         /// Limits of request bodies.
@@ -159,6 +164,8 @@ pub struct EdgeConfig {
     pub hedge: bool,
     /// Whether overflow of the nearest region is sent to another region that has offered credit.
     pub spill: bool,
+    /// Gateways of other regions, for results that this one may not return.
+    pub readers: ReaderGateways,
     /// Timeouts of client connections.
     pub timeouts: Timeouts,
     /// Memory limits and timeouts of request bodies.
@@ -232,6 +239,8 @@ impl EdgeConfig {
             document.problem("hub", problem);
         }
         let cors = file.cors.flatten().and_then(|section| section.read(document));
+        let readers = file.jobs.zip(catalogue.as_ref());
+        let readers = readers.and_then(|(section, catalogue)| section.read(document, catalogue));
         let total = file.timeouts.unwrap_or_default().body;
         let bodies = file.bodies.and_then(|section| section.read(document, total));
         let trusted_peers = file.trusted_peers?;
@@ -265,6 +274,7 @@ impl EdgeConfig {
             cors,
             hedge: file.hedge?,
             spill: file.spill?,
+            readers: readers?,
             timeouts: file.timeouts?,
             bodies: bodies?,
             tenants,

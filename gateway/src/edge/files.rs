@@ -105,9 +105,16 @@ impl JobForwarder {
         let collection = if call.path().starts_with(FILES) { FILES } else { BATCHES };
         let (region, allowed) = self.region_of_own(id, caller.tenant, collection)?;
         let path = format!("{collection}/{id}{suffix}");
-        let request =
-            RegionRequest { region, method, path, body: Bytes::new(), allowed, headers: Vec::new() };
+        let request = RegionRequest {
+            region,
+            method,
+            path: path.clone(),
+            body: Bytes::new(),
+            allowed,
+            headers: Vec::new(),
+        };
         let response = self.exchange(session, request, &caller, &context.id).await?;
+        self.check_withheld(&response, &path)?;
         Ok(self.relay(session, region, response, context).await)
     }
 
@@ -278,6 +285,10 @@ impl JobForwarder {
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
         head.put(headers::REQUEST_ID, id);
         head.put(headers::TENANT, caller.tenant.id.as_str());
+        if further.is_empty() {
+            self.identify(&mut head, caller.tenant);
+        }
+        // Of an upload, with its own policy.
         for (name, value) in further {
             head.put(name, value);
         }

@@ -5,7 +5,8 @@
 //! that the gateway may send it again to the same queue.
 //!
 //! The identifier of a job ends with the region of its queue, so a gateway needs no record of jobs. A request about a job is
-//! sent to that region if the residency policy of the tenant allows it: otherwise a result could leave its jurisdiction.
+//! sent to that region if the residency policy of the tenant allows it: otherwise a result could leave its jurisdiction. The
+//! region returns a result only through a gateway that the policies of the job allow ([`super::readers`]).
 
 use super::region_monitor::RegionMonitor;
 use super::request::RequestContext;
@@ -29,6 +30,7 @@ use rand::Rng;
 use regions::catalogue::Catalogue;
 use regions::health::Health;
 use regions::id::{DeploymentName, RegionId};
+use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorBody, ErrorCode};
 use replica_api::headers;
@@ -165,12 +167,13 @@ impl JobForwarder {
         // The only POST below a job.
         let below = if method == UpstreamMethod::Post { WEBHOOK } else { "" };
         let path = format!("{JOBS}/{id}{below}");
-        let sent = self.send(method, path, region, tenant, view, &context.id, BUFFERED_RESPONSE_MAX);
+        let sent = self.send(method, path.clone(), region, tenant, view, &context.id, BUFFERED_RESPONSE_MAX);
         let response = tokio::select! {
             biased;
             response = sent => response.ok_or_else(|| unreachable(name))?,
             () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
+        self.check_withheld(&response, &path)?;
         let cors = self.responder.cors(session);
         let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name.as_str())];
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
@@ -254,6 +257,7 @@ impl JobForwarder {
         head.put(CONTENT_LENGTH.as_str(), "0");
         head.put(headers::REQUEST_ID, id);
         head.put(headers::TENANT, tenant.id.as_str());
+        self.identify(&mut head, tenant);
         let key = UpstreamKey { region, address };
         let none = Bytes::new();
         let sent = self.upstream.send_own(&key, &head, &none, whole_max);
@@ -265,6 +269,15 @@ impl JobForwarder {
                 None
             }
             Err(_) => None,
+        }
+    }
+
+    /// Adds what the region needs to decide whether this gateway may return content: the region of the gateway, and the newest
+    /// policy of the tenant.
+    pub(super) fn identify(&self, head: &mut RequestHead, tenant: &Tenant) {
+        head.put(headers::GATEWAY_REGION, self.responder.config.region.as_str());
+        if tenant.residency != ResidencyPolicy::Anywhere {
+            head.put(headers::RESIDENCY, tenant.residency.to_string());
         }
     }
 

@@ -30,6 +30,7 @@ mod operations;
 mod operator_state;
 mod pipeline;
 mod policy_clock;
+mod readers;
 mod refusals;
 mod region_monitor;
 mod region_states;

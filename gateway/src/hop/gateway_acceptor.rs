@@ -12,6 +12,7 @@ use pingora::listeners::tls::Acceptor;
 use pingora::protocols::l4::stream::Stream;
 use pingora::protocols::tls::TlsStream;
 use pingora::protocols::{Peek, Ssl};
+use regions::set::RegionIndex;
 use regions::spiffe::Role;
 use rustls::Error;
 use rustls::pki_types::UnixTime;
@@ -26,6 +27,8 @@ pub(crate) struct AcceptedPeer {
     pub(crate) stream: TlsStream<Stream>,
     /// Gateway, or spoke of the same region.
     pub(crate) role: Role,
+    /// Region in its certificate.
+    pub(crate) region: Option<RegionIndex>,
     /// Registration of the connection, which a revocation ends.
     pub(crate) guard: ConnectionGuard,
 }
@@ -93,6 +96,6 @@ impl GatewayAcceptor {
         let failed = |error: Error| (ConnectionFailureCause::of(&error), error.to_string());
         let peer = verified.map_err(failed)?;
         let guard = self.verifier.admit(&peer).map_err(failed)?;
-        Ok(Some(AcceptedPeer { stream, role: peer.role(), guard }))
+        Ok(Some(AcceptedPeer { stream, role: peer.role(), region: peer.region, guard }))
     }
 }

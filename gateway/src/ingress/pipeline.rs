@@ -86,7 +86,7 @@ impl IngressPipeline {
         let (is_gateway, is_spoke) = match peer(session) {
             Some(PeerKind::Spoke) => (false, true),
             Some(PeerKind::Unauthenticated) => (true, true),
-            Some(PeerKind::Gateway | PeerKind::Client) | None => (true, false),
+            Some(PeerKind::Gateway(_) | PeerKind::Client) | None => (true, false),
         };
         let job_query = JobQuery::of(method, uri.path(), uri.query().unwrap_or_default());
         match (method, uri.path()) {

@@ -161,7 +161,7 @@ fn options(peer: PeerKind) -> H2Options {
             .max_concurrent_streams(STREAMS_MAX)
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES),
-        PeerKind::Gateway | PeerKind::Spoke | PeerKind::Unauthenticated => options
+        PeerKind::Gateway(_) | PeerKind::Spoke | PeerKind::Unauthenticated => options
             .max_concurrent_streams(REQUESTS_MAX as u32)
             .initial_window_size(GATEWAY_STREAM_WINDOW_BYTES)
             .initial_connection_window_size(GATEWAY_CONNECTION_WINDOW_BYTES)

@@ -381,8 +381,8 @@ impl<D: RequestHandler> Shared<D> {
         admitted: &mut AdmittedConnection,
     ) {
         let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
-        let Some(AcceptedPeer { stream, role, guard }) = accepted else { return };
-        let kind = if role == Role::Spoke { PeerKind::Spoke } else { PeerKind::Gateway };
+        let Some(AcceptedPeer { stream, role, region, guard }) = accepted else { return };
+        let kind = if role == Role::Spoke { PeerKind::Spoke } else { PeerKind::Gateway(region) };
         // Dropping the connection also ends its requests, as when the gateway disconnects.
         tokio::select! {
             () = self.serve_tls(self.coalescing(stream), kind, admitted) => {}

@@ -1,6 +1,7 @@
 //! Properties of a connection that its responses depend on: whether it may be reused, and the kind of its peer.
 
 use pingora::protocols::http::ServerSession;
+use regions::set::RegionIndex;
 use tokio::sync::watch;
 
 /// Whether the connection is reused after a response.
@@ -27,8 +28,8 @@ pub(super) enum DrainStage {
 pub(crate) enum PeerKind {
     /// A client.
     Client,
-    /// A gateway, which carries the requests of many clients.
-    Gateway,
+    /// A gateway, which carries the requests of many clients, with the region of its certificate.
+    Gateway(Option<RegionIndex>),
     /// Another spoke of the region.
     Spoke,
     /// A gateway or a spoke, over plaintext.

@@ -1,6 +1,6 @@
 //! Files and batches: a gateway, a region with a queue, and a replica that computes a vector from each text.
 
-use super::jobs::{EUROPE, REGION, Region, gateway, jobs_config};
+use super::jobs::{EUROPE, REGION, Region, gateway, gateway_in, jobs_config};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,10 +16,10 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Replica of embeddings: the vector of a text is its length and its sum of bytes.
-struct EmbeddingReplica {
+pub(crate) struct EmbeddingReplica {
     /// Requests that may be computed.
     permits: Semaphore,
     /// Requests, and inputs that were computed.
@@ -28,7 +28,7 @@ struct EmbeddingReplica {
 }
 
 impl EmbeddingReplica {
-    async fn start(permits: usize) -> (Arc<EmbeddingReplica>, SocketAddr) {
+    pub(crate) async fn start(permits: usize) -> (Arc<EmbeddingReplica>, SocketAddr) {
         let (requests, inputs) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let replica = Arc::new(EmbeddingReplica { permits: Semaphore::new(permits), requests, inputs });
         let status = json!({"version": 1, "names": ["m", "m-eu"], "model": "m", "state": "ready", "pending_tokens": 0,
@@ -71,22 +71,23 @@ async fn embed(State(replica): State<Arc<EmbeddingReplica>>, body: String) -> Re
 }
 
 /// Client of a gateway.
-struct Client {
-    url: String,
+pub(crate) struct Client {
+    pub(crate) url: String,
     http: reqwest::Client,
 }
 
 impl Client {
-    fn new(url: String) -> Client {
-        Client { url, http: reqwest::Client::builder().no_proxy().build().unwrap() }
+    pub(crate) fn new(url: String) -> Client {
+        let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none());
+        Client { url, http: http.build().unwrap() }
     }
 
-    async fn send(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
+    pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, Value) {
         let (status, text) = self.text(method, path, key, body).await;
         (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
     }
 
-    async fn text(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, String) {
+    pub(crate) async fn text(&self, method: &str, path: &str, key: &str, body: &Value) -> (u16, String) {
         let request =
             self.http.request(method.parse().unwrap(), format!("{}{path}", self.url)).bearer_auth(key);
         let request = if body.is_null() { request } else { request.body(body.to_string()) };
@@ -94,7 +95,14 @@ impl Client {
         (response.status().as_u16(), response.text().await.unwrap())
     }
 
-    async fn get(&self, path: &str) -> Value {
+    /// Returns the status, the header `location` and the body of a response.
+    pub(crate) async fn located(&self, path: &str) -> (u16, String, String) {
+        let response = self.http.get(format!("{}{path}", self.url)).bearer_auth("KEY").send().await.unwrap();
+        let location = response.headers().get("location").map(|value| value.to_str().unwrap().to_owned());
+        (response.status().as_u16(), location.unwrap_or_default(), response.text().await.unwrap())
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Value {
         let (status, body) = self.send("GET", path, "KEY", &Value::Null).await;
         assert_eq!(status, 200, "{path}: {body}");
         body
@@ -121,7 +129,7 @@ impl Client {
     }
 
     /// Uploads a file, when the region has reported that it has a queue.
-    async fn upload(&self, content: &str) -> Value {
+    pub(crate) async fn upload(&self, content: &str) -> Value {
         let begun = Instant::now();
         loop {
             let (status, file) = self.upload_as("KEY", content, &[]).await;
@@ -133,7 +141,7 @@ impl Client {
         }
     }
 
-    async fn create(&self, file: &Value, window: &str) -> Value {
+    pub(crate) async fn create(&self, file: &Value, window: &str) -> Value {
         let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": window,
             "metadata": {"name": "night"}});
         let (status, batch) = self.send("POST", "/v1/batches", "KEY", &body).await;
@@ -142,7 +150,7 @@ impl Client {
     }
 
     /// Waits until a batch has one of these statuses.
-    async fn wait(&self, batch: &Value, statuses: &[&str]) -> Value {
+    pub(crate) async fn wait(&self, batch: &Value, statuses: &[&str]) -> Value {
         let begun = Instant::now();
         loop {
             let batch = self.get(&format!("/v1/batches/{}", batch["id"].as_str().unwrap())).await;
@@ -163,7 +171,7 @@ impl Client {
     }
 }
 
-fn line(id: &str, body: &Value) -> String {
+pub(crate) fn line(id: &str, body: &Value) -> String {
     json!({"custom_id": id, "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
 }
 
@@ -171,7 +179,7 @@ fn embedding(number: usize) -> String {
     line(&format!("r{number}"), &json!({"model": "m", "input": format!("text {number}")}))
 }
 
-fn file_of(numbers: std::ops::Range<usize>) -> String {
+pub(crate) fn file_of(numbers: std::ops::Range<usize>) -> String {
     numbers.map(|number| embedding(number) + "\n").collect()
 }
 
@@ -386,7 +394,10 @@ async fn a_file_is_stored_where_all_its_models_and_its_tenant_allow_it() {
     let batch = client.create(&file, "24h").await;
     assert_eq!(region(&batch), "aws.eu-central-1");
     let batch = client.wait(&batch, &["completed"]).await;
-    let output = client.lines(&batch["output_file_id"]).await;
+    // The output of a locked model is returned only through a gateway in its region.
+    let dir = tempfile::tempdir().unwrap();
+    let reader = Client::new(gateway_in(EUROPE, "", dir.path(), &[(EUROPE, &europe)], &stop).await);
+    let output = reader.lines(&batch["output_file_id"]).await;
     assert_eq!((&output[0]["custom_id"], &output[1]["custom_id"]), (&json!("r0"), &json!("locked")));
     let (status, of_tenant) = client.upload_as("EUROPEAN", &file_of(0..1), &[]).await;
     assert_eq!((status, region(&of_tenant)), (200, "aws.eu-central-1".to_owned()));

@@ -78,6 +78,7 @@ impl Replica {
 pub(crate) struct Region {
     pub(crate) url: String,
     client: reqwest::Client,
+    pub(crate) spoke: Arc<Mutex<Spoke>>,
     stop: tokio::sync::oneshot::Sender<()>,
     served: JoinHandle<()>,
 }
@@ -122,6 +123,7 @@ impl Region {
             transport: identity::Transport::Loopback,
             operations: None,
         };
+        let shared = spoke.clone();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let (ready, address) = tokio::sync::oneshot::channel();
         let served = tokio::spawn(async move {
@@ -131,7 +133,8 @@ impl Region {
             ingress::run(config, spoke, async { drop(stopped.await) }, ready).await.unwrap();
         });
         let url = format!("http://{}", address.await.unwrap());
-        Region { url, client: reqwest::Client::builder().no_proxy().build().unwrap(), stop, served }
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        Region { url, client, spoke: shared, stop, served }
     }
 
     pub(crate) async fn stop(self) {
@@ -191,6 +194,17 @@ impl Region {
 
 /// Starts a hub that publishes these regions, and a gateway with the tenants `everywhere` and `european`.
 pub(crate) async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watch::Sender<()>) -> String {
+    gateway_in(REGION, "", dir, regions, stop).await
+}
+
+/// The same for a gateway in a region, with more configuration.
+pub(crate) async fn gateway_in(
+    region: &str,
+    more: &str,
+    dir: &Path,
+    regions: &[(&str, &Region)],
+    stop: &watch::Sender<()>,
+) -> String {
     let regions = regions.iter().map(|(id, region)| {
         let endpoint = region.url.trim_start_matches("http://");
         json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m", "m-eu"]})
@@ -215,8 +229,8 @@ pub(crate) async fn gateway(dir: &Path, regions: &[(&str, &Region)], stop: &watc
                    [[tenant]]\nname = 'european'\nkey_env = 'EUROPEAN'\nresidency = { allow = ['eu'] }\n";
     std::fs::write(dir.join("tenants.toml"), tenants).unwrap();
     let text = format!(
-        "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{REGION}'\nhub = 'http://{hub}'\n\
-         snapshot = 'routes'\ntenants = 'tenants.toml'",
+        "listen = '127.0.0.1:0'\noperations = '{}'\nregion = '{region}'\nhub = 'http://{hub}'\n\
+         snapshot = 'routes'\ntenants = 'tenants.toml'\n{more}",
         crate::address::free_address()
     );
     let environment = ["KEY", "EUROPEAN"].map(|key| (key.to_owned(), key.to_owned())).into();
@@ -409,13 +423,14 @@ async fn a_queue_that_another_process_uses_is_an_error_at_the_start() {
 
 #[tokio::test]
 async fn a_gateway_sends_jobs_to_an_allowed_region_with_a_queue_and_finds_them_again() {
-    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let dirs = [(); 4].map(|()| tempfile::tempdir().unwrap());
     let (_, at) = Replica::start().await;
     let america = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
     let (_, at) = Replica::start().await;
     let europe = Region::start_in(EUROPE, Some(jobs_config(dirs[1].path(), "")), vec![at]).await;
     let stop = watch::Sender::new(());
     let url = gateway(dirs[2].path(), &[(REGION, &america), (EUROPE, &europe)], &stop).await;
+    let european = gateway_in(EUROPE, "", dirs[3].path(), &[(EUROPE, &europe)], &stop).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let ask = async |method: &str, path: &str, key: &str, headers: &[(&str, &str)], body: String| {
         let mut request =
@@ -463,7 +478,18 @@ async fn a_gateway_sends_jobs_to_an_allowed_region_with_a_queue_and_finds_them_a
     let (status, job, header) = ask("POST", path, "KEY", &[], body("m-eu", "b")).await;
     assert_eq!((status, header("x-meridian-region")), (202, EUROPE.to_owned()), "{job}");
     let locked = job["id"].as_str().unwrap().to_owned();
-    assert_eq!(finished(&locked).await["result"].to_string(), body("m-eu", "b"));
+    // Its result is returned only through a gateway in its region.
+    loop {
+        let sent =
+            client.get(format!("{european}/v1/async/{locked}")).bearer_auth("KEY").send().await.unwrap();
+        let job: Value = sent.json().await.unwrap();
+        if job["status"] == "succeeded" {
+            assert_eq!(job["result"].to_string(), body("m-eu", "b"));
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{job}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let prefer = ("prefer", "wait=5, respond-async");
     let (status, job, header) = ask("POST", "/v1/embeddings", "EUROPEAN", &[prefer], body("m", "c")).await;
     assert_eq!((status, header("preference-applied")), (202, "respond-async".to_owned()), "{job}");

@@ -22,6 +22,7 @@ mod jobs;
 mod listener;
 mod overflow;
 mod policies;
+mod readers;
 mod reports;
 mod scatter;
 mod webhooks;

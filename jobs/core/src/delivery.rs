@@ -140,6 +140,7 @@ mod tests {
                 idempotency: None,
                 webhook: Some(url.to_owned()),
                 chunk: None,
+                residency: None,
             },
             sequence: 1,
             attempts: 1,

@@ -172,6 +172,9 @@ pub struct JobSpec {
     /// Chunk of a batch that the job computes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<BatchChunkRef>,
+    /// Residency policy under which it was accepted, as text; absent if an earlier version has accepted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<String>,
 }
 
 /// Chunk of a batch.

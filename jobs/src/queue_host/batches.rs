@@ -32,6 +32,8 @@ pub struct NewUpload {
     pub models: BTreeSet<String>,
     /// Its segments.
     pub segments: Vec<(Range<usize>, FileSegment)>,
+    /// Residency policy under which it is accepted.
+    pub residency: Option<String>,
 }
 
 /// File of a tenant.
@@ -47,6 +49,15 @@ pub struct FileInfo {
     pub created: UnixMillis,
     /// Time from which it is deleted.
     pub expires: UnixMillis,
+}
+
+/// Origin of the content of a file or a batch: what decides who may read it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContentOrigin {
+    /// Residency policy under which it was accepted; absent if an earlier version has accepted it.
+    pub residency: Option<String>,
+    /// Deployments that its lines name.
+    pub deployments: BTreeSet<String>,
 }
 
 /// Stored content of a file: what is read and merged together, in the order of the file.
@@ -127,7 +138,7 @@ impl QueueHost {
     ///
     /// When the limit would be exceeded, or the store cannot be written.
     pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<UploadId, QueueError> {
-        let NewUpload { tenant, name, text, models, segments } = file;
+        let NewUpload { tenant, name, text, models, segments, residency } = file;
         let bytes = text.len() as u64;
         let stored = self.shared.applied.lock().queue.batches().bytes_of(&tenant).saturating_add(bytes);
         if stored > limit {
@@ -138,7 +149,8 @@ impl QueueHost {
         check_recent(&ranges)?;
         let segments = segments.into_iter().zip(ranges);
         let segments = segments.map(|((_, segment), range)| FileSegment { range, ..segment }).collect();
-        let (id, file) = (UploadId(number()), UploadedFile { tenant, name, bytes, models, segments });
+        let file = UploadedFile { tenant, name, bytes, models, segments, residency };
+        let id = UploadId(number());
         self.shared.append(vec![JobRecord::FileUploaded { id, file: Box::new(file) }]).await?;
         Ok(id)
     }
@@ -189,6 +201,32 @@ impl QueueHost {
         };
         let created = ended?;
         Some(FileInfo { id, name, bytes, created, expires: created.after(self.shared.config.retention) })
+    }
+
+    /// Returns the origin of the content of a file of a tenant.
+    pub fn origin(&self, tenant: &str, id: BatchFileId) -> Option<ContentOrigin> {
+        let batch = match id {
+            BatchFileId::Upload(id) => {
+                let applied = self.shared.applied.lock();
+                let file = applied.queue.batches().file(tenant, id)?;
+                let (residency, deployments) = (file.residency.clone(), file.models.clone());
+                return Some(ContentOrigin { residency, deployments });
+            }
+            BatchFileId::Output(batch) | BatchFileId::Errors(batch) => batch,
+        };
+        self.batch_origin(tenant, batch)
+    }
+
+    /// Returns the origin of the content of a batch of a tenant.
+    pub fn batch_origin(&self, tenant: &str, id: BatchId) -> Option<ContentOrigin> {
+        let applied = self.shared.applied.lock();
+        let table = applied.queue.batches();
+        let batch = table.batch(id).filter(|batch| batch.spec.tenant == tenant)?;
+        // The file may be deleted; then the computed lines are those of the chunks.
+        let mut deployments: BTreeSet<_> =
+            batch.chunks.iter().map(|chunk| chunk.deployment.clone()).collect();
+        deployments.extend(table.file_of(batch).into_iter().flat_map(|file| file.models.iter().cloned()));
+        Some(ContentOrigin { residency: batch.spec.residency.clone(), deployments })
     }
 
     /// Returns where the content of a file of a tenant is stored.

@@ -29,6 +29,7 @@ fn job(number: u64) -> DurableJob {
         idempotency: None,
         webhook: Some("https://example.com/ü".to_owned()),
         chunk: None,
+        residency: None,
     };
     let status = JobStatus::Queued { not_before: UnixMillis(0) };
     DurableJob { spec, sequence: number, attempts: 0, last_error: None, status }

@@ -20,6 +20,7 @@ pub(crate) fn failed(error: &ClientError) -> PyErr {
         ClientError::Failed { failure: HttpAttemptError::ErrorStatus { status, .. }, .. } => {
             ("status", Some(*status))
         }
+        ClientError::Failed { failure: HttpAttemptError::Redirected { .. }, .. } => ("status", Some(307)),
         ClientError::Failed { failure: HttpAttemptError::Timeout, .. } | ClientError::Timeout { .. } => {
             ("timeout", None)
         }

@@ -63,10 +63,15 @@ impl EndpointSelector {
                 .then(last_pick.cmp(&other.5))
         });
         let index = best.expect("there is at least one").0;
+        self.start(index);
+        index
+    }
+
+    /// Counts a request to endpoint `index` as in flight.
+    pub fn start(&mut self, index: usize) {
         self.picks += 1;
         self.all[index].in_flight += 1;
         self.all[index].last_pick = self.picks;
-        index
     }
 
     /// Records the end of a request at endpoint `index`; `healthy` is false if the failure is the endpoint's.

@@ -89,6 +89,8 @@ struct OpenRequest {
     /// Number of responses of the whole operation when this request was last rejected as overload.
     responses_at_rejection: u64,
     last: usize,
+    /// Endpoint to which a response has redirected the request.
+    redirected: Option<usize>,
     running: Vec<AbortableAttempt>,
 }
 
@@ -137,6 +139,7 @@ where
         requests,
         open: BTreeMap::new(),
         retry_queue: BinaryHeap::new(),
+        redirects: VecDeque::new(),
         hedge_queue: VecDeque::new(),
     };
     let mut attempts = FuturesUnordered::new();
@@ -192,6 +195,15 @@ where
             // The operation's own timeout is reported at the top of the loop; it is more informative than the
             // attempt's.
             Err(HttpAttemptError::Timeout) if operation.deadline.is_some_and(|deadline| deadline <= now) => {}
+            Err(HttpAttemptError::Redirected { location, message }) => {
+                // Only to an endpoint of the caller: the API key must not be sent to a host that a response names.
+                let target = route.clients.iter().position(|client| client.serves(&location, route.path));
+                if !target.is_some_and(|target| operation.redirected(number, attempt, target, now)) {
+                    let request = name(&route, &job.requests, number, endpoint, attempt);
+                    let failure = HttpAttemptError::Redirected { location, message };
+                    return Err(ClientError::Failed { request, failure });
+                }
+            }
             Err(failure) => {
                 if let Some(attempts) = operation.failed(number, attempt, endpoint, &failure, now) {
                     let request = name(&route, &job.requests, number, endpoint, attempts);
@@ -241,6 +253,8 @@ struct OperationState<'a> {
     open: BTreeMap<usize, OpenRequest>,
     /// Requests that wait for a retry, by due time.
     retry_queue: BinaryHeap<Reverse<(Instant, usize)>>,
+    /// Requests that were redirected and are sent at once.
+    redirects: VecDeque<usize>,
     /// Times at which first attempts become eligible for a hedge. Ordered, because the delay is the same for all.
     hedge_queue: VecDeque<(Instant, usize)>,
 }
@@ -261,12 +275,35 @@ impl OperationState<'_> {
 
     /// Returns the next attempt to send now, and its endpoint.
     fn next_attempt(&mut self, now: Instant) -> Option<(usize, usize)> {
-        let number = self.hedge(now).or_else(|| {
+        let redirected = self.redirects.pop_front();
+        let number = redirected.or_else(|| self.hedge(now)).or_else(|| {
             let has_capacity = self.running < self.window.size();
             has_capacity.then(|| self.retry(now).or_else(|| self.start_next())).flatten()
         })?;
-        let last = self.open.get(&number).map(|open| open.last);
+        let open = self.open.get(&number);
+        if let Some(endpoint) = open.and_then(|open| open.redirected) {
+            self.endpoints().start(endpoint);
+            return Some((number, endpoint));
+        }
+        let last = open.map(|open| open.last);
         Some((number, self.endpoints().pick(now, last)))
+    }
+
+    /// Sends a redirected request to endpoint `target`, also its retries. Returns false if it was redirected before.
+    fn redirected(&mut self, number: usize, attempt: u32, target: usize, now: Instant) -> bool {
+        let open = self.open.get_mut(&number).expect("an attempt belongs to an open request");
+        if open.redirected.is_some() {
+            return false;
+        }
+        open.redirected = Some(target);
+        self.running -= 1;
+        let finished = open.running.iter().position(|running| running.attempt == attempt);
+        let endpoint = finished.map(|index| open.running.swap_remove(index).endpoint);
+        if let Some(endpoint) = endpoint {
+            self.endpoints().finished(endpoint, true, now);
+        }
+        self.redirects.push_back(number);
+        true
     }
 
     fn retry(&mut self, now: Instant) -> Option<usize> {
@@ -329,6 +366,7 @@ impl OperationState<'_> {
             failures: 0,
             responses_at_rejection,
             last: attempt.endpoint,
+            redirected: None,
             running: Vec::new(),
         };
         let open = self.open.entry(number).or_insert_with(new);

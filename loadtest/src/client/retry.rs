@@ -45,6 +45,7 @@ pub fn is_endpoint_failure(failure: &HttpAttemptError) -> bool {
         | HttpAttemptError::Timeout
         | HttpAttemptError::Malformed(_) => true,
         HttpAttemptError::ErrorStatus { status, .. } => *status == 429 || *status >= 500,
+        HttpAttemptError::Redirected { .. } => false,
     }
 }
 
@@ -67,6 +68,8 @@ pub fn decide(
         | HttpAttemptError::Timeout => None,
         // The peer's HTTP is invalid, and will be the next time.
         HttpAttemptError::Malformed(_) => return RetryDecision::GiveUp,
+        // The operation has followed it if it may.
+        HttpAttemptError::Redirected { .. } => return RetryDecision::GiveUp,
         HttpAttemptError::ErrorStatus { status, retry_after, .. } => {
             let is_retryable = matches!(status, 408 | 409 | 425 | 429 | 500..=599);
             if !is_retryable || rules.final_statuses.contains(status) {

@@ -31,6 +31,8 @@ struct ScriptedQueue {
     queries: Mutex<Vec<String>>,
     in_flight: AtomicUsize,
     in_flight_max: AtomicUsize,
+    /// Base URL to which requests for finished jobs are redirected.
+    redirect: Mutex<Option<String>>,
 }
 
 struct Gateway {
@@ -102,7 +104,16 @@ async fn read(State(queue): State<Arc<ScriptedQueue>>, Path(id): Path<String>) -
     tokio::task::yield_now().await;
     queue.in_flight.fetch_sub(1, Ordering::SeqCst);
     if let Some(rejection) = rejection(&queue) {
-        return rejection;
+        return rejection.into_response();
+    }
+    if let Some(base) = queue.redirect.lock().unwrap().clone() {
+        let location = format!("{base}/v1/async/{id}");
+        return (
+            StatusCode::TEMPORARY_REDIRECT,
+            [("location", location)],
+            axum::Json(json!({"error": {"message": "elsewhere"}})),
+        )
+            .into_response();
     }
     let mut polls = queue.polls.lock().unwrap();
     let polls = polls.entry(id.clone()).or_default();
@@ -110,7 +121,8 @@ async fn read(State(queue): State<Arc<ScriptedQueue>>, Path(id): Path<String>) -
     let name = id.split('.').next().unwrap();
     let job = match name {
         "job_unknown" => {
-            return (StatusCode::NOT_FOUND, axum::Json(json!({"error": {"message": "no such job"}})));
+            return (StatusCode::NOT_FOUND, axum::Json(json!({"error": {"message": "no such job"}})))
+                .into_response();
         }
         "job_never" => shown(&id, "running"),
         "job_failed" | "job_expired" => {
@@ -130,7 +142,7 @@ async fn read(State(queue): State<Arc<ScriptedQueue>>, Path(id): Path<String>) -
             job
         }
     };
-    (StatusCode::OK, axum::Json(job))
+    (StatusCode::OK, axum::Json(job)).into_response()
 }
 
 async fn cancel(Path(id): Path<String>) -> Reply {
@@ -221,6 +233,40 @@ async fn a_wait_returns_the_result_or_the_reason_why_there_is_none() {
     );
     assert!(is_status, "{rejected}");
     assert!(matches!(wait("a/b").await, Err(ClientJobError::Request(ClientError::Invalid(_)))));
+}
+
+#[tokio::test]
+async fn a_redirect_is_followed_once_and_only_to_an_endpoint_of_the_client() {
+    let (queue, foreign) = (Arc::new(ScriptedQueue::default()), Arc::new(ScriptedQueue::default()));
+    let (here, there) = (Gateway::start(&foreign).await, Gateway::start(&queue).await);
+    *foreign.redirect.lock().unwrap() = Some(there.url.clone());
+    let id = "job_1.aws.us-east-1";
+    let timeout = Some(Duration::from_secs(20));
+    let both = client(&[&here, &there]);
+    for _ in 0..4 {
+        let result = both.wait(id, timeout, &fast()).await.unwrap();
+        assert_eq!(result.body, json!({ "of": id }).to_string().into_bytes());
+    }
+    let polls = queue.polls.lock().unwrap()[id];
+    let error = client(&[&here]).wait(id, timeout, &fast()).await.unwrap_err();
+    let location = format!("{}/v1/async/{id}", there.url);
+    let is_redirect = matches!(
+        &error,
+        ClientJobError::Request(ClientError::Failed {
+            failure: HttpAttemptError::Redirected { location: named, .. },
+            ..
+        }) if *named == location
+    );
+    assert!(is_redirect && error.to_string().contains("elsewhere"), "{error}");
+    assert_eq!(
+        queue.polls.lock().unwrap()[id],
+        polls,
+        "no request was sent to a host that the client does not know"
+    );
+    // Two gateways that redirect to each other.
+    *queue.redirect.lock().unwrap() = Some(here.url.clone());
+    let error = both.wait(id, timeout, &fast()).await.unwrap_err();
+    assert!(error.to_string().contains("redirected to"), "{error}");
 }
 
 #[tokio::test]

@@ -154,8 +154,11 @@ error_codes! {
     StorageFull = "storage_full", 507, Capacity, Wait;
     /// The path exists, with another method.
     MethodNotAllowed = "method_not_allowed", 405, Caller, Nothing;
-    /// The residency policies of the deployment and of the request together allow no region.
+    /// The residency policies of the deployment and of the request together allow no region, or not that of this gateway.
     RegionNotPermitted = "region_not_permitted", 403, Policy, Nothing;
+    /// The residency policy does not allow the region of this gateway to return the content; `location` is the same path at a
+    /// gateway in an allowed region.
+    ReadElsewhere = "read_elsewhere", 307, Policy, Nothing;
     /// The tenant may not use the requested priority.
     PriorityNotPermitted = "priority_not_permitted", 403, Policy, Nothing;
     /// The region is not allowed to see the request, and rejected it.

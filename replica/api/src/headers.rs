@@ -44,6 +44,9 @@ pub const DEPLOYMENT: &str = "x-meridian-deployment";
 /// Internal: the tenant of the request. Equal inputs share work and cached rows within a tenant only; requests without
 /// this header belong to one common tenant.
 pub const TENANT: &str = "x-meridian-tenant";
+/// Internal, about jobs, files and batches: region of the gateway that sends the request, by which the region of the content
+/// decides whether the gateway may return it.
+pub const GATEWAY_REGION: &str = "x-meridian-gateway-region";
 /// Internal, for an uploaded file: its name, as a JSON string in ASCII.
 pub const FILE_NAME: &str = "x-meridian-file-name";
 /// Internal, for an uploaded file: the deployments that it names and that the tenant may use, separated by commas.

@@ -3,6 +3,7 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
+use super::readers::{ReadingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
 use super::{ClientJobId, RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
@@ -91,6 +92,7 @@ impl JobApi {
     ) -> Result<AfterResponse, ForwardError> {
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
+        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
         // Held until the response was written.
         let result_memory;
         let mut status = 200;
@@ -98,12 +100,15 @@ impl JobApi {
             JobQuery::Read(id) => {
                 let id = queue.parse(id)?;
                 let view = queue.recorded(queue.host.latest_job(&tenant, id).await).map_err(rejected)?;
+                if has_content(&view.job) {
+                    self.check_job_reader(queue, &gateway, id, &view.job)?;
+                }
                 result_memory = queue.reserve_result(&view.job)?;
                 let result = match &result_memory {
                     Some(_) => queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?,
                     None => None,
                 };
-                with_result(&queue.shown(id, &view), result)
+                with_result(&self.shown_through(queue, &gateway, id, &view), result)
             }
             JobQuery::Cancel(id) => {
                 let id = queue.parse(id)?;
@@ -114,7 +119,7 @@ impl JobApi {
                     Cancellation::Unknown => return Err(rejected(QueueError::Unknown).into()),
                 }
                 let view = queue.host.job(&tenant, id).map_err(rejected)?;
-                queue.shown(id, &view).to_string()
+                self.shown_through(queue, &gateway, id, &view).to_string()
             }
             JobQuery::Resend(id) => {
                 let id = queue.parse(id)?;
@@ -125,7 +130,7 @@ impl JobApi {
                 // It may have been cancelled meanwhile.
                 webhooks::check_resend(&view.job)?;
                 status = 202;
-                queue.shown(id, &view).to_string()
+                self.shown_through(queue, &gateway, id, &view).to_string()
             }
             JobQuery::List(query) => {
                 let (filter, limit) = queue.filter(query, tenant)?;
@@ -134,7 +139,8 @@ impl JobApi {
                 let has_more = jobs.len() > limit;
                 jobs.truncate(limit);
                 let jobs = jobs.into_iter().map(|(id, job)| (id, JobView { job, position: None }));
-                let data: Vec<Value> = jobs.map(|(id, view)| queue.shown(id, &view)).collect();
+                let shown = |(id, view)| self.shown_through(queue, &gateway, id, &view);
+                let data: Vec<Value> = jobs.map(shown).collect();
                 json!({"object": "list", "data": data, "has_more": has_more}).to_string()
             }
         };
@@ -197,6 +203,7 @@ impl JobApi {
             }),
             webhook,
             chunk: None,
+            residency: accepted_policy(session)?,
         };
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let submitted = queue.recorded(queue.host.submit(spec, payload).await);
@@ -209,6 +216,37 @@ impl JobApi {
             extra.push((headers::PREFERENCE_APPLIED, "respond-async"));
         }
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
+    }
+
+    /// Rejects a request for the content of a job that may not be returned through its gateway.
+    fn check_job_reader(
+        &self,
+        queue: &RegionalJobQueue,
+        gateway: &ReadingGateway,
+        id: DurableJobId,
+        job: &DurableJob,
+    ) -> Result<(), Rejection> {
+        let id = ClientJobId { id, region: &queue.region }.to_string();
+        let deployment = [job.spec.deployment.as_str()];
+        self.residency.check_reader(gateway, &id, job.spec.residency.as_deref(), deployment)
+    }
+
+    /// Renders a job without its result, and without an error that its gateway may not return.
+    fn shown_through(
+        &self,
+        queue: &RegionalJobQueue,
+        gateway: &ReadingGateway,
+        id: DurableJobId,
+        view: &JobView,
+    ) -> Value {
+        let mut shown = queue.shown(id, view);
+        if quotes_input(&view.job)
+            && self.check_job_reader(queue, gateway, id, &view.job).is_err()
+            && let Some(members) = shown.as_object_mut()
+        {
+            members.remove("error");
+        }
+        shown
     }
 
     pub(super) fn no_queue(&self) -> Rejection {
@@ -447,6 +485,20 @@ fn problem(job: &DurableJob) -> Option<&str> {
         JobStatus::Finished { .. } => None,
         JobStatus::Queued { .. } | JobStatus::Running { .. } => job.last_error.as_deref(),
     }
+}
+
+/// Returns whether the reason of a failure may quote an input: a model or a replica has written it.
+fn quotes_input(job: &DurableJob) -> bool {
+    match &job.status {
+        JobStatus::Finished { outcome, .. } => matches!(outcome, JobOutcome::Failed { .. }),
+        JobStatus::Queued { .. } | JobStatus::Running { .. } => job.last_error.is_some(),
+    }
+}
+
+/// Returns whether a job is finished with a result, or with a reason that may quote an input.
+fn has_content(job: &DurableJob) -> bool {
+    let JobStatus::Finished { result, .. } = &job.status else { return false };
+    result.is_some() || quotes_input(job)
 }
 
 /// Hashes what must be equal in submissions with the same idempotency key.

@@ -2,6 +2,7 @@
 
 use super::api::{JobApi, json_response, rejected, tenant};
 use super::files::{PageQuery, invalid_parameter, no_such_file, of_region};
+use super::readers::ReadingGateway;
 use super::{RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::listener::AfterResponse;
@@ -33,6 +34,9 @@ const PROBLEMS_MAX: usize = 20;
 const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
+/// Message in place of one that the gateway may not return.
+const WITHHELD: &str =
+    "The message is returned only through a gateway in a region that the residency policy allows.";
 /// Pause after an error of the queue.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
@@ -53,6 +57,7 @@ impl JobApi {
         }
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
+        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
         let shown = match call {
             BatchCall::FileContent(id) => return self.file_content(session, queue, &tenant, id).await,
             BatchCall::Upload => return Err(no_such_file().into()),
@@ -62,9 +67,9 @@ impl JobApi {
                 queue.shown_file(&file)
             }
             BatchCall::DeleteFile(id) => self.delete_file(queue, &tenant, id).await?,
-            BatchCall::Create => self.create(session, queue, tenant).await?,
-            BatchCall::Batches => batch_list(queue, &tenant, query)?,
-            BatchCall::Batch(id) => queue.shown_batch(&tenant, queue.parse_batch(id)?)?,
+            BatchCall::Create => self.create(session, queue, tenant, &gateway).await?,
+            BatchCall::Batches => self.batch_list(queue, &tenant, query, &gateway)?,
+            BatchCall::Batch(id) => self.shown_batch(queue, &tenant, queue.parse_batch(id)?, &gateway)?,
             BatchCall::Cancel(id) => {
                 let id = queue.parse_batch(id)?;
                 let (_, progress, phase) = queue.host.batch(&tenant, id).ok_or_else(no_such_batch)?;
@@ -73,7 +78,7 @@ impl JobApi {
                     let message = format!("The batch is {}, so it cannot be cancelled.", phase_text(phase));
                     return Err(Rejection::new(ErrorCode::BatchFinished, message).into());
                 }
-                queue.shown_batch(&tenant, id)?
+                self.shown_batch(queue, &tenant, id, &gateway)?
             }
         };
         Ok(json_response(session, 200, shown.to_string(), &self.region_header()).await)
@@ -84,6 +89,7 @@ impl JobApi {
         session: &mut ServerSession,
         queue: &RegionalJobQueue,
         tenant: String,
+        gateway: &ReadingGateway,
     ) -> Result<Value, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         let body: Value = serde_json::from_slice(&body.bytes).map_err(|error| {
@@ -140,6 +146,7 @@ impl JobApi {
             metadata,
             total,
             problems,
+            residency: file.residency,
         };
         let created = queue.recorded(queue.host.create_batch(spec).await);
         let id = created.map_err(|error| match error {
@@ -147,31 +154,69 @@ impl JobApi {
             other => rejected(other),
         })?;
         queue.metrics.batches.add(1);
-        Ok(queue.shown_batch(&tenant, id)?)
+        Ok(self.shown_batch(queue, &tenant, id, gateway)?)
     }
-}
 
-/// Lists the batches of a tenant, the newest first.
-fn batch_list(queue: &RegionalJobQueue, tenant: &str, query: &str) -> Result<Value, Rejection> {
-    let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &[])?;
-    let after = page.after.map(|after| {
-        let id = after.split('.').next().and_then(|id| BatchId::from_str(id).ok());
-        id.ok_or_else(|| invalid_parameter("after", after, "the id of the last batch of the page before"))
-    });
-    let mut batches = queue.host.batches(tenant, after.transpose()?, page.limit + 1);
-    let has_more = batches.len() > page.limit;
-    batches.truncate(page.limit);
-    let data: Vec<_> = batches.iter().map(|(id, view)| queue.render(*id, view)).collect();
-    Ok(json!({"object": "list", "data": data, "has_more": has_more}))
+    /// Lists the batches of a tenant, the newest first.
+    fn batch_list(
+        &self,
+        queue: &RegionalJobQueue,
+        tenant: &str,
+        query: &str,
+        gateway: &ReadingGateway,
+    ) -> Result<Value, Rejection> {
+        let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &[])?;
+        let after = page.after.map(|after| {
+            let id = after.split('.').next().and_then(|id| BatchId::from_str(id).ok());
+            id.ok_or_else(|| invalid_parameter("after", after, "the id of the last batch of the page before"))
+        });
+        let mut batches = queue.host.batches(tenant, after.transpose()?, page.limit + 1);
+        let has_more = batches.len() > page.limit;
+        batches.truncate(page.limit);
+        let shown = |(id, view): &(BatchId, BatchView)| self.shown_through_gateway(queue, *id, view, gateway);
+        let data: Vec<_> = batches.iter().map(shown).collect();
+        Ok(json!({"object": "list", "data": data, "has_more": has_more}))
+    }
+
+    fn shown_batch(
+        &self,
+        queue: &RegionalJobQueue,
+        tenant: &str,
+        id: BatchId,
+        gateway: &ReadingGateway,
+    ) -> Result<Value, Rejection> {
+        let view = queue.host.batch(tenant, id).ok_or_else(no_such_batch)?;
+        Ok(self.shown_through_gateway(queue, id, &view, gateway))
+    }
+
+    /// Renders a batch, without messages about its lines that its gateway may not return.
+    fn shown_through_gateway(
+        &self,
+        queue: &RegionalJobQueue,
+        id: BatchId,
+        view: &BatchView,
+        gateway: &ReadingGateway,
+    ) -> Value {
+        let (spec, ..) = view;
+        let mut shown = queue.render(id, view);
+        if spec.problems.is_empty() {
+            return shown;
+        }
+        let origin = queue.host.batch_origin(&spec.tenant, id).unwrap_or_default();
+        let deployments = origin.deployments.iter().map(String::as_str);
+        // They quote identifiers and values of the lines.
+        if self.residency.check_reader(gateway, "", spec.residency.as_deref(), deployments).is_err() {
+            for problem in shown["errors"]["data"].as_array_mut().into_iter().flatten() {
+                problem["message"] = json!(WITHHELD);
+            }
+        }
+        shown
+    }
 }
 
 impl RegionalJobQueue {
     fn parse_batch(&self, id: &str) -> Result<BatchId, Rejection> {
         of_region(id, &self.region).and_then(|id| id.parse().ok()).ok_or_else(no_such_batch)
-    }
-
-    fn shown_batch(&self, tenant: &str, id: BatchId) -> Result<Value, Rejection> {
-        self.host.batch(tenant, id).map(|view| self.render(id, &view)).ok_or_else(no_such_batch)
     }
 
     /// Renders a batch as in the API of OpenAI.

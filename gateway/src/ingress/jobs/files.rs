@@ -4,6 +4,7 @@
 //! segment, so a download needs the memory of one segment.
 
 use super::api::{JobApi, json_response, rejected, tenant};
+use super::readers::{ReadingGateway, accepted_policy};
 use super::{RegionalJobQueue, reserve, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
@@ -14,7 +15,7 @@ use crate::respond::{self, ForwardError, Rejection};
 use bytes::Bytes;
 use gateway_core::memory::BodyOwner;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use jobs::queue_host::{FileContent, FileInfo, NewUpload};
+use jobs::queue_host::{ContentOrigin, FileContent, FileInfo, NewUpload};
 use jobs_core::batch::id::BatchFileId;
 use jobs_core::batch::segment;
 use jobs_core::batch::state::FileDeletion;
@@ -67,7 +68,9 @@ impl JobApi {
             Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {error}.")).of("file")
         })?;
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
-        let new = NewUpload { tenant: tenant.clone(), name, text: file.bytes.clone(), models, segments };
+        let residency = accepted_policy(session)?;
+        let new =
+            NewUpload { tenant: tenant.clone(), name, text: file.bytes.clone(), models, segments, residency };
         let stored = queue.recorded(queue.host.store_file(new, limits.tenant_bytes).await);
         let id = BatchFileId::Upload(stored.map_err(rejected)?);
         queue.metrics.files.add(1);
@@ -112,9 +115,14 @@ impl JobApi {
         session: &mut ServerSession,
         queue: &RegionalJobQueue,
         tenant: &str,
-        id: &str,
+        client_id: &str,
     ) -> Result<AfterResponse, ForwardError> {
-        let id = queue.parse_file(id)?;
+        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
+        let id = queue.parse_file(client_id)?;
+        let ContentOrigin { residency, deployments } =
+            queue.host.origin(tenant, id).ok_or_else(no_such_file)?;
+        let deployments = deployments.iter().map(String::as_str);
+        self.residency.check_reader(&gateway, client_id, residency.as_deref(), deployments)?;
         let FileContent { bytes, parts } = queue.host.content(tenant, id).ok_or_else(no_such_file)?;
         let length = |part: &Vec<StoredRange>| part.iter().map(|range| range.length).sum::<u64>();
         // Held until the response was written.

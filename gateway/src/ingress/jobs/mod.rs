@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, [`webhooks`] accepts their
-//! webhooks, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
+//! webhooks, [`readers`] decides which gateways may return results, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
 //! the request of a gateway, as a bulk request.
 //!
 //! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes.
@@ -18,6 +18,7 @@ mod chunk;
 mod config;
 mod files;
 mod messages;
+mod readers;
 mod webhooks;
 mod worker;
 

@@ -326,6 +326,7 @@ mod tests {
             idempotency: None,
             webhook: webhook.map(str::to_owned),
             chunk: None,
+            residency: None,
         };
         DurableJob { spec, sequence: 1, attempts: 0, last_error: None, status }
     }

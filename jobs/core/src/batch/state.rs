@@ -22,6 +22,9 @@ pub struct UploadedFile {
     pub models: BTreeSet<String>,
     /// Lines.
     pub segments: Vec<FileSegment>,
+    /// Residency policy under which it was accepted, as text; absent if an earlier version has accepted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<String>,
 }
 
 /// Error of a file, for a batch without a line that can be computed.
@@ -54,6 +57,9 @@ pub struct BatchSpec {
     pub total: u32,
     /// Problems of the file, if no line can be computed.
     pub problems: Vec<FileProblem>,
+    /// Residency policy of its file, which may be deleted before the batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<String>,
 }
 
 /// Chunk of a new batch, and the job that computes it.

@@ -48,7 +48,8 @@ impl History {
         let segments =
             segments.map(|((_, segment), object)| segment::FileSegment { range: range(object), ..segment });
         let (tenant, name) = ("a".to_owned(), "f".to_owned());
-        let file = UploadedFile { tenant, name, bytes: 1000, models, segments: segments.collect() };
+        let file =
+            UploadedFile { tenant, name, bytes: 1000, models, segments: segments.collect(), residency: None };
         let mut jobs = 0..;
         let chunks = state::plan(&file, JobOperation::Embeddings, || {
             DurableJobId::new(UnixMillis(1), jobs.next().unwrap())
@@ -69,6 +70,7 @@ impl History {
             metadata: [].into(),
             total: lines as u32,
             problems: Vec::new(),
+            residency: None,
         };
         self.append(JobRecord::BatchCreated { id: BATCH, spec: Box::new(spec), chunks })
     }

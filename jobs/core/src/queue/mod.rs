@@ -345,6 +345,7 @@ impl DurableJobQueue {
                 idempotency: None,
                 webhook: None,
                 chunk: Some(BatchChunkRef { batch: id.0, chunk: index as u32 }),
+                residency: spec.residency.clone(),
             };
             self.submit(chunk.job, &job, sequence);
         }

@@ -38,6 +38,7 @@ fn spec(tenant: &str) -> JobSpec {
         idempotency: None,
         webhook: None,
         chunk: None,
+        residency: None,
     }
 }
 

@@ -52,6 +52,17 @@ pub enum HttpAttemptError {
         /// Value of `retry-after`.
         retry_after: Option<Duration>,
     },
+    /// The server redirects the request, and the client does not follow: the API key is sent to no host outside of its endpoints.
+    #[error(
+        "redirected to {location}, and the client follows only one redirect, to an endpoint of its own list; add that URL to \
+         the endpoints: {message}"
+    )]
+    Redirected {
+        /// URL that the server names.
+        location: String,
+        /// Start of the response body.
+        message: String,
+    },
     /// The response is not valid HTTP, or is longer than the limit.
     #[error("invalid HTTP response: {0}")]
     Malformed(String),
@@ -113,6 +124,10 @@ fn check_status(status: u16, response: HttpResponse) -> Result<HttpResponse, Htt
     }
     let body = response.body();
     let message = String::from_utf8_lossy(&body[..body.len().min(MESSAGE_BYTES_MAX)]).trim().to_owned();
+    // The statuses of a redirect that keeps method and body.
+    if let (307 | 308, Some(location)) = (status, response.headers.get("location")) {
+        return Err(HttpAttemptError::Redirected { location: location.trim().to_owned(), message });
+    }
     // Only delta-seconds are supported; an HTTP date is ignored.
     let retry_after =
         response.headers.get(replica_api::headers::RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());

@@ -85,6 +85,18 @@ impl EndpointClient {
         })
     }
 
+    /// Returns whether a URL is at this endpoint, and ends with `path`.
+    pub(in crate::client) fn serves(&self, url: &str, path: &str) -> bool {
+        let Ok(uri) = url.parse::<Uri>() else { return false };
+        let default_port = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        uri.scheme() == self.uri.scheme()
+            && host.eq_ignore_ascii_case(&self.host)
+            && uri.port_u16().unwrap_or(default_port) == self.port
+            && uri.path_and_query().is_some_and(|found| found.as_str().ends_with(path))
+            && !uri.authority().is_some_and(|authority| authority.as_str().contains('@'))
+    }
+
     /// Prepares requests with this method, path and headers.
     pub(in crate::client) fn outgoing(
         &self,

@@ -46,7 +46,7 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
         InvalidHeader | BodyTimeout | InvalidApiKey | InvalidToken | ModelNotFound | NotFound
         | JobNotFound | FileNotFound | FileInUse | BatchNotFound | BatchFinished | JobFinished
         | NothingToSend | IdempotencyConflict | WebhookNotPermitted | NoWebhookSecret | MethodNotAllowed
-        | RegionNotPermitted | PriorityNotPermitted | NotResidentHere => {
+        | RegionNotPermitted | ReadElsewhere | PriorityNotPermitted | NotResidentHere => {
             (TeiErrorType::Validation, code.status())
         }
         NoCapacityInAllowedRegions

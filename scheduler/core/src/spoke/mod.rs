@@ -54,7 +54,9 @@ pub use model::{RequestedRevision, RevisionMismatch};
 use peers::Peers;
 pub use peers::{ForeignPeer, PeerChanges, PeerReceipt};
 use provisioning::Provisioning;
-use regions::{Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, RouteTable};
+use regions::{
+    Catalogue, DeploymentName, HostPort, InstanceName, RegionId, ReportedModel, ResidencyPolicy, RouteTable,
+};
 use replica::ReplicaState;
 pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
@@ -277,6 +279,11 @@ impl Spoke {
     /// header says.
     pub fn forbids(&self, deployment: &DeploymentName) -> bool {
         self.policy.forbids(deployment)
+    }
+
+    /// Returns the residency policy of `deployment` in the current table, if it has a condition.
+    pub fn residency_policy(&self, deployment: &DeploymentName) -> Option<&ResidencyPolicy> {
+        self.policy.policy(deployment)
     }
 
     /// Sets that it has a queue of jobs, which its reports say.

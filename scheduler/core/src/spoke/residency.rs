@@ -7,10 +7,10 @@
 //!
 //! A deployment that is not in the table is not checked here: the gateway may have a newer table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
+use regions::{Catalogue, DeploymentName, RegionId, ResidencyPolicy, RouteTable};
 
 use crate::rollout::accepted_residency;
 
@@ -18,6 +18,8 @@ use crate::rollout::accepted_residency;
 #[derive(Debug, Default)]
 pub(super) struct ResidencyState {
     forbidden: BTreeSet<DeploymentName>,
+    /// Policies of the deployments with a condition.
+    locked: BTreeMap<DeploymentName, ResidencyPolicy>,
     /// Time of the last confirmation of the table by a hub, and the maximum age.
     pub(super) confirmed: Option<(Instant, Duration)>,
     /// Number of rejected tables: invalid, or not newer than the current one.
@@ -33,10 +35,17 @@ impl ResidencyState {
             accepted.zip(here).is_some_and(|(accepted, here)| accepted.contains(here))
         };
         self.forbidden = table.deployments.keys().filter(|name| !permitted(name)).cloned().collect();
+        let accepted = |name: &DeploymentName| Some((name.clone(), accepted_residency(table, name)?.clone()));
+        let is_locked = |(_, policy): &(_, ResidencyPolicy)| *policy != ResidencyPolicy::Anywhere;
+        self.locked = table.deployments.keys().filter_map(accepted).filter(is_locked).collect();
     }
 
     pub(super) fn forbids(&self, deployment: &DeploymentName) -> bool {
         self.forbidden.contains(deployment)
+    }
+
+    pub(super) fn policy(&self, deployment: &DeploymentName) -> Option<&ResidencyPolicy> {
+        self.locked.get(deployment)
     }
 }
 
@@ -61,6 +70,10 @@ mod tests {
         assert!(!ResidencyState::default().forbids(&deployment.name), "before the first table");
         assert!(!forbids(&table, "gcp/europe-west4", "m") && forbids(&table, "aws/us-east-1", "m"));
         assert!(!forbids(&table, "aws/us-east-1", "unlisted"));
+        let mut policy = ResidencyState::default();
+        policy.apply_route_table(&table, &"gcp/europe-west4".parse().unwrap(), &catalogue);
+        assert_eq!(policy.policy(&deployment.name), Some(&deployment.residency));
+        assert_eq!(policy.policy(&"unlisted".parse().unwrap()), None);
         assert!(forbids(&table, "mars/base-1", "m"), "the region is not in the catalogue");
         let announced = Widening { to: "eu,us".parse().unwrap(), since: Generation { epoch: 1, number: 1 } };
         table.widening.insert(deployment.name, announced);

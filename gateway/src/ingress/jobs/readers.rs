@@ -1,0 +1,168 @@
+//! Gateways through which content may leave the region: results of jobs, contents of files, and errors that may quote an input.
+//!
+//! A gateway decrypts what it returns, so content passes only through a gateway whose own region these policies allow: the one
+//! under which the content was accepted, the newest one of its deployments, and the newest one of its tenant. The region of the
+//! gateway is that of its certificate; without mutual TLS it is what the gateway states.
+//!
+//! Status without content is returned through any gateway.
+
+use crate::ingress::request::{text, unreadable};
+use crate::ingress::residency::ResidencyGuard;
+use crate::listener::{PeerKind, peer};
+use crate::respond::Rejection;
+use pingora::protocols::http::ServerSession;
+use regions::catalogue::Catalogue;
+use regions::id::RegionId;
+use regions::residency::ResidencyPolicy;
+use regions::set::RegionIndex;
+use replica_api::error::ErrorCode;
+use replica_api::headers;
+
+/// Gateway of a request about jobs, files or batches.
+pub(super) struct ReadingGateway {
+    /// Its region; unknown for a gateway of an earlier version without a certificate.
+    region: Option<RegionIndex>,
+    /// Newest policy of the tenant.
+    of_tenant: ResidencyPolicy,
+}
+
+impl ReadingGateway {
+    /// Reads the gateway and the policy of the tenant from a request.
+    pub(super) fn of(session: &ServerSession, catalogue: &Catalogue) -> Result<ReadingGateway, Rejection> {
+        let stated = || {
+            let region = text(session, headers::GATEWAY_REGION)?.map(str::parse::<RegionId>).transpose();
+            let region = region.map_err(|error| unreadable(headers::GATEWAY_REGION, &error))?;
+            Ok(region.and_then(|region| catalogue.index_of(&region)))
+        };
+        let region = match peer(session) {
+            Some(PeerKind::Gateway(proven)) => proven,
+            Some(PeerKind::Client | PeerKind::Spoke | PeerKind::Unauthenticated) | None => stated()?,
+        };
+        let of_tenant = match text(session, headers::RESIDENCY)? {
+            Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
+            None => ResidencyPolicy::Anywhere,
+        };
+        Ok(ReadingGateway { region, of_tenant })
+    }
+}
+
+/// Returns the residency policy of a submission as text, to be stored with it.
+pub(super) fn accepted_policy(session: &ServerSession) -> Result<Option<String>, Rejection> {
+    let policy = text(session, headers::RESIDENCY)?;
+    Ok(Some(policy.map_or_else(|| ResidencyPolicy::Anywhere.to_string(), str::to_owned)))
+}
+
+impl ResidencyGuard {
+    /// Rejects a request for the content of `id` if it may not be returned through this gateway. `accepted` is the policy that
+    /// was stored with the content.
+    pub(super) fn check_reader<'a>(
+        &self,
+        gateway: &ReadingGateway,
+        id: &str,
+        accepted: Option<&str>,
+        deployments: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), Rejection> {
+        let mut policies = vec![gateway.of_tenant.clone()];
+        if let Some(accepted) = accepted {
+            policies.push(accepted.parse().map_err(|error| {
+                // A later version has accepted the content. Upgrade this spoke.
+                let message = format!(
+                    "The content of '{id}' is not returned, because region {} cannot read its residency policy: {error}.",
+                    self.region
+                );
+                Rejection::new(ErrorCode::RegionNotPermitted, message)
+            })?);
+        }
+        {
+            let spoke = self.spoke.lock();
+            let newest =
+                deployments.into_iter().filter_map(|name| spoke.residency_policy(&name.parse().ok()?));
+            policies.extend(newest.cloned());
+        }
+        policies.retain(|policy| *policy != ResidencyPolicy::Anywhere);
+        if policies.is_empty() {
+            return Ok(());
+        }
+        if !is_permitted(&policies, gateway.region, &self.catalogue) {
+            return Err(withheld(
+                id,
+                &policies,
+                gateway.region.map(|region| &self.catalogue.region(region).id),
+            ));
+        }
+        self.check_policy_age()
+    }
+}
+
+/// Returns whether content under these policies may be returned through a gateway in `region`.
+fn is_permitted(policies: &[ResidencyPolicy], region: Option<RegionIndex>, catalogue: &Catalogue) -> bool {
+    policies.iter().all(|policy| {
+        *policy == ResidencyPolicy::Anywhere
+            || region.is_some_and(|region| policy.permitted(catalogue).contains(region))
+    })
+}
+
+/// Returns the rejection of a request for content. The header has the policies together, from which the gateway finds another
+/// one that is permitted.
+fn withheld(id: &str, policies: &[ResidencyPolicy], region: Option<&RegionId>) -> Rejection {
+    let narrow = |policy: ResidencyPolicy, next| policy.narrow_checked(next);
+    let together = policies.iter().try_fold(ResidencyPolicy::Anywhere, narrow);
+    let gateway = match region {
+        Some(region) => format!("this one is in {region}"),
+        None => "this one has not stated its region".to_owned(),
+    };
+    let (policy, headers) = match together {
+        Ok(policy) => (format!("'{policy}'"), vec![(headers::RESIDENCY, policy.to_string())]),
+        // Too long for one policy.
+        Err(_) => {
+            let each: Vec<_> = policies.iter().map(|policy| format!("'{policy}'")).collect();
+            (each.join(" and "), Vec::new())
+        }
+    };
+    let message = format!(
+        "The content of '{id}' is returned only through a gateway in a region that the residency policy {policy} allows, and \
+         {gateway}; send the request to such a gateway."
+    );
+    Rejection::new(ErrorCode::RegionNotPermitted, message).with(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policies(texts: &[&str]) -> Vec<ResidencyPolicy> {
+        texts.iter().map(|text| text.parse().expect("a policy")).collect()
+    }
+
+    #[test]
+    fn content_is_returned_only_where_every_policy_allows() {
+        let catalogue = Catalogue::builtin();
+        for (texts, region, expected) in [
+            (&[][..], None, true),
+            (&["anywhere"], None, true),
+            (&["anywhere"], Some("aws/us-east-1"), true),
+            (&["eu"], Some("aws/eu-central-1"), true),
+            (&["eu"], Some("aws/us-east-1"), false),
+            (&["eu"], None, false),
+            (&["eu", "anywhere"], Some("aws/us-east-1"), false),
+            (&["anywhere", "eu,us", "us"], Some("aws/us-east-1"), true),
+            (&["eu,us", "eu"], Some("aws/us-east-1"), false),
+            (&["eu & us"], Some("aws/us-east-1"), false),
+        ] {
+            let region = region.map(|region| catalogue.index_of(&region.parse().expect("a region")));
+            let region = region.map(|region| region.expect("a region of the catalogue"));
+            assert_eq!(is_permitted(&policies(texts), region, &catalogue), expected, "{texts:?} {region:?}");
+        }
+    }
+
+    #[test]
+    fn a_rejection_names_the_policies_together() {
+        let region = "aws/us-east-1".parse().expect("a region");
+        let rejection = withheld("job_1", &policies(&["eu,us", "eu"]), Some(&region));
+        assert_eq!(rejection.headers, [(headers::RESIDENCY, "eu & eu,us".to_owned())]);
+        assert!(rejection.message.contains("aws/us-east-1"), "{}", rejection.message);
+        let long = (0..455).map(|n| format!("aws/r-{n}")).collect::<Vec<_>>().join(",");
+        let rejection = withheld("job_1", &policies(&[&long, "eu"]), None);
+        assert_eq!(rejection.headers, []);
+    }
+}
