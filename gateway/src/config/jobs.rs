@@ -66,10 +66,12 @@ impl ReadersSection {
                     problem("url", &format!("\"{url}\" is written twice; each region has its own gateway"));
                 }
                 Ok(_) => {}
-                Err(what) => problem(
-                    "url",
-                    &format!("\"{url}\" {what}; write scheme, host and port, as \"https://eu.example.com\""),
-                ),
+                Err(what) => {
+                    // A URL with a password is not shown.
+                    let shown = if url.contains('@') { String::new() } else { format!("\"{url}\" ") };
+                    let fix = "write scheme, host and port, as \"https://eu.example.com\"";
+                    problem("url", &format!("{shown}{what}; {fix}"));
+                }
             }
             gateways.extend(found.zip(origin.ok()));
         }
@@ -86,8 +88,11 @@ fn origin(url: &str) -> Result<String, &'static str> {
         None => return Err("has no scheme"),
     }
     let authority = uri.authority().ok_or("has no host")?;
-    if authority.host().is_empty() || authority.as_str().contains('@') {
-        return Err("has no host, or a user");
+    if authority.as_str().contains('@') {
+        return Err("has a user or a password");
+    }
+    if authority.host().is_empty() {
+        return Err("has no host");
     }
     if uri.path() != "/" || uri.query().is_some() || url.contains('#') {
         return Err("has a path, a query or a fragment");
@@ -179,7 +184,7 @@ mod tests {
             "jobs.gateway[2].url: \"https://b.example.com/v1\" has a path",
             "jobs.gateway[3].region: \"aws/eu-west-1\" has two gateways",
             "jobs.gateway[4].url: \"https://C.example.com/\" is written twice",
-            "jobs.gateway[5].url",
+            "jobs.gateway[5].url: has a user or a password",
             "jobs.gateway[6].url: \"ftp://d.example.com\" has another scheme",
         ];
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");

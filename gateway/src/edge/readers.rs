@@ -59,3 +59,26 @@ fn redirect(
 
 /// Name of the header with the URL of a redirect.
 const LOCATION_HEADER: &str = "location";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_gateway_in_an_allowed_region_the_rejection_names_the_policy_and_the_fix() {
+        let catalogue = Catalogue::builtin();
+        let here = catalogue.index_of(&"aws/us-east-1".parse().expect("a region")).expect("known");
+        let policy = "eu".parse().expect("a policy");
+        let rejection = redirect(
+            &policy,
+            "/v1/async/job_1.aws.eu-central-1",
+            here,
+            &ReaderGateways::default(),
+            &catalogue,
+        );
+        assert_eq!((rejection.code, rejection.headers), (ErrorCode::RegionNotPermitted, Vec::new()));
+        for part in ["'/v1/async/job_1.aws.eu-central-1'", "'eu'", "aws/us-east-1", "[[jobs.gateway]]"] {
+            assert!(rejection.message.contains(part), "{part} in {}", rejection.message);
+        }
+    }
+}

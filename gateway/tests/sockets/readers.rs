@@ -35,6 +35,14 @@ impl Readers {
         let american = gateway_in(REGION, &list, dirs[2].path(), &regions, &stop).await;
         let alone = gateway_in(REGION, "", dirs[3].path(), &regions, &stop).await;
         let [european, american, alone] = [european, american, alone].map(Client::new);
+        let begun = Instant::now();
+        for gateway in [&european, &american, &alone] {
+            // Until the region has reported to it.
+            while gateway.located("/v1/async/job_1.aws.eu-central-1").await.0 != 404 {
+                assert!(begun.elapsed() < PATIENCE, "the region does not report");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
         Readers { region, european, american, alone, stop, _dirs: dirs }
     }
 

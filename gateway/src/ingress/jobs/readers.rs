@@ -29,7 +29,7 @@ pub(super) struct ReadingGateway {
 impl ReadingGateway {
     /// Reads the gateway and the policy of the tenant from a request.
     pub(super) fn of(session: &ServerSession, catalogue: &Catalogue) -> Result<ReadingGateway, Rejection> {
-        let stated = || {
+        let stated = || -> Result<Option<RegionIndex>, Rejection> {
             let region = text(session, headers::GATEWAY_REGION)?.map(str::parse::<RegionId>).transpose();
             let region = region.map_err(|error| unreadable(headers::GATEWAY_REGION, &error))?;
             Ok(region.and_then(|region| catalogue.index_of(&region)))
@@ -39,7 +39,9 @@ impl ReadingGateway {
             Some(PeerKind::Client | PeerKind::Spoke | PeerKind::Unauthenticated) | None => stated()?,
         };
         let of_tenant = match text(session, headers::RESIDENCY)? {
-            Some(policy) => policy.parse().map_err(|error| unreadable(headers::RESIDENCY, &error))?,
+            Some(policy) => {
+                policy.parse::<ResidencyPolicy>().map_err(|error| unreadable(headers::RESIDENCY, &error))?
+            }
             None => ResidencyPolicy::Anywhere,
         };
         Ok(ReadingGateway { region, of_tenant })
@@ -64,7 +66,7 @@ impl ResidencyGuard {
     ) -> Result<(), Rejection> {
         let mut policies = vec![gateway.of_tenant.clone()];
         if let Some(accepted) = accepted {
-            policies.push(accepted.parse().map_err(|error| {
+            policies.push(accepted.parse::<ResidencyPolicy>().map_err(|error| {
                 // A later version has accepted the content. Upgrade this spoke.
                 let message = format!(
                     "The content of '{id}' is not returned, because region {} cannot read its residency policy: {error}.",
@@ -159,10 +161,11 @@ mod tests {
     fn a_rejection_names_the_policies_together() {
         let region = "aws/us-east-1".parse().expect("a region");
         let rejection = withheld("job_1", &policies(&["eu,us", "eu"]), Some(&region));
-        assert_eq!(rejection.headers, [(headers::RESIDENCY, "eu & eu,us".to_owned())]);
+        let together = policies(&["eu,us"])[0].narrow_checked(&policies(&["eu"])[0]).expect("a short policy");
+        assert_eq!(rejection.headers, [(headers::RESIDENCY, together.to_string())]);
         assert!(rejection.message.contains("aws/us-east-1"), "{}", rejection.message);
-        let long = (0..455).map(|n| format!("aws/r-{n}")).collect::<Vec<_>>().join(",");
-        let rejection = withheld("job_1", &policies(&[&long, "eu"]), None);
+        let list = |cloud: &str| (100..400).map(|n| format!("{cloud}/r-{n}")).collect::<Vec<_>>().join(",");
+        let rejection = withheld("job_1", &policies(&[&list("aws"), &list("gcp")]), None);
         assert_eq!(rejection.headers, []);
     }
 }
