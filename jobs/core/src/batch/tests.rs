@@ -213,6 +213,25 @@ fn a_file_in_use_is_kept_and_a_batch_of_a_deleted_file_is_not_created() {
 }
 
 #[test]
+fn a_batch_and_its_jobs_keep_the_residency_policy_of_the_file() {
+    let mut history = History::new(6);
+    let first = history.queue.batches().batch(BATCH).unwrap().spec.clone();
+    let spec = BatchSpec { residency: Some("eu".to_owned()), ..first };
+    let chunk = PlannedChunk {
+        segment: 0,
+        deployment: "m0".to_owned(),
+        lines: 1,
+        inputs: 1,
+        job: DurableJobId::new(UnixMillis(2), 1),
+    };
+    let second = BatchId(DurableJobId::new(UnixMillis(2), 2));
+    let (job, chunks) = (chunk.job, vec![chunk]);
+    history.append(JobRecord::BatchCreated { id: second, spec: Box::new(spec.clone()), chunks });
+    assert_eq!(history.queue.job(job).unwrap().spec.residency, Some("eu".to_owned()));
+    assert_eq!(history.queue.batches().batch(second).unwrap().spec, spec);
+}
+
+#[test]
 fn a_record_of_a_version_without_batches_is_read() {
     let text = r#"{"submitted": {"id": "job_00000000000000000000000000", "spec": {"tenant": "a", "deployment": "m",
         "operation": "embeddings", "priority": "bulk", "inputs": 1, "payload": {"object": 1, "offset": 0, "length": 1},
@@ -220,8 +239,12 @@ fn a_record_of_a_version_without_batches_is_read() {
     let JobRecord::Submitted { spec, .. } = serde_json::from_str(text).unwrap() else {
         panic!("another record")
     };
-    assert_eq!(spec.chunk, None);
-    assert!(!serde_json::to_string(&spec).unwrap().contains("chunk"), "an older version reads it as well");
+    assert_eq!((spec.chunk, &spec.residency), (None, &None));
+    let written = serde_json::to_string(&spec).unwrap();
+    assert!(
+        !written.contains("chunk") && !written.contains("residency"),
+        "an older version reads it as well"
+    );
 }
 
 #[derive(Debug, Clone)]
