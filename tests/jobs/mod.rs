@@ -58,7 +58,18 @@ async fn a_job_has_the_result_of_the_ordinary_request_and_is_computed_in_an_allo
     let locked = fleet.post_to(PATH, body("minilm-eu", "stays in Europe"), &[ASHBURN]).await;
     assert_eq!((locked.status, locked.header("x-meridian-region")), (202, EUROPE), "{}", locked.body);
     assert!(!locked.header("x-meridian-residency-receipt").is_empty(), "a receipt of the submission");
-    assert_eq!(finished(&fleet, &id(&locked)).await["status"], "succeeded");
+    // Its result is returned only through a gateway in Europe. This fleet has one gateway, whose certificate is of America.
+    let begun = Instant::now();
+    let withheld = loop {
+        let job = fleet.get(&format!("/v1/async/{}", id(&locked))).await;
+        if job.status == 403 {
+            break job;
+        }
+        assert!(job.status == 200 && begun.elapsed() < TIMEOUT, "{}: {}", job.status, job.body);
+        assert_eq!(job.body.get("result"), None, "{}", job.body);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(withheld.code(), "region_not_permitted", "{}", withheld.body);
 
     let get = |arguments: &[&str]| {
         let mut command = meridian();
