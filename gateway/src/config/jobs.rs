@@ -179,13 +179,13 @@ mod tests {
         ];
         let problems = read(&text.concat()).expect_err("mistakes");
         let expected = [
-            "jobs.gateway[0].region",
-            "jobs.gateway[1].url: \"eu.example.com\" has no scheme",
-            "jobs.gateway[2].url: \"https://b.example.com/v1\" has a path",
-            "jobs.gateway[3].region: \"aws/eu-west-1\" has two gateways",
-            "jobs.gateway[4].url: \"https://C.example.com/\" is written twice",
-            "jobs.gateway[5].url: has a user or a password",
-            "jobs.gateway[6].url: \"ftp://d.example.com\" has another scheme",
+            "jobs.gateway 1: region",
+            "jobs.gateway 2: url: \"eu.example.com\" has no scheme",
+            "jobs.gateway 3: url: \"https://b.example.com/v1\" has a path",
+            "jobs.gateway 4: region: \"aws/eu-west-1\" has two gateways",
+            "jobs.gateway 5: url: \"https://C.example.com/\" is written twice",
+            "jobs.gateway 6: url: has a user or a password",
+            "jobs.gateway 7: url: \"ftp://d.example.com\" has another scheme",
         ];
         assert_eq!(problems.len(), expected.len(), "{problems:#?}");
         for (problem, part) in problems.iter().zip(expected) {

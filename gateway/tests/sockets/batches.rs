@@ -397,6 +397,10 @@ async fn a_file_is_stored_where_all_its_models_and_its_tenant_allow_it() {
     // The output of a locked model is returned only through a gateway in its region.
     let dir = tempfile::tempdir().unwrap();
     let reader = Client::new(gateway_in(EUROPE, "", dir.path(), &[(EUROPE, &europe)], &stop).await);
+    while reader.located("/v1/batches/batch_1.aws.eu-central-1").await.0 != 404 {
+        assert!(begun.elapsed() < PATIENCE, "the region does not report to the second gateway");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let output = reader.lines(&batch["output_file_id"]).await;
     assert_eq!((&output[0]["custom_id"], &output[1]["custom_id"]), (&json!("r0"), &json!("locked")));
     let (status, of_tenant) = client.upload_as("EUROPEAN", &file_of(0..1), &[]).await;
