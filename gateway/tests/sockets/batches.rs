@@ -542,12 +542,15 @@ async fn a_region_that_is_killed_computes_each_line_once() {
     let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
     let mut counted = 0;
     for kill in 0..KILLS {
-        // Some chunks, and then any moment: the replica responds while the process is killed.
-        replica.permits.add_permits(3);
+        // Some chunks, and then any moment: the replica responds while the process is killed. After two attempts each line is
+        // a request, so a chunk needs more of them.
         let begun = Instant::now();
+        let mut polls = 0;
         while parsed(send("GET", &url, &path, String::new()).await)["request_counts"]["completed"] == counted
         {
             assert!(begun.elapsed() < PATIENCE, "no progress after {kill} kills");
+            replica.permits.add_permits(if polls < 20 { 1 } else { 50 });
+            polls += 1;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         tokio::time::sleep(Duration::from_millis(u64::from(7 * kill))).await;

@@ -19,6 +19,8 @@ use jobs_core::job::JobOperation;
 use replica_api::error::{ErrorBody, ErrorCode};
 use std::sync::Arc;
 
+/// Attempts in which lines are packed into requests; in later ones each line is sent alone.
+const PACKED_ATTEMPTS: u32 = 2;
 /// Requests of a chunk in flight.
 const IN_FLIGHT_MAX: usize = 8;
 
@@ -75,8 +77,8 @@ impl JobComputation {
     ) -> ComputationEnd {
         let batch = work.batch;
         let (text, deployment) = (job.body.clone(), job.job.spec.deployment.clone());
-        // An earlier attempt has failed or has ended its worker, perhaps because of one line.
-        let packs = job.job.attempts <= 1;
+        // The first attempt may have ended with its worker, as at a restart. After a second one, a line may be the cause.
+        let packs = job.job.attempts <= PACKED_ATTEMPTS;
         let cpu = &self.body_reader.cpu;
         let prepared = cpu.run(None, move || prepare(&text, &work, &deployment, packs)).await;
         let PreparedChunk { lines, requests, rejected: mut results } = prepared;
