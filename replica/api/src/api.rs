@@ -632,6 +632,7 @@ pub const RESPONSE_HEADERS: &[Header] = &[
 pub const INTERNAL_HEADERS: &[&str] = &[
     headers::DEPLOYMENT,
     headers::TENANT,
+    headers::GATEWAY_REGION,
     headers::FILE_NAME,
     headers::FILE_MODELS,
     headers::ATTEMPT,
