@@ -7,6 +7,10 @@
 //! region is considered down. With half an interval, the request after the one that is missing is already sent on another
 //! connection, as it was when each request had one; nearer regions are not even suspect (0.6 s).
 //!
+//! A response can be late without a stall, because one of the two processes gets no CPU time. Another stream does not help
+//! then, and costs both a TLS handshake. So the permitted delay doubles with each replacement, up to eight times, until
+//! responses were punctual for half a minute.
+//!
 //! ```text
 //!  sent ── usual round trip + 100 ms ──▶ overdue: another stream ── 2 s without a response ──▶ closed
 //! ```
@@ -24,6 +28,10 @@ pub const EXCHANGES_IN_FLIGHT_MAX: usize =
     (EXCHANGE_TIMEOUT.as_millis() / EXCHANGE_PERIOD.as_millis()) as usize;
 /// Time beyond the usual round trip after which a response is overdue.
 const OVERDUE_AFTER: Duration = EXCHANGE_PERIOD.checked_div(2).expect("2 is not 0");
+/// Doublings of that time at most: 800 ms, well before the region is considered down.
+const DOUBLINGS_MAX: u32 = 3;
+/// Punctual responses in a row after which a late one counts as a stall again: half a minute.
+const PUNCTUAL_RESPONSES: u32 = 150;
 /// Round trip before the first one is measured: half of the longest between two regions.
 const ROUND_TRIP_UNKNOWN: Duration = Duration::from_millis(150);
 /// Longest round trip that counts as usual, so that a slow peer does not delay its own replacement: the longest between two
@@ -46,6 +54,9 @@ pub struct ExchangeStreams {
     opened: u64,
     /// Usual round trip; `None` before the first response.
     round_trip: Option<Duration>,
+    /// Doublings of the permitted delay, and the punctual responses since the last one.
+    doublings: u32,
+    punctual: u32,
 }
 
 /// One stream.
@@ -81,6 +92,10 @@ impl ExchangeStreams {
         if others >= STREAMS_MAX || !self.open.values().all(is_overdue) {
             return None;
         }
+        if others > 0 {
+            self.doublings = (self.doublings + 1).min(DOUBLINGS_MAX);
+            self.punctual = 0;
+        }
         self.opened += 1;
         let id = StreamId(self.opened);
         let stream = ExchangeStream { opened_at: now, has_responded: false, in_flight: BTreeMap::new() };
@@ -96,7 +111,7 @@ impl ExchangeStreams {
     fn due(&self, stream: &ExchangeStream) -> Option<Instant> {
         let usual = self.round_trip.unwrap_or(ROUND_TRIP_UNKNOWN).min(ROUND_TRIP_MAX);
         let round_trips = if stream.has_responded { 1 } else { OPENING_ROUND_TRIPS };
-        Some(stream.waits_since()? + usual * round_trips + OVERDUE_AFTER)
+        Some(stream.waits_since()? + usual * round_trips + OVERDUE_AFTER * 2_u32.pow(self.doublings))
     }
 
     /// Returns whether a stream is open.
@@ -124,12 +139,21 @@ impl ExchangeStreams {
         stream.in_flight = stream.in_flight.split_off(&sequence);
         stream.has_responded = true;
         let round_trip = now.saturating_duration_since(sent_at);
+        self.count_punctual(round_trip);
         let usual = match self.round_trip {
             Some(usual) if usual > round_trip => usual - (usual - round_trip) / ROUND_TRIP_DECAY,
             _ => round_trip,
         };
         self.round_trip = Some(usual);
         Some(sent_at)
+    }
+
+    fn count_punctual(&mut self, round_trip: Duration) {
+        let usual = self.round_trip.unwrap_or(ROUND_TRIP_UNKNOWN).min(ROUND_TRIP_MAX);
+        self.punctual = if round_trip <= usual + OVERDUE_AFTER { self.punctual + 1 } else { 0 };
+        if self.punctual >= PUNCTUAL_RESPONSES {
+            (self.doublings, self.punctual) = (0, 0);
+        }
     }
 
     /// Closes all streams except this one.
@@ -176,7 +200,7 @@ mod tests {
         let (second, others) = streams.tick(due).unwrap();
         assert_eq!(others, 1);
         assert_eq!(streams.tick(due + MS), None, "the second is not overdue");
-        let opened = due + ROUND_TRIP * OPENING_ROUND_TRIPS + OVERDUE_AFTER;
+        let opened = due + ROUND_TRIP * OPENING_ROUND_TRIPS + 2 * OVERDUE_AFTER;
         assert_eq!(streams.tick(opened - MS), None);
         let (third, others) = streams.tick(opened).unwrap();
         assert_eq!(others, 2);
@@ -211,6 +235,42 @@ mod tests {
         assert!(
             streams.tick(begun + EXCHANGE_TIMEOUT).is_some(),
             "a refused connection is repeated at the next interval"
+        );
+    }
+
+    #[test]
+    fn late_responses_without_a_stall_cause_fewer_and_fewer_replacements() {
+        let mut now = Instant::now();
+        let (mut streams, mut id) = streams(now);
+        // Every response takes half a second, as between two processes without CPU time.
+        let mut replacements = Vec::new();
+        for sequence in 2..100 {
+            streams.sent(id, sequence, now);
+            // The usual round trip is that of a time with CPU.
+            streams.round_trip = Some(ROUND_TRIP);
+            if let Some((other, _)) = streams.tick(now + 500 * MS) {
+                replacements.push(sequence);
+                streams.sent(other, sequence, now);
+                assert!(streams.responded(other, sequence, now + 500 * MS).is_some());
+                streams.keep(other);
+                id = other;
+            } else {
+                assert!(streams.responded(id, sequence, now + 500 * MS).is_some());
+            }
+            now += EXCHANGE_PERIOD;
+        }
+        assert_eq!(replacements, [2, 3, 4], "100, 200 and 400 ms are exceeded, 800 ms are not");
+
+        for sequence in 100..100 + u64::from(PUNCTUAL_RESPONSES) {
+            streams.round_trip = Some(ROUND_TRIP);
+            streams.sent(id, sequence, now);
+            assert!(streams.responded(id, sequence, now + ROUND_TRIP).is_some());
+        }
+        streams.sent(id, 1000, now);
+        assert_eq!(
+            streams.overdue_at(id),
+            Some(now + ROUND_TRIP + OVERDUE_AFTER),
+            "a stall is detected at once again"
         );
     }
 
