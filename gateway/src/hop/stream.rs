@@ -1,11 +1,15 @@
 //! Transport of a connection: TCP, or TLS over TCP.
 
 use identity::client::ClientStream;
+use rustls::ClientConnection;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+
+/// Reads of an idle TLS connection at once. Its messages are some tickets; a peer that sends more is not waited for.
+const IDLE_READS_MAX: usize = 4;
 
 /// Transport of a connection.
 #[derive(Debug)]
@@ -15,24 +19,21 @@ pub(crate) enum TransportStream {
 }
 
 impl TransportStream {
-    /// Returns whether the connection is open and has no unread bytes. Over TLS, a closing peer first sends an alert,
-    /// which counts as unread.
+    /// Returns whether the connection is open and has no unread bytes. Messages of TLS itself are processed: a server sends
+    /// its tickets after the handshake, so they are unread on a connection that has had no request yet.
     pub(crate) fn is_idle(&mut self) -> bool {
-        let tcp = match self {
-            TransportStream::Plaintext(tcp) => &*tcp,
+        match self {
+            TransportStream::Plaintext(tcp) => {
+                matches!(tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            }
             TransportStream::Tls(tls) => {
                 if tls.is_revoked() {
                     return false;
                 }
                 let (tcp, session) = tls.get_mut().get_mut();
-                let unread = session.process_new_packets().map(|state| state.plaintext_bytes_to_read());
-                if !matches!(unread, Ok(0)) {
-                    return false;
-                }
-                tcp
+                is_session_idle(tcp, session)
             }
-        };
-        matches!(tcp.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        }
     }
 
     #[cfg(test)]
@@ -41,6 +42,32 @@ impl TransportStream {
             TransportStream::Plaintext(tcp) => tcp,
             TransportStream::Tls(tls) => tls.get_ref().get_ref().0,
         }
+    }
+}
+
+/// Reads and processes the messages that have arrived. A closing peer sends an alert.
+fn is_session_idle(tcp: &TcpStream, session: &mut ClientConnection) -> bool {
+    for _ in 0..IDLE_READS_MAX {
+        let read = session.read_tls(&mut NonBlocking(tcp));
+        match session.process_new_packets() {
+            Ok(state) if state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed() => {}
+            Ok(_) | Err(_) => return false,
+        }
+        match read {
+            Ok(0) => return false,
+            Ok(_) => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+    false
+}
+
+/// Bytes that have arrived on a connection.
+struct NonBlocking<'a>(&'a TcpStream);
+
+impl io::Read for NonBlocking<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(into)
     }
 }
 

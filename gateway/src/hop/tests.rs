@@ -163,6 +163,24 @@ async fn peers_with_valid_certificates_connect_and_reuse_the_connection() {
 }
 
 #[tokio::test]
+async fn a_connection_is_idle_although_the_tickets_of_its_session_are_unread() {
+    let authority = Authority::new();
+    let served = serve(PeerFiles::ingress().with(&authority, &Subject::named(FRANKFURT), &authority)).await;
+    let client = client(PeerFiles::gateway().with(&authority, &Subject::named(GATEWAY), &authority));
+    let mut connected = client.connector().connect(&key(served.address), TIMEOUT).await.unwrap();
+    assert!(connected.stream.tcp().peek(&mut [0]).await.unwrap() > 0, "the server sends tickets");
+    assert!(connected.stream.is_idle());
+    client.put_idle(&key(served.address), connected);
+    let idle = client.take_idle(&key(served.address)).expect("it is reused");
+    let response = idle.send(&RequestHead::new(UpstreamMethod::Get), b"").await.unwrap();
+    assert_eq!(response.head.status.as_u16(), 204);
+
+    let mut connected = client.connector().connect(&key(served.address), TIMEOUT).await.unwrap();
+    connected.stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    wait_until("the response has arrived", async || !connected.stream.is_idle()).await;
+}
+
+#[tokio::test]
 async fn a_peer_other_than_the_intended_region_gets_no_byte() {
     let (fleet_authority, other) = (Authority::new(), Authority::new());
     let gateway_end = PeerFiles::gateway().with(&fleet_authority, &Subject::named(GATEWAY), &fleet_authority);
