@@ -8,6 +8,7 @@ use crate::respond::{ForwardError, Rejection};
 use bytes::Bytes;
 use gateway_core::memory::{self, BodyOwner, Budget, BudgetExceeded};
 use gateway_core::progress;
+use replica_api::batches::BATCH_BODY_BYTES_MAX;
 use replica_api::error::ErrorCode;
 use replica_api::limits::MAX_BODY_BYTES;
 use std::sync::Arc;
@@ -222,6 +223,19 @@ pub(crate) fn file_too_large(limit: usize) -> BodyError {
     let message =
         format!("The limit of a file is {limit} bytes and this one has more; split it into several files.");
     BodyError::Rejected(BodyRejection::TooLarge, Rejection::new(ErrorCode::BodyTooLarge, message).of("file"))
+}
+
+/// Rejects the body of the creation of a batch if it is too long to be parsed as a value.
+pub(crate) fn check_batch_body(body: &[u8]) -> Result<(), Rejection> {
+    if body.len() <= BATCH_BODY_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "The limit of the body of a batch is {BATCH_BODY_BYTES_MAX} bytes and this one has {}; leave out what the API does not \
+         name.",
+        body.len()
+    );
+    Err(Rejection::new(ErrorCode::BodyTooLarge, message))
 }
 
 /// Returns the error for a body of this description: `has 5 bytes`.

@@ -142,25 +142,27 @@ impl BodyReader {
         };
         let timer: Option<Pin<Box<Sleep>>> = None;
         stream::unfold(
-            (session, progress, timer, false),
-            async move |(session, mut progress, mut timer, ended)| {
-                if ended {
-                    return None;
-                }
+            (session, progress, timer, Some((bytes_max, bytes_max))),
+            async move |(session, mut progress, mut timer, left)| {
+                // None after an error.
+                let (left, limit) = left?;
                 let chunk = tokio::select! {
                     biased;
                     chunk = session.read_request_body() => chunk,
                     cause = too_slow(&progress, &mut timer) => {
-                        return Some((Err(self.too_slow(cause)), (session, progress, timer, true)));
+                        return Some((Err(self.too_slow(cause)), (session, progress, timer, None)));
                     }
                 };
                 match chunk.or_else(|error| read_error(session, &error)) {
                     Ok(Some(chunk)) => {
+                        let Some(left) = left.checked_sub(chunk.len()) else {
+                            return Some((Err(file_too_large(limit)), (session, progress, timer, None)));
+                        };
                         progress.received(chunk.len(), Instant::now());
-                        Some((Ok(chunk), (session, progress, timer, false)))
+                        Some((Ok(chunk), (session, progress, timer, Some((left, limit)))))
                     }
                     Ok(None) => None,
-                    Err(error) => Some((Err(error), (session, progress, timer, true))),
+                    Err(error) => Some((Err(error), (session, progress, timer, None))),
                 }
             },
         )

@@ -8,23 +8,21 @@
 use super::jobs::{JobForwarder, PAGE_DEFAULT, unreachable};
 use super::refusals::{no_region_permitted, residency_too_long};
 use super::request::RequestContext;
+use super::upload_form::{UploadedForm, invalid_file, receive};
 use super::view::View;
-use crate::body_memory::{BodyError, BufferedBody};
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay;
-use crate::request_body::{BodyReader, FileBuffer, continue_if_expected};
+use crate::request_body::BodyReader;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
-use futures_util::stream::StreamExt;
 use gateway_core::memory::BodyOwner;
 use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::Tenant;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use http::header::{CONTENT_LENGTH, HOST};
 use jobs_core::batch::segment;
-use multer::Multipart;
 use pingora::protocols::http::ServerSession;
 use regions::health::Health;
 use regions::residency::ResidencyPolicy;
@@ -36,7 +34,6 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use supervision::Mutex;
 
 /// Timeout of the connection to a region.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -46,10 +43,6 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(120);
 const FIRST_REPORT_RETRY: Duration = Duration::from_secs(1);
 /// Longest name of a file, bytes. A longer one is cut off.
 const NAME_BYTES_MAX: usize = 255;
-/// Longest field of an upload other than the file, bytes.
-const FIELD_BYTES_MAX: usize = 256;
-/// Bytes of an upload beside the file: boundaries, heads of parts, and the other fields.
-const FORM_BYTES_MAX: usize = 64 << 10;
 /// Files of a page of the list if the query does not say, as in the API of OpenAI.
 const FILES_PAGE_DEFAULT: usize = 10_000;
 
@@ -71,13 +64,15 @@ struct RegionRequest<'a> {
     path: String,
     body: Bytes,
     allowed: AllowedRegions,
-    headers: Vec<(&'static str, &'a str)>,
+    kind: RegionRequestKind<'a>,
 }
 
-/// File of an upload with its name.
-struct UploadedForm {
-    name: String,
-    file: BufferedBody,
+/// What the region must know beside the tenant.
+enum RegionRequestKind<'a> {
+    /// A file, with the headers that describe it and its policy.
+    Upload(Vec<(&'static str, &'a str)>),
+    /// A request about what the region has stored: who reads it.
+    Read,
 }
 
 impl JobForwarder {
@@ -103,7 +98,7 @@ impl JobForwarder {
             BatchCall::Cancel(id) => (UpstreamMethod::Post, id, "/cancel"),
         };
         let collection = if call.path().starts_with(FILES) { FILES } else { BATCHES };
-        let (region, allowed) = self.region_of_own(id, caller.tenant, collection)?;
+        let (region, allowed) = self.region_of_own(id, &caller, collection)?;
         let path = format!("{collection}/{id}{suffix}");
         let request = RegionRequest {
             region,
@@ -111,7 +106,7 @@ impl JobForwarder {
             path: path.clone(),
             body: Bytes::new(),
             allowed,
-            headers: Vec::new(),
+            kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
         self.check_withheld(&response, &path)?;
@@ -126,6 +121,7 @@ impl JobForwarder {
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let body = caller.body_reader.body(session, caller.owner).await?;
+        crate::body_memory::check_batch_body(&body.bytes)?;
         let parsed: Value = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("The body is not JSON: {error}."))
         })?;
@@ -134,14 +130,14 @@ impl JobForwarder {
                 "The field 'input_file_id' is missing: the id in the response to the upload of the file.";
             Rejection::new(ErrorCode::MissingField, message).of("input_file_id")
         })?;
-        let (region, allowed) = self.region_of_own(id, caller.tenant, FILES)?;
+        let (region, allowed) = self.region_of_own(id, &caller, FILES)?;
         let request = RegionRequest {
             region,
             method: UpstreamMethod::Post,
             path: BATCHES.to_owned(),
             body: body.bytes.clone(),
             allowed,
-            headers: Vec::new(),
+            kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
         Ok(self.relay(session, region, response, context).await)
@@ -212,7 +208,7 @@ impl JobForwarder {
             path: FILES.to_owned(),
             body: file.bytes.clone(),
             allowed,
-            headers: further,
+            kind: RegionRequestKind::Upload(further),
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
         Ok(self.relay(session, region, response, context).await)
@@ -246,23 +242,26 @@ impl JobForwarder {
         Err(Rejection::new(ErrorCode::NoJobQueue, message))
     }
 
-    /// Returns the region that an identifier names, if the tenant may read from it.
+    /// Returns the region that an identifier names, if the policies of the tenant and of the request allow it.
     fn region_of_own(
         &self,
         id: &str,
-        tenant: &Tenant,
+        caller: &BatchCaller<'_>,
         collection: &str,
     ) -> Result<(RegionIndex, AllowedRegions), Rejection> {
         let region = self.region_of(id).ok_or_else(|| unknown(collection))?;
-        let allowed = AllowedRegions::of_policy(&tenant.residency, &self.catalogue);
+        let BatchCaller { tenant, requested, .. } = caller;
+        let allowed = AllowedRegions::of_policy(&tenant.residency, &self.catalogue)
+            .and(AllowedRegions::of_policy(requested, &self.catalogue));
         if allowed.contains(region) {
             return Ok((region, allowed));
         }
         let message = format!(
-            "'{id}' is in region {}, which the residency policy '{}' of the tenant '{}' does not allow.",
+            "'{id}' is in region {}, which the residency policies of the tenant '{}' ('{}') and of the request ('{requested}') do \
+             not both allow.",
             self.catalogue.region(region).id,
+            tenant.id,
             tenant.residency,
-            tenant.id
         );
         Err(Rejection::new(ErrorCode::RegionNotPermitted, message))
     }
@@ -275,7 +274,7 @@ impl JobForwarder {
         caller: &BatchCaller<'_>,
         id: &str,
     ) -> Result<UpstreamResponse, ForwardError> {
-        let RegionRequest { region, method, path, body, allowed, headers: further } = request;
+        let RegionRequest { region, method, path, body, allowed, kind } = request;
         let name = &self.catalogue.region(region).id;
         let address = self.region_monitor.states().instances.job_host(region, Instant::now()).cloned();
         let address = address.filter(|_| caller.view.address(region).is_some());
@@ -285,12 +284,11 @@ impl JobForwarder {
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
         head.put(headers::REQUEST_ID, id);
         head.put(headers::TENANT, caller.tenant.id.as_str());
-        if further.is_empty() {
-            self.identify(&mut head, caller.tenant);
-        }
-        // Of an upload, with its own policy.
-        for (name, value) in further {
-            head.put(name, value);
+        match kind {
+            RegionRequestKind::Upload(headers) => {
+                headers.into_iter().for_each(|(name, value)| head.put(name, value));
+            }
+            RegionRequestKind::Read => self.identify(&mut head, caller.tenant),
         }
         let open = || {
             allowed.open(region, address.clone()).map_err(|_| {
@@ -364,111 +362,6 @@ impl JobForwarder {
         context.outcome = RequestOutcome::of_session(session);
         Ok(after)
     }
-}
-
-/// Receives the form of an upload. Only the file is kept.
-async fn receive(
-    session: &mut ServerSession,
-    caller: &BatchCaller<'_>,
-) -> Result<UploadedForm, ForwardError> {
-    let result = receive_form(session, caller).await;
-    if let Err(error) = &result {
-        caller.body_reader.count_rejection(error);
-    }
-    Ok(result?)
-}
-
-async fn receive_form(
-    session: &mut ServerSession,
-    caller: &BatchCaller<'_>,
-) -> Result<UploadedForm, BodyError> {
-    let header = |name| session.get_header(name).and_then(|value| value.to_str().ok());
-    if header(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
-        let message = "An upload has no content coding; send it without `content-encoding`.";
-        return Err(malformed(Rejection::new(ErrorCode::UnsupportedEncoding, message)));
-    }
-    let boundary = header(CONTENT_TYPE).and_then(|value| multer::parse_boundary(value).ok());
-    let boundary = boundary.ok_or_else(|| {
-        let message = "An upload is `multipart/form-data` with the fields `purpose` and `file`.";
-        malformed(Rejection::new(ErrorCode::InvalidHeader, message).of("content-type"))
-    })?;
-    let bytes_max = caller.body_reader.file_bytes_max;
-    let declared = header(CONTENT_LENGTH).and_then(|value| value.parse::<usize>().ok());
-    if declared.is_some_and(|declared| declared > bytes_max.saturating_add(FORM_BYTES_MAX)) {
-        return Err(crate::body_memory::file_too_large(bytes_max));
-    }
-    continue_if_expected(session).await?;
-    // The stream of a form has an error type of its own, so the error of the body is kept beside it.
-    let failure = Arc::new(Mutex::<Option<BodyError>>::default());
-    let kept = failure.clone();
-    let chunks = caller.body_reader.chunks(session, bytes_max.saturating_add(FORM_BYTES_MAX));
-    let chunks = chunks.map(move |chunk| {
-        chunk.map_err(|error| {
-            *kept.lock() = Some(error);
-            std::io::Error::other("the body")
-        })
-    });
-    let failed = |error: &multer::Error| {
-        let of_body = failure.lock().take();
-        of_body.unwrap_or_else(|| {
-            let message = format!("The body is not valid multipart/form-data: {error}.");
-            malformed(Rejection::new(ErrorCode::InvalidValue, message))
-        })
-    };
-    let mut form = Multipart::new(chunks, boundary);
-    let (mut purpose, mut file) = (None, None);
-    let mut total = 0;
-    while let Some(mut field) = form.next_field().await.map_err(|error| failed(&error))? {
-        match field.name() {
-            Some("file") => {
-                if file.is_some() {
-                    return Err(malformed(invalid_file("the form has more than one file")));
-                }
-                let name = field.file_name().unwrap_or("batch.jsonl").to_owned();
-                let reservation = caller.body_reader.reservation(caller.owner);
-                let mut buffer = FileBuffer::new(reservation, bytes_max, declared.unwrap_or_default());
-                while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
-                    buffer.push(&chunk)?;
-                }
-                file = Some((name, buffer.finish()));
-            }
-            name => {
-                let is_purpose = name == Some("purpose");
-                let mut text = Vec::new();
-                while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
-                    total += chunk.len();
-                    if total > FORM_BYTES_MAX {
-                        let message =
-                            format!("the fields beside the file have more than {FORM_BYTES_MAX} bytes");
-                        return Err(malformed(invalid_file(&message)));
-                    }
-                    if text.len() + chunk.len() <= FIELD_BYTES_MAX {
-                        text.extend_from_slice(&chunk);
-                    }
-                }
-                if is_purpose {
-                    purpose = Some(String::from_utf8_lossy(&text).into_owned());
-                }
-            }
-        }
-    }
-    if purpose.as_deref() != Some("batch") {
-        let message = "The field 'purpose' is not 'batch', the only purpose of files here.";
-        return Err(malformed(Rejection::new(ErrorCode::InvalidValue, message).of("purpose")));
-    }
-    let (name, file) = file.ok_or_else(|| {
-        let message = "The form has no field 'file'.";
-        malformed(Rejection::new(ErrorCode::MissingField, message).of("file"))
-    })?;
-    Ok(UploadedForm { name, file })
-}
-
-fn malformed(rejection: Rejection) -> BodyError {
-    BodyError::Rejected(crate::metrics::BodyRejection::Malformed, rejection)
-}
-
-fn invalid_file(problem: &str) -> Rejection {
-    Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {problem}.")).of("file")
 }
 
 fn no_common_region(deployment: &dyn std::fmt::Display) -> Rejection {

@@ -45,6 +45,7 @@ mod shares;
 mod table;
 mod tenant_limiters;
 pub(crate) mod tenants;
+mod upload_form;
 mod view;
 mod weights;
 

@@ -13,6 +13,9 @@ pub const BATCH: &str = "/v1/batches/{id}";
 /// Cancellation of a batch.
 pub const BATCH_CANCEL: &str = "/v1/batches/{id}/cancel";
 
+/// Longest body of the creation of a batch, bytes: three names, and 16 pairs of metadata.
+pub const BATCH_BODY_BYTES_MAX: usize = 64 << 10;
+
 /// Methods and paths, in the order of the documentation.
 pub const BATCH_ENDPOINTS: [(&str, &str); 9] = [
     ("POST", FILES),
