@@ -33,6 +33,9 @@ const SUBMISSIONS_MAX: usize = 1024;
 /// Submissions that are written together, and the sum of their payloads in bytes.
 const BATCH_MAX: usize = 512;
 const BATCH_BYTES: usize = 16 << 20;
+/// Bytes of the records of an entry that has several: half of the largest message of NATS, 1 MiB. A record is smaller than that
+/// message, because its texts and lists are limited.
+const ENTRY_BYTES: usize = 512 << 10;
 /// Entries that are read and applied together.
 const READ_MAX: usize = 1024;
 /// Entries whose effects are kept for the callers that have appended them.
@@ -452,8 +455,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Appends records as one entry, and returns its sequence number with their effects.
-    async fn append(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+    /// Appends records, and returns the sequence number of the last entry with the effects of all. They are one entry unless
+    /// they are larger than [`ENTRY_BYTES`].
+    async fn append(&self, records: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+        let (mut last, mut effects) = (0, Vec::with_capacity(records.len()));
+        for entry in entries(records) {
+            let (sequence, of_entry) = self.append_entry(entry).await?;
+            last = sequence;
+            effects.extend(of_entry);
+        }
+        Ok((last, effects))
+    }
+
+    async fn append_entry(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
         // An entry that follows an unreadable one would never be applied.
         let failure = self.failure.borrow().clone();
         if let Some(error) = failure {
@@ -696,6 +710,43 @@ impl Shared {
     }
 }
 
+/// Divides records into entries.
+fn entries(records: Vec<JobRecord>) -> Vec<Vec<JobRecord>> {
+    let (mut entries, mut bytes) = (Vec::<Vec<JobRecord>>::new(), 0);
+    let is_one = records.len() == 1;
+    for record in records {
+        let size = if is_one { 0 } else { encoded_bytes(&record) };
+        match entries.last_mut().filter(|_| bytes + size <= ENTRY_BYTES) {
+            Some(entry) => {
+                bytes += size;
+                entry.push(record);
+            }
+            None => {
+                bytes = size;
+                entries.push(vec![record]);
+            }
+        }
+    }
+    entries
+}
+
+/// Returns the bytes of a record in the log.
+fn encoded_bytes(record: &JobRecord) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, record).expect("a record serialises to JSON");
+    count.0
+}
+
 /// Fails if objects were written so long ago that they may have been deleted.
 fn check_recent(ranges: &[StoredRange]) -> Result<(), ObjectError> {
     let age = |range: &StoredRange| since_epoch().saturating_sub(JobObjects::written(range.object));
@@ -718,4 +769,32 @@ pub fn now() -> UnixMillis {
 
 fn draw() -> f64 {
     rand::rng().random()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_divided_into_entries_that_a_log_can_store() {
+        let id = |number: u64| DurableJobId::new(UnixMillis(number), 0);
+        let failed = |number, bytes| JobRecord::Finished {
+            id: id(number),
+            token: None,
+            outcome: jobs_core::job::JobOutcome::Failed { reason: "x".repeat(bytes) },
+            result: None,
+            at: now(),
+        };
+        assert!(entries(Vec::new()).is_empty());
+        for (count, bytes, expected) in [(1, 900_000, 1), (3, 100, 1), (9_000, 100, 4), (5, 400_000, 5)] {
+            let records: Vec<_> = (0..count).map(|number| failed(number, bytes)).collect();
+            let divided = entries(records.clone());
+            assert_eq!(divided.len(), expected, "{count} records of {bytes}");
+            for entry in &divided {
+                let stored = serde_json::to_vec(entry).unwrap().len();
+                assert!(stored < 1 << 20, "{stored}");
+            }
+            assert_eq!(divided.concat(), records, "the order is kept");
+        }
+    }
 }

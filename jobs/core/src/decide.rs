@@ -1,5 +1,6 @@
 //! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
 
+use crate::batch::state::FileUsage;
 use crate::delivery::{self, DeliveriesInFlight, DeliveryLimits};
 use crate::job::{
     DeliveryProgress, DurableJob, DurableJobId, JobDelivery, JobOutcome, JobPhase, JobSpec, JobStatus,
@@ -55,6 +56,16 @@ pub enum SubmissionError {
         bytes: u64,
         /// Limit.
         limit: u64,
+    },
+    /// The tenant has the maximum number of files, of batches, or of their parts.
+    #[error(
+        "you have as many {kind} as permitted ({limit}): delete files that you do not need, or wait until their retention has passed"
+    )]
+    StoredRows {
+        /// What the limit is about.
+        kind: &'static str,
+        /// Limit.
+        limit: usize,
     },
     /// The deadline or the latest start of a job has passed.
     #[error("`{field}` is not in the future")]
@@ -196,6 +207,45 @@ fn lease(
     let leased =
         JobRecord::Leased { worker: worker.number, purpose, jobs, at: now, until: now.after(worker.lease) };
     matches!(&leased, JobRecord::Leased { jobs, .. } if !jobs.is_empty()).then_some(leased)
+}
+
+/// Files of a tenant. They are rows in the memory of each spoke.
+pub const FILES_PER_TENANT_MAX: usize = 1_000;
+/// Batches of a tenant.
+pub const BATCHES_PER_TENANT_MAX: usize = 1_000;
+/// Segments of the files and chunks of the batches of a tenant, some 300 bytes each: those of a thousand files of 50,000 lines.
+pub const FILE_PARTS_PER_TENANT_MAX: usize = 200_000;
+
+/// Decides whether a tenant may store a file of this size.
+///
+/// # Errors
+///
+/// With the limit that the file exceeds.
+pub fn check_file(usage: FileUsage, bytes: u64, segments: usize, limit: u64) -> Result<(), SubmissionError> {
+    let with_it = usage.bytes.saturating_add(bytes);
+    if with_it > limit {
+        return Err(SubmissionError::StoredBytes { bytes: with_it, limit });
+    }
+    check_rows("files", usage.files, FILES_PER_TENANT_MAX)?;
+    check_rows("parts of files", usage.parts + segments, FILE_PARTS_PER_TENANT_MAX + 1)
+}
+
+/// Decides whether a tenant may create a batch with these chunks. What it will write is not known, so the limit of bytes applies to
+/// what is stored before.
+///
+/// # Errors
+///
+/// With the limit that the tenant has reached.
+pub fn check_batch(usage: FileUsage, chunks: usize, limit: u64) -> Result<(), SubmissionError> {
+    if usage.bytes >= limit {
+        return Err(SubmissionError::StoredBytes { bytes: usage.bytes, limit });
+    }
+    check_rows("batches", usage.batches, BATCHES_PER_TENANT_MAX)?;
+    check_rows("parts of files", usage.parts + chunks, FILE_PARTS_PER_TENANT_MAX + 1)
+}
+
+fn check_rows(kind: &'static str, rows: usize, limit: usize) -> Result<(), SubmissionError> {
+    if rows >= limit { Err(SubmissionError::StoredRows { kind, limit }) } else { Ok(()) }
 }
 
 /// End of an attempt to compute a job.

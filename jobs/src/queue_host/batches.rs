@@ -9,7 +9,7 @@ use jobs_core::batch::segment::FileSegment;
 use jobs_core::batch::state::{
     self, Batch, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
 };
-use jobs_core::decide::SubmissionError;
+use jobs_core::decide::{self, SubmissionError};
 use jobs_core::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
 use jobs_core::queue::RecordEffect;
 use jobs_core::record::JobRecord;
@@ -18,6 +18,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
+
+/// Batches, and files, that are removed at once.
+const RETIRED_MAX: usize = 1_000;
 
 /// File to be stored.
 #[derive(Debug, Clone)]
@@ -132,6 +135,15 @@ fn in_order(at: UnixMillis) -> impl FnMut() -> DurableJobId {
 }
 
 impl QueueHost {
+    /// Waits until everything is applied that was confirmed before this call, also by another process.
+    ///
+    /// # Errors
+    ///
+    /// When the log cannot be read.
+    pub async fn catch_up(&self) -> Result<(), QueueError> {
+        self.shared.catch_up().await
+    }
+
     /// Stores a file and returns its identifier when it is durable. The tenant's files have at most `limit` bytes with it.
     ///
     /// # Errors
@@ -140,10 +152,10 @@ impl QueueHost {
     pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<UploadId, QueueError> {
         let NewUpload { tenant, name, text, models, segments, residency } = file;
         let bytes = text.len() as u64;
-        let stored = self.shared.applied.lock().queue.batches().bytes_of(&tenant).saturating_add(bytes);
-        if stored > limit {
-            return Err(SubmissionError::StoredBytes { bytes: stored, limit }.into());
-        }
+        // While the log cannot be written, each attempt would leave the file.
+        self.shared.catch_up().await?;
+        let usage = self.shared.applied.lock().queue.batches().usage_of(&tenant);
+        decide::check_file(usage, bytes, segments.len(), limit)?;
         let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
         let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
         check_recent(&ranges)?;
@@ -262,7 +274,8 @@ impl QueueHost {
         for range in part {
             read.push(self.shared.objects.get(*range).await?);
         }
-        // The bytes of a deleted file may have been overwritten with zeros.
+        // The bytes of a deleted file may have been overwritten with zeros, by another process as well.
+        self.shared.catch_up().await?;
         self.file(tenant, id).ok_or(QueueError::Unknown)?;
         match read.as_slice() {
             [one] => Ok(one.clone()),
@@ -289,12 +302,12 @@ impl QueueHost {
         }
     }
 
-    /// Creates a batch and returns its identifier when it is durable.
+    /// Creates a batch and returns its identifier when it is durable. The tenant's files have less than `limit` bytes before it.
     ///
     /// # Errors
     ///
     /// When its file does not exist, a limit of the tenant would be exceeded, or the log cannot be written.
-    pub async fn create_batch(&self, spec: BatchSpec) -> Result<BatchId, QueueError> {
+    pub async fn create_batch(&self, spec: BatchSpec, limit: u64) -> Result<BatchId, QueueError> {
         let chunks = {
             let applied = self.shared.applied.lock();
             let file = applied.queue.batches().file(&spec.tenant, spec.file).ok_or(QueueError::Unknown)?;
@@ -302,6 +315,7 @@ impl QueueHost {
                 true => state::plan(file, spec.operation, in_order(now())),
                 false => Vec::new(),
             };
+            decide::check_batch(applied.queue.batches().usage_of(&spec.tenant), chunks.len(), limit)?;
             let (usage, limits) = (applied.queue.usage(&spec.tenant), &self.shared.config.limits);
             let jobs = usage.jobs + chunks.len() as u64;
             if jobs > limits.tenant_jobs {
@@ -377,6 +391,8 @@ impl QueueHost {
     ///
     /// When the store cannot be read or written.
     pub async fn finalize_batch(&self, id: BatchId) -> Result<(), QueueError> {
+        // While the log cannot be written, each attempt would leave an object.
+        self.shared.catch_up().await?;
         let (operation, models, segments) = {
             let applied = self.shared.applied.lock();
             let table = applied.queue.batches();
@@ -439,7 +455,7 @@ impl Shared {
         let (batches, files) = {
             let applied = self.applied.lock();
             let table = applied.queue.batches();
-            let (batches, files) = table.retired(by);
+            let (batches, files) = table.retired(by, RETIRED_MAX);
             let batches: Vec<_> = batches.into_iter().map(|id| (id, table.ranges_of_batch(id))).collect();
             let files: Vec<_> = files.into_iter().map(|id| (id, table.ranges_of_file(id))).collect();
             (batches, files)

@@ -45,12 +45,11 @@ impl Shared {
                 let removed: Vec<_> = removed.flat_map(|jobs| applied.queue.stored(jobs)).collect();
                 (records, removed)
             };
-            if !records.is_empty() && self.append(records).await.is_err() {
-                continue;
+            // The next period tries again after a failure, here and below.
+            if !records.is_empty() && self.append(records).await.is_ok() {
+                has_removed |= !removed.is_empty();
+                self.discard(removed).await;
             }
-            has_removed |= !removed.is_empty();
-            self.discard(removed).await;
-            // The next period tries again after a failure.
             self.remove_retired_batches(*retention).await.ok();
             let snapshot = {
                 let applied = self.applied.lock();

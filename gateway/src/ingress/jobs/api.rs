@@ -398,8 +398,8 @@ pub(super) fn rejected(error: QueueError) -> Rejection {
 fn limited(error: &SubmissionError) -> Rejection {
     let message = format!("The job is rejected: {error}.");
     match error {
-        SubmissionError::StoredBytes { .. } => {
-            Rejection::new(ErrorCode::TooManyFiles, format!("The file is rejected: {error}."))
+        SubmissionError::StoredBytes { .. } | SubmissionError::StoredRows { .. } => {
+            Rejection::new(ErrorCode::TooManyFiles, format!("The request is rejected: {error}."))
                 .after(LIMIT_RETRY)
         }
         SubmissionError::Jobs { .. } | SubmissionError::Bytes { .. } => {

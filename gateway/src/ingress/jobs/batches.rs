@@ -58,6 +58,7 @@ impl JobApi {
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
         let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
+        queue.recorded(queue.host.catch_up().await).map_err(rejected)?;
         let shown = match call {
             BatchCall::FileContent(id) => return self.file_content(session, queue, &tenant, id).await,
             BatchCall::Upload => return Err(no_such_file().into()),
@@ -92,6 +93,7 @@ impl JobApi {
         gateway: &ReadingGateway,
     ) -> Result<Value, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
+        crate::body_memory::check_batch_body(&body.bytes)?;
         let body: Value = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("The body is not JSON: {error}."))
         })?;
@@ -123,6 +125,7 @@ impl JobApi {
                     .map_err(rejected)?;
                 for (line, request) in segment::requests(&read, part, &file.models, operation) {
                     if let Err(error) = request {
+                        // A message names what the line has, so its length is limited where the line is read.
                         problems.push(FileProblem {
                             code: error.code.to_owned(),
                             message: error.message,
@@ -148,7 +151,7 @@ impl JobApi {
             problems,
             residency: file.residency,
         };
-        let created = queue.recorded(queue.host.create_batch(spec).await);
+        let created = queue.recorded(queue.host.create_batch(spec, queue.file_limits.tenant_bytes).await);
         let id = created.map_err(|error| match error {
             QueueError::Unknown => no_such_file(),
             other => rejected(other),
@@ -349,7 +352,10 @@ fn parse_window(text: &str) -> Option<Duration> {
         b'd' => 24 * 3600,
         _ => return None,
     };
-    let number = text[..text.len() - 1].parse::<u32>().ok().filter(|number| *number > 0)?;
+    // The text is stored.
+    let digits = &text[..text.len() - 1];
+    let is_number = digits.len() <= 10 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.parse::<u32>().ok().filter(|number| is_number && *number > 0)?;
     Some(Duration::from_secs(u64::from(number) * unit))
 }
 
@@ -365,7 +371,7 @@ mod tests {
         {
             assert_eq!(parse_window(text), seconds.map(Duration::from_secs), "{text}");
         }
-        for text in ["", "h", "0h", "-1h", "24", "24 h", "1.5h", "24hours", "ü"] {
+        for text in ["", "h", "0h", "-1h", "+1h", "00000000024h", "24", "24 h", "1.5h", "24hours", "ü"] {
             assert_eq!(parse_window(text), None, "{text}");
         }
     }

@@ -10,6 +10,8 @@ use std::borrow::Cow;
 
 /// Longest `custom_id`, bytes.
 pub const CUSTOM_ID_BYTES_MAX: usize = 512;
+/// Longest model, bytes: more than the longest name of a deployment. It is part of stored messages.
+const MODEL_BYTES_MAX: usize = 256;
 
 /// Request of a line.
 #[derive(Debug, Clone)]
@@ -91,7 +93,7 @@ fn string(value: Option<&RawValue>) -> Option<Cow<'_, str>> {
 pub fn model_of(line: &[u8]) -> Option<String> {
     let fields: LineFields<'_> = serde_json::from_slice(line).ok()?;
     let body: ModelOfBody<'_> = serde_json::from_str(fields.body?.get()).ok()?;
-    string(body.model).map(Cow::into_owned)
+    string(body.model).filter(|model| model.len() <= MODEL_BYTES_MAX).map(Cow::into_owned)
 }
 
 /// Reads the envelope of a line.
@@ -129,9 +131,15 @@ pub fn read(line: &[u8]) -> Result<BatchLine<'_>, LineError> {
         return Err(invalid("missing_field", "`body` is not an object: the body of the request.".to_owned()));
     };
     let model = serde_json::from_str::<ModelOfBody<'_>>(body.get());
-    let model = model.ok().and_then(|body| string(body.model)).filter(|model| !model.is_empty());
+    let model = model
+        .ok()
+        .and_then(|body| string(body.model))
+        .filter(|model| (1..=MODEL_BYTES_MAX).contains(&model.len()));
     let Some(model) = model else {
-        return Err(invalid("missing_field", "`body.model` is not the name of a model.".to_owned()));
+        return Err(invalid(
+            "missing_field",
+            format!("`body.model` is not the name of a model, of 1 to {MODEL_BYTES_MAX} bytes."),
+        ));
     };
     let deployment = model.into_owned();
     Ok(BatchLine { custom_id: custom_id.unwrap_or_default(), operation, deployment, body })
@@ -169,6 +177,15 @@ mod tests {
             (line("POST", "/v1/embeddings", "7"), "missing_field", true),
             (line("POST", "/v1/embeddings", "{}"), "missing_field", true),
             (line("POST", "/v1/embeddings", r#"{"model": ""}"#), "missing_field", true),
+            (
+                line(
+                    "POST",
+                    "/v1/embeddings",
+                    &format!(r#"{{"model": "{}"}}"#, "m".repeat(MODEL_BYTES_MAX + 1)),
+                ),
+                "missing_field",
+                true,
+            ),
         ] {
             let error = read(text.as_bytes()).unwrap_err();
             assert_eq!((error.code, error.custom_id.is_some()), (code, has_id), "{text}");

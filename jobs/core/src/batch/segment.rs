@@ -13,8 +13,12 @@ pub const LINES_MAX: usize = 50_000;
 pub const SEGMENT_INPUTS: u64 = 256;
 /// Bytes of a segment. A longer line is a segment of its own.
 pub const SEGMENT_BYTES: usize = 1 << 20;
-/// Models of a file. It bounds the number of chunks, and with it the record of a batch, to less than a message of NATS (1 MiB).
+/// Models of a file.
 pub const MODELS_MAX: usize = 16;
+/// Segments of a file. With [`GROUPS_MAX`] the records of a file and of a batch are less than a message of NATS (1 MiB).
+pub const SEGMENTS_MAX: usize = 2_000;
+/// Groups of lines of a file. A batch has as many jobs.
+pub const GROUPS_MAX: usize = 2_500;
 
 /// Lines of a segment that are computed by one job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +62,11 @@ pub enum FileError {
     /// It names too many models.
     #[error("the file names more than {MODELS_MAX} models; split it by model")]
     TooManyModels,
+    /// It has too many inputs or bytes, or its lines alternate between models.
+    #[error(
+        "the file has more than {SEGMENTS_MAX} parts of {SEGMENT_INPUTS} inputs or {SEGMENT_BYTES} bytes, or too many that name several models; split it into several files"
+    )]
+    TooManySegments,
 }
 
 /// Returns the lines of a text with their numbers and byte ranges; blank lines are counted and left out. A byte order mark at
@@ -107,7 +116,7 @@ pub fn models(text: &[u8]) -> Result<BTreeSet<String>, FileError> {
 ///
 /// # Errors
 ///
-/// When the file has no line or too many.
+/// When the file has no line, or too many lines or segments.
 pub fn scan(
     text: &[u8],
     models: &BTreeSet<String>,
@@ -169,7 +178,14 @@ pub fn scan(
             }
         }
     }
-    if count == 0 { Err(FileError::Empty) } else { Ok(covering(segments, text.len())) }
+    let groups: usize = segments.iter().map(|(_, segment)| segment.groups.len()).sum();
+    if count == 0 {
+        return Err(FileError::Empty);
+    }
+    if segments.len() > SEGMENTS_MAX || groups > GROUPS_MAX {
+        return Err(FileError::TooManySegments);
+    }
+    Ok(covering(segments, text.len()))
 }
 
 /// Extends segments over the blank lines around them, so that together they are the file byte by byte.

@@ -8,6 +8,7 @@ use super::segment::FileSegment;
 use crate::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// Uploaded file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,6 +243,12 @@ impl Batch {
         uncomputed.map(|(_, index)| (index, lost.remove(&index).unwrap_or_default())).collect()
     }
 
+    /// Returns the bytes of its files that exist.
+    fn written_bytes(&self) -> u64 {
+        let BatchProgress { output_bytes, error_bytes, output_deleted, errors_deleted, .. } = self.progress;
+        output_bytes * u64::from(!output_deleted) + error_bytes * u64::from(!errors_deleted)
+    }
+
     fn ranges(&self) -> impl Iterator<Item = StoredRange> + '_ {
         let computed = self.chunks.iter().flat_map(|chunk| match &chunk.state {
             ChunkState::Computed { output, errors } => [*output, *errors],
@@ -276,6 +283,29 @@ pub struct BatchTable {
     objects: BTreeMap<u64, u64>,
     /// Batches of which all chunks have ended, without an error file.
     finalizing: BTreeSet<BatchId>,
+    /// Files and batches of each tenant that has any.
+    tenants: BTreeMap<String, TenantFiles>,
+}
+
+/// Files and batches of a tenant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct TenantFiles {
+    files: BTreeSet<UploadId>,
+    batches: BTreeSet<BatchId>,
+    usage: FileUsage,
+}
+
+/// Sums over the files and batches of a tenant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FileUsage {
+    /// Uploaded files.
+    pub files: usize,
+    /// Batches.
+    pub batches: usize,
+    /// Bytes of the files, with those that batches have written.
+    pub bytes: u64,
+    /// Segments of the files and chunks of the batches: what they need in memory.
+    pub parts: usize,
 }
 
 /// Effect of a request to delete a file.
@@ -335,26 +365,21 @@ impl BatchTable {
         tenant: &str,
         before: Option<BatchId>,
     ) -> impl Iterator<Item = (BatchId, &Batch)> {
-        let newer = move |id: &BatchId| before.is_none_or(|before| *id < before);
-        let all =
-            self.batches.iter().rev().filter(move |(id, batch)| newer(id) && batch.spec.tenant == tenant);
-        all.map(|(id, batch)| (*id, batch))
+        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let own = self.tenants.get(tenant).into_iter();
+        let ids = own.flat_map(move |own| own.batches.range((Bound::Unbounded, end)).rev());
+        ids.filter_map(|id| Some((*id, self.batches.get(id)?)))
     }
 
     /// Returns the uploaded files of a tenant.
     pub fn files_of(&self, tenant: &str) -> impl Iterator<Item = (UploadId, &UploadedFile)> {
-        self.files.iter().filter(move |(_, file)| file.tenant == tenant).map(|(id, file)| (*id, file))
+        let ids = self.tenants.get(tenant).into_iter().flat_map(|own| &own.files);
+        ids.filter_map(|id| Some((*id, self.files.get(id)?)))
     }
 
-    /// Returns the bytes of a tenant's files, with those that batches have written.
-    pub fn bytes_of(&self, tenant: &str) -> u64 {
-        let files: u64 = self.files_of(tenant).map(|(_, file)| file.bytes).sum();
-        let results = self.batches_of(tenant, None).map(|(_, batch)| {
-            let BatchProgress { output_bytes, error_bytes, output_deleted, errors_deleted, .. } =
-                batch.progress;
-            output_bytes * u64::from(!output_deleted) + error_bytes * u64::from(!errors_deleted)
-        });
-        files + results.sum::<u64>()
+    /// Returns the sums over the files and batches of a tenant.
+    pub fn usage_of(&self, tenant: &str) -> FileUsage {
+        self.tenants.get(tenant).map(|own| own.usage).unwrap_or_default()
     }
 
     /// Returns the batches of which all chunks have ended and that have no error file yet.
@@ -362,12 +387,13 @@ impl BatchTable {
         self.finalizing.iter().copied()
     }
 
-    /// Returns the batches that ended, and the files that were uploaded, by a time: their retention has passed. A file of an
-    /// unfinished batch is kept.
-    pub fn retired(&self, by: UnixMillis) -> (Vec<BatchId>, Vec<UploadId>) {
+    /// Returns at most this number of batches that ended, and of files that were uploaded, by a time: their retention has
+    /// passed. A file of an unfinished batch is kept.
+    pub fn retired(&self, by: UnixMillis, count: usize) -> (Vec<BatchId>, Vec<UploadId>) {
         let ended = self.batches.iter().filter(|(_, batch)| batch.progress.ended.is_some_and(|at| at <= by));
-        let old = self.files.keys().filter(|id| id.0.submitted() <= by && !self.is_used(**id));
-        (ended.map(|(id, _)| *id).collect(), old.copied().collect())
+        let old = self.files.iter().take_while(|(id, _)| id.0.submitted() <= by);
+        let old = old.filter(|(id, file)| !self.is_used(**id, &file.tenant));
+        (ended.map(|(id, _)| *id).take(count).collect(), old.map(|(id, _)| *id).take(count).collect())
     }
 
     /// Returns where the lines that a batch has written are stored; empty if there is no such batch.
@@ -381,11 +407,28 @@ impl BatchTable {
         segments.map(|segment| segment.range).collect()
     }
 
-    fn is_used(&self, file: UploadId) -> bool {
-        self.batches.values().any(|batch| batch.spec.file == file && batch.progress.ended.is_none())
+    fn is_used(&self, file: UploadId, tenant: &str) -> bool {
+        let mut batches = self.batches_of(tenant, None);
+        batches.any(|(_, batch)| batch.spec.file == file && batch.progress.ended.is_none())
+    }
+
+    /// Changes the index of a tenant.
+    fn update(&mut self, tenant: &str, change: impl FnOnce(&mut TenantFiles)) {
+        let own = self.tenants.entry(tenant.to_owned()).or_default();
+        change(own);
+        (own.usage.files, own.usage.batches) = (own.files.len(), own.batches.len());
+        if own.files.is_empty() && own.batches.is_empty() {
+            self.tenants.remove(tenant);
+        }
     }
 
     pub(crate) fn add_file(&mut self, id: UploadId, file: UploadedFile) {
+        self.remove_file(id);
+        self.update(&file.tenant, |own| {
+            own.files.insert(id);
+            own.usage.bytes += file.bytes;
+            own.usage.parts += file.segments.len();
+        });
         for segment in &file.segments {
             refer(&mut self.objects, segment.range);
         }
@@ -396,6 +439,11 @@ impl BatchTable {
         for range in batch.ranges() {
             refer(&mut self.objects, range);
         }
+        self.update(&batch.spec.tenant, |own| {
+            own.batches.insert(id);
+            own.usage.bytes += batch.written_bytes();
+            own.usage.parts += batch.chunks.len();
+        });
         if batch.progress.open == 0 && batch.progress.ended.is_none() {
             self.finalizing.insert(id);
         }
@@ -451,6 +499,7 @@ impl BatchTable {
         progress.failed += failed;
         progress.output_bytes += output_bytes;
         progress.error_bytes += error_bytes;
+        self.charge(BatchId(chunk.batch), output_bytes + error_bytes);
         for range in [output, errors].into_iter().flatten() {
             refer(&mut self.objects, range);
         }
@@ -522,6 +571,7 @@ impl BatchTable {
         batch.uncomputed = uncomputed.to_vec();
         batch.progress.error_bytes += error_bytes;
         batch.progress.ended = Some(at);
+        self.charge(id, error_bytes);
         for (_, range) in uncomputed {
             refer(&mut self.objects, *range);
         }
@@ -533,7 +583,7 @@ impl BatchTable {
         let (batch, of_errors) = match id {
             BatchFileId::Upload(id) => {
                 return match self.file(tenant, id).is_some() {
-                    true if self.is_used(id) => FileDeletion::InUse,
+                    true if self.is_used(id, tenant) => FileDeletion::InUse,
                     true => {
                         self.remove_file(id);
                         FileDeletion::Deleted
@@ -548,6 +598,10 @@ impl BatchTable {
             return FileDeletion::Unknown;
         }
         let Some(batch) = self.batches.get_mut(&batch) else { return FileDeletion::Unknown };
+        if let Some(own) = self.tenants.get_mut(tenant) {
+            let BatchProgress { output_bytes, error_bytes, .. } = batch.progress;
+            own.usage.bytes -= if of_errors { error_bytes } else { output_bytes };
+        }
         for chunk in &mut batch.chunks {
             if let ChunkState::Computed { output, errors } = &mut chunk.state
                 && let Some(range) = if of_errors { errors.take() } else { output.take() }
@@ -578,6 +632,11 @@ impl BatchTable {
 
     fn remove_file(&mut self, id: UploadId) {
         let Some(file) = self.files.remove(&id) else { return };
+        self.update(&file.tenant, |own| {
+            own.files.remove(&id);
+            own.usage.bytes -= file.bytes;
+            own.usage.parts -= file.segments.len();
+        });
         for segment in file.segments {
             release(&mut self.objects, segment.range);
         }
@@ -589,13 +648,27 @@ impl BatchTable {
             if self.batches.get(id).is_some_and(|batch| batch.progress.ended.is_some())
                 && let Some(batch) = self.batches.remove(id)
             {
+                self.update(&batch.spec.tenant, |own| {
+                    own.batches.remove(id);
+                    own.usage.bytes -= batch.written_bytes();
+                    own.usage.parts -= batch.chunks.len();
+                });
                 batch.ranges().for_each(|range| release(&mut self.objects, range));
             }
         }
         for id in files {
-            if !self.is_used(*id) {
+            let is_used = |file: &UploadedFile| self.is_used(*id, &file.tenant);
+            if self.files.get(id).is_some_and(|file| !is_used(file)) {
                 self.remove_file(*id);
             }
+        }
+    }
+
+    /// Adds bytes that a batch has written to those of its tenant.
+    fn charge(&mut self, batch: BatchId, bytes: u64) {
+        let tenant = self.batches.get(&batch).map(|batch| batch.spec.tenant.as_str());
+        if let Some(own) = tenant.and_then(|tenant| self.tenants.get_mut(tenant)) {
+            own.usage.bytes += bytes;
         }
     }
 }

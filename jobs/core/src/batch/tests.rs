@@ -3,9 +3,10 @@
 use super::id::{BatchFileId, BatchId, UploadId};
 use super::segment;
 use super::state::{
-    self, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, PlannedChunk, UploadedFile,
+    self, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, FileUsage, PlannedChunk,
+    UploadedFile,
 };
-use crate::decide::{self, AttemptPolicy, ComputeEnd, JobFilter, JobWorker};
+use crate::decide::{self, AttemptPolicy, ComputeEnd, JobFilter, JobWorker, SubmissionError};
 use crate::job::{DurableJobId, JobOperation, StoredRange, UnixMillis};
 use crate::queue::{DurableJobQueue, RecordEffect};
 use crate::record::JobRecord;
@@ -136,6 +137,83 @@ impl History {
 }
 
 #[test]
+fn the_records_of_the_largest_file_and_of_its_batch_fit_into_a_message_of_nats() {
+    let models: Vec<_> = (0..2).map(|number| format!("{number}{}", "m".repeat(63))).collect();
+    // Two lines are a segment. Some segments have lines of two models, and every other line repeats an identifier where
+    // that does not remove a group.
+    let text = |segments: usize, of_two: usize| {
+        let line = |segment: usize, half: usize| {
+            let model = &models[if segment < of_two { half } else { 0 }];
+            format!(
+                r#"{{"custom_id": "r{}", "method": "POST", "url": "/v1/embeddings", "body": {{"model": "{model}"}}}}"#,
+                2 * segment + half
+            )
+        };
+        let lines = (0..segments).flat_map(|segment| [line(segment, 0), line(segment, 1)]);
+        lines.collect::<Vec<_>>().join("\n")
+    };
+    let known = models.iter().cloned().collect();
+    let scan = |text: String| segment::scan(text.as_bytes(), &known, |_, _| segment::SEGMENT_INPUTS / 2);
+    let groups = segment::GROUPS_MAX - segment::SEGMENTS_MAX;
+    let segments = scan(text(segment::SEGMENTS_MAX, groups)).unwrap();
+    assert_eq!(segments.len(), segment::SEGMENTS_MAX);
+    assert_eq!(scan(text(segment::SEGMENTS_MAX + 1, 0)).unwrap_err(), segment::FileError::TooManySegments);
+    assert_eq!(
+        scan(text(segment::SEGMENTS_MAX, groups + 1)).unwrap_err(),
+        segment::FileError::TooManySegments
+    );
+
+    let range = StoredRange { object: u64::MAX, offset: 100 << 20, length: 1 << 20 };
+    let longest = |(_, segment): (std::ops::Range<usize>, segment::FileSegment)| segment::FileSegment {
+        range,
+        bytes: 1 << 20,
+        first_line: 50_000,
+        requests: 256,
+        ..segment
+    };
+    let file = UploadedFile {
+        tenant: "t".repeat(64),
+        name: "n".repeat(255),
+        bytes: 100 << 20,
+        models: known.clone(),
+        segments: segments.into_iter().map(longest).collect(),
+        residency: Some("r".repeat(2000)),
+    };
+    let chunks = state::plan(&file, JobOperation::Embeddings, || DurableJobId::FIRST);
+    assert_eq!(chunks.len(), segment::GROUPS_MAX);
+    const MESSAGE: usize = 1 << 20;
+    let bytes = serde_json::to_vec(&file).unwrap().len();
+    // And every line but the first of each group is a duplicate.
+    assert!(bytes + 7 * (segment::LINES_MAX - segment::GROUPS_MAX) < MESSAGE, "{bytes}");
+    let bytes = serde_json::to_vec(&chunks).unwrap().len();
+    assert!(bytes + (64 << 10) < MESSAGE, "{bytes}");
+}
+
+#[test]
+fn the_files_and_batches_of_a_tenant_are_limited_by_bytes_number_and_size_in_memory() {
+    let history = History::new(30);
+    let usage = history.queue.batches().usage_of("a");
+    assert_eq!((usage.files, usage.batches, usage.bytes), (1, 1, 1000));
+    assert!(usage.parts > 2);
+    assert_eq!(history.queue.batches().usage_of("b"), FileUsage::default());
+    assert_eq!(decide::check_file(usage, 24, 1, 1024), Ok(()));
+    assert!(matches!(decide::check_file(usage, 25, 1, 1024), Err(SubmissionError::StoredBytes { .. })));
+    assert_eq!(decide::check_batch(usage, 1, 1001), Ok(()));
+    assert!(matches!(decide::check_batch(usage, 1, 1000), Err(SubmissionError::StoredBytes { .. })));
+    let rows = |result| matches!(result, Err(SubmissionError::StoredRows { .. }));
+    let many =
+        FileUsage { files: decide::FILES_PER_TENANT_MAX, batches: decide::BATCHES_PER_TENANT_MAX, ..usage };
+    assert!(rows(decide::check_file(many, 1, 1, 2000)) && rows(decide::check_batch(many, 1, 2000)));
+    let most = decide::FILE_PARTS_PER_TENANT_MAX - usage.parts;
+    assert_eq!(decide::check_file(usage, 1, most, 2000), Ok(()));
+    assert_eq!(decide::check_batch(usage, most, 2000), Ok(()));
+    assert!(
+        rows(decide::check_file(usage, 1, most + 1, 2000))
+            && rows(decide::check_batch(usage, most + 1, 2000))
+    );
+}
+
+#[test]
 fn a_batch_counts_its_lines_and_ends_with_its_last_chunk() {
     let mut history = History::new(6);
     assert_eq!(history.phase(), BatchPhase::InProgress);
@@ -186,7 +264,7 @@ fn a_batch_counts_its_lines_and_ends_with_its_last_chunk() {
     assert!(
         !history.queue.refers_to(output) && !history.queue.refers_to(5000) && !history.queue.refers_to(1)
     );
-    let (batches, files) = history.queue.batches().retired(UnixMillis::NEVER);
+    let (batches, files) = history.queue.batches().retired(UnixMillis::NEVER, 10);
     assert_eq!((&batches[..], &files[..]), (&[BATCH][..], &[][..]));
     history.append(JobRecord::BatchesRemoved { batches, files });
     assert_eq!(*history.queue.batches(), state::BatchTable::default());
@@ -197,7 +275,7 @@ fn a_file_in_use_is_kept_and_a_batch_of_a_deleted_file_is_not_created() {
     let mut history = History::new(30);
     let delete = JobRecord::FileDeleted { tenant: "a".to_owned(), id: BatchFileId::Upload(FILE) };
     assert_eq!(history.append(delete.clone()), RecordEffect::FileDeletion(FileDeletion::InUse));
-    assert_eq!(history.queue.batches().retired(UnixMillis::NEVER), (Vec::new(), Vec::new()));
+    assert_eq!(history.queue.batches().retired(UnixMillis::NEVER, 10), (Vec::new(), Vec::new()));
     history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now });
     assert_eq!(history.queue.len(), 0, "no new chunk starts");
     assert_eq!((history.phase(), history.progress().failed), (BatchPhase::Cancelling, 30));
