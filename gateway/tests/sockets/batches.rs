@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
@@ -25,12 +25,15 @@ pub(crate) struct EmbeddingReplica {
     /// Requests, and inputs that were computed.
     requests: AtomicUsize,
     inputs: AtomicUsize,
+    /// Whether every second request is rejected for lack of capacity.
+    is_crowded: AtomicBool,
 }
 
 impl EmbeddingReplica {
     pub(crate) async fn start(permits: usize) -> (Arc<EmbeddingReplica>, SocketAddr) {
         let (requests, inputs) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let replica = Arc::new(EmbeddingReplica { permits: Semaphore::new(permits), requests, inputs });
+        let (permits, is_crowded) = (Semaphore::new(permits), AtomicBool::new(false));
+        let replica = Arc::new(EmbeddingReplica { permits, requests, inputs, is_crowded });
         let status = json!({"version": 1, "names": ["m", "m-eu"], "model": "m", "state": "ready", "pending_tokens": 0,
             "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0});
         let router = axum::Router::new()
@@ -50,7 +53,13 @@ fn vector(text: &str) -> Value {
 
 async fn embed(State(replica): State<Arc<EmbeddingReplica>>, body: String) -> Response {
     replica.permits.acquire().await.unwrap().forget();
-    replica.requests.fetch_add(1, Ordering::SeqCst);
+    let number = replica.requests.fetch_add(1, Ordering::SeqCst);
+    if number % 2 == 1 && replica.is_crowded.load(Ordering::SeqCst) {
+        let error =
+            json!({"error": {"message": "The queue is full.", "type": "server_error", "code": "overloaded"}});
+        let headers = [("x-meridian-error", "overloaded"), ("x-meridian-retry-after-ms", "1")];
+        return (StatusCode::TOO_MANY_REQUESTS, headers, Json(error)).into_response();
+    }
     let body: Value = serde_json::from_str(&body).unwrap();
     let inputs = match &body["input"] {
         Value::Array(inputs) => inputs.clone(),
@@ -193,6 +202,81 @@ fn check(lines: &[Value], numbers: impl Iterator<Item = usize>) {
         assert_eq!((&response["status_code"], &line["error"]), (&json!(200), &Value::Null), "{line}");
         assert_eq!(response["body"]["data"][0]["embedding"], vector(&format!("text {number}")), "{line}");
     }
+}
+
+#[tokio::test]
+async fn lines_that_were_computed_are_kept_when_others_wait_for_capacity() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (replica, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    // Lines with different parameters are requests of their own.
+    let lines = (0..64).map(|number| {
+        let body = json!({"model": "m", "input": format!("text {number}"), "user": format!("{number}")});
+        line(&format!("r{number}"), &body) + "\n"
+    });
+    let file = client.upload(&lines.collect::<String>()).await;
+    replica.is_crowded.store(true, Ordering::SeqCst);
+    let batch = client.create(&file, "24h").await;
+    let batch = client.wait(&batch, &["completed"]).await;
+    assert_eq!(batch["request_counts"], json!({"total": 64, "completed": 64, "failed": 0}));
+    check(&client.lines(&batch["output_file_id"]).await, 0..64);
+    let requests = replica.requests.load(Ordering::SeqCst);
+    assert!(requests > 64, "{requests} requests: some were rejected");
+    assert_eq!(replica.inputs.load(Ordering::SeqCst), 64, "each line is computed once");
+    drop(stop);
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn bodies_and_names_that_would_be_stored_are_limited() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (_, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
+    let stop = watch::Sender::new(());
+    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let body = json!({"model": "m".repeat(1 << 20), "input": "x"});
+    let file = client.upload(&line("a", &body)).await;
+    let request =
+        json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let (status, batch) = client.send("POST", "/v1/batches", "KEY", &request).await;
+    assert_eq!((status, &batch["status"]), (200, &json!("failed")), "{batch}");
+    assert!(batch.to_string().len() < 2000, "the model is not repeated");
+    let mut long = request.clone();
+    long["unknown"] = json!(vec![0; 40_000]);
+    let (status, error) = client.send("POST", "/v1/batches", "KEY", &long).await;
+    assert_eq!((status, &error["error"]["code"]), (413, &json!("body_too_large")), "{error}");
+    long = request.clone();
+    long["completion_window"] = json!(format!("{}24h", "0".repeat(1000)));
+    let (status, error) = client.send("POST", "/v1/batches", "KEY", &long).await;
+    assert_eq!((status, &error["error"]["param"]), (400, &json!("completion_window")), "{error}");
+    // A batch is in the region of its file, so its own residency can only allow or forbid it.
+    let sent =
+        client.http.post(format!("{}/v1/batches", client.url)).bearer_auth("KEY").body(request.to_string());
+    let sent = sent.header("x-meridian-residency", "eu").send().await.unwrap();
+    assert_eq!(sent.status(), 403);
+
+    // A body without a boundary is rejected before it is in memory.
+    let connection = tokio::net::TcpStream::connect(client.url.trim_start_matches("http://")).await.unwrap();
+    let (mut reader, mut writer) = connection.into_split();
+    let head = "POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer KEY\r\ntransfer-encoding: chunked\r\n\
+                content-type: multipart/form-data; boundary=x\r\n\r\n";
+    writer.write_all(head.as_bytes()).await.unwrap();
+    let endless = async {
+        let chunk = format!("2710\r\n{}\r\n", "x".repeat(10_000));
+        while writer.write_all(chunk.as_bytes()).await.is_ok() {}
+        std::future::pending::<()>().await
+    };
+    let mut response = [0; 12];
+    tokio::select! {
+        read = reader.read_exact(&mut response) => drop(read.unwrap()),
+        () = endless => {}
+        () = tokio::time::sleep(PATIENCE) => panic!("the endless form is still read"),
+    }
+    assert_eq!(&response, b"HTTP/1.1 400");
+    drop(stop);
+    region.stop().await;
 }
 
 #[tokio::test]

@@ -18,9 +18,13 @@ use jobs_core::decide::ComputeEnd;
 use jobs_core::job::JobOperation;
 use replica_api::error::{ErrorBody, ErrorCode};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Attempts in which lines are packed into requests; in later ones each line is sent alone.
 const PACKED_ATTEMPTS: u32 = 2;
+/// Pause of a chunk without capacity at least, and all its pauses since the last result at most. Then it is computed again later.
+const WAIT_STEP: Duration = Duration::from_millis(50);
+const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Requests of a chunk in flight.
 const IN_FLIGHT_MAX: usize = 8;
 
@@ -84,8 +88,12 @@ impl JobComputation {
         let PreparedChunk { lines, requests, rejected: mut results } = prepared;
         let lines = Arc::new(lines);
         let (mut waiting, mut in_flight) = (requests, FuturesUnordered::new());
+        // Waiting for capacity, until when; and for how long since the last result.
+        let (mut pause, mut waited, mut computed) = (None::<Instant>, Duration::ZERO, false);
         loop {
-            while in_flight.len() < IN_FLIGHT_MAX
+            pause = pause.filter(|until| *until > Instant::now());
+            while pause.is_none()
+                && in_flight.len() < IN_FLIGHT_MAX
                 && let Some(request) = waiting.pop()
             {
                 in_flight.push(async move {
@@ -95,7 +103,11 @@ impl JobComputation {
                     (request, end)
                 });
             }
-            let Some((request, end)) = in_flight.next().await else { break };
+            let Some((request, end)) = in_flight.next().await else {
+                let Some(until) = pause else { break };
+                tokio::time::sleep_until(until.into()).await;
+                continue;
+            };
             let end = match end {
                 ReplicaAttemptEnd::Computed(response) => {
                     let (lines, split) = (lines.clone(), request.clone());
@@ -103,6 +115,7 @@ impl JobComputation {
                     match divided {
                         Some(divided) => {
                             results.extend(divided);
+                            (computed, waited) = (true, Duration::ZERO);
                             continue;
                         }
                         None => ReplicaAttemptEnd::Failed(
@@ -129,6 +142,14 @@ impl JobComputation {
                 }
                 ReplicaAttemptEnd::Failed(reason) => {
                     return ComputationEnd::Other(ComputeEnd::Failed(reason));
+                }
+                // What was computed would be lost, and computed again with the rest.
+                ReplicaAttemptEnd::NoCapacity { reason: _, retry_after } if computed && waited < WAIT_MAX => {
+                    let wait = retry_after.clamp(WAIT_STEP, WAIT_MAX);
+                    if pause.is_none() {
+                        (pause, waited) = (Some(Instant::now() + wait), waited + wait);
+                    }
+                    waiting.push(request);
                 }
                 ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
                     return ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after });

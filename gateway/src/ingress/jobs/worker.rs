@@ -292,9 +292,6 @@ impl Worker {
                     pause.rejected(*retry_after, has_replica, now);
                 }
                 ComputationEnd::Computed(_) | ComputationEnd::Chunk(_) => {
-                    if let ComputationEnd::Chunk(lines) = &end {
-                        count_lines(&self.queue, lines.completed, lines.failed);
-                    }
                     self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
                 }
                 ComputationEnd::Other(_) => {}
@@ -308,7 +305,17 @@ impl Worker {
         loop {
             let stored = self.queue.host.end(ends.clone()).await;
             // An entry that was stored although its append failed has ended the job; then the next one has no effect.
-            let Err(error) = self.queue.recorded(stored) else { return Ok(()) };
+            let error = match self.queue.recorded(stored) {
+                Ok(changed) => {
+                    for ((_, _, end), _) in ends.iter().zip(changed).filter(|(_, changed)| *changed) {
+                        if let ComputationEnd::Chunk(lines) = end {
+                            count_lines(&self.queue, lines.completed, lines.failed);
+                        }
+                    }
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
             if begun.elapsed() + ERROR_PAUSE >= LEASE {
                 return self.release(ends, error).await;
             }
