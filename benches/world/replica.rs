@@ -112,6 +112,7 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
     Json(StatusV1 {
         identity: None,
         version: 1,
+        boot_id: None,
         names: vec![MODEL.to_owned()],
         model: MODEL.to_owned(),
         state: StateV1::Ready,

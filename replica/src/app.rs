@@ -56,6 +56,8 @@ pub(crate) struct App {
     pub(crate) bodies: BodyBudget,
     /// Unix time in seconds.
     pub(crate) started_at: u64,
+    /// [`StatusV1::boot_id`].
+    boot_id: u64,
     /// Health check of the shared state; runs one check at a time.
     pub(crate) health: HealthCheck,
     service: OnceLock<Service>,
@@ -88,6 +90,7 @@ impl App {
             metrics: Arc::default(),
             bodies: BodyBudget::new(config.limits),
             started_at: now.as_secs(),
+            boot_id: rand::random(),
             health: HealthCheck::default(),
             service: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -175,6 +178,7 @@ impl App {
         let batcher = self.service.get().map(|service| &service.batcher);
         StatusV1 {
             version: 1,
+            boot_id: Some(self.boot_id),
             names: self.names.clone(),
             model: self.source.clone(),
             identity: self.service.get().map(|service| service.identity.clone()),

@@ -45,6 +45,8 @@ const BATCH_TIME: Duration = Duration::from_millis(1);
 
 struct ScriptedReplica {
     names: Vec<String>,
+    /// [`StatusV1::boot_id`].
+    boot_id: u64,
     inputs_per_second: u32,
     queue: Mutex<ScriptedQueue>,
     work: Notify,
@@ -94,6 +96,7 @@ pub(crate) async fn run(
     let inputs_per_second = inputs_per_second.max(1);
     let replica = Arc::new(ScriptedReplica {
         names,
+        boot_id: rand::random(),
         inputs_per_second,
         queue: Mutex::new(ScriptedQueue::new()),
         work: Notify::new(),
@@ -248,6 +251,7 @@ async fn status(State(replica): State<Arc<ScriptedReplica>>) -> Json<StatusV1> {
         // Without a model there is no identity; a deployment that is served with a pinned model never uses this replica.
         identity: None,
         version: 1,
+        boot_id: Some(replica.boot_id),
         names: replica.names.clone(),
         model: "scripted".to_owned(),
         state: StateV1::Ready,

@@ -77,6 +77,7 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
     Json(StatusV1 {
         identity: None,
         version: 1,
+        boot_id: None,
         names: replica.names.clone(),
         model: "hash".to_owned(),
         state: StateV1::Ready,

@@ -13,7 +13,7 @@
 //!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit.
 //! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
-//!    never from the client ([`outlier`]). [`cold`]: ranking of regions that would hold a request until a replica is
+//!    never from the client ([`outlier`]), reset for another process ([`restarts`]). [`cold`]: ranking of regions that would hold a request until a replica is
 //!    ready. [`instances`]: spoke instances of each region, and the selection of one. [`weights`]: the hub's traffic
 //!    plan. [`demand`]: the demand that is reported to the hub.
 //! 7. [`plan`]: attempts, until there is a response or an error, at the edge and at the ingress. [`outcome`]: failures of an attempt. [`budget`]: retry
@@ -60,6 +60,7 @@ pub mod queue;
 pub mod receipt;
 pub mod request_options;
 pub mod residency;
+pub mod restarts;
 pub mod route;
 pub mod scatter;
 pub mod shed;

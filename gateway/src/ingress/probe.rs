@@ -8,6 +8,7 @@ use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::upstream::{ResponseBody, Upstream};
 use bytes::Bytes;
 use gateway_core::outcome::AttemptFailure;
+use gateway_core::restarts::ProcessObserver;
 use regions::HostPort;
 use regions::id::RegionId;
 use regions::set::RegionIndex;
@@ -41,17 +42,14 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
     let (spoke, key) = (&prober.spoke, UpstreamKey { region: prober.here, address });
     let mut interval = tokio::time::interval(PERIOD);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // A frozen replica, whose requests time out, is the same process afterwards.
-    let mut may_be_another_process = false;
+    let mut process = ProcessObserver::default();
     loop {
         interval.tick().await;
         match timeout(TIMEOUT, probe(&prober.upstream, &key)).await {
-            Ok(Ok(observed)) => {
-                let is_ready = observed.ready && !observed.draining;
-                if is_ready && may_be_another_process {
+            Ok(Ok((boot_id, observed))) => {
+                if process.observed(boot_id, observed.ready && !observed.draining) {
                     prober.replicas.restarted(number);
                 }
-                may_be_another_process = !is_ready;
                 let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
                 mismatches
                     .into_iter()
@@ -60,7 +58,7 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
             Ok(Err(error)) => {
                 // The status request to a replica failed (`error`). Repeated failures take the replica out of use.
                 tracing::debug!(address = %key.address, %error, "replica status request failed");
-                may_be_another_process = true;
+                process.failed();
                 spoke.lock().replica_failed(number, Instant::now());
             }
             Err(_) => {
@@ -87,7 +85,8 @@ enum ProbeError {
     Status(String),
 }
 
-async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ReplicaStatus, ProbeError> {
+/// Requests the status of a replica. Returns it with the boot id of the process, if that reports it.
+async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<(Option<u64>, ReplicaStatus), ProbeError> {
     let mut head = RequestHead::new(UpstreamMethod::Get).for_path(STATUS);
     head.put("host", AUTHORITY);
     let sent = upstream.send_own(key, &head, &Bytes::new(), STATUS_BYTES_MAX).await;
@@ -98,14 +97,17 @@ async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ReplicaStatus, 
     let ResponseBody::Buffered(body) = response.body else {
         return Err(ProbeError::Status(format!("it has no length, or more than {STATUS_BYTES_MAX} bytes")));
     };
-    let status = serde_json::from_slice(&body).map_err(|error| ProbeError::Status(error.to_string()))?;
-    observed(status).map_err(ProbeError::Status)
+    let status: StatusV1 =
+        serde_json::from_slice(&body).map_err(|error| ProbeError::Status(error.to_string()))?;
+    let boot_id = status.boot_id;
+    Ok((boot_id, observed(status).map_err(ProbeError::Status)?))
 }
 
 /// Converts a replica's status to the region's observation.
 fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
     let StatusV1 {
         version,
+        boot_id: _, // for the caller
         names,
         model: source,
         identity,

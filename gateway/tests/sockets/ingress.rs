@@ -11,7 +11,7 @@ use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
@@ -39,13 +39,20 @@ use Script::*;
 struct Replica {
     script: watch::Sender<Script>,
     requests: AtomicU64,
+    boot_id: AtomicU64,
+    is_ready: AtomicBool,
 }
 
 impl Replica {
     async fn start(script: Script) -> (Arc<Replica>, SocketAddr) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
-        let replica = Arc::new(Replica { script: watch::Sender::new(script), requests: AtomicU64::new(0) });
+        let replica = Arc::new(Replica {
+            script: watch::Sender::new(script),
+            requests: AtomicU64::new(0),
+            boot_id: AtomicU64::new(1),
+            is_ready: AtomicBool::new(true),
+        });
         let shared = replica.clone();
         tokio::spawn(async move {
             let mut connections = JoinSet::new();
@@ -74,8 +81,10 @@ impl Replica {
                 std::future::pending::<()>().await;
             }
             let body = if path == "/status" {
-                json!({"version": 1, "names": ["m"], "model": "m", "state": "ready", "pending_tokens": 0,
-                       "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 1000.0})
+                let state = if self.is_ready.load(Ordering::SeqCst) { "ready" } else { "starting" };
+                json!({"version": 1, "boot_id": self.boot_id.load(Ordering::SeqCst), "names": ["m"], "model": "m",
+                       "state": state, "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0,
+                       "tokens_per_second": 1000.0})
             } else {
                 self.requests.fetch_add(1, Ordering::SeqCst);
                 if let Takes(time) = script {
@@ -150,11 +159,16 @@ impl Fixture {
         let url = format!("http://{}", address.await.unwrap());
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let fixture = Fixture { url, replicas: [first, second], client, _stop: stop };
-        let begun = Instant::now();
-        while fixture.ready().await < 2 {
-            assert!(begun.elapsed() < Duration::from_secs(20), "the replicas do not become ready");
-        }
+        fixture.wait_until_ready(2).await;
         fixture
+    }
+
+    /// Waits until the region reports this number of replicas as ready.
+    async fn wait_until_ready(&self, number: u64) {
+        let begun = Instant::now();
+        while self.ready().await != number {
+            assert!(begun.elapsed() < Duration::from_secs(20), "not {number} replicas become ready");
+        }
     }
 
     /// Returns the number of replicas that the region reports as ready.
@@ -276,6 +290,28 @@ async fn a_request_without_an_alternative_waits() {
     fixture.replicas[0].script.send_replace(Takes(Duration::from_millis(600)));
     let response = fixture.send().await.unwrap();
     assert_eq!(response.status(), 200, "the late response arrives");
+}
+
+#[tokio::test]
+async fn the_latency_of_a_replica_is_kept_while_it_is_not_ready_and_reset_for_another_process() {
+    let fixture = Fixture::with([Takes(RESPONSE_TIME), Takes(RESPONSE_TIME)]).await;
+    fixture.replicas[1].script.send_replace(Killed);
+    for _ in 0..40 {
+        assert_eq!(fixture.send().await.unwrap().status(), 200);
+    }
+    let is_known = async || fixture.status().await["replicas"][0]["circuit"]["first_byte"][0].is_object();
+    assert!(is_known().await);
+    fixture.wait_until_ready(1).await;
+    for is_ready in [false, true] {
+        fixture.replicas[0].is_ready.store(is_ready, Ordering::SeqCst);
+        fixture.wait_until_ready(u64::from(is_ready)).await;
+    }
+    assert!(is_known().await, "the process is the same");
+    fixture.replicas[0].boot_id.store(2, Ordering::SeqCst);
+    let begun = Instant::now();
+    while is_known().await {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the latency of the former process is kept");
+    }
 }
 
 /// Invariant 1 (Residency), at the receiving end.

@@ -21,6 +21,10 @@ pub enum StateV1 {
 pub struct StatusV1 {
     /// Version of the format: 1.
     pub version: u32,
+    /// Random number that the process has drawn at its start: another one is another process. Absent from replicas that
+    /// do not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<u64>,
     /// Deployments that this replica serves.
     pub names: Vec<String>,
     /// Model of the deployments, as configured.
@@ -42,4 +46,20 @@ pub struct StatusV1 {
     pub requests_total: u64,
     /// Measured speed of the engine; 0 until it is known.
     pub tokens_per_second: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_of_a_replica_without_a_boot_id_or_identity_is_read() {
+        let text = r#"{"version":1,"names":["m"],"model":"m","state":"ready","pending_tokens":0,"pending_inputs":0,
+                       "requests_total":0,"tokens_per_second":0.0}"#;
+        let older: StatusV1 = serde_json::from_str(text).unwrap();
+        assert_eq!((older.boot_id, older.identity.is_none(), older.interactive_tokens), (None, true, None));
+        let status = StatusV1 { boot_id: Some(u64::MAX), ..older };
+        let text = serde_json::to_string(&status).unwrap();
+        assert_eq!(serde_json::from_str::<StatusV1>(&text).unwrap(), status);
+    }
 }

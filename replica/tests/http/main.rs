@@ -162,6 +162,8 @@ fn info_and_status_describe_the_replica() {
     let status = replica.get("/status");
     assert_eq!((&status["state"], &status["requests_total"]), (&json!("ready"), &json!(1)));
     assert!(status["tokens_per_second"].as_f64().expect("a number") > 0.0, "measured: {status}");
+    assert!(status["boot_id"].is_u64(), "{status}");
+    assert_eq!(replica.get("/status")["boot_id"], status["boot_id"], "it is the same process");
 }
 
 #[test]
