@@ -6,6 +6,7 @@ use crate::cli::GetJobsOptions;
 use loadtest::client::jobs::{ClientJob, ClientJobFilter, ClientJobPage};
 use loadtest::client::{Client, ClientSettings, EndpointSettings, Preference};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 /// Jobs that a page of the API has at most.
@@ -14,12 +15,13 @@ const PAGE_MAX: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Jobs of a list, and what is missing in it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct ListedJobs {
     jobs: Vec<ClientJob>,
     /// Whether there are older jobs than the limit allows.
     has_more: bool,
-    unavailable_regions: Vec<String>,
+    /// Regions whose queue could not be read for one of the pages.
+    unavailable_regions: BTreeSet<String>,
 }
 
 /// Failure of the command.
@@ -89,16 +91,24 @@ async fn list(
     limit: usize,
     preference: &Preference,
 ) -> Result<ListedJobs, loadtest::client::ClientError> {
-    let mut listed = ListedJobs { jobs: Vec::new(), has_more: true, unavailable_regions: Vec::new() };
+    let mut listed = ListedJobs { has_more: true, ..ListedJobs::default() };
     while listed.has_more && listed.jobs.len() < limit {
         filter.limit = Some((limit - listed.jobs.len()).min(PAGE_MAX));
-        let ClientJobPage { jobs, has_more, unavailable_regions } = client.jobs(&filter, preference).await?;
-        filter.after = jobs.last().map(|job| job.id.clone());
-        listed.has_more = has_more && filter.after.is_some();
-        listed.jobs.extend(jobs);
-        listed.unavailable_regions = unavailable_regions;
+        listed.add(client.jobs(&filter, preference).await?);
+        filter.after = listed.jobs.last().map(|job| job.id.clone());
     }
     Ok(listed)
+}
+
+impl ListedJobs {
+    /// Adds the next page. An empty one is the last, since the next begins after the last job of this one. The list is
+    /// without jobs of each region that was unavailable for any of its pages.
+    fn add(&mut self, page: ClientJobPage) {
+        let ClientJobPage { jobs, has_more, unavailable_regions } = page;
+        self.has_more = has_more && !jobs.is_empty();
+        self.jobs.extend(jobs);
+        self.unavailable_regions.extend(unavailable_regions);
+    }
 }
 
 /// Formats a list, one job per line.
@@ -128,8 +138,8 @@ fn table(listed: &ListedJobs) -> String {
     }
     if !unavailable_regions.is_empty() {
         lines.push(format!(
-            "without the jobs of {}: the region cannot be reached",
-            unavailable_regions.join(", ")
+            "without jobs of {}: the region could not be reached",
+            unavailable_regions.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
         ));
     }
     lines.join("\n")
@@ -205,18 +215,34 @@ mod tests {
 
     #[test]
     fn a_list_has_a_line_for_each_job_and_says_what_is_missing() {
-        let unavailable_regions = vec!["gcp/europe-west4".to_owned()];
+        let unavailable_regions = BTreeSet::from(["gcp/europe-west4".to_owned()]);
         let text = table(&ListedJobs { jobs: vec![job()], has_more: true, unavailable_regions });
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["id", "status", "model", "operation", "inputs", "attempts", "created"]);
         let row = ["job_1.aws.us-east-1", "failed", "minilm", "embeddings", "2", "5", "2025-11-25T22:13:46Z"];
         assert_eq!(lines[1], row);
         assert!(
-            text.contains("raise --limit") && text.contains("without the jobs of gcp/europe-west4"),
+            text.contains("raise --limit") && text.contains("without jobs of gcp/europe-west4"),
             "{text}"
         );
-        let none = ListedJobs { jobs: Vec::new(), has_more: false, unavailable_regions: Vec::new() };
-        assert_eq!(table(&none), "no jobs");
+        assert_eq!(table(&ListedJobs::default()), "no jobs");
+    }
+
+    #[test]
+    fn a_region_that_was_unavailable_for_one_page_is_named_for_the_whole_list() {
+        let page = |jobs: usize, unavailable: &[&str]| ClientJobPage {
+            jobs: vec![job(); jobs],
+            has_more: true,
+            unavailable_regions: unavailable.iter().map(|region| (*region).to_owned()).collect(),
+        };
+        let mut listed = ListedJobs::default();
+        listed.add(page(2, &["b/b", "a/a"]));
+        assert!(listed.has_more);
+        listed.add(page(1, &["b/b"]));
+        listed.add(page(0, &[]));
+        assert_eq!((listed.jobs.len(), listed.has_more), (3, false), "an empty page is the last one");
+        assert_eq!(listed.unavailable_regions, BTreeSet::from(["a/a".to_owned(), "b/b".to_owned()]));
+        assert!(table(&listed).contains("without jobs of a/a, b/b: "), "{}", table(&listed));
     }
 
     #[test]

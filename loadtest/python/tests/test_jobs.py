@@ -98,6 +98,8 @@ class Queue:
                 "object": "list",
                 "data": [self.shown(f"job_{'b' if first else 'a'}.{REGION}", "queued")],
                 "has_more": first,
+                # The response leaves the field out if every region could be read.
+                **({"unavailable_regions": ["gcp/europe-west4"]} if first else {}),
             }
         job_id = path.rpartition("/")[2]
         name = job_id.partition(".")[0]
@@ -210,13 +212,19 @@ class JobsTest(unittest.TestCase):
         with self.assertRaises(JobNotFound):
             self.client.job(job("unknown"))
         self.assertEqual(self.client.job(job("failed")).reason, "the reason")
-        listed = [found.id for found in self.client.jobs(status="queued", created_after=1.5)]
+        jobs = self.client.jobs(status="queued", created_after=1.5)
+        self.assertEqual(jobs.unavailable_regions, [], "nothing is read yet")
+        listed = [found.id for found in jobs]
         self.assertEqual(listed, [job("b"), job("a")], "all pages")
+        self.assertEqual(jobs.unavailable_regions, ["gcp/europe-west4"], "of one page")
+        with self.assertRaises(StopIteration):
+            next(jobs)
 
         async def all_jobs():
-            return [found.id async for found in self.client.async_jobs()]
+            jobs = self.client.async_jobs()
+            return [found.id async for found in jobs], jobs.unavailable_regions
 
-        self.assertEqual(asyncio.run(all_jobs()), listed)
+        self.assertEqual(asyncio.run(all_jobs()), (listed, ["gcp/europe-west4"]))
         with self.assertRaises(ValueError):
             list(self.client.jobs(status="done"))
 

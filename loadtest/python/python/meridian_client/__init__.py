@@ -22,7 +22,7 @@ from ._errors import (
     RequestFailed,
     RequestTimeout,
 )
-from ._jobs import JobInfo, JobResult
+from ._jobs import AsyncJobIterator, JobInfo, JobIterator, JobResult
 from ._native import __version__
 from ._preference import CancellationToken, RequestProcessingPreference, TraceContext
 from ._results import (
@@ -37,6 +37,7 @@ from ._results import (
 )
 
 __all__ = [
+    "AsyncJobIterator",
     "BatchPostResponse",
     "CancellationToken",
     "ClassificationResponse",
@@ -50,6 +51,7 @@ __all__ = [
     "JobFailed",
     "JobFinished",
     "JobInfo",
+    "JobIterator",
     "JobNotFound",
     "JobResult",
     "JobTimeout",

@@ -112,6 +112,68 @@ class _Iteration:
         raise error
 
 
+#: Page of jobs, whether there are more, and the regions whose queue could not be read for it.
+_Page = Tuple[List[JobInfo], bool, List[str]]
+#: Reading of the page after a job: how to start it, its settings, and the conversion of what the native module returns.
+_PageRead = Tuple[Callable[[], Job], Terms, Callable[[bytes], _Page]]
+
+
+class _JobList:
+    """List of jobs whose pages are read as needed."""
+
+    #: Regions whose queue could not be read for one of the pages so far. The list lacks jobs of them.
+    unavailable_regions: List[str]
+
+    def __init__(self, read: Callable[[Optional[str]], _PageRead]) -> None:
+        self.unavailable_regions = []
+        self._read = read
+
+    def _received(self, page: _Page) -> Tuple[List[JobInfo], Optional[str]]:
+        """Records a page. Returns its jobs, and the last one if there is another page after it."""
+        jobs, more, unavailable = page
+        new = [region for region in unavailable if region not in self.unavailable_regions]
+        self.unavailable_regions += new
+        return jobs, jobs[-1].id if more and jobs else None
+
+
+class JobIterator(_JobList, Iterator[JobInfo]):
+    """Iterator over the tenant's jobs, the newest first. Pages are read as needed. Jobs of `unavailable_regions` are
+    missing; that list is complete at the end of the iteration."""
+
+    def __init__(self, read: Callable[[Optional[str]], _PageRead]) -> None:
+        super().__init__(read)
+        self._jobs = self._all()
+
+    def _all(self) -> Iterator[JobInfo]:
+        after, is_first = None, True
+        while is_first or after is not None:
+            jobs, after = self._received(wait(*self._read(after)))
+            is_first = False
+            yield from jobs
+
+    def __next__(self) -> JobInfo:
+        return next(self._jobs)
+
+
+class AsyncJobIterator(_JobList, AsyncIterator[JobInfo]):
+    """As `JobIterator`, for asyncio."""
+
+    def __init__(self, read: Callable[[Optional[str]], _PageRead]) -> None:
+        super().__init__(read)
+        self._jobs = self._all()
+
+    async def _all(self) -> AsyncIterator[JobInfo]:
+        after, is_first = None, True
+        while is_first or after is not None:
+            jobs, after = self._received(await wait_async(*self._read(after)))
+            is_first = False
+            for job in jobs:
+                yield job
+
+    async def __anext__(self) -> JobInfo:
+        return await self._jobs.__anext__()
+
+
 class JobMethods:
     """Methods of a client for durable jobs."""
 
@@ -133,22 +195,24 @@ class JobMethods:
         fields = (idempotency_key, priority, deadline_s, max_time_in_queue_s)
         return lambda: self._native.submit(operation, encoded, *fields, terms), terms, lambda job: _info(job).id
 
-    def _page(
+    def _pages(
         self,
         status: Optional[str],
         model: Optional[str],
         created_after: Optional[float],
         created_before: Optional[float],
-        after: Optional[str],
         terms: Terms,
-    ) -> Tuple[Callable[[], Job], Terms, Callable[[bytes], Tuple[List[JobInfo], bool]]]:
+    ) -> Callable[[Optional[str]], _PageRead]:
         times = [None if bound is None else int(bound) for bound in (created_after, created_before)]
 
-        def finish(text: bytes) -> Tuple[List[JobInfo], bool]:
+        def finish(text: bytes) -> _Page:
             page = json.loads(text)
-            return [JobInfo(fields) for fields in page["data"]], page["has_more"]
+            return [JobInfo(fields) for fields in page["data"]], page["has_more"], page["unavailable_regions"]
 
-        return lambda: self._native.jobs(status, model, times[0], times[1], 100, after, terms), terms, finish
+        def read(after: Optional[str]) -> _PageRead:
+            return lambda: self._native.jobs(status, model, times[0], times[1], 100, after, terms), terms, finish
+
+        return read
 
     def submit(
         self,
@@ -296,15 +360,12 @@ class JobMethods:
         created_before: Optional[float] = None,
         preference: Optional[RequestProcessingPreference] = None,
         **settings: Any,
-    ) -> Iterator[JobInfo]:
-        """Yields the tenant's jobs, the newest first, without results. Pages are read as needed."""
-        terms, after, more = Terms(preference, settings), None, True
-        while more:
-            page, more = wait(*self._page(status, model, created_after, created_before, after, terms))
-            yield from page
-            more, after = more and bool(page), page[-1].id if page else None
+    ) -> JobIterator:
+        """Iterates over the tenant's jobs, the newest first, without results. Pages are read as needed."""
+        terms = Terms(preference, settings)
+        return JobIterator(self._pages(status, model, created_after, created_before, terms))
 
-    async def async_jobs(
+    def async_jobs(
         self,
         *,
         status: Optional[str] = None,
@@ -313,11 +374,7 @@ class JobMethods:
         created_before: Optional[float] = None,
         preference: Optional[RequestProcessingPreference] = None,
         **settings: Any,
-    ) -> AsyncIterator[JobInfo]:
+    ) -> AsyncJobIterator:
         """As `jobs`, for asyncio."""
-        terms, after, more = Terms(preference, settings), None, True
-        while more:
-            page, more = await wait_async(*self._page(status, model, created_after, created_before, after, terms))
-            for job in page:
-                yield job
-            more, after = more and bool(page), page[-1].id if page else None
+        terms = Terms(preference, settings)
+        return AsyncJobIterator(self._pages(status, model, created_after, created_before, terms))
