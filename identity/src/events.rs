@@ -2,6 +2,7 @@
 
 use crate::cause::ConnectionFailureCause;
 use metrics::Family;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
@@ -32,11 +33,13 @@ impl ConnectionFailures {
     }
 }
 
-/// A connection was rejected. Logged at most once a second for each cause. `docs/identities.md` has the fix for
-/// each `cause`.
+/// A connection was rejected. Logged at most once a second for each cause, with the address of the `peer`, which is left
+/// out for clients of a gateway. `docs/identities.md` has the fix for each `cause`.
 pub struct ConnectionRejected<'a> {
     /// Cause.
     pub cause: ConnectionFailureCause,
+    /// Address of the other end; none for a client of a gateway, whose address is personal data.
+    pub peer: Option<IpAddr>,
     /// Reason, from the library or the verification of the name.
     pub reason: &'a str,
 }
@@ -44,9 +47,10 @@ pub struct ConnectionRejected<'a> {
 impl ConnectionRejected<'_> {
     /// Counts the failure, and logs it if it is time to.
     pub fn record(self, failures: &ConnectionFailures) {
-        let ConnectionRejected { cause, reason } = self;
+        let ConnectionRejected { cause, peer, reason } = self;
         if let Some(suppressed) = failures.count(cause, Instant::now()) {
-            tracing::warn!(cause = cause.as_str(), reason, suppressed, "connection rejected");
+            let peer = peer.map(tracing::field::display);
+            tracing::warn!(cause = cause.as_str(), peer, reason, suppressed, "connection rejected");
         }
     }
 }

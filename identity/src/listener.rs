@@ -4,8 +4,9 @@
 //! ([`crate::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
 //! without a certificate, which only a hub and its authority accept, keeps its slot as long as it is connected.
 //!
-//! A peer that completes the handshake and sends no request is closed and counted after a while, too. Later, only a lost
-//! peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any time.
+//! A peer that completes the handshake, or connects without TLS, and sends no request is closed and counted after a
+//! while, too. Later, only a lost peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any
+//! time.
 
 use crate::cause::ConnectionFailureCause;
 use crate::events::{ConnectionFailures, ConnectionRejected};
@@ -15,7 +16,7 @@ use crate::server::{AcceptedClient, ServerTls};
 use crate::stream::GuardedStream;
 use crate::verify::PeerIdentity;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -31,8 +32,8 @@ use tokio_rustls::server::TlsStream;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time of a connection without a certificate, which has one request.
 const ANONYMOUS_TIME_MAX: Duration = Duration::from_secs(10);
-/// Maximum time from the handshake to the first byte of a request: the idle time of a connection at an ingress
-/// (`timeouts.idle`), which is longer than that of the clients.
+/// Maximum time from the handshake, or from the connection without TLS, to the first byte of a request: the idle time of
+/// a connection at an ingress (`timeouts.idle`), which is longer than that of the clients.
 const FIRST_REQUEST_MAX: Duration = Duration::from_secs(75);
 /// Number of accepted connections that wait for the server.
 const QUEUE: usize = 64;
@@ -63,7 +64,7 @@ pub enum ClientIdentity {
 #[derive(Clone, Copy, Debug)]
 struct OpeningLimits {
     handshake: Duration,
-    /// From the handshake to the first byte of a request.
+    /// From the handshake, or the connection without TLS, to the first byte of a request.
     first_request: Duration,
     /// Of a connection without a certificate, as a whole.
     anonymous: Duration,
@@ -101,24 +102,25 @@ enum AcceptedTransport {
 /// Deadline of the first byte of a request.
 #[derive(Debug)]
 struct SilentPeer {
+    address: IpAddr,
     end: Pin<Box<Sleep>>,
     limit: Duration,
     failures: Arc<ConnectionFailures>,
 }
 
 impl SilentPeer {
-    fn new(limit: Duration, failures: &Arc<ConnectionFailures>) -> SilentPeer {
-        SilentPeer { end: Box::pin(sleep(limit)), limit, failures: failures.clone() }
+    fn new(address: IpAddr, limit: Duration, failures: &Arc<ConnectionFailures>) -> SilentPeer {
+        SilentPeer { address, end: Box::pin(sleep(limit)), limit, failures: failures.clone() }
     }
 
     /// Returns whether the deadline has passed, and counts that.
     fn poll_expired(&mut self, cx: &mut Context<'_>) -> bool {
-        let SilentPeer { end, limit, failures } = self;
+        let SilentPeer { address, end, limit, failures } = self;
         if end.as_mut().poll(cx).is_pending() && end.deadline() > Instant::now() {
             return false;
         }
-        let reason = format!("no request within {limit:?} of the handshake");
-        ConnectionRejected { cause: ConnectionFailureCause::TimedOut, reason: &reason }.record(failures);
+        let (cause, reason) = (ConnectionFailureCause::TimedOut, format!("no request within {limit:?}"));
+        ConnectionRejected { cause, peer: Some(*address), reason: &reason }.record(failures);
         true
     }
 }
@@ -207,17 +209,20 @@ impl PeerAcceptor {
     }
 
     async fn admit(&self, tcp: TcpStream, address: SocketAddr) {
+        let (ip, failures) = (address.ip(), self.failures.clone());
+        let reject = move |cause, reason: &str| {
+            ConnectionRejected { cause, peer: Some(ip), reason }.record(&failures);
+        };
         let Ok(permit) = self.connections.clone().try_acquire_owned() else {
-            let reason = "the maximum number of connections is open";
-            ConnectionRejected { cause: ConnectionFailureCause::Overloaded, reason }.record(&self.failures);
-            return;
+            return reject(ConnectionFailureCause::Overloaded, "the maximum number of connections is open");
         };
         tcp.set_nodelay(true).ok();
         // Without the options only the detection of a lost peer is slower.
         end_when_lost(&tcp).ok();
         let Some(tls) = self.tls.clone() else {
             let transport = AcceptedTransport::Plaintext(tcp);
-            let stream = AcceptedStream { transport, silent: None, _permit: permit };
+            let silent = Some(SilentPeer::new(ip, self.limits.first_request, &self.failures));
+            let stream = AcceptedStream { transport, silent, _permit: permit };
             self.accepted
                 .send((stream, ConnectedClient { address, identity: ClientIdentity::Plaintext }))
                 .await
@@ -226,10 +231,7 @@ impl PeerAcceptor {
         };
         let slot = match HandshakeSlot::take(&self.handshakes, address) {
             Ok(slot) => slot,
-            Err(full) => {
-                let cause = ConnectionFailureCause::Overloaded;
-                return ConnectionRejected { cause, reason: &full.to_string() }.record(&self.failures);
-            }
+            Err(full) => return reject(ConnectionFailureCause::Overloaded, &full.to_string()),
         };
         let (accepted, failures, limits) = (self.accepted.clone(), self.failures.clone(), self.limits);
         let shaking = async move {
@@ -247,19 +249,19 @@ impl PeerAcceptor {
                             (transport, ClientIdentity::Anonymous, limits.anonymous)
                         }
                     };
-                    let silent = Some(SilentPeer::new(first_request, &failures));
+                    let silent = Some(SilentPeer::new(ip, first_request, &failures));
                     let stream = AcceptedStream { transport, silent, _permit: permit };
                     accepted.send((stream, ConnectedClient { address, identity })).await.ok();
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
                     if let Some(cause) = ConnectionFailureCause::of_io(&error) {
-                        ConnectionRejected { cause, reason: &error.to_string() }.record(&failures);
+                        reject(cause, &error.to_string());
                     }
                 }
-                Err(elapsed) => {
-                    let cause = ConnectionFailureCause::TimedOut;
-                    ConnectionRejected { cause, reason: &elapsed.to_string() }.record(&failures);
+                Err(_) => {
+                    let reason = format!("no complete handshake within {:?}", limits.handshake);
+                    reject(ConnectionFailureCause::TimedOut, &reason);
                 }
             }
         };

@@ -16,6 +16,7 @@ use regions::set::RegionIndex;
 use regions::spiffe::Role;
 use rustls::Error;
 use rustls::pki_types::UnixTime;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,20 +52,21 @@ impl GatewayAcceptor {
         Ok(GatewayAcceptor { acceptor, verifier: Verifier::new(identity.clone()), failures })
     }
 
-    /// Performs the handshake within `limit`; returns `None`, after logging, for a rejected connection.
-    pub(crate) async fn accept(&self, stream: Stream, limit: Duration) -> Option<AcceptedPeer> {
-        match tokio::time::timeout(limit, self.handshake(stream)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err((cause, reason))) => {
-                ConnectionRejected { cause, reason: &reason }.record(&self.failures);
-                None
-            }
-            Err(elapsed) => {
-                ConnectionRejected { cause: ConnectionFailureCause::TimedOut, reason: &elapsed.to_string() }
-                    .record(&self.failures);
-                None
-            }
-        }
+    /// Performs the handshake with the peer at `address` within `limit`; returns `None`, after logging, for a rejected
+    /// connection.
+    pub(crate) async fn accept(
+        &self,
+        stream: Stream,
+        address: IpAddr,
+        limit: Duration,
+    ) -> Option<AcceptedPeer> {
+        let handshake = tokio::time::timeout(limit, self.handshake(stream)).await.unwrap_or_else(|_| {
+            Err((ConnectionFailureCause::TimedOut, format!("no complete handshake within {limit:?}")))
+        });
+        handshake.unwrap_or_else(|(cause, reason)| {
+            ConnectionRejected { cause, peer: Some(address), reason: &reason }.record(&self.failures);
+            None
+        })
     }
 
     async fn handshake(

@@ -77,10 +77,11 @@ async fn serve(credentials: Arc<ProcessIdentity>) -> TestServer {
     let bytes: Arc<AtomicU64> = Arc::default();
     let served = TestServer { address, failures, bytes: bytes.clone() };
     tokio::spawn(async move {
-        while let Ok((tcp, _)) = listener.accept().await {
+        while let Ok((tcp, peer)) = listener.accept().await {
             let (acceptor, bytes) = (acceptor.clone(), bytes.clone());
             tokio::spawn(async move {
-                let AcceptedPeer { mut stream, guard, .. } = acceptor.accept(tcp.into(), TIMEOUT).await?;
+                let AcceptedPeer { mut stream, guard, .. } =
+                    acceptor.accept(tcp.into(), peer.ip(), TIMEOUT).await?;
                 let served = async {
                     let mut read = Vec::new();
                     while stream.read_buf(&mut read).await.ok()? > 0 {

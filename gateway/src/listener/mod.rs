@@ -312,7 +312,7 @@ async fn accept<D: RequestHandler>(
             None => shared.open.admit(address),
             Some(true) => Some(shared.open.admit_load_balancer(address)),
             Some(false) => {
-                shared.reject_untrusted();
+                shared.reject_untrusted(address);
                 continue;
             }
         };
@@ -380,7 +380,8 @@ impl<D: RequestHandler> Shared<D> {
         stream: pingora::protocols::l4::stream::Stream,
         admitted: &mut AdmittedConnection,
     ) {
-        let accepted = Box::pin(acceptor.accept(stream, self.timeouts.head)).await;
+        let address = address(&stream);
+        let accepted = Box::pin(acceptor.accept(stream, address, self.timeouts.head)).await;
         let Some(AcceptedPeer { stream, role, region, guard }) = accepted else { return };
         let kind = if role == Role::Spoke { PeerKind::Spoke } else { PeerKind::Gateway(region) };
         // Dropping the connection also ends its requests, as when the gateway disconnects.
@@ -443,6 +444,8 @@ impl<D: RequestHandler> Shared<D> {
         mut stream: pingora::protocols::l4::stream::Stream,
         admitted: &mut AdmittedConnection,
     ) -> Option<pingora::protocols::l4::stream::Stream> {
+        let peer = Some(address(&stream));
+        let cause = ConnectionFailureCause::ProxyHeader;
         let read = tokio::select! {
             read = timeout(self.timeouts.head, proxied::read_origin(&mut stream)) => read,
             () = admitted.evicted() => {
@@ -463,24 +466,22 @@ impl<D: RequestHandler> Shared<D> {
             }
             Ok(Ok(None)) => None,
             Ok(Err(error)) => {
-                let reason = error.to_string();
-                ConnectionRejected { cause: ConnectionFailureCause::ProxyHeader, reason: &reason }
-                    .record(&self.refused);
+                ConnectionRejected { cause, peer, reason: &error.to_string() }.record(&self.refused);
                 None
             }
             Err(_) => {
                 let reason = "the PROXY protocol header timed out";
-                ConnectionRejected { cause: ConnectionFailureCause::ProxyHeader, reason }
-                    .record(&self.refused);
+                ConnectionRejected { cause, peer, reason }.record(&self.refused);
                 None
             }
         }
     }
 
     /// Counts a connection of a peer that is no load balancer.
-    fn reject_untrusted(&self) {
-        let reason = "the peer is not in proxy_protocol_from";
-        ConnectionRejected { cause: ConnectionFailureCause::ProxyUntrusted, reason }.record(&self.refused);
+    fn reject_untrusted(&self, peer: IpAddr) {
+        let (cause, reason) =
+            (ConnectionFailureCause::ProxyUntrusted, "the peer is not in proxy_protocol_from");
+        ConnectionRejected { cause, peer: Some(peer), reason }.record(&self.refused);
     }
 
     fn coalescing(&self, stream: impl IO + 'static) -> Stream {
@@ -507,7 +508,8 @@ impl<D: RequestHandler> Shared<D> {
     /// Counts a TLS handshake on a plaintext port.
     fn reject_tls(&self) {
         let reason = "the peer sends TLS, and this port expects plaintext";
-        ConnectionRejected { cause: ConnectionFailureCause::UnexpectedTls, reason }.record(&self.refused);
+        let cause = ConnectionFailureCause::UnexpectedTls;
+        ConnectionRejected { cause, peer: None, reason }.record(&self.refused);
     }
 
     /// Completes when idle connections must be closed.

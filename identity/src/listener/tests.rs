@@ -42,10 +42,18 @@ impl EchoServer {
     async fn start(limits: OpeningLimits) -> EchoServer {
         let authority = Authority::new();
         let accepted = AcceptedPeers { roles: &[], same_region: &[Role::Spoke] };
-        let tls = ServerTls::new(&identity_of(&authority, Role::Replica), accepted, &[]);
+        let tls = ServerTls::new(&identity_of(&authority, Role::Replica), accepted, &[]).unwrap();
+        EchoServer::with(&authority, Some(tls), limits).await
+    }
+
+    async fn start_plaintext(limits: OpeningLimits) -> EchoServer {
+        EchoServer::with(&Authority::new(), None, limits).await
+    }
+
+    async fn with(authority: &Authority, tls: Option<ServerTls>, limits: OpeningLimits) -> EchoServer {
         let failures: Arc<ConnectionFailures> = Arc::default();
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut listener, acceptor) = listen(socket, Some(tls.unwrap()), 1024, failures.clone()).unwrap();
+        let (mut listener, acceptor) = listen(socket, tls, 1024, failures.clone()).unwrap();
         let acceptor = PeerAcceptor { limits, ..acceptor };
         let mut tasks = JoinSet::new();
         let address = listener.address();
@@ -62,7 +70,7 @@ impl EchoServer {
                 });
             }
         });
-        let spoke = TlsClient::new(identity_of(&authority, Role::Spoke), &[]).unwrap();
+        let spoke = TlsClient::new(identity_of(authority, Role::Spoke), &[]).unwrap();
         EchoServer { address, failures, spoke, _tasks: tasks }
     }
 
@@ -119,9 +127,27 @@ async fn a_peer_that_sends_no_request_is_closed_and_counted_and_one_that_has_sen
     let server = EchoServer::start(limits).await;
     let mut quiet = server.connect().await;
     assert!(echoes(&mut quiet).await);
+    let begun = Instant::now();
     closed(server.connect().await).await;
+    assert!(begun.elapsed() >= LIMIT, "its limit has passed, and that of the quiet peer");
     assert_eq!(server.timed_out(), 1);
-    tokio::time::sleep(LIMIT).await;
     assert!(echoes(&mut quiet).await, "its next request arrives after the limit");
     assert_eq!(server.timed_out(), 1);
+}
+
+#[tokio::test]
+async fn a_plaintext_peer_that_sends_no_request_is_closed_and_counted_and_one_that_has_sent_one_may_be_quiet()
+{
+    let limits = OpeningLimits { first_request: LIMIT, ..OpeningLimits::DEFAULT };
+    let server = EchoServer::start_plaintext(limits).await;
+    let mut quiet = TcpStream::connect(server.address).await.unwrap();
+    assert!(echoes(&mut quiet).await);
+    let begun = Instant::now();
+    closed(TcpStream::connect(server.address).await.unwrap()).await;
+    assert!(begun.elapsed() >= LIMIT, "its limit has passed, and that of the quiet peer");
+    assert_eq!(server.timed_out(), 1);
+    assert!(echoes(&mut quiet).await, "its next request arrives after the limit");
+    drop(TcpStream::connect(server.address).await.unwrap());
+    assert!(echoes(&mut TcpStream::connect(server.address).await.unwrap()).await);
+    assert_eq!(server.timed_out(), 1, "a port check is not counted");
 }
