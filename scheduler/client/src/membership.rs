@@ -247,7 +247,7 @@ impl<'a> PolledHubs<'a> {
                 Some(ended) = self.pending.next() => ended,
                 addresses = &mut self.lookup => {
                     self.polls.set_addresses(&addresses, Instant::now());
-                    self.connections.retain(|address, _| addresses.contains(address));
+                    self.connections.retain(|address, _| self.polls.has(address));
                     self.lookup = next_lookup(&self.state.resolver, self.configured.clone());
                     continue;
                 }

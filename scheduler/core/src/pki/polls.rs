@@ -7,8 +7,10 @@
 //! with a newer state suffices. It costs one connection per hub, and a request in [`WAIT`].
 //!
 //! A name may be that of several hubs, so each address to which it resolves is polled: otherwise the connection may be
-//! one to the frozen hub. They are resolved again in [`RESOLVE_PERIOD`]. Hubs behind one address of a load balancer
-//! cannot be distinguished, and count as one.
+//! one to the frozen hub. They are resolved again in [`RESOLVE_PERIOD`]. A DNS server may return other addresses of a
+//! name each time, so one that is missing in an answer is polled for another [`UNLISTED_KEEP`]: its open poll, its delay
+//! after failures and its part in [`PollChange::AllFailed`] continue. Hubs behind one address of a load balancer cannot
+//! be distinguished, and count as one.
 //!
 //! A failed poll is repeated within [`BACKOFF`], however long the hub was down: a hub that is back counts as reachable.
 
@@ -31,6 +33,12 @@ pub const PERIOD_MIN: Duration = Duration::from_millis(100);
 
 /// Interval at which the names of hubs are looked up in the resolver's cache, which observes their TTL.
 pub const RESOLVE_PERIOD: Duration = Duration::from_secs(5);
+
+/// Time for which an address is polled after the last lookup that had it: five times the usual TTL of 60 s.
+pub const UNLISTED_KEEP: Duration = Duration::from_secs(300);
+/// Maximum number of polled addresses that the last lookup did not have, so that a DNS server with ever new addresses
+/// causes no more polls; those that were seen last stay.
+pub const UNLISTED_MAX: usize = 16;
 
 /// Cause of a failed poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +81,8 @@ pub struct TrustPolls {
 
 #[derive(Debug)]
 struct HubPoll {
+    /// Time of the last lookup that had the address.
+    listed: Instant,
     /// Beginning of the poll in progress.
     started: Option<Instant>,
     /// Time of the next poll.
@@ -84,13 +94,26 @@ struct HubPoll {
 }
 
 impl TrustPolls {
-    /// Replaces the addresses. The polls of new ones are due; those of addresses that stay continue.
+    /// Records the addresses of a lookup. The polls of new ones are due; those of others continue, until an address was
+    /// in no lookup for [`UNLISTED_KEEP`] or is one of more than [`UNLISTED_MAX`].
     pub fn set_addresses(&mut self, addresses: &BTreeSet<String>, now: Instant) {
-        self.hubs.retain(|address, _| addresses.contains(address));
         for address in addresses {
-            let due = || HubPoll { started: None, due: now, failures: 0, rejections: 0 };
-            self.hubs.entry(address.clone()).or_insert_with(due);
+            let due = || HubPoll { listed: now, started: None, due: now, failures: 0, rejections: 0 };
+            self.hubs.entry(address.clone()).or_insert_with(due).listed = now;
         }
+        self.hubs.retain(|_, hub| now.saturating_duration_since(hub.listed) <= UNLISTED_KEEP);
+        let unlisted = self.hubs.iter().filter(|(address, _)| !addresses.contains(*address));
+        let mut unlisted: Vec<_> = unlisted.map(|(address, hub)| (hub.listed, address.clone())).collect();
+        unlisted.sort_unstable();
+        let surplus = unlisted.len().saturating_sub(UNLISTED_MAX);
+        for (_, address) in &unlisted[..surplus] {
+            self.hubs.remove(address);
+        }
+    }
+
+    /// Returns whether the hub at this address is polled.
+    pub fn has(&self, address: &str) -> bool {
+        self.hubs.contains_key(address)
     }
 
     /// Returns the next action.
@@ -174,6 +197,9 @@ mod tests {
         let now = some_instant();
         let mut polls = polls_of(["a", "b"], now);
         assert_eq!([polls.step(now), polls.step(now)], [start("a"), start("b")]);
+        let later = now + UNLISTED_KEEP;
+        polls.set_addresses(&set(["b"]), later);
+        let now = later + RESOLVE_PERIOD;
         polls.set_addresses(&set(["b", "c"]), now);
         assert_eq!([polls.step(now), polls.step(now)], [start("c"), PollStep::Wait(None)]);
         assert_eq!(polls.ended("a", Err(PollFailure::Unreachable), now, 0.0), PollChange::None, "it is gone");
@@ -183,6 +209,75 @@ mod tests {
         polls.set_addresses(&set(["d"]), now);
         assert_eq!(polls.step(now), start("d"));
         assert_eq!(polls.ended("d", Ok(()), now, 0.0), PollChange::Restored, "by another hub than those");
+    }
+
+    #[test]
+    fn answers_of_dns_that_rotate_keep_the_state_of_each_address() {
+        let mut now = some_instant();
+        let addresses = ["a", "b", "c"];
+        let mut polls = TrustPolls::default();
+        let mut polled = std::collections::BTreeMap::<String, u32>::new();
+        // Two of three hubs in each answer. The poll of `a` stays open, `b` rejects, and `c` is unreachable.
+        for lookup in 0..60 {
+            let answer = [addresses[lookup % 3], addresses[(lookup + 1) % 3]];
+            polls.set_addresses(&set(answer), now);
+            let next = now + RESOLVE_PERIOD;
+            loop {
+                match polls.step(now) {
+                    PollStep::Start(address) => {
+                        *polled.entry(address.clone()).or_default() += 1;
+                        let failure = match address.as_str() {
+                            "a" => continue,
+                            "b" => PollFailure::Rejected,
+                            _ => PollFailure::Unreachable,
+                        };
+                        let change = polls.ended(&address, Err(failure), now, 1.0);
+                        assert_eq!(
+                            change == PollChange::HubFailed,
+                            polled[&address] == 1,
+                            "{address} {now:?}"
+                        );
+                    }
+                    PollStep::Wait(due) => match due.filter(|due| *due < next) {
+                        Some(due) => now = due,
+                        None => break,
+                    },
+                }
+            }
+            now = next;
+        }
+        assert_eq!(polled["a"], 1, "its poll is open");
+        // Five minutes with a delay of 5 s, 10 s, … 60 s.
+        assert!((5..=10).contains(&polled["b"]), "{polled:?}");
+        // From the second lookup on.
+        let least = 59 * RESOLVE_PERIOD.as_millis() / BACKOFF.max.as_millis();
+        assert!(u128::from(polled["c"]) >= least, "it is polled while no answer has it: {polled:?}");
+        assert_eq!(polls.ended("a", Err(PollFailure::Unreachable), now, 0.0), PollChange::AllFailed);
+        assert_eq!(polls.ended("c", Ok(()), now, 0.0), PollChange::Restored);
+    }
+
+    #[test]
+    fn an_address_that_is_in_no_answer_is_polled_for_a_limited_time_and_few_of_them_are() {
+        let now = some_instant();
+        let mut polls = polls_of(["a"], now);
+        polls.set_addresses(&set([]), now + UNLISTED_KEEP);
+        assert!(polls.has("a"));
+        polls.set_addresses(&set([]), now + UNLISTED_KEEP + Duration::from_millis(1));
+        assert!(!polls.has("a"));
+        // One new address in each answer.
+        for number in 0..=UNLISTED_MAX {
+            polls.set_addresses(
+                &BTreeSet::from([format!("{number:02}")]),
+                now + number as u32 * RESOLVE_PERIOD,
+            );
+        }
+        assert!(polls.has("00"), "at the limit");
+        let one_more = now + UNLISTED_MAX as u32 * RESOLVE_PERIOD + RESOLVE_PERIOD;
+        polls.set_addresses(&BTreeSet::from(["next".to_owned()]), one_more);
+        assert!(
+            !polls.has("00") && polls.has("01") && polls.has("next"),
+            "past the limit the oldest is gone"
+        );
     }
 
     #[test]
