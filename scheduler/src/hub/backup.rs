@@ -11,6 +11,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use scheduler_api::pki::TrustV1;
 use scheduler_api::{MessageVersion, VERSION, keys};
+use scheduler_core::hub::restored_epoch;
 use scheduler_core::pki::trust::{TrustState, next_generation};
 use scheduler_store::{EmbeddedStore, KeyValue, Op, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
@@ -176,7 +177,7 @@ fn restored(backup: &StoreBackupV1, now: Duration) -> Result<(RestoredEntries, u
         }
         entries.push((key.clone(), value));
     }
-    let epoch = now.as_secs().max(epoch + 1);
+    let epoch = restored_epoch(epoch, now.as_secs());
     entries.push((keys::EPOCH.to_owned(), epoch.to_string().into_bytes()));
     Ok((entries, epoch))
 }
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_rises_also_if_the_clock_is_behind_it() {
+    fn the_epoch_rises_and_a_damaged_backup_is_rejected() {
         let entry =
             |key: &str, value: &str| BackupEntryV1 { key: key.to_owned(), value: STANDARD.encode(value) };
         let epoch = |text: &str| {

@@ -301,11 +301,8 @@ async fn serve<S: Store>(
         begun.send(()).ok();
         candidate.run(stopping.clone()).await
     };
-    let authority = async {
-        // The authority removes the mark of the restoration. Without a sender the hub stops.
-        epoch_begun.await.ok();
-        run_authority(authority, stopping.clone()).await
-    };
+    let authority = run_authority(authority, stopping.clone());
+    let authority = after_epoch(epoch_begun, authority, stopping.clone());
     let services = Services { election, server, authority };
     let shut_down = shut_down(current, shutdown, || ready(address));
     let outcome = services.run(shut_down, &stop).await;
@@ -362,6 +359,23 @@ async fn run_authority<S: Store>(
     match authority {
         Some((config, parts)) => pki::run(config, parts, stopping).await,
         None => {
+            stopped(stopping).await;
+            Ok(())
+        }
+    }
+}
+
+/// Runs the authority once the epoch of a restored hub has begun, because the authority removes the mark of the
+/// restoration. If the election ends before, the mark stays for the next start, which begins the epoch.
+async fn after_epoch(
+    epoch_begun: oneshot::Receiver<()>,
+    authority: impl Future<Output = Result<(), HubError>>,
+    stopping: watch::Receiver<bool>,
+) -> Result<(), HubError> {
+    match epoch_begun.await {
+        Ok(()) => authority.await,
+        // The hub is stopping, or the election has failed and `Services` returns its error.
+        Err(_) => {
             stopped(stopping).await;
             Ok(())
         }
@@ -448,4 +462,25 @@ enum EndedTask {
 async fn stopped(mut stopping: watch::Receiver<bool>) {
     // The sender outlives its receivers.
     stopping.wait_for(|stopping| *stopping).await.ok();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_authority_starts_after_the_epoch_and_not_without_it() {
+        let run = async |is_begun: bool| {
+            let (begun, epoch_begun) = oneshot::channel();
+            let (_stop, stopping) = watch::channel(true);
+            match is_begun {
+                true => begun.send(()).unwrap(),
+                false => drop(begun),
+            }
+            let authority = async { Err(HubError::Authority("it was started".to_owned())) };
+            after_epoch(epoch_begun, authority, stopping).await
+        };
+        assert!(run(true).await.is_err(), "its error ends the hub");
+        assert!(run(false).await.is_ok(), "the error of the election is not replaced");
+    }
 }

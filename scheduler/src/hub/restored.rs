@@ -8,6 +8,7 @@
 use std::path::PathBuf;
 
 use scheduler_api::keys;
+use scheduler_core::hub::restored_epoch;
 use scheduler_store::{Compare, Op, Store, StoreError, Txn};
 use tokio::time::sleep;
 
@@ -49,7 +50,7 @@ pub(super) async fn begin_epoch_if_restored<S: Store>(
 async fn begin_epoch<S: Store>(store: &S, now: u64) -> Result<Option<u64>, HubError> {
     let entry = store.get(keys::EPOCH).await?;
     let present = entry.as_ref().map(records::epoch).transpose().map_err(HubError::Record)?;
-    let epoch = present.map_or(now, |present| now.max(present + 1));
+    let epoch = restored_epoch(present.unwrap_or_default(), now);
     let at = entry.map_or(0, |entry| entry.mod_revision);
     let txn = Txn {
         when: vec![Compare::ModRevision(keys::EPOCH.to_owned(), at)],

@@ -169,6 +169,13 @@ pub fn required_epoch(known: Option<Generation>, epoch: u64, table: Option<Gener
     went_back.then_some(known.epoch + 1)
 }
 
+/// Returns the epoch of a restored store whose epoch is `present`, 0 without one. `now` is the time since 1970 in
+/// seconds: it is later than the epochs that the lost store has begun since the backup, and the epoch rises also if the
+/// clock is behind it.
+pub fn restored_epoch(present: u64, now: u64) -> u64 {
+    now.max(present.saturating_add(1))
+}
+
 /// Content of the store at the start of a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubInitialState {

@@ -267,6 +267,17 @@ fn an_announced_widening_is_completed_by_the_next_hub() {
 }
 
 #[test]
+fn the_epoch_of_a_restored_store_is_the_time_and_later_than_the_present_one() {
+    for (present, now, expected) in
+        [(0, 100, 100), (7, 100, 100), (99, 100, 100), (100, 100, 101), (500, 100, 501)]
+    {
+        assert_eq!(restored_epoch(present, now), expected, "{present} {now}");
+    }
+    assert_eq!(restored_epoch(0, 0), 1);
+    assert_eq!(restored_epoch(u64::MAX, 100), u64::MAX, "a damaged backup does not end the process");
+}
+
+#[test]
 fn a_store_that_was_set_back_begins_a_new_epoch() {
     let check = |known: Option<&str>, epoch: u64, table: Option<&str>, begins: Option<u64>| {
         let generation = |text: Option<&str>| text.map(|text| text.parse().unwrap());
