@@ -21,9 +21,9 @@ pub(crate) const BODIES_BYTES_MAX: usize = 512 << 20;
 /// Default limit of a file of a batch, bytes: less than the memory of one tenant, and as much as 50,000 lines of 2 KiB.
 pub(crate) const FILE_BYTES_MAX: usize = 100 << 20;
 /// First allocation of a body.
-pub(crate) const FIRST_BYTES: usize = 16 << 10;
-/// Factor by which the memory of a client's body grows, up to its declared length. Each step copies what has arrived into
-/// fresh memory: with 4 a body of 4 MiB touches 5.4 MiB, with 2 it touches 8 MiB.
+const FIRST_BYTES: usize = 16 << 10;
+/// Factor by which the memory of a client's body or file grows, up to its declared length. Each step copies what has
+/// arrived into fresh memory: with 4 a body of 4 MiB touches 5.4 MiB, with 2 it touches 8 MiB.
 const GROWTH: usize = 4;
 
 /// Limits of request bodies.
@@ -182,12 +182,11 @@ impl Drop for Reservation {
     }
 }
 
-/// Returns the buffer size for a client's body of which `length` bytes have arrived: [`GROWTH`] times the current size, and no
-/// more than is declared.
-pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>) -> usize {
-    let grown = (GROWTH * now).max(FIRST_BYTES).max(length).min(MAX_BODY_BYTES.max(length));
-    // The body is never longer than declared: the framing ends there.
-    declared.map_or(grown, |declared| grown.min(declared).max(length))
+/// Returns the buffer size for a client's body or file of which `length` bytes have arrived: [`GROWTH`] times the current
+/// size, and no more than is declared, or than `bytes_max` without a length or past it.
+pub(crate) fn capacity(now: usize, length: usize, declared: Option<usize>, bytes_max: usize) -> usize {
+    let limit = declared.filter(|declared| *declared >= length).unwrap_or(bytes_max);
+    (GROWTH * now).max(FIRST_BYTES).min(limit).max(length)
 }
 
 fn no_memory(full: BudgetExceeded, limits: memory::Limits) -> BodyError {
@@ -253,7 +252,8 @@ mod tests {
     #[test]
     fn memory_is_reserved_for_arrived_bytes_not_for_the_declared_length() {
         let check = |now, length, declared, expected| {
-            assert_eq!(capacity(now, length, declared), expected, "{now} {length} {declared:?}");
+            let size = capacity(now, length, declared, MAX_BODY_BYTES);
+            assert_eq!(size, expected, "{now} {length} {declared:?}");
         };
         check(0, 35, Some(35), 35);
         check(0, 1, Some(MAX_BODY_BYTES), FIRST_BYTES);
@@ -262,5 +262,6 @@ mod tests {
         check(FIRST_BYTES, 10 * FIRST_BYTES, None, 10 * FIRST_BYTES);
         check(20 << 20, (20 << 20) + 1, Some(MAX_BODY_BYTES), MAX_BODY_BYTES);
         check(20 << 20, (20 << 20) + 1, None, MAX_BODY_BYTES);
+        check(35, 36, Some(35), FIRST_BYTES);
     }
 }

@@ -136,7 +136,7 @@ impl Decompression {
             // The declared length is reserved at once: doubling step by step would copy the whole body once more.
             let capacity = match length <= self.declared {
                 true => self.declared,
-                false => capacity(self.body.capacity(), length, None).min(MAX_BODY_BYTES),
+                false => capacity(self.body.capacity(), length, None, MAX_BODY_BYTES),
             };
             self.reservation.grow_to(capacity)?;
             self.body.reserve(capacity - self.body.len());

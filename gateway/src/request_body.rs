@@ -17,8 +17,7 @@ use std::time::Instant;
 use tokio::time::Sleep;
 
 use crate::body_memory::{
-    BodyError, BodyLimits, BodyMemoryBudget, BufferedBody, FIRST_BYTES, Reservation, capacity,
-    file_too_large, too_large,
+    BodyError, BodyLimits, BodyMemoryBudget, BufferedBody, Reservation, capacity, file_too_large, too_large,
 };
 use crate::compress;
 use crate::cpu::CpuPool;
@@ -176,7 +175,7 @@ impl BodyReader {
         bytes_max: usize,
     ) -> Result<BufferedBody, BodyError> {
         let declared = session.get_header(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let mut file = FileBuffer::new(self.reservation(owner), bytes_max, declared.unwrap_or_default());
+        let mut file = FileBuffer::new(self.reservation(owner), bytes_max, declared);
         if declared.is_some_and(|length| length > bytes_max) {
             return Err(file_too_large(bytes_max));
         }
@@ -216,7 +215,7 @@ impl BodyReader {
             if length > body.capacity() {
                 let capacity = match declared.filter(|_| self.senders_are_gateways) {
                     Some(declared) => declared.max(length),
-                    None => capacity(body.capacity(), length, declared),
+                    None => capacity(body.capacity(), length, declared, MAX_BODY_BYTES),
                 };
                 reservation.grow_to(capacity)?;
                 body.reserve(capacity - body.len());
@@ -251,25 +250,25 @@ pub(crate) struct FileBuffer {
     bytes: BytesMut,
     reservation: Reservation,
     bytes_max: usize,
-    /// Expected length, or more.
-    expected: usize,
+    /// Announced length, or more.
+    announced: Option<usize>,
 }
 
 impl FileBuffer {
-    /// Creates an empty buffer for a file of at most `bytes_max` bytes, of which `expected` are announced.
-    pub(crate) fn new(reservation: Reservation, bytes_max: usize, expected: usize) -> FileBuffer {
-        FileBuffer { bytes: BytesMut::new(), reservation, bytes_max, expected: expected.min(bytes_max) }
+    /// Creates an empty buffer for a file of at most `bytes_max` bytes, with its announced length or more.
+    pub(crate) fn new(reservation: Reservation, bytes_max: usize, announced: Option<usize>) -> FileBuffer {
+        let announced = announced.map(|length| length.min(bytes_max));
+        FileBuffer { bytes: BytesMut::new(), reservation, bytes_max, announced }
     }
 
-    /// Adds bytes, and reserves memory for what has arrived: the buffer doubles, up to the announced length.
+    /// Adds bytes, and reserves memory for what has arrived.
     pub(crate) fn push(&mut self, chunk: &[u8]) -> Result<(), BodyError> {
         let length = self.bytes.len() + chunk.len();
         if length > self.bytes_max {
             return Err(file_too_large(self.bytes_max));
         }
         if length > self.bytes.capacity() {
-            let limit = if self.expected >= length { self.expected } else { self.bytes_max };
-            let capacity = (2 * self.bytes.capacity()).max(FIRST_BYTES).min(limit).max(length);
+            let capacity = capacity(self.bytes.capacity(), length, self.announced, self.bytes_max);
             self.reservation.grow_to(capacity)?;
             self.bytes.reserve(capacity - self.bytes.len());
         }
@@ -359,6 +358,30 @@ mod tests {
         assert_eq!(body_reader.used().0, BODIES_BYTES_MAX);
         drop((first, others));
         assert!(reserve(0).is_ok());
+        assert_eq!(body_reader.used().0, 0);
+    }
+
+    #[test]
+    fn a_file_is_received_up_to_its_limit_and_reserves_no_more_memory_than_that() {
+        let (memory, progress) = (MEMORY_DEFAULT, PROGRESS_DEFAULT);
+        let bytes_max = 5 << 20;
+        let limits = BodyLimits { memory, progress, file_bytes_max: bytes_max, senders_are_gateways: false };
+        let body_reader = BodyReader::new(limits).unwrap();
+        let chunk = vec![7; 64 << 10];
+        for announced in [None, Some(1), Some(bytes_max), Some(usize::MAX)] {
+            let owner = BodyOwner { tenant: Some(0), connection: None };
+            let mut file = FileBuffer::new(body_reader.memory.reservation(owner), bytes_max, announced);
+            for _ in 0..bytes_max / chunk.len() {
+                file.push(&chunk).unwrap();
+                assert!(body_reader.used().0 <= bytes_max, "{announced:?}");
+            }
+            let one_more = file.push(&[7]);
+            assert!(
+                matches!(one_more, Err(BodyError::Rejected(BodyRejection::TooLarge, _))),
+                "{announced:?}"
+            );
+            assert_eq!(file.finish().bytes.len(), bytes_max);
+        }
         assert_eq!(body_reader.used().0, 0);
     }
 }

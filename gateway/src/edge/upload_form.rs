@@ -100,7 +100,7 @@ async fn receive_form(
                 }
                 let name = field.file_name().unwrap_or("batch.jsonl").to_owned();
                 let reservation = caller.body_reader.reservation(caller.owner);
-                let mut buffer = FileBuffer::new(reservation, bytes_max, declared.unwrap_or_default());
+                let mut buffer = FileBuffer::new(reservation, bytes_max, declared);
                 while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
                     consumed.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     buffer.push(&chunk)?;
