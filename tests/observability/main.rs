@@ -51,15 +51,34 @@ fn output(program: &str, arguments: &[&str]) -> Result<String, std::io::Error> {
     Ok(printed)
 }
 
-fn has_promtool() -> bool {
-    let Err(error) = output("promtool", &["--version"]) else { return true };
-    let needs = "this test needs promtool (Debian: apt-get install prometheus)";
-    assert!(
-        std::env::var_os(CI_VARIABLE).is_none(),
-        "{needs}: {error}; install it, or unset {CI_VARIABLE} to skip it"
-    );
-    skipped(&format!("{needs}: {error}"));
+/// Returns whether a program can be started. Without it a test is skipped, or fails in CI.
+fn has(program: &str, package: &str) -> bool {
+    let Err(error) = output(program, &["--version"]) else { return true };
+    let is_ci = std::env::var_os(CI_VARIABLE).is_some();
+    skipped(&missing(program, package, &error, is_ci).unwrap_or_else(|failure| panic!("{failure}")));
     false
+}
+
+/// Returns why a test is skipped without this program, or the failure in CI.
+fn missing(program: &str, package: &str, error: &std::io::Error, is_ci: bool) -> Result<String, String> {
+    let needs = format!("this test needs {program} (Debian: apt-get install {package}): {error}");
+    if is_ci {
+        Err(format!("{needs}; install it, or unset {CI_VARIABLE} to skip the test"))
+    } else {
+        Ok(needs)
+    }
+}
+
+fn has_promtool() -> bool {
+    has("promtool", "prometheus")
+}
+
+#[test]
+fn a_test_without_its_program_is_skipped_with_the_reason_and_fails_in_ci() {
+    let error = output("no-such-program", &["--version"]).unwrap_err();
+    let missing = |is_ci| missing("no-such-program", "none", &error, is_ci);
+    assert!(missing(false).unwrap().contains("needs no-such-program (Debian: apt-get install none): "));
+    assert!(missing(true).unwrap_err().contains("unset MERIDIAN_CI"));
 }
 
 /// Returns the value of each line `KEY: VALUE`, such as of `- alert:`.
@@ -208,18 +227,18 @@ fn each_alert_has_a_severity_a_summary_a_description_and_the_address_of_its_sect
 }
 
 #[test]
-fn each_alert_has_a_series_that_raises_it_and_a_calm_one() {
+fn each_alert_has_a_series_that_raises_it_and_one_with_which_it_stays_inactive() {
     let text = read(&folder().join(RULE_TESTS));
-    let (mut raised, mut calm) = (BTreeSet::new(), BTreeSet::new());
+    let (mut raised, mut inactive) = (BTreeSet::new(), BTreeSet::new());
     for test in text.split("- expr: ALERTS{alertname=\"").skip(1) {
         let (name, rest) = test.split_once('"').unwrap_or_default();
-        let is_calm = rest.lines().any(|line| line.trim() == "exp_samples: []");
+        let is_inactive = rest.lines().any(|line| line.trim() == "exp_samples: []");
         let is_raised = rest.lines().any(|line| line.trim() == "exp_samples:");
-        assert_ne!(is_calm, is_raised, "{name} expects samples or none");
-        if is_calm { &mut calm } else { &mut raised }.insert(name.to_owned());
+        assert_ne!(is_inactive, is_raised, "{name} expects samples or none");
+        if is_inactive { &mut inactive } else { &mut raised }.insert(name.to_owned());
     }
     assert_eq!(raised, alerts(), "left: alerts that a test raises; right: all");
-    assert_eq!(calm, alerts(), "left: alerts with a calm test; right: all");
+    assert_eq!(inactive, alerts(), "left: alerts with a test in which they stay inactive; right: all");
 }
 
 #[test]
@@ -234,10 +253,10 @@ fn the_dashboards_are_what_build_py_prints_and_each_panel_is_described() {
         }
     }
     let script = "grafana/build.py";
-    let names = match output("python3", &[script, "--list"]) {
-        Ok(names) => names,
-        Err(error) => return skipped(&format!("this test needs python3: {error}")),
-    };
+    if !has("python3", "python3") {
+        return;
+    }
+    let names = output("python3", &[script, "--list"]).expect("python3 was found");
     let names: BTreeSet<_> = names.lines().collect();
     assert_eq!(names, dashboards().keys().map(String::as_str).collect(), "left: {script}; right: files");
     for name in names {
