@@ -24,6 +24,8 @@ pub(crate) const SPEED: u64 = 20_000;
 
 /// Time of a request besides the queue and the engine.
 const OVERHEAD: Duration = Duration::from_millis(20);
+/// Longer than any expected step takes.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The region.
 pub(crate) struct Region {
@@ -191,7 +193,9 @@ impl Fixture {
         let key =
             tenants.lines().find_map(|line| line.strip_prefix("key_env = '")?.strip_suffix('\'')).unwrap();
         let url = format!("http://{}/v1/models", self.address);
+        let begun = Instant::now();
         while self.client.get(&url).bearer_auth(key).send().await.unwrap().status() != 200 {
+            assert!(begun.elapsed() < TIMEOUT, "the gateway does not serve");
             tokio::task::yield_now().await;
         }
     }
@@ -205,7 +209,7 @@ impl Fixture {
             if response.status() == 200 {
                 return response.json().await.unwrap();
             }
-            assert!(begun.elapsed() < Duration::from_secs(20), "{id} is not explained");
+            assert!(begun.elapsed() < TIMEOUT, "{id} is not explained");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -226,8 +230,8 @@ impl Fixture {
     }
 
     /// Opens a connection.
-    pub(crate) async fn line(&self) -> Line {
-        Line(BufReader::new(TcpStream::connect(self.address).await.unwrap()))
+    pub(crate) async fn connect(&self) -> Connection {
+        Connection(BufReader::new(TcpStream::connect(self.address).await.unwrap()))
     }
 
     /// Returns the status and text of the response to the head of a request whose body is never sent.
@@ -250,9 +254,9 @@ impl Fixture {
 }
 
 /// Connection with a minimal client: the client's own cost must not distort the measurement of many requests.
-pub(crate) struct Line(BufReader<TcpStream>);
+pub(crate) struct Connection(BufReader<TcpStream>);
 
-impl Line {
+impl Connection {
     /// Sends a request and returns the status.
     pub(crate) async fn post(&mut self, bearer: &str, body: &str) -> u16 {
         let length = body.len();
