@@ -39,8 +39,8 @@ crate::log::events! {
     error!(published = text(published), stored = text(stored), epoch, "store rolled back, new epoch started")
     StoreRolledBack { published: Option<Generation>, stored: Option<Generation>, epoch: u64 }
 
-    /// The store was restored beside this hub, which `meridian restore` has restored: readers accept the tables of the new
-    /// epoch. Apply changes again that were made after the snapshot.
+    /// The hub and its etcd were restored from a backup and a snapshot, so the hub has begun a new epoch, whose tables
+    /// gateways accept. Apply the changes again that were made after the snapshot.
     info!(epoch, "new epoch started after a restoration")
     RestoredEpochBegun { epoch: u64 }
 

@@ -3,8 +3,8 @@
 #[path = "../../../gateway/tests/sockets/hop/authority.rs"]
 mod authority;
 
-use super::world::{AMERICA, EUROPE, Hub, Lease, config, registration, wait_until};
-use authority::{Authority, Subject};
+use super::world::{AMERICA, EUROPE, Hub, Lease, config, free_address, registration, wait_until};
+pub(super) use authority::{Authority, Subject};
 use futures_util::future::join_all;
 use identity::handshakes::SLOTS_PER_NETWORK_MAX;
 use identity::{IdentityFiles, OwnName, ProcessIdentity, RevocationList, SerialNumber, Transport, Verifier};
@@ -28,7 +28,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 const HUB: &str = "spiffe://m/hub/aws/us-east-1/in/us-va";
 
 /// Writes an identity and returns its transport.
@@ -42,12 +42,12 @@ fn transport(dir: &Path, authority: &Authority, subject: &Subject<'_>, trusted: 
     Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, None).unwrap()))
 }
 
-fn serial(transport: &Transport) -> SerialNumber {
+pub(super) fn serial(transport: &Transport) -> SerialNumber {
     let chain = transport.identity().unwrap().certificate().certified_key();
     SerialNumber::of(webpki::EndEntityCert::try_from(&chain.cert[0]).unwrap().serial())
 }
 
-fn name(role: Role, region: &str) -> String {
+pub(super) fn name(role: Role, region: &str) -> String {
     match (role.is_process(), region) {
         (false, _) => format!("spiffe://m/{role}/jane"),
         (true, EUROPE) => format!("spiffe://m/{role}/{EUROPE}/in/nl"),
@@ -82,7 +82,9 @@ pub(super) fn request(method: &str, path: &str) -> HubRequest {
 /// Hub with an identity, and the authority of its fleet.
 pub(super) struct Fleet {
     pub(super) dir: tempfile::TempDir,
-    authority: Authority,
+    pub(super) authority: Authority,
+    /// Address of the listener for operators, without TLS.
+    pub(super) operations: SocketAddr,
     pub(super) hub: Hub,
 }
 
@@ -91,14 +93,15 @@ fn resolver() -> Resolver {
 }
 
 impl Fleet {
-    async fn start() -> Fleet {
+    pub(super) async fn start() -> Fleet {
         Fleet::start_with(tempfile::tempdir().unwrap(), None).await
     }
 
     /// Starts a hub that accepts tokens of operators.
     pub(super) async fn start_with(dir: tempfile::TempDir, operators: Option<OperatorsConfig>) -> Fleet {
         let authority = Authority::new();
-        let mut config = HubConfig { operators, ..config(dir.path()) };
+        let operations = free_address();
+        let mut config = HubConfig { operators, operations: Some(operations), ..config(dir.path()) };
         let loaded = transport(&dir.path().join("identity"), &authority, &Subject::named(HUB), &authority);
         // The hub verifies regions and jurisdictions against its catalogue.
         let Transport::Tls(_) = loaded else { unreachable!() };
@@ -114,7 +117,7 @@ impl Fleet {
         config.transport =
             Transport::Tls(Arc::new(ProcessIdentity::load(files, &name, Some(&catalogue)).unwrap()));
         let hub = Hub::start(config).await;
-        Fleet { dir, authority, hub }
+        Fleet { dir, authority, operations, hub }
     }
 
     /// Returns the file with the certificates of the fleet's authorities.
@@ -132,22 +135,22 @@ impl Fleet {
         self.client(&self.peer(role.as_str(), &self.authority, &Subject::named(&uri)))
     }
 
-    fn client(&self, transport: &Transport) -> ControlPlaneClient {
+    pub(super) fn client(&self, transport: &Transport) -> ControlPlaneClient {
         ControlPlaneClient::new(&Hubs::one(self.url()), transport, resolver()).unwrap()
     }
 
-    fn peer(&self, folder: &str, authority: &Authority, subject: &Subject<'_>) -> Transport {
+    pub(super) fn peer(&self, folder: &str, authority: &Authority, subject: &Subject<'_>) -> Transport {
         transport(&self.dir.path().join(folder), authority, subject, &self.authority)
     }
 
-    fn revoke(&self, generation: u64, serial: SerialNumber) {
+    pub(super) fn revoke(&self, generation: u64, serial: SerialNumber) {
         let list = RevocationList { generation, serials: [serial].into() };
         std::fs::write(self.dir.path().join("identity/revoked.json"), list.to_json()).unwrap();
     }
 }
 
 /// Verdict on a request: admitted, denied, or not connected.
-async fn verdict(client: &ControlPlaneClient, request: &HubRequest) -> &'static str {
+pub(super) async fn verdict(client: &ControlPlaneClient, request: &HubRequest) -> &'static str {
     match client.send::<serde::de::IgnoredAny>(request).await {
         Ok(_) => "yes",
         Err(error) => match error.failure {

@@ -14,6 +14,7 @@ mod locks;
 mod operators;
 mod pki;
 mod plan;
+mod rejections;
 mod revisions;
 mod tenants;
 mod world;

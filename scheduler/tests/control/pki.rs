@@ -29,11 +29,11 @@ use super::dns_server::{DnsServer, Zone, addresses};
 use super::operators::{Issuer, operators_config};
 use super::world::{Hub, config, wait_until};
 
-fn resolver() -> Resolver {
+pub(super) fn resolver() -> Resolver {
     Resolver::new(&DnsSection::default())
 }
 
-async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
+pub(super) async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
     authority::join(folder, token, &resolver()).await
 }
 
@@ -43,13 +43,13 @@ async fn connect(folder: &IdentityFolder, address: &str) -> Result<AuthorityConn
 }
 
 /// Hub with an authority.
-struct Fleet {
+pub(super) struct Fleet {
     dir: PathBuf,
     address: String,
 }
 
 impl Fleet {
-    fn new(dir: &Path) -> Fleet {
+    pub(super) fn new(dir: &Path) -> Fleet {
         Fleet::created_at(dir, unix_time())
     }
 
@@ -70,7 +70,7 @@ impl Fleet {
         Fleet { dir: dir.to_owned(), address }
     }
 
-    fn config(&self) -> HubConfig {
+    pub(super) fn config(&self) -> HubConfig {
         let hub = self.dir.join("pki/hub");
         let own = OwnName { roles: &[Role::Hub], region: None };
         let files = IdentityFolder::new(&hub).files();
@@ -103,7 +103,7 @@ impl Fleet {
         }
     }
 
-    async fn token(&self, role: &str, region: Option<&str>, name: Option<&str>) -> JoinToken {
+    pub(super) async fn token(&self, role: &str, region: Option<&str>, name: Option<&str>) -> JoinToken {
         let request = NewTokenV1 {
             version: VERSION,
             role: role.to_owned(),
@@ -118,7 +118,7 @@ impl Fleet {
         JoinToken::new(vec![self.address.clone()], fingerprints, created.secret.parse().unwrap()).unwrap()
     }
 
-    fn folder(&self, name: &str) -> IdentityFolder {
+    pub(super) fn folder(&self, name: &str) -> IdentityFolder {
         IdentityFolder::new(self.dir.join(name))
     }
 }

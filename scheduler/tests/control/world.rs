@@ -2,6 +2,7 @@
 
 use scheduler_api::paths;
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +46,11 @@ impl Lease {
     pub(crate) fn path(&self) -> String {
         format!("/v1/leases/{}?holder={}", self.id, self.holder)
     }
+}
+
+/// Returns an address of this machine that no process uses.
+pub(crate) fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 /// Waits for a condition.

@@ -47,7 +47,7 @@ use tokio::task::JoinSet;
 use super::access::Caller;
 use super::api::{Body, json_of};
 use super::backup;
-use super::denials::Denials;
+use super::denials::{Denials, JoinRejection};
 use super::operators::OperatorTokens;
 use super::{CONNECTIONS_MAX, PEERS, PROTOCOLS};
 use super::{HubError, records, stopped};
@@ -446,7 +446,9 @@ async fn join<S: Store>(
     ConnectInfo(caller): ConnectInfo<ConnectedClient>,
     body: Body,
 ) -> Result<Json<IssuedV1>, ErrorResponse> {
-    let JoinV1 { version: _, secret, csr } = json_of(body, BODY_BYTES_MAX)?;
+    let request = json_of(body, BODY_BYTES_MAX);
+    let request = request.inspect_err(|_| api.denials.joins.count(JoinRejection::InvalidRequest));
+    let JoinV1 { version: _, secret, csr } = request?;
     let joined = api.authority.join(&secret, &csr, caller.address.ip(), unix_time()).await;
     if let Some(reason) = joined.as_ref().err().and_then(PkiError::join_rejection) {
         api.denials.joins.count(reason);
