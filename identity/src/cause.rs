@@ -70,6 +70,18 @@ impl ConnectionFailureCause {
     }
 }
 
+/// Returns the text of an error of TLS. The library shows a name mismatch as a Rust value, so its own text is taken.
+pub fn reason(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::Other(OtherError(reason)))
+            if reason.is::<WrongPeer>() =>
+        {
+            reason.to_string()
+        }
+        _ => error.to_string(),
+    }
+}
+
 /// Wraps a name mismatch in the error type of rustls verifiers.
 pub(crate) fn wrong_peer(wrong: WrongPeer) -> Error {
     Error::InvalidCertificate(CertificateError::Other(OtherError(std::sync::Arc::new(wrong))))

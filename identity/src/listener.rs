@@ -8,7 +8,7 @@
 //! while, too. Later, only a lost peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any
 //! time.
 
-use crate::cause::ConnectionFailureCause;
+use crate::cause::{ConnectionFailureCause, reason};
 use crate::events::{ConnectionFailures, ConnectionRejected};
 use crate::handshakes::{HandshakeSlots, NoSlot};
 use crate::lost_peers::end_when_lost;
@@ -255,8 +255,8 @@ impl PeerAcceptor {
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
-                    if let Some(cause) = ConnectionFailureCause::of_io(&error) {
-                        reject(cause, &error.to_string());
+                    if let Some(error) = error.get_ref().and_then(|it| it.downcast_ref::<rustls::Error>()) {
+                        reject(ConnectionFailureCause::of(error), &reason(error));
                     }
                 }
                 Err(_) => {

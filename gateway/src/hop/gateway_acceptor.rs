@@ -3,6 +3,7 @@
 //! Any host on the network can connect, so every failure is counted and at most one a second is logged.
 
 use super::{HTTP1, HTTP2};
+use identity::cause;
 use identity::server::{HANDSHAKE_RECORD, recording, server_config};
 use identity::{
     AcceptedPeers, ConnectionFailureCause, ConnectionFailures, ConnectionGuard, ConnectionRejected,
@@ -86,7 +87,7 @@ impl GatewayAcceptor {
         }
         let (stream, rejected) = recording(self.acceptor.tls_handshake(stream)).await;
         let stream = stream.map_err(|error| match rejected {
-            Some(rejected) => (ConnectionFailureCause::of(&rejected), rejected.to_string()),
+            Some(rejected) => (ConnectionFailureCause::of(&rejected), cause::reason(&rejected)),
             None => (ConnectionFailureCause::Other, error.to_string()),
         })?;
         // For a resumed session the library does not verify the certificate again: verify that it is still valid.
@@ -95,7 +96,7 @@ impl GatewayAcceptor {
             .split_first()
             .ok_or_else(|| (ConnectionFailureCause::Other, Error::NoCertificatesPresented.to_string()))?;
         let verified = self.verifier.client(certificate, others, PEERS, UnixTime::now());
-        let failed = |error: Error| (ConnectionFailureCause::of(&error), error.to_string());
+        let failed = |error: Error| (ConnectionFailureCause::of(&error), cause::reason(&error));
         let peer = verified.map_err(failed)?;
         let guard = self.verifier.admit(&peer).map_err(failed)?;
         Ok(Some(AcceptedPeer { stream, role: peer.role(), region: peer.region, guard }))
