@@ -67,7 +67,7 @@ struct RegionRequest<'a> {
     kind: RegionRequestKind<'a>,
 }
 
-/// What the region must know beside the tenant.
+/// Headers of a request to a region beside those of the tenant.
 enum RegionRequestKind<'a> {
     /// A file, with the headers that describe it and its policy.
     Upload(Vec<(&'static str, &'a str)>),
@@ -150,7 +150,7 @@ impl JobForwarder {
         caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
-        let UploadedForm { name, file } = receive(session, &caller).await?;
+        let UploadedForm { name, file } = receive(session, caller.body_reader, caller.owner).await?;
         let text = file.bytes.clone();
         let tenant = caller.tenant;
         let models = caller.body_reader.cpu.run(Some(tenant.index), move || segment::models(&text)).await;

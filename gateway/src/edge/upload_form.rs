@@ -4,12 +4,12 @@
 //! of a part. Its memory is not that of [`FileBuffer`], so [`FormChunks`] limits it: a body without a boundary would otherwise be
 //! in memory as a whole, and searched again with each of its chunks.
 
-use super::files::BatchCaller;
 use crate::body_memory::{BodyError, BufferedBody};
-use crate::request_body::{FileBuffer, continue_if_expected};
+use crate::request_body::{BodyReader, FileBuffer, continue_if_expected};
 use crate::respond::{ForwardError, Rejection};
 use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt};
+use gateway_core::memory::BodyOwner;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use multer::Multipart;
 use pingora::protocols::http::ServerSession;
@@ -39,18 +39,20 @@ pub(super) struct UploadedForm {
 /// Receives the form of an upload. Only the file is kept.
 pub(super) async fn receive(
     session: &mut ServerSession,
-    caller: &BatchCaller<'_>,
+    body_reader: &BodyReader,
+    owner: BodyOwner,
 ) -> Result<UploadedForm, ForwardError> {
-    let result = receive_form(session, caller).await;
+    let result = receive_form(session, body_reader, owner).await;
     if let Err(error) = &result {
-        caller.body_reader.count_rejection(error);
+        body_reader.count_rejection(error);
     }
     Ok(result?)
 }
 
 async fn receive_form(
     session: &mut ServerSession,
-    caller: &BatchCaller<'_>,
+    body_reader: &BodyReader,
+    owner: BodyOwner,
 ) -> Result<UploadedForm, BodyError> {
     let header = |name| session.get_header(name).and_then(|value| value.to_str().ok());
     if header(CONTENT_ENCODING).is_some_and(|coding| !coding.eq_ignore_ascii_case("identity")) {
@@ -62,7 +64,7 @@ async fn receive_form(
         let message = "An upload is `multipart/form-data` with the fields `purpose` and `file`.";
         malformed(Rejection::new(ErrorCode::InvalidHeader, message).of("content-type"))
     })?;
-    let bytes_max = caller.body_reader.file_bytes_max;
+    let bytes_max = body_reader.file_bytes_max;
     let declared = header(CONTENT_LENGTH).and_then(|value| value.parse::<usize>().ok());
     if declared.is_some_and(|declared| declared > bytes_max.saturating_add(FORM_BYTES_MAX)) {
         return Err(crate::body_memory::file_too_large(bytes_max));
@@ -71,7 +73,7 @@ async fn receive_form(
     // The stream of a form has an error type of its own, so the error of the body is kept beside it.
     let failure = Arc::new(Mutex::<Option<BodyError>>::default());
     let kept = failure.clone();
-    let chunks = caller.body_reader.chunks(session, bytes_max.saturating_add(FORM_BYTES_MAX));
+    let chunks = body_reader.chunks(session, bytes_max.saturating_add(FORM_BYTES_MAX));
     let chunks = chunks.map(move |chunk| {
         chunk.map_err(|error| {
             *kept.lock() = Some(error);
@@ -99,7 +101,7 @@ async fn receive_form(
                     return Err(malformed(invalid_file("the form has more than one file")));
                 }
                 let name = field.file_name().unwrap_or("batch.jsonl").to_owned();
-                let reservation = caller.body_reader.reservation(caller.owner);
+                let reservation = body_reader.reservation(owner);
                 let mut buffer = FileBuffer::new(reservation, bytes_max, declared);
                 while let Some(chunk) = field.chunk().await.map_err(|error| failed(&error))? {
                     consumed.fetch_add(chunk.len() as u64, Ordering::Relaxed);

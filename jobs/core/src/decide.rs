@@ -62,7 +62,7 @@ pub enum SubmissionError {
         "you have as many {kind} as permitted ({limit}): delete files that you do not need, or wait until their retention has passed"
     )]
     StoredRows {
-        /// What the limit is about.
+        /// Name of the limited quantity.
         kind: &'static str,
         /// Limit.
         limit: usize,
