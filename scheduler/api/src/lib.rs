@@ -84,6 +84,11 @@ impl<'de> Deserialize<'de> for MessageVersion {
     }
 }
 
+/// Deserializes a field that may be `null`, which differs from an absent one.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
+}
+
 /// Parses the text of a field.
 ///
 /// # Errors

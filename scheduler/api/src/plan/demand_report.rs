@@ -11,10 +11,10 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::super::deployment::required_option;
-use super::super::{FNV_BASIS, MessageVersion, VERSION, WireError, fnv1a, parsed, reject_too_many};
+use super::super::{FNV_BASIS, MessageVersion, VERSION, WireError, fnv1a, parsed, present, reject_too_many};
 use super::{ClassDemandV1, DemandV1, GatewayBoot, ROWS_MAX};
 
 /// Complete reports after changes were rejected. A hub that does not know changes receives few in vain, and the
@@ -78,11 +78,6 @@ pub enum DemandReportError {
     /// The hub does not have the demand that is changed, or the changes of it give another one than the gateway has.
     #[error("this hub does not have the demand that is changed; send the complete demand")]
     UnknownBase,
-}
-
-/// Deserializes a field that may be `null`, which differs from an absent one.
-fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
 }
 
 impl From<&ClassDemandV1> for RemovedClassV1 {

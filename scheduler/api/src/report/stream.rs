@@ -18,24 +18,46 @@
 //! report, and at least every [`COMPLETE_INTERVAL`] messages: it has the checksums, so that a difference is noticed although
 //! nothing changes. A body that ends after one message is an exchange as well.
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    DeploymentReportV1, ExchangeRequest, ExchangeRequestV1, KnownState, OverflowV1, ReportStateV1, ReportV1,
+    DeploymentReportV1, ExchangeRequest, ExchangeRequestV1, GATEWAY_BYTES_MAX, KnownState, OverflowV1,
+    ReportStateV1, ReportV1,
 };
-use crate::{MessageVersion, WireError};
+use crate::{MessageVersion, WireError, present};
+use regions::deployment::MAX_DEPLOYMENTS;
+use regions::id::MAX_NAME_LEN;
 
 /// Messages after which a complete one is sent: ten seconds, so that it adds 5 bytes to each.
 pub const COMPLETE_INTERVAL: u32 = 50;
-/// Maximum bytes of a request: 1,000 deployments with names of maximum length and overflow take less than half of it.
-pub const REQUEST_BYTES_MAX: usize = 256 << 10;
-/// Maximum bytes of a report: 1,000 deployments with names of maximum length take half of it.
-pub const REPORT_BYTES_MAX: usize = 512 << 10;
+/// Maximum bytes of a 64-bit number.
+const NUMBER_BYTES_MAX: usize = 20;
+/// Maximum bytes of a 32-bit number.
+const COUNT_BYTES_MAX: usize = 10;
+/// Maximum bytes of a speed: 17 digits, a sign, a point and an exponent.
+const SPEED_BYTES_MAX: usize = 24;
+/// Maximum bytes of the fields of a message outside its lists: names and keys, and the location of a gateway, of which each
+/// byte may be escaped (`\u0001`).
+const HEADER_BYTES_MAX: usize = 1024 + "\\u0001".len() * GATEWAY_BYTES_MAX;
+/// Maximum bytes of the overflow of a deployment.
+const OVERFLOW_BYTES_MAX: usize = r#"{"name":"","tokens":},"#.len() + MAX_NAME_LEN + NUMBER_BYTES_MAX;
+/// Maximum bytes of the load of a deployment.
+const LOAD_BYTES_MAX: usize = r#"{"name":"","ready":,"ready_in_ms":,"pending_tokens":,"interactive_tokens":,"#
+    .len()
+    + r#""tokens_per_second":,"granted_tokens":},"#.len()
+    + MAX_NAME_LEN
+    + COUNT_BYTES_MAX
+    + SPEED_BYTES_MAX + 4 * NUMBER_BYTES_MAX;
+/// Maximum bytes of a removed name.
+const REMOVED_BYTES_MAX: usize = r#""","#.len() + MAX_NAME_LEN;
+/// Maximum bytes of a request, with the overflow of as many deployments as are allowed: 1.1 MB.
+pub const REQUEST_BYTES_MAX: usize = HEADER_BYTES_MAX + MAX_DEPLOYMENTS * OVERFLOW_BYTES_MAX;
+/// Maximum bytes of a report, with as many deployments as are allowed, and the names of as many that these have replaced:
+/// 3.6 MB.
+pub const REPORT_BYTES_MAX: usize = HEADER_BYTES_MAX + MAX_DEPLOYMENTS * (LOAD_BYTES_MAX + REMOVED_BYTES_MAX);
 /// Streams of one gateway to one spoke instance at once: the one that is in use, its replacement while it is overdue, and
 /// the replacement of a replacement that is overdue as well.
 pub const STREAMS_MAX: usize = 3;
-/// Capacity up to which the buffer of a stream is kept between messages: an idle message has some 20 bytes.
-const KEPT_BYTES_MAX: usize = 256;
 
 /// Why a message cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -89,11 +111,6 @@ struct ReportMessageV1 {
     /// `null`: the spoke always sends all loads.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     state: Option<Option<ReportStateV1>>,
-}
-
-/// Deserializes a field that may be `null`, which differs from an absent one.
-fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
-    T::deserialize(from).map(Some)
 }
 
 /// Returns `now` if it differs from the value of the message before.
@@ -202,6 +219,12 @@ impl ExchangeRequestReader {
         self.last = Some(request);
         Ok(valid)
     }
+
+    /// Returns the bytes that are kept for the next message.
+    pub fn kept_bytes(&self) -> usize {
+        let requested = self.last.iter().flat_map(|last| &last.requested);
+        requested.map(|overflow| size_of::<OverflowV1>() + overflow.name.len()).sum()
+    }
 }
 
 /// Writer of the messages of a spoke on one stream.
@@ -224,6 +247,13 @@ impl ReportWriter {
             jobs: changed(&base.jobs, &report.jobs),
             state: changed(&base.state, &report.state),
         })
+    }
+
+    /// Returns the bytes that are kept for the next message.
+    pub fn kept_bytes(&self) -> usize {
+        let state = self.0.last.as_ref().and_then(|last| last.state.as_ref());
+        let removed = state.iter().flat_map(|state| &state.removed);
+        removed.map(|name| size_of::<String>() + name.len()).sum()
     }
 }
 
@@ -321,13 +351,23 @@ impl MessageBuffer {
         if end.is_none() {
             return Ok(None);
         }
+        self.scanned = 0;
+        let rest = self.bytes.len() - (length + 1);
+        if rest <= length {
+            // A large message is not copied, and its capacity not kept.
+            let rest = self.bytes.split_off(length + 1);
+            let mut message = std::mem::replace(&mut self.bytes, rest);
+            message.truncate(length);
+            return Ok(Some(message));
+        }
         let message = self.bytes[..length].to_vec();
         self.bytes.drain(..=length);
-        self.scanned = 0;
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES_MAX {
-            self.bytes = Vec::new();
-        }
         Ok(Some(message))
+    }
+
+    /// Returns the bytes that are buffered.
+    pub fn buffered(&self) -> usize {
+        self.bytes.capacity()
     }
 
     /// Takes the message that the end of the body has ended.

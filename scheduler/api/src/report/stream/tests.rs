@@ -144,6 +144,97 @@ proptest! {
     }
 }
 
+/// Passes a message through the buffer of a stream as it arrives from a connection.
+fn received(message: &[u8], bytes_max: usize) -> Vec<u8> {
+    let mut buffer = MessageBuffer::new(bytes_max);
+    for piece in message.chunks(16 << 10) {
+        assert!(buffer.take().unwrap().is_none());
+        buffer.push(piece);
+    }
+    let message = buffer.take().unwrap().unwrap();
+    assert_eq!(buffer.buffered(), 0, "the memory of a large message is not kept");
+    message
+}
+
+/// Names of maximum length of as many deployments as are allowed.
+fn longest_names(first: usize) -> impl Iterator<Item = regions::DeploymentName> {
+    (first..first + MAX_DEPLOYMENTS).map(|number| format!("{number:x>MAX_NAME_LEN$}").parse().unwrap())
+}
+
+#[test]
+fn the_largest_request_is_read_and_its_memory_is_known() {
+    // A control character is the one with the longest escape.
+    let location = "\u{1}".repeat(GATEWAY_BYTES_MAX);
+    let request = ExchangeRequest {
+        gateway: Gateway { location, boot_id: u64::MAX },
+        sequence: u64::MAX,
+        known: Some(KnownState { boot_id: u64::MAX, number: u64::MAX, grants: Some(u64::MAX) }),
+        requested: longest_names(0).map(|name| (name, u64::MAX)).collect(),
+    };
+    let message = ExchangeRequestWriter::default().message(request.clone());
+    let least = REQUEST_BYTES_MAX - HEADER_BYTES_MAX;
+    assert!((least..=REQUEST_BYTES_MAX).contains(&message.len()), "{} bytes", message.len());
+    let mut reader = ExchangeRequestReader::default();
+    assert_eq!(reader.read(&received(&message, REQUEST_BYTES_MAX)).unwrap(), request);
+    assert!((MAX_DEPLOYMENTS * MAX_NAME_LEN..2 * REQUEST_BYTES_MAX).contains(&reader.kept_bytes()));
+    let next = ExchangeRequest { sequence: 1, requested: BTreeMap::new(), ..request };
+    let next = ExchangeRequestWriter::default().message(next);
+    reader.read(&received(&next, REQUEST_BYTES_MAX)).unwrap();
+    assert_eq!(reader.kept_bytes(), 0);
+}
+
+/// All deployments have been replaced by as many others, each with a load and a grant.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "an Instant has no constant constructor")]
+fn the_largest_report_is_read_and_decoded() {
+    let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+    let (mut writer, mut reader) = (ReportWriter::default(), ReportReader::default());
+    let begun = Instant::now();
+    let load = DeploymentLoad {
+        ready: u32::MAX,
+        ready_in: Some(std::time::Duration::from_secs(24 * 3600)),
+        pending_tokens: u64::MAX,
+        interactive_tokens: Some(u64::MAX),
+        // As many digits as a multiple of a quarter has.
+        tokens_per_second: 1_234_567_890_123_456.25,
+        granted_tokens: 0,
+    };
+    for round in 0..2 {
+        let names: Vec<_> = longest_names(round * MAX_DEPLOYMENTS).collect();
+        let loads = names.iter().map(|name| (name.clone(), load));
+        encoder.update(loads.collect(), begun + super::super::delta::LOADS_AGE_MAX * round as u32);
+        let report = SpokeReport {
+            region: "aws/eu-central-1".parse().unwrap(),
+            instance: "a".parse().unwrap(),
+            boot_id: u64::MAX,
+            sequence: u64::MAX,
+            draining: false,
+            has_jobs: true,
+            grants: names.iter().map(|name| (name.clone(), u64::MAX)).collect(),
+        };
+        let known = decoder.known();
+        let message = writer.message(&encoder.encode(report, &gateway(), known), known);
+        assert!(message.len() <= REPORT_BYTES_MAX, "{} bytes", message.len());
+        let decoded = decoder.decode(reader.read(&received(&message, REPORT_BYTES_MAX)).unwrap()).unwrap();
+        assert_eq!(decoded.report.deployments.keys().cloned().collect::<Vec<_>>(), names);
+        if round == 1 {
+            let removed = MAX_DEPLOYMENTS * REMOVED_BYTES_MAX;
+            assert!(message.len() > REPORT_BYTES_MAX * 9 / 10, "{} bytes", message.len());
+            assert!((removed..2 * removed).contains(&writer.kept_bytes()), "{}", writer.kept_bytes());
+        }
+    }
+}
+
+#[test]
+fn many_messages_in_one_piece_are_taken_one_by_one() {
+    let mut buffer = MessageBuffer::new(100);
+    buffer.push(&b"{\"sequence\":1}\n".repeat(1_000));
+    for _ in 0..1_000 {
+        assert_eq!(buffer.take().unwrap().unwrap(), b"{\"sequence\":1}");
+    }
+    assert!(buffer.take().unwrap().is_none() && buffer.buffered() == 0);
+}
+
 /// A spoke with a hundred ready deployments and grants, of which nothing changes.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "an Instant has no constant constructor")]
