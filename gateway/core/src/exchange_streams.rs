@@ -9,12 +9,20 @@
 //!
 //! A response can be late without a stall, because one of the two processes gets no CPU time. Another stream does not help
 //! then, and costs both a TLS handshake. So the permitted delay doubles with each replacement, up to eight times, until
-//! responses were punctual for half a minute.
+//! responses were punctual for half a minute. It is shorter for a distant region: two streams in a row may be stalled, the one
+//! in use and an idle connection, and the third has a new connection, which takes four round trips. Its first response must
+//! arrive before the region is down, although the path has become twice as long.
+//!
+//! A spoke responds to the requests of a stream one after another. A response that is not the one to the oldest request in
+//! flight was not requested, and its stream is closed. A stream that is refused, or closed before it has carried responses for
+//! a second, is followed by another one after a backoff.
 //!
 //! ```text
 //!  sent ── usual round trip + 100 ms ──▶ overdue: another stream ── 2 s without a response ──▶ closed
 //! ```
 
+use crate::health::DOWN_AFTER;
+use backoff::Backoff;
 use scheduler_api::report::EXCHANGE_PERIOD;
 use scheduler_api::report::stream::STREAMS_MAX;
 use std::collections::BTreeMap;
@@ -40,6 +48,13 @@ const ROUND_TRIP_MAX: Duration = Duration::from_millis(400);
 /// Round trips until the first response on a new connection: TCP, TLS, a second attempt if the session is not resumed, and
 /// the exchange.
 const OPENING_ROUND_TRIPS: u32 = 4;
+/// Round trips until the first response on an idle connection.
+const REUSED_ROUND_TRIPS: u32 = 1;
+/// Responses after which a stream has worked, and the next one is opened without a delay: a second.
+const WORKING_RESPONSES: u32 = 5;
+/// Delays before a stream after others that have not worked. A spoke that starts is found within a second, which is less than
+/// its start takes, and a region with an address that rejects streams costs a handshake a second.
+const REOPEN: Backoff = Backoff { first: EXCHANGE_PERIOD, max: Duration::from_secs(1) };
 /// Part of a shorter round trip by which the usual one decreases; a longer one counts at once.
 const ROUND_TRIP_DECAY: u32 = 8;
 
@@ -48,7 +63,7 @@ const ROUND_TRIP_DECAY: u32 = 8;
 pub struct StreamId(u64);
 
 /// Streams to one spoke instance.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ExchangeStreams {
     open: BTreeMap<StreamId, ExchangeStream>,
     opened: u64,
@@ -57,13 +72,30 @@ pub struct ExchangeStreams {
     /// Doublings of the permitted delay, and the punctual responses since the last one.
     doublings: u32,
     punctual: u32,
+    /// Streams in a row that have not worked, and the time before which no other one is opened.
+    failures: u32,
+    reopen_at: Option<Instant>,
+}
+
+/// Kind of a response on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExchangeResponse {
+    /// That to the oldest request in flight, which was sent at this time.
+    Requested(Instant),
+    /// Not that to the oldest request in flight. The stream must be closed.
+    Unrequested,
+    /// One on a stream that is closed.
+    Closed,
 }
 
 /// One stream.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct ExchangeStream {
     opened_at: Instant,
-    has_responded: bool,
+    /// Round trips until its first response.
+    opening: u32,
+    /// Responses so far.
+    responses: u32,
     /// Time of each request without a response, by sequence number.
     in_flight: BTreeMap<u64, Instant>,
 }
@@ -71,10 +103,15 @@ struct ExchangeStream {
 impl ExchangeStream {
     /// Returns the time since which a response is missing.
     fn waits_since(&self) -> Option<Instant> {
-        match self.has_responded {
-            true => self.in_flight.first_key_value().map(|(_, sent_at)| *sent_at),
-            false => Some(self.opened_at),
+        match self.responses {
+            0 => Some(self.opened_at),
+            _ => self.in_flight.first_key_value().map(|(_, sent_at)| *sent_at),
         }
+    }
+
+    /// Returns the round trips that its next response takes.
+    fn round_trips(&self) -> u32 {
+        if self.responses == 0 { self.opening } else { 1 }
     }
 }
 
@@ -83,13 +120,18 @@ impl ExchangeStreams {
     /// and when a response is overdue.
     /// Returns the new stream, and the number of others.
     pub fn tick(&mut self, now: Instant) -> Option<(StreamId, usize)> {
-        let waits = |stream: &ExchangeStream| {
-            stream.waits_since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
-        };
-        self.open.retain(|_, stream| waits(stream) < EXCHANGE_TIMEOUT);
+        let usual = self.usual();
+        self.open.retain(|_, stream| {
+            // The opening of a connection may take longer than an exchange.
+            let timeout = EXCHANGE_TIMEOUT.max(2 * usual * stream.round_trips());
+            stream.waits_since().is_none_or(|since| now.saturating_duration_since(since) < timeout)
+        });
         let others = self.open.len();
         let is_overdue = |stream: &ExchangeStream| self.due(stream).is_some_and(|due| now >= due);
         if others >= STREAMS_MAX || !self.open.values().all(is_overdue) {
+            return None;
+        }
+        if self.reopen_at.is_some_and(|at| now < at) {
             return None;
         }
         if others > 0 {
@@ -98,9 +140,17 @@ impl ExchangeStreams {
         }
         self.opened += 1;
         let id = StreamId(self.opened);
-        let stream = ExchangeStream { opened_at: now, has_responded: false, in_flight: BTreeMap::new() };
+        let in_flight = BTreeMap::new();
+        let stream = ExchangeStream { opened_at: now, opening: OPENING_ROUND_TRIPS, responses: 0, in_flight };
         self.open.insert(id, stream);
         Some((id, others))
+    }
+
+    /// Records that a new stream uses an idle connection, so that its first response takes one round trip.
+    pub fn reuses_connection(&mut self, id: StreamId) {
+        if let Some(stream) = self.open.get_mut(&id) {
+            stream.opening = REUSED_ROUND_TRIPS;
+        }
     }
 
     /// Returns when a stream is overdue, unless it responds before.
@@ -109,9 +159,22 @@ impl ExchangeStreams {
     }
 
     fn due(&self, stream: &ExchangeStream) -> Option<Instant> {
-        let usual = self.round_trip.unwrap_or(ROUND_TRIP_UNKNOWN).min(ROUND_TRIP_MAX);
-        let round_trips = if stream.has_responded { 1 } else { OPENING_ROUND_TRIPS };
-        Some(stream.waits_since()? + usual * round_trips + OVERDUE_AFTER * 2_u32.pow(self.doublings))
+        Some(stream.waits_since()? + self.usual() * stream.round_trips() + self.permitted_delay())
+    }
+
+    /// Returns the usual round trip, as far as it counts.
+    fn usual(&self) -> Duration {
+        self.round_trip.unwrap_or(ROUND_TRIP_UNKNOWN).min(ROUND_TRIP_MAX)
+    }
+
+    /// Returns the time beyond the usual round trip after which a response is overdue.
+    fn permitted_delay(&self) -> Duration {
+        let usual = self.usual();
+        let third_opens = 2 * usual * OPENING_ROUND_TRIPS;
+        // From the last response to the one that is missing, and from the second stream to its response.
+        let waits = EXCHANGE_PERIOD + usual;
+        let delays = DOWN_AFTER.saturating_sub(third_opens + waits);
+        (OVERDUE_AFTER * 2_u32.pow(self.doublings)).min((delays / 2).max(OVERDUE_AFTER))
     }
 
     /// Returns whether a stream is open.
@@ -131,13 +194,16 @@ impl ExchangeStreams {
         }
     }
 
-    /// Records a response on a stream; those to earlier requests will not come any more, because a stream is in order.
-    /// Returns the time of the request; `None` if none with this number is in flight.
-    pub fn responded(&mut self, id: StreamId, sequence: u64, now: Instant) -> Option<Instant> {
-        let stream = self.open.get_mut(&id)?;
-        let sent_at = stream.in_flight.remove(&sequence)?;
-        stream.in_flight = stream.in_flight.split_off(&sequence);
-        stream.has_responded = true;
+    /// Records a response on a stream.
+    pub fn responded(&mut self, id: StreamId, sequence: u64, now: Instant) -> ExchangeResponse {
+        let Some(stream) = self.open.get_mut(&id) else { return ExchangeResponse::Closed };
+        let oldest = stream.in_flight.first_entry().filter(|oldest| *oldest.key() == sequence);
+        let Some(oldest) = oldest else { return ExchangeResponse::Unrequested };
+        let sent_at = oldest.remove();
+        stream.responses = stream.responses.saturating_add(1);
+        if stream.responses >= WORKING_RESPONSES {
+            (self.failures, self.reopen_at) = (0, None);
+        }
         let round_trip = now.saturating_duration_since(sent_at);
         self.count_punctual(round_trip);
         let usual = match self.round_trip {
@@ -145,12 +211,11 @@ impl ExchangeStreams {
             _ => round_trip,
         };
         self.round_trip = Some(usual);
-        Some(sent_at)
+        ExchangeResponse::Requested(sent_at)
     }
 
     fn count_punctual(&mut self, round_trip: Duration) {
-        let usual = self.round_trip.unwrap_or(ROUND_TRIP_UNKNOWN).min(ROUND_TRIP_MAX);
-        self.punctual = if round_trip <= usual + OVERDUE_AFTER { self.punctual + 1 } else { 0 };
+        self.punctual = if round_trip <= self.usual() + OVERDUE_AFTER { self.punctual + 1 } else { 0 };
         if self.punctual >= PUNCTUAL_RESPONSES {
             (self.doublings, self.punctual) = (0, 0);
         }
@@ -163,140 +228,16 @@ impl ExchangeStreams {
         }
     }
 
-    /// Closes a stream.
-    pub fn close(&mut self, id: StreamId) {
-        self.open.remove(&id);
+    /// Records the end of a stream, unless it was closed before. If it has not worked, the next one is opened after a backoff;
+    /// `draw` is uniform in [0, 1).
+    pub fn ended(&mut self, id: StreamId, now: Instant, draw: f64) {
+        let Some(stream) = self.open.remove(&id) else { return };
+        if stream.responses < WORKING_RESPONSES {
+            self.failures = self.failures.saturating_add(1);
+            self.reopen_at = Some(now + REOPEN.equal_jitter(self.failures, draw));
+        }
     }
 }
 
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "an Instant has no constant constructor")]
-mod tests {
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-    const ROUND_TRIP: Duration = Duration::from_millis(80);
-
-    /// Streams after an exchange on the first one.
-    fn streams(begun: Instant) -> (ExchangeStreams, StreamId) {
-        let mut streams = ExchangeStreams::default();
-        let (id, others) = streams.tick(begun).unwrap();
-        assert_eq!(others, 0);
-        streams.sent(id, 1, begun);
-        assert_eq!(streams.responded(id, 1, begun + ROUND_TRIP), Some(begun));
-        (streams, id)
-    }
-
-    #[test]
-    fn a_stream_is_overdue_half_an_interval_after_the_usual_round_trip() {
-        let begun = Instant::now();
-        let (mut streams, first) = streams(begun);
-        assert_eq!(streams.tick(begun + 10 * EXCHANGE_PERIOD), None, "nothing is in flight");
-        let sent_at = begun + 10 * EXCHANGE_PERIOD;
-        streams.sent(first, 2, sent_at);
-        let due = sent_at + ROUND_TRIP + OVERDUE_AFTER;
-        assert_eq!(streams.overdue_at(first), Some(due));
-        assert_eq!(streams.tick(due - MS), None);
-        let (second, others) = streams.tick(due).unwrap();
-        assert_eq!(others, 1);
-        assert_eq!(streams.tick(due + MS), None, "the second is not overdue");
-        let opened = due + ROUND_TRIP * OPENING_ROUND_TRIPS + 2 * OVERDUE_AFTER;
-        assert_eq!(streams.tick(opened - MS), None);
-        let (third, others) = streams.tick(opened).unwrap();
-        assert_eq!(others, 2);
-        assert_eq!(streams.tick(sent_at + EXCHANGE_TIMEOUT - MS), None, "at the limit");
-        assert!(streams.is_open(first));
-        streams.sent(second, 3, due);
-        assert_eq!(streams.responded(second, 3, due + ROUND_TRIP), Some(due));
-        streams.keep(second);
-        assert_eq!([first, second, third].map(|id| streams.is_open(id)), [false, true, false]);
-    }
-
-    #[test]
-    fn the_stream_that_was_only_slow_is_kept_if_it_responds_first() {
-        let begun = Instant::now();
-        let (mut streams, first) = streams(begun);
-        streams.sent(first, 2, begun);
-        let (second, _) = streams.tick(begun + 2 * EXCHANGE_PERIOD).unwrap();
-        assert!(streams.responded(first, 2, begun + 3 * EXCHANGE_PERIOD).is_some());
-        streams.keep(first);
-        assert_eq!([first, second].map(|id| streams.is_open(id)), [true, false]);
-        assert_eq!(streams.responded(second, 2, begun), None, "it is closed");
-    }
-
-    #[test]
-    fn a_stream_without_a_response_for_the_timeout_is_closed_and_replaced() {
-        let begun = Instant::now();
-        let (mut streams, first) = streams(begun);
-        streams.sent(first, 2, begun);
-        let (second, others) = streams.tick(begun + EXCHANGE_TIMEOUT).unwrap();
-        assert_eq!((streams.is_open(first), streams.is_open(second), others), (false, true, 0));
-        streams.close(second);
-        assert!(
-            streams.tick(begun + EXCHANGE_TIMEOUT).is_some(),
-            "a refused connection is repeated at the next interval"
-        );
-    }
-
-    #[test]
-    fn late_responses_without_a_stall_cause_fewer_and_fewer_replacements() {
-        let mut now = Instant::now();
-        let (mut streams, mut id) = streams(now);
-        // Every response takes half a second, as between two processes without CPU time.
-        let mut replacements = Vec::new();
-        for sequence in 2..100 {
-            streams.sent(id, sequence, now);
-            // The usual round trip is that of a time with CPU.
-            streams.round_trip = Some(ROUND_TRIP);
-            if let Some((other, _)) = streams.tick(now + 500 * MS) {
-                replacements.push(sequence);
-                streams.sent(other, sequence, now);
-                assert!(streams.responded(other, sequence, now + 500 * MS).is_some());
-                streams.keep(other);
-                id = other;
-            } else {
-                assert!(streams.responded(id, sequence, now + 500 * MS).is_some());
-            }
-            now += EXCHANGE_PERIOD;
-        }
-        assert_eq!(replacements, [2, 3, 4], "100, 200 and 400 ms are exceeded, 800 ms are not");
-
-        for sequence in 100..100 + u64::from(PUNCTUAL_RESPONSES) {
-            streams.round_trip = Some(ROUND_TRIP);
-            streams.sent(id, sequence, now);
-            assert!(streams.responded(id, sequence, now + ROUND_TRIP).is_some());
-        }
-        streams.sent(id, 1000, now);
-        assert_eq!(
-            streams.overdue_at(id),
-            Some(now + ROUND_TRIP + OVERDUE_AFTER),
-            "a stall is detected at once again"
-        );
-    }
-
-    #[test]
-    fn requests_in_flight_are_limited_and_a_response_ends_those_before_it() {
-        let begun = Instant::now();
-        let (mut streams, id) = streams(begun);
-        for sequence in 0..EXCHANGES_IN_FLIGHT_MAX as u64 {
-            assert!(streams.may_send(id));
-            streams.sent(id, 10 + sequence, begun);
-        }
-        assert!(!streams.may_send(id), "at the limit");
-        assert_eq!(streams.responded(id, 9, begun), None, "it was not requested");
-        assert!(streams.responded(id, 12, begun).is_some());
-        assert_eq!(streams.responded(id, 12, begun), None, "repeated");
-        assert_eq!(streams.responded(id, 11, begun), None, "late");
-        assert!(streams.responded(id, 13, begun).is_some());
-    }
-
-    #[test]
-    fn a_slow_peer_does_not_delay_its_replacement_further_than_the_longest_round_trip() {
-        let begun = Instant::now();
-        let (mut streams, id) = streams(begun);
-        streams.sent(id, 2, begun);
-        assert!(streams.responded(id, 2, begun + 5 * EXCHANGE_PERIOD).is_some());
-        streams.sent(id, 3, begun);
-        assert!(streams.tick(begun + ROUND_TRIP_MAX + OVERDUE_AFTER).is_some());
-    }
-}
+mod tests;

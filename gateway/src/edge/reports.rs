@@ -25,7 +25,7 @@ use crate::http1::{DuplexRequest, DuplexResponse};
 use crate::metrics::{EdgeMetrics, ReportRejection};
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::upstream::Upstream;
-use gateway_core::exchange_streams::{EXCHANGES_IN_FLIGHT_MAX, ExchangeStreams, StreamId};
+use gateway_core::exchange_streams::{EXCHANGES_IN_FLIGHT_MAX, ExchangeResponse, ExchangeStreams, StreamId};
 use gateway_core::instances::InstanceIndex;
 use http::header::{CONTENT_TYPE, HOST};
 use regions::id::{InstanceName, RegionId};
@@ -158,7 +158,7 @@ struct OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        self.receiver.received.lock().streams.close(self.id);
+        self.receiver.received.lock().streams.ended(self.id, Instant::now(), rand::random());
     }
 }
 
@@ -168,6 +168,12 @@ enum ReportStreamEnd {
     Closed(String),
     /// A message cannot be read.
     Unreadable(String),
+}
+
+impl ReportStreamEnd {
+    fn replaced() -> ReportStreamEnd {
+        ReportStreamEnd::Closed("another stream is used".to_owned())
+    }
 }
 
 impl ReceivedReports {
@@ -304,14 +310,24 @@ impl ReportReceiver {
         }
     }
 
-    fn received(&self, stream: StreamId, report: ReportV1) {
+    /// Applies a report, or rejects it.
+    ///
+    /// # Errors
+    ///
+    /// When its stream must end.
+    fn received(&self, stream: StreamId, report: ReportV1) -> Result<(), ReportStreamEnd> {
         let ReportEffects { region_monitor, pools, metrics: _ } = &self.effects;
         let received = &mut *self.received.lock();
         let now = Instant::now();
-        let sent_at = received.streams.responded(stream, report.sequence, now);
-        // One that was requested on another stream, or has been received already.
-        let is_late = sent_at.is_none() && report.sequence <= received.requested;
-        let sent_at = sent_at.unwrap_or(now);
+        let sent_at = match received.streams.responded(stream, report.sequence, now) {
+            ExchangeResponse::Requested(sent_at) => sent_at,
+            ExchangeResponse::Closed => return Err(ReportStreamEnd::replaced()),
+            ExchangeResponse::Unrequested => {
+                let problem = format!("sequence {}, not that of the oldest request", report.sequence);
+                self.rejected(received, &RejectedReport::new(ReportRejection::Unrequested, problem));
+                return Err(ReportStreamEnd::Closed("a report was not requested".to_owned()));
+            }
+        };
         let round_trip = now.saturating_duration_since(sent_at);
         let apply = |decoded: &DecodedReport| {
             let states = &mut *region_monitor.states();
@@ -321,9 +337,7 @@ impl ReportReceiver {
                 pools.reported(self.key.region, &combined);
             }
         };
-        let accepted =
-            if is_late { Ok(false) } else { received.receive(report, (&self.region, &self.name), apply) };
-        match accepted {
+        match received.receive(report, (&self.region, &self.name), apply) {
             Ok(true) => {
                 (received.rejected, received.rejections, received.accepted_at) = (None, 0, Some(now));
                 received.streams.keep(stream);
@@ -336,10 +350,11 @@ impl ReportReceiver {
                 received.rejections += 1;
                 if received.rejections >= REJECTED_MAX {
                     received.rejections = 0;
-                    received.streams.close(stream);
+                    return Err(ReportStreamEnd::Closed("its reports are rejected".to_owned()));
                 }
             }
         }
+        Ok(())
     }
 
     fn rejected(&self, received: &mut ReceivedReports, rejected: &RejectedReport) {
@@ -367,14 +382,17 @@ impl OpenStream {
             }
         };
         let remote = response.remote;
+        if response.is_reused {
+            receiver.received.lock().streams.reuses_connection(self.id);
+        }
         let end = tokio::select! {
             end = self.send_requests(request, remote) => end,
             end = self.receive_reports(response) => end,
         };
         match end {
             ReportStreamEnd::Closed(reason) => {
-                // The stream of reports of a spoke has ended (`reason`), and another one is opened within an interval
-                // unless there is one. Without reports for 0.6 s the spoke is suspect.
+                // The stream of reports of a spoke has ended (`reason`), and another one is opened within an interval, or
+                // within a second if several have ended soon, unless there is one. Without reports for 0.6 s the spoke is suspect.
                 tracing::debug!(%address, reason, "region report stream ended");
             }
             ReportStreamEnd::Unreadable(problem) => {
@@ -401,7 +419,7 @@ impl OpenStream {
             let next = {
                 let received = &mut *received.lock();
                 if !received.streams.is_open(self.id) {
-                    return ReportStreamEnd::Closed("another stream is used".to_owned());
+                    return ReportStreamEnd::replaced();
                 }
                 received.next_on(self.id, Instant::now())
             };
@@ -449,9 +467,12 @@ impl OpenStream {
                     Ok(None) => break,
                     Err(error) => Err(error),
                 };
-                match report {
+                let received = match report {
                     Ok(report) => self.receiver.received(self.id, report),
-                    Err(error) => return ReportStreamEnd::Unreadable(error.to_string()),
+                    Err(error) => Err(ReportStreamEnd::Unreadable(error.to_string())),
+                };
+                if let Err(end) = received {
+                    return end;
                 }
             }
         }

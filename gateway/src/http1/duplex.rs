@@ -32,19 +32,21 @@ pub(crate) struct DuplexResponse {
     key: UpstreamKey,
     /// Address of the peer.
     pub(crate) remote: IpAddr,
+    /// Whether the connection was open before.
+    pub(crate) is_reused: bool,
 }
 
 impl Http1Connection<'_> {
     /// Begins a request with a body of unknown length. The connection ends with it.
     pub(crate) fn duplex(self, head: &RequestHead) -> (DuplexRequest, DuplexResponse) {
-        let Http1Connection { client, connection, reused: _ } = self;
+        let Http1Connection { client, connection, reused: is_reused } = self;
         let PooledConnection { stream, buffer, key, peer: _, remote } = connection;
         let (reader, writer) = tokio::io::split(stream);
         let mut head = head.clone();
         head.put(TRANSFER_ENCODING.as_str(), "chunked");
         let connector = client.connector.clone();
         let framing = BodyFraming::UntilClosed;
-        let response = DuplexResponse { stream: reader, buffer, framing, connector, key, remote };
+        let response = DuplexResponse { stream: reader, buffer, framing, connector, key, remote, is_reused };
         (DuplexRequest { stream: writer, head: head.to_http1() }, response)
     }
 }
