@@ -120,6 +120,22 @@ labels! {
 }
 
 labels! {
+    /// Limit because of which a spoke rejected or ended a stream of reports.
+    pub(crate) enum ReportStreamLimit {
+        /// The streams of all gateways.
+        Streams = "streams",
+        /// The streams of the gateway: a newer one of the same gateway replaced it.
+        GatewayStreams = "gateway_streams",
+        /// The memory of the messages of all gateways.
+        Bytes = "bytes",
+        /// The memory of the messages of the gateway.
+        GatewayBytes = "gateway_bytes",
+        /// The time in which the gateway must read a report, or during draining must have read it.
+        WriteTime = "write_time",
+    }
+}
+
+labels! {
     /// Reason why a request without a ready replica was not held.
     pub(crate) enum NotHeldReason {
         /// No scaler starts replicas.

@@ -1,6 +1,8 @@
 //! Metrics of an ingress.
 
-use super::{Counter, EndpointLabel, Family, Gauge, Histogram, NotHeldReason, RequestOutcome};
+use super::{
+    Counter, EndpointLabel, Family, Gauge, Histogram, NotHeldReason, ReportStreamLimit, RequestOutcome,
+};
 use metrics::{Sparse, metric_set};
 use std::time::Duration;
 
@@ -23,6 +25,9 @@ metric_set! {
         pub(crate) exchanges: Counter = "meridian_ingress_exchanges_total",
         /// Loads of deployments in the reports sent to gateways: those that had changed, or all.
         pub(crate) loads_sent: Counter = "meridian_ingress_report_loads_total",
+        /// Streams of reports that were rejected or ended because of a limit, by limit.
+        pub(crate) report_stream_limits: Family<ReportStreamLimit> =
+            "meridian_ingress_report_stream_limits_total" ["limit"],
         /// Exchanges with the other spokes of the region, while this one scales it.
         pub(crate) peer_exchanges: Counter = "meridian_ingress_peer_exchanges_total",
         /// Those of them that failed.

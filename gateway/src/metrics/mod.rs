@@ -14,7 +14,7 @@ mod tenants;
 
 pub(crate) use bounds::{
     BodyRejection, CloseReason, HopEvent, ListenerMetrics, ListenerScrape, NotHeldReason, PartOutcome,
-    ReportRejection, SplitAdmission,
+    ReportRejection, ReportStreamLimit, SplitAdmission,
 };
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};

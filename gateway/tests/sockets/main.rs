@@ -25,5 +25,6 @@ mod policies;
 mod readers;
 mod reports;
 mod scatter;
+mod streams;
 mod webhooks;
 mod weights;

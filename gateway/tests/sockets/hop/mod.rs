@@ -1,6 +1,6 @@
 //! Connections between a real gateway and real ingresses: authentication, routing of requests, and diagnostics.
 
-mod authority;
+pub(crate) mod authority;
 mod fixture;
 
 use authority::Authority;
