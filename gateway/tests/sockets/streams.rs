@@ -10,7 +10,7 @@ use identity::{IdentityFiles, OwnName, ProcessIdentity, TlsClient, Transport};
 use regions::catalogue::Catalogue;
 use regions::spiffe::Role;
 use scheduler_api::report::EXCHANGE_PERIOD;
-use scheduler_api::report::stream::REQUEST_BYTES_MAX;
+use scheduler_api::report::stream::{REPORT_BYTES_MAX, REQUEST_BYTES_MAX};
 use scheduler_core::spoke::Spoke;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -264,6 +264,13 @@ async fn broken_messages_are_rejected_and_affect_no_other_stream() {
     let mut other = spoke.exchange().await;
     other.piece(&format!("{FIRST}\n")).await;
     assert!(other.next().await.unwrap().contains(FAR));
+    let (done, mut ended) = oneshot::channel();
+    let others = tokio::spawn(async move {
+        while ended.try_recv().is_err() {
+            other.continues().await;
+            tokio::time::sleep(EXCHANGE_PERIOD).await;
+        }
+    });
     let long = format!("{{\"version\":1,\"gateway\":\"{}", "g".repeat(REQUEST_BYTES_MAX));
     let half = &FIRST[..20];
     let attacks = [
@@ -285,7 +292,6 @@ async fn broken_messages_are_rejected_and_affect_no_other_stream() {
             let response = exchange.next().await;
             assert!(response.as_ref().is_some_and(|error| error.contains(code)), "{attack}: {response:?}");
         }
-        other.continues().await;
     }
     let mut exchange = spoke.exchange().await;
     exchange.write("no length\r\n").await;
@@ -298,8 +304,9 @@ async fn broken_messages_are_rejected_and_affect_no_other_stream() {
         exchange.0.write_all(chunk(&part).as_bytes()).await.ok();
         exchange.0.flush().await.ok();
         assert_eq!(exchange.next().await, None, "{part:.20}");
-        other.continues().await;
     }
+    done.send(()).unwrap();
+    others.await.expect("the other stream continues");
 }
 
 /// Behaviour of a scripted spoke.
@@ -311,6 +318,12 @@ enum Behaviour {
     Twice,
     /// It rejects each stream.
     Rejects,
+    /// It responds with a line without an end.
+    Endless,
+    /// It ends the response before the first report.
+    Ends,
+    /// It disconnects in the middle of a report.
+    Disconnects,
 }
 
 /// Scripted spoke of the far region.
@@ -354,6 +367,17 @@ async fn serve(
     if behaviour == Behaviour::Rejects {
         let response = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         return stream.write_all(response.as_bytes()).await.ok();
+    }
+    let broken = match behaviour {
+        Behaviour::Correct | Behaviour::Twice | Behaviour::Rejects => None,
+        Behaviour::Endless => Some(chunk(&"x".repeat(REPORT_BYTES_MAX + 1))),
+        Behaviour::Ends => Some("0\r\n\r\n".to_owned()),
+        Behaviour::Disconnects => Some(chunk("{\"version\":1,\"region\":")),
+    };
+    if let Some(broken) = broken {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
+        stream.write_all(broken.as_bytes()).await.ok()?;
+        return stream.flush().await.ok();
     }
     let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "tokens_per_second": 1e4});
     crate::reports::serve(&mut stream, |sequence| {
@@ -399,6 +423,20 @@ async fn more_reports_than_requests_end_their_stream() {
     edge.wait_until("streams are replaced", |_| spoke.streams() >= 3).await;
     let unrequested = edge.scraped("meridian_gateway_reports_rejected_total{reason=\"unrequested\"}").await;
     assert!((2..=spoke.streams()).contains(&unrequested), "{unrequested}: each ends its stream");
+    spoke.behaviour.send_replace(Behaviour::Correct);
+    edge.wait_until("the far region is healthy", is_far_healthy).await;
+}
+
+#[tokio::test]
+async fn broken_streams_are_replaced_and_the_region_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let spoke = ScriptedSpoke::start(Behaviour::Endless).await;
+    let edge = edge(dir.path(), &spoke).await;
+    for behaviour in [Behaviour::Endless, Behaviour::Ends, Behaviour::Disconnects] {
+        spoke.behaviour.send_replace(behaviour);
+        let before = spoke.streams();
+        edge.wait_until("streams are replaced", |_| spoke.streams() >= before + 3).await;
+    }
     spoke.behaviour.send_replace(Behaviour::Correct);
     edge.wait_until("the far region is healthy", is_far_healthy).await;
 }
