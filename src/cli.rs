@@ -444,4 +444,7 @@ pub(crate) struct TuneOptions {
     /// Write the settings, and a plot next to them, to this file; by default to the model cache, where replicas find them
     #[arg(long, value_name = "FILE")]
     pub out: Option<std::path::PathBuf>,
+    /// Write the plot to this file; also if the settings are not kept because other processes use the machine
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<std::path::PathBuf>,
 }

@@ -1,11 +1,11 @@
 //! `meridian tune`: arguments, progress display and output of the search in `replica::tune`.
 
 use crate::cli::TuneOptions;
-use crate::{EXIT_FAILED, EXIT_USAGE, fail, models};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail, models};
 use indicatif::{ProgressBar, ProgressStyle};
 use regions::{EngineKind, Precision};
 use replica::cache::ModelSource;
-use replica::tune::{SECONDS_MAX, SECONDS_MIN, TuneEvent, TuneRequest};
+use replica::tune::{OTHERS_MAX, SECONDS_MAX, SECONDS_MIN, TuneEvent, TuneRequest};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Maximum latency target: one hour.
 const TARGET_MOST_MS: u64 = 3_600_000;
 
-/// Runs the command.
+/// Runs the command. Exit code 3 if nothing was kept because the machine was busy.
 pub(crate) fn main(options: TuneOptions) -> ExitCode {
     let json = options.json;
     let (source, checked) = match check(&options) {
@@ -30,15 +30,20 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     };
     let TuneSettings { precisions, target_p99, time } = checked;
     let mut view = TuneProgress::new(time);
-    let order = TuneRequest { model, precisions, target_p99, time, out: options.out };
+    let TuneOptions { out, plot, .. } = options;
+    let order = TuneRequest { model, precisions, target_p99, time, out, plot, others_max: OTHERS_MAX };
     let report = replica::tune::run(&cache, order, &mut |progress| view.show(&progress));
     view.clear();
-    match report {
-        Ok(report) if json => println!("{}", report.to_json()),
-        Ok(report) => println!("{}", report.table()),
+    let report = match report {
+        Ok(report) => report,
         Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
+    };
+    if json {
+        println!("{}", report.to_json());
+    } else {
+        println!("{}", report.table());
     }
-    ExitCode::SUCCESS
+    if report.file.is_some() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_CHECK_FAILED) }
 }
 
 struct TuneSettings {
@@ -49,7 +54,7 @@ struct TuneSettings {
 
 /// Validates the options; returns all problems on failure.
 fn check(options: &TuneOptions) -> Result<(ModelSource, TuneSettings), Vec<String>> {
-    let TuneOptions { model, precision, target_p99_ms, seconds, json: _, out: _ } = options;
+    let TuneOptions { model, precision, target_p99_ms, seconds, json: _, out: _, plot: _ } = options;
     let mut problems = Vec::new();
     let source = model.parse().map_err(|error| problems.push(format!("--model: {error}"))).ok();
     let mut precisions: Vec<Precision> = Vec::new();

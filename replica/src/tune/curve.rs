@@ -44,6 +44,8 @@ pub struct Point {
     pub setting: Setting,
     /// Median over the runs.
     pub tokens_per_second: f64,
+    /// Slowest and fastest run.
+    pub tokens_per_second_range: (f64, f64),
     /// Median duration of a batch.
     pub batch_p50: Duration,
     /// 99th percentile of the duration of a batch.
@@ -62,6 +64,7 @@ impl Point {
         Some(Point {
             setting,
             tokens_per_second: *speeds.get(speeds.len() / 2)?,
+            tokens_per_second_range: (*speeds.first()?, *speeds.last()?),
             batch_p50: at(&batches, 0.50)?,
             batch_p99: at(&batches, 0.99)?,
             runs: runs.len(),
@@ -120,6 +123,7 @@ mod tests {
         // One run was disturbed for its whole duration.
         let point = Point::of(setting(100), &[run(10), run(1000), run(20)]).expect("turns");
         assert_eq!(point.tokens_per_second, 100.0 / 0.020);
+        assert_eq!(point.tokens_per_second_range, (100.0 / 1.0, 100.0 / 0.010));
         assert_eq!((point.batch_p50, point.batch_p99, point.runs), (millis(20), millis(1000), 3));
         assert_eq!(Point::of(setting(100), &[]), None);
     }

@@ -60,17 +60,26 @@ impl std::fmt::Display for Hardware {
 
 /// Returns the name of the processor from /proc on Linux, else the architecture.
 fn processor() -> String {
-    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let value = |key: &str| cpuinfo.lines().find(|line| line.starts_with(key))?.split_once(':');
     // Virtual machines on different processors report the same name; family, model and stepping distinguish them.
-    let parts =
-        ["model name", "cpu family", "model\t", "stepping"].map(|key| value(key).map(|(_, it)| it.trim()));
-    match parts {
+    match cpuinfo(["model name", "cpu family", "model\t", "stepping"]) {
         [Some(name), Some(family), Some(model), Some(stepping)] => {
             format!("{name} (family {family}, model {model}, stepping {stepping})")
         }
         _ => std::env::consts::ARCH.to_owned(),
     }
+}
+
+/// Returns the model name of the processor from /proc on Linux, else the architecture.
+pub fn processor_model() -> String {
+    let [name] = cpuinfo(["model name"]);
+    name.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Returns the values of the first processor in /proc/cpuinfo.
+fn cpuinfo<const N: usize>(keys: [&str; N]) -> [Option<String>; N] {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let value = |key: &str| cpuinfo.lines().find(|line| line.starts_with(key))?.split_once(':');
+    keys.map(|key| value(key).map(|(_, value)| value.trim().to_owned()))
 }
 
 /// Tuned settings of a model on a machine.
@@ -196,6 +205,9 @@ pub(super) struct PointV1 {
     threads: usize,
     batch_tokens: u64,
     tokens_per_second: f64,
+    /// Slowest and fastest run; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tokens_per_second_range: Option<[f64; 2]>,
     batch_p50_ms: f64,
     batch_p99_ms: f64,
     /// Called `turns` in files of older versions.
@@ -310,12 +322,14 @@ impl QualityV1 {
 
 impl From<&Point> for PointV1 {
     fn from(point: &Point) -> PointV1 {
-        let Point { setting, tokens_per_second, batch_p50, batch_p99, runs } = point;
+        let Point { setting, tokens_per_second, tokens_per_second_range, batch_p50, batch_p99, runs } = point;
+        let (slowest, fastest) = *tokens_per_second_range;
         PointV1 {
             precision: setting.precision.to_string(),
             threads: setting.threads.get(),
             batch_tokens: setting.batch_tokens,
             tokens_per_second: tokens_per_second.round(),
+            tokens_per_second_range: Some([slowest.round(), fastest.round()]),
             batch_p50_ms: millis(*batch_p50),
             batch_p99_ms: millis(*batch_p99),
             runs: *runs,

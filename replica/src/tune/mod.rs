@@ -5,11 +5,12 @@
 //!
 //! 1. [`plan`]: decides what to measure next and which settings to choose. Pure; tested with formulas as machines.
 //! 2. [`curve`]: statistics of the measurements of a setting; [`quality`]: accuracy of a precision.
-//! 3. `measure`: engine and clock; `texts`: texts for measuring accuracy.
+//! 3. `measure`: engine and clock; `texts`: texts for measuring accuracy; `cpu_time`: CPU time of other processes.
 //! 4. [`file`](mod@file): format of the stored settings, and when they apply; [`effective`]: the settings with which a
 //!    replica runs.
 //! 5. [`report`]: table and JSON; [`plot`]: throughput against latency.
 
+mod cpu_time;
 pub mod curve;
 pub mod effective;
 mod error;
@@ -30,12 +31,14 @@ use replica_api::input::Readable;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 
+pub use self::cpu_time::OTHERS_MAX;
 pub use self::error::TuneError;
 
+use self::cpu_time::CpuTimes;
 use self::curve::{Point, Setting};
 use self::file::{Hardware, TunedModel};
 use self::measure::Bench;
-use self::plan::{SearchPlan, SearchTask, TunedChoice};
+use self::plan::{Gain, SearchPlan, SearchTask, TunedChoice};
 use self::quality::Quality;
 use crate::cache::{CachedModel, ModelCache};
 use crate::engine::Engine;
@@ -69,6 +72,10 @@ pub struct TuneRequest {
     pub time: Duration,
     /// Path of the output file, if not in the cache.
     pub out: Option<PathBuf>,
+    /// Path of the plot, if not beside the output file.
+    pub plot: Option<PathBuf>,
+    /// Share of the CPU time that other processes may use, above which nothing is kept; see [`OTHERS_MAX`].
+    pub others_max: f64,
 }
 
 /// Progress of a tuning run.
@@ -99,30 +106,27 @@ pub struct Report {
     pub points: Vec<Point>,
     /// Accuracy of each precision compared with f32; those that are not accurate enough were not measured further.
     pub qualities: Vec<(Precision, Quality)>,
-    /// Settings of an untuned replica.
-    pub before: Setting,
-    /// Tokens per second before and after, measured in alternation; absent if there was no time.
-    pub comparison: Option<(f64, f64)>,
-    /// Path of the settings.
-    pub file: PathBuf,
-    /// Path of the plot.
-    pub plot: PathBuf,
+    /// Throughput before and after for each precision; without those for which there was no time.
+    pub gains: Vec<Gain>,
+    /// Path of the settings; `None` if they were not kept because the machine was busy.
+    pub file: Option<PathBuf>,
+    /// Path of the plot; `None` if the machine was busy and the request names no path.
+    pub plot: Option<PathBuf>,
     /// Time it took.
     pub took: Duration,
-    /// System load per core at the start: results are valid for an idle machine. Absent if the system does not report
-    /// it.
-    pub load_per_core: Option<f64>,
+    /// Share of the CPU time that other processes used during the measurements; absent if the system does not report it.
+    pub others_share: Option<f64>,
 }
 
-/// Tunes a model and writes the result.
+/// Tunes a model and writes the result, unless other processes used the machine meanwhile.
 pub fn run(
     cache: &ModelCache,
     order: TuneRequest,
     progress: &mut dyn FnMut(TuneEvent),
 ) -> Result<Report, TuneError> {
     let begin = Instant::now();
-    let load_per_core = load_per_core();
-    let TuneRequest { model: cached, precisions, target_p99, time, out } = order;
+    let times = CpuTimes::now();
+    let TuneRequest { model: cached, precisions, target_p99, time, out, plot, others_max } = order;
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
     let max_threads = available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
@@ -181,37 +185,36 @@ pub fn run(
     let hardware = Hardware::here(Isa::best().name());
     let file = out.unwrap_or_else(|| file::default_path(cache.root(), &cached.digest, &hardware));
     let tuned = TunedModel { source: cached.source, digest: cached.digest, hardware, choices };
+    let others_share = times.zip(CpuTimes::now());
+    let others_share = others_share.and_then(|(before, after)| CpuTimes::others_share(before, after));
+    let file = Some(file).filter(|_| others_share.is_none_or(|share| share <= others_max));
     let report = Report {
         points: plan.points(),
-        comparison: plan.comparison(),
-        plot: file.with_extension("svg"),
+        gains: plan.gains(),
+        plot: plot.or_else(|| Some(file.as_ref()?.with_extension("svg"))),
         tuned,
         qualities,
-        before,
         file,
         took: begin.elapsed(),
-        load_per_core,
+        others_share,
     };
     write_report(&report)?;
     Ok(report)
 }
 
-/// Returns the system load of the last minute per core, on Linux.
-fn load_per_core() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
-    let load: f64 = text.split(' ').next()?.parse().ok()?;
-    Some(load / available_parallelism().unwrap_or(NonZeroUsize::MIN).get() as f64)
-}
-
-/// Writes the settings and the plot beside them.
+/// Writes the settings and the plot, as far as the report has paths for them.
 fn write_report(report: &Report) -> Result<(), TuneError> {
     let Report { tuned, points, qualities, file, plot, .. } = report;
-    let title = format!("{} on {}", tuned.source, tuned.hardware);
     let write = |path: &PathBuf, text: &str| {
         file::write(path, text).map_err(|reason| TuneError::Write { path: path.clone(), reason })
     };
-    write(plot, &plot::svg(&title, points, &tuned.choices))?;
-    write(file, &file::text(tuned, qualities, points))
+    if let Some(plot) = plot {
+        write(plot, &plot::svg(report))?;
+    }
+    match file {
+        Some(file) => write(file, &file::text(tuned, qualities, points)),
+        None => Ok(()),
+    }
 }
 
 /// Query of the pairs, for models that read pairs.

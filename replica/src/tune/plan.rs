@@ -6,7 +6,8 @@
 //! then, for each precision, the budgets in ascending order until they bring no more gain; and then, as long as time
 //! remains, the same settings again in rotation. A shared machine is slow for seconds at a time, so that a setting is
 //! rated by the median of runs that are far apart. The last part of the time compares the settings before and after
-//! tuning, in alternation.
+//! tuning, in alternation: for each precision on its own, because a ratio of two precisions would show what the precision
+//! gains, and not what tuning does.
 //!
 //! The chosen budget is not the fastest but the smallest that is nearly as fast: throughput is flat beyond some budget,
 //! and a request that arrives during a batch waits for its end.
@@ -37,7 +38,7 @@ const MAX_BATCH_TIME: Duration = Duration::from_secs(2);
 /// Minimum gain for which a larger budget counts as faster.
 const GAIN: f64 = 1.01;
 /// Share of the best throughput that a batch keeps while only bulk requests wait.
-const NEARLY_ALL: f64 = 0.97;
+pub(super) const NEARLY_ALL: f64 = 0.97;
 /// The same while interactive requests wait: a bulk job keeps nine tenths of its speed.
 const NEARLY_ALL_WITH_INTERACTIVE: f64 = 0.90;
 /// Share of the time for the comparison of before and after.
@@ -59,7 +60,7 @@ pub struct SearchTask {
     pub precisions: Vec<Precision>,
     /// Maximum threads: the number of cores.
     pub max_threads: NonZeroUsize,
-    /// Settings of an untuned replica.
+    /// Settings of an untuned replica; those of another precision differ in the precision alone.
     pub before: Setting,
     /// Time limit.
     pub time: Duration,
@@ -82,12 +83,25 @@ pub struct TunedChoice {
     pub target_met: Option<bool>,
 }
 
+/// Throughput of one precision before and after tuning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gain {
+    /// Settings of an untuned replica with this precision.
+    pub before: Setting,
+    /// Chosen settings.
+    pub after: Setting,
+    /// Tokens per second before, measured in alternation with those after.
+    pub tokens_per_second_before: f64,
+    /// Tokens per second after.
+    pub tokens_per_second_after: f64,
+}
+
 /// State of a search.
 pub struct SearchPlan {
     task: SearchTask,
     runs: BTreeMap<Setting, Vec<MeasurementRun>>,
-    /// Settings of the comparison, once the search is complete.
-    comparison: Option<(Setting, Setting)>,
+    /// Settings before and after for each precision, once the search is complete.
+    comparison: Option<Vec<(Setting, Setting)>>,
     compared: BTreeMap<Setting, Vec<MeasurementRun>>,
 }
 
@@ -107,21 +121,27 @@ impl SearchPlan {
             if found.is_some() {
                 return found;
             }
-            let best = self.best()?;
-            let after = Setting {
-                precision: best.precision,
-                threads: best.threads,
-                batch_tokens: best.batch.batch_tokens,
+            let after = |choice: TunedChoice| Setting {
+                precision: choice.precision,
+                threads: choice.threads,
+                batch_tokens: choice.batch.batch_tokens,
             };
-            self.comparison = Some((self.task.before, after));
+            let pair = |choice: TunedChoice| (self.before(choice.precision), after(choice));
+            self.comparison = Some(self.choices().into_iter().map(pair).collect());
         }
-        let (before, after) = self.comparison?;
-        let rounds = |setting: Setting| self.compared.get(&setting).map_or(0, Vec::len);
-        let next = if rounds(after) < rounds(before) { after } else { before };
-        let left = if rounds(next) == 0 { left + OVERRUN } else { left };
-        // No difference to compare, enough rounds, or no time for another one.
-        let over = before == after || rounds(next) >= MAX_ROUNDS || self.expected(next) > left;
+        let rounds = |setting: &Setting| self.compared.get(setting).map_or(0, Vec::len);
+        // Where nothing was changed, there is no difference to measure.
+        let changed = self.comparison.iter().flatten().filter(|(before, after)| before != after);
+        let next = changed.flat_map(|(before, after)| [*before, *after]).min_by_key(rounds)?;
+        let left = if rounds(&next) == 0 { left + OVERRUN } else { left };
+        // Enough rounds, or no time for another one.
+        let over = rounds(&next) >= MAX_ROUNDS || self.expected(next) > left;
         (!over).then_some(next)
+    }
+
+    /// Returns the settings of an untuned replica with this precision.
+    fn before(&self, precision: Precision) -> Setting {
+        Setting { precision, ..self.task.before }
     }
 
     /// Records a run.
@@ -135,15 +155,21 @@ impl SearchPlan {
         self.comparison.is_some()
     }
 
-    /// Returns the tokens per second before and after, measured in alternation.
-    pub fn comparison(&self) -> Option<(f64, f64)> {
-        let (before, after) = self.comparison?;
-        let measured = |setting| Some(Point::of(setting, self.compared.get(&setting)?)?.tokens_per_second);
-        if before == after {
-            let same = Point::of(before, self.runs.get(&before)?)?.tokens_per_second;
-            return Some((same, same));
-        }
-        Some((measured(before)?, measured(after)?))
+    /// Returns the gain of each precision that was measured before and after, the recommended one first.
+    pub fn gains(&self) -> Vec<Gain> {
+        let speed = |of: &BTreeMap<Setting, Vec<MeasurementRun>>, setting: Setting| {
+            Some(Point::of(setting, of.get(&setting)?)?.tokens_per_second)
+        };
+        let gain = |(before, after): &(Setting, Setting)| {
+            let of = if before == after { &self.runs } else { &self.compared };
+            Some(Gain {
+                before: *before,
+                after: *after,
+                tokens_per_second_before: speed(of, *before)?,
+                tokens_per_second_after: speed(of, *after)?,
+            })
+        };
+        self.comparison.iter().flatten().filter_map(gain).collect()
     }
 
     /// Returns the statistics of all measured settings, in order.
@@ -168,10 +194,6 @@ impl SearchPlan {
             missed(a).cmp(&missed(b)).then(b.tokens_per_second.total_cmp(&a.tokens_per_second))
         });
         choices
-    }
-
-    fn best(&self) -> Option<TunedChoice> {
-        self.choices().into_iter().next()
     }
 
     fn next_of_search(&self, left: Duration) -> Option<Setting> {
@@ -234,7 +256,7 @@ impl SearchPlan {
     fn next_budget(&self) -> Option<Setting> {
         let threads = self.threads()?;
         for precision in &self.task.precisions {
-            let before = Setting { threads, precision: *precision, ..self.task.before };
+            let before = Setting { threads, ..self.before(*precision) };
             let ladder =
                 budgets().map(|batch_tokens| Setting { precision: *precision, threads, batch_tokens });
             let mut measured: Vec<Point> = Vec::new();

@@ -126,14 +126,14 @@ fn every_precision_is_measured_and_the_faster_one_is_recommended() {
         choices.iter().map(|choice| (choice.precision, choice.batch.batch_tokens)).collect();
     // In int8 the fixed millisecond weighs twice: 200 / (n + 200) of the time, 1.2 % at 16384 and 4.7 % at 4096.
     assert_eq!(found, [(Precision::Int8, 8192), (Precision::F32, 2048)]);
-    let (before, after) = plan.comparison().expect("a comparison");
+    let (before, after) = only_gain(&plan);
     assert!(after > 1.9 * before, "{before} {after}");
 }
 
 #[test]
 fn before_and_after_are_measured_in_alternation() {
     let (plan, _) = search(task(2), plain, 0.0);
-    let (before, after) = plan.comparison().expect("a comparison");
+    let (before, after) = only_gain(&plan);
     assert!((before - 512.0 / 0.00612).abs() < 1.0, "{before}");
     assert!(after > 1.1 * before, "{before} {after}");
     let rounds: Vec<usize> = plan.compared.values().map(Vec::len).collect();
@@ -164,4 +164,33 @@ fn budgets_are_not_tried_after_the_curve_is_flat() {
     let (plan, _) = search(task(1), slow, 0.0);
     let longest = plan.points().iter().map(|point| point.batch_p50).max();
     assert!(longest < Some(Duration::from_secs(11)), "longer than the untuned batch: {longest:?}");
+}
+
+/// Returns the tokens per second before and after of a search with one precision.
+fn only_gain(plan: &SearchPlan) -> (f64, f64) {
+    let [gain] = &plan.gains()[..] else { panic!("{:?}", plan.gains()) };
+    (gain.tokens_per_second_before, gain.tokens_per_second_after)
+}
+
+/// int8 takes half of the time per token.
+fn two_precisions(setting: Setting) -> Duration {
+    let share = if setting.precision == Precision::Int8 { 0.5 } else { 1.0 };
+    micros(1000.0 + 20.0 * setting.batch_tokens as f64 * share)
+}
+
+#[test]
+fn a_gain_never_compares_two_precisions() {
+    let precisions = vec![Precision::F32, Precision::Int8];
+    let (plan, _) = search(SearchTask { precisions, ..task(1) }, two_precisions, 0.0);
+    let gains = plan.gains();
+    assert_eq!(
+        gains.iter().map(|gain| gain.after.precision).collect::<Vec<_>>(),
+        [Precision::Int8, Precision::F32]
+    );
+    for Gain { before, after, tokens_per_second_before, tokens_per_second_after } in gains {
+        assert_eq!(before, Setting { precision: after.precision, ..task(1).before });
+        let speed = |setting: Setting| setting.batch_tokens as f64 / two_precisions(setting).as_secs_f64();
+        assert!((tokens_per_second_before - speed(before)).abs() < 1.0, "{before:?}");
+        assert!((tokens_per_second_after - speed(after)).abs() < 1.0, "{after:?}");
+    }
 }

@@ -8,18 +8,14 @@ use serde_json::{Value, json};
 
 use super::curve::{Point, Setting};
 use super::file::{PointV1, QualityV1, SettingsV1};
-use super::plan::TunedChoice;
+use super::plan::{Gain, TunedChoice};
 use super::quality::Quality;
 use super::{Report, plot};
-
-/// Load per core above which the machine is not idle.
-const BUSY: f64 = 0.5;
 
 impl Report {
     /// Returns the curve, the plot, the chosen settings, and their gain.
     pub fn table(&self) -> String {
-        let Report { tuned, points, qualities, before, comparison, file, plot: drawn, took, load_per_core } =
-            self;
+        let Report { tuned, points, qualities, gains, file, plot: drawn, took, others_share } = self;
         let mut table = format!("{} on {}, in {:.0} s\n\n", tuned.source, tuned.hardware, took.as_secs_f64());
         let _ = writeln!(
             table,
@@ -27,7 +23,8 @@ impl Report {
             "precision", "threads", "tokens", "tokens/s", "p50 ms", "p99 ms", "runs"
         );
         for point in points {
-            let Point { setting, tokens_per_second, batch_p50, batch_p99, runs } = point;
+            let Point { setting, tokens_per_second, tokens_per_second_range: _, batch_p50, batch_p99, runs } =
+                point;
             let Setting { precision, threads, batch_tokens } = setting;
             let mark = if self.is_chosen(setting) { "  chosen" } else { "" };
             let _ = writeln!(
@@ -48,20 +45,14 @@ impl Report {
         for choice in &tuned.choices {
             table.push_str(&sentence(choice));
         }
-        if let Some((old, new)) = comparison {
+        for Gain { before, after, tokens_per_second_before: old, tokens_per_second_after: new } in gains {
             let _ = writeln!(
                 table,
-                "before: {old:.0} tokens/s ({} threads, {} tokens a batch, {}); after: {new:.0} tokens/s, {:.2} x",
+                "{}: before {old:.0} tokens/s ({} threads, {} tokens a batch), after {new:.0} tokens/s, {:.2} x",
+                after.precision,
                 before.threads,
                 before.batch_tokens,
-                before.precision,
                 new / old.max(f64::MIN_POSITIVE)
-            );
-        }
-        if let Some(load_per_core) = load_per_core.filter(|load_per_core| *load_per_core > BUSY) {
-            let _ = writeln!(
-                table,
-                "other processes were using this machine (load {load_per_core:.1} per core); repeat when it is idle"
             );
         }
         if let Some(recommended) = self.recommended() {
@@ -71,18 +62,27 @@ impl Report {
                  deployment has precision = \"{recommended}\""
             );
         }
-        let _ = write!(
-            table,
-            "settings: {}\nplot: {}\nReplicas of this model on this machine use them from their next start.",
-            file.display(),
-            drawn.display()
-        );
+        if let Some(drawn) = drawn {
+            let _ = writeln!(table, "plot: {}", drawn.display());
+        }
+        let _ = match file {
+            Some(file) => write!(
+                table,
+                "settings: {}\nReplicas of this model on this machine use them from their next start.",
+                file.display()
+            ),
+            None => write!(
+                table,
+                "settings: not kept, because other processes used {:.0} % of the CPU time; repeat on an idle machine",
+                100.0 * others_share.unwrap_or_default()
+            ),
+        };
         table
     }
 
     /// Returns the report as JSON.
     pub fn to_json(&self) -> Value {
-        let Report { tuned, points, qualities, before, comparison, file, plot, took, load_per_core } = self;
+        let Report { tuned, points, qualities, gains, file, plot, took, others_share } = self;
         let setting = |setting: &Setting| {
             let Setting { precision, threads, batch_tokens } = setting;
             json!({"precision": precision.as_str(), "threads": threads.get(), "batch_tokens": batch_tokens})
@@ -91,12 +91,19 @@ impl Report {
         let choices: Vec<SettingsV1> = tuned.choices.iter().map(SettingsV1::from).collect();
         let quality: Vec<QualityV1> =
             qualities.iter().map(|(precision, quality)| QualityV1::new(*precision, quality)).collect();
+        let gains: Vec<Value> = gains
+            .iter()
+            .map(|Gain { before, after, tokens_per_second_before, tokens_per_second_after }| {
+                json!({"before": setting(before), "after": setting(after), "tokens_per_second": {
+                    "before": tokens_per_second_before.round(), "after": tokens_per_second_after.round(),
+                }})
+            })
+            .collect();
         json!({
             "model": tuned.source, "digest": tuned.digest, "hardware": tuned.hardware, "settings": choices,
-            "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "before": setting(before),
-            "tokens_per_second": comparison.map(|(before, after)| json!({"before": before.round(), "after": after.round()})),
+            "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "gains": gains,
             "file": file, "plot": plot, "seconds": took.as_secs_f64(),
-            "load_per_core": load_per_core,
+            "cpu_share_of_other_processes": others_share,
         })
     }
 

@@ -1,7 +1,12 @@
-//! Plot of throughput against latency, for a terminal and as SVG.
+//! Plot of throughput against latency, for a terminal and as SVG ([`svg`](fn@svg)).
 //!
 //! Each precision is a line through its budgets, from few tokens on the left to many on the right. The time axis is
-//! logarithmic, because budgets double. The chosen settings are marked.
+//! logarithmic, because budgets double. The chosen settings are marked; the SVG also says why they were chosen, and shows
+//! the slowest and the fastest run of each point.
+
+mod svg;
+
+pub use svg::svg;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,13 +19,6 @@ use super::plan::TunedChoice;
 /// Size of the terminal plot in characters, without the axes.
 const COLUMNS: usize = 64;
 const ROWS: usize = 14;
-/// Size of the SVG in pixels.
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 420.0;
-const MARGIN: f64 = 70.0;
-/// Colours of the lines, one for each precision; labels distinguish them without colours.
-const COLOURS: [&str; 4] = ["#1f5fa8", "#c4561a", "#3b7d3b", "#7a4fa0"];
-
 /// Points with the chosen number of threads, by precision.
 type Curves<'a> = BTreeMap<Precision, Vec<&'a Point>>;
 
@@ -103,97 +101,12 @@ pub fn terminal(points: &[Point], choices: &[TunedChoice]) -> String {
     plot
 }
 
-/// Renders the plot as SVG.
-pub fn svg(title: &str, points: &[Point], choices: &[TunedChoice]) -> String {
-    let lines = lines(points, choices);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{MARGIN}\" \
-         y=\"24\" font-size=\"14\">{}</text>\n",
-        escaped(title)
-    );
-    if let Some(axes) = Axes::around(&lines) {
-        draw_axes(&mut svg, &axes);
-        for ((precision, line), colour) in lines.iter().zip(COLOURS.iter().cycle()) {
-            draw_line(&mut svg, &axes, &precision.to_string(), line, colour, choices);
-        }
-    }
-    svg.push_str("</svg>\n");
-    svg
-}
-
-fn pixel(share: (f64, f64)) -> (f64, f64) {
-    (MARGIN + share.0 * (WIDTH - 2.0 * MARGIN), HEIGHT - MARGIN - share.1 * (HEIGHT - 2.0 * MARGIN))
-}
-
-fn draw_axes(svg: &mut String, axes: &Axes) {
-    let ((left, bottom), (right, top)) = (pixel((0.0, 0.0)), pixel((1.0, 1.0)));
-    let _ = writeln!(
-        svg,
-        "<path d=\"M{left:.1} {top:.1}V{bottom:.1}H{right:.1}\" fill=\"none\" stroke=\"#555\"/>\n\
-         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">milliseconds a batch (p50)</text>\n\
-         <text x=\"14\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 14 {:.1})\">tokens/s</text>",
-        WIDTH / 2.0,
-        HEIGHT - 20.0,
-        HEIGHT / 2.0,
-        HEIGHT / 2.0
-    );
-    for quarter in 0..=4 {
-        let share = f64::from(quarter) / 4.0;
-        let (x, y) = pixel((share, share));
-        let millis = (axes.time.from + share * (axes.time.to - axes.time.from)).exp();
-        let digits = usize::from(millis < 10.0);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{millis:.digits$}</text>\n\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{:.0}</text>",
-            bottom + 18.0,
-            left - 6.0,
-            y + 4.0,
-            share * axes.speed.to
-        );
-    }
-}
-
-fn draw_line(
-    svg: &mut String,
-    axes: &Axes,
-    name: &str,
-    line: &[&Point],
-    colour: &str,
-    choices: &[TunedChoice],
-) {
-    let places: Vec<(f64, f64)> = line.iter().map(|point| pixel(axes.position(point))).collect();
-    let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let _ = writeln!(svg, "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", path.join(" "));
-    for (point, (x, y)) in line.iter().zip(&places) {
-        let chosen = is_chosen(point, choices);
-        let (radius, fill) = if chosen { (6, colour) } else { (3, "white") };
-        let tokens = point.setting.batch_tokens;
-        let _ = writeln!(
-            svg,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{fill}\" stroke=\"{colour}\"/>\n\
-             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" font-size=\"10\" fill=\"#555\">{tokens}</text>",
-            y - 10.0
-        );
-    }
-    if let Some((x, y)) = places.last() {
-        let _ =
-            writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>", x + 10.0, y + 4.0);
-    }
-}
-
-/// Escapes a title for XML.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 fn millis(point: &Point) -> f64 {
     (point.batch_p50.as_secs_f64() * 1e3).max(1e-6)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::num::NonZeroUsize;
     use std::time::Duration;
 
@@ -203,7 +116,7 @@ mod tests {
     use super::super::curve::Setting;
     use super::*;
 
-    fn points() -> Vec<Point> {
+    pub(super) fn points() -> Vec<Point> {
         let point = |tokens: u64| {
             let setting =
                 Setting { precision: Precision::F32, threads: NonZeroUsize::MIN, batch_tokens: tokens };
@@ -213,7 +126,7 @@ mod tests {
         [64, 256, 1024, 4096].map(point).into()
     }
 
-    fn choices() -> Vec<TunedChoice> {
+    pub(super) fn choices() -> Vec<TunedChoice> {
         vec![TunedChoice {
             precision: Precision::F32,
             threads: NonZeroUsize::MIN,
@@ -245,18 +158,5 @@ mod tests {
     #[test]
     fn without_measurements_the_plot_is_empty() {
         assert_eq!(terminal(&[], &[]), "");
-        assert!(svg("a", &[], &[]).ends_with("</svg>\n"));
-    }
-
-    #[test]
-    fn the_svg_has_a_circle_for_each_point_and_is_well_formed() {
-        let svg = svg("a <model> & a machine", &points(), &choices());
-        assert_eq!(svg.matches("<circle").count(), 4);
-        assert_eq!(svg.matches("r=\"6\"").count(), 1, "one is chosen");
-        assert!(svg.contains("a &lt;model&gt; &amp; a machine"));
-        assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
-        for number in svg.split('"').filter_map(|part| part.parse::<f64>().ok()) {
-            assert!((-90.0..=WIDTH).contains(&number), "{number} lies outside");
-        }
     }
 }
