@@ -198,7 +198,10 @@ pub(crate) struct UpOptions {
     /// Number of regions, or a list such as aws/us-east-1,gcp/europe-west4
     #[arg(long, value_name = "N|LIST", default_value = "3")]
     pub regions: String,
-    /// Port of the gateway on loopback; 0 selects a free port
+    /// Number of gateways: near the first region, the second, and so on; by default near each, and one with --ipv6
+    #[arg(long, value_name = "N")]
+    pub gateways: Option<u32>,
+    /// Port of the first gateway on loopback; 0 selects a free port. The others have free ports
     #[arg(long, default_value_t = 8080)]
     pub port: u16,
     /// API key of clients

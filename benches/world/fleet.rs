@@ -1,10 +1,10 @@
 //! Fleet of real processes with emulated distances: a hub, and in each region a gateway, a
 //! spoke, and scripted replicas with a given throughput.
 //!
-//! `meridian up` has one gateway, and so one distance to each region. Here every region has a gateway, and there is a link
-//! between each gateway and each region with the delay of their distance ([`link`]). Each gateway gets the route table
-//! through a proxy ([`TableProxy`]) that replaces the endpoints of the regions by those of the gateway's own links. When the
-//! hub is killed, the proxy responds with 502.
+//! As in `meridian up`, every region has a gateway near it. There the relay of a spoke distinguishes the gateways; here there is
+//! a relay between each gateway and each region, with the delay of their distance ([`link`]). Each gateway gets the route
+//! table through a proxy ([`TableProxy`]) that replaces the endpoints of the regions by those of the gateway's own links.
+//! When the hub is killed, the proxy responds with 502.
 
 #[path = "../../src/up/link.rs"]
 #[expect(dead_code, reason = "links are not cut here")]
@@ -16,7 +16,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::IntoResponse;
-use link::EmulatedLink;
+use link::{EmulatedLink, LinkDelays};
 use loadtest::RawOptions;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -287,7 +287,8 @@ impl TableProxy {
         for (region, endpoint) in endpoints {
             let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
             links.insert(endpoint.to_string(), socket.local_addr().unwrap().to_string());
-            EmulatedLink::open(socket, *endpoint, prior_rtt(point(place).distance_km(point(region))) / 2);
+            let other = prior_rtt(point(place).distance_km(point(region))) / 2;
+            EmulatedLink::open(socket, *endpoint, LinkDelays { other, by_source: BTreeMap::new() });
         }
         let table = Arc::new(TableProxy { hub, links, client: client.clone() });
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();

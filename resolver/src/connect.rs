@@ -8,10 +8,10 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use regions::{Host, HostPort};
 use resolver_core::race::{ConnectRace, RaceStep};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep_until, timeout};
 
-use crate::{ResolutionError, Resolver};
+use crate::{ResolutionError, Resolver, SourceAddress};
 
 /// Error of a connection.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ impl Resolver {
             addresses.retain(|address| permitted(*address));
             match addresses.as_slice() {
                 [] => Err(ConnectError::NotPermitted),
-                [only] => Ok(TcpStream::connect((*only, endpoint.port())).await?),
+                [only] => Ok(self.1.connect(SocketAddr::new(*only, endpoint.port())).await?),
                 several => self.race(endpoint, several).await,
             }
         };
@@ -68,7 +68,7 @@ impl Resolver {
             let until = match race.step(Instant::now()) {
                 RaceStep::Failed => return Err(last.into()),
                 RaceStep::Start(address) => {
-                    attempts.push(async move { (address, TcpStream::connect(address).await) });
+                    attempts.push(async move { (address, self.1.connect(address).await) });
                     continue;
                 }
                 RaceStep::Wait(until) => until,
@@ -107,6 +107,16 @@ impl Resolver {
         if let Host::Name(name) = endpoint.host() {
             self.0.cache.lock().promote(name, address);
         }
+    }
+}
+
+impl SourceAddress {
+    /// Connects from this address.
+    async fn connect(self, address: SocketAddr) -> io::Result<TcpStream> {
+        let SourceAddress(Some(source)) = self else { return TcpStream::connect(address).await };
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.bind(SocketAddr::new(source, 0))?;
+        socket.connect(address).await
     }
 }
 

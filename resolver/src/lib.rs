@@ -36,9 +36,13 @@ const QUERIES_MAX: usize = 32;
 /// Longest pause of the refresh task; it is also woken by every new name.
 const REFRESH_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Resolver of the names of a process; clones share its cache.
+/// Resolver of the names of a process, and the opener of connections to them; clones share its cache.
 #[derive(Clone)]
-pub struct Resolver(Arc<Shared>);
+pub struct Resolver(Arc<Shared>, SourceAddress);
+
+/// Source address of connections; the system's choice if absent.
+#[derive(Clone, Copy, Debug, Default)]
+struct SourceAddress(Option<IpAddr>);
 
 struct Shared {
     cache: Mutex<NameCache>,
@@ -76,6 +80,12 @@ impl Resolver {
         Resolver::of_client(self.0.client.clone())
     }
 
+    /// Returns a resolver with the same cache whose connections come from this local address; the system's choice if absent.
+    #[must_use]
+    pub fn with_source_address(&self, address: Option<IpAddr>) -> Resolver {
+        Resolver(self.0.clone(), SourceAddress(address))
+    }
+
     fn of_client(client: DnsClient) -> Resolver {
         let shared = Arc::new(Shared {
             cache: Mutex::new(NameCache::default()),
@@ -89,7 +99,7 @@ impl Resolver {
         let (weak, wake) = (Arc::downgrade(&shared), shared.wake.clone());
         let refresh = supervise("names", move || refresh(weak.clone(), wake.clone()));
         shared.tasks.lock().spawn(refresh);
-        Resolver(shared)
+        Resolver(shared, SourceAddress::default())
     }
 
     /// Returns whether a connection to this address of an endpoint may be used for new requests.

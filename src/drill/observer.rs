@@ -1,8 +1,9 @@
-//! Observer of a drill: polls the gateway's view of the regions and every hub's route table ten times a second. Each is
+//! Observer of a drill: polls each gateway's view of the regions and every hub's route table ten times a second. Each is
 //! polled separately, so that a process without a response does not delay the others.
 
 use crate::apply;
 use crate::cli::CallerOptions;
+use futures_util::future::join_all;
 use loadtest::drill::Event;
 use loadtest::drill::observations::{DrillObservations, RegionObservation, TableObservation};
 use regions::{Generation, RegionId};
@@ -44,12 +45,12 @@ impl ObservationLog {
         self.entries.lock()
     }
 
-    fn region(&self, region: &RegionId, observation: RegionObservation) {
+    fn region(&self, gateway: &str, region: &RegionId, observation: RegionObservation) {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
-        let first = entries.0.region_at(region, at).is_none();
+        let first = !entries.0.region_at(region, at).contains_key(gateway);
         let draining = if observation.draining { ", draining" } else { "" };
-        let text = format!("the gateway reports {region} {}{draining}", observation.health);
-        if entries.0.region(at, region, observation) && !first {
+        let text = format!("{gateway} reports {region} {}{draining}", observation.health);
+        if entries.0.region(at, gateway, region, observation) && !first {
             entries.1.push(Event { at, is_action: false, text });
         }
     }
@@ -70,37 +71,39 @@ impl ObservationLog {
 /// Processes to poll.
 #[derive(Default)]
 pub(super) struct Observer {
-    gateway: Option<SocketAddr>,
+    gateways: Vec<(String, SocketAddr)>,
     hubs: Vec<(String, OperatorClient)>,
 }
 
 impl Observer {
-    /// Creates an observer of a gateway, by its operations address, and of all hubs, with the identity of an operator.
-    pub(super) fn new(gateway: SocketAddr, hubs: &[SocketAddr], identity: &Path) -> anyhow::Result<Observer> {
+    /// Creates an observer of gateways, by their operations addresses, and of all hubs, with the identity of an operator.
+    pub(super) fn new(
+        gateways: &[(RegionId, SocketAddr)],
+        hubs: &[SocketAddr],
+        identity: &Path,
+    ) -> anyhow::Result<Observer> {
         let named = |(at, hub): (usize, &SocketAddr)| {
             let caller = CallerOptions { identity: Some(identity.to_owned()), ..CallerOptions::default() };
             let client = apply::client(&format!("https://{hub}"), &caller, TIMEOUT);
             Ok((format!("hub {}", at + 1), client.map_err(anyhow::Error::msg)?))
         };
         let hubs = hubs.iter().enumerate().map(named).collect::<anyhow::Result<_>>()?;
-        Ok(Observer { gateway: Some(gateway), hubs })
+        let gateways = match gateways {
+            [(_, only)] => vec![("gateway".to_owned(), *only)],
+            several => several.iter().map(|(near, address)| (format!("gateway {near}"), *address)).collect(),
+        };
+        Ok(Observer { gateways, hubs })
     }
 
     /// Polls forever.
     pub(super) async fn run(&self, log: &ObservationLog) {
-        let gateway = async {
-            match self.gateway {
-                Some(address) => {
-                    let Ok(client) = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else {
-                        return;
-                    };
-                    let url = format!("http://{address}/routes");
-                    let read = async || client.get(&url).send().await.ok()?.json().await.ok();
-                    poll(read, |routes| gateway(&routes, log)).await
-                }
-                None => std::future::pending().await,
-            }
-        };
+        let Ok(client) = &reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build() else { return };
+        // There are at most twelve gateways; their futures are polled in this task, like those of the hubs.
+        let gateways = self.gateways.iter().map(|(name, address)| async move {
+            let url = format!("http://{address}/routes");
+            let read = async || client.get(&url).send().await.ok()?.json().await.ok();
+            poll(read, |routes| gateway(name, &routes, log)).await;
+        });
         // There are at most five hubs; their futures are polled in this task.
         let [one, two, three, four, five] = std::array::from_fn(|at| async move {
             match self.hubs.get(at) {
@@ -111,7 +114,7 @@ impl Observer {
                 None => std::future::pending().await,
             }
         });
-        tokio::join!(gateway, one, two, three, four, five);
+        tokio::join!(join_all(gateways), one, two, three, four, five, std::future::pending::<()>());
     }
 }
 
@@ -126,16 +129,16 @@ async fn poll(read: impl AsyncFn() -> Option<Value>, mut note: impl FnMut(Value)
     }
 }
 
-fn gateway(routes: &Value, log: &ObservationLog) {
+fn gateway(name: &str, routes: &Value, log: &ObservationLog) {
     for row in routes["regions"].as_array().into_iter().flatten() {
         let region = row["region"].as_str().and_then(|region| region.parse().ok());
         if let (Some(region), Some(health)) = (region, row["health"].as_str()) {
             let draining = row["draining"].as_bool().unwrap_or(false);
-            log.region(&region, RegionObservation { health: health.to_owned(), draining });
+            log.region(name, &region, RegionObservation { health: health.to_owned(), draining });
         }
     }
     if let Some(generation) = routes["generation"].as_str().and_then(|text| text.parse().ok()) {
-        log.table("gateway", TableObservation { generation, content: None });
+        log.table(name, TableObservation { generation, content: None });
     }
 }
 

@@ -12,7 +12,7 @@ use regions::{EngineSpec, Task};
 use std::fmt::Write;
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
@@ -255,7 +255,12 @@ impl FleetFiles {
         hubs: &[SocketAddr],
         settings: &GatewaySettings<'_>,
     ) -> Result<ProcessSpec> {
-        let GatewaySettings { listen, operations, key, certificate, authority } = settings;
+        let GatewaySettings { number, listen, operations, key, certificate, authority } = settings;
+        // The first gateway has the names that it would have alone.
+        let name = match number {
+            0 => "gateway".to_owned(),
+            _ => format!("gateway-{}", region.as_str().replace('/', "-")),
+        };
         let key_file = self.dir.join("key");
         write_secret(&key_file, key).with_context(|| format!("{} cannot be written", key_file.display()))?;
         let tenants = TomlDocument::new("Tenants of a local fleet.")
@@ -267,23 +272,40 @@ impl FleetFiles {
             .text("operations", operations)
             .text("region", region)
             .line(&hub_line(hubs))
-            .text("snapshot", self.dir.join("gateway-routes").display())
+            .text("snapshot", self.dir.join(format!("{name}-routes")).display())
             .text("tenants", self.write("tenants", tenants)?.display())
             .line(&format!("trusted_peers = [\"{}\"]", listen.ip()));
+        let document = match source_address(*number, listen.ip()) {
+            Some(address) => document.text("source_address", address),
+            None => document,
+        };
         // A restart with a handover rejects no request; the socket's path must be short enough.
-        let handover = self.dir.join("gateway.handover");
+        let handover = self.dir.join(format!("{name}.handover"));
         let takes_over = handover.as_os_str().len() <= SOCKET_PATH_BYTES_MAX;
         let document = if takes_over { document.text("handover", handover.display()) } else { document };
-        let (document, member) = member(plan, document, authority, "gateway", Role::Gateway, region)?;
+        let (document, member) = member(plan, document, authority, &name, Role::Gateway, region)?;
         // No load balancer in front of this gateway has to notice that it stops.
         let mut document = document.line("\n[timeouts]").text("lame_duck", "0s");
         if let Some(IssuedCertificate { certificate, key }) = certificate {
             document = document.line("\n[tls]");
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
-        let document = self.receipts(document, "gateway")?;
-        let file = self.write("gateway", document)?;
-        Ok(ProcessSpec { takes_over, ..self.spec("gateway", None, 0, &file, Some(member)) })
+        let document = self.receipts(document, &name)?;
+        let file = self.write(&name, document)?;
+        let log = self.logs().join(format!("{name}.log"));
+        let name = if *number == 0 { name } else { format!("gateway {region}") };
+        Ok(ProcessSpec { name, log, takes_over, ..self.spec("gateway", None, 0, &file, Some(member)) })
+    }
+}
+
+/// Returns the local address of a gateway's connections, by which links tell it from the others; the first one has that of
+/// every other process. There are at most as many gateways as regions, so the last byte does not overflow.
+pub(super) fn source_address(number: usize, loopback: IpAddr) -> Option<IpAddr> {
+    match loopback {
+        IpAddr::V4(_) if number > 0 => {
+            u8::try_from(number + 1).ok().map(|last| IpAddr::from([127, 0, 0, last]))
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
 }
 
@@ -317,6 +339,8 @@ pub(super) struct ReplicaPlace<'a> {
 
 /// Settings of the gateway: client and operations addresses, API key, and the certificate for clients if TLS is on.
 pub(super) struct GatewaySettings<'a> {
+    /// Number among the gateways, counted from zero.
+    pub(super) number: usize,
     pub(super) listen: SocketAddr,
     pub(super) operations: SocketAddr,
     pub(super) key: &'a str,

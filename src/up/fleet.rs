@@ -3,7 +3,7 @@
 use super::authority::FleetAuthority;
 use super::etcd::EtcdCluster;
 use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
-use super::link::EmulatedLink;
+use super::link::{EmulatedLink, LinkDelays};
 use super::plan::FleetPlan;
 use super::ports::Ports;
 use super::process::{FleetProcess, ProcessSpec};
@@ -30,7 +30,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(32);
 pub(super) struct PreparedRegion {
     pub(super) region: RegionId,
     pub(super) spokes: Vec<PreparedSpoke>,
-    pub(super) one_way: Duration,
+    pub(super) delays: LinkDelays,
     pub(super) replicas: Vec<PreparedReplica>,
 }
 
@@ -42,6 +42,16 @@ pub(super) struct PreparedReplica {
     pub(super) operations: SocketAddr,
     /// Whether it accepts commands there.
     pub(super) is_scripted: bool,
+}
+
+/// Process specification and addresses of one gateway.
+#[derive(Clone)]
+pub(super) struct PreparedGateway {
+    pub(super) spec: ProcessSpec,
+    /// Region near which it is.
+    pub(super) region: RegionId,
+    pub(super) address: SocketAddr,
+    pub(super) operations: SocketAddr,
 }
 
 /// Process specification and addresses of one spoke; gateways reach it over the link.
@@ -58,7 +68,8 @@ pub(crate) struct LocalFleet {
     /// etcd cluster of the hubs; `None` with an embedded store.
     pub(super) etcd: Option<EtcdCluster>,
     pub(super) hubs: Vec<(ProcessSpec, SocketAddr)>,
-    pub(super) gateway: (ProcessSpec, SocketAddr),
+    /// Gateways; the first one is near the first region, and has the port of the options.
+    pub(super) gateways: Vec<PreparedGateway>,
     /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
     /// File with the webhook secret of the tenant.
@@ -67,7 +78,6 @@ pub(crate) struct LocalFleet {
     pub(super) embedded_data: Option<PathBuf>,
     /// Authority of the identities of all processes.
     pub(super) authority: FleetAuthority,
-    pub(super) operations: SocketAddr,
     pub(super) control: SocketAddr,
     pub(super) regions: Vec<PreparedRegion>,
     pub(super) ports: Ports,
@@ -80,15 +90,15 @@ pub(crate) struct LocalFleet {
 }
 
 impl LocalFleet {
-    /// Returns the base URL for clients, without `/v1`.
-    pub(crate) fn url(&self) -> String {
+    /// Returns the base URL of each gateway for clients, without `/v1`.
+    pub(crate) fn urls(&self) -> Vec<String> {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
-        format!("{scheme}://{}", self.gateway.1)
+        self.gateways.iter().map(|gateway| format!("{scheme}://{}", gateway.address)).collect()
     }
 
-    /// Returns the operations address of the gateway.
-    pub(crate) fn operations(&self) -> SocketAddr {
-        self.operations
+    /// Returns the region and the operations address of each gateway.
+    pub(crate) fn operations(&self) -> Vec<(RegionId, SocketAddr)> {
+        self.gateways.iter().map(|gateway| (gateway.region.clone(), gateway.operations)).collect()
     }
 
     /// Returns the addresses of the hubs.
@@ -131,15 +141,18 @@ impl LocalFleet {
             }
         }
         let links = self.open_links()?;
-        let (gateway, gateway_address) = self.gateway.clone();
-        drop(self.ports.take(self.operations));
-        self.start(gateway, gateway_address, begun).await?;
+        for PreparedGateway { spec, region: _, address, operations } in self.gateways.clone() {
+            drop(self.ports.take(operations));
+            self.start(spec, address, begun).await?;
+        }
         let (commands, receiver) = mpsc::channel(16);
         self.commands = Some(receiver);
         let socket = self.listener(self.control)?;
         let control = self.control_handle(links, commands)?;
         tokio::spawn(control_api::serve(socket, control.clone()));
-        readiness::until_healthy(self.operations, plan).await?;
+        for gateway in &self.gateways {
+            readiness::until_healthy(gateway.operations, plan).await?;
+        }
         Ok(control)
     }
 
@@ -160,6 +173,7 @@ impl LocalFleet {
             links,
             commands,
             processes: self.processes.clone(),
+            gateways: self.gateways.iter().map(|it| (it.region.clone(), it.spec.name.clone())).collect(),
             region_processes: Arc::new(self.regions.iter().map(processes).collect()),
             hubs: self.hubs.iter().map(|(spec, address)| (spec.name.clone(), *address)).collect(),
             store: members.map(|member| member.name.clone()).collect(),
@@ -198,12 +212,13 @@ impl LocalFleet {
         let regions: Vec<_> = self
             .regions
             .iter()
-            .map(|region| (region.region.clone(), region.spokes.clone(), region.one_way))
+            .map(|region| (region.region.clone(), region.spokes.clone(), region.delays.clone()))
             .collect();
-        for (region, spokes, one_way) in regions {
+        for (region, spokes, delays) in regions {
             for PreparedSpoke { link_address, address, .. } in spokes {
                 let socket = self.listener(link_address)?;
-                links.entry(region.clone()).or_default().push(EmulatedLink::open(socket, address, one_way));
+                let link = EmulatedLink::open(socket, address, delays.clone());
+                links.entry(region.clone()).or_default().push(link);
             }
         }
         Ok(Arc::new(links))
@@ -323,7 +338,8 @@ impl LocalFleet {
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
         let hubs = self.hubs.iter().map(|(hub, _)| hub);
-        hubs.chain([&self.gateway.0]).chain(regions).chain(members)
+        let gateways = self.gateways.iter().map(|gateway| &gateway.spec);
+        hubs.chain(gateways).chain(regions).chain(members)
     }
 
     fn spec(&self, name: &str) -> Option<ProcessSpec> {

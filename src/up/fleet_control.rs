@@ -49,6 +49,8 @@ pub(crate) struct FleetControl {
     pub commands: mpsc::Sender<ProcessCommand>,
     /// Process ids by name; `None` after the process has ended.
     pub processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
+    /// Region and process name of each gateway.
+    pub gateways: Vec<(RegionId, String)>,
     pub region_processes: Arc<BTreeMap<RegionId, RegionProcesses>>,
     pub hubs: Vec<(String, SocketAddr)>,
     /// Members of the etcd cluster; empty for an embedded store.
@@ -122,7 +124,14 @@ impl FleetControl {
                 }
                 Ok(all)
             }
-            ProcessTarget::Gateway => Ok(vec!["gateway".to_owned()]),
+            ProcessTarget::Gateways(near) => {
+                let named = self
+                    .gateways
+                    .iter()
+                    .filter(|(region, _)| near.as_ref().is_none_or(|near| near == region));
+                let named: Vec<_> = named.map(|(_, name)| name.clone()).collect();
+                if named.is_empty() { Err(format!("no gateway near {near:?}")) } else { Ok(named) }
+            }
             ProcessTarget::Hub(number) => {
                 let hub = self.hubs.get((*number as usize).saturating_sub(1));
                 hub.map(|(name, _)| vec![name.clone()]).ok_or_else(|| format!("no hub {number}"))

@@ -9,8 +9,9 @@
 //! cut link, which a relay in user space cannot emulate, since the kernel has already accepted the connection. Loss is
 //! emulated as the delay of retransmissions.
 
+use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -83,6 +84,22 @@ impl LinkConditions {
     }
 }
 
+/// One-way delays of a link, by the gateway from which a connection comes. A relay in front of each gateway would need as
+/// many addresses of each spoke, but a spoke has one in the route table; so the link distinguishes gateways by their local address.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LinkDelays {
+    /// Delay of connections from any other address.
+    pub other: Duration,
+    /// Delay by local address of a gateway.
+    pub by_source: BTreeMap<IpAddr, Duration>,
+}
+
+impl LinkDelays {
+    pub(super) fn one_way(&self, source: IpAddr) -> Duration {
+        self.by_source.get(&source).copied().unwrap_or(self.other)
+    }
+}
+
 /// Handle of an emulated link.
 #[derive(Clone)]
 pub(crate) struct EmulatedLink {
@@ -90,10 +107,10 @@ pub(crate) struct EmulatedLink {
 }
 
 impl EmulatedLink {
-    /// Opens a link from `socket` to `target` with the delay `one_way` in each direction. It lives as long as the runtime.
-    pub(crate) fn open(socket: TcpListener, target: SocketAddr, one_way: Duration) -> EmulatedLink {
+    /// Opens a link from `socket` to `target` with these delays in each direction. It lives as long as the runtime.
+    pub(crate) fn open(socket: TcpListener, target: SocketAddr, delays: LinkDelays) -> EmulatedLink {
         let conditions = Arc::new(watch::Sender::new(LinkConditions::NORMAL));
-        tokio::spawn(accept(socket, target, one_way, conditions.clone()));
+        tokio::spawn(accept(socket, target, delays, conditions.clone()));
         EmulatedLink { conditions }
     }
 
@@ -111,12 +128,13 @@ impl EmulatedLink {
 async fn accept(
     socket: TcpListener,
     target: SocketAddr,
-    one_way: Duration,
+    delays: LinkDelays,
     conditions: Arc<watch::Sender<LinkConditions>>,
 ) {
     loop {
         match socket.accept().await {
-            Ok((near, _)) => {
+            Ok((near, source)) => {
+                let one_way = delays.one_way(source.ip());
                 let conditions = conditions.subscribe();
                 tokio::spawn(async move {
                     if let Err(error) = relay(near, target, one_way, conditions).await {
@@ -216,8 +234,17 @@ async fn one_direction(
 mod tests {
     use super::*;
 
-    /// Starts an echo server behind a link.
+    fn delays(one_way: Duration) -> LinkDelays {
+        LinkDelays { other: one_way, ..LinkDelays::default() }
+    }
+
+    /// Starts an echo server behind a link, and connects to it.
     async fn echo(one_way: Duration) -> (EmulatedLink, TcpStream) {
+        let (link, address) = echo_server(delays(one_way)).await;
+        (link, TcpStream::connect(address).await.unwrap())
+    }
+
+    async fn echo_server(delays: LinkDelays) -> (EmulatedLink, SocketAddr) {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = server.local_addr().unwrap();
         tokio::spawn(async move {
@@ -228,8 +255,7 @@ mod tests {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let link = EmulatedLink::open(listener, target, one_way);
-        (link, TcpStream::connect(address).await.unwrap())
+        (EmulatedLink::open(listener, target, delays), address)
     }
 
     async fn round_trip(stream: &mut TcpStream, text: &[u8]) -> Vec<u8> {
@@ -253,6 +279,30 @@ mod tests {
         read.read_exact(&mut back).await.unwrap();
         writer.await.unwrap().unwrap();
         assert!(back == large);
+    }
+
+    #[tokio::test]
+    async fn a_connection_has_the_delay_of_the_gateway_from_which_it_comes() {
+        let far = IpAddr::from([127, 0, 0, 2]);
+        let by_source = [(far, Duration::from_millis(60))].into();
+        let (_link, address) = echo_server(LinkDelays { other: Duration::from_millis(1), by_source }).await;
+        let mut near_stream = TcpStream::connect(address).await.unwrap();
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::new(far, 0)).unwrap();
+        let mut far_stream = socket.connect(address).await.unwrap();
+        // The fastest of several, because the machine may be busy.
+        let mut fastest = [Duration::MAX; 2];
+        for _ in 0..10 {
+            for (stream, fastest) in [&mut near_stream, &mut far_stream].into_iter().zip(&mut fastest) {
+                let begun = Instant::now();
+                round_trip(stream, b"hello").await;
+                *fastest = begun.elapsed().min(*fastest);
+            }
+        }
+        assert!(
+            fastest[0] < Duration::from_millis(60) && fastest[1] >= Duration::from_millis(120),
+            "{fastest:?}"
+        );
     }
 
     #[tokio::test]
@@ -310,7 +360,7 @@ mod tests {
         let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let _link = EmulatedLink::open(listener, gone, Duration::from_millis(1));
+        let _link = EmulatedLink::open(listener, gone, delays(Duration::from_millis(1)));
         let mut stream = TcpStream::connect(address).await.unwrap();
         let read = stream.read(&mut [0; 1]).await;
         assert!(read.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset));

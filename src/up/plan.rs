@@ -54,6 +54,8 @@ pub(crate) struct FleetPlan {
     pub hubs: usize,
     /// Number of spokes in each region.
     pub spokes: usize,
+    /// Number of gateways, near the first regions.
+    pub gateways: usize,
     /// Scripted replicas, if they replace the deployed ones.
     pub scripted: Option<ScriptedReplicas>,
 }
@@ -83,6 +85,14 @@ impl FleetPlan {
                 .push(format!("--hubs {}: several hubs need a shared store; add --store etcd", options.hubs)),
             (hubs, _) => problems.push(format!("--hubs {hubs} is out of range; write 1 to {LOCAL_HUBS_MAX}")),
         }
+        match options.gateways {
+            Some(0) => problems.push("--gateways 0 is out of range; write at least 1".to_owned()),
+            Some(gateways) if gateways > 1 && options.ipv6 => problems.push(format!(
+                "--gateways {gateways}: links distinguish gateways by their loopback address, and IPv6 has one; remove --ipv6, or \
+                 write --gateways 1"
+            )),
+            Some(_) | None => {}
+        }
         if !(1..=LOCAL_SPOKES_MAX).contains(&options.spokes) {
             problems
                 .push(format!("--spokes {} is out of range; write 1 to {LOCAL_SPOKES_MAX}", options.spokes));
@@ -101,6 +111,17 @@ impl FleetPlan {
         let deployments = deployment::parse_deployments(&text, &catalogue)
             .map_err(|found| problems.extend(configuration::named(Path::new(&name), found)))
             .unwrap_or_default();
+        let gateways = match (options.gateways, options.ipv6) {
+            (None, true) => 1,
+            (None, false) => regions.len(),
+            (Some(gateways), _) => gateways as usize,
+        };
+        if gateways > regions.len() && !regions.is_empty() {
+            problems.push(format!(
+                "--gateways {gateways}: there is one near each region at most; write 1 to {}",
+                regions.len()
+            ));
+        }
         if problems.is_empty() {
             let catalogue_file = options.catalogue.as_ref().and_then(|file| file.canonicalize().ok());
             Ok(FleetPlan {
@@ -111,6 +132,7 @@ impl FleetPlan {
                 deployments_text: text,
                 hubs: options.hubs as usize,
                 spokes: options.spokes as usize,
+                gateways,
                 scripted: None,
             })
         } else {
@@ -162,6 +184,19 @@ impl FleetPlan {
         let here = self.replicas(region);
         let max: u32 = here.values().flatten().map(|deployment| 2 * deployment.scaling.max).sum();
         u16::try_from(max).unwrap_or(u16::MAX).clamp(1, SPAWNED_MAX)
+    }
+
+    /// Returns the regions near which there is a gateway.
+    pub(crate) fn gateway_regions(&self) -> &[RegionId] {
+        &self.regions[..self.gateways]
+    }
+
+    /// Returns the gateway for callers near a region, by index: the nearest one, as a client finds it by anycast or DNS.
+    pub(crate) fn nearest_gateway(&self, region: &RegionId) -> usize {
+        let distance = |gateway: &&RegionId| self.point(gateway).distance_km(self.point(region));
+        let gateways = self.gateway_regions().iter().enumerate();
+        let nearest = gateways.min_by(|(_, a), (_, b)| distance(a).total_cmp(&distance(b)));
+        nearest.map_or(0, |(index, _)| index)
     }
 
     /// Returns the location of a region.
@@ -289,6 +324,28 @@ mod tests {
                 "{spokes}"
             );
         }
+    }
+
+    #[test]
+    fn each_region_has_a_gateway_unless_fewer_are_asked_for() {
+        let plan = |arguments: &[&str]| check(arguments).map_err(|problems| problems.join("\n"));
+        let gateways = |arguments: &[&str]| plan(arguments).map(|plan| plan.gateways);
+        assert_eq!((gateways(&[]), gateways(&["--gateways", "2"])), (Ok(3), Ok(2)));
+        assert_eq!(gateways(&["--ipv6"]), Ok(1), "IPv6 has one loopback address");
+        for (arguments, part) in [
+            (&["--gateways", "0"][..], "at least 1"),
+            (&["--gateways", "4"], "write 1 to 3"),
+            (&["--gateways", "2", "--ipv6"], "remove --ipv6"),
+        ] {
+            assert!(gateways(arguments).is_err_and(|problem| problem.contains(part)), "{arguments:?}");
+        }
+        let two =
+            plan(&["--gateways", "2", "--regions", "aws/us-east-1,oci/ap-tokyo-1,gcp/europe-west4"]).unwrap();
+        let nearest = |region: &str| two.nearest_gateway(&region.parse().unwrap());
+        assert_eq!(
+            (nearest("oci/ap-tokyo-1"), nearest("gcp/europe-west4"), nearest("aws/us-east-1")),
+            (1, 0, 0)
+        );
     }
 
     #[test]

@@ -3,15 +3,17 @@
 use super::authority::FleetAuthority;
 use super::certificates;
 use super::etcd::EtcdCluster;
-use super::files::{FleetFiles, GatewaySettings, ReplicaPlace, SpokeSettings, state_dir};
-use super::fleet::{LocalFleet, PreparedRegion, PreparedReplica, PreparedSpoke};
+use super::files::{FleetFiles, GatewaySettings, ReplicaPlace, SpokeSettings, source_address, state_dir};
+use super::fleet::{LocalFleet, PreparedGateway, PreparedRegion, PreparedReplica, PreparedSpoke};
+use super::link::LinkDelays;
 use super::plan::FleetPlan;
 use super::ports::Ports;
 use crate::cli::{StoreKind, UpOptions};
 use anyhow::{Context, Result};
 use regions::deployment::Deployment;
+use regions::id::RegionId;
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 impl LocalFleet {
@@ -35,7 +37,6 @@ impl LocalFleet {
         fs::create_dir_all(files.logs())
             .with_context(|| format!("{} cannot be created", files.logs().display()))?;
         let files = FleetFiles { dir: files.dir.canonicalize()? };
-        let operations = ports.reserve(0)?;
         let control = ports.reserve(0)?;
         let hub_addresses = (0..plan.hubs).map(|_| ports.reserve(0)).collect::<std::io::Result<Vec<_>>>()?;
         let etcd = match options.store {
@@ -53,8 +54,7 @@ impl LocalFleet {
         }
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
-            let (_, round_trip) = plan.distance(&gateway_region, region);
-            let one_way = round_trip / 2;
+            let delays = link_delays(plan, region, gateway_address.ip());
             let replicas = match plan.is_autoscaled() {
                 true => Vec::new(),
                 false => replicas(&files, plan, index, &mut ports, &authority)?,
@@ -81,23 +81,28 @@ impl LocalFleet {
                 let spec = files.spoke(plan, region, &settings)?;
                 spokes.push(PreparedSpoke { spec, address: listen, operations, link_address: advertise });
             }
-            regions.push(PreparedRegion { region: region.clone(), spokes, one_way, replicas });
+            regions.push(PreparedRegion { region: region.clone(), spokes, delays, replicas });
         }
         let certificate = options.tls.then(|| certificates::self_signed(&files.dir)).transpose()?;
         let (key, for_clients) = (options.key.as_str(), certificate.as_ref());
-        let listen = gateway_address;
-        let settings =
-            GatewaySettings { listen, operations, key, certificate: for_clients, authority: &authority };
-        let gateway = files.gateway(plan, &gateway_region, &hub_addresses, &settings)?;
+        let mut gateways = Vec::new();
+        for (number, region) in plan.gateway_regions().iter().enumerate() {
+            let listen = if number == 0 { gateway_address } else { ports.reserve(0)? };
+            let operations = ports.reserve(0)?;
+            let authority = &authority;
+            let settings =
+                GatewaySettings { number, listen, operations, key, certificate: for_clients, authority };
+            let spec = files.gateway(plan, region, &hub_addresses, &settings)?;
+            gateways.push(PreparedGateway { spec, region: region.clone(), address: listen, operations });
+        }
         Ok(LocalFleet {
             hubs,
-            gateway: (gateway, gateway_address),
+            gateways,
             certificate: certificate.map(|made| made.certificate),
             webhook_secrets: files.webhook_secrets()?,
             embedded_data: etcd.is_none().then(|| files.hub_data()),
             etcd,
             authority,
-            operations,
             control,
             regions,
             ports,
@@ -107,6 +112,15 @@ impl LocalFleet {
             print,
         })
     }
+}
+
+/// Returns the delays of the links to a region, by gateway. Other processes are where the first gateway is.
+fn link_delays(plan: &FleetPlan, region: &RegionId, loopback: IpAddr) -> LinkDelays {
+    let one_way = |gateway: &RegionId| plan.distance(gateway, region).1 / 2;
+    let gateways = plan.gateway_regions().iter().enumerate();
+    let by_source =
+        gateways.filter_map(|(number, gateway)| Some((source_address(number, loopback)?, one_way(gateway))));
+    LinkDelays { other: one_way(&plan.regions[0]), by_source: by_source.collect() }
 }
 
 /// Prepares the replicas of one region.
@@ -145,4 +159,30 @@ fn replicas(
         }
     }
     Ok(replicas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, CliCommand};
+    use clap::Parser;
+
+    /// The emulated world must not make a caller faster when its region is lost.
+    #[test]
+    fn every_gateway_is_nearest_to_its_own_region() {
+        let CliCommand::Up(options) = Cli::parse_from(["meridian", "up", "--regions", "12"]).command else {
+            panic!("the command is up");
+        };
+        let plan = FleetPlan::check(&options).map_err(|problems| problems.join("\n")).unwrap();
+        let loopback = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let delays: Vec<_> = plan.regions.iter().map(|region| link_delays(&plan, region, loopback)).collect();
+        for (number, near) in plan.regions.iter().enumerate() {
+            assert_eq!(plan.nearest_gateway(near), number, "{near}");
+            let source = source_address(number, loopback).unwrap_or(loopback);
+            let to = |region: usize| delays[region].one_way(source);
+            for (other, far) in plan.regions.iter().enumerate().filter(|(other, _)| *other != number) {
+                assert!(to(number) < to(other), "{near} is nearer to its gateway than {far}");
+            }
+        }
+    }
 }

@@ -20,9 +20,14 @@ impl LocalFleet {
             Some(file) => ("https", format!("--cacert {} ", file.display())),
             None => ("http", String::new()),
         };
-        let (url, model) = (format!("{scheme}://{}", self.gateway.1), &plan.deployments[0].name);
+        let (url, model) = (&self.urls()[0], &plan.deployments[0].name);
         println!("\nmodels      {}", names(plan));
-        println!("operations  http://{}/routes", self.operations);
+        for gateway in &self.gateways {
+            println!("gateway     {scheme}://{} for callers near {}", gateway.address, gateway.region);
+        }
+        for gateway in &self.gateways {
+            println!("operations  http://{}/routes", gateway.operations);
+        }
         for (_, hub) in &self.hubs {
             println!("hub         https://{hub} (--identity {})", self.operator().display());
         }

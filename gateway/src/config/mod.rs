@@ -78,6 +78,8 @@ section! {
         dns: DnsSection;
         /// HTTP version towards regions.
         region_http: u8 = 1, in 1..=2;
+        /// Local address of the connections to regions, for hosts with several; the system selects one if absent.
+        source_address: Option<IpAddr>;
         /// Socket for upgrades with `--take-over`.
         handover: Option<PathBuf>;
         /// Minimum size in bytes of JSON responses that are compressed; none is if absent.
@@ -133,6 +135,8 @@ pub struct EdgeConfig {
     pub snapshot: PathBuf,
     /// Requests of locked deployments are rejected when the last confirmation of the route table by a hub is older.
     pub policy_max_age: Duration,
+    /// Local address of the connections to regions; the system selects one if absent.
+    pub source_address: Option<IpAddr>,
     /// Peers whose x-meridian-client-geo header is trusted.
     pub trusted_peers: Vec<IpAddr>,
     /// Load balancers whose connections begin with a PROXY protocol header; without one, clients connect directly.
@@ -260,6 +264,7 @@ impl EdgeConfig {
             dns: file.dns?,
             resolver: None,
             region_http2: file.region_http? == 2,
+            source_address: file.source_address?,
             handover: file.handover?.map(|path| files.path(path)),
             take_over: false,
             gzip_min_bytes: file.gzip_min_bytes?,

@@ -94,7 +94,7 @@ impl Gateway {
                 &config.transport,
                 config.region_http2,
                 &config.catalogue,
-                resolver,
+                resolver.with_source_address(config.source_address),
             )?),
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             split_capacity: Arc::new(SplitCapacity::new()),

@@ -3,7 +3,7 @@
 //! | syntax | effect |
 //! |---|---|
 //! | `kill`, `stop`, `start`, `restart`, `pause`, `resume` | SIGKILL; graceful shutdown; start; graceful shutdown and start; SIGSTOP; SIGCONT |
-//! | … `region R`, `spoke R`, `spoke R 2`, `replica R`, `gateway`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spokes and its replicas, `spoke R` all its spokes, the store all its members |
+//! | … `region R`, `spoke R`, `spoke R 2`, `replica R`, `gateway`, `gateway R`, `hub`, `hub 2`, `store`, `store 1` | target processes: a region is its spokes and its replicas, `spoke R` all its spokes, `gateway` all gateways, `gateway R` that near R, the store all its members |
 //! | `cut link R`, `cut link to R`, `cut link from R` | drops all traffic, or all traffic in one direction |
 //! | `slow link R 10x`, `delay link R 200ms` | multiplies the round-trip time; adds to it |
 //! | `lose 5% on link R` | packet loss as TCP shows it: the segment and everything behind it is late |
@@ -23,7 +23,7 @@ use super::{DrillFleet, DrillStore};
 pub enum Action {
     /// Sends a signal or a lifecycle command to processes.
     Process(ProcessAction, ProcessTarget),
-    /// Changes the link between the gateway and a region.
+    /// Changes the links between the gateways and a region.
     Link(RegionId, LinkChange),
     /// Slows the replicas of a region by a factor.
     SlowReplicas(RegionId, u32),
@@ -68,8 +68,8 @@ pub enum ProcessTarget {
     Spoke(RegionId, Option<u32>),
     /// The replicas of a region.
     Replicas(RegionId),
-    /// The gateway.
-    Gateway,
+    /// All gateways, or the one near a region.
+    Gateways(Option<RegionId>),
     /// One hub, counted from 1.
     Hub(u32),
     /// All members of the etcd cluster, or one, counted from 1.
@@ -107,7 +107,7 @@ pub const STORE_MEMBERS: u32 = 3;
 /// Largest factor of a slowdown or surge.
 pub const TIMES_MAX: u32 = 1000;
 /// Syntax summary for error messages.
-const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R [N]|replica R|gateway|hub N|store`, \
+const SYNTAX: &str = "`kill|stop|start|restart|pause|resume region R|spoke R [N]|replica R|gateway [R]|hub N|store`, \
     `cut link R`, `cut link to R`, `cut link from R`, `heal link R`, `slow link R 10x`, `delay link R 200ms`, `lose 5% on link R`, \
     `slow replica R 10x`, `surge 3x for 10s`, `surge 3x on NAME for 10s`, `drain region R` or `undrain region R`";
 
@@ -178,7 +178,10 @@ impl Action {
             | Action::SlowReplicas(region, _)
             | Action::Drain(region)
             | Action::Undrain(region) => Some(region),
-            Action::Process(_, ProcessTarget::Gateway | ProcessTarget::Hub(_) | ProcessTarget::Store(_))
+            Action::Process(
+                _,
+                ProcessTarget::Gateways(_) | ProcessTarget::Hub(_) | ProcessTarget::Store(_),
+            )
             | Action::Surge { .. } => None,
         }
     }
@@ -203,7 +206,10 @@ impl ProcessTarget {
                 Ok(ProcessTarget::Spoke(parse_region(region, fleet)?, Some(number)))
             }
             ["replica", region] => Ok(ProcessTarget::Replicas(parse_region(region, fleet)?)),
-            ["gateway"] => Ok(ProcessTarget::Gateway),
+            ["gateway"] => Ok(ProcessTarget::Gateways(None)),
+            ["gateway", region] => {
+                parse_region(region, fleet).map(|region| ProcessTarget::Gateways(Some(region)))
+            }
             ["hub"] if fleet.hubs == 1 => Ok(ProcessTarget::Hub(1)),
             ["hub"] => Err(format!("`{text}`: the fleet has {} hubs; write hub 1 to hub {0}", fleet.hubs)),
             ["hub", number] => parse_number(number, fleet.hubs, "hub").map(ProcessTarget::Hub),

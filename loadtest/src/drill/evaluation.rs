@@ -147,17 +147,19 @@ impl Evaluator<'_> {
         let here = served_by(window, region);
         let in_use =
             |region: &super::observations::RegionObservation| region.health == "healthy" && !region.draining;
-        // Without observations of the gateway, only the responses count.
+        // Without observations of the gateways, only the responses count.
         let at = self.observations.region_at(region, span.from);
+        let using: Vec<&str> =
+            at.iter().filter(|(_, region)| in_use(region)).map(|(name, _)| *name).collect();
         let again = self.observations.region_within(region, span.from, span.to).into_iter().any(in_use);
-        let observed = match at {
-            Some(region) if in_use(region) => ", and the gateway considers it healthy",
-            Some(_) if again => ", and the gateway considered it healthy again",
-            Some(_) => ", and the gateway does not use it",
-            None => "",
+        let observed = match at.len() {
+            0 => String::new(),
+            _ if !using.is_empty() => format!(", and {} considered it healthy", using.join(" and ")),
+            _ if again => ", and it was considered healthy again".to_owned(),
+            1 => ", and the gateway does not use it".to_owned(),
+            _ => ", and no gateway uses it".to_owned(),
         };
-        let done = here == 0 && !at.is_some_and(in_use) && !again;
-        held(done, format!("{here} responses from it{observed}"))
+        held(here == 0 && using.is_empty() && !again, format!("{here} responses from it{observed}"))
     }
 
     fn never_falls(&self) -> Evaluation {
@@ -227,7 +229,7 @@ fn ms(span: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::observations::{RegionObservation, TableObservation};
     use super::super::{ReadContext, read};
     use super::*;
@@ -238,7 +240,7 @@ mod tests {
     const FAR: &str = "gcp/europe-west4";
 
     /// A drill of 20 s with a step at 10 s that kills the far region, with `step` under it and `top` at the top level.
-    fn drill(top: &str, step: &str) -> Drill {
+    pub(in crate::drill) fn drill(top: &str, step: &str) -> Drill {
         let text = format!(
             "description = 'a test'\nduration = '20s'\n{top}\n[fleet]\nregions = ['{NEAR}', '{FAR}']\nstore = 'etcd'\nhubs = 2\n\
              [[load]]\nname = 'one'\nnear = '{NEAR}'\nrate = 50\n[[load]]\nname = 'two'\nnear = '{FAR}'\nrate = 50\n\
@@ -298,7 +300,7 @@ mod tests {
         let mut observations = DrillObservations::default();
         for (at, health) in changes {
             let region = RegionObservation { health: (*health).to_owned(), draining: false };
-            observations.region(Duration::from_millis(*at), &FAR.parse().unwrap(), region);
+            observations.region(Duration::from_millis(*at), "gateway", &FAR.parse().unwrap(), region);
         }
         for (at, reader, number, content) in tables {
             let generation = Generation { epoch: 1, number: *number };
@@ -385,11 +387,19 @@ mod tests {
             &observations(&[(0, "healthy"), (13_100, "down")], &[]),
             &record(),
             false,
-            "considers it healthy",
+            "gateway considered it healthy",
         );
         let back = [(0, "healthy"), (10_300, "down"), (15_000, "healthy")];
         check(&observations(&back, &[]), &record(), false, "healthy again");
         check(&DrillObservations::default(), &record(), true, "0 responses");
+        // Another gateway still uses the region.
+        let mut two = observations(&left, &[]);
+        let healthy = RegionObservation { health: "healthy".to_owned(), draining: false };
+        two.region(Duration::ZERO, "gateway far", &FAR.parse().unwrap(), healthy.clone());
+        check(&two, &record(), false, "gateway far considered it healthy");
+        let down = RegionObservation { health: "down".to_owned(), ..healthy };
+        two.region(Duration::from_secs(12), "gateway far", &FAR.parse().unwrap(), down);
+        check(&two, &record(), true, "no gateway uses it");
         let mut part = record();
         part.add(sample(1, 14, "aws/us-east-1,gcp/europe-west4", 100));
         check(&observations(&left, &[]), &part, false, "1 responses");

@@ -1,11 +1,11 @@
-//! Observations during a drill besides the responses: region health at the gateway, and route tables at each reader.
+//! Observations during a drill besides the responses: region health at each gateway, and route tables at each reader.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use regions::{Generation, RegionId};
 
-/// State of a region as the gateway reports it.
+/// State of a region as a gateway reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionObservation {
     /// `healthy`, `suspect` or `down`.
@@ -26,14 +26,22 @@ pub struct TableObservation {
 /// Observations in order of time; only changes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct DrillObservations {
-    regions: BTreeMap<RegionId, Vec<(Duration, RegionObservation)>>,
+    /// By region, and name of the gateway.
+    regions: BTreeMap<RegionId, BTreeMap<String, Vec<(Duration, RegionObservation)>>>,
     tables: BTreeMap<String, Vec<(Duration, TableObservation)>>,
 }
 
 impl DrillObservations {
-    /// Records the state of a region; returns whether it changed.
-    pub fn region(&mut self, at: Duration, region: &RegionId, observation: RegionObservation) -> bool {
-        push_change(self.regions.entry(region.clone()).or_default(), at, observation)
+    /// Records the state of a region at a gateway; returns whether it changed.
+    pub fn region(
+        &mut self,
+        at: Duration,
+        gateway: &str,
+        region: &RegionId,
+        observation: RegionObservation,
+    ) -> bool {
+        let gateways = self.regions.entry(region.clone()).or_default();
+        push_change(gateways.entry(gateway.to_owned()).or_default(), at, observation)
     }
 
     /// Records the table of a reader; returns whether it changed.
@@ -41,14 +49,15 @@ impl DrillObservations {
         push_change(self.tables.entry(reader.to_owned()).or_default(), at, table)
     }
 
-    /// Returns the last state of a region at a time.
-    pub fn region_at(&self, region: &RegionId, at: Duration) -> Option<&RegionObservation> {
-        latest(self.regions.get(region)?, at)
+    /// Returns the last state of a region at a time, by gateway.
+    pub fn region_at(&self, region: &RegionId, at: Duration) -> BTreeMap<&str, &RegionObservation> {
+        let gateways = self.regions.get(region).into_iter().flatten();
+        gateways.filter_map(|(gateway, changes)| Some((gateway.as_str(), latest(changes, at)?))).collect()
     }
 
-    /// Returns the states that a region entered within a span, in order.
+    /// Returns the states that a region entered at any gateway within a span.
     pub fn region_within(&self, region: &RegionId, from: Duration, to: Duration) -> Vec<&RegionObservation> {
-        let changes = self.regions.get(region).into_iter().flatten();
+        let changes = self.regions.get(region).into_iter().flat_map(BTreeMap::values).flatten();
         changes.filter(|(at, _)| (from..to).contains(at)).map(|(_, observation)| observation).collect()
     }
 
