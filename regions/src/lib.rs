@@ -12,6 +12,7 @@
 //! - [`deployment`] (over [`engine`]), [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
 //! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
 //! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
+//! - [`colour`]: colour of a region in reports and plots.
 //! - [`spiffe`]: names of processes and operators in their certificates.
 //! - [`health`]: health of a region as observed by a gateway; [`invariants`]: requirements of a routing decision.
 //!
@@ -20,6 +21,7 @@
 
 pub mod address;
 pub mod catalogue;
+pub mod colour;
 pub mod deployment;
 pub mod engine;
 pub mod ewma;

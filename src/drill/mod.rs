@@ -8,6 +8,7 @@ mod observer;
 mod run;
 
 use crate::cli::{DrillOptions, StoreKind, UpOptions};
+use crate::load::page_context;
 use crate::roles::base;
 use crate::up::Interrupts;
 use crate::up::fleet::LocalFleet;
@@ -18,10 +19,11 @@ use anyhow::{Context, Result, bail};
 use configuration::ConfigFile;
 use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
 use observer::Observer;
-use regions::{Catalogue, Deployment, parse_deployments};
+use regions::{Catalogue, Deployment, RegionId, parse_deployments};
 use run::{ActionExecutor, DrillRun};
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 /// API key of the fleet of a drill.
 const KEY: &str = "local";
@@ -44,6 +46,7 @@ pub(crate) fn main(options: &DrillOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
+    let began = SystemTime::now();
     let ran = match &options.against {
         Some(url) => runtime.block_on(against(options, &drill, url)),
         None => prepared(options, &drill)
@@ -54,10 +57,16 @@ pub(crate) fn main(options: &DrillOptions) -> ExitCode {
         Err(error) => return fail(EXIT_FAILED, &[format!("{error:#}")]),
     };
     let results = drill::evaluate(&drill, &ran.report.record, &ran.observations, &catalogue);
-    let result =
-        DrillResult { drill: &drill, record: &ran.report.record, events: &ran.events, results: &results };
+    let name = options.file.file_stem().unwrap_or_default().to_string_lossy();
+    let result = DrillResult {
+        name: &name,
+        drill: &drill,
+        record: &ran.report.record,
+        events: &ran.events,
+        results: &results,
+    };
     if let Some(file) = &options.html
-        && let Err(error) = std::fs::write(file, ran.report.to_html())
+        && let Err(error) = std::fs::write(file, result.to_html(&ran.report, &page_context(began)))
     {
         return fail(EXIT_FAILED, &[format!("--html {} cannot be written: {error}", file.display())]);
     }
@@ -105,7 +114,7 @@ pub(crate) fn read_document(
     let drill =
         drill::read_document(document, &ReadContext { catalogue, deployments: &deployments, against })?;
     if document.is_valid()
-        && let Err(problems) = run::loads(&drill, "http://127.0.0.1:1", KEY, catalogue)
+        && let Err(problems) = run::loads(&drill, &|_| "http://127.0.0.1:1".to_owned(), KEY, catalogue)
     {
         problems.iter().for_each(|problem| document.problem("load", problem));
     }
@@ -122,6 +131,8 @@ fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPl
         key: KEY.to_owned(),
         tls: false,
         ipv6: false,
+        // Clients are near the regions of the fleet, and each reaches the gateway near it.
+        gateways: None,
         store: match drill.fleet.store {
             DrillStore::Embedded => StoreKind::Embedded,
             DrillStore::Etcd => StoreKind::Etcd,
@@ -163,9 +174,11 @@ async fn in_local_fleet(
         started = fleet.start_all(plan) => started?,
         () = interrupts.next() => bail!("interrupted before the fleet was ready"),
     };
+    let urls = fleet.urls();
+    let url_near = |region: &RegionId| urls[plan.nearest_gateway(region)].clone();
     let loads =
-        run::loads(drill, &fleet.url(), KEY, catalogue).map_err(|found| anyhow::anyhow!(found.join("\n")))?;
-    let observer = Observer::new(fleet.operations(), &fleet.hubs(), fleet.operator())?;
+        run::loads(drill, &url_near, KEY, catalogue).map_err(|found| anyhow::anyhow!(found.join("\n")))?;
+    let observer = Observer::new(&fleet.operations(), &fleet.hubs(), fleet.operator())?;
     let executor = ActionExecutor::LocalFleet(control);
     // Processes that are dropped here are killed, including paused ones.
     tokio::select! {
@@ -191,7 +204,7 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
         }
     };
     let catalogue = Catalogue::builtin();
-    let loads = run::loads(drill, url, &options.key, &catalogue)
+    let loads = run::loads(drill, &|_| url.to_owned(), &options.key, &catalogue)
         .map_err(|found| anyhow::anyhow!(found.join("\n")))?;
     run::run(drill, loads, ActionExecutor::Operator(operator), Observer::default()).await
 }

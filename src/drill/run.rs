@@ -7,7 +7,7 @@ use loadtest::drill::observations::DrillObservations;
 use loadtest::drill::{Action, Drill, Event};
 use loadtest::record::Record;
 use loadtest::{Mark, Options, RawOptions, Report};
-use regions::Catalogue;
+use regions::{Catalogue, RegionId};
 use scheduler_client::operator::OperatorClient;
 use std::time::Instant;
 use tokio::task::JoinSet;
@@ -27,10 +27,11 @@ pub(super) enum ActionExecutor {
     Operator(Option<Box<OperatorClient>>),
 }
 
-/// Returns the load generator options for each load of the drill, in order.
+/// Returns the load generator options for each load of the drill, in order. `url_near` returns the URL for callers near a
+/// region.
 pub(super) fn loads(
     drill: &Drill,
-    url: &str,
+    url_near: &dyn Fn(&RegionId) -> String,
     key: &str,
     catalogue: &Catalogue,
 ) -> Result<Vec<Options>, Vec<String>> {
@@ -39,7 +40,7 @@ pub(super) fn loads(
         let geo =
             catalogue.get(&load.near).map(|region| format!("{},{}", region.point.lat(), region.point.lon()));
         let raw = RawOptions {
-            url: url.to_owned(),
+            url: url_near(&load.near),
             key: Some(key.to_owned()),
             model: load.model.to_string(),
             rate: drill.profile(load),
@@ -97,13 +98,16 @@ pub(super) async fn run(
 fn joined(reports: Vec<Report>, events: &[Event]) -> Option<Report> {
     let mut options = reports.first()?.options.clone();
     options.tasks = reports.iter().flat_map(|report| report.options.tasks.iter().cloned()).collect();
-    let mut marks: Vec<_> =
-        events.iter().map(|event| Mark { at: event.at, label: event.text.clone() }).collect();
+    let mut marks: Vec<_> = events.iter().map(mark).collect();
     marks.sort_by_key(|mark| mark.at);
     let elapsed = reports.iter().map(|report| report.elapsed).max()?;
     let stopped_early = reports.iter().any(|report| report.stopped_early);
     let record = Record::join(reports.into_iter().map(|report| report.record));
     Some(Report { options, elapsed, stopped_early, record, marks })
+}
+
+fn mark(event: &Event) -> Mark {
+    Mark { at: event.at, is_action: event.is_action, label: event.text.clone() }
 }
 
 async fn execute_steps(

@@ -59,7 +59,7 @@ pub struct Drill {
 /// DrillFleet that a drill requires.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrillFleet {
-    /// Regions; the gateway is located in the first.
+    /// Regions; a gateway is near each of them.
     pub regions: Vec<RegionId>,
     /// Store of the hubs.
     pub store: DrillStore,

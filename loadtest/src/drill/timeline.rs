@@ -1,12 +1,13 @@
-//! Output of a drill: a timeline as text, and JSON.
+//! Output of a drill: a timeline as text, JSON, and the page.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
 use crate::record::{Record, ServingRegions};
+use crate::report::{PageContext, Report};
 
-use super::{Drill, DrillEngine, ExpectationResult};
+use super::{Drill, DrillEngine, DrillFleet, DrillStore, ExpectationResult};
 
 /// Event of a drill: an executed action or an observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct Event {
 /// Result of a drill.
 #[derive(Clone, Copy)]
 pub struct DrillResult<'a> {
+    /// Name of the drill: that of its file, without the folder and the extension.
+    pub name: &'a str,
     /// The drill.
     pub drill: &'a Drill,
     /// Statistics of the requests.
@@ -35,13 +38,25 @@ pub struct DrillResult<'a> {
 #[derive(Serialize)]
 struct DrillResultV1<'a> {
     version: u32,
+    name: &'a str,
     description: &'a str,
     demand: String,
+    fleet: String,
+    loads: Vec<LoadV1<'a>>,
     duration_ms: u128,
     held: bool,
     expectations: Vec<ExpectationResultV1<'a>>,
     events: Vec<EventV1<'a>>,
     seconds: Vec<SecondV1>,
+}
+
+#[derive(Serialize)]
+struct LoadV1<'a> {
+    name: &'a str,
+    near: String,
+    model: String,
+    requests_per_second: f64,
+    inputs: usize,
 }
 
 #[derive(Serialize)]
@@ -146,8 +161,41 @@ impl DrillResult<'_> {
         lines.join("\n")
     }
 
+    /// Formats the fleet in one sentence.
+    fn fleet(&self) -> String {
+        let DrillFleet { regions, store, hubs, spokes, deployments: _, engine, capacity: _ } =
+            &self.drill.fleet;
+        let count = |count: usize, one: &str, several: &str| {
+            format!("{count} {}", if count == 1 { one } else { several })
+        };
+        let replicas = match engine {
+            DrillEngine::Cpu => "replicas with the CPU engine".to_owned(),
+            DrillEngine::Scripted { replicas, .. } => {
+                count(replicas.iter().sum::<u32>() as usize, "scripted replica", "scripted replicas")
+            }
+        };
+        let store = match store {
+            DrillStore::Embedded => "an embedded store",
+            DrillStore::Etcd => "etcd",
+        };
+        let regions = count(regions.len(), "region", "regions");
+        let spokes = count(*spokes as usize, "spoke", "spokes");
+        let hubs = count(*hubs as usize, "hub", "hubs");
+        format!("{regions} with a gateway and {spokes} each, {replicas}, {hubs} with {store}")
+    }
+
     /// Formats the result as JSON.
     pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(&self.wire()).expect("numbers and texts are JSON")
+    }
+
+    /// Returns the page of the drill: the report of its load, below the verdict. `report` belongs to the same run.
+    pub fn to_html(&self, report: &Report, context: &PageContext) -> String {
+        let drill = serde_json::to_string(&self.wire()).expect("numbers and texts are JSON");
+        report.page(context, &report.to_json_line_without_target(), Some(&drill))
+    }
+
+    fn wire(&self) -> DrillResultV1<'_> {
         let expectations = self.results.iter().map(|each| {
             let (from_ms, to_ms) = (each.span.from.as_millis(), each.span.to.as_millis());
             ExpectationResultV1 {
@@ -163,17 +211,26 @@ impl DrillResult<'_> {
             is_action: *is_action,
             text,
         });
-        let result = DrillResultV1 {
+        let loads = self.drill.loads.iter().map(|load| LoadV1 {
+            name: &load.name,
+            near: load.near.to_string(),
+            model: load.model.to_string(),
+            requests_per_second: load.rate,
+            inputs: load.inputs,
+        });
+        DrillResultV1 {
             version: 1,
+            name: self.name,
             description: &self.drill.description,
             demand: self.demand(),
+            fleet: self.fleet(),
+            loads: loads.collect(),
             duration_ms: self.drill.duration.as_millis(),
             held: self.held(),
             expectations: expectations.collect(),
             events: events.collect(),
             seconds: self.seconds(),
-        };
-        serde_json::to_string_pretty(&result).expect("numbers and texts are JSON")
+        }
     }
 
     fn seconds(&self) -> Vec<SecondV1> {
@@ -197,4 +254,47 @@ fn event_line(event: &Event) -> String {
     let Event { at, is_action, text } = event;
     let mark = if *is_action { ">>" } else { "  " };
     format!("{:>7.2} s {mark} {text}", at.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::evaluation::tests::drill;
+    use super::*;
+    use crate::report::html_tests::{context, embedded};
+    use crate::report::tests::report;
+
+    fn page(held: bool) -> String {
+        let (drill, report) = (drill("", "expect = ['failed <= 50']"), report());
+        let span = drill.expectations[0].span;
+        let expectation = drill.expectations[0].text.clone();
+        let result = ExpectationResult { expectation, span, held, observed: "50 of 250 failed".to_owned() };
+        let events = [Event { at: Duration::from_secs(1), is_action: true, text: "kill region".to_owned() }];
+        let (record, results) = (&report.record, &[result]);
+        let result = DrillResult { name: "a-test", drill: &drill, record, events: &events, results };
+        result.to_html(&report, &context())
+    }
+
+    #[test]
+    fn the_page_has_the_name_the_purpose_and_the_verdict_of_each_expectation() {
+        for held in [true, false] {
+            let page = page(held);
+            let drill = embedded(&page, "drill");
+            assert_eq!((&drill["name"], &drill["description"]), (&"a-test".into(), &"a test".into()));
+            assert_eq!((&drill["held"], &drill["expectations"][0]["held"]), (&held.into(), &held.into()));
+            assert_eq!(drill["expectations"][0]["observed"], "50 of 250 failed");
+            assert_eq!(drill["loads"][1]["near"], "gcp/europe-west4");
+            let fleet =
+                "2 regions with a gateway and 1 spoke each, replicas with the CPU engine, 2 hubs with etcd";
+            assert_eq!(drill["fleet"], fleet);
+            assert_eq!(embedded(&page, "context")["date"], "2026-11-26 12:00 UTC");
+            assert_eq!(embedded(&page, "report")["total"]["failed"], 50);
+        }
+    }
+
+    #[test]
+    fn the_page_names_no_host() {
+        let page = page(true);
+        assert!(!page.contains("127.0.0.1") && !page.contains("localhost"), "{page}");
+        assert!(embedded(&page, "report")["target"].is_null());
+    }
 }

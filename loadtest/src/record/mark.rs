@@ -7,6 +7,8 @@ use std::time::Duration;
 pub struct Mark {
     /// Time since the start of the run.
     pub at: Duration,
+    /// Whether this is an action of the drill, as opposed to an observation.
+    pub is_action: bool,
     /// Short description.
     pub label: String,
 }

@@ -4,13 +4,20 @@
 //! Percentiles include only ok requests; failures are listed by cause. The generator's lag is always printed, with a
 //! warning if it is a significant part of the latencies: a generator that cannot keep its schedule measures itself.
 
+mod badges;
 pub mod compare;
 mod html;
 mod json;
 mod logs;
 
+pub use html::PageContext;
+#[cfg(test)]
+pub(crate) use html::tests as html_tests;
+
 use std::time::Duration;
 
+use crate::exchange::RequestFailure;
+use crate::limits::IN_FLIGHT_MAX;
 use crate::options::Options;
 use crate::record::{Group, Latencies, Mark, Record};
 use crate::task::{Pacing, Task};
@@ -69,13 +76,15 @@ impl Report {
             lines.extend(rows.iter().map(|(name, group)| group_row(width, name, group)));
         }
         lines.push(
-            "Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt."
+            "Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt at the \
+             request, or at a part of it."
                 .to_owned(),
         );
         lines.extend(total.failures().map(|(cause, tally)| format!("failed: {} × {cause}", tally.count)));
+        lines.extend(self.not_sent_line(&total));
         lines.extend(self.slo_line());
         lines.extend(
-            self.marks.iter().map(|Mark { at, label }| format!("at {:.1} s: {label}", at.as_secs_f64())),
+            self.marks.iter().map(|mark| format!("at {:.1} s: {}", mark.at.as_secs_f64(), mark.label)),
         );
         lines.push(self.lag());
         lines.join("\n")
@@ -102,6 +111,16 @@ impl Report {
         let good = self.options.slo?.good(&self.slo_requests());
         let over = if self.stopped_early { self.elapsed } else { self.options.duration() };
         Some(good as f64 / over.as_secs_f64().max(1e-9))
+    }
+
+    /// Explains the requests that were not sent.
+    fn not_sent_line(&self, total: &Group) -> Option<String> {
+        total.outcomes.get(&Err(RequestFailure::NotSent))?;
+        let limit = self.options.in_flight_max;
+        Some(format!(
+            "Requests were not sent while {limit} others were in flight: the limit is {IN_FLIGHT_MAX}, or less where the \
+             process may open fewer files (ulimit -n)."
+        ))
     }
 
     fn slo_line(&self) -> Option<String> {
@@ -201,7 +220,7 @@ fn milliseconds(latencies: &Latencies, quantile: f64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::arrival::ArrivalProcess;
-    use crate::exchange::{RequestFailure, Sample};
+    use crate::exchange::Sample;
     use crate::options::{RawOptions, tests::good};
     use crate::profile::tests::profile;
     use crate::record::tests::sample;
@@ -210,7 +229,11 @@ pub(crate) mod tests {
     pub(crate) fn report() -> Report {
         let rate = "100 for 1s, 150 for 1s".to_owned();
         let options = Options::check(RawOptions { rate, duration: None, ..good() }).unwrap();
-        let killed = Mark { at: Duration::from_secs(1), label: "kill region gcp/europe-west4".to_owned() };
+        let killed = Mark {
+            at: Duration::from_secs(1),
+            is_action: true,
+            label: "kill region gcp/europe-west4".to_owned(),
+        };
         let mut record = Record::of(options.tasks.iter().map(|task| task.pacing.ends()));
         for number in 0..100 {
             record.add(sample(Some("gcp/europe-west4"), 10 * number, 8));

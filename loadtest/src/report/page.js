@@ -2,10 +2,15 @@
 "use strict";
 const report = JSON.parse(document.getElementById("report").textContent);
 const page = document.getElementById("page");
-const WIDTH = 1080, LEFT = 68, RIGHT = 16, TOP = 14, BOTTOM = 40;
+const drill = JSON.parse(document.getElementById("drill").textContent);
+const context = JSON.parse(document.getElementById("context").textContent);
+const { width: WIDTH, left: LEFT, right: RIGHT } = context.plot;
+const TOP = 14, BOTTOM = 40, BADGES = 24;
+// Failures that the drill expects are not a bad result; their number is shown in plain text then.
+const failuresAreBad = drill === null || !drill.held;
 
 function element(name, attributes, ...children) {
-  const svg = ["svg", "path", "line", "text", "g", "rect", "circle", "title"].includes(name);
+  const svg = ["svg", "path", "line", "text", "rect", "circle"].includes(name);
   const created = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) created.setAttribute(key, value);
   created.append(...children.filter(child => child !== null && child !== undefined));
@@ -23,10 +28,12 @@ function short(value) {
   return String(+value.toPrecision(3));
 }
 function time(value) { return value >= 1000 ? short(value / 1000) + " s" : short(value) + " ms"; }
-const colour = index => "var(--c" + index % 8 + ")";
-// Regions with ok responses. A region has the same colour in all plots.
+// Regions with ok responses. A region has the colour of its name; several regions together have none.
 const serving = Object.keys(report.regions).filter(name => report.regions[name].ok > 0);
-const colourOf = name => colour(serving.indexOf(name));
+const colourOf = name => context.colours[name] || "var(--soft)";
+// Tasks are told apart by dashes, because colours belong to regions.
+const DASHES = ["", "9 5", "2 4", "12 4 2 4"];
+const dashOf = index => DASHES[index % DASHES.length];
 
 function table(first, rows) {
   const heads = [first, "requests", "ok", "failed", "retried", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "max ms"];
@@ -36,7 +43,7 @@ function table(first, rows) {
     const cells = [name, group.requests, group.ok, group.failed, group.retried,
       ms(spans.p50), ms(spans.p90), ms(spans.p99), ms(spans.p999), ms(spans.max)];
     made.append(element("tr", {}, ...cells.map((cell, index) =>
-      element("td", index === 3 && group.failed > 0 ? { class: "bad" } : {}, String(cell)))));
+      element("td", index === 3 && group.failed > 0 && failuresAreBad ? { class: "bad" } : {}, String(cell)))));
   }
   return element("div", { class: "scroll" }, made);
 }
@@ -54,25 +61,11 @@ function frame(height) {
   return element("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img" });
 }
 
-// Positions of the labels of the marks: above the plot, beside the line, in the next row if two labels would overlap.
-function labels(x) {
-  const rows = [];
-  return report.marks.map(mark => {
-    const at = x(mark.at_ms / 1000), width = mark.label.length * 7.4 + 14;
-    const flips = at + width > WIDTH - RIGHT, from = flips ? at - width : at, to = from + width;
-    let row = rows.findIndex(taken => taken.every(([start, end]) => to < start || end < from));
-    if (row < 0) row = rows.push([]) - 1;
-    rows[row].push([from, to]);
-    return { at, flips, row, label: mark.label };
-  });
-}
-
-// Plot over the seconds of the run, with the marks.
+// Plot over the seconds of the run, with the numbered events above it.
 function overTime(inner, max, unit) {
-  const seconds = Math.max(1, Math.ceil(report.duration_ms / 1000), ...report.seconds.map(row => row.second + 1));
+  const seconds = context.seconds;
   const x = second => LEFT + second / seconds * (WIDTH - LEFT - RIGHT);
-  const marks = labels(x);
-  const top = TOP + 18 * Math.max(0, ...marks.map(mark => mark.row + 1)), height = inner + top;
+  const top = TOP + (context.badges.length > 0 ? BADGES : 0), height = inner + top;
   const svg = frame(height);
   const y = value => height - BOTTOM - value / (max || 1) * (height - top - BOTTOM);
   for (const tick of ticks(max || 1)) {
@@ -84,10 +77,13 @@ function overTime(inner, max, unit) {
   }
   svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "seconds since the start, by intended start of the requests"));
   const finish = () => {
-    for (const { at, flips, row, label } of marks) {
-      const above = TOP + 18 * row;
-      svg.append(element("line", { class: "mark", x1: at, x2: at, y1: above, y2: height - BOTTOM }),
-        element("text", { class: "mark-label", x: flips ? at - 6 : at + 6, y: above + 12, "text-anchor": flips ? "end" : "start" }, label));
+    for (const mark of report.marks) {
+      const at = x(mark.at_ms / 1000);
+      svg.append(element("line", { class: mark.is_action ? "mark action" : "mark", x1: at, x2: at, y1: top, y2: height - BOTTOM }));
+    }
+    for (const badge of context.badges) {
+      svg.append(element("rect", { class: badge.is_action ? "badge action" : "badge", x: badge.left, y: TOP - 8, width: badge.width, height: 19, rx: 9.5 }),
+        element("text", { class: badge.is_action ? "badge action" : "badge", x: badge.left + badge.width / 2, y: TOP + 6, "text-anchor": "middle" }, badge.text));
     }
     return svg;
   };
@@ -95,8 +91,12 @@ function overTime(inner, max, unit) {
 }
 
 function legend(entries) {
-  return element("div", { class: "legend" }, ...entries.map(([name, stroke, kind]) =>
-    element("span", {}, element("i", { class: kind || "", style: kind === "area" ? `background:${stroke}` : `border-color:${stroke}` }), name)));
+  return element("div", { class: "legend" }, ...entries.map(([name, stroke, kind, dash]) => {
+    const sample = kind === "area" ? element("i", { class: "area", style: `background:${stroke}` })
+      : element("svg", { class: "sample", viewBox: "0 0 34 10" },
+          element("line", { x1: 1, x2: 33, y1: 5, y2: 5, stroke, "stroke-width": 3, "stroke-dasharray": dash || "" }));
+    return element("span", {}, sample, name);
+  }));
 }
 
 // Line through the seconds that have a value; seconds without a value interrupt it.
@@ -124,7 +124,7 @@ function latency(task) {
       .map(row => [row.second, row.regions[name][key]]);
     line(plot, of("p99_ms"), { stroke: colourOf(name), "stroke-dasharray": "6 4" });
     line(plot, of("p50_ms"), { stroke: colourOf(name) });
-    entries.push([name + " p50", colourOf(name)], [name + " p99", colourOf(name), "dashed"]);
+    entries.push([name + " p50", colourOf(name)], [name + " p99", colourOf(name), "line", "6 4"]);
   }
   return [legend(entries), plot.finish()];
 }
@@ -151,9 +151,9 @@ function percentiles() {
   svg.append(element("text", { x: WIDTH - RIGHT, y: height - 6, "text-anchor": "end" }, "share of ok requests, as far as the number of requests supports it"));
   curves.forEach(([, points], index) => {
     const path = points.map(([share, value], at) => (at ? "L" : "M") + x(share).toFixed(1) + " " + y(value).toFixed(1)).join("");
-    svg.append(element("path", { d: path || "M0 0", fill: "none", stroke: colour(index), "stroke-width": 2 }));
+    svg.append(element("path", { d: path || "M0 0", fill: "none", stroke: "var(--text)", "stroke-width": 2, "stroke-dasharray": dashOf(index) }));
   });
-  return [legend(curves.map(([name], index) => [name, colour(index)])), svg];
+  return [legend(curves.map(([name], index) => [name, "var(--text)", "line", dashOf(index)])), svg];
 }
 
 function throughput() {
@@ -162,9 +162,9 @@ function throughput() {
   const plot = overTime(226, most * 1.08, short);
   // Seconds without a request are zeros here, not gaps.
   const all = Array.from({ length: plot.seconds }, (_, second) => report.seconds.find(row => row.second === second) || { second, regions: {} });
-  line(plot, all.map(row => [row.second, count(row, "ok")]), { stroke: "var(--c2)" });
-  line(plot, all.map(row => [row.second, count(row, "failed")]), { stroke: "var(--bad)" });
-  return [legend([["ok/s", "var(--c2)"], ["failed/s", "var(--bad)"]]), plot.finish()];
+  line(plot, all.map(row => [row.second, count(row, "ok")]), { stroke: "var(--text)" });
+  line(plot, all.map(row => [row.second, count(row, "failed")]), { stroke: "var(--bad)", "stroke-dasharray": "4 3" });
+  return [legend([["ok/s", "var(--text)"], ["failed/s", "var(--bad)", "line", "4 3"]]), plot.finish()];
 }
 
 function served() {
@@ -192,49 +192,98 @@ function figure(value, name, bad) {
   return element("div", { class: "figure" }, element("b", bad ? { class: "bad" } : {}, value), element("span", {}, name));
 }
 
+// Figures of one task. Those of several tasks are never added up: a percentile of queries and of a backfill together is that of neither.
+function figures(task) {
+  const spans = task.latency_ms;
+  return element("div", { class: "figures" },
+    figure(String(task.requests), "requests"),
+    figure(String(task.failed), "failed", task.failed > 0 && failuresAreBad),
+    figure(String(task.retried), "retried"),
+    figure(ms(spans.p50) + " ms", "p50"),
+    figure(ms(spans.p99) + " ms", "p99"),
+    figure(ms(spans.p999) + " ms", "p99.9"));
+}
+
 function heading(text, ...content) { page.append(element("h2", {}, text), ...content); }
 
-const total = report.total;
-page.append(
-  element("h1", {}, "Load on " + report.target),
-  element("p", { class: "soft" }, `model ${report.model}, seed ${report.seed}` + (report.stopped_early ? ", stopped early" : "")));
-for (const task of report.tasks) {
-  const pace = task.pacing === "open" ? `requests per second ${task.rate} (${task.arrival})`
+function paragraph(text, kind) { return element("p", kind ? { class: kind } : {}, text); }
+
+// Name, purpose and verdict of a drill.
+function verdict() {
+  const held = drill.expectations.filter(each => each.held).length, all = drill.expectations.length;
+  const span = each => `${short(each.from_ms / 1000)} to ${short(each.to_ms / 1000)} s`;
+  const rows = drill.expectations.map(each => element("tr", {},
+    element("td", { class: each.held ? "good" : "bad" }, each.held ? "✓ holds" : "✗ fails"),
+    element("td", {}, element("code", {}, each.expectation)), element("td", {}, span(each)), element("td", { class: "wide" }, each.observed)));
+  const heads = ["verdict", "expectation", "from, to", "observed"].map(head => element("th", {}, head));
+  return [
+    element("h1", {}, "Drill " + drill.name + " ", element("span", { class: drill.held ? "verdict good" : "verdict bad" }, drill.held ? "passed" : "failed")),
+    element("p", { class: "purpose" }, drill.description),
+    paragraph(`${context.date} · ${context.version} · ${context.machine}`, "soft"),
+    paragraph(`${drill.fleet}; ${drill.demand}`, "soft"),
+    element("h2", {}, `${held} of ${all} expectations hold`),
+    element("div", { class: "scroll" }, element("table", { class: "left" }, element("tr", {}, ...heads), ...rows)),
+  ];
+}
+
+function pace(task) {
+  const load = drill && drill.loads.find(load => load.name === task.name);
+  if (load) {
+    const inputs = load.inputs === 1 ? "one text" : `${load.inputs} texts`;
+    return `clients near ${load.near}, deployment ${load.model}: ${short(load.requests_per_second)} requests/s, ${inputs} each`;
+  }
+  const when = task.pacing === "open" ? `requests per second ${task.rate} (${task.arrival})`
     : task.pacing === "closed" ? `${task.callers} ${task.callers === 1 ? "caller" : "callers"} in a closed loop for ${short(task.duration_ms / 1000)} s` : "recorded requests";
   const unit = task.workload === "rerank" ? "documents" : "texts";
-  page.append(element("p", { class: "soft" }, `${task.name}, ${task.priority}: ${pace}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`));
+  return `${task.workload}, ${task.priority}: ${when}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`;
 }
-page.append(element("div", { class: "figures" },
-  figure(String(total.requests), "requests"),
-  figure(String(total.failed), "failed", total.failed > 0),
-  figure(ms(total.latency_ms.p50) + " ms", "p50"),
-  figure(ms(total.latency_ms.p99) + " ms", "p99"),
-  figure(ms(total.latency_ms.p999) + " ms", "p99.9"),
-  report.slo ? figure(report.slo.holds ? "holds" : "does not hold", report.slo.objective, !report.slo.holds) : null,
-  report.slo ? figure(short(report.slo.goodput_per_s) + " /s", "goodput") : null));
+
+const several = report.tasks.length > 1;
+if (drill) {
+  document.title = `Drill ${drill.name}: ${drill.held ? "passed" : "failed"}`;
+  page.append(...verdict());
+} else {
+  document.title = "Load on " + report.model;
+  page.append(element("h1", {}, "Load on deployment " + report.model),
+    paragraph(`${report.target} · ${context.date} · ${context.version} · generated on ${context.machine} · seed ${report.seed}` +
+      (report.stopped_early ? " · stopped early" : ""), "soft"));
+  if (report.slo) {
+    const { objective, holds, requests, good, within_ms, goodput_per_s } = report.slo;
+    page.append(element("p", {}, element("span", { class: holds ? "verdict good" : "verdict bad" }, `${objective} ${holds ? "holds" : "does not hold"}`),
+      ` ${(good / Math.max(requests, 1) * 100).toFixed(2)} % of ${requests} interactive requests within ${short(within_ms)} ms, goodput ${short(goodput_per_s)}/s`));
+  }
+}
 if (report.lag_notable) {
-  page.append(element("p", { class: "bad" }, `The lag of the generator (p99 ${ms(report.lag_ms.p99)} ms) is a significant part of the latencies.`));
+  page.append(paragraph(`The lag of the generator (p99 ${ms(report.lag_ms.p99)} ms) is a significant part of the latencies.`, "bad"));
+}
+if (drill || several) page.append(element("h2", {}, several ? "Loads" : "Load"));
+for (const task of report.tasks) {
+  page.append(element("div", { class: "task" },
+    element("p", {}, element("b", {}, task.name), element("span", { class: "soft" }, " " + pace(task))), figures(task)));
+}
+if (report.marks.length > 0) {
+  heading("Events", element("ol", { class: "events" }, ...report.marks.map((mark, index) =>
+    element("li", mark.is_action ? { class: "action" } : {}, element("span", { class: "number" }, String(index + 1)),
+      element("span", { class: "at" }, (mark.at_ms / 1000).toFixed(2) + " s"), element("span", {}, mark.label)))));
 }
 for (const task of report.tasks) {
-  heading("Latency over time by region" + (report.tasks.length > 1 ? ": " + task.name : ""), ...latency(task));
+  heading("Latency over time by region" + (several ? ": " + task.name : ""), ...latency(task));
 }
 heading("Percentiles", ...percentiles());
-heading("Throughput and errors", ...throughput());
-heading("Requests by serving region", ...served());
-if (report.marks.length > 0) {
-  heading("Events", element("table", {}, ...report.marks.map(mark =>
-    element("tr", {}, element("td", {}, short(mark.at_ms / 1000) + " s"), element("td", { style: "text-align:left;width:100%" }, mark.label)))));
+heading("Throughput and errors" + (several ? " of all loads" : ""), ...throughput());
+heading("Requests by serving region" + (several ? " of all loads" : ""), ...served());
+for (const task of report.tasks) {
+  heading("By region" + (several ? ": " + task.name : ""), table("region", [...Object.entries(task.regions), ["total", task]]));
 }
-heading("By region", table("region", [...Object.entries(report.regions), ["total", total]]));
-if (report.tasks.length > 1) heading("By task", table("task", report.tasks.map(task => [task.name, task])));
 const stages = report.tasks.flatMap(task => task.stages.length > 1 ? task.stages.map(stage =>
   [`${task.name} from ${short(stage.start_ms / 1000)} s: ${stage.rate_from_per_s === stage.rate_to_per_s ? stage.rate_from_per_s : stage.rate_from_per_s + " to " + stage.rate_to_per_s} requests/s`, stage]) : []);
 if (stages.length > 0) heading("By stage", table("stage", stages));
-if (total.failures.length > 0) {
-  heading("Failures", element("table", {}, ...total.failures.map(failure =>
-    element("tr", {}, element("td", {}, failure.cause), element("td", {}, String(failure.count))))));
+const failures = report.tasks.flatMap(task => task.failures.map(failure =>
+  element("tr", {}, element("td", {}, task.name), element("td", {}, String(failure.count)), element("td", { class: "wide" }, failure.cause))));
+if (failures.length > 0) {
+  heading("Failures", element("table", { class: "left" }, element("tr", {}, ...["load", "requests", "cause"].map(head => element("th", {}, head))), ...failures));
 }
 page.append(element("footer", {},
-  `Latencies in milliseconds, of ok requests, from the intended start. Generator lag: p50 ${ms(report.lag_ms.p50)} ms, ` +
-  `p99 ${ms(report.lag_ms.p99)} ms, max ${ms(report.lag_ms.max)} ms. Percentiles of single seconds are rounded up by at most 0.8 %. ` +
-  "All numbers come from the JSON embedded in this page."));
+  `Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt; the parts of a split request are not retries. ` +
+  `Generator lag: p50 ${ms(report.lag_ms.p50)} ms, p99 ${ms(report.lag_ms.p99)} ms, max ${ms(report.lag_ms.max)} ms. ` +
+  "Percentiles of single seconds are rounded up by at most 0.8 %. All numbers come from the JSON embedded in this page."));

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::Report;
+use crate::client::HttpProtocol;
 use crate::options::Options;
 use crate::profile::RateStage;
 use crate::record::{Group, Latencies, Mark, SecondStats, Seconds, TaskRecord};
@@ -39,6 +40,15 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Formats the report of a drill like [`Report::to_json_line`], without the address of the fleet: it was made for the
+    /// drill and names only the machine.
+    pub(crate) fn to_json_line_without_target(&self) -> String {
+        let report = ReportV2 { target: None, ..ReportV2::from(self) };
+        serde_json::to_string(&report).expect("numbers, strings and lists serialise to JSON")
+    }
+}
+
 impl From<&Report> for ReportV2 {
     fn from(report: &Report) -> ReportV2 {
         let Report { options, elapsed, stopped_early, record, marks } = report;
@@ -54,6 +64,7 @@ impl From<&Report> for ReportV2 {
             slo,
             seed,
             geo,
+            protocol,
             in_flight_max: _,
         } = options;
         let slo_requests = report.slo_requests();
@@ -72,7 +83,11 @@ impl From<&Report> for ReportV2 {
         }
         ReportV2 {
             version: 2,
-            target: base.to_string(),
+            target: Some(base.to_string()),
+            http: match protocol {
+                HttpProtocol::Http1 => "1.1",
+                HttpProtocol::Http2 => "2",
+            },
             model: model.clone(),
             duration_ms: milliseconds(options.duration()),
             timeout_ms: milliseconds(*timeout),
@@ -85,7 +100,11 @@ impl From<&Report> for ReportV2 {
             slo,
             marks: marks
                 .iter()
-                .map(|Mark { at, label }| MarkV2 { at_ms: milliseconds(*at), label: label.clone() })
+                .map(|Mark { at, is_action, label }| MarkV2 {
+                    at_ms: milliseconds(*at),
+                    is_action: *is_action,
+                    label: label.clone(),
+                })
                 .collect(),
             total: (&record.total()).into(),
             regions: by_name(&record.regions()),
@@ -260,7 +279,10 @@ mod tests {
             (&json!(150), &json!(100), &json!(50))
         );
         assert_eq!(stage["latency_ms"]["p50"], 90.047);
-        assert_eq!(value["marks"], json!([{"at_ms": 1000.0, "label": "kill region gcp/europe-west4"}]));
+        assert_eq!(
+            value["marks"],
+            json!([{"at_ms": 1000.0, "is_action": true, "label": "kill region gcp/europe-west4"}])
+        );
         assert!(!text.contains("local\""), "the key is not in the report");
     }
 

@@ -7,7 +7,11 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub(super) struct ReportV2 {
     pub(super) version: u32,
-    pub(super) target: String,
+    /// Absent on the page of a drill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) target: Option<String>,
+    /// HTTP version.
+    pub(super) http: &'static str,
     pub(super) model: String,
     pub(super) duration_ms: f64,
     pub(super) timeout_ms: f64,
@@ -42,6 +46,8 @@ pub(super) struct SloV2 {
 #[derive(Serialize)]
 pub(super) struct MarkV2 {
     pub(super) at_ms: f64,
+    /// Whether this is an action of a drill, as opposed to an observation.
+    pub(super) is_action: bool,
     pub(super) label: String,
 }
 
