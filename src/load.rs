@@ -5,10 +5,12 @@ use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use indicatif::{ProgressBar, ProgressStyle};
 use loadtest::find_capacity::{CapacitySearchOptions, find_capacity};
 use loadtest::record::RunSnapshot;
+use loadtest::report::PageContext;
 use loadtest::report::compare::Comparison;
 use loadtest::{Options, RawOptions, Report};
 use std::future::Future;
 use std::io::IsTerminal;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -90,6 +92,7 @@ fn raw(options: LoadOptions) -> RawOptions {
         find_capacity: _,
         seed,
         geo,
+        http2,
         json: _,
         html: _,
         hgrm: _,
@@ -117,6 +120,7 @@ fn raw(options: LoadOptions) -> RawOptions {
         slo,
         seed,
         geo,
+        http2,
     }
 }
 
@@ -193,10 +197,22 @@ impl Outputs {
                 problems.push(format!("{}: cannot be written: {error}", path.display()));
             }
         };
-        write(&self.html, Ok(report.to_html().into_bytes()));
+        write(&self.html, Ok(report.to_html(&page_context(began)).into_bytes()));
         write(&self.hgrm, Ok(report.to_hgrm().into_bytes()));
         write(&self.hdr_log, report.to_hdr_log(began));
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+/// Returns the circumstances of a run that began at `began`, for its page.
+pub(crate) fn page_context(began: SystemTime) -> PageContext {
+    let began = humantime::format_rfc3339_seconds(began).to_string().replace('T', " ").replace('Z', " UTC");
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let noun = if cores == 1 { "core" } else { "cores" };
+    PageContext {
+        date: began,
+        version: format!("meridian {}", env!("CARGO_PKG_VERSION")),
+        machine: format!("{}, {cores} {noun}", replica::tune::file::processor_model()),
     }
 }
 

@@ -2,15 +2,36 @@
 
 use std::time::Duration;
 
+use crate::client::{HttpProtocol, STREAMS_MAX};
+
 /// Longest run; the report keeps a row for each of its seconds and regions.
 pub const DURATION_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest timeout of a request.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// Maximum requests in flight; one above is not sent and counts as failed. Each holds a connection; the value leaves
-/// room below the usual limit of 1024 open files per process.
-pub const IN_FLIGHT_MAX: usize = 900;
+/// Maximum requests in flight; one above is not sent and counts as failed. Over HTTP/1.1 each has a connection of its own,
+/// and so a local port: Linux has 28,232 for connections to one address (32768 to 60999), of which closed connections
+/// occupy some for a minute. A process that may open fewer files has a lower limit ([`in_flight_limit`]).
+pub const IN_FLIGHT_MAX: usize = 20_000;
+
+/// Open files of a process besides the connections of a run: standard streams, event queues, reports, progress.
+const OPEN_FILES_RESERVED: usize = 64;
+
+/// Returns the maximum of requests in flight for a process that may open this number of files.
+pub(crate) fn in_flight_limit(open_files: u64, protocol: HttpProtocol) -> usize {
+    let connections = usize::try_from(open_files).unwrap_or(usize::MAX).saturating_sub(OPEN_FILES_RESERVED);
+    let streams = match protocol {
+        HttpProtocol::Http1 => 1,
+        HttpProtocol::Http2 => STREAMS_MAX,
+    };
+    connections.saturating_mul(streams).min(IN_FLIGHT_MAX)
+}
+
+/// Returns the number of open files that a process needs for this number of requests in flight over HTTP/1.1.
+pub(crate) fn open_files_needed(in_flight: usize) -> usize {
+    in_flight + OPEN_FILES_RESERVED
+}
 
 /// Parses a duration above zero and at most `max`.
 pub(crate) fn span_at_most(option: &str, text: &str, max: Duration) -> Result<Duration, String> {
@@ -38,6 +59,16 @@ pub(crate) fn span(text: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn open_files_bound_the_requests_in_flight() {
+        let http1 = |open_files| in_flight_limit(open_files, HttpProtocol::Http1);
+        assert_eq!((http1(0), http1(64), http1(65), http1(1024)), (0, 0, 1, 960));
+        assert_eq!((http1(20_063), http1(20_064), http1(u64::MAX)), (19_999, 20_000, 20_000));
+        assert_eq!(http1(open_files_needed(1234) as u64), 1234);
+        let http2 = |open_files| in_flight_limit(open_files, HttpProtocol::Http2);
+        assert_eq!((http2(64), http2(65), http2(1024)), (0, STREAMS_MAX, 20_000));
+    }
 
     #[test]
     fn a_duration_has_a_unit_and_a_limit() {

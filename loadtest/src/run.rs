@@ -7,15 +7,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::client::HttpProtocol;
 use crate::generator::transport::TlsTarget;
-use crate::generator::{ConnectTarget, Generator, SharedState};
+use crate::generator::{ConnectTarget, Generator, Http2Generator, SharedState};
+use crate::limits::{IN_FLIGHT_MAX, in_flight_limit, open_files_needed};
 use crate::options::Options;
 use crate::record::{Record, RunSnapshot};
 use crate::report::Report;
+use crate::task::Pacing;
 
 /// Interval of progress reports: short enough for a smooth progress bar, long enough to have no measurable cost.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -39,6 +44,25 @@ pub enum RunError {
         /// Error of the handshake.
         source: io::Error,
     },
+    /// The server of `meridian load --http2` does not support HTTP/2.
+    #[error("{target} does not support HTTP/2: it does not select `h2` in the TLS handshake; omit --http2")]
+    NoHttp2 {
+        /// URL of the target.
+        target: String,
+    },
+    /// The process may not open as many connections as `meridian load` has callers.
+    #[error(
+        "{callers} callers need {needed} open files, and this process may open {open_files}; raise the limit with \
+         `ulimit -n {needed}`, or use --http2, which shares connections"
+    )]
+    OpenFiles {
+        /// Callers of all tasks.
+        callers: usize,
+        /// Open files that they need.
+        needed: usize,
+        /// Limit of open files.
+        open_files: u64,
+    },
     /// The system provides no further thread or epoll instance.
     #[error("cannot start the generator thread: {0}")]
     NoThread(io::Error),
@@ -47,10 +71,11 @@ pub enum RunError {
 /// Runs the load described by `options`. `progress` is called five times a second and once at the end. When `shutdown`
 /// completes, no further request is started, and requests in flight are awaited, at most for their timeout.
 pub async fn run(
-    options: Options,
+    mut options: Options,
     mut progress: impl FnMut(&RunSnapshot),
     shutdown: impl Future<Output = ()>,
 ) -> Result<Report, RunError> {
+    options.in_flight_max = in_flight_max(&options, raise_open_files())?;
     let target = {
         let (options, failed) =
             (options.clone(), |error: tokio::task::JoinError| RunError::NoThread(error.into()));
@@ -64,8 +89,7 @@ pub async fn run(
         RunSnapshot::of(&shared.record(), in_flight as u64, start.elapsed(), duration)
     };
 
-    let generator =
-        Generator::new(&options, target, Arc::clone(&shared), start).map_err(RunError::NoThread)?;
+    let generator = AnyGenerator::new(&options, target, &shared, start).map_err(RunError::NoThread)?;
     let (ended, mut end) = oneshot::channel();
     let thread = std::thread::Builder::new().name("generator".to_owned());
     let thread = thread.spawn(move || {
@@ -101,6 +125,62 @@ pub async fn run(
     Ok(Report { options, elapsed, stopped_early: !to_the_end, record, marks: Vec::new() })
 }
 
+/// Generator of a run.
+enum AnyGenerator {
+    Http1(Box<Generator>),
+    Http2(Box<Http2Generator>),
+}
+
+impl AnyGenerator {
+    fn new(
+        options: &Options,
+        target: ConnectTarget,
+        shared: &Arc<SharedState>,
+        start: Instant,
+    ) -> io::Result<AnyGenerator> {
+        let shared = Arc::clone(shared);
+        match options.protocol {
+            HttpProtocol::Http1 => {
+                let generator = Generator::new(options, target, shared, start)?;
+                Ok(AnyGenerator::Http1(Box::new(generator)))
+            }
+            HttpProtocol::Http2 => {
+                let generator = Http2Generator::new(options, shared, start)?;
+                Ok(AnyGenerator::Http2(Box::new(generator)))
+            }
+        }
+    }
+
+    fn run(self) -> io::Result<bool> {
+        match self {
+            AnyGenerator::Http1(generator) => generator.run(),
+            AnyGenerator::Http2(generator) => generator.run(),
+        }
+    }
+}
+
+/// Raises the soft limit of open files to the hard one, and returns it.
+fn raise_open_files() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let open_files = if setrlimit(Resource::Nofile, raised).is_ok() { limit.maximum } else { limit.current };
+    open_files.unwrap_or(u64::MAX)
+}
+
+/// Returns the maximum of requests in flight in a process that may open this number of files.
+fn in_flight_max(options: &Options, open_files: u64) -> Result<usize, RunError> {
+    let limit = in_flight_limit(open_files, options.protocol);
+    let callers = options.tasks.iter().map(|task| match task.pacing {
+        Pacing::Closed { callers, .. } => callers,
+        Pacing::Open { .. } | Pacing::Replay { .. } => 0,
+    });
+    let callers = callers.sum::<usize>().min(IN_FLIGHT_MAX);
+    if callers > limit {
+        return Err(RunError::OpenFiles { callers, needed: open_files_needed(callers), open_files });
+    }
+    Ok(options.in_flight_max.min(limit))
+}
+
 /// Stops the generator when the run's future is dropped.
 struct StopOnDrop<'a>(&'a SharedState);
 
@@ -123,7 +203,16 @@ fn connect_target(options: &Options) -> Result<ConnectTarget, RunError> {
     let not_trusted = |source| RunError::NotTrusted { target: base.to_string(), source };
     let name = ServerName::try_from(host).map_err(|error| not_trusted(io::Error::other(error)))?;
     let tls = TlsTarget { config: Arc::clone(&trust.0), name };
-    handshake(socket, &tls, options.timeout).map_err(not_trusted)?;
+    let protocol = match handshake(socket, &tls, options.timeout) {
+        Ok(protocol) => protocol,
+        Err(error) if is_alpn_rejection(&error) => {
+            return Err(RunError::NoHttp2 { target: base.to_string() });
+        }
+        Err(error) => return Err(not_trusted(error)),
+    };
+    if options.protocol == HttpProtocol::Http2 && protocol.as_deref() != Some(b"h2") {
+        return Err(RunError::NoHttp2 { target: base.to_string() });
+    }
     Ok(ConnectTarget { address, tls: Some(tls) })
 }
 
@@ -142,7 +231,14 @@ fn connect(
     Err(failed)
 }
 
-fn handshake(mut socket: TcpStream, tls: &TlsTarget, within: Duration) -> io::Result<()> {
+/// Returns whether a server rejected the offered protocols, of which HTTP/2 is the only one that a server may lack.
+fn is_alpn_rejection(error: &io::Error) -> bool {
+    let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    matches!(source, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
+}
+
+/// Returns the protocol that the server selects.
+fn handshake(mut socket: TcpStream, tls: &TlsTarget, within: Duration) -> io::Result<Option<Vec<u8>>> {
     socket.set_read_timeout(Some(within))?;
     socket.set_write_timeout(Some(within))?;
     let session = rustls::ClientConnection::new(Arc::clone(&tls.config), tls.name.clone());
@@ -150,5 +246,30 @@ fn handshake(mut socket: TcpStream, tls: &TlsTarget, within: Duration) -> io::Re
     while session.is_handshaking() {
         session.complete_io(&mut socket)?;
     }
-    Ok(())
+    Ok(session.alpn_protocol().map(<[u8]>::to_vec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RawOptions;
+
+    #[test]
+    fn callers_need_open_files_and_schedules_have_a_lower_limit() {
+        let options = |callers: Option<usize>, http2| {
+            Options::check(RawOptions { callers, http2, ..RawOptions::default() }).unwrap()
+        };
+        let max = |callers, http2, open_files| in_flight_max(&options(callers, http2), open_files);
+        assert_eq!(max(None, false, 1024).ok(), Some(960));
+        assert_eq!(max(Some(960), false, 1024).ok(), Some(960));
+        assert_eq!(max(Some(961), true, 1024).ok(), Some(20_000));
+        let error = max(Some(961), false, 1024).unwrap_err().to_string();
+        assert!(
+            error.contains("961 callers need 1025 open files") && error.contains("ulimit -n 1025"),
+            "{error}"
+        );
+        let mut lowered = options(None, false);
+        lowered.in_flight_max = 5;
+        assert_eq!(in_flight_max(&lowered, 1024).ok(), Some(5));
+    }
 }

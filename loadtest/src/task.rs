@@ -232,13 +232,13 @@ mod tests {
         };
         check("", &["has neither"]);
         check("at 20", &["names no workload"]);
-        check("typos at 20", &["queries, passages, mixed, bulk, rerank"]);
+        check("typos at 20", &["queries, passages, mixed, bulk, rerank, classify"]);
         check("queries", &["has neither"]);
         check("queries at -1", &["requests per second from 0"]);
         check("queries of many at x", &["not a number of inputs", "requests per second from 0"]);
         check("queries quickly at 2", &["\"quickly\" is unknown"]);
-        check("bulk with 0 callers", &["from 1 to 900"]);
-        check("bulk with 901 callers", &["from 1 to 900"]);
+        check("bulk with 0 callers", &["from 1 to 20000"]);
+        check("bulk with 20001 callers", &["from 1 to 20000"]);
         check("bulk with 2 callers for ever", &["\"ever\""]);
     }
 }

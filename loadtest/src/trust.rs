@@ -20,7 +20,9 @@ impl fmt::Debug for TlsRoots {
 }
 
 /// Loads the root certificates from `file`, or the system's without one.
-pub(crate) fn load_roots(file: Option<&Path>) -> Result<TlsRoots, String> {
+///
+/// With `http2` only HTTP/2 is offered: a server without it fails the handshake instead of falling back to HTTP/1.1.
+pub(crate) fn load_roots(file: Option<&Path>, http2: bool) -> Result<TlsRoots, String> {
     let fail = |what: String| match file {
         Some(file) => format!("--cacert {}: {what}", file.display()),
         None => format!("the system certificates: {what}; pass --cacert"),
@@ -47,6 +49,6 @@ pub(crate) fn load_roots(file: Option<&Path>) -> Result<TlsRoots, String> {
         }
     };
     let mut config = builder.with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![if http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
     Ok(TlsRoots(Arc::new(config)))
 }

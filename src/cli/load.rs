@@ -20,7 +20,7 @@ pub(crate) struct LoadOptions {
     /// Deployment
     #[arg(long, default_value = "minilm")]
     pub model: String,
-    /// Workload: queries, passages, mixed, bulk or rerank
+    /// Workload: queries, passages, mixed, bulk, rerank or classify
     #[arg(long, default_value = "queries")]
     pub workload: String,
     /// One of several concurrent loads, such as "queries at 20" or "bulk of 128 with 4 callers"; may be repeated
@@ -71,6 +71,9 @@ pub(crate) struct LoadOptions {
     /// Location to send in x-meridian-client-geo, as lat,lon
     #[arg(long, value_name = "LAT,LON")]
     pub geo: Option<String>,
+    /// Use HTTP/2: negotiated with https, by prior knowledge with http
+    #[arg(long)]
+    pub http2: bool,
     /// Print JSON to stdout instead of the table
     #[arg(long)]
     pub json: bool,

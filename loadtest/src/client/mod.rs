@@ -38,6 +38,7 @@ use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
 pub use self::error::{ClientError, FailedRequest};
+pub(crate) use self::http::{ClientTls, EndpointClient, HttpResponse, RequestTemplate, STREAMS_MAX};
 pub use self::http::{HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
 pub use self::operation::{OperationProgress, OperationStats, RequestRecord};
 pub use self::scores::{LabelScore, RankedText};
@@ -47,7 +48,6 @@ pub use crate::scan::DecodeError;
 use self::body::BodyTemplate;
 use self::embeddings::{EmbeddingsMetadata, VectorBlock};
 use self::endpoints::EndpointSelector;
-use self::http::{ClientTls, EndpointClient};
 use self::operation::{BulkJob, OperationRoute, execute};
 use crate::endpoint::authorization;
 

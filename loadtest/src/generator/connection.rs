@@ -8,6 +8,7 @@ use http1::ResponseError;
 use rustix::event::epoll::EventFlags;
 
 use super::http1::{CompleteResponse, ResponseReader};
+use super::starts::DueRequest;
 use super::transport::SocketStream;
 use crate::exchange::{RequestFailure, Sample};
 use crate::pace::IntendedStart;
@@ -37,6 +38,20 @@ pub(super) struct Completion {
     pub(super) at: Option<Instant>,
     /// `None` if the response is validated by another thread, which also records it.
     pub(super) outcome: Option<Result<(), RequestFailure>>,
+}
+
+impl LoadRequest {
+    /// Starts a due request at `now`.
+    pub(super) fn begin(due: DueRequest, now: Instant, timeout: Duration) -> LoadRequest {
+        let DueRequest { intended, by_caller } = due;
+        let lag = now.saturating_duration_since(intended.at);
+        LoadRequest { intended, by_caller, lag, deadline: intended.at + timeout }
+    }
+
+    /// Returns the request as it was when it was due.
+    pub(super) fn due(self) -> DueRequest {
+        DueRequest { intended: self.intended, by_caller: self.by_caller }
+    }
 }
 
 impl Completion {

@@ -89,12 +89,21 @@ impl ResponseReader {
 
 impl ReceivedHead {
     fn of(head: &ResponseHead<'_, '_>) -> ReceivedHead {
+        let headers = head.headers.iter().map(|line| (line.name, std::str::from_utf8(line.value).ok()));
+        ReceivedHead::of_headers(head.status, headers)
+    }
+
+    /// Reads the relevant headers; a value that is not text is ignored.
+    pub(crate) fn of_headers<'a>(
+        status: u16,
+        headers: impl Iterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> ReceivedHead {
         let mut received =
-            ReceivedHead { status: head.status, served: ServingRegions::Unknown, retried: false, code: None };
+            ReceivedHead { status, served: ServingRegions::Unknown, retried: false, code: None };
         let (mut attempts, mut parts) = (1_u32, 1_u32);
-        for line in head.headers {
-            let text = || std::str::from_utf8(line.value).ok();
-            let named = |name: &str| line.name.eq_ignore_ascii_case(name);
+        for (name, value) in headers {
+            let text = || value;
+            let named = |expected: &str| name.eq_ignore_ascii_case(expected);
             if named(headers::REGION) {
                 received.served = text().map_or(ServingRegions::Unknown, ServingRegions::parse);
             } else if named(headers::ATTEMPTS) {

@@ -1,24 +1,29 @@
 //! Generator: one thread that starts requests on time and reads their responses.
 //!
 //! A load generator that is slower than its target measures itself. So there is no task, no channel and no allocation
-//! per request: one thread asks the pacer for due requests ([`Pacer`]), writes each to a kept connection, waits in
+//! per request: one thread asks the pacer for due requests ([`crate::pace`]), writes each to a kept connection, waits in
 //! epoll until the next start or the next response, and reads. A small request costs one write, one read and a share
 //! of one wait. Expensive work, the validation of large responses, runs on another thread ([`checker`]), so that bulk
 //! responses do not delay the start of interactive requests.
 //!
 //! A request never waits for the response to another one: there are as many connections as requests in flight, up to a
 //! limit above which a request is *not sent* and counts as failed.
+//!
+//! This is the generator for HTTP/1.1. That for HTTP/2 ([`http2`]) has the same starts ([`starts`]) and the same validation,
+//! and leaves the protocol to a library.
 
 mod checker;
 mod connection;
 mod http1;
+mod http2;
 pub(crate) mod requests;
 mod shared;
+mod starts;
 pub(crate) mod transport;
 
+pub(crate) use http2::Http2Generator;
 pub(crate) use shared::{ConnectTarget, SharedState};
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,13 +33,11 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::time::Timespec;
 
-use crate::arrival::ArrivalSchedule;
 use crate::exchange::{RequestFailure, Sample};
 use crate::options::Options;
-use crate::pace::{IntendedStart, PaceDecision, Pacer};
-use crate::task::Pacing;
 use checker::ResponseChecker;
 use connection::{Completion, Connection, ConnectionProgress, LoadRequest};
+use starts::{DueRequest, StartDecision, Starts};
 use transport::SocketStream;
 
 /// Longest wait: upper bound of the delay until a stop request or a timeout is noticed.
@@ -49,10 +52,6 @@ const EVENTS_MAX: usize = 256;
 /// Size of one read.
 const READ_BYTES: usize = 64 << 10;
 
-/// Delay of a closed-loop caller after a failure. Without it, callers of an unreachable server would send requests in a
-/// busy loop.
-const CALLER_FAILURE_DELAY: Duration = Duration::from_millis(100);
-
 /// Slot of a connection. epoll's user data is the slot's index with its generation, so that an event of a closed
 /// connection is not attributed to its successor.
 #[derive(Default)]
@@ -61,24 +60,13 @@ struct ConnectionSlot {
     connection: Option<Connection>,
 }
 
-/// Callers of a closed loop.
-#[derive(Clone, Copy)]
-struct ClosedLoopCallers {
-    next: u64,
-    duration: Duration,
-}
-
 pub(crate) struct Generator {
     shared: Arc<SharedState>,
     target: ConnectTarget,
     timeout: Duration,
     in_flight_max: usize,
     start: Instant,
-    pacer: Pacer,
-    /// By task; `None` for tasks with a schedule.
-    callers: Vec<Option<ClosedLoopCallers>>,
-    /// Callers that wait before their next request, and until when.
-    waiting_callers: VecDeque<(Instant, usize)>,
+    starts: Starts,
     epoll: OwnedFd,
     slots: Vec<ConnectionSlot>,
     free_slots: Vec<usize>,
@@ -98,34 +86,12 @@ impl Generator {
         shared: Arc<SharedState>,
         start: Instant,
     ) -> io::Result<Generator> {
-        let schedules = options.tasks.iter().enumerate().filter_map(|(index, task)| {
-            // With equal seeds, tasks would start their requests at the same moments.
-            let seed = options.seed.wrapping_add(index as u64);
-            let schedule = match (&task.pacing, &task.workload.trace) {
-                (Pacing::Open { profile, arrival }, _) => {
-                    ArrivalSchedule::new(*arrival, profile.clone(), seed)
-                }
-                (Pacing::Replay { .. }, Some(trace)) => ArrivalSchedule::recorded(trace.starts()),
-                (Pacing::Replay { .. }, None) | (Pacing::Closed { .. }, _) => return None,
-            };
-            Some((index, schedule))
-        });
-        let mut waiting_callers = VecDeque::new();
-        let callers = options.tasks.iter().enumerate().map(|(index, task)| match task.pacing {
-            Pacing::Closed { callers, duration } => {
-                waiting_callers.extend(std::iter::repeat_n((start, index), callers));
-                Some(ClosedLoopCallers { next: 0, duration })
-            }
-            Pacing::Open { .. } | Pacing::Replay { .. } => None,
-        });
         Ok(Generator {
             target,
             timeout: options.timeout,
             in_flight_max: options.in_flight_max,
             start,
-            pacer: Pacer::new(schedules, start),
-            callers: callers.collect(),
-            waiting_callers,
+            starts: Starts::new(options, start),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             slots: Vec::new(),
             free_slots: Vec::new(),
@@ -168,61 +134,25 @@ impl Generator {
     /// Starts due requests; returns the time until the next start, or `None` if there is none.
     fn start_due_requests(&mut self, now: Instant) -> Option<Duration> {
         for _ in 0..CONSECUTIVE_STARTS_MAX {
-            if self.waiting_callers.front().is_some_and(|(until, _)| *until <= now) {
-                let (until, task) = self.waiting_callers.pop_front()?;
-                self.start_caller_request(task, until);
-                continue;
-            }
-            match self.pacer.next(now) {
-                PaceDecision::Start(intended) => self.launch(intended, false),
-                PaceDecision::Wait(span) => {
-                    return Some(self.next_caller_wait(now).map_or(span, |rest| rest.min(span)));
-                }
-                PaceDecision::Finished => {
-                    // A caller with a request in flight will send another one.
-                    let rested = self.next_caller_wait(now);
-                    return rested.or((self.in_flight > 0).then_some(WAIT_MAX));
-                }
+            match self.starts.next(now, self.in_flight > 0) {
+                StartDecision::Launch(due) => self.launch(due),
+                StartDecision::Wait(span) => return Some(span),
+                StartDecision::Finished => return None,
             }
         }
         Some(Duration::ZERO)
     }
 
-    fn next_caller_wait(&self, now: Instant) -> Option<Duration> {
-        self.waiting_callers.front().map(|(until, _)| until.saturating_duration_since(now))
-    }
-
-    /// Starts the next request of a caller that is free since `at`.
-    fn start_caller_request(&mut self, task: usize, at: Instant) {
-        let offset = at.saturating_duration_since(self.start);
-        if let Some(Some(callers)) = self.callers.get_mut(task)
-            && offset < callers.duration
-            && !self.shared.stop.load(Ordering::Relaxed)
-        {
-            let number = callers.next;
-            callers.next += 1;
-            self.launch(IntendedStart { task, number, offset, at }, true);
-        }
-    }
-
-    fn launch(&mut self, intended: IntendedStart, by_caller: bool) {
+    fn launch(&mut self, due: DueRequest) {
         let now = Instant::now();
-        let requests = &self.shared.requests[intended.task];
+        let requests = &self.shared.requests[due.intended.task];
         if self.in_flight >= self.in_flight_max {
-            let sample = Sample::not_sent(intended, requests.priority(), now);
-            self.shared.record().add(sample);
-            if by_caller {
-                self.waiting_callers.push_back((now + CALLER_FAILURE_DELAY, intended.task));
-            }
+            self.shared.record().add(Sample::not_sent(due.intended, requests.priority(), now));
+            self.starts.ended(due, now, true);
             return;
         }
-        let in_flight = LoadRequest {
-            intended,
-            by_caller,
-            lag: now.saturating_duration_since(intended.at),
-            deadline: intended.at + self.timeout,
-        };
-        requests.write(intended.number, &mut self.body, &mut self.request);
+        let in_flight = LoadRequest::begin(due, now, self.timeout);
+        requests.write(due.intended.number, &mut self.body, &mut self.request);
         self.in_flight += 1;
         while let Some(index) = self.idle.pop() {
             if let Some(mut connection) = self.slots[index].connection.take() {
@@ -329,17 +259,9 @@ impl Generator {
     /// Records the end of a request.
     fn end(&mut self, in_flight: LoadRequest, completion: Completion) {
         self.in_flight -= 1;
-        let LoadRequest { intended, by_caller, .. } = in_flight;
         let (at, failed) = (Instant::now(), completion.is_failure());
-        let priority = self.shared.requests[intended.task].priority();
-        if let Some(sample) = completion.sample(in_flight, priority, at) {
-            self.shared.record().add(sample);
-        }
-        if by_caller && failed {
-            self.waiting_callers.push_back((at + CALLER_FAILURE_DELAY, intended.task));
-        } else if by_caller {
-            self.waiting_callers.push_front((at, intended.task));
-        }
+        self.shared.add(in_flight, completion, at);
+        self.starts.ended(in_flight.due(), at, failed);
     }
 
     fn expire_timeouts(&mut self, now: Instant) {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use http::Uri;
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 use replica_api::headers;
 
 use super::http1::CompleteResponse;
@@ -54,6 +54,29 @@ impl Requests {
         self.workload.kind.priority()
     }
 
+    /// Returns the body of request `number`.
+    pub(super) fn body(&self, number: u64) -> Vec<u8> {
+        let mut body = Vec::new();
+        self.workload.body(number, &self.model, &mut body);
+        body
+    }
+
+    /// Returns the path of the requests below the base URL, and their headers besides those that every request has.
+    pub(super) fn path_and_headers(options: &Options, index: usize) -> (&'static str, HeaderMap) {
+        let kind = options.tasks[index].workload.kind;
+        let mut lines = HeaderMap::new();
+        let priority = HeaderValue::from_static(kind.priority().as_str());
+        lines.insert(HeaderName::from_static(headers::PRIORITY), priority);
+        if let Some(geo) = options.geo {
+            let geo = HeaderValue::try_from(format!("{},{}", geo.lat(), geo.lon()));
+            lines.insert(
+                HeaderName::from_static(headers::CLIENT_GEO),
+                geo.expect("numbers are valid in a header"),
+            );
+        }
+        (kind.path(), lines)
+    }
+
     /// Writes request `number` into `request`; `body` is a scratch buffer.
     pub(crate) fn write(&self, number: u64, body: &mut Vec<u8>, request: &mut Vec<u8>) {
         body.clear();
@@ -78,6 +101,7 @@ impl Requests {
         let rows = self.workload.rows(number);
         let dimensions = match (self.workload.kind, &self.workload.expected) {
             (WorkloadType::Rerank, _) => return response::rerank::check(body, rows),
+            (WorkloadType::Classify, _) => response::classify::check(body, rows)?,
             (_, None) => response::check(body, rows)?,
             (_, Some(expected)) => {
                 let first = self.workload.texts.first(number, rows);

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
 
+use super::connection::{Completion, LoadRequest};
 use super::requests::Requests;
 use super::transport::TlsTarget;
 use crate::options::Options;
@@ -27,6 +29,14 @@ impl SharedState {
             record: Mutex::new(record),
             stop: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
+        }
+    }
+
+    /// Records the end of a request at `at`.
+    pub(super) fn add(&self, in_flight: LoadRequest, completion: Completion, at: Instant) {
+        let priority = self.requests[in_flight.intended.task].priority();
+        if let Some(sample) = completion.sample(in_flight, priority, at) {
+            self.record().add(sample);
         }
     }
 

@@ -14,6 +14,7 @@ use http::{HeaderValue, Uri};
 use regions::GeoPoint;
 
 use crate::arrival::ArrivalProcess;
+use crate::client::HttpProtocol;
 use crate::endpoint::authorization;
 use crate::limits::{IN_FLIGHT_MAX, TIMEOUT_MAX, span_at_most};
 use crate::slo::Objective;
@@ -38,7 +39,7 @@ pub struct RawOptions {
     pub key: Option<String>,
     /// Name of the deployment.
     pub model: String,
-    /// Workload: `queries`, `passages`, `mixed`, `bulk` or `rerank`.
+    /// Workload: `queries`, `passages`, `mixed`, `bulk`, `rerank` or `classify`.
     pub workload: String,
     /// Concurrent tasks such as `queries at 20`; if given, the options of a single task are ignored.
     pub tasks: Vec<String>,
@@ -70,6 +71,8 @@ pub struct RawOptions {
     pub seed: u64,
     /// Simulated location of the clients, `lat,lon`.
     pub geo: Option<String>,
+    /// Whether to use HTTP/2: over TLS negotiated by ALPN, without TLS by prior knowledge.
+    pub http2: bool,
 }
 
 impl Default for RawOptions {
@@ -95,6 +98,7 @@ impl Default for RawOptions {
             slo: None,
             seed: 1,
             geo: None,
+            http2: false,
         }
     }
 }
@@ -120,7 +124,10 @@ pub struct Options {
     pub seed: u64,
     /// Simulated location of the clients.
     pub geo: Option<GeoPoint>,
-    /// Maximum requests in flight: [`IN_FLIGHT_MAX`], unless the caller lowers it.
+    /// HTTP version of the requests.
+    pub protocol: HttpProtocol,
+    /// Maximum requests in flight: [`IN_FLIGHT_MAX`], unless the caller lowers it. A run lowers it if the process may not
+    /// open as many files.
     pub in_flight_max: usize,
 }
 
@@ -133,7 +140,7 @@ impl Options {
         if raw.cacert.is_some() && base.is_some() && !secure {
             problems.0.push(format!("--cacert: {:?} is not https; remove --cacert or use https", raw.url));
         }
-        let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref())).transpose());
+        let trust = problems.note(secure.then(|| load_roots(raw.cacert.as_deref(), raw.http2)).transpose());
         let authorization =
             problems.note(raw.key.as_deref().map(|key| authorization("--key", key)).transpose());
         let model = &raw.model;
@@ -160,6 +167,7 @@ impl Options {
             ) => {
                 let (model, seed) = (raw.model, raw.seed);
                 let in_flight_max = IN_FLIGHT_MAX;
+                let protocol = if raw.http2 { HttpProtocol::Http2 } else { HttpProtocol::Http1 };
                 Ok(Options {
                     base,
                     trust,
@@ -170,6 +178,7 @@ impl Options {
                     slo,
                     seed,
                     geo,
+                    protocol,
                     in_flight_max,
                 })
             }
@@ -283,8 +292,8 @@ pub(crate) mod tests {
             let problems = Options::check(raw).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(expected), "{expected} in {problems:?}");
         };
-        check(RawOptions { callers: Some(0), ..good() }, "--callers: write a number from 1 to 900");
-        check(RawOptions { callers: Some(901), ..good() }, "--callers: write a number from 1 to 900");
+        check(RawOptions { callers: Some(0), ..good() }, "--callers: write a number from 1 to 20000");
+        check(RawOptions { callers: Some(20_001), ..good() }, "--callers: write a number from 1 to 20000");
         check(RawOptions { documents: Some(5), ..good() }, "--documents");
         check(RawOptions { cacert: Some("/no/such".into()), ..good() }, "--cacert");
         check(RawOptions { trace: Some("/no/such".into()), ..good() }, "--trace");
@@ -295,7 +304,9 @@ pub(crate) mod tests {
             Options::check(RawOptions { documents: Some(1000), ..rerank }).unwrap().tasks[0].workload.inputs,
             1000
         );
-        let closed = Options::check(RawOptions { callers: Some(900), ..good() }).unwrap();
-        assert_eq!(closed.tasks[0].pacing.to_string(), "900 callers in a closed loop for 30s");
+        let classify = RawOptions { workload: "classify".to_owned(), ..good() };
+        check(RawOptions { expect: Some("/no/such".into()), ..classify }, "`classify` returns none");
+        let closed = Options::check(RawOptions { callers: Some(20_000), ..good() }).unwrap();
+        assert_eq!(closed.tasks[0].pacing.to_string(), "20000 callers in a closed loop for 30s");
     }
 }

@@ -118,10 +118,12 @@ impl WorkloadOptions<'_> {
                 (None, None)
             }
             (Some(path), None) => (problems.all(TextSet::read(path)), None),
-            (None, Some(_)) if kind == WorkloadType::Rerank || trace.is_some() => {
-                problems
-                    .0
-                    .push("--expect: requires given texts; remove --trace or --workload rerank".to_owned());
+            (None, Some(_)) if matches!(kind, WorkloadType::Rerank | WorkloadType::Classify) => {
+                problems.0.push(format!("--expect: contains vectors, and `{kind}` returns none; remove one"));
+                (None, None)
+            }
+            (None, Some(_)) if trace.is_some() => {
+                problems.0.push("--expect: contains the texts; remove --trace".to_owned());
                 (None, None)
             }
             (None, Some(path)) => problems.all(ExpectedVectors::read(path, raw.tolerance)).unzip(),

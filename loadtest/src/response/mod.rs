@@ -5,6 +5,7 @@
 //! ([`ResponseDefect`]); a tool that counts status codes would report a success. Numbers are not parsed where their
 //! values do not matter, because validation runs on the machine that must also send the next request in time.
 
+pub(crate) mod classify;
 pub(crate) mod embeddings;
 mod masks;
 pub(crate) mod rerank;
@@ -18,8 +19,8 @@ pub enum ResponseDefect {
     /// The body of the response is not JSON, or is incomplete.
     #[error("not JSON, or truncated")]
     NotJson,
-    /// The response is JSON, but not a list of embeddings or scores.
-    #[error("not a list of embeddings or scores")]
+    /// The response is JSON, but not a list of embeddings, scores or classes.
+    #[error("not a list of embeddings, scores or classes")]
     WrongShape,
     /// The response has more or fewer rows than the request has inputs.
     #[error("wrong number of rows")]

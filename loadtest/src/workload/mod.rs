@@ -1,8 +1,8 @@
 //! Workloads: content of the requests.
 //!
 //! An embeddings endpoint serves short search queries, passages for indexing, backfills with hundreds of texts per
-//! request for hours, and rerank requests with a query and its documents. Each is a [`WorkloadType`] with its own text
-//! lengths, batch size and priority. The texts come from a file or are generated from the seed of the run; they are
+//! request for hours, rerank requests with a query and its documents, and texts to classify. Each is a [`WorkloadType`]
+//! with its own text lengths, batch size and priority. The texts come from a file or are generated from the seed of the run; they are
 //! deterministic.
 //!
 //! Request bodies are assembled by copying texts that were encoded before the run ([`texts`]).
@@ -42,16 +42,19 @@ pub enum WorkloadType {
     Bulk,
     /// Queries with documents to rank.
     Rerank,
+    /// Paragraphs of 128 tokens to classify, one a request.
+    Classify,
 }
 
 impl WorkloadType {
     /// All types.
-    pub const ALL: [WorkloadType; 5] = [
+    pub const ALL: [WorkloadType; 6] = [
         WorkloadType::Queries,
         WorkloadType::Passages,
         WorkloadType::Mixed,
         WorkloadType::Bulk,
         WorkloadType::Rerank,
+        WorkloadType::Classify,
     ];
 
     /// Returns the name on the command line.
@@ -62,6 +65,7 @@ impl WorkloadType {
             WorkloadType::Mixed => "mixed",
             WorkloadType::Bulk => "bulk",
             WorkloadType::Rerank => "rerank",
+            WorkloadType::Classify => "classify",
         }
     }
 
@@ -72,6 +76,7 @@ impl WorkloadType {
                 Operation::Embeddings.definition().path
             }
             WorkloadType::Rerank => Operation::RerankV1.definition().path,
+            WorkloadType::Classify => Operation::Classify.definition().path,
         }
     }
 
@@ -79,16 +84,20 @@ impl WorkloadType {
     pub fn priority(self) -> Priority {
         match self {
             WorkloadType::Bulk => Priority::Bulk,
-            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed | WorkloadType::Rerank => {
-                Priority::Interactive
-            }
+            WorkloadType::Queries
+            | WorkloadType::Passages
+            | WorkloadType::Mixed
+            | WorkloadType::Rerank
+            | WorkloadType::Classify => Priority::Interactive,
         }
     }
 
     /// Returns the default number of inputs or documents per request.
     pub fn inputs(self) -> usize {
         match self {
-            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed => 1,
+            WorkloadType::Queries | WorkloadType::Passages | WorkloadType::Mixed | WorkloadType::Classify => {
+                1
+            }
             WorkloadType::Bulk => 128,
             WorkloadType::Rerank => 20,
         }
@@ -103,7 +112,9 @@ impl WorkloadType {
     pub fn lengths(self) -> words::TextLengths {
         match self {
             WorkloadType::Queries => words::TextLengths::Query,
-            WorkloadType::Passages | WorkloadType::Bulk | WorkloadType::Rerank => words::TextLengths::Passage,
+            WorkloadType::Passages | WorkloadType::Bulk | WorkloadType::Rerank | WorkloadType::Classify => {
+                words::TextLengths::Passage
+            }
             WorkloadType::Mixed => words::TextLengths::Mixed,
         }
     }
@@ -160,6 +171,7 @@ impl TaskWorkload {
         body.extend_from_slice(b"{\"model\":");
         body.extend_from_slice(model.as_bytes());
         match &self.queries {
+            None if self.kind == WorkloadType::Classify => body.extend_from_slice(b",\"input\":["),
             None => body.extend_from_slice(b",\"encoding_format\":\"float\",\"input\":["),
             Some(queries) => {
                 body.extend_from_slice(b",\"query\":");
@@ -204,9 +216,11 @@ pub(crate) mod tests {
             let list = if kind == WorkloadType::Rerank { "documents" } else { "input" };
             assert_eq!(body[list].as_array().map(Vec::len), Some(kind.inputs()), "{kind}");
             assert_eq!(body["query"].is_string(), kind == WorkloadType::Rerank, "{kind}");
+            let embeds = !matches!(kind, WorkloadType::Rerank | WorkloadType::Classify);
+            assert_eq!(body["encoding_format"].is_string(), embeds, "{kind}");
         }
         let problem = "typos".parse::<WorkloadType>().unwrap_err();
-        assert!(problem.contains("queries, passages, mixed, bulk, rerank"), "{problem}");
+        assert!(problem.contains("queries, passages, mixed, bulk, rerank, classify"), "{problem}");
     }
 
     #[test]

@@ -47,8 +47,8 @@ async fn a_stall_is_visible_in_every_request_of_its_time() {
     assert!(p90 >= Duration::from_millis(180), "later requests waited too:\n{}", report.table());
 }
 
-/// Sends 20 requests to a server that responds only after the intended start of the last one.
-async fn check_limit(in_flight_max: usize, not_sent: u64) {
+/// Sends this many requests to a server that responds only after the intended start of the last one.
+async fn check_limit(requests: u64, in_flight_max: usize, not_sent: u64) {
     let (gate, open) = watch::channel(false);
     let address = serve(move |_| {
         let mut open = open.clone();
@@ -58,27 +58,34 @@ async fn check_limit(in_flight_max: usize, not_sent: u64) {
         }
     })
     .await;
-    let mut options = options(address, "1000", "20ms");
+    let mut options = options(address, &(50 * requests).to_string(), "20ms");
     options.in_flight_max = in_flight_max;
 
     let mut most_in_flight = 0;
     let open_after_the_last_start = |snapshot: &loadtest::RunSnapshot| {
         most_in_flight = most_in_flight.max(snapshot.in_flight);
-        gate.send_replace(snapshot.in_flight + snapshot.not_sent + snapshot.ok == 20);
+        gate.send_replace(snapshot.in_flight + snapshot.not_sent + snapshot.ok == requests);
     };
     let report = run(options, open_after_the_last_start, pending()).await.expect("the server listens");
 
     let total = report.record.total();
-    assert_eq!((total.requests(), report.failed()), (20, not_sent), "{}", report.table());
+    assert_eq!((total.requests(), report.failed()), (requests, not_sent), "{}", report.table());
     assert_eq!(total.outcomes.get(&Err(RequestFailure::NotSent)).map_or(0, |tally| tally.count), not_sent);
-    assert_eq!(most_in_flight, 20 - not_sent);
+    assert_eq!(most_in_flight, requests - not_sent);
+    assert_eq!(report.table().contains(&format!("while {in_flight_max} others")), not_sent > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_beyond_the_limit_in_flight_is_reported_as_failed() {
-    check_limit(20, 0).await;
-    check_limit(19, 1).await;
-    check_limit(4, 16).await;
+    check_limit(20, 20, 0).await;
+    check_limit(20, 19, 1).await;
+    check_limit(20, 4, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_a_thousand_requests_are_in_flight() {
+    check_limit(1500, 1500, 0).await;
+    check_limit(1500, 1499, 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,7 @@ use super::http1::Io;
 use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX, too_large};
 
 /// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
-pub(super) const STREAMS_MAX: usize = 96;
+pub(crate) const STREAMS_MAX: usize = 96;
 
 /// Flow-control windows: one large response per stream, and a dozen per connection.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;

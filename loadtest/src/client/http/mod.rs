@@ -10,8 +10,10 @@ mod http2;
 mod pool;
 mod tls;
 
-pub(super) use pool::{EndpointClient, RequestTemplate, is_settable};
-pub(super) use tls::ClientTls;
+pub(crate) use http2::STREAMS_MAX;
+pub(super) use pool::is_settable;
+pub(crate) use pool::{EndpointClient, RequestTemplate};
+pub(crate) use tls::ClientTls;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -93,7 +95,7 @@ impl HeaderLines {
 
 /// Response with a success status.
 #[derive(Debug)]
-pub(super) struct HttpResponse {
+pub(crate) struct HttpResponse {
     pub(super) headers: HeaderLines,
     /// Buffer that holds the response; reused for the next one.
     pub(super) buffer: Vec<u8>,
@@ -102,7 +104,11 @@ pub(super) struct HttpResponse {
 }
 
 impl HttpResponse {
-    pub(super) fn body(&self) -> &[u8] {
+    pub(crate) fn headers(&self) -> &HeaderLines {
+        &self.headers
+    }
+
+    pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
 }

@@ -32,7 +32,7 @@ const IDLE_MAX: usize = 1024;
 const AGENT: &str = concat!("meridian-client/", env!("CARGO_PKG_VERSION"));
 
 /// Client of one endpoint.
-pub(in crate::client) struct EndpointClient {
+pub(crate) struct EndpointClient {
     uri: Uri,
     host: String,
     port: u16,
@@ -48,7 +48,7 @@ pub(in crate::client) struct EndpointClient {
 }
 
 /// Request parts that are the same in all requests of an operation to one endpoint.
-pub(in crate::client) struct RequestTemplate {
+pub(crate) struct RequestTemplate {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -63,7 +63,7 @@ pub(in crate::client) fn is_settable(name: &HeaderName) -> bool {
 
 impl EndpointClient {
     /// Creates the client for a URL, with or without `/v1`.
-    pub(in crate::client) fn new(
+    pub(crate) fn new(
         url: &str,
         key: Option<HeaderValue>,
         protocol: HttpProtocol,
@@ -98,7 +98,7 @@ impl EndpointClient {
     }
 
     /// Prepares requests with this method, path and headers.
-    pub(in crate::client) fn outgoing(
+    pub(crate) fn outgoing(
         &self,
         method: &Method,
         path: &str,
@@ -132,13 +132,24 @@ impl EndpointClient {
         Ok(RequestTemplate { method: method.clone(), uri, headers, head })
     }
 
-    /// Sends a request and reads the response into `buffer`.
+    /// Sends a request and reads the response into `buffer`; an error status is an error.
     pub(in crate::client) async fn send(
         &self,
         out: &RequestTemplate,
         body: Vec<u8>,
         buffer: Vec<u8>,
     ) -> Result<HttpResponse, HttpAttemptError> {
+        let (status, response) = self.exchange(out, body, buffer).await?;
+        check_status(status, response)
+    }
+
+    /// Sends a request and reads the response into `buffer`, whatever its status.
+    pub(crate) async fn exchange(
+        &self,
+        out: &RequestTemplate,
+        body: Vec<u8>,
+        buffer: Vec<u8>,
+    ) -> Result<(u16, HttpResponse), HttpAttemptError> {
         if self.protocol == HttpProtocol::Http2
             && let Some(session) = self.session().await?
         {
@@ -146,8 +157,7 @@ impl EndpointClient {
             *request.method_mut() = out.method.clone();
             *request.uri_mut() = out.uri.clone();
             *request.headers_mut() = out.headers.clone();
-            let (status, response) = session.exchange(request, buffer).await?;
-            return check_status(status, response);
+            return session.exchange(request, buffer).await;
         }
         let mut request = Vec::with_capacity(out.head.len() + 24 + body.len());
         request.extend_from_slice(&out.head);
@@ -163,7 +173,7 @@ impl EndpointClient {
         if reusable {
             self.put_idle(io);
         }
-        check_status(status, response)
+        Ok((status, response))
     }
 
     /// Returns an HTTP/2 connection with a free stream; `None` if the server does not support HTTP/2.

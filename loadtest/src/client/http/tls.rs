@@ -15,11 +15,16 @@ use super::HttpProtocol;
 
 /// TLS connector of a client.
 #[derive(Clone)]
-pub(in crate::client) struct ClientTls {
+pub(crate) struct ClientTls {
     connector: TlsConnector,
 }
 
 impl ClientTls {
+    /// Creates the connector of a configuration.
+    pub(crate) fn of(config: Arc<ClientConfig>) -> ClientTls {
+        ClientTls { connector: TlsConnector::from(config) }
+    }
+
     /// Trusts the system's roots and the certificates in `extra_pem`.
     pub(in crate::client) fn new(
         extra_pem: Option<&[u8]>,
