@@ -126,8 +126,6 @@ fn every_precision_is_measured_and_the_faster_one_is_recommended() {
         choices.iter().map(|choice| (choice.precision, choice.batch.batch_tokens)).collect();
     // In int8 the fixed millisecond weighs twice: 200 / (n + 200) of the time, 1.2 % at 16384 and 4.7 % at 4096.
     assert_eq!(found, [(Precision::Int8, 8192), (Precision::F32, 2048)]);
-    let (before, after) = only_gain(&plan);
-    assert!(after > 1.9 * before, "{before} {after}");
 }
 
 #[test]
@@ -172,23 +170,17 @@ fn only_gain(plan: &SearchPlan) -> (f64, f64) {
     (gain.tokens_per_second_before, gain.tokens_per_second_after)
 }
 
-/// int8 takes half of the time per token.
-fn two_precisions(setting: Setting) -> Duration {
-    let share = if setting.precision == Precision::Int8 { 0.5 } else { 1.0 };
-    micros(1000.0 + 20.0 * setting.batch_tokens as f64 * share)
-}
-
 #[test]
 fn a_gain_never_compares_two_precisions() {
     let precisions = vec![Precision::F32, Precision::Int8];
-    let (plan, _) = search(SearchTask { precisions, ..task(1) }, two_precisions, 0.0);
+    let (plan, _) = search(SearchTask { precisions, ..task(2) }, two_precisions, 0.0);
     let gains = plan.gains();
     assert_eq!(
         gains.iter().map(|gain| gain.after.precision).collect::<Vec<_>>(),
         [Precision::Int8, Precision::F32]
     );
     for Gain { before, after, tokens_per_second_before, tokens_per_second_after } in gains {
-        assert_eq!(before, Setting { precision: after.precision, ..task(1).before });
+        assert_eq!(before, Setting { precision: after.precision, ..task(2).before });
         let speed = |setting: Setting| setting.batch_tokens as f64 / two_precisions(setting).as_secs_f64();
         assert!((tokens_per_second_before - speed(before)).abs() < 1.0, "{before:?}");
         assert!((tokens_per_second_after - speed(after)).abs() < 1.0, "{after:?}");

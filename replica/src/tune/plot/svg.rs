@@ -18,7 +18,7 @@ const AXIS_HEIGHT: f64 = 58.0;
 /// Height of a line of text.
 const LINE_HEIGHT: f64 = 19.0;
 /// Characters of a line of text, at its width in a wide font.
-const LINE_CHARACTERS: usize = 104;
+const LINE_CHARACTERS: usize = 110;
 /// Maximum ticks of the throughput axis.
 const SPEED_TICKS_MAX: f64 = 7.0;
 /// Colours of the lines, one for each precision; labels distinguish them without colours.
@@ -70,7 +70,8 @@ pub fn svg(report: &Report) -> String {
 fn explanation(choice: &TunedChoice, line: &[&Point]) -> String {
     let TunedChoice { precision, threads, batch, tokens_per_second, target_met } = choice;
     let tokens = batch.batch_tokens;
-    let chosen = format!("● {precision}, {threads} threads: {} tokens chosen", grouped(tokens as f64));
+    let noun = if threads.get() == 1 { "thread" } else { "threads" };
+    let chosen = format!("● {precision}, {threads} {noun}: {} tokens chosen", grouped(tokens as f64));
     let among = match target_met {
         None => "",
         Some(true) => " among those that meet the latency target",
@@ -337,7 +338,7 @@ mod tests {
         for number in svg.split('"').filter_map(|part| part.parse::<f64>().ok()) {
             assert!((-90.0..=WIDTH).contains(&number), "{number} lies outside");
         }
-        assert!(svg.contains("at least 97 % of the throughput of the fastest of 4,096"), "{svg}");
+        assert!(svg.contains("f32, 1 thread: 1,024 tokens chosen"), "{svg}");
         assert!(!svg.contains("other processes"), "{svg}");
     }
 
