@@ -124,13 +124,10 @@ impl FleetControl {
                 }
                 Ok(all)
             }
-            ProcessTarget::Gateways(near) => {
-                let named = self
-                    .gateways
-                    .iter()
-                    .filter(|(region, _)| near.as_ref().is_none_or(|near| near == region));
-                let named: Vec<_> = named.map(|(_, name)| name.clone()).collect();
-                if named.is_empty() { Err(format!("no gateway near {near:?}")) } else { Ok(named) }
+            ProcessTarget::Gateways(None) => Ok(self.gateways.iter().map(|(_, name)| name.clone()).collect()),
+            ProcessTarget::Gateways(Some(near)) => {
+                let gateway = self.gateways.iter().find(|(region, _)| region == near);
+                gateway.map(|(_, name)| vec![name.clone()]).ok_or_else(|| format!("no gateway near {near}"))
             }
             ProcessTarget::Hub(number) => {
                 let hub = self.hubs.get((*number as usize).saturating_sub(1));

@@ -44,7 +44,7 @@ fn run(text: &str, arguments: &[&str]) -> (Output, PathBuf, tempfile::TempDir) {
     let file = dir.path().join("drill.toml");
     std::fs::write(&file, text).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_meridian"));
-    let output = command.arg("drill").arg(&file).args(arguments).output().unwrap();
+    let output = command.arg("drill").arg(&file).args(arguments).current_dir(dir.path()).output().unwrap();
     (output, file, dir)
 }
 
@@ -59,10 +59,33 @@ fn a_killed_region_causes_no_failures_and_appears_in_the_timeline() {
     assert_eq!(output.status.code(), Some(0), "{out}\n{err}");
     let place = |part: &str| out.find(part).unwrap_or_else(|| panic!("{part} in {out}"));
     let killed = place(">> kill region gcp/europe-west4");
-    assert!(killed < place("the gateway reports gcp/europe-west4 down"), "{out}");
+    for gateway in ["aws/us-east-1", "gcp/europe-west4"] {
+        assert!(killed < place(&format!("gateway {gateway} reports gcp/europe-west4 down")), "{out}");
+    }
     let share = "demand: 40.0 requests/s: 20 % of the 200 inputs/s of 2 scripted replicas, 100 each";
     assert!(out.contains(share), "{out}");
     assert!(out.contains("6 of 6 expectations hold") && !out.contains("FAILS"), "{out}");
+}
+
+/// Clients use the gateway near them: without their own region they cross the ocean, and with it they do not.
+#[test]
+fn the_loss_of_a_region_does_not_make_its_clients_faster() {
+    let alone =
+        drill("").replace("[[load]]\nname = \"america\"\nnear = \"aws/us-east-1\"\nrate = \"10 %\"\n", "");
+    let alone = alone.replace("before = [\"served_by aws/us-east-1\", ", "before = [");
+    let (output, _, dir) = run(&alone, &["--json", "--html", "page.html"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let seconds = report["seconds"].as_array().unwrap();
+    let fastest = |from: usize, to: usize| {
+        let p50 = seconds[from..to].iter().filter_map(|second| second["p50_ms"].as_f64());
+        p50.min_by(f64::total_cmp).unwrap()
+    };
+    // The round trip to the other region is 91 ms longer; half of that leaves room for a busy machine.
+    let (before, after) = (fastest(2, 6), fastest(8, 12));
+    assert!(after > before + 45.0, "{before} ms with the region, {after} ms without it: {report:#}");
+    let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
+    assert!(page.contains("\"name\":\"drill\"") && !page.contains("127.0.0.1"), "{page}");
 }
 
 #[test]

@@ -95,7 +95,8 @@ impl LocalFleet {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().expect("a directory");
         let mut up = meridian()
-            .args(["up", "--port", "0", "--dir"])
+            // One gateway, so that every test knows which one serves its requests.
+            .args(["up", "--port", "0", "--gateways", "1", "--dir"])
             .arg(dir.path())
             .args(arguments)
             .envs(environment.iter().copied())

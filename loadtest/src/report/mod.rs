@@ -16,6 +16,7 @@ pub(crate) use html::tests as html_tests;
 
 use std::time::Duration;
 
+use crate::client::HttpProtocol;
 use crate::exchange::RequestFailure;
 use crate::limits::IN_FLIGHT_MAX;
 use crate::options::Options;
@@ -170,7 +171,8 @@ impl Report {
     }
 
     fn heading(&self) -> String {
-        let Options { base, model, tasks, .. } = &self.options;
+        let Options { base, model, tasks, protocol, .. } = &self.options;
+        let http2 = if *protocol == HttpProtocol::Http2 { ", HTTP/2" } else { "" };
         let early = if self.stopped_early { ", stopped early" } else { "" };
         let tasks = tasks.iter().map(|task| {
             let Task { name, workload, pacing } = task;
@@ -183,7 +185,7 @@ impl Report {
             format!("{name}, {}: {pacing}; {carried}", kind.priority())
         });
         let tasks: Vec<String> = tasks.collect();
-        format!("{base}, model {model}{early}\n{}", tasks.join("\n"))
+        format!("{base}, model {model}{http2}{early}\n{}", tasks.join("\n"))
     }
 
     fn lag(&self) -> String {

@@ -245,7 +245,7 @@ if (drill) {
 } else {
   document.title = "Load on " + report.model;
   page.append(element("h1", {}, "Load on deployment " + report.model),
-    paragraph(`${report.target} · ${context.date} · ${context.version} · generated on ${context.machine} · seed ${report.seed}` +
+    paragraph(`${report.target} · HTTP/${report.http} · ${context.date} · ${context.version} · generated on ${context.machine} · seed ${report.seed}` +
       (report.stopped_early ? " · stopped early" : ""), "soft"));
   if (report.slo) {
     const { objective, holds, requests, good, within_ms, goodput_per_s } = report.slo;

@@ -116,7 +116,11 @@ async fn requests_over_http2_share_a_few_connections() {
     let report = run(options, |_| {}, pending()).await.expect("the server listens");
     let total = report.record.total();
     assert_eq!((total.ok(), total.retried, report.failed()), (200, 200, 0), "{}", report.table());
-    assert!(report.table().contains("aws/us-east-1"), "{}", report.table());
+    assert!(
+        report.table().contains("aws/us-east-1") && report.table().contains(", HTTP/2"),
+        "{}",
+        report.table()
+    );
     assert_eq!(server.over_http2.load(Ordering::SeqCst), 200);
     // The check before the run opens one more.
     assert!((2..=4).contains(&server.connections.load(Ordering::SeqCst)));
