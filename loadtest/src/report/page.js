@@ -235,10 +235,12 @@ function pace(task) {
   const when = task.pacing === "open" ? `requests per second ${task.rate} (${task.arrival})`
     : task.pacing === "closed" ? `${task.callers} ${task.callers === 1 ? "caller" : "callers"} in a closed loop for ${short(task.duration_ms / 1000)} s` : "recorded requests";
   const unit = task.workload === "rerank" ? "documents" : "texts";
-  return `${task.workload}, ${task.priority}: ${when}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`;
+  const workload = task.name === task.workload ? "" : task.workload + ", ";
+  return `${workload}${task.priority}: ${when}; ${task.inputs_per_request} of ${task.texts} ${unit} per request (${task.texts_source})`;
 }
 
 const several = report.tasks.length > 1;
+const unit = drill ? "load" : "task";
 if (drill) {
   document.title = `Drill ${drill.name}: ${drill.held ? "passed" : "failed"}`;
   page.append(...verdict());
@@ -256,7 +258,7 @@ if (drill) {
 if (report.lag_notable) {
   page.append(paragraph(`The lag of the generator (p99 ${ms(report.lag_ms.p99)} ms) is a significant part of the latencies.`, "bad"));
 }
-if (drill || several) page.append(element("h2", {}, several ? "Loads" : "Load"));
+if (drill || several) page.append(element("h2", {}, drill ? (several ? "Loads" : "Load") : "Tasks"));
 for (const task of report.tasks) {
   page.append(element("div", { class: "task" },
     element("p", {}, element("b", {}, task.name), element("span", { class: "soft" }, " " + pace(task))), figures(task)));
@@ -270,8 +272,8 @@ for (const task of report.tasks) {
   heading("Latency over time by region" + (several ? ": " + task.name : ""), ...latency(task));
 }
 heading("Percentiles", ...percentiles());
-heading("Throughput and errors" + (several ? " of all loads" : ""), ...throughput());
-heading("Requests by serving region" + (several ? " of all loads" : ""), ...served());
+heading("Throughput and errors" + (several ? ` of all ${unit}s` : ""), ...throughput());
+heading("Requests by serving region" + (several ? ` of all ${unit}s` : ""), ...served());
 for (const task of report.tasks) {
   heading("By region" + (several ? ": " + task.name : ""), table("region", [...Object.entries(task.regions), ["total", task]]));
 }
@@ -281,7 +283,7 @@ if (stages.length > 0) heading("By stage", table("stage", stages));
 const failures = report.tasks.flatMap(task => task.failures.map(failure =>
   element("tr", {}, element("td", {}, task.name), element("td", {}, String(failure.count)), element("td", { class: "wide" }, failure.cause))));
 if (failures.length > 0) {
-  heading("Failures", element("table", { class: "left" }, element("tr", {}, ...["load", "requests", "cause"].map(head => element("th", {}, head))), ...failures));
+  heading("Failures", element("table", { class: "left" }, element("tr", {}, ...[unit, "requests", "cause"].map(head => element("th", {}, head))), ...failures));
 }
 page.append(element("footer", {},
   `Latencies in milliseconds, of ok requests, from the intended start. Retried: more than one attempt; the parts of a split request are not retries. ` +
