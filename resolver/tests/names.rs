@@ -193,3 +193,18 @@ async fn addresses_that_are_not_permitted_are_not_connected_to() {
     assert!(matches!(loopback("remote.example").await, Err(ConnectError::NotPermitted)));
     assert!(matches!(loopback("192.0.2.1").await, Err(ConnectError::NotPermitted)));
 }
+
+#[tokio::test]
+async fn connections_come_from_the_source_address_if_there_is_one() {
+    let resolver = Resolver::new(&DnsSection { servers: Vec::new() });
+    let (listener, port) = listener("127.0.0.1").await;
+    let endpoint: HostPort = format!("127.0.0.1:{port}").parse().unwrap();
+    let source = IpAddr::from([127, 0, 0, 3]);
+    for (address, expected) in [(Some(source), source), (None, IpAddr::from([127, 0, 0, 1]))] {
+        let resolver = resolver.with_source_address(address);
+        let (connected, accepted) =
+            tokio::join!(resolver.connect(&endpoint, TIMEOUT, |_| true), listener.accept());
+        let (_, from) = accepted.unwrap();
+        assert!(connected.is_ok() && from.ip() == expected, "{from} instead of {expected}");
+    }
+}

@@ -6,6 +6,8 @@
 //!               └───────── hub ◀───────────────┘
 //! ```
 //!
+//! There is a gateway near each region, for the callers there; the link to a spoke has a delay for each of them ([`link`]).
+//!
 //! Every process is started as `meridian gateway|hub|spoke|replica`, with a configuration file that an operator can read
 //! and restart by hand. They use mutual TLS with each other; each joins the fleet with a token of the hub's certificate
 //! authority ([`authority`]). This process plans, starts, watches, and stops them; when it ends, the kernel ends the others.
