@@ -13,8 +13,9 @@
 //!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit.
 //! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
-//!    never from the client ([`outlier`]), reset for another process ([`restarts`]). [`cold`]: ranking of regions that would hold a request until a replica is
-//!    ready. [`instances`]: spoke instances of each region, and the selection of one. [`weights`]: the hub's traffic
+//!    never from the client ([`outlier`]), reset for another process ([`restarts`]). [`cold`]: ranking of regions that would hold a
+//!    request until a replica is ready. [`instances`]: spoke instances of each region, and the selection of one. [`job_region`]:
+//!    regions for jobs. [`weights`]: the hub's traffic
 //!    plan. [`demand`]: the demand that is reported to the hub.
 //! 7. [`plan`]: attempts, until there is a response or an error, at the edge and at the ingress. [`outcome`]: failures of an attempt. [`budget`]: retry
 //!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
@@ -45,6 +46,7 @@ pub mod head;
 pub mod health;
 pub mod hedge;
 pub mod instances;
+pub mod job_region;
 pub mod keys;
 pub mod labels;
 pub mod latency;

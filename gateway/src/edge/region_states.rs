@@ -15,6 +15,7 @@ use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::hedge::is_lightly_loaded;
 use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport};
+use gateway_core::job_region::JobRegions;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
 use gateway_core::plan::{AttemptTimeouts, RegionLoad, RegionView};
@@ -136,6 +137,20 @@ impl RegionStates {
         regions.iter().min_by_key(rank)
     }
 
+    /// Returns the regions of which the nearest stores a job or a file. `allowed` are those of the route table that residency
+    /// allows, and `serving` those with a ready replica.
+    pub(super) fn job_regions(
+        &self,
+        allowed: RegionSet,
+        serving: RegionSet,
+        registered: RegionSet,
+        draining: RegionSet,
+    ) -> RegionSet {
+        let with_queue = self.instances.regions_with_jobs().intersect(allowed);
+        let down = with_queue.iter().filter(|region| self.fleet.region_health(*region) == Health::Down);
+        JobRegions { with_queue, serving, registered, draining, down: down.collect() }.eligible()
+    }
+
     /// Replaces the set of regions and of their instances. Returns all instances.
     pub(super) fn set_routes(&mut self, view: &View) -> Vec<(InstanceIndex, InstanceName, HostPort)> {
         self.set_regions(view.regions().collect::<Vec<_>>());
@@ -242,9 +257,13 @@ impl RegionStates {
         };
         // After a timeout, a request must not be retried or hedged in a region that would only hold it.
         let health = |region| {
-            let health = fleet.health(region, routing.deployment);
+            // A job waits in the queue until a replica is ready.
+            let health = match routing.is_job {
+                true => fleet.region_health(region),
+                false => fleet.health(region, routing.deployment),
+            };
             match suspect_if_ejected(health, targets, region, routing, now) {
-                Health::Healthy if held_for(region).is_some() => Health::Suspect,
+                Health::Healthy if !routing.is_job && held_for(region).is_some() => Health::Suspect,
                 health => health,
             }
         };

@@ -183,7 +183,7 @@ impl Router {
         let RoutingContext { deployment, priority, .. } = routing;
         let mut serving = states.fleet.serving(deployment, registered);
         if routing.is_job {
-            serving = serving.intersect(states.instances.regions_with_jobs());
+            serving = states.job_regions(allowed.intersect(view.routed), serving, registered, view.draining);
         }
         let current_weights = self.current_weights.borrow();
         let interactive_share = |origin| self.demand_recorder.interactive_share(deployment, allowed, origin);

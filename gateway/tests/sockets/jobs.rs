@@ -32,7 +32,11 @@ pub(crate) struct Replica {
 
 impl Replica {
     pub(crate) async fn start() -> (Arc<Replica>, SocketAddr) {
-        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Replica::start_at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    async fn start_at(address: SocketAddr) -> (Arc<Replica>, SocketAddr) {
+        let socket = TcpListener::bind(address).await.unwrap();
         let address = socket.local_addr().unwrap();
         let replica = Arc::new(Replica { status: AtomicU16::new(200), ..Replica::default() });
         let shared = replica.clone();
@@ -418,6 +422,48 @@ async fn a_queue_that_another_process_uses_is_an_error_at_the_start() {
     let region = Region::start(Some(config.clone()), Vec::new()).await;
     let other = tokio::spawn(Region::start(Some(config), Vec::new()));
     assert!(other.await.is_err(), "the second process does not become ready");
+    region.stop().await;
+}
+
+#[tokio::test]
+async fn a_job_is_accepted_without_a_ready_replica_and_computed_when_there_is_one() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let replica = crate::address::free_address();
+    let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![replica]).await;
+    let stop = watch::Sender::new(());
+    let url = gateway(dirs[1].path(), &[(REGION, &region)], &stop).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let send = async |path: &str, prefer: &str| {
+        let request = client.post(format!("{url}{path}")).bearer_auth("KEY").header("prefer", prefer);
+        let response = request.body(text(1)).send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap())
+    };
+    let begun = Instant::now();
+    let job = loop {
+        match send("/v1/async/embeddings", "").await {
+            (202, job) => break job,
+            // The gateway has no route table yet, or the region has not reported.
+            (503, problem) => {
+                let is_starting = problem["error"]["code"] == "jobs_unavailable"
+                    || problem.to_string().contains("no route table yet");
+                assert!(is_starting, "{problem}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "the region does not report its queue");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    let (status, preferred) = send("/v1/embeddings", "respond-async").await;
+    assert_eq!(status, 202, "{preferred}");
+    let (status, problem) = send("/v1/embeddings", "").await;
+    assert_eq!(status, 503, "an ordinary request needs a replica: {problem}");
+    assert_eq!(region.job("everywhere", &job["id"]).await.1["status"], "queued");
+    let _replica = Replica::start_at(replica).await;
+    for job in [job, preferred] {
+        let job = region.finished("everywhere", &job["id"]).await;
+        assert_eq!(job["result"].to_string(), text(1), "{job}");
+    }
+    drop(stop);
     region.stop().await;
 }
 
