@@ -1,13 +1,13 @@
 //! Selection of the results to send: a slow or hostile target must not delay the deliveries of other tenants.
 //!
 //! A process sends a limited number of results at the same time, and a target can keep each of them until its timeout. So a
-//! tenant can have as many deliveries in flight as there are free places left ([`select`]). This is the dynamic threshold of
+//! tenant can have as many deliveries in flight as there are free slots left ([`select`]). This is the dynamic threshold of
 //! Choudhury and Hahne for buffers that several queues share (IEEE/ACM Transactions on Networking 6(2), 1998), with factor 1:
-//! one tenant alone uses half of the places, two a third each, and a further tenant always finds one free, without a number
-//! that depends on how many tenants there are. Free places are granted to the tenant with the fewest deliveries in flight.
+//! one tenant alone uses half of the slots, two a third each, and a further tenant always finds one free, without a number
+//! that depends on how many tenants there are. Free slots are granted to the tenant with the fewest deliveries in flight.
 //!
 //! A host has a limit as well, so that the many results of a tenant do not overload it, and so that the other targets of the
-//! tenant have places. Each tenant can have one delivery in flight at a host regardless of this limit: otherwise one tenant
+//! tenant have slots. Each tenant can have one delivery in flight at a host regardless of this limit: otherwise one tenant
 //! could block a host that another one uses.
 
 use crate::job::{DurableJobId, UnixMillis};
@@ -62,7 +62,7 @@ impl DeliveriesInFlight {
     }
 
     /// Whether a host accepts a further delivery of a tenant.
-    fn has_place_at(&self, url: &str, tenant: &str, limits: DeliveryLimits) -> bool {
+    fn has_slot_at(&self, url: &str, tenant: &str, limits: DeliveryLimits) -> bool {
         let Some(tenants) = self.hosts.get(host(url)) else { return true };
         !tenants.contains_key(tenant) || tenants.values().sum::<usize>() < limits.per_host
     }
@@ -104,7 +104,7 @@ pub fn select(
         && let Some(due) = waiting.get_mut(tenant)
     {
         let url = |id| queue.job(id).and_then(|job| job.spec.webhook.as_deref()).unwrap_or_default();
-        let Some((_, id)) = due.find(|(_, id)| in_flight.has_place_at(url(*id), tenant, limits)) else {
+        let Some((_, id)) = due.find(|(_, id)| in_flight.has_slot_at(url(*id), tenant, limits)) else {
             continue;
         };
         in_flight.begin(tenant, url(id));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn one_tenant_leaves_half_of_the_places_and_a_host_has_a_limit() {
+    fn one_tenant_leaves_half_of_the_slots_and_a_host_has_a_limit() {
         let many: Vec<_> =
             (0..8).map(|n| ("a", ["https://h1/x", "https://h2:8443/x", "https://h3/x"][n % 3], 50)).collect();
         let (found, in_flight) = counts(&queue(&many), DeliveriesInFlight::default());
@@ -199,7 +199,7 @@ mod tests {
         let (_, in_flight) = counts(&queue(&[("a", "https://h/", 200)]), DeliveriesInFlight::default());
         let (found, in_flight) =
             counts(&queue(&[("a", "https://h/", 200), ("b", "https://h/", 200)]), in_flight);
-        assert_eq!(found, of(&[("b", "h", 1)]), "one place beside the limit of the host");
+        assert_eq!(found, of(&[("b", "h", 1)]), "one slot beside the limit of the host");
         // When the first deliveries end, the tenant with fewer is next.
         let mut after = in_flight;
         (0..4).for_each(|_| after.end("a", "https://h/"));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_share_equally_and_a_new_one_always_finds_a_place() {
+    fn tenants_share_equally_and_a_new_one_always_finds_a_slot() {
         let names: Vec<String> = (0..30).map(|n| format!("t{n:02}")).collect();
         let urls: Vec<String> = (0..30).map(|n| format!("https://h{n}/")).collect();
         let mut in_flight = DeliveriesInFlight::default();

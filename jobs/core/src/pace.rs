@@ -33,7 +33,7 @@ pub struct JobCapacity {
 /// Returns the number of inputs of further jobs that may be sent, beside `in_flight` inputs.
 ///
 /// Without a ready replica one job is sent: like any request it is held, and a replica is started for it.
-pub fn room(capacity: &JobCapacity, in_flight: u64) -> u64 {
+pub fn free_inputs(capacity: &JobCapacity, in_flight: u64) -> u64 {
     let JobCapacity { ready, held, pending_tokens, tokens_per_second } = *capacity;
     if ready == 0 {
         return u64::from(in_flight == 0);
@@ -142,18 +142,18 @@ mod tests {
 
     #[test]
     fn jobs_fill_idle_replicas_up_to_the_limit() {
-        assert_eq!(room(&IDLE, 0), 2 * IN_FLIGHT_PER_REPLICA);
-        assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA - 1), 1);
-        assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA), 0);
-        assert_eq!(room(&IDLE, 2 * IN_FLIGHT_PER_REPLICA + 1), 0);
+        assert_eq!(free_inputs(&IDLE, 0), 2 * IN_FLIGHT_PER_REPLICA);
+        assert_eq!(free_inputs(&IDLE, 2 * IN_FLIGHT_PER_REPLICA - 1), 1);
+        assert_eq!(free_inputs(&IDLE, 2 * IN_FLIGHT_PER_REPLICA), 0);
+        assert_eq!(free_inputs(&IDLE, 2 * IN_FLIGHT_PER_REPLICA + 1), 0);
         let unmeasured = JobCapacity { tokens_per_second: 0.0, pending_tokens: 9, ..IDLE };
-        assert_eq!(room(&unmeasured, 0), 2 * IN_FLIGHT_UNMEASURED);
+        assert_eq!(free_inputs(&unmeasured, 0), 2 * IN_FLIGHT_UNMEASURED);
     }
 
     #[test]
     fn no_job_is_sent_to_a_queue_of_half_a_second() {
-        assert!(room(&JobCapacity { pending_tokens: 499, ..IDLE }, 0) > 0);
-        assert_eq!(room(&JobCapacity { pending_tokens: 500, ..IDLE }, 0), 0);
+        assert!(free_inputs(&JobCapacity { pending_tokens: 499, ..IDLE }, 0) > 0);
+        assert_eq!(free_inputs(&JobCapacity { pending_tokens: 500, ..IDLE }, 0), 0);
     }
 
     #[test]
@@ -196,12 +196,12 @@ mod tests {
 
     #[test]
     fn held_requests_come_first() {
-        assert_eq!(room(&JobCapacity { held: 1, ..IDLE }, 0), 0);
+        assert_eq!(free_inputs(&JobCapacity { held: 1, ..IDLE }, 0), 0);
     }
 
     #[test]
     fn one_job_wakes_a_deployment_without_a_replica() {
         let asleep = JobCapacity { ready: 0, held: 0, ..IDLE };
-        assert_eq!((room(&asleep, 0), room(&asleep, 1)), (1, 0));
+        assert_eq!((free_inputs(&asleep, 0), free_inputs(&asleep, 1)), (1, 0));
     }
 }

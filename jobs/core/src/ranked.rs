@@ -48,8 +48,8 @@ impl<K: Ord + Copy> RankedSet<K> {
             self.total = RankSum { keys: 1, weight };
             return;
         };
-        let Err(place) = chunk.keys.binary_search_by(|(other, _)| other.cmp(&key)) else { return };
-        chunk.keys.insert(place, (key, weight));
+        let Err(position) = chunk.keys.binary_search_by(|(other, _)| other.cmp(&key)) else { return };
+        chunk.keys.insert(position, (key, weight));
         chunk.weight += weight;
         self.total = RankSum { keys: self.total.keys + 1, weight: self.total.weight + weight };
         if chunk.keys.len() > CHUNK_MAX {
@@ -64,8 +64,8 @@ impl<K: Ord + Copy> RankedSet<K> {
     pub(crate) fn remove(&mut self, key: &K) -> bool {
         let at = self.chunk_of(key);
         let Some(chunk) = self.chunks.get_mut(at) else { return false };
-        let Ok(place) = chunk.keys.binary_search_by(|(other, _)| other.cmp(key)) else { return false };
-        let (_, weight) = chunk.keys.remove(place);
+        let Ok(position) = chunk.keys.binary_search_by(|(other, _)| other.cmp(key)) else { return false };
+        let (_, weight) = chunk.keys.remove(position);
         chunk.weight -= weight;
         self.total = RankSum { keys: self.total.keys - 1, weight: self.total.weight - weight };
         if chunk.keys.is_empty() {

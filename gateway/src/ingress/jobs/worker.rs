@@ -203,7 +203,7 @@ impl Worker {
             let capacity = loads.get(deployment.as_str()).unwrap_or(&asleep);
             let under_way = self.in_flight.values().filter(|job| job.deployment == deployment);
             let under_way = under_way.map(|job| job.inputs.max(1)).sum();
-            let room = pace::room(capacity, under_way);
+            let room = pace::free_inputs(capacity, under_way);
             if room > 0 {
                 if under_way == 0 {
                     self.queue.measure(&deployment, |rate, now| rate.started(now));
