@@ -23,6 +23,9 @@ const IDLE_TENANTS_MAX: usize = 1024;
 #[cfg(target_os = "linux")]
 const NICE: i32 = 19;
 
+/// Limit on the bytes that the thread of a connection hashes or copies itself: some 0.1 ms.
+const INLINE_BYTES_MAX: usize = 64 << 10;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads, and one semaphore per tenant that limits it to one job at a time.
@@ -88,6 +91,15 @@ impl CpuPool {
         std::future::pending().await
     }
 
+    /// Runs `work` on this many bytes: on the calling thread if they are few.
+    pub(crate) async fn run_on<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        if bytes <= INLINE_BYTES_MAX { work() } else { self.run(None, work).await }
+    }
+
     fn tenant_semaphore(&self, tenant: usize) -> Arc<Semaphore> {
         let mut tenants = self.tenants.lock();
         if tenants.len() > IDLE_TENANTS_MAX {
@@ -150,6 +162,14 @@ mod tests {
         });
         assert!(panics.await.is_err_and(|error| error.is_panic()));
         assert!(pool.run(Some(0), || true).await);
+    }
+
+    #[tokio::test]
+    async fn work_on_few_bytes_stays_on_its_thread() {
+        let pool = CpuPool::with_threads(1).unwrap();
+        let here = std::thread::current().id();
+        assert_eq!(pool.run_on(INLINE_BYTES_MAX, || std::thread::current().id()).await, here);
+        assert_ne!(pool.run_on(INLINE_BYTES_MAX + 1, || std::thread::current().id()).await, here);
     }
 
     #[cfg(target_os = "linux")]

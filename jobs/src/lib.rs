@@ -9,6 +9,8 @@
 //! `jobs_core`.
 
 pub mod bucket;
+mod cpu;
+pub mod dir_lock;
 pub mod log;
 pub mod objects;
 pub mod queue_host;

@@ -11,6 +11,7 @@
 //! ciphertext, tag (16 bytes)`. Object number and offset are authenticated, so a store cannot exchange two of them.
 
 use crate::bucket::{BucketConfig, BucketError};
+use crate::cpu::CpuWork;
 use bytes::{Bytes, BytesMut};
 use jobs_core::job::StoredRange;
 use object_store::local::LocalFileSystem;
@@ -30,6 +31,9 @@ const KEY_ID_LEN: usize = 4;
 pub const KEY_LEN: usize = 32;
 /// Bits of an object number that are random. The others are the time in milliseconds.
 const RANDOM_BITS: u32 = 20;
+/// Time for which the removed parts of an object of a bucket are collected. The jobs of an object were submitted together, so
+/// many of them are removed within seconds, and the last of them leaves an object that is deleted and not replaced.
+const OVERWRITE_DELAY: Duration = Duration::from_secs(10);
 /// Tries to replace an object that other processes replace as well.
 const ERASE_TRIES: usize = 8;
 /// Tries to find a number that no object has.
@@ -68,7 +72,9 @@ pub struct JobObjects {
     store: Arc<dyn ObjectStore>,
     /// Folder of the objects; none if they are in a bucket.
     folder: Option<PathBuf>,
-    keys: Vec<ObjectKey>,
+    keys: Arc<[ObjectKey]>,
+    /// Encryption and decryption.
+    cpu: CpuWork,
 }
 
 impl JobObjects {
@@ -82,7 +88,12 @@ impl JobObjects {
         std::fs::create_dir_all(folder)?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
         let folder = Some(folder.to_owned());
-        Ok(JobObjects { store: Arc::new(store.with_fsync(true)), folder, keys: Vec::new() })
+        Ok(JobObjects {
+            store: Arc::new(store.with_fsync(true)),
+            folder,
+            keys: Arc::new([]),
+            cpu: CpuWork::new(),
+        })
     }
 
     /// Stores objects in a bucket, which several processes may share. Sends no request.
@@ -91,7 +102,7 @@ impl JobObjects {
     ///
     /// When the settings or the certificates of the authorities are invalid.
     pub fn in_bucket(config: &BucketConfig) -> Result<JobObjects, BucketError> {
-        Ok(JobObjects { store: config.open()?, folder: None, keys: Vec::new() })
+        Ok(JobObjects { store: config.open()?, folder: None, keys: Arc::new([]), cpu: CpuWork::new() })
     }
 
     /// Encrypts new objects with the first of these keys. The others decrypt older objects.
@@ -110,7 +121,9 @@ impl JobObjects {
         for _ in 0..NUMBER_TRIES {
             let random = rand::rng().random_range(0..1u64 << RANDOM_BITS);
             let number = (now.as_millis() as u64) << RANDOM_BITS | random;
-            let (content, ranges) = self.content(number, parts)?;
+            let (keys, own) = (self.keys.clone(), parts.to_vec());
+            let bytes = parts.iter().map(Bytes::len).sum();
+            let (content, ranges) = self.cpu.run(bytes, move || content(&keys, number, &own)).await?;
             let options = PutOptions::from(PutMode::Create);
             match self.store.put_opts(&path(number), content.freeze().into(), options).await {
                 Ok(_) => return Ok(ranges),
@@ -119,33 +132,6 @@ impl JobObjects {
             }
         }
         Err(ObjectError::Unavailable(format!("no free object number after {NUMBER_TRIES} tries")))
-    }
-
-    fn content(&self, number: u64, parts: &[Bytes]) -> Result<(BytesMut, Vec<StoredRange>), ObjectError> {
-        let overhead = self.keys.first().map_or(0, |_| KEY_ID_LEN + NONCE_LEN + AES_256_GCM.tag_len());
-        let length = parts.iter().map(|part| part.len() + overhead).sum();
-        let (mut content, mut ranges) = (BytesMut::with_capacity(length), Vec::with_capacity(parts.len()));
-        for part in parts {
-            let offset = content.len();
-            match self.keys.first() {
-                None => content.extend_from_slice(part),
-                Some(ObjectKey { id, key }) => {
-                    let nonce: [u8; NONCE_LEN] = rand::rng().random();
-                    content.extend_from_slice(id);
-                    content.extend_from_slice(&nonce);
-                    let text = content.len();
-                    content.extend_from_slice(part);
-                    let aad = associated(number, offset as u64);
-                    let nonce = Nonce::assume_unique_for_key(nonce);
-                    let tag = key.seal_in_place_separate_tag(nonce, aad, &mut content[text..]);
-                    let failed = |_| ObjectError::Unavailable("encryption failed".to_owned());
-                    content.extend_from_slice(tag.map_err(failed)?.as_ref());
-                }
-            }
-            let (offset, length) = (offset as u64, (content.len() - offset) as u64);
-            ranges.push(StoredRange { object: number, offset, length });
-        }
-        Ok((content, ranges))
     }
 
     /// Reads a part.
@@ -163,19 +149,9 @@ impl JobObjects {
         if self.keys.is_empty() {
             return Ok(content);
         }
-        let undecryptable = || ObjectError::Undecryptable(range.object);
-        let mut content = BytesMut::from(content);
-        if content.len() < KEY_ID_LEN + NONCE_LEN {
-            return Err(undecryptable());
-        }
-        let id = content.split_to(KEY_ID_LEN);
-        let nonce = content.split_to(NONCE_LEN);
-        let key = self.keys.iter().find(|key| key.id == *id).ok_or_else(undecryptable)?;
-        let nonce = Nonce::try_assume_unique_for_key(&nonce).map_err(|_| undecryptable())?;
-        let text = key.key.open_in_place(nonce, associated(range.object, range.offset), &mut content);
-        let length = text.map_err(|_| undecryptable())?.len();
-        content.truncate(length);
-        Ok(content.freeze())
+        let keys = self.keys.clone();
+        let text = self.cpu.run(content.len(), move || decrypted(&keys, range, content)).await;
+        text.ok_or(ObjectError::Undecryptable(range.object))
     }
 
     /// Deletes an object; one that does not exist is ignored.
@@ -184,6 +160,12 @@ impl JobObjects {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(unavailable(&error)),
         }
+    }
+
+    /// Returns the time for which parts of an object are collected before they are overwritten: each time replaces an object of a
+    /// bucket.
+    pub(crate) fn overwrite_delay(&self) -> Duration {
+        if self.folder.is_some() { Duration::ZERO } else { OVERWRITE_DELAY }
     }
 
     /// Overwrites parts of one object with zeros. An object that does not exist is ignored.
@@ -256,6 +238,54 @@ impl JobObjects {
     pub fn written(object: u64) -> Duration {
         Duration::from_millis(object >> RANDOM_BITS)
     }
+}
+
+/// Returns the content of an object with these parts, encrypted with the first key, and their ranges.
+fn content(
+    keys: &[ObjectKey],
+    number: u64,
+    parts: &[Bytes],
+) -> Result<(BytesMut, Vec<StoredRange>), ObjectError> {
+    let overhead = keys.first().map_or(0, |_| KEY_ID_LEN + NONCE_LEN + AES_256_GCM.tag_len());
+    let length = parts.iter().map(|part| part.len() + overhead).sum();
+    let (mut content, mut ranges) = (BytesMut::with_capacity(length), Vec::with_capacity(parts.len()));
+    for part in parts {
+        let offset = content.len();
+        match keys.first() {
+            None => content.extend_from_slice(part),
+            Some(ObjectKey { id, key }) => {
+                let nonce: [u8; NONCE_LEN] = rand::rng().random();
+                content.extend_from_slice(id);
+                content.extend_from_slice(&nonce);
+                let text = content.len();
+                content.extend_from_slice(part);
+                let aad = associated(number, offset as u64);
+                let nonce = Nonce::assume_unique_for_key(nonce);
+                let tag = key.seal_in_place_separate_tag(nonce, aad, &mut content[text..]);
+                let failed = |_| ObjectError::Unavailable("encryption failed".to_owned());
+                content.extend_from_slice(tag.map_err(failed)?.as_ref());
+            }
+        }
+        let (offset, length) = (offset as u64, (content.len() - offset) as u64);
+        ranges.push(StoredRange { object: number, offset, length });
+    }
+    Ok((content, ranges))
+}
+
+/// Decrypts a part; none if it was changed, or encrypted with another key.
+fn decrypted(keys: &[ObjectKey], range: StoredRange, content: Bytes) -> Option<Bytes> {
+    let mut content = BytesMut::from(content);
+    if content.len() < KEY_ID_LEN + NONCE_LEN {
+        return None;
+    }
+    let id = content.split_to(KEY_ID_LEN);
+    let nonce = content.split_to(NONCE_LEN);
+    let key = keys.iter().find(|key| key.id == *id)?;
+    let nonce = Nonce::try_assume_unique_for_key(&nonce).ok()?;
+    let text = key.key.open_in_place(nonce, associated(range.object, range.offset), &mut content);
+    let length = text.ok()?.len();
+    content.truncate(length);
+    Some(content.freeze())
 }
 
 fn associated(object: u64, offset: u64) -> Aad<[u8; 16]> {

@@ -8,6 +8,7 @@ mod maintenance;
 
 pub use batches::{ChunkLines, ChunkWork, ContentOrigin, FileContent, FileInfo, NewUpload};
 
+use crate::cpu::CpuWork;
 use crate::log::{JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use jobs_core::decide::{
     SubmissionError,
 };
 use jobs_core::delivery::{DeliveriesInFlight, DeliveryLimits};
+use jobs_core::erasure::ErasureQueue;
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
 use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect, TenantUsage};
 use jobs_core::record::{DeliveryOutcome, JobRecord};
@@ -138,6 +140,10 @@ struct Shared {
     failure: watch::Sender<Option<JobLogError>>,
     /// Sequence number of the last applied entry.
     position: watch::Sender<u64>,
+    /// Content without a job that is to be erased.
+    erasures: Mutex<ErasureQueue>,
+    /// Work on the content of files.
+    cpu: CpuWork,
 }
 
 /// A queue. Clones are handles of the same one.
@@ -167,7 +173,8 @@ impl QueueHost {
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
         let (applied, failure, position) =
             (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
-        let shared = Arc::new(Shared { log, objects, config, applied, failure, position });
+        let (erasures, cpu) = (Mutex::default(), CpuWork::new());
+        let shared = Arc::new(Shared { log, objects, config, applied, failure, position, erasures, cpu });
         match shared.read_log().await {
             // The process has other tasks besides, and continues with these when the servers of the log respond.
             Err(error) if shared.log.is_shared() => drop(shared.failure.send_replace(Some(error))),
@@ -272,7 +279,7 @@ impl QueueHost {
                 if let (Cancellation::Confirmed, JobStatus::Finished { result, .. }) =
                     (cancellation, job.status)
                 {
-                    self.shared.discard(result.into_iter().collect()).await;
+                    self.shared.discard(result.into_iter().collect());
                 }
                 Ok(cancellation)
             }
@@ -389,7 +396,7 @@ impl QueueHost {
             }
         }
         without_job.retain(|(index, _)| !changed.get(*index).copied().unwrap_or_default());
-        self.shared.discard(without_job.into_iter().map(|(_, range)| range).collect()).await;
+        self.shared.discard(without_job.into_iter().map(|(_, range)| range).collect());
         Ok(changed)
     }
 
@@ -417,7 +424,7 @@ impl QueueTasks {
     pub async fn run(self) {
         let QueueTasks { shared, submissions } = self;
         let background = async {
-            tokio::join!(shared.follow(), shared.maintain());
+            tokio::join!(shared.follow(), shared.maintain(), shared.erase(), shared.sweep());
         };
         tokio::select! {
             () = shared.write_submissions(submissions) => {}
@@ -522,7 +529,7 @@ impl Shared {
     }
 
     /// Replaces the queue by a later one. The effects of the entries that were not applied are unknown.
-    fn replace(&self, jobs: Vec<(DurableJobId, DurableJob)>, batches: Vec<BatchRow>, position: u64) {
+    fn replace(&self, jobs: Vec<(DurableJobId, Arc<DurableJob>)>, batches: Vec<BatchRow>, position: u64) {
         let queue = DurableJobQueue::restore(jobs, position).with_batches(batches);
         *self.applied.lock() = Applied { queue, effects: VecDeque::new() };
         self.position.send_replace(position);
@@ -650,7 +657,7 @@ impl Shared {
         let (_, effects) = self.append(records).await?;
         let repeated =
             ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
-        self.discard(repeated.map(|(range, _)| range).collect()).await;
+        self.discard(repeated.map(|(range, _)| range).collect());
         let response = |(id, effect)| match effect {
             RecordEffect::AlreadySubmitted { id, same_request: true } => Ok(id),
             RecordEffect::AlreadySubmitted { id, .. } => Err(QueueError::OtherRequest(id)),

@@ -9,18 +9,24 @@ use bytes::Bytes;
 use fixture::spec;
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, QueueSnapshot};
 use jobs::objects::JobObjects;
-use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, TakenJob};
+use jobs::queue_host::{ComputationEnd, NewUpload, QueueConfig, QueueError, QueueHost, TakenJob, now};
+use jobs_core::batch::id::BatchFileId;
+use jobs_core::batch::segment::{self, LineWork};
+use jobs_core::batch::state::{BatchSpec, FileDeletion, FileProblem};
 use jobs_core::decide::{ComputeEnd, JobFilter, JobWorker};
-use jobs_core::job::{DurableJobId, IdempotencyKey, JobOutcome, JobPhase, JobSpec, JobStatus};
-use jobs_core::queue::Cancellation;
+use jobs_core::job::{
+    DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobOperation, JobOutcome, JobPhase, JobSpec,
+    JobStatus, StoredRange, UnixMillis,
+};
+use jobs_core::queue::{Cancellation, DurableJobQueue};
 use jobs_core::record::JobRecord;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Folder of the queue in a process that this test starts to kill it.
@@ -225,6 +231,142 @@ async fn removed_jobs_leave_no_payload_and_no_result() {
     // The log has only ever had the ranges; the objects are deleted by the next sweep.
     let log = std::fs::read(dir.path().join("log")).unwrap();
     assert!(!log.windows(12).any(|window| window == b"confidential"));
+}
+
+/// The longest time for which a snapshot may stop every other operation on a queue of 100,000 jobs.
+const SNAPSHOT_LOCK_MAX: Duration = Duration::from_millis(20);
+
+/// Returns a queue with this number of jobs, half of them finished, of several tenants.
+fn large_queue(jobs: u64) -> DurableJobQueue {
+    let finished = |at| JobStatus::Finished {
+        outcome: JobOutcome::Succeeded,
+        result: Some(StoredRange { object: at, offset: 0, length: 1 }),
+        at: UnixMillis(at),
+        delivery: JobDelivery::None,
+    };
+    let job = |number: u64| DurableJob {
+        spec: JobSpec {
+            webhook: Some(format!("https://example.com/results/{number}")),
+            residency: Some("anywhere".to_owned()),
+            idempotency: Some(IdempotencyKey { key: [(number % 251) as u8; 32], request: [0; 32] }),
+            ..spec(&format!("tenant {}", number % 10))
+        },
+        sequence: number,
+        attempts: 1,
+        last_error: None,
+        status: match number % 2 {
+            0 => finished(number),
+            _ => JobStatus::Queued { not_before: UnixMillis(0) },
+        },
+    };
+    let jobs = (1..=jobs).map(|number| (DurableJobId::new(UnixMillis(number), number.into()), job(number)));
+    DurableJobQueue::restore(jobs, 1)
+}
+
+#[test]
+fn a_snapshot_of_many_jobs_shares_them_with_the_queue() {
+    let mut queue = large_queue(100_000);
+    // Time of the processor, since other tests run at the same time; the best of several, since they use the same caches.
+    let thread_time = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    };
+    let best = |measured: &mut dyn FnMut()| {
+        let times = (0..5).map(|_| {
+            let begun = thread_time();
+            measured();
+            thread_time() - begun
+        });
+        times.min().unwrap()
+    };
+    let copied = best(&mut || {
+        let copy: Vec<_> = queue.jobs().map(|(id, job)| (id, job.clone())).collect();
+        assert_eq!(copy.len(), 100_000);
+    });
+    let shared = best(&mut || assert_eq!(queue.shared_jobs().len(), 100_000));
+    println!("snapshot of 100,000 jobs: {shared:?}; a copy of them: {copied:?}");
+    assert!(2 * shared < copied, "{shared:?} {copied:?}");
+    assert!(cfg!(debug_assertions) || shared < SNAPSHOT_LOCK_MAX, "{shared:?}");
+    // What is changed afterwards is not in the snapshot.
+    let snapshot = queue.shared_jobs();
+    let (id, before) = snapshot.iter().find(|(_, job)| !job.is_finished()).unwrap();
+    let record = JobRecord::CancelRequested { id: *id, at: UnixMillis(1) };
+    queue.apply(queue.applied() + 1, &[record]);
+    assert!(queue.job(*id).unwrap().is_finished() && !before.is_finished());
+}
+
+#[tokio::test]
+async fn a_repeated_upload_is_one_file_and_leaves_no_second_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let key = |request| Some(IdempotencyKey { key: [1; 32], request: [request; 32] });
+    let upload = |idempotency| NewUpload {
+        tenant: "a".to_owned(),
+        name: "f".to_owned(),
+        text: Bytes::from("{}\n"),
+        models: [].into(),
+        segments: segment::scan(b"{}\n", &[].into(), |_, _| LineWork { inputs: 1, tokens: 1 }).unwrap(),
+        residency: None,
+        idempotency,
+    };
+    // At the same time, so that both may write their object.
+    let (first, second) =
+        tokio::join!(host.store_file(upload(key(1)), 3), host.store_file(upload(key(1)), 3));
+    let id = first.unwrap();
+    assert_eq!(second, Ok(id));
+    assert_eq!(host.store_file(upload(key(1)), 3).await, Ok(id), "also at the limit of bytes");
+    assert_eq!(host.store_file(upload(key(2)), 9).await, Err(QueueError::OtherRequest(id.0)));
+    assert_ne!(host.store_file(upload(None), 9).await.unwrap(), id);
+    let begun = Instant::now();
+    let objects = || std::fs::read_dir(dir.path().join("objects")).unwrap().count();
+    while objects() != 2 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{} objects", objects());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(host.upload("a", id).is_some());
+}
+
+#[tokio::test]
+async fn a_batch_keeps_the_models_of_its_deleted_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let models: BTreeSet<_> = ["m", "n"].map(str::to_owned).into();
+    let line = |model: &str| {
+        format!(
+            r#"{{"custom_id": "{model}", "method": "POST", "url": "/v1/rerank", "body": {{"model": "{model}"}}}}"#
+        )
+    };
+    let text = [line("m"), line("n")].join("\n");
+    let work = |_, _: &[u8]| LineWork { inputs: 1, tokens: 1 };
+    let upload = NewUpload {
+        tenant: "a".to_owned(),
+        name: "f".to_owned(),
+        segments: segment::scan(text.as_bytes(), &models, work).unwrap(),
+        text: text.into(),
+        models: models.clone(),
+        residency: None,
+        idempotency: None,
+    };
+    let file = host.store_file(upload, u64::MAX).await.unwrap();
+    let problem = FileProblem { code: "invalid_url".to_owned(), message: "no".to_owned(), line: 1 };
+    let spec = BatchSpec {
+        tenant: "a".to_owned(),
+        file,
+        operation: JobOperation::Embeddings,
+        completion_window: "24h".to_owned(),
+        expires: now().after(Duration::from_secs(60)),
+        metadata: [].into(),
+        total: 2,
+        problems: vec![problem],
+        residency: None,
+        models: models.clone(),
+        idempotency: None,
+    };
+    let batch = host.create_batch(spec, u64::MAX).await.unwrap();
+    let deleted = host.delete_file("a", BatchFileId::Upload(file)).await;
+    assert_eq!(deleted, Ok(FileDeletion::Deleted));
+    // Their policies decide who may read its errors, which quote lines of both.
+    assert_eq!(host.batch_origin("a", batch).unwrap().deployments, models);
 }
 
 /// Submits and computes jobs until it is killed, and prints each confirmed step.

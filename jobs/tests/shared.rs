@@ -56,7 +56,7 @@ async fn a_process_continues_from_a_snapshot_that_has_replaced_entries_it_had_no
     let (two, tasks) = QueueHost::open(Arc::new(log(&server).await), objects, config).await.unwrap();
     let second = one.submit(spec("a"), Bytes::from("second")).await.unwrap();
     let applied = *one.changes().borrow();
-    let jobs = [id, second].map(|id| (id, one.job("a", id).unwrap().job));
+    let jobs = [id, second].map(|id| (id, Arc::new(one.job("a", id).unwrap().job)));
     let store = log(&server).await;
     store.save(QueueSnapshot { applied, jobs: jobs.to_vec(), batches: Vec::new() }).await.unwrap();
     assert_eq!(store.read(0, 10).await.unwrap(), [], "no entry is left");

@@ -5,7 +5,8 @@
 //! in memory meanwhile, within the memory limits of request bodies. It is then sealed under these policies like any body.
 //! A batch is in the region of its file, and all identifiers name the region.
 
-use super::jobs::{JobForwarder, PAGE_DEFAULT, unreachable};
+use super::batch_caller::BatchCaller;
+use super::jobs::{JobForwarder, PAGE_DEFAULT, text, unreachable};
 use super::refusals::{no_region_permitted, residency_too_long};
 use super::request::RequestContext;
 use super::upload_form::{UploadedForm, invalid_file, receive};
@@ -13,26 +14,21 @@ use super::view::View;
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay;
-use crate::request_body::BodyReader;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, UpstreamResponse};
 use bytes::Bytes;
-use gateway_core::memory::BodyOwner;
 use gateway_core::residency::{AllowedRegions, Residency};
-use gateway_core::tenant::Tenant;
 use http::header::{CONTENT_LENGTH, HOST};
 use jobs_core::batch::segment;
 use pingora::protocols::http::ServerSession;
 use regions::health::Health;
-use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::batches::{BATCHES, BatchCall, FILES};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Timeout of the connection to a region.
@@ -46,17 +42,6 @@ const NAME_BYTES_MAX: usize = 255;
 /// Files of a page of the list if the query does not say, as in the API of OpenAI.
 const FILES_PAGE_DEFAULT: usize = 10_000;
 
-/// Sender of a request about files or batches.
-pub(super) struct BatchCaller<'a> {
-    pub(super) tenant: &'a Arc<Tenant>,
-    pub(super) view: &'a View,
-    /// Residency policy of the header of the request.
-    pub(super) requested: &'a ResidencyPolicy,
-    pub(super) body_reader: &'a BodyReader,
-    /// Owner of the memory of the body.
-    pub(super) owner: BodyOwner,
-}
-
 /// Request to the region of a file or a batch.
 struct RegionRequest<'a> {
     region: RegionIndex,
@@ -64,6 +49,8 @@ struct RegionRequest<'a> {
     path: String,
     body: Bytes,
     allowed: AllowedRegions,
+    /// Idempotency key of the client.
+    key: Option<&'a str>,
     kind: RegionRequestKind<'a>,
 }
 
@@ -106,10 +93,11 @@ impl JobForwarder {
             path: path.clone(),
             body: Bytes::new(),
             allowed,
+            key: None,
             kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
-        self.check_withheld(&response, &path)?;
+        self.check_content_redirect(&response, &path)?;
         Ok(self.relay(session, region, response, context).await)
     }
 
@@ -131,12 +119,14 @@ impl JobForwarder {
             Rejection::new(ErrorCode::MissingField, message).of("input_file_id")
         })?;
         let (region, allowed) = self.region_of_own(id, &caller, FILES)?;
+        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
         let request = RegionRequest {
             region,
             method: UpstreamMethod::Post,
             path: BATCHES.to_owned(),
             body: body.bytes.clone(),
             allowed,
+            key: key.as_deref(),
             kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
@@ -151,9 +141,9 @@ impl JobForwarder {
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let UploadedForm { name, file } = receive(session, caller.body_reader, caller.owner).await?;
-        let text = file.bytes.clone();
+        let content = file.bytes.clone();
         let tenant = caller.tenant;
-        let models = caller.body_reader.cpu.run(Some(tenant.index), move || segment::models(&text)).await;
+        let models = caller.body_reader.cpu.run(Some(tenant.index), move || segment::models(&content)).await;
         let models = models.map_err(|error| invalid_file(&format!("{error}")))?;
         let view = caller.view;
         let known: Vec<_> = models.iter().filter_map(|model| view.deployment(model, tenant)).collect();
@@ -202,12 +192,14 @@ impl JobForwarder {
         if residency.is_locked() {
             further.push((headers::RESIDENCY, residency.as_str()));
         }
+        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
         let request = RegionRequest {
             region,
             method: UpstreamMethod::Post,
             path: FILES.to_owned(),
             body: file.bytes.clone(),
             allowed,
+            key: key.as_deref(),
             kind: RegionRequestKind::Upload(further),
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
@@ -223,12 +215,8 @@ impl JobForwarder {
     ) -> Result<RegionIndex, Rejection> {
         let states = self.region_monitor.states();
         let routed = allowed.intersect(view.routed);
-        let with_jobs = states.instances.regions_with_jobs().intersect(routed);
-        let active =
-            with_jobs.iter().filter(|region| !view.draining.contains(*region)).collect::<RegionSet>();
-        let now = Instant::now();
-        let choices = [active.intersect(registered), active, with_jobs];
-        if let Some(region) = choices.into_iter().find_map(|regions| states.nearest(regions, now)) {
+        let eligible = states.job_regions(routed, registered, registered, view.draining);
+        if let Some(region) = states.nearest(eligible, Instant::now()) {
             return Ok(region);
         }
         // Regions say in their reports whether they have a queue: just after the start of this gateway that is unknown.
@@ -274,7 +262,7 @@ impl JobForwarder {
         caller: &BatchCaller<'_>,
         id: &str,
     ) -> Result<UpstreamResponse, ForwardError> {
-        let RegionRequest { region, method, path, body, allowed, kind } = request;
+        let RegionRequest { region, method, path, body, allowed, key, kind } = request;
         let name = &self.catalogue.region(region).id;
         let address = self.region_monitor.states().instances.job_host(region, Instant::now()).cloned();
         let address = address.filter(|_| caller.view.address(region).is_some());
@@ -284,6 +272,9 @@ impl JobForwarder {
         head.put(CONTENT_LENGTH.as_str(), body.len().to_string());
         head.put(headers::REQUEST_ID, id);
         head.put(headers::TENANT, caller.tenant.id.as_str());
+        if let Some(key) = key {
+            head.put(headers::IDEMPOTENCY_KEY, key);
+        }
         match kind {
             RegionRequestKind::Upload(headers) => {
                 headers.into_iter().for_each(|(name, value)| head.put(name, value));
@@ -317,26 +308,6 @@ impl JobForwarder {
             response = tokio::time::timeout(STORE_TIMEOUT, send) => Ok(response.map_err(|_| unreachable(name))??),
             () = relay::client_disconnected(session) => Err(ForwardError::ClientDisconnected),
         }
-    }
-
-    /// Relays the response of a region.
-    async fn relay(
-        &self,
-        session: &mut ServerSession,
-        region: RegionIndex,
-        response: UpstreamResponse,
-        context: &mut RequestContext<'_>,
-    ) -> AfterResponse {
-        let name = self.catalogue.region(region).id.as_str();
-        let cors = self.responder.cors(session);
-        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name)];
-        extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
-        let after = relay::forward_response(session, response, &self.upstream, &extra).await;
-        context.outcome = match after {
-            AfterResponse::Reuse => RequestOutcome::of_session(session),
-            AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
-        };
-        after
     }
 
     /// Responds with a page of the list of files or batches.

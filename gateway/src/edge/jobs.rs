@@ -14,6 +14,7 @@ use super::request::single;
 use super::responder::Responder;
 use super::view::View;
 use crate::hop::UpstreamKey;
+use crate::job_lists::{self, LIST_BYTES_MAX, RegionPage};
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay::{self, ForwardedHeaders};
@@ -44,8 +45,6 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest identifier of a job: that of the queue, and the longest name of a region.
 const ID_BYTES_MAX: usize = 128;
-/// Longest page of a list, bytes: the maximum number of jobs, each with a reason.
-const PAGE_BYTES_MAX: usize = 4 << 20;
 /// Number of jobs of a page if the query does not say.
 pub(super) const PAGE_DEFAULT: usize = 20;
 /// Retry time while the region of a job is unreachable.
@@ -87,14 +86,14 @@ pub(super) fn forwarded_headers(
 
 /// Rejects a webhook of a request that does not become a job: its client would wait for the message and ignore the response.
 pub(super) fn check_no_webhook(session: &ServerSession, has_webhook: bool) -> Result<(), Rejection> {
-    let (code, place, param) = match single(session, headers::WEBHOOK_URL)? {
+    let (code, kind, param) = match single(session, headers::WEBHOOK_URL)? {
         Some(_) => (ErrorCode::InvalidHeader, "header", headers::WEBHOOK_URL),
         None if has_webhook => (ErrorCode::InvalidValue, "field", "webhook"),
         None => return Ok(()),
     };
     let message = format!(
         "Only a job has a webhook, and this request does not become one; send it to {JOBS}/…, or with the header 'prefer: \
-         {RESPOND_ASYNC}' while a region has a queue of jobs, or remove the {place} '{param}'."
+         {RESPOND_ASYNC}' while a region has a queue of jobs, or remove the {kind} '{param}'."
     );
     Err(Rejection::new(code, message).of(param))
 }
@@ -173,16 +172,28 @@ impl JobForwarder {
             response = sent => response.ok_or_else(|| unreachable(name))?,
             () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
-        self.check_withheld(&response, &path)?;
+        self.check_content_redirect(&response, &path)?;
+        Ok(self.relay(session, region, response, context).await)
+    }
+
+    /// Relays the response of a region about a job, a file or a batch.
+    pub(super) async fn relay(
+        &self,
+        session: &mut ServerSession,
+        region: RegionIndex,
+        response: UpstreamResponse,
+        context: &mut RequestContext<'_>,
+    ) -> AfterResponse {
+        let name = self.catalogue.region(region).id.as_str();
         let cors = self.responder.cors(session);
-        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name.as_str())];
+        let mut extra = vec![(headers::REQUEST_ID, context.id.as_str()), (headers::REGION, name)];
         extra.extend(cors.iter().map(|(name, value)| (*name, value.as_str())));
         let after = relay::forward_response(session, response, &self.upstream, &extra).await;
         context.outcome = match after {
             AfterResponse::Reuse => RequestOutcome::of_session(session),
             AfterResponse::Close => RequestOutcome::of_session(session).truncated(),
         };
-        Ok(after)
+        after
     }
 
     /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that it may read them from, the
@@ -199,15 +210,15 @@ impl JobForwarder {
         let regions = with_jobs.intersect(tenant.residency.permitted(&self.catalogue)).intersect(view.routed);
         let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
         let pages = join_all(regions.iter().map(async |region| {
-            let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, PAGE_BYTES_MAX);
+            let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, LIST_BYTES_MAX);
             (region, sent.await)
         }));
-        let (mut jobs, mut unavailable, mut has_more) = (Vec::new(), Vec::new(), false);
+        let (mut read, mut unavailable) = (Vec::new(), Vec::new());
         for (region, page) in pages.await {
             let page = match page {
                 Some(UpstreamResponse { head, body: ResponseBody::Buffered(body) }) => {
                     match head.status.as_u16() {
-                        200 => serde_json::from_slice::<Value>(&body).ok(),
+                        200 => RegionPage::read(&body),
                         400..500 => return Err(invalid_query(&body)),
                         _ => None,
                     }
@@ -215,20 +226,13 @@ impl JobForwarder {
                 Some(_) | None => None,
             };
             match page {
-                Some(mut page) => {
-                    has_more |= page["has_more"] == true;
-                    jobs.extend(page["data"].as_array_mut().map(std::mem::take).unwrap_or_default());
-                }
+                Some(page) => read.push(page),
                 None => unavailable.push(self.catalogue.region(region).id.as_str()),
             }
         }
-        // Identifiers sort by the time of the submission.
-        jobs.sort_by(|a, b| b["id"].as_str().cmp(&a["id"].as_str()));
         let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
-        let limit = limit.unwrap_or(page_default);
-        has_more |= jobs.len() > limit;
-        jobs.truncate(limit);
-        let mut list = json!({"object": "list", "data": jobs, "has_more": has_more});
+        let (rows, has_more) = job_lists::merge(read, limit.unwrap_or(page_default));
+        let mut list = json!({"object": "list", "data": rows, "has_more": has_more});
         if !unavailable.is_empty() {
             list["unavailable_regions"] = json!(unavailable);
         }
@@ -301,7 +305,7 @@ fn prefers_job(session: &ServerSession) -> bool {
     preferences.any(|preference| preference.trim().eq_ignore_ascii_case(RESPOND_ASYNC))
 }
 
-fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
+pub(super) fn text<'a>(session: &'a ServerSession, name: &'static str) -> Result<Option<&'a str>, Rejection> {
     let value = single(session, name)?.map(std::str::from_utf8).transpose().ok();
     let is_text = |value: &&str| value.bytes().all(|byte| (0x20..0x7f).contains(&byte));
     match value {

@@ -18,6 +18,7 @@
 //! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
 //! serves operators. [`gateway`] puts the parts together.
 
+mod batch_caller;
 mod duration;
 mod explain;
 mod files;

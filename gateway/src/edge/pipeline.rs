@@ -8,7 +8,7 @@
 //! [`Authenticator`] identifies the tenant by an API key, or by a signed token of its issuer. [`RequestReader`] reads headers and
 //! body, and determines deployment, cost, priority and allowed regions; then it routes and admits the request.
 
-use super::files::BatchCaller;
+use super::batch_caller::BatchCaller;
 use super::forwarder::{Forwarder, Permit};
 use super::jobs::{self, JobForwarder, PAGE_DEFAULT};
 use super::models;

@@ -15,12 +15,17 @@ use replica_api::error::ErrorCode;
 use replica_api::headers;
 
 impl JobForwarder {
-    /// Rejects a response in which a region withholds content, with a redirect if another gateway may return it.
-    pub(super) fn check_withheld(&self, response: &UpstreamResponse, path: &str) -> Result<(), Rejection> {
+    /// Rejects a response by which a region rejects a request for content, with a redirect if another gateway may return it.
+    pub(super) fn check_content_redirect(
+        &self,
+        response: &UpstreamResponse,
+        path: &str,
+    ) -> Result<(), Rejection> {
         let text = |name: &str| response.head.headers.get(name).and_then(|value| value.to_str().ok());
-        let withheld = text(headers::ERROR) == Some(ErrorCode::RegionNotPermitted.as_str());
+        let is_not_permitted = text(headers::ERROR) == Some(ErrorCode::RegionNotPermitted.as_str());
         // Without a policy, the message of the region says what to do.
-        let policy = text(headers::RESIDENCY).filter(|_| withheld).and_then(|policy| policy.parse().ok());
+        let policy =
+            text(headers::RESIDENCY).filter(|_| is_not_permitted).and_then(|policy| policy.parse().ok());
         let Some(policy) = policy else { return Ok(()) };
         let config = &self.responder.config;
         let here = self.catalogue.index_of(&config.region).expect("the region was found in the catalogue");

@@ -104,6 +104,16 @@ impl Client {
         (response.status().as_u16(), response.text().await.unwrap())
     }
 
+    /// Sends a `POST` with headers.
+    pub(crate) async fn send_with(&self, path: &str, body: &Value, headers: &[(&str, &str)]) -> (u16, Value) {
+        let mut request = self.http.post(format!("{}{path}", self.url)).bearer_auth("KEY");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let response = request.body(body.to_string()).send().await.unwrap();
+        (response.status().as_u16(), response.json().await.unwrap())
+    }
+
     /// Returns the status, the header `location` and the body of a response.
     pub(crate) async fn located(&self, path: &str) -> (u16, String, String) {
         let response = self.http.get(format!("{}{path}", self.url)).bearer_auth("KEY").send().await.unwrap();
@@ -117,7 +127,7 @@ impl Client {
         body
     }
 
-    async fn upload_as(&self, key: &str, content: &str, headers: &[(&str, &str)]) -> (u16, Value) {
+    pub(crate) async fn upload_as(&self, key: &str, content: &str, headers: &[(&str, &str)]) -> (u16, Value) {
         let form = format!(
             "--x\r\ncontent-disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\ncontent-disposition: \
              form-data; name=\"file\"; filename=\"größe.jsonl\"\r\ncontent-type: application/jsonl\r\n\r\n{content}\r\n--x--\r\n"

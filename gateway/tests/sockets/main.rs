@@ -8,6 +8,7 @@
 
 mod access;
 mod address;
+mod batch_requests;
 mod batches;
 mod cold;
 #[path = "../../../resolver/tests/dns_server/mod.rs"]

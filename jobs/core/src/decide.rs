@@ -1,6 +1,6 @@
 //! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
 
-use crate::batch::state::FileUsage;
+use crate::batch::state::{FileUsage, PlannedChunk};
 use crate::delivery::{self, DeliveriesInFlight, DeliveryLimits};
 use crate::job::{
     DeliveryProgress, DurableJob, DurableJobId, JobDelivery, JobOutcome, JobPhase, JobSpec, JobStatus,
@@ -20,6 +20,9 @@ pub struct QueueLimits {
     pub tenant_jobs: u64,
     /// Payloads of the unfinished jobs of a tenant, bytes.
     pub tenant_bytes: u64,
+    /// Estimated tokens of the unfinished batches of a tenant. Their requests are not charged to the rate limits, which are those
+    /// of a second or a minute.
+    pub tenant_batch_tokens: u64,
     /// Longest time until the deadline of a job.
     pub age: Duration,
 }
@@ -44,6 +47,26 @@ pub enum SubmissionError {
     Bytes {
         /// Bytes, with those of the rejected job.
         bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The unfinished batches of the tenant have the maximum number of tokens.
+    #[error(
+        "your unfinished batches have some {tokens} tokens with this one, and the limit is {limit}: wait until some are finished, or cancel some"
+    )]
+    BatchTokens {
+        /// Tokens, with those of the rejected batch.
+        tokens: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The batch alone exceeds the limit of tokens.
+    #[error(
+        "it has some {tokens} tokens, and the limit of all unfinished batches is {limit}: split its file, and create the next batch when one is finished"
+    )]
+    BatchSize {
+        /// Tokens of the batch.
+        tokens: u64,
         /// Limit.
         limit: u64,
     },
@@ -244,6 +267,37 @@ pub fn check_batch(usage: FileUsage, chunks: usize, limit: u64) -> Result<(), Su
     check_rows("parts of files", usage.parts + chunks, FILE_PARTS_PER_TENANT_MAX + 1)
 }
 
+/// Decides whether the jobs of a batch with a file of this size can be added to the unfinished work of its tenant.
+///
+/// # Errors
+///
+/// With the limit that would be exceeded.
+pub fn check_batch_work(
+    usage: TenantUsage,
+    limits: &QueueLimits,
+    chunks: &[PlannedChunk],
+    file_bytes: u64,
+) -> Result<(), SubmissionError> {
+    let jobs = usage.jobs + chunks.len() as u64;
+    if jobs > limits.tenant_jobs {
+        return Err(SubmissionError::Jobs { jobs, limit: limits.tenant_jobs });
+    }
+    let bytes = usage.bytes.saturating_add(file_bytes);
+    if bytes > limits.tenant_bytes {
+        return Err(SubmissionError::Bytes { bytes, limit: limits.tenant_bytes });
+    }
+    let tokens = chunks.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.tokens));
+    let limit = limits.tenant_batch_tokens;
+    if tokens > limit {
+        return Err(SubmissionError::BatchSize { tokens, limit });
+    }
+    let tokens = tokens.saturating_add(usage.batch_tokens);
+    if tokens > limit {
+        return Err(SubmissionError::BatchTokens { tokens, limit });
+    }
+    Ok(())
+}
+
 fn check_rows(kind: &'static str, rows: usize, limit: usize) -> Result<(), SubmissionError> {
     if rows >= limit { Err(SubmissionError::StoredRows { kind, limit }) } else { Ok(()) }
 }
@@ -266,6 +320,14 @@ pub enum ComputeEnd {
     },
 }
 
+/// Longest reason of a failed attempt, bytes. A replica writes it, and it is in the log and in each list that has the job.
+pub const REASON_BYTES_MAX: usize = 4096;
+
+fn bounded(mut reason: String) -> String {
+    reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    reason
+}
+
 /// Decides what follows an attempt to compute a job. `draw` is uniform in [0, 1).
 pub fn after_computation(
     (id, job): (DurableJobId, &DurableJob),
@@ -285,13 +347,15 @@ pub fn after_computation(
     };
     match end {
         ComputeEnd::Computed(result) => finished(JobOutcome::Succeeded, Some(result)),
-        ComputeEnd::Rejected(reason) => finished(JobOutcome::Failed { reason }, None),
+        ComputeEnd::Rejected(reason) => finished(JobOutcome::Failed { reason: bounded(reason) }, None),
         ComputeEnd::Failed(reason) if job.attempts >= policy.attempts => {
-            let reason = format!("all {} attempts failed; the last one: {reason}", job.attempts);
+            let reason = format!("all {} attempts failed; the last one: {}", job.attempts, bounded(reason));
             finished(JobOutcome::Failed { reason }, None)
         }
-        ComputeEnd::Failed(reason) => released(true, reason, policy.backoff.full_jitter(job.attempts, draw)),
-        ComputeEnd::NoCapacity { reason, retry_after } => released(false, reason, retry_after),
+        ComputeEnd::Failed(reason) => {
+            released(true, bounded(reason), policy.backoff.full_jitter(job.attempts, draw))
+        }
+        ComputeEnd::NoCapacity { reason, retry_after } => released(false, bounded(reason), retry_after),
     }
 }
 

@@ -184,6 +184,9 @@ pub struct BatchChunkRef {
     pub batch: DurableJobId,
     /// Index of the chunk.
     pub chunk: u32,
+    /// Estimated tokens of its inputs, for the limit of the tenant; 0 if an earlier version has created the batch.
+    #[serde(default)]
+    pub tokens: u64,
 }
 
 mod priority_text {

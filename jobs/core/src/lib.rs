@@ -14,6 +14,7 @@
 pub mod batch;
 pub mod decide;
 pub mod delivery;
+pub mod erasure;
 pub mod job;
 pub mod pace;
 pub mod queue;

@@ -26,8 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tower_service::Service;
 
@@ -53,27 +52,18 @@ impl std::fmt::Debug for BucketConnector {
 }
 
 impl BucketConnector {
-    /// Verifies servers with these authorities (PEM), or those of the system.
-    pub(super) fn new(authorities: Option<&[u8]>) -> Result<BucketConnector, String> {
+    /// Verifies servers with these authorities, or those of the system.
+    pub(super) fn new(authorities: Option<RootCertStore>) -> Result<BucketConnector, String> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
         let tls = match authorities {
+            Some(roots) => builder.with_root_certificates(roots),
             None => {
                 let verified = builder.with_platform_verifier();
-                verified
-                    .map_err(|error| format!("the certificates of the system: {error}; set objects_ca"))?
-            }
-            Some(pem) => {
-                let mut roots = RootCertStore::empty();
-                for certificate in CertificateDer::pem_slice_iter(pem) {
-                    let certificate = certificate.map_err(|error| format!("objects_ca: {error:?}"))?;
-                    roots.add(certificate).map_err(|error| format!("objects_ca: {error}"))?;
-                }
-                if roots.is_empty() {
-                    return Err("objects_ca: has no certificate; write PEM".to_owned());
-                }
-                builder.with_root_certificates(roots)
+                verified.map_err(|error| {
+                    format!("the certificates of the system: {error}; set objects_ca_file")
+                })?
             }
         };
         Ok(BucketConnector { tls: TlsConnector::from(Arc::new(tls.with_no_client_auth())) })

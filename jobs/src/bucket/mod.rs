@@ -12,6 +12,7 @@ use object_store::{BackoffConfig, ObjectStore, RetryConfig, StaticCredentialProv
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_rustls::rustls::RootCertStore;
 
 /// Retries of a request: a submission waits for them, and its client repeats it afterwards.
 const RETRIES_MAX: usize = 3;
@@ -33,8 +34,8 @@ pub struct BucketConfig {
     pub region: String,
     /// Credentials; those of the environment (variables, web identity, instance role) if there are none.
     pub credentials: Option<BucketCredentials>,
-    /// PEM certificates of the authorities of the server; those of the system if there are none.
-    pub authorities: Option<Vec<u8>>,
+    /// Authorities of the server's certificate; those of the system if there are none.
+    pub authorities: Option<RootCertStore>,
 }
 
 /// Access key of a bucket.
@@ -103,7 +104,7 @@ impl BucketConfig {
         if let Some(endpoint) = endpoint {
             builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
         }
-        let connector = http::BucketConnector::new(authorities.as_deref()).map_err(BucketError)?;
+        let connector = http::BucketConnector::new(authorities.clone()).map_err(BucketError)?;
         let store = builder
             .with_bucket_name(bucket)
             .with_region(region)

@@ -21,6 +21,7 @@ use jobs_core::record::JobRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 const ENTRIES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("entries");
@@ -305,7 +306,7 @@ impl LogFile {
             }
             let mut jobs = write.open_table(JOBS)?;
             for (id, job) in &snapshot.jobs {
-                let job = serde_json::to_vec(job).map_err(io::Error::other)?;
+                let job = serde_json::to_vec(job.as_ref()).map_err(io::Error::other)?;
                 jobs.insert(id.to_string().as_str(), job.as_slice())?;
             }
             let mut entries = write.open_table(ENTRIES)?;
@@ -331,7 +332,7 @@ impl LogFile {
             let (id, job) = entry?;
             let id: DurableJobId = id.value().parse().map_err(io::Error::other)?;
             let job: DurableJob = serde_json::from_slice(job.value()).map_err(io::Error::other)?;
-            jobs.push((id, job));
+            jobs.push((id, Arc::new(job)));
         }
         let mut batches = Vec::new();
         for entry in txn.open_table(BATCHES)?.iter()? {

@@ -11,6 +11,7 @@ use jobs_core::batch::state::BatchRow;
 use jobs_core::job::{DurableJob, DurableJobId};
 use jobs_core::record::JobRecord;
 use std::io;
+use std::sync::Arc;
 use tokio::sync::watch;
 
 /// All jobs of a queue at a position of its log.
@@ -18,8 +19,8 @@ use tokio::sync::watch;
 pub struct QueueSnapshot {
     /// Sequence number of the last entry that it contains.
     pub applied: u64,
-    /// Jobs.
-    pub jobs: Vec<(DurableJobId, DurableJob)>,
+    /// Jobs, which the queue shares.
+    pub jobs: Vec<(DurableJobId, Arc<DurableJob>)>,
     /// Files and batches.
     pub batches: Vec<BatchRow>,
 }

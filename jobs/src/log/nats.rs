@@ -12,6 +12,7 @@
 //! [`DEDUPLICATION`].
 
 use super::{JobLog, JobLogError, QueueSnapshot};
+use crate::cpu::CpuWork;
 use async_nats::ConnectOptions;
 use async_nats::connection::State;
 use async_nats::jetstream::consumer::{DeliverPolicy, pull};
@@ -71,6 +72,8 @@ struct NatsStores {
     config: NatsLogConfig,
     subject: String,
     opened: OnceCell<(stream::Stream, ObjectStore)>,
+    /// Encoding of snapshots.
+    cpu: CpuWork,
 }
 
 fn unavailable(error: impl std::fmt::Display) -> JobLogError {
@@ -93,6 +96,7 @@ impl NatsJobLog {
             config: config.clone(),
             subject: subject.clone(),
             opened: OnceCell::new(),
+            cpu: CpuWork::new(),
         });
         let log = NatsJobLog { stores, subject, last: Arc::new(watch::channel(0).0) };
         // Otherwise the reader of the log gets the error.
@@ -166,10 +170,17 @@ impl NatsStores {
 }
 
 /// Content of the object of a snapshot.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct StoredSnapshot {
     jobs: Vec<(DurableJobId, DurableJob)>,
     batches: Vec<BatchRow>,
+}
+
+/// The same, to be written.
+#[derive(Serialize)]
+struct SharedSnapshot<'a> {
+    jobs: Vec<(DurableJobId, &'a DurableJob)>,
+    batches: &'a [BatchRow],
 }
 
 /// Reads a snapshot. Those of versions without batches are a list of jobs.
@@ -307,7 +318,13 @@ impl JobLog for NatsJobLog {
         if applied == 0 || applied > last || older.last().is_some_and(|newest| *newest >= applied) {
             return Ok(());
         }
-        let content = serde_json::to_vec(&StoredSnapshot { jobs, batches }).map_err(unavailable)?;
+        // 100,000 jobs are some 50 MB.
+        let encode = move || {
+            let jobs = jobs.iter().map(|(id, job)| (*id, job.as_ref())).collect();
+            serde_json::to_vec(&SharedSnapshot { jobs, batches: &batches })
+        };
+        let encoded = self.stores.cpu.run(usize::MAX, encode).await;
+        let content = encoded.map_err(unavailable)?;
         bucket.put(snapshot_name(applied).as_str(), &mut &content[..]).await.map_err(unavailable)?;
         stream.purge().sequence(applied + 1).await.map_err(unavailable)?;
         for before in older {
@@ -322,7 +339,9 @@ impl JobLog for NatsJobLog {
         let mut object = bucket.get(snapshot_name(applied)).await.map_err(unavailable)?;
         let mut content = Vec::new();
         object.read_to_end(&mut content).await.map_err(unavailable)?;
-        let StoredSnapshot { jobs, batches } = read_snapshot(&content).map_err(unavailable)?;
+        let read = self.stores.cpu.run(content.len(), move || read_snapshot(&content)).await;
+        let StoredSnapshot { jobs, batches } = read.map_err(unavailable)?;
+        let jobs = jobs.into_iter().map(|(id, job)| (id, Arc::new(job))).collect();
         Ok(QueueSnapshot { applied, jobs, batches })
     }
 }
@@ -334,7 +353,7 @@ mod tests {
     #[test]
     fn a_snapshot_of_a_version_without_batches_is_read() {
         assert!(read_snapshot(b"[]").unwrap().jobs.is_empty());
-        let content = serde_json::to_vec(&StoredSnapshot { jobs: Vec::new(), batches: Vec::new() }).unwrap();
+        let content = serde_json::to_vec(&SharedSnapshot { jobs: Vec::new(), batches: &[] }).unwrap();
         assert!(read_snapshot(&content).unwrap().batches.is_empty());
     }
 }

@@ -9,8 +9,8 @@ use jobs_core::batch::segment::FileSegment;
 use jobs_core::batch::state::{
     self, Batch, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
 };
-use jobs_core::decide::{self, SubmissionError};
-use jobs_core::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
+use jobs_core::decide;
+use jobs_core::job::{BatchChunkRef, DurableJobId, IdempotencyKey, JobOperation, StoredRange, UnixMillis};
 use jobs_core::queue::RecordEffect;
 use jobs_core::record::JobRecord;
 use rand::Rng;
@@ -37,6 +37,8 @@ pub struct NewUpload {
     pub segments: Vec<(Range<usize>, FileSegment)>,
     /// Residency policy under which it is accepted.
     pub residency: Option<String>,
+    /// Idempotency key of the upload.
+    pub idempotency: Option<IdempotencyKey>,
 }
 
 /// File of a tenant.
@@ -119,6 +121,11 @@ impl ChunkLines {
     }
 }
 
+/// Returns the file or the batch that has an idempotency key, if it was created by the same request.
+fn same_or_conflict(number: DurableJobId, same_request: bool) -> Result<DurableJobId, QueueError> {
+    if same_request { Ok(number) } else { Err(QueueError::OtherRequest(number)) }
+}
+
 fn number() -> DurableJobId {
     DurableJobId::new(now(), rand::rng().random())
 }
@@ -144,27 +151,52 @@ impl QueueHost {
         self.shared.catch_up().await
     }
 
-    /// Stores a file and returns its identifier when it is durable. The tenant's files have at most `limit` bytes with it.
+    /// Stores a file and returns its identifier when it is durable, or that of the file with the same idempotency key. The tenant's
+    /// files have at most `limit` bytes with it.
     ///
     /// # Errors
     ///
-    /// When the limit would be exceeded, or the store cannot be written.
+    /// When the limit would be exceeded, the key belongs to another file, or the store cannot be written.
     pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<UploadId, QueueError> {
-        let NewUpload { tenant, name, text, models, segments, residency } = file;
+        let NewUpload { tenant, name, text, models, segments, residency, idempotency } = file;
         let bytes = text.len() as u64;
         // While the log cannot be written, each attempt would leave the file.
         self.shared.catch_up().await?;
+        if let Some(earlier) = self.with_key(&tenant, idempotency)? {
+            return Ok(UploadId(earlier));
+        }
         let usage = self.shared.applied.lock().queue.batches().usage_of(&tenant);
         decide::check_file(usage, bytes, segments.len(), limit)?;
         let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
         let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
         check_recent(&ranges)?;
-        let segments = segments.into_iter().zip(ranges);
+        let segments = segments.into_iter().zip(ranges.clone());
         let segments = segments.map(|((_, segment), range)| FileSegment { range, ..segment }).collect();
-        let file = UploadedFile { tenant, name, bytes, models, segments, residency };
+        let file = UploadedFile { tenant, name, bytes, models, segments, residency, idempotency };
         let id = UploadId(number());
-        self.shared.append(vec![JobRecord::FileUploaded { id, file: Box::new(file) }]).await?;
-        Ok(id)
+        let record = JobRecord::FileUploaded { id, file: Box::new(file) };
+        match self.shared.append(vec![record]).await?.1.pop() {
+            // The same upload at the same time.
+            Some(RecordEffect::AlreadySubmitted { id, same_request }) => {
+                self.shared.discard(ranges);
+                same_or_conflict(id, same_request).map(UploadId)
+            }
+            _ => Ok(id),
+        }
+    }
+
+    /// Returns the number of the file or the batch of a tenant that has an idempotency key.
+    ///
+    /// # Errors
+    ///
+    /// When it was created by another request.
+    pub fn with_key(
+        &self,
+        tenant: &str,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Option<DurableJobId>, QueueError> {
+        let owner = key.and_then(|key| self.shared.applied.lock().queue.batches().with_key(tenant, &key));
+        owner.map(|owner| same_or_conflict(owner.number, owner.same_request)).transpose()
     }
 
     /// Returns an uploaded file of a tenant with its segments.
@@ -234,9 +266,10 @@ impl QueueHost {
         let applied = self.shared.applied.lock();
         let table = applied.queue.batches();
         let batch = table.batch(id).filter(|batch| batch.spec.tenant == tenant)?;
-        // The file may be deleted; then the computed lines are those of the chunks.
-        let mut deployments: BTreeSet<_> =
-            batch.chunks.iter().map(|chunk| chunk.deployment.clone()).collect();
+        // The file may be deleted, and an earlier version has not copied its models. Then the computed lines are those of the
+        // chunks.
+        let mut deployments = batch.spec.models.clone();
+        deployments.extend(batch.chunks.iter().map(|chunk| chunk.deployment.clone()));
         deployments.extend(table.file_of(batch).into_iter().flat_map(|file| file.models.iter().cloned()));
         Some(ContentOrigin { residency: batch.spec.residency.clone(), deployments })
     }
@@ -279,7 +312,12 @@ impl QueueHost {
         self.file(tenant, id).ok_or(QueueError::Unknown)?;
         match read.as_slice() {
             [one] => Ok(one.clone()),
-            several => Ok(output::merge(&several.iter().map(AsRef::as_ref).collect::<Vec<&[u8]>>()).into()),
+            several => {
+                let bytes = several.iter().map(Bytes::len).sum();
+                let merge =
+                    move || output::merge(&read.iter().map(AsRef::as_ref).collect::<Vec<&[u8]>>()).into();
+                Ok(self.shared.cpu.run(bytes, merge).await)
+            }
         }
     }
 
@@ -294,7 +332,7 @@ impl QueueHost {
         match self.shared.append(vec![record]).await?.1.pop() {
             Some(RecordEffect::FileDeletion(deletion)) => {
                 if let (FileDeletion::Deleted, Some(content)) = (&deletion, content) {
-                    self.shared.discard(content.parts.into_iter().flatten().collect()).await;
+                    self.shared.discard(content.parts.into_iter().flatten().collect());
                 }
                 Ok(deletion)
             }
@@ -302,11 +340,13 @@ impl QueueHost {
         }
     }
 
-    /// Creates a batch and returns its identifier when it is durable. The tenant's files have less than `limit` bytes before it.
+    /// Creates a batch and returns its identifier when it is durable, or that of the batch with the same idempotency key. The
+    /// tenant's files have less than `limit` bytes before it.
     ///
     /// # Errors
     ///
-    /// When its file does not exist, a limit of the tenant would be exceeded, or the log cannot be written.
+    /// When its file does not exist, a limit of the tenant would be exceeded, the key belongs to another batch, or the log cannot
+    /// be written.
     pub async fn create_batch(&self, spec: BatchSpec, limit: u64) -> Result<BatchId, QueueError> {
         let chunks = {
             let applied = self.shared.applied.lock();
@@ -317,20 +357,16 @@ impl QueueHost {
             };
             decide::check_batch(applied.queue.batches().usage_of(&spec.tenant), chunks.len(), limit)?;
             let (usage, limits) = (applied.queue.usage(&spec.tenant), &self.shared.config.limits);
-            let jobs = usage.jobs + chunks.len() as u64;
-            if jobs > limits.tenant_jobs {
-                return Err(SubmissionError::Jobs { jobs, limit: limits.tenant_jobs }.into());
-            }
-            let bytes = usage.bytes.saturating_add(file.bytes);
-            if bytes > limits.tenant_bytes {
-                return Err(SubmissionError::Bytes { bytes, limit: limits.tenant_bytes }.into());
-            }
+            decide::check_batch_work(usage, limits, &chunks, file.bytes)?;
             chunks
         };
         let id = BatchId(number());
         let record = JobRecord::BatchCreated { id, spec: Box::new(spec), chunks };
         match self.shared.append(vec![record]).await?.1.pop() {
             Some(RecordEffect::Changed) => Ok(id),
+            Some(RecordEffect::AlreadySubmitted { id, same_request }) => {
+                same_or_conflict(id, same_request).map(BatchId)
+            }
             _ => Err(QueueError::Unknown),
         }
     }
@@ -415,16 +451,20 @@ impl QueueHost {
                         "The stored lines from this one on ({} requests) cannot be read: {error}.",
                         segment.requests
                     );
-                    let (mut line, place) = (String::new(), (segment.first_line, id));
-                    output::push_error(&mut line, place, None, "request_failed", &message);
+                    let (mut line, of_line) = (String::new(), (segment.first_line, id));
+                    output::push_error(&mut line, of_line, None, "request_failed", &message);
                     parts.push((index, Bytes::from(line)));
                     continue;
                 }
                 Err(error) => return Err(error.into()),
             };
-            let lost =
-                lost.iter().map(|(deployment, reason)| (deployment.as_str(), reason.clone())).collect();
-            let lines = output::uncomputed(id, operation, (&text, &segment, &models), &lost);
+            let (bytes, models) = (text.len(), models.clone());
+            let write = move || {
+                let lost =
+                    lost.iter().map(|(deployment, reason)| (deployment.as_str(), reason.clone())).collect();
+                output::uncomputed(id, operation, (&text, &segment, &models), &lost)
+            };
+            let lines = self.shared.cpu.run(bytes, write).await;
             if !lines.is_empty() {
                 parts.push((index, Bytes::from(lines)));
             }
@@ -442,7 +482,7 @@ impl QueueHost {
         let record = JobRecord::BatchFinalized { id, uncomputed, error_bytes, at: now() };
         let (_, effects) = self.shared.append(vec![record]).await?;
         if effects.last() != Some(&RecordEffect::Changed) {
-            self.shared.discard(ranges).await;
+            self.shared.discard(ranges);
         }
         Ok(())
     }
@@ -476,7 +516,7 @@ impl Shared {
             let files = files.into_iter().filter(|(id, _)| table.ranges_of_file(*id).is_empty());
             batches.flat_map(|(_, ranges)| ranges).chain(files.flat_map(|(_, ranges)| ranges)).collect()
         };
-        self.discard(removed).await;
+        self.discard(removed);
         Ok(())
     }
 }

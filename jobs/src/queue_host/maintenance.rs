@@ -1,13 +1,17 @@
-//! Maintenance of a queue: expirations, retention, snapshots, and the deletion of objects without a job.
+//! Maintenance of a queue: expirations, retention, snapshots, and the erasure of content without a job.
+//!
+//! Erasures and sweeps are tasks of their own, because a store that is slow or down would delay expirations.
 
 use super::{QueueConfig, Shared, now, since_epoch};
 use crate::log::QueueSnapshot;
-use crate::objects::JobObjects;
+use crate::objects::{JobObjects, ObjectError};
+use futures_util::stream::{self, StreamExt};
 use jobs_core::decide;
+use jobs_core::erasure::Erasure;
 use jobs_core::job::StoredRange;
 use jobs_core::record::JobRecord;
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
+use supervision::Mutex;
 
 /// Period of expirations, retention and snapshots.
 const MAINTENANCE_PERIOD: Duration = Duration::from_secs(1);
@@ -21,23 +25,27 @@ pub(super) const ORPHAN_AGE: Duration = Duration::from_secs(600);
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 /// Longest time for which the log keeps the entry of a removed job, which has the name of its tenant.
 const ERASE_PERIOD: Duration = Duration::from_secs(3600);
+/// Period of erasures, and pause after one has failed.
+const ERASURE_PERIOD: Duration = Duration::from_millis(200);
+const ERASURE_RETRY: Duration = Duration::from_secs(10);
+/// Erasures at the same time. Each in a bucket has an object in memory, of 16 MiB (submissions) to some 256 MiB (one result).
+const ERASURES_IN_FLIGHT: usize = 8;
 
 impl Shared {
-    /// Expirations, retention, snapshots, and the deletion of objects without a job.
+    /// Expirations, retention and snapshots; forever.
     pub(super) async fn maintain(&self) {
         let mut saved = *self.position.borrow();
         // Jobs may have been removed before the start of this process.
         let (mut has_removed, mut erased) = (true, Instant::now());
-        // What an earlier process of this log has not finished is without a job.
-        let mut orphans_before = if self.log.is_shared() { Duration::ZERO } else { since_epoch() };
-        let mut swept = SystemTime::UNIX_EPOCH;
         loop {
             tokio::time::sleep(MAINTENANCE_PERIOD).await;
             let QueueConfig { computation, retention, .. } = &self.config;
+            let can_erase = !self.erasures.lock().is_full();
             let (records, removed) = {
                 let applied = self.applied.lock();
-                let records =
+                let mut records =
                     decide::maintain(&applied.queue, computation, *retention, now(), MAINTENANCE_MAX);
+                records.retain(|record| can_erase || !matches!(record, JobRecord::Removed { .. }));
                 let removed = records.iter().filter_map(|record| match record {
                     JobRecord::Removed { jobs } => Some(jobs),
                     _ => None,
@@ -48,9 +56,11 @@ impl Shared {
             // The next period tries again after a failure, here and below.
             if !records.is_empty() && self.append(records).await.is_ok() {
                 has_removed |= !removed.is_empty();
-                self.discard(removed).await;
+                self.discard(removed);
             }
-            self.remove_retired_batches(*retention).await.ok();
+            if can_erase {
+                self.remove_retired_batches(*retention).await.ok();
+            }
             let snapshot = {
                 let applied = self.applied.lock();
                 let position = applied.queue.applied();
@@ -59,8 +69,8 @@ impl Shared {
                 let erases = has_removed && erased.elapsed() >= ERASE_PERIOD.min(*retention / 10);
                 let due = erases || entries >= SNAPSHOT_ENTRIES.max(applied.queue.len() as u64);
                 due.then(|| {
-                    let jobs = applied.queue.jobs().map(|(id, job)| (id, job.clone())).collect();
-                    QueueSnapshot { applied: position, jobs, batches: applied.queue.batches().rows() }
+                    let (jobs, batches) = (applied.queue.shared_jobs(), applied.queue.batches().rows());
+                    QueueSnapshot { applied: position, jobs, batches }
                 })
             };
             if let Some(snapshot) = snapshot {
@@ -70,17 +80,24 @@ impl Shared {
                     (has_removed, erased) = (false, Instant::now());
                 }
             }
-            if swept.elapsed().unwrap_or_default() >= SWEEP_PERIOD {
-                swept = SystemTime::now();
-                self.sweep(orphans_before.max(since_epoch().saturating_sub(ORPHAN_AGE))).await;
-                // Only at the start: if the clock is set back later, a new object seems to be older than this process.
-                orphans_before = Duration::ZERO;
-            }
+        }
+    }
+
+    /// Deletes objects without a job; forever.
+    pub(super) async fn sweep(&self) {
+        // What an earlier process of this log has not finished is without a job.
+        let mut orphans_before = if self.log.is_shared() { Duration::ZERO } else { since_epoch() };
+        tokio::time::sleep(MAINTENANCE_PERIOD).await;
+        loop {
+            self.sweep_once(orphans_before.max(since_epoch().saturating_sub(ORPHAN_AGE))).await;
+            // Only at the start: if the clock is set back later, a new object seems to be older than this process.
+            orphans_before = Duration::ZERO;
+            tokio::time::sleep(SWEEP_PERIOD).await;
         }
     }
 
     /// Deletes the objects that no job refers to, of those that were written before this time since the Unix epoch.
-    async fn sweep(&self, before: Duration) {
+    async fn sweep_once(&self, before: Duration) {
         // The next period tries again after a failure.
         let Ok(mut objects) = self.objects.list().await else { return };
         objects.retain(|object| JobObjects::written(*object) < before);
@@ -89,25 +106,44 @@ impl Shared {
             return;
         }
         objects.retain(|object| !self.applied.lock().queue.refers_to(*object));
-        for object in objects {
-            self.objects.delete(object).await.ok();
-        }
+        let delete = async |object| drop(self.objects.delete(object).await);
+        stream::iter(objects).for_each_concurrent(ERASURES_IN_FLIGHT, delete).await;
         self.objects.delete_interrupted(before).await.ok();
     }
 
-    /// Deletes payloads and results that no job has any more: the whole object if no other job refers to it. One that cannot
-    /// be deleted remains until the sweep deletes its object.
-    pub(super) async fn discard(&self, ranges: Vec<StoredRange>) {
-        let mut by_object = BTreeMap::<u64, Vec<StoredRange>>::new();
-        for range in ranges.into_iter().filter(|range| range.length > 0) {
-            by_object.entry(range.object).or_default().push(range);
-        }
-        for (object, parts) in by_object {
-            let is_used = self.applied.lock().queue.refers_to(object);
-            match is_used {
-                true => self.objects.erase(object, &parts).await.ok(),
-                false => self.objects.delete(object).await.ok(),
+    /// Queues the erasure of payloads and results that no job has any more.
+    pub(super) fn discard(&self, ranges: Vec<StoredRange>) {
+        self.erasures.lock().add(ranges, now());
+    }
+
+    /// Erases what was discarded; forever.
+    pub(super) async fn erase(&self) {
+        loop {
+            tokio::time::sleep(ERASURE_PERIOD).await;
+            if self.erasures.lock().is_empty() {
+                continue;
+            }
+            let due = {
+                let applied = self.applied.lock();
+                let is_used = |object| applied.queue.refers_to(object);
+                self.erasures.lock().take_due(self.objects.overwrite_delay(), now(), is_used)
             };
+            let failed = Mutex::<Vec<Erasure>>::default();
+            let erase = async |erasure: Erasure| {
+                let erased: Result<(), ObjectError> = match &erasure {
+                    Erasure::Delete(object) => self.objects.delete(*object).await,
+                    Erasure::Overwrite(object, parts) => self.objects.erase(*object, parts).await,
+                };
+                if erased.is_err() {
+                    failed.lock().push(erasure);
+                }
+            };
+            stream::iter(due).for_each_concurrent(ERASURES_IN_FLIGHT, erase).await;
+            let failed = std::mem::take(&mut *failed.lock());
+            if !failed.is_empty() {
+                failed.into_iter().for_each(|erasure| self.erasures.lock().add_failed(erasure, now()));
+                tokio::time::sleep(ERASURE_RETRY).await;
+            }
         }
     }
 }

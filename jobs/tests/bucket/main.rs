@@ -11,8 +11,9 @@ use bytes::Bytes;
 use fixture::spec;
 use jobs::log::EmbeddedJobLog;
 use jobs::objects::{JobObjects, ObjectError};
-use jobs::queue_host::{ComputationEnd, QueueError, QueueHost};
+use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, now};
 use jobs_core::decide::JobWorker;
+use jobs_core::job::JobSpec;
 use s3_server::{S3Server, config};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -192,4 +193,49 @@ async fn failures_say_whether_space_or_the_access_or_the_server_is_missing() {
     }
     let broken = put(scripted("500 Internal Server Error", "").await, "secret").await.unwrap_err();
     assert!(matches!(&broken, ObjectError::Unavailable(_)), "{broken}");
+}
+
+/// Accepts connections and never responds.
+async fn hang(port: u16) {
+    let listener = loop {
+        // The connections of the server before may not have ended.
+        match tokio::net::TcpListener::bind(("127.0.0.1", port)).await {
+            Ok(listener) => break listener,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    tokio::spawn(async move {
+        let mut connections = Vec::new();
+        while let Ok((stream, _)) = listener.accept().await {
+            connections.push(stream);
+        }
+    });
+}
+
+#[tokio::test]
+async fn expirations_do_not_wait_for_erasures() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = S3Server::start(&dir.path().join("s3"), 0).await;
+    let port = server.port;
+    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
+    let objects = JobObjects::in_bucket(&server.config("eu")).unwrap();
+    let config = fixture::config(3, Duration::from_millis(10));
+    let config = QueueConfig { retention: Duration::from_millis(1), ..config };
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
+    let finished = host.submit(spec("a"), Bytes::from("one"));
+    let deadline = Some(now().after(Duration::from_secs(6)));
+    let expiring = host.submit(JobSpec { deadline, ..spec("a") }, Bytes::from("two"));
+    let serve = tokio::spawn(tasks.run());
+    let (finished, expiring) = (finished.await.unwrap(), expiring.await.unwrap());
+    drop(server);
+    hang(port).await;
+    // Its erasure begins and does not end: each try waits a minute for a response.
+    host.cancel("a", finished).await.unwrap();
+    let begun = Instant::now();
+    // When it has expired, it is removed within a second.
+    while host.job("a", expiring).is_ok_and(|view| !view.job.is_finished()) {
+        assert!(begun.elapsed() < Duration::from_secs(40), "the job does not expire");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    serve.abort();
 }

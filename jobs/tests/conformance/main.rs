@@ -79,8 +79,11 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
     assert_eq!(log.read(0, 1000).await.unwrap().len(), 103);
 
     // A snapshot replaces the entries that it contains. An older one, and one of the future, are ignored.
-    let snapshot =
-        QueueSnapshot { applied: 100, jobs: vec![(id(7), job(7)), (id(8), job(8))], batches: Vec::new() };
+    let snapshot = QueueSnapshot {
+        applied: 100,
+        jobs: vec![(id(7), Arc::new(job(7))), (id(8), Arc::new(job(8)))],
+        batches: Vec::new(),
+    };
     log.save(snapshot.clone()).await.unwrap();
     log.save(QueueSnapshot { applied: 99, jobs: Vec::new(), batches: Vec::new() }).await.unwrap();
     log.save(QueueSnapshot { applied: 104, jobs: Vec::new(), batches: Vec::new() }).await.unwrap();
@@ -90,7 +93,7 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
     let log = open().await;
     assert_eq!(log.saved().await.unwrap(), snapshot);
     assert_eq!(log.append(&entry([104])).await, Ok(104));
-    let next = QueueSnapshot { applied: 104, jobs: vec![(id(9), job(9))], batches: Vec::new() };
+    let next = QueueSnapshot { applied: 104, jobs: vec![(id(9), Arc::new(job(9)))], batches: Vec::new() };
     log.save(next.clone()).await.unwrap();
     drop(log);
     let log = open().await;
@@ -151,7 +154,9 @@ async fn processes_share_a_log_in_nats_and_queues_are_separate() {
     assert_eq!(other.read(0, 10).await.unwrap(), []);
 
     // A process whose queue is older than the stored snapshot does not replace it.
-    one.save(QueueSnapshot { applied: 2, jobs: vec![(id(1), job(1))], batches: Vec::new() }).await.unwrap();
+    one.save(QueueSnapshot { applied: 2, jobs: vec![(id(1), Arc::new(job(1)))], batches: Vec::new() })
+        .await
+        .unwrap();
     two.save(QueueSnapshot { applied: 1, jobs: Vec::new(), batches: Vec::new() }).await.unwrap();
     assert_eq!(two.saved().await.unwrap().applied, 2);
 }

@@ -589,7 +589,7 @@ pub const REQUEST_HEADERS: &[Header] = &[
 pub const JOB_HEADERS: &[Header] = &[
     (
         headers::IDEMPOTENCY_KEY,
-        "For a job: repeated requests with the same key are one job; 1 to 255 printable ASCII characters.",
+        "For a job, a file or a batch: repeated requests with the same key create one; 1 to 255 printable ASCII characters.",
     ),
     (headers::DEADLINE_MS, "For a job: milliseconds after which the client has no use for the result."),
     (headers::MAX_TIME_IN_QUEUE_MS, "For a job: milliseconds within which its computation must begin."),

@@ -126,7 +126,7 @@ error_codes! {
     JobNotFound = "job_not_found", 404, Caller, Nothing;
     /// The job cannot be cancelled any more: it is finished, or its result is being delivered.
     JobFinished = "job_finished", 409, Caller, Nothing;
-    /// The idempotency key was used for another request; the message names its job.
+    /// The idempotency key was used for another request; the message names its job, file or batch.
     IdempotencyConflict = "idempotency_conflict", 422, Caller, Nothing;
     /// The job has nothing to send to a webhook: it has none, is not finished, or was cancelled.
     NothingToSend = "nothing_to_send", 409, Caller, Nothing;

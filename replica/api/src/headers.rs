@@ -17,7 +17,8 @@ pub const CLIENT_GEO: &str = "x-meridian-client-geo";
 pub const API_KEY: &str = "api-key";
 /// In: same as [`API_KEY`].
 pub const X_API_KEY: &str = "x-api-key";
-/// In, for a job: repeated requests with the same key are one job. A gateway chooses one if the client does not.
+/// In, for a job, a file or a batch: repeated requests with the same key create one. A gateway chooses one for a job if the client
+/// does not.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// In, for a job: milliseconds until the client has no use for the result; then the job expires.
 pub const DEADLINE_MS: &str = "x-meridian-deadline-ms";

@@ -19,7 +19,7 @@ configuration::section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct JobsSection {
         /// Directory of the queue: its log, unless `nats` is set, and the inputs and results, unless `objects` is set. One process
-        /// uses it.
+        /// uses it, or those of a region with the same `nats`; a lock in it rejects others.
         pub dir: PathBuf, like "\"jobs\"";
         /// Servers of NATS with JetStream that store the log instead of a file in `dir`. The spokes of a region then have one
         /// queue, and `dir` must be a folder that they share, or `objects` be set.
@@ -53,6 +53,9 @@ configuration::section! {
         pub jobs_per_tenant: u64 = 1_000_000, in 1..=100_000_000;
         /// Bytes of the inputs of the unfinished jobs of a tenant.
         pub bytes_per_tenant: u64 = 10 << 30, in 1..=1 << 50;
+        /// Estimated tokens of the unfinished batches of a tenant. The tokens of batches are not charged to the rate limits of
+        /// tenants.
+        pub batch_tokens_per_tenant: u64 = 1_000_000_000, in 1..=1 << 50;
         /// File with the webhook secrets of tenants, `TENANT whsec_…` on each line. It is read again when it changes. Without it
         /// this region accepts no webhooks.
         pub webhook_secrets_file: Option<PathBuf>;

@@ -3,13 +3,15 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
-use super::readers::{ReadingGateway, accepted_policy};
+use super::page_query::PageQuery;
+use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
 use super::{ClientJobId, RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::{deployment, milliseconds, text, unreadable};
 use crate::ingress::residency::ResidencyGuard;
+use crate::job_lists;
 use crate::listener::AfterResponse;
 use crate::receipts::CommitFailed;
 use crate::request_body::BodyReader;
@@ -92,7 +94,7 @@ impl JobApi {
     ) -> Result<AfterResponse, ForwardError> {
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
-        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
+        let gateway = RequestingGateway::of(session, &self.residency.catalogue)?;
         // Held until the response was written.
         let result_memory;
         let mut status = 200;
@@ -101,14 +103,17 @@ impl JobApi {
                 let id = queue.parse(id)?;
                 let view = queue.recorded(queue.host.latest_job(&tenant, id).await).map_err(rejected)?;
                 if has_content(&view.job) {
-                    self.check_job_reader(queue, &gateway, id, &view.job)?;
+                    self.check_job_content(queue, &gateway, id, &view.job)?;
                 }
                 result_memory = queue.reserve_result(&view.job)?;
                 let result = match &result_memory {
                     Some(_) => queue.recorded(queue.host.result(&tenant, id).await).map_err(rejected)?,
                     None => None,
                 };
-                with_result(&self.shown_through(queue, &gateway, id, &view), result)
+                let shown = self.shown_through(queue, &gateway, id, &view);
+                // Up to 256 MiB are copied.
+                let bytes = result.as_ref().map_or(0, Bytes::len);
+                self.body_reader.cpu.run_on(bytes, move || with_result(&shown, result)).await
             }
             JobQuery::Cancel(id) => {
                 let id = queue.parse(id)?;
@@ -135,13 +140,9 @@ impl JobApi {
             JobQuery::List(query) => {
                 let (filter, limit) = queue.filter(query, tenant)?;
                 let listed = queue.recorded(queue.host.latest_list(&filter, limit + 1).await);
-                let mut jobs = listed.map_err(rejected)?;
-                let has_more = jobs.len() > limit;
-                jobs.truncate(limit);
-                let jobs = jobs.into_iter().map(|(id, job)| (id, JobView { job, position: None }));
-                let shown = |(id, view)| self.shown_through(queue, &gateway, id, &view);
-                let data: Vec<Value> = jobs.map(shown).collect();
-                json!({"object": "list", "data": data, "has_more": has_more}).to_string()
+                let jobs = listed.map_err(rejected)?.into_iter();
+                let jobs = jobs.map(|(id, job)| (id, JobView { job, position: None }));
+                job_lists::page(jobs.map(|(id, view)| self.shown_through(queue, &gateway, id, &view)), limit)
             }
         };
         Ok(json_response(session, status, body, &[(headers::REGION, self.region.as_str())]).await)
@@ -167,10 +168,7 @@ impl JobApi {
         }
         let deadline = milliseconds(session, headers::DEADLINE_MS)?;
         let start_by = milliseconds(session, headers::MAX_TIME_IN_QUEUE_MS)?;
-        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
-        if let Some(key) = &key {
-            check_key(key)?;
-        }
+        let key = idempotency_key(session)?;
         let priority = text(session, headers::PRIORITY)?;
         let priority = priority.and_then(|priority| priority.parse().ok()).unwrap_or(Priority::Bulk);
         let is_preferred = text(session, headers::PREFER)?.is_some();
@@ -185,6 +183,15 @@ impl JobApi {
             Some(url) => Some(queue.webhooks.accept(&self.region, &tenant, &url).await?),
             None => None,
         };
+        let idempotency = match key {
+            Some(key) => {
+                let (hashed, deployment, webhook) = (payload.clone(), deployment.clone(), webhook.clone());
+                let hash = move || request_digest(kind, &deployment, &hashed, webhook.as_deref());
+                let request = self.body_reader.cpu.run_on(payload.len(), hash).await;
+                Some(IdempotencyKey { key: digest(&[key.as_bytes()]), request })
+            }
+            None => None,
+        };
         let at = now();
         let age = queue.host.config().limits.age;
         let spec = JobSpec {
@@ -197,10 +204,7 @@ impl JobApi {
             // A job without a deadline would stay for ever if its deployment is removed.
             deadline: Some(at.after(deadline.unwrap_or(age))),
             start_by: start_by.map(|limit| at.after(limit)),
-            idempotency: key.map(|key| IdempotencyKey {
-                key: digest(&[key.as_bytes()]),
-                request: request_digest(kind, &deployment, &payload, webhook.as_deref()),
-            }),
+            idempotency,
             webhook,
             chunk: None,
             residency: accepted_policy(session)?,
@@ -219,29 +223,29 @@ impl JobApi {
     }
 
     /// Rejects a request for the content of a job that may not be returned through its gateway.
-    fn check_job_reader(
+    fn check_job_content(
         &self,
         queue: &RegionalJobQueue,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
         id: DurableJobId,
         job: &DurableJob,
     ) -> Result<(), Rejection> {
         let id = ClientJobId { id, region: &queue.region }.to_string();
         let deployment = [job.spec.deployment.as_str()];
-        self.residency.check_reader(gateway, &id, job.spec.residency.as_deref(), deployment)
+        self.residency.check_content_policy(gateway, &id, job.spec.residency.as_deref(), deployment)
     }
 
     /// Renders a job without its result, and without an error that its gateway may not return.
     fn shown_through(
         &self,
         queue: &RegionalJobQueue,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
         id: DurableJobId,
         view: &JobView,
     ) -> Value {
         let mut shown = queue.shown(id, view);
         if quotes_input(&view.job)
-            && self.check_job_reader(queue, gateway, id, &view.job).is_err()
+            && self.check_job_content(queue, gateway, id, &view.job).is_err()
             && let Some(members) = shown.as_object_mut()
         {
             members.remove("error");
@@ -294,60 +298,27 @@ impl RegionalJobQueue {
 
     /// Reads the query string of a list.
     fn filter(&self, query: &str, tenant: String) -> Result<(JobFilter, usize), Rejection> {
-        let mut filter = JobFilter { tenant: Some(tenant), ..JobFilter::default() };
-        let mut limit = PAGE_DEFAULT;
-        let mut until = None;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let invalid = |param: &'static str, expected: &str| {
-                let value: String = value.chars().take(64).collect();
-                let message = format!("The parameter '{param}' is '{value}'; write {expected}.");
-                Rejection::new(ErrorCode::InvalidValue, message).of(param)
-            };
-            match name {
-                "status" => {
-                    let phase = PHASES.into_iter().find(|phase| phase_text(*phase) == value);
-                    let names = PHASES.map(phase_text).join(", ");
-                    filter.status = Some(phase.ok_or_else(|| invalid("status", &format!("one of {names}")))?);
-                }
-                "created_after" => {
-                    let seconds = value.parse::<u64>();
-                    let seconds = seconds.map_err(|_| invalid("created_after", "seconds since 1970"))?;
-                    filter.since = Some(UnixMillis(seconds.saturating_mul(1000)));
-                }
-                "created_before" => {
-                    let seconds = value.parse::<u64>();
-                    let seconds = seconds.map_err(|_| invalid("created_before", "seconds since 1970"))?;
-                    until = Some(DurableJobId::first_at(UnixMillis(seconds.saturating_mul(1000))));
-                }
-                "model" => {
-                    let name = value.parse::<DeploymentName>();
-                    let name = name.map_err(|_| invalid("model", "the name of a deployment"))?;
-                    filter.deployment = Some(name.to_string());
-                }
-                "limit" => {
-                    let written = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
-                    limit =
-                        written.ok_or_else(|| invalid("limit", &format!("a number from 1 to {PAGE_MAX}")))?;
-                }
-                "after" => {
-                    // Of any region: a gateway merges the lists of several.
-                    let id = value.split('.').next().and_then(|id| id.parse().ok());
-                    let id =
-                        id.ok_or_else(|| invalid("after", "the id of the last job of the page before"))?;
-                    filter.before = Some(id);
-                }
-                _ => {
-                    let name: String = name.chars().take(64).collect();
-                    let message = format!(
-                        "The parameter '{name}' does not exist; the parameters are status, model, created_after, created_before, limit and after."
-                    );
-                    return Err(Rejection::new(ErrorCode::InvalidValue, message));
-                }
-            }
-        }
-        filter.before = filter.before.into_iter().chain(until).min();
-        Ok((filter, limit))
+        const OTHERS: [&str; 4] = ["status", "model", "created_after", "created_before"];
+        let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &OTHERS)?;
+        let seconds = |name: &'static str| {
+            let read = |value: &str| value.parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1000));
+            page.parsed(name, "seconds since 1970", |value| read(value).map(UnixMillis))
+        };
+        let phase = |value: &str| PHASES.into_iter().find(|phase| phase_text(*phase) == value);
+        let phases = format!("one of {}", PHASES.map(phase_text).join(", "));
+        let deployment = page.parsed("model", "the name of a deployment", |value| {
+            value.parse::<DeploymentName>().ok().map(|name| name.to_string())
+        })?;
+        let until = seconds("created_before")?.map(DurableJobId::first_at);
+        let after = page.after_id("the id of the last job of the page before", |id| id.parse().ok())?;
+        let filter = JobFilter {
+            tenant: Some(tenant),
+            status: page.parsed("status", &phases, phase)?,
+            deployment,
+            since: seconds("created_after")?,
+            before: after.into_iter().chain(until).min(),
+        };
+        Ok((filter, page.limit))
     }
 
     /// Returns the rejection of a submission.
@@ -355,10 +326,7 @@ impl RegionalJobQueue {
         match error {
             QueueError::OtherRequest(id) => {
                 let id = ClientJobId { id, region: &self.region };
-                let message = format!(
-                    "The idempotency key was used for another request, that of the job {id}; use another key."
-                );
-                Rejection::new(ErrorCode::IdempotencyConflict, message).of(headers::IDEMPOTENCY_KEY)
+                key_conflict(&format!("the job {id}"))
             }
             other => rejected(other),
         }
@@ -402,6 +370,10 @@ fn limited(error: &SubmissionError) -> Rejection {
             Rejection::new(ErrorCode::TooManyFiles, format!("The request is rejected: {error}."))
                 .after(LIMIT_RETRY)
         }
+        SubmissionError::BatchTokens { .. } | SubmissionError::BatchSize { .. } => {
+            let message = format!("The batch is rejected: {error}.");
+            Rejection::new(ErrorCode::TooManyJobs, message).after(LIMIT_RETRY)
+        }
         SubmissionError::Jobs { .. } | SubmissionError::Bytes { .. } => {
             Rejection::new(ErrorCode::TooManyJobs, message).after(LIMIT_RETRY)
         }
@@ -422,6 +394,20 @@ fn being_delivered() -> Rejection {
         ErrorCode::JobFinished,
         "The result of the job is being sent to its webhook and may have arrived; ask again in a minute.",
     )
+}
+
+/// Returns the rejection of a request whose idempotency key belongs to another one.
+pub(super) fn key_conflict(owner: &str) -> Rejection {
+    let message =
+        format!("The idempotency key was used for another request, that of {owner}; use another key.");
+    Rejection::new(ErrorCode::IdempotencyConflict, message).of(headers::IDEMPOTENCY_KEY)
+}
+
+/// Returns the idempotency key of a request.
+pub(super) fn idempotency_key(session: &ServerSession) -> Result<Option<String>, Rejection> {
+    let Some(key) = text(session, headers::IDEMPOTENCY_KEY)? else { return Ok(None) };
+    check_key(key)?;
+    Ok(Some(key.to_owned()))
 }
 
 fn check_key(key: &str) -> Result<(), Rejection> {
@@ -514,7 +500,7 @@ fn request_digest(
 }
 
 /// Hashes parts, each with its length.
-fn digest(parts: &[&[u8]]) -> [u8; 32] {
+pub(super) fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
     for part in parts {
         context.update(&(part.len() as u64).to_be_bytes());

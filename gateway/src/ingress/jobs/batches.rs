@@ -1,23 +1,25 @@
 //! API of batches, for gateways, and the task that ends them.
 
-use super::api::{JobApi, json_response, rejected, tenant};
-use super::files::{PageQuery, invalid_parameter, no_such_file, of_region};
-use super::readers::ReadingGateway;
+use super::api::{JobApi, digest, idempotency_key, json_response, key_conflict, rejected, tenant};
+use super::files::{no_such_file, of_region};
+use super::page_query::PageQuery;
+use super::readers::RequestingGateway;
 use super::{RegionalJobQueue, seconds};
 use crate::ingress::arrival::Arrival;
+use crate::job_lists;
 use crate::listener::AfterResponse;
 use crate::metrics::BatchLineOutcome;
 use crate::respond::{ForwardError, Rejection};
 use gateway_core::memory::BodyOwner;
 use jobs::queue_host::{QueueError, now};
-use jobs_core::batch::id::{BatchFileId, BatchId};
+use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::line;
 use jobs_core::batch::segment;
-use jobs_core::batch::state::{BatchPhase, BatchProgress, BatchSpec, FileProblem};
-use jobs_core::job::{JobOperation, UnixMillis};
+use jobs_core::batch::state::{BatchPhase, BatchProgress, BatchSpec, FileProblem, UploadedFile};
+use jobs_core::job::{IdempotencyKey, JobOperation, UnixMillis};
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
-use replica_api::batches::BatchCall;
+use replica_api::batches::{BATCHES, BatchCall};
 use replica_api::error::ErrorCode;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -35,7 +37,7 @@ const METADATA_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
 /// Message in place of one that the gateway may not return.
-const WITHHELD: &str =
+const CONTENT_NOT_PERMITTED: &str =
     "The message is returned only through a gateway in a region that the residency policy allows.";
 /// Pause after an error of the queue.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
@@ -57,19 +59,24 @@ impl JobApi {
         }
         let queue = self.queue.as_deref().ok_or_else(|| self.no_queue())?;
         let tenant = tenant(session)?;
-        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
+        let gateway = RequestingGateway::of(session, &self.residency.catalogue)?;
         queue.recorded(queue.host.catch_up().await).map_err(rejected)?;
         let shown = match call {
             BatchCall::FileContent(id) => return self.file_content(session, queue, &tenant, id).await,
             BatchCall::Upload => return Err(no_such_file().into()),
-            BatchCall::Files => self.file_list(queue, &tenant, query)?,
+            BatchCall::Files | BatchCall::Batches => {
+                let list = match call {
+                    BatchCall::Files => self.file_list(queue, &tenant, query)?,
+                    _ => self.batch_list(queue, &tenant, query, &gateway)?,
+                };
+                return Ok(json_response(session, 200, list, &self.region_header()).await);
+            }
             BatchCall::File(id) => {
                 let file = queue.host.file(&tenant, queue.parse_file(id)?).ok_or_else(no_such_file)?;
                 queue.shown_file(&file)
             }
             BatchCall::DeleteFile(id) => self.delete_file(queue, &tenant, id).await?,
             BatchCall::Create => self.create(session, queue, tenant, &gateway).await?,
-            BatchCall::Batches => self.batch_list(queue, &tenant, query, &gateway)?,
             BatchCall::Batch(id) => self.shown_batch(queue, &tenant, queue.parse_batch(id)?, &gateway)?,
             BatchCall::Cancel(id) => {
                 let id = queue.parse_batch(id)?;
@@ -90,10 +97,19 @@ impl JobApi {
         session: &mut ServerSession,
         queue: &RegionalJobQueue,
         tenant: String,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
     ) -> Result<Value, ForwardError> {
         let body = self.body_reader.body(session, BodyOwner::default()).await?;
         crate::body_memory::check_batch_body(&body.bytes)?;
+        let idempotency = idempotency_key(session)?.map(|key| IdempotencyKey {
+            key: digest(&[BATCHES.as_bytes(), key.as_bytes()]),
+            request: digest(&[&body.bytes]),
+        });
+        // Before the checks, which may have another outcome now: the input file may be deleted.
+        let earlier = queue.host.with_key(&tenant, idempotency);
+        if let Some(id) = earlier.map_err(|error| queue.rejected_batch(error))? {
+            return Ok(self.shown_batch(queue, &tenant, BatchId(id), gateway)?);
+        }
         let body: Value = serde_json::from_slice(&body.bytes).map_err(|error| {
             Rejection::new(ErrorCode::InvalidJson, format!("The body is not JSON: {error}."))
         })?;
@@ -117,28 +133,10 @@ impl JobApi {
                 self.residency.check_deployment_policy(&deployment)?;
             }
         }
-        let mut problems = Vec::new();
-        if !segment::computable(&file.segments).contains_key(operation.url()) {
-            for part in &file.segments {
-                let read = queue
-                    .recorded(queue.host.read_part(&tenant, BatchFileId::Upload(id), &[part.range]).await)
-                    .map_err(rejected)?;
-                for (line, request) in segment::requests(&read, part, &file.models, operation) {
-                    if let Err(error) = request {
-                        // A message names what the line has, so its length is limited where the line is read.
-                        problems.push(FileProblem {
-                            code: error.code.to_owned(),
-                            message: error.message,
-                            line,
-                        });
-                    }
-                }
-                if problems.len() >= PROBLEMS_MAX {
-                    break;
-                }
-            }
-            problems.truncate(PROBLEMS_MAX);
-        }
+        let problems = match segment::computable(&file.segments).contains_key(operation.url()) {
+            true => Vec::new(),
+            false => self.file_problems(queue, (&tenant, id), &file, operation).await?,
+        };
         let total = file.segments.iter().map(|segment| segment.requests).sum();
         let spec = BatchSpec {
             tenant: tenant.clone(),
@@ -150,14 +148,45 @@ impl JobApi {
             total,
             problems,
             residency: file.residency,
+            models: file.models,
+            idempotency,
         };
         let created = queue.recorded(queue.host.create_batch(spec, queue.file_limits.tenant_bytes).await);
-        let id = created.map_err(|error| match error {
-            QueueError::Unknown => no_such_file(),
-            other => rejected(other),
-        })?;
+        let id = created.map_err(|error| queue.rejected_batch(error))?;
         queue.metrics.batches.add(1);
         Ok(self.shown_batch(queue, &tenant, id, gateway)?)
+    }
+
+    /// Returns the first problems of a file of which no line can be computed.
+    async fn file_problems(
+        &self,
+        queue: &RegionalJobQueue,
+        (tenant, id): (&str, UploadId),
+        file: &UploadedFile,
+        operation: JobOperation,
+    ) -> Result<Vec<FileProblem>, Rejection> {
+        let mut problems = Vec::new();
+        for segment in &file.segments {
+            let range = [segment.range];
+            let read = queue.host.read_part(tenant, BatchFileId::Upload(id), &range).await;
+            let read = queue.recorded(read).map_err(rejected)?;
+            let (segment, models) = (segment.clone(), file.models.clone());
+            let scan = move || {
+                let requests = segment::requests(&read, &segment, &models, operation);
+                // A message names what the line has, so its length is limited where the line is read.
+                let problems = requests.filter_map(|(line, request)| {
+                    let error = request.err()?;
+                    Some(FileProblem { code: error.code.to_owned(), message: error.message, line })
+                });
+                problems.take(PROBLEMS_MAX).collect::<Vec<_>>()
+            };
+            problems.extend(self.body_reader.cpu.run(None, scan).await);
+            if problems.len() >= PROBLEMS_MAX {
+                break;
+            }
+        }
+        problems.truncate(PROBLEMS_MAX);
+        Ok(problems)
     }
 
     /// Lists the batches of a tenant, the newest first.
@@ -166,19 +195,14 @@ impl JobApi {
         queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
-        gateway: &ReadingGateway,
-    ) -> Result<Value, Rejection> {
+        gateway: &RequestingGateway,
+    ) -> Result<String, Rejection> {
         let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &[])?;
-        let after = page.after.map(|after| {
-            let id = after.split('.').next().and_then(|id| BatchId::from_str(id).ok());
-            id.ok_or_else(|| invalid_parameter("after", after, "the id of the last batch of the page before"))
-        });
-        let mut batches = queue.host.batches(tenant, after.transpose()?, page.limit + 1);
-        let has_more = batches.len() > page.limit;
-        batches.truncate(page.limit);
+        let after =
+            page.after_id("the id of the last batch of the page before", |id| BatchId::from_str(id).ok())?;
+        let batches = queue.host.batches(tenant, after, page.limit + 1);
         let shown = |(id, view): &(BatchId, BatchView)| self.shown_through_gateway(queue, *id, view, gateway);
-        let data: Vec<_> = batches.iter().map(shown).collect();
-        Ok(json!({"object": "list", "data": data, "has_more": has_more}))
+        Ok(job_lists::page(batches.iter().map(shown), page.limit))
     }
 
     fn shown_batch(
@@ -186,7 +210,7 @@ impl JobApi {
         queue: &RegionalJobQueue,
         tenant: &str,
         id: BatchId,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
     ) -> Result<Value, Rejection> {
         let view = queue.host.batch(tenant, id).ok_or_else(no_such_batch)?;
         Ok(self.shown_through_gateway(queue, id, &view, gateway))
@@ -198,7 +222,7 @@ impl JobApi {
         queue: &RegionalJobQueue,
         id: BatchId,
         view: &BatchView,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
     ) -> Value {
         let (spec, ..) = view;
         let mut shown = queue.render(id, view);
@@ -208,9 +232,9 @@ impl JobApi {
         let origin = queue.host.batch_origin(&spec.tenant, id).unwrap_or_default();
         let deployments = origin.deployments.iter().map(String::as_str);
         // They quote identifiers and values of the lines.
-        if self.residency.check_reader(gateway, "", spec.residency.as_deref(), deployments).is_err() {
+        if self.residency.check_content_policy(gateway, "", spec.residency.as_deref(), deployments).is_err() {
             for problem in shown["errors"]["data"].as_array_mut().into_iter().flatten() {
-                problem["message"] = json!(WITHHELD);
+                problem["message"] = json!(CONTENT_NOT_PERMITTED);
             }
         }
         shown
@@ -218,6 +242,17 @@ impl JobApi {
 }
 
 impl RegionalJobQueue {
+    /// Returns the rejection of the creation of a batch.
+    fn rejected_batch(&self, error: QueueError) -> Rejection {
+        match error {
+            QueueError::Unknown => no_such_file(),
+            QueueError::OtherRequest(earlier) => {
+                key_conflict(&format!("the batch {}", self.client_id(&BatchId(earlier))))
+            }
+            other => rejected(other),
+        }
+    }
+
     fn parse_batch(&self, id: &str) -> Result<BatchId, Rejection> {
         of_region(id, &self.region).and_then(|id| id.parse().ok()).ok_or_else(no_such_batch)
     }

@@ -3,7 +3,9 @@
 use super::webhooks::WebhookConfig;
 use backoff::Backoff;
 use configuration::{ConfigFile, Files};
+use identity::authorities::read_roots;
 use jobs::bucket::{BucketConfig, BucketCredentials, BucketError};
+use jobs::dir_lock::{DirLock, DirLockError, DirUse};
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, JobLogOpenError, NatsJobLog, NatsLogConfig};
 use jobs::objects::{JobObjects, KEY_LEN};
 use jobs::queue_host::{QueueConfig, QueueHost, QueueTasks};
@@ -11,7 +13,7 @@ use jobs_core::decide::{AttemptPolicy, DeliveryPolicy, QueueLimits};
 use regions::RegionId;
 use scheduler_core::jobs::JobsSection;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,6 +79,9 @@ pub enum JobsError {
         /// Cause.
         source: io::Error,
     },
+    /// Another process uses the directory.
+    #[error(transparent)]
+    DirLock(#[from] DirLockError),
     /// The settings of the bucket are invalid.
     #[error(transparent)]
     Bucket(#[from] BucketError),
@@ -110,6 +115,7 @@ impl JobsConfig {
             attempts,
             jobs_per_tenant,
             bytes_per_tenant,
+            batch_tokens_per_tenant,
             webhook_secrets_file,
             webhook_private_targets,
             webhook_ca,
@@ -148,8 +154,12 @@ impl JobsConfig {
         let delivery =
             DeliveryPolicy { backoff: WEBHOOK_BACKOFF, retry_for: webhook_retry_for.min(retention) };
         let policy = AttemptPolicy { attempts, backoff: BACKOFF };
-        let limits =
-            QueueLimits { tenant_jobs: jobs_per_tenant, tenant_bytes: bytes_per_tenant, age: age_max };
+        let limits = QueueLimits {
+            tenant_jobs: jobs_per_tenant,
+            tenant_bytes: bytes_per_tenant,
+            tenant_batch_tokens: batch_tokens_per_tenant,
+            age: age_max,
+        };
         let queue = QueueConfig { limits, computation: policy, delivery, retention };
         let file_limits = FileLimits { bytes: file_bytes_max, tenant_bytes: file_bytes_per_tenant };
         let dir = files.path(dir);
@@ -161,15 +171,13 @@ impl JobsConfig {
     /// # Errors
     ///
     /// When its directory or its log cannot be opened.
-    pub(super) async fn open(&self, region: &RegionId) -> Result<(QueueHost, QueueTasks), JobsError> {
+    pub(super) async fn open(&self, region: &RegionId) -> Result<OpenedQueue, JobsError> {
+        let dir_use = if self.nats.is_empty() { DirUse::Exclusive } else { DirUse::Shared };
+        let lock = DirLock::acquire(&self.dir, dir_use)?;
         let failed = |source| JobsError::Directory { dir: self.dir.clone(), source };
         let objects = match &self.bucket {
             None => JobObjects::in_folder(&self.dir.join(OBJECTS)).map_err(failed)?,
-            Some(bucket) => {
-                // Of the log.
-                std::fs::create_dir_all(&self.dir).map_err(failed)?;
-                JobObjects::in_bucket(bucket)?
-            }
+            Some(bucket) => JobObjects::in_bucket(bucket)?,
         };
         let objects = objects.encrypted(&self.keys);
         let log: Arc<dyn JobLog> = match self.nats.as_slice() {
@@ -180,8 +188,17 @@ impl JobsConfig {
                 Arc::new(NatsJobLog::connect(&config).await?)
             }
         };
-        Ok(QueueHost::open(log, objects, self.queue).await?)
+        let (host, tasks) = QueueHost::open(log, objects, self.queue).await?;
+        Ok(OpenedQueue { host, tasks, lock })
     }
+}
+
+/// An open queue.
+pub(super) struct OpenedQueue {
+    pub(super) host: QueueHost,
+    pub(super) tasks: QueueTasks,
+    /// Held as long as the queue is used.
+    pub(super) lock: DirLock,
 }
 
 /// Keys of the bucket.
@@ -248,13 +265,6 @@ impl BucketSection {
                 return Err(Reported);
             }
         }
-        let secret = |name: &str, path: Option<&Path>| match path {
-            None => Ok(None),
-            Some(path) => {
-                let text = files.secret(document, name, Some(path), None, |text| Ok(text.to_owned()));
-                text.map(Some).ok_or(Reported)
-            }
-        };
         let credentials = match &objects_credentials_file {
             None => None,
             Some(path) => {
@@ -266,7 +276,13 @@ impl BucketSection {
                 )
             }
         };
-        let authorities = secret("jobs.objects_ca", objects_ca_file.as_deref())?.map(String::into_bytes);
+        let authorities = match &objects_ca_file {
+            Some(path) => {
+                let report = |problem| document.problem("jobs.objects_ca_file", problem);
+                Some(read_roots(&files.path(path)).map_err(report).map_err(|()| Reported)?)
+            }
+            None => None,
+        };
         Ok(Some(BucketConfig {
             bucket,
             prefix,
@@ -332,6 +348,7 @@ fn parse_keys(text: &str) -> Result<Vec<[u8; KEY_LEN]>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn read(text: &str) -> Result<JobsConfig, Vec<String>> {
         let environment = [("KEYS".to_owned(), format!("{}\n{}\n", "0f".repeat(32), "F0".repeat(32)))]
@@ -396,6 +413,10 @@ mod tests {
             let problems = read(&format!("dir = \"jobs\"\n{text}")).unwrap_err();
             assert!(problems.len() == 1 && problems[0].contains(part), "{text}: {problems:?}");
         }
+        let empty = dir.path().join("ca");
+        std::fs::write(&empty, "").expect("written");
+        let problems = read(&format!("dir = \"jobs\"\nobjects = \"s3://jobs\"\nobjects_ca_file = {empty:?}"));
+        assert!(problems.is_err_and(|problems| problems[0].contains("has no certificate")));
         for allowed in [
             "objects_endpoint = \"http://127.0.0.1:9000\"",
             "objects_endpoint = \"http://10.0.0.5\"\nkey_env = \"KEYS\"",

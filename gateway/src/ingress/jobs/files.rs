@@ -3,25 +3,29 @@
 //! A file is divided into segments when it is stored ([`jobs_core::batch::segment`]), and its content is sent segment by
 //! segment, so a download needs the memory of one segment.
 
-use super::api::{JobApi, json_response, rejected, tenant};
-use super::readers::{ReadingGateway, accepted_policy};
+use super::api::{JobApi, digest, idempotency_key, json_response, key_conflict, rejected, tenant};
+use super::page_query::PageQuery;
+use super::readers::{RequestingGateway, accepted_policy};
 use super::{RegionalJobQueue, reserve, seconds};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::text;
+use crate::job_lists;
 use crate::listener::AfterResponse;
 use crate::receipts::CommitFailed;
 use crate::respond::{self, ForwardError, Rejection};
 use bytes::Bytes;
+use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::memory::BodyOwner;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use jobs::queue_host::{ContentOrigin, FileContent, FileInfo, NewUpload};
-use jobs_core::batch::id::BatchFileId;
-use jobs_core::batch::segment;
+use jobs::queue_host::{ContentOrigin, FileContent, FileInfo, NewUpload, QueueError};
+use jobs_core::batch::id::{BatchFileId, UploadId};
+use jobs_core::batch::segment::{self, LineWork};
 use jobs_core::batch::state::FileDeletion;
-use jobs_core::job::{JobOperation, StoredRange};
+use jobs_core::job::{IdempotencyKey, JobOperation, StoredRange};
 use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
+use replica_api::batches::FILES;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use serde_json::{Value, json};
@@ -58,21 +62,43 @@ impl JobApi {
         if !arrival.reserve_receipt() {
             return Err(no_receipt(&self.region).into());
         }
+        let key = idempotency_key(session)?;
         let name = text(session, headers::FILE_NAME)?;
         let name = name.and_then(|name| serde_json::from_str::<String>(name).ok()).unwrap_or_default();
         let limits = queue.file_limits;
         let file = self.body_reader.file(session, BodyOwner::default(), limits.bytes).await?;
-        let (content, known) = (file.bytes.clone(), models.clone());
-        let segments = self.body_reader.cpu.run(None, move || segment::scan(&content, &known, inputs)).await;
+        let (content, known, named) = (file.bytes.clone(), models.clone(), name.clone());
+        let scan = move || {
+            let idempotency = key.map(|key| IdempotencyKey {
+                key: digest(&[FILES.as_bytes(), key.as_bytes()]),
+                request: digest(&[named.as_bytes(), &content]),
+            });
+            (segment::scan(&content, &known, work), idempotency)
+        };
+        let (segments, idempotency) = self.body_reader.cpu.run(None, scan).await;
         let segments = segments.map_err(|error| {
             Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {error}.")).of("file")
         })?;
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let residency = accepted_policy(session)?;
-        let new =
-            NewUpload { tenant: tenant.clone(), name, text: file.bytes.clone(), models, segments, residency };
+        let new = NewUpload {
+            tenant: tenant.clone(),
+            name,
+            text: file.bytes.clone(),
+            models,
+            segments,
+            residency,
+            idempotency,
+        };
         let stored = queue.recorded(queue.host.store_file(new, limits.tenant_bytes).await);
-        let id = BatchFileId::Upload(stored.map_err(rejected)?);
+        let id = stored.map_err(|error| match error {
+            QueueError::OtherRequest(earlier) => {
+                let id = queue.client_id(&BatchFileId::Upload(UploadId(earlier)));
+                key_conflict(&format!("the file {id}"))
+            }
+            other => rejected(other),
+        })?;
+        let id = BatchFileId::Upload(id);
         queue.metrics.files.add(1);
         let info = queue.host.file(&tenant, id).ok_or_else(no_such_file)?;
         Ok(json_response(session, 200, queue.shown_file(&info).to_string(), &self.region_header()).await)
@@ -84,29 +110,22 @@ impl JobApi {
         queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
-    ) -> Result<Value, Rejection> {
+    ) -> Result<String, Rejection> {
         let page = PageQuery::read(query, (PAGE_MAX, PAGE_MAX), &["purpose", "order"])?;
-        let purpose = page.other("purpose").map(|purpose| {
-            let known = PURPOSES.into_iter().find(|known| *known == purpose);
-            known.ok_or_else(|| invalid_parameter("purpose", purpose, "batch or batch_output"))
-        });
-        let purpose = purpose.transpose()?;
-        if let Some(order) = page.other("order").filter(|order| *order != "desc") {
-            return Err(invalid_parameter("order", order, "desc, the newest first"));
-        }
-        let after = page.after.map(|after| {
-            let id = after.split('.').next().and_then(|id| BatchFileId::from_str(id).ok());
-            id.ok_or_else(|| invalid_parameter("after", after, "the id of the last file of the page before"))
-        });
-        let after = after.transpose()?.map(|id| (id.number(), id.to_string()));
+        let purpose = page.parsed("purpose", "batch or batch_output", |purpose| {
+            PURPOSES.into_iter().find(|known| *known == purpose)
+        })?;
+        page.parsed("order", "desc, the newest first", |order| (order == "desc").then_some(()))?;
+        let after = page
+            .after_id("the id of the last file of the page before", |id| BatchFileId::from_str(id).ok())?
+            .map(|id| (id.number(), id.to_string()));
         let files = queue.host.files(tenant);
-        let mut files = files.iter().filter(|file| {
+        let files = files.iter().filter(|file| {
             let key = (file.id.number(), file.id.to_string());
             purpose.is_none_or(|purpose| purpose_of(file.id) == purpose)
                 && after.as_ref().is_none_or(|after| key < *after)
         });
-        let data: Vec<_> = files.by_ref().take(page.limit).map(|file| queue.shown_file(file)).collect();
-        Ok(json!({"object": "list", "data": data, "has_more": files.next().is_some()}))
+        Ok(job_lists::page(files.map(|file| queue.shown_file(file)), page.limit))
     }
 
     /// Sends the content of a file.
@@ -117,12 +136,12 @@ impl JobApi {
         tenant: &str,
         client_id: &str,
     ) -> Result<AfterResponse, ForwardError> {
-        let gateway = ReadingGateway::of(session, &self.residency.catalogue)?;
+        let gateway = RequestingGateway::of(session, &self.residency.catalogue)?;
         let id = queue.parse_file(client_id)?;
         let ContentOrigin { residency, deployments } =
             queue.host.origin(tenant, id).ok_or_else(no_such_file)?;
         let deployments = deployments.iter().map(String::as_str);
-        self.residency.check_reader(&gateway, client_id, residency.as_deref(), deployments)?;
+        self.residency.check_content_policy(&gateway, client_id, residency.as_deref(), deployments)?;
         let FileContent { bytes, parts } = queue.host.content(tenant, id).ok_or_else(no_such_file)?;
         let length = |part: &Vec<StoredRange>| part.iter().map(|range| range.length).sum::<u64>();
         // Held until the response was written.
@@ -216,61 +235,13 @@ fn purpose_of(id: BatchFileId) -> &'static str {
     }
 }
 
-/// Counts the inputs of a body; 1 for an invalid one, which the worker rejects.
-fn inputs(operation: JobOperation, body: &[u8]) -> u64 {
-    super::api::kind(operation).inputs(body).unwrap_or(1)
+/// Estimates the work of a body; one input for an invalid one, which the worker rejects.
+fn work(operation: JobOperation, body: &[u8]) -> LineWork {
+    let inputs = super::api::kind(operation).inputs(body).unwrap_or(1);
+    LineWork { inputs, tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(inputs) }
 }
 
 pub(super) fn no_such_file() -> Rejection {
     let message = "There is no such file, or it was deleted, or its retention time has passed; the list is GET /v1/files.";
     Rejection::new(ErrorCode::FileNotFound, message)
-}
-
-/// Parameters of a list.
-pub(super) struct PageQuery<'a> {
-    pub(super) limit: usize,
-    pub(super) after: Option<&'a str>,
-    others: Vec<(&'a str, &'a str)>,
-}
-
-impl<'a> PageQuery<'a> {
-    /// Reads `limit`, by default and at most of these numbers, `after`, and `others`.
-    pub(super) fn read(
-        query: &'a str,
-        (default, max): (usize, usize),
-        others: &[&str],
-    ) -> Result<PageQuery<'a>, Rejection> {
-        let mut page = PageQuery { limit: default, after: None, others: Vec::new() };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match name {
-                "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=max).contains(limit));
-                    let expected = format!("a number from 1 to {max}");
-                    page.limit = limit.ok_or_else(|| invalid_parameter("limit", value, &expected))?;
-                }
-                "after" => page.after = Some(value),
-                name if others.contains(&name) => page.others.push((name, value)),
-                _ => {
-                    let name: String = name.chars().take(64).collect();
-                    let known =
-                        ["limit", "after"].iter().chain(others).copied().collect::<Vec<_>>().join(", ");
-                    let message =
-                        format!("The parameter '{name}' does not exist; the parameters are {known}.");
-                    return Err(Rejection::new(ErrorCode::InvalidValue, message));
-                }
-            }
-        }
-        Ok(page)
-    }
-
-    fn other(&self, name: &str) -> Option<&'a str> {
-        self.others.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
-    }
-}
-
-pub(super) fn invalid_parameter(param: &'static str, value: &str, expected: &str) -> Rejection {
-    let value: String = value.chars().take(64).collect();
-    let message = format!("The parameter '{param}' is '{value}'; write {expected}.");
-    Rejection::new(ErrorCode::InvalidValue, message).of(param)
 }

@@ -18,6 +18,7 @@ mod chunk;
 mod config;
 mod files;
 mod messages;
+mod page_query;
 mod readers;
 mod webhooks;
 mod worker;
@@ -34,6 +35,7 @@ use crate::events::{JobLogReadable, JobLogUnreadable, JobStoreFailed};
 use crate::metrics::{JobMetrics, JobScrape};
 use crate::respond::Rejection;
 use gateway_core::memory::{self, BodyOwner};
+use jobs::dir_lock::DirLock;
 use jobs::queue_host::{QueueError, QueueHost, QueueTasks, now};
 use jobs_core::decide;
 use jobs_core::job::{DurableJob, DurableJobId, JobStatus, UnixMillis};
@@ -73,6 +75,7 @@ pub(super) struct RegionalJobQueue {
     failing: AtomicBool,
     /// Measured rates of deployments.
     rates: Mutex<BTreeMap<String, CompletionRate>>,
+    _dir_lock: DirLock,
 }
 
 impl RegionalJobQueue {
@@ -83,13 +86,22 @@ impl RegionalJobQueue {
         resolver: &Resolver,
     ) -> Result<(RegionalJobQueue, QueueTasks), JobsError> {
         let webhooks = Webhooks::new(&config.webhooks, region, resolver)?;
-        let (host, tasks) = config.open(region).await?;
+        let config::OpenedQueue { host, tasks, lock } = config.open(region).await?;
         let (metrics, rates) = (JobMetrics::default(), Mutex::default());
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
         let (region, file_limits) = (region.clone(), config.file_limits);
-        let queue =
-            RegionalJobQueue { host, region, metrics, webhooks, file_limits, results, failing, rates };
+        let queue = RegionalJobQueue {
+            host,
+            region,
+            metrics,
+            webhooks,
+            file_limits,
+            results,
+            failing,
+            rates,
+            _dir_lock: lock,
+        };
         Ok((queue, tasks))
     }
 
@@ -152,7 +164,9 @@ fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reser
     // The budget distinguishes tenants by a number. Two with the same one share a limit.
     let owner = BodyOwner { tenant: Some(hasher.finish() as usize), connection: None };
     let mut reservation = results.reservation(owner);
-    match reservation.grow_to(2 * bytes as usize) {
+    // What encryption and the other lines of a chunk add to the largest result is neglected: otherwise it would be rejected also
+    // when no other one is being sent.
+    match reservation.grow_to((2 * bytes as usize).min(RESULT_MEMORY.per_tenant)) {
         Ok(()) => Ok(reservation),
         Err(_) => {
             let message = "Too many results of jobs are being read at the same time; read fewer at once, and repeat the \
@@ -226,6 +240,9 @@ mod tests {
         assert!(reserve(&results, "e", 1).is_err(), "the limit of the process");
         drop((first, others));
         assert!(reserve(&results, "a", largest).is_ok(), "memory is released");
+        let encrypted = reserve(&results, "a", largest + 32).expect("no result is larger than all memory");
+        assert!(reserve(&results, "a", 1).is_err());
+        drop(encrypted);
     }
 
     #[test]

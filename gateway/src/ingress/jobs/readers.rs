@@ -19,16 +19,16 @@ use replica_api::error::ErrorCode;
 use replica_api::headers;
 
 /// Gateway of a request about jobs, files or batches.
-pub(super) struct ReadingGateway {
+pub(super) struct RequestingGateway {
     /// Its region; unknown for a gateway of an earlier version without a certificate.
     region: Option<RegionIndex>,
     /// Newest policy of the tenant.
     of_tenant: ResidencyPolicy,
 }
 
-impl ReadingGateway {
+impl RequestingGateway {
     /// Reads the gateway and the policy of the tenant from a request.
-    pub(super) fn of(session: &ServerSession, catalogue: &Catalogue) -> Result<ReadingGateway, Rejection> {
+    pub(super) fn of(session: &ServerSession, catalogue: &Catalogue) -> Result<RequestingGateway, Rejection> {
         let stated = || -> Result<Option<RegionIndex>, Rejection> {
             let region = text(session, headers::GATEWAY_REGION)?.map(str::parse::<RegionId>).transpose();
             let region = region.map_err(|error| unreadable(headers::GATEWAY_REGION, &error))?;
@@ -44,7 +44,7 @@ impl ReadingGateway {
             }
             None => ResidencyPolicy::Anywhere,
         };
-        Ok(ReadingGateway { region, of_tenant })
+        Ok(RequestingGateway { region, of_tenant })
     }
 }
 
@@ -57,9 +57,9 @@ pub(super) fn accepted_policy(session: &ServerSession) -> Result<Option<String>,
 impl ResidencyGuard {
     /// Rejects a request for the content of `id` if it may not be returned through this gateway. `accepted` is the policy that
     /// was stored with the content.
-    pub(super) fn check_reader<'a>(
+    pub(super) fn check_content_policy<'a>(
         &self,
-        gateway: &ReadingGateway,
+        gateway: &RequestingGateway,
         id: &str,
         accepted: Option<&str>,
         deployments: impl IntoIterator<Item = &'a str>,
@@ -86,7 +86,7 @@ impl ResidencyGuard {
             return Ok(());
         }
         if !is_permitted(&policies, gateway.region, &self.catalogue) {
-            return Err(withheld(
+            return Err(content_not_permitted(
                 id,
                 &policies,
                 gateway.region.map(|region| &self.catalogue.region(region).id),
@@ -106,7 +106,7 @@ fn is_permitted(policies: &[ResidencyPolicy], region: Option<RegionIndex>, catal
 
 /// Returns the rejection of a request for content. The header has the policies together, from which the gateway finds another
 /// one that is permitted.
-fn withheld(id: &str, policies: &[ResidencyPolicy], region: Option<&RegionId>) -> Rejection {
+fn content_not_permitted(id: &str, policies: &[ResidencyPolicy], region: Option<&RegionId>) -> Rejection {
     let narrow = |policy: ResidencyPolicy, next| policy.narrow_checked(next);
     let together = policies.iter().try_fold(ResidencyPolicy::Anywhere, narrow);
     let gateway = match region {
@@ -160,12 +160,12 @@ mod tests {
     #[test]
     fn a_rejection_names_the_policies_together() {
         let region = "aws/us-east-1".parse().expect("a region");
-        let rejection = withheld("job_1", &policies(&["eu,us", "eu"]), Some(&region));
+        let rejection = content_not_permitted("job_1", &policies(&["eu,us", "eu"]), Some(&region));
         let together = policies(&["eu,us"])[0].narrow_checked(&policies(&["eu"])[0]).expect("a short policy");
         assert_eq!(rejection.headers, [(headers::RESIDENCY, together.to_string())]);
         assert!(rejection.message.contains("aws/us-east-1"), "{}", rejection.message);
         let list = |cloud: &str| (100..400).map(|n| format!("{cloud}/r-{n}")).collect::<Vec<_>>().join(",");
-        let rejection = withheld("job_1", &policies(&[&list("aws"), &list("gcp")]), None);
+        let rejection = content_not_permitted("job_1", &policies(&[&list("aws"), &list("gcp")]), None);
         assert_eq!(rejection.headers, []);
     }
 }

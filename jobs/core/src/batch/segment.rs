@@ -31,6 +31,18 @@ pub struct LineGroup {
     pub lines: u32,
     /// Number of their inputs, at least one for each line.
     pub inputs: u64,
+    /// Estimated tokens of their inputs; 0 in a file of an earlier version.
+    #[serde(default)]
+    pub tokens: u64,
+}
+
+/// Work of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LineWork {
+    /// Inputs of its body, 1 for an invalid one.
+    pub inputs: u64,
+    /// Estimated tokens of its inputs.
+    pub tokens: u64,
 }
 
 /// Consecutive lines of a file.
@@ -111,8 +123,8 @@ pub fn models(text: &[u8]) -> Result<BTreeSet<String>, FileError> {
     if count == 0 { Err(FileError::Empty) } else { Ok(models) }
 }
 
-/// Divides a file into segments. `models` are the deployments that the tenant may use; `inputs` counts the inputs of a body, 1
-/// for an invalid one. The ranges of the segments are set when they are stored.
+/// Divides a file into segments. `models` are the deployments that the tenant may use; `work` estimates the work of a body. The
+/// ranges of the segments are set when they are stored.
 ///
 /// # Errors
 ///
@@ -120,7 +132,7 @@ pub fn models(text: &[u8]) -> Result<BTreeSet<String>, FileError> {
 pub fn scan(
     text: &[u8],
     models: &BTreeSet<String>,
-    inputs: impl Fn(JobOperation, &[u8]) -> u64,
+    work: impl Fn(JobOperation, &[u8]) -> LineWork,
 ) -> Result<Vec<(Range<usize>, FileSegment)>, FileError> {
     let (mut segments, mut seen, mut count) = (Vec::<(Range<usize>, FileSegment)>::new(), BTreeSet::new(), 0);
     let mut in_segment = 0;
@@ -131,9 +143,13 @@ pub fn scan(
         }
         let read = line::read(&text[range.clone()]);
         let known = read.as_ref().ok().filter(|line| models.contains(&line.deployment));
-        let work = known.map_or(1, |line| inputs(line.operation, line.body.get().as_bytes()).max(1));
+        let LineWork { inputs, tokens } = match known {
+            Some(line) => work(line.operation, line.body.get().as_bytes()),
+            None => LineWork { inputs: 1, tokens: 0 },
+        };
+        let inputs = inputs.max(1);
         let is_full = segments.last().is_none_or(|(bytes, _)| {
-            in_segment + work > SEGMENT_INPUTS || range.end - bytes.start > SEGMENT_BYTES
+            in_segment + inputs > SEGMENT_INPUTS || range.end - bytes.start > SEGMENT_BYTES
         });
         if is_full {
             in_segment = 0;
@@ -150,7 +166,7 @@ pub fn scan(
         let Some((bytes, segment)) = segments.last_mut() else { continue };
         bytes.end = range.end;
         segment.requests += 1;
-        in_segment += work;
+        in_segment += inputs;
         let custom_id = match &read {
             Ok(line) => Some(line.custom_id.clone()),
             Err(error) => error.custom_id.clone(),
@@ -167,13 +183,15 @@ pub fn scan(
             match segment.groups.iter_mut().find(same) {
                 Some(group) => {
                     group.lines += 1;
-                    group.inputs += work;
+                    group.inputs += inputs;
+                    group.tokens += tokens;
                 }
                 None => segment.groups.push(LineGroup {
                     deployment: line.deployment.clone(),
                     operation: line.operation,
                     lines: 1,
-                    inputs: work,
+                    inputs,
+                    tokens,
                 }),
             }
         }
@@ -257,6 +275,11 @@ mod tests {
         )
     }
 
+    /// Work of each line, with four tokens for each input.
+    fn of(inputs: u64) -> impl Fn(JobOperation, &[u8]) -> LineWork {
+        move |_, _| LineWork { inputs, tokens: 4 * inputs }
+    }
+
     fn known() -> BTreeSet<String> {
         ["m", "n"].map(str::to_owned).into()
     }
@@ -265,11 +288,12 @@ mod tests {
     fn a_file_is_divided_by_inputs_and_its_lines_keep_their_numbers() {
         let many: Vec<_> = (0..600).map(|number| text_of(number, "m")).collect();
         let text = format!("\u{feff}\n\n{}\r\n", many.join("\n"));
-        let segments = scan(text.as_bytes(), &known(), |_, _| 1).unwrap();
+        let segments = scan(text.as_bytes(), &known(), of(1)).unwrap();
         assert_eq!(segments.len(), 3);
         let mut numbers = Vec::new();
         for (bytes, segment) in &segments {
             assert!(segment.groups.iter().all(|group| group.inputs <= SEGMENT_INPUTS));
+            assert!(segment.groups.iter().all(|group| group.tokens == 4 * group.inputs));
             let part = &text.as_bytes()[bytes.clone()];
             let models = known();
             for (number, request) in requests(part, segment, &models, JobOperation::Embeddings) {
@@ -281,7 +305,7 @@ mod tests {
         let whole: Vec<u8> =
             segments.iter().flat_map(|(bytes, _)| &text.as_bytes()[bytes.clone()]).copied().collect();
         assert_eq!(whole, text.as_bytes());
-        let large = scan(text.as_bytes(), &known(), |_, _| 10 * SEGMENT_INPUTS).unwrap();
+        let large = scan(text.as_bytes(), &known(), of(10 * SEGMENT_INPUTS)).unwrap();
         assert_eq!(large.len(), 600, "a line with many inputs is a segment");
     }
 
@@ -297,7 +321,7 @@ mod tests {
         ]
         .join("\n");
         assert_eq!(models(text.as_bytes()).unwrap().len(), 3);
-        let segments = scan(text.as_bytes(), &known(), |_, _| 1).unwrap();
+        let segments = scan(text.as_bytes(), &known(), of(1)).unwrap();
         let (_, segment) = &segments[0];
         assert_eq!((segment.requests, segment.groups.len()), (6, 3));
         assert_eq!(segment.duplicates, [2].into());
@@ -318,12 +342,12 @@ mod tests {
     #[test]
     fn limits_are_those_of_a_whole_file() {
         assert_eq!(models(b"\n \n"), Err(FileError::Empty));
-        assert_eq!(scan(b"", &known(), |_, _| 1).map(drop), Err(FileError::Empty));
+        assert_eq!(scan(b"", &known(), of(1)).map(drop), Err(FileError::Empty));
         let lines = "{}\n".repeat(LINES_MAX);
         assert!(models(lines.as_bytes()).is_ok());
         assert_eq!(models(format!("{lines}{{}}").as_bytes()), Err(FileError::TooManyLines));
         assert_eq!(
-            scan(format!("{lines}{{}}").as_bytes(), &known(), |_, _| 1).map(drop),
+            scan(format!("{lines}{{}}").as_bytes(), &known(), of(1)).map(drop),
             Err(FileError::TooManyLines)
         );
         let named: Vec<_> = (0..=MODELS_MAX).map(|number| text_of(number, &number.to_string())).collect();
@@ -339,7 +363,7 @@ mod tests {
                 false => "{ \"broken\"".to_owned(),
             }).collect();
             let text = text.join("\n");
-            let segments = scan(text.as_bytes(), &known(), |_, _| 7).unwrap();
+            let segments = scan(text.as_bytes(), &known(), of(7)).unwrap();
             let mut next = 1;
             let mut valid = BTreeSet::new();
             for (bytes, segment) in &segments {

@@ -5,10 +5,11 @@
 use super::id::{BatchFileId, BatchId, UploadId};
 use super::output::LostReason;
 use super::segment::FileSegment;
-use crate::job::{BatchChunkRef, DurableJobId, JobOperation, StoredRange, UnixMillis};
+use crate::job::{BatchChunkRef, DurableJobId, IdempotencyKey, JobOperation, StoredRange, UnixMillis};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// Uploaded file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +27,9 @@ pub struct UploadedFile {
     /// Residency policy under which it was accepted, as text; absent if an earlier version has accepted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<String>,
+    /// Idempotency key of the upload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency: Option<IdempotencyKey>,
 }
 
 /// Error of a file, for a batch without a line that can be computed.
@@ -61,6 +65,12 @@ pub struct BatchSpec {
     /// Residency policy of its file, which may be deleted before the batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<String>,
+    /// Models of its file. Error lines quote lines of all of them, and their policies apply when these are read.
+    #[serde(default)]
+    pub models: BTreeSet<String>,
+    /// Idempotency key of the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idempotency: Option<IdempotencyKey>,
 }
 
 /// Chunk of a new batch, and the job that computes it.
@@ -74,6 +84,9 @@ pub struct PlannedChunk {
     pub lines: u32,
     /// Number of inputs.
     pub inputs: u64,
+    /// Estimated tokens of the inputs; 0 in a file of an earlier version.
+    #[serde(default)]
+    pub tokens: u64,
     /// Job.
     pub job: DurableJobId,
 }
@@ -190,14 +203,33 @@ pub enum BatchPhase {
     Cancelled,
 }
 
-/// Row of a snapshot.
+/// Row of a snapshot. It shares its content with the queue, which copies a file or a batch before it changes one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchRow {
     /// File.
-    File(UploadId, UploadedFile),
+    File(UploadId, #[serde(with = "shared")] Arc<UploadedFile>),
     /// Batch.
-    Batch(BatchId, Box<Batch>),
+    Batch(BatchId, #[serde(with = "shared")] Arc<Batch>),
+}
+
+/// Serializes a shared value like the value.
+mod shared {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub(super) fn serialize<T: Serialize, S: Serializer>(
+        value: &Arc<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        T::serialize(value, serializer)
+    }
+
+    pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
 }
 
 impl Batch {
@@ -277,8 +309,8 @@ impl Batch {
 /// Files and batches.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BatchTable {
-    files: BTreeMap<UploadId, UploadedFile>,
-    batches: BTreeMap<BatchId, Batch>,
+    files: BTreeMap<UploadId, Arc<UploadedFile>>,
+    batches: BTreeMap<BatchId, Arc<Batch>>,
     /// Number of ranges in each stored object.
     objects: BTreeMap<u64, u64>,
     /// Batches of which all chunks have ended, without an error file.
@@ -293,6 +325,18 @@ struct TenantFiles {
     files: BTreeSet<UploadId>,
     batches: BTreeSet<BatchId>,
     usage: FileUsage,
+    /// Idempotency keys, each with the file or the batch that has it and the hash of its request. The keys of uploads and of
+    /// batches differ, because their hashes contain the path.
+    keys: BTreeMap<[u8; 32], (DurableJobId, [u8; 32])>,
+}
+
+/// File or batch that has an idempotency key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyOwner {
+    /// Number of the file or the batch.
+    pub number: DurableJobId,
+    /// Whether it has the same request.
+    pub same_request: bool,
 }
 
 /// Sums over the files and batches of a tenant.
@@ -323,7 +367,7 @@ impl BatchTable {
     /// Returns all rows, for a snapshot.
     pub fn rows(&self) -> Vec<BatchRow> {
         let files = self.files.iter().map(|(id, file)| BatchRow::File(*id, file.clone()));
-        let batches = self.batches.iter().map(|(id, batch)| BatchRow::Batch(*id, Box::new(batch.clone())));
+        let batches = self.batches.iter().map(|(id, batch)| BatchRow::Batch(*id, batch.clone()));
         files.chain(batches).collect()
     }
 
@@ -333,7 +377,7 @@ impl BatchTable {
         for row in rows {
             match row {
                 BatchRow::File(id, file) => table.add_file(id, file),
-                BatchRow::Batch(id, batch) => table.add_batch(id, *batch),
+                BatchRow::Batch(id, batch) => table.add_batch(id, batch),
             }
         }
         table
@@ -346,17 +390,23 @@ impl BatchTable {
 
     /// Returns a file of a tenant.
     pub fn file(&self, tenant: &str, id: UploadId) -> Option<&UploadedFile> {
-        self.files.get(&id).filter(|file| file.tenant == tenant)
+        self.files.get(&id).map(Arc::as_ref).filter(|file| file.tenant == tenant)
+    }
+
+    /// Returns the file or the batch of a tenant that has an idempotency key.
+    pub fn with_key(&self, tenant: &str, key: &IdempotencyKey) -> Option<KeyOwner> {
+        let (number, request) = self.tenants.get(tenant)?.keys.get(&key.key)?;
+        Some(KeyOwner { number: *number, same_request: *request == key.request })
     }
 
     /// Returns the file of a batch.
     pub fn file_of(&self, batch: &Batch) -> Option<&UploadedFile> {
-        self.files.get(&batch.spec.file)
+        self.files.get(&batch.spec.file).map(Arc::as_ref)
     }
 
     /// Returns a batch.
     pub fn batch(&self, id: BatchId) -> Option<&Batch> {
-        self.batches.get(&id)
+        self.batches.get(&id).map(Arc::as_ref)
     }
 
     /// Returns the batches of a tenant, the newest first; those before one.
@@ -368,13 +418,13 @@ impl BatchTable {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
         let own = self.tenants.get(tenant).into_iter();
         let ids = own.flat_map(move |own| own.batches.range((Bound::Unbounded, end)).rev());
-        ids.filter_map(|id| Some((*id, self.batches.get(id)?)))
+        ids.filter_map(|id| Some((*id, self.batch(*id)?)))
     }
 
     /// Returns the uploaded files of a tenant.
     pub fn files_of(&self, tenant: &str) -> impl Iterator<Item = (UploadId, &UploadedFile)> {
         let ids = self.tenants.get(tenant).into_iter().flat_map(|own| &own.files);
-        ids.filter_map(|id| Some((*id, self.files.get(id)?)))
+        ids.filter_map(|id| Some((*id, self.files.get(id)?.as_ref())))
     }
 
     /// Returns the sums over the files and batches of a tenant.
@@ -398,7 +448,7 @@ impl BatchTable {
 
     /// Returns where the lines that a batch has written are stored; empty if there is no such batch.
     pub fn ranges_of_batch(&self, id: BatchId) -> Vec<StoredRange> {
-        self.batches.get(&id).into_iter().flat_map(Batch::ranges).collect()
+        self.batch(id).into_iter().flat_map(Batch::ranges).collect()
     }
 
     /// Returns where a file is stored; empty if there is no such file.
@@ -422,10 +472,11 @@ impl BatchTable {
         }
     }
 
-    pub(crate) fn add_file(&mut self, id: UploadId, file: UploadedFile) {
+    pub(crate) fn add_file(&mut self, id: UploadId, file: Arc<UploadedFile>) {
         self.remove_file(id);
         self.update(&file.tenant, |own| {
             own.files.insert(id);
+            own.keys.extend(file.idempotency.map(|key| (key.key, (id.0, key.request))));
             own.usage.bytes += file.bytes;
             own.usage.parts += file.segments.len();
         });
@@ -435,12 +486,13 @@ impl BatchTable {
         self.files.insert(id, file);
     }
 
-    fn add_batch(&mut self, id: BatchId, batch: Batch) {
+    fn add_batch(&mut self, id: BatchId, batch: Arc<Batch>) {
         for range in batch.ranges() {
             refer(&mut self.objects, range);
         }
         self.update(&batch.spec.tenant, |own| {
             own.batches.insert(id);
+            own.keys.extend(batch.spec.idempotency.map(|key| (key.key, (id.0, key.request))));
             own.usage.bytes += batch.written_bytes();
             own.usage.parts += batch.chunks.len();
         });
@@ -473,18 +525,20 @@ impl BatchTable {
             ended: has_failed.then_some(created),
             ..BatchProgress::default()
         };
-        let chunks = chunks.iter().map(|PlannedChunk { segment, deployment, lines, inputs: _, job }| {
-            let (deployment, state) = (deployment.clone(), ChunkState::Open(*job));
-            BatchChunk { segment: *segment, deployment, lines: *lines, state }
-        });
+        let chunks =
+            chunks.iter().map(|PlannedChunk { segment, deployment, lines, inputs: _, tokens: _, job }| {
+                let (deployment, state) = (deployment.clone(), ChunkState::Open(*job));
+                BatchChunk { segment: *segment, deployment, lines: *lines, state }
+            });
         let chunks = chunks.collect();
-        self.add_batch(id, Batch { spec: spec.clone(), chunks, progress, uncomputed: Vec::new() });
+        let batch = Batch { spec: spec.clone(), chunks, progress, uncomputed: Vec::new() };
+        self.add_batch(id, Arc::new(batch));
         Some(payloads)
     }
 
     /// Records the start of a chunk.
     pub(crate) fn chunk_started(&mut self, chunk: BatchChunkRef, at: UnixMillis) {
-        if let Some(batch) = self.batches.get_mut(&BatchId(chunk.batch)) {
+        if let Some(batch) = self.batch_mut(BatchId(chunk.batch)) {
             batch.progress.started.get_or_insert(at);
         }
     }
@@ -523,11 +577,12 @@ impl BatchTable {
         at: UnixMillis,
     ) -> Option<&mut BatchProgress> {
         let id = BatchId(chunk.batch);
-        let batch = self.batches.get_mut(&id)?;
-        let chunk = batch.chunks.get_mut(chunk.chunk as usize)?;
-        if !matches!(chunk.state, ChunkState::Open(_)) {
+        let state_before = &self.batch(id)?.chunks.get(chunk.chunk as usize)?.state;
+        if !matches!(state_before, ChunkState::Open(_)) {
             return None;
         }
+        let batch = Arc::make_mut(self.batches.get_mut(&id)?);
+        let chunk = batch.chunks.get_mut(chunk.chunk as usize)?;
         chunk.state = state;
         batch.progress.open -= 1;
         if batch.progress.open == 0 {
@@ -539,10 +594,11 @@ impl BatchTable {
 
     /// Cancels a batch that is in progress; returns the jobs of its open chunks.
     pub(crate) fn cancel(&mut self, id: BatchId, at: UnixMillis) -> Option<Vec<DurableJobId>> {
-        let batch = self.batches.get_mut(&id)?;
-        if batch.progress.ended.is_some() || batch.progress.cancelled.is_some() {
+        let progress = self.batch(id)?.progress;
+        if progress.ended.is_some() || progress.cancelled.is_some() {
             return None;
         }
+        let batch = self.batch_mut(id)?;
         batch.progress.cancelled = Some(at);
         let mut jobs = Vec::new();
         let chunks = batch.chunks.len() as u32;
@@ -550,7 +606,8 @@ impl BatchTable {
             let state = self.batches.get(&id).map(|batch| &batch.chunks[chunk as usize].state);
             if let Some(ChunkState::Open(job)) = state {
                 jobs.push(*job);
-                self.chunk_lost(BatchChunkRef { batch: id.0, chunk }, ChunkState::Cancelled, at);
+                let chunk = BatchChunkRef { batch: id.0, chunk, tokens: 0 };
+                self.chunk_lost(chunk, ChunkState::Cancelled, at);
             }
         }
         Some(jobs)
@@ -567,7 +624,7 @@ impl BatchTable {
         if !self.finalizing.remove(&id) {
             return false;
         }
-        let Some(batch) = self.batches.get_mut(&id) else { return false };
+        let Some(batch) = self.batch_mut(id) else { return false };
         batch.uncomputed = uncomputed.to_vec();
         batch.progress.error_bytes += error_bytes;
         batch.progress.ended = Some(at);
@@ -597,7 +654,9 @@ impl BatchTable {
         if self.written(tenant, batch, of_errors).is_none() {
             return FileDeletion::Unknown;
         }
-        let Some(batch) = self.batches.get_mut(&batch) else { return FileDeletion::Unknown };
+        let Some(batch) = self.batches.get_mut(&batch).map(Arc::make_mut) else {
+            return FileDeletion::Unknown;
+        };
         if let Some(own) = self.tenants.get_mut(tenant) {
             let BatchProgress { output_bytes, error_bytes, .. } = batch.progress;
             own.usage.bytes -= if of_errors { error_bytes } else { output_bytes };
@@ -636,8 +695,9 @@ impl BatchTable {
             own.files.remove(&id);
             own.usage.bytes -= file.bytes;
             own.usage.parts -= file.segments.len();
+            forget_key(own, file.idempotency, id.0);
         });
-        for segment in file.segments {
+        for segment in &file.segments {
             release(&mut self.objects, segment.range);
         }
     }
@@ -652,6 +712,7 @@ impl BatchTable {
                     own.batches.remove(id);
                     own.usage.bytes -= batch.written_bytes();
                     own.usage.parts -= batch.chunks.len();
+                    forget_key(own, batch.spec.idempotency, id.0);
                 });
                 batch.ranges().for_each(|range| release(&mut self.objects, range));
             }
@@ -664,12 +725,25 @@ impl BatchTable {
         }
     }
 
+    fn batch_mut(&mut self, id: BatchId) -> Option<&mut Batch> {
+        self.batches.get_mut(&id).map(Arc::make_mut)
+    }
+
     /// Adds bytes that a batch has written to those of its tenant.
     fn charge(&mut self, batch: BatchId, bytes: u64) {
         let tenant = self.batches.get(&batch).map(|batch| batch.spec.tenant.as_str());
         if let Some(own) = tenant.and_then(|tenant| self.tenants.get_mut(tenant)) {
             own.usage.bytes += bytes;
         }
+    }
+}
+
+/// Removes the idempotency key of a file or a batch, unless another one has it.
+fn forget_key(own: &mut TenantFiles, key: Option<IdempotencyKey>, number: DurableJobId) {
+    if let Some(key) = key
+        && own.keys.get(&key.key).is_some_and(|(owner, _)| *owner == number)
+    {
+        own.keys.remove(&key.key);
     }
 }
 
@@ -701,6 +775,7 @@ pub fn plan(
                 deployment: group.deployment.clone(),
                 lines: group.lines,
                 inputs: group.inputs,
+                tokens: group.tokens,
                 job: job(),
             });
         }

@@ -1,14 +1,14 @@
 //! Histories of batches in a queue: workers that end, cancellation, expiry, deletion, and restarts.
 
 use super::id::{BatchFileId, BatchId, UploadId};
-use super::segment;
+use super::segment::{self, LineWork};
 use super::state::{
     self, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, FileUsage, PlannedChunk,
     UploadedFile,
 };
-use crate::decide::{self, AttemptPolicy, ComputeEnd, JobFilter, JobWorker, SubmissionError};
-use crate::job::{DurableJobId, JobOperation, StoredRange, UnixMillis};
-use crate::queue::{DurableJobQueue, RecordEffect};
+use crate::decide::{self, AttemptPolicy, ComputeEnd, JobFilter, JobWorker, QueueLimits, SubmissionError};
+use crate::job::{DurableJobId, IdempotencyKey, JobOperation, StoredRange, UnixMillis};
+use crate::queue::{DurableJobQueue, RecordEffect, TenantUsage};
 use crate::record::JobRecord;
 use backoff::Backoff;
 use proptest::prelude::*;
@@ -44,13 +44,22 @@ impl History {
             ),
         }).collect();
         let models = ["m0", "m1"].map(str::to_owned).into();
-        let segments = segment::scan(text.join("\n").as_bytes(), &models, |_, _| 100).unwrap();
+        let segments =
+            segment::scan(text.join("\n").as_bytes(), &models, |_, _| LineWork { inputs: 100, tokens: 7 })
+                .unwrap();
         let segments = segments.into_iter().zip(1..);
         let segments =
             segments.map(|((_, segment), object)| segment::FileSegment { range: range(object), ..segment });
         let (tenant, name) = ("a".to_owned(), "f".to_owned());
-        let file =
-            UploadedFile { tenant, name, bytes: 1000, models, segments: segments.collect(), residency: None };
+        let file = UploadedFile {
+            tenant,
+            name,
+            bytes: 1000,
+            models,
+            segments: segments.collect(),
+            residency: None,
+            idempotency: None,
+        };
         let mut jobs = 0..;
         let chunks = state::plan(&file, JobOperation::Embeddings, || {
             DurableJobId::new(UnixMillis(1), jobs.next().unwrap())
@@ -72,6 +81,8 @@ impl History {
             total: lines as u32,
             problems: Vec::new(),
             residency: None,
+            models: ["m0", "m1"].map(str::to_owned).into(),
+            idempotency: None,
         };
         self.append(JobRecord::BatchCreated { id: BATCH, spec: Box::new(spec), chunks })
     }
@@ -153,7 +164,9 @@ fn the_records_of_the_largest_file_and_of_its_batch_fit_into_a_message_of_nats()
         lines.collect::<Vec<_>>().join("\n")
     };
     let known = models.iter().cloned().collect();
-    let scan = |text: String| segment::scan(text.as_bytes(), &known, |_, _| segment::SEGMENT_INPUTS / 2);
+    // The most tokens of a line: those of a text as long as a segment.
+    let work = LineWork { inputs: segment::SEGMENT_INPUTS / 2, tokens: segment::SEGMENT_BYTES as u64 / 4 };
+    let scan = |text: String| segment::scan(text.as_bytes(), &known, |_, _| work);
     let groups = segment::GROUPS_MAX - segment::SEGMENTS_MAX;
     let segments = scan(text(segment::SEGMENTS_MAX, groups)).unwrap();
     assert_eq!(segments.len(), segment::SEGMENTS_MAX);
@@ -178,6 +191,7 @@ fn the_records_of_the_largest_file_and_of_its_batch_fit_into_a_message_of_nats()
         models: known.clone(),
         segments: segments.into_iter().map(longest).collect(),
         residency: Some("r".repeat(2000)),
+        idempotency: Some(IdempotencyKey { key: [255; 32], request: [255; 32] }),
     };
     let chunks = state::plan(&file, JobOperation::Embeddings, || DurableJobId::FIRST);
     assert_eq!(chunks.len(), segment::GROUPS_MAX);
@@ -300,6 +314,7 @@ fn a_batch_and_its_jobs_keep_the_residency_policy_of_the_file() {
         deployment: "m0".to_owned(),
         lines: 1,
         inputs: 1,
+        tokens: 1,
         job: DurableJobId::new(UnixMillis(2), 1),
     };
     let second = BatchId(DurableJobId::new(UnixMillis(2), 2));
@@ -307,6 +322,67 @@ fn a_batch_and_its_jobs_keep_the_residency_policy_of_the_file() {
     history.append(JobRecord::BatchCreated { id: second, spec: Box::new(spec.clone()), chunks });
     assert_eq!(history.queue.job(job).unwrap().spec.residency, Some("eu".to_owned()));
     assert_eq!(history.queue.batches().batch(second).unwrap().spec, spec);
+}
+
+#[test]
+fn a_repeated_file_or_batch_is_the_first_one_until_it_is_deleted() {
+    let mut history = History::new(10);
+    let key = |request| Some(IdempotencyKey { key: [1; 32], request: [request; 32] });
+    let batches = history.queue.batches();
+    let file = UploadedFile { idempotency: key(1), ..batches.file("a", FILE).unwrap().clone() };
+    let spec = batches.batch(BATCH).unwrap().spec.clone();
+    let numbers = [10, 11, 12].map(|number| DurableJobId::new(UnixMillis(2), number));
+    let upload = |number: DurableJobId, file: &UploadedFile| JobRecord::FileUploaded {
+        id: UploadId(number),
+        file: Box::new(file.clone()),
+    };
+    assert_eq!(history.append(upload(numbers[0], &file)), RecordEffect::Changed);
+    let earlier = |same_request| RecordEffect::AlreadySubmitted { id: numbers[0], same_request };
+    assert_eq!(history.append(upload(numbers[1], &file)), earlier(true));
+    let other = UploadedFile { idempotency: key(2), ..file.clone() };
+    assert_eq!(history.append(upload(numbers[1], &other)), earlier(false));
+    let of_another_tenant = UploadedFile { tenant: "b".to_owned(), ..other.clone() };
+    assert_eq!(history.append(upload(numbers[2], &of_another_tenant)), RecordEffect::Changed);
+    history.restart();
+    assert_eq!(history.append(upload(numbers[1], &file)), earlier(true), "after a restart");
+    let id = BatchFileId::Upload(UploadId(numbers[0]));
+    history.append(JobRecord::FileDeleted { tenant: "a".to_owned(), id });
+    assert_eq!(history.append(upload(numbers[1], &other)), RecordEffect::Changed, "the key is forgotten");
+
+    let key = |request| Some(IdempotencyKey { key: [3; 32], request: [request; 32] });
+    let create = |number: DurableJobId, request| JobRecord::BatchCreated {
+        id: BatchId(number),
+        spec: Box::new(BatchSpec { idempotency: key(request), ..spec.clone() }),
+        chunks: Vec::new(),
+    };
+    assert_eq!(history.append(create(numbers[0], 1)), RecordEffect::Changed);
+    history.restart();
+    assert_eq!(history.append(create(numbers[1], 1)), earlier(true));
+    assert_eq!(history.append(create(numbers[1], 2)), earlier(false));
+    assert_eq!(history.queue.batches().batches_of("a", None).count(), 2);
+}
+
+#[test]
+fn the_tokens_of_unfinished_batches_are_limited() {
+    let mut history = History::new(10);
+    let limits =
+        QueueLimits { tenant_jobs: 99, tenant_bytes: 9999, tenant_batch_tokens: 100, age: Duration::MAX };
+    let file = history.queue.batches().file("a", FILE).unwrap();
+    let chunks = state::plan(file, JobOperation::Embeddings, || DurableJobId::FIRST);
+    // Seven for each of the nine valid lines.
+    assert_eq!(history.queue.usage("a").batch_tokens, 63);
+    let check = |usage, tokens| {
+        let limits = QueueLimits { tenant_batch_tokens: tokens, ..limits };
+        decide::check_batch_work(usage, &limits, &chunks, 1).map_err(|error| error.to_string())
+    };
+    let usage = history.queue.usage("a");
+    assert_eq!(check(usage, 126), Ok(()));
+    let rejected = check(usage, 125).unwrap_err();
+    assert!(rejected.starts_with("your unfinished batches have some 126 tokens with this one"), "{rejected}");
+    let rejected = check(TenantUsage::default(), 62).unwrap_err();
+    assert!(rejected.starts_with("it has some 63 tokens, and the limit"), "{rejected}");
+    history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now });
+    assert_eq!(history.queue.usage("a"), TenantUsage::default(), "a batch that has ended does not count");
 }
 
 #[test]

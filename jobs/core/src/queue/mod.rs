@@ -8,7 +8,7 @@ pub use pending::JobPosition;
 
 use crate::batch::id::BatchId;
 use crate::batch::state::{
-    BatchRow, BatchSpec, BatchTable, ChunkResult, ChunkState, FileDeletion, PlannedChunk,
+    BatchRow, BatchSpec, BatchTable, ChunkResult, ChunkState, FileDeletion, KeyOwner, PlannedChunk,
 };
 use crate::job::{
     BatchChunkRef, DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease,
@@ -19,6 +19,7 @@ use pending::PendingJobs;
 use regions::Priority;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::sync::Arc;
 
 /// Reason of an attempt to deliver a result whose lease has ended.
 const SENDER_ENDED: &str = "the process that sent it ended before it recorded the outcome";
@@ -28,10 +29,10 @@ const SENDER_ENDED: &str = "the process that sent it ended before it recorded th
 pub enum RecordEffect {
     /// The job was added.
     Submitted,
-    /// The tenant's idempotency key belongs to this job, so none was added. `same_request` is false if that job has
-    /// another request, which is the client's error.
+    /// The tenant's idempotency key belongs to this job, file or batch, so none was added. `same_request` is false if that one
+    /// has another request, which is the client's error.
     AlreadySubmitted {
-        /// The earlier job.
+        /// Number of the earlier job, file or batch.
         id: DurableJobId,
         /// Whether it has the same request.
         same_request: bool,
@@ -72,6 +73,8 @@ pub struct TenantUsage {
     pub jobs: u64,
     /// Their payloads, bytes.
     pub bytes: u64,
+    /// Estimated tokens of those that are chunks of batches.
+    pub batch_tokens: u64,
 }
 
 /// Number of jobs by status, and the age of the oldest unfinished one.
@@ -94,7 +97,8 @@ pub struct QueueTotals {
 /// Queue of durable jobs of a jurisdiction.
 #[derive(Debug, Clone, Default)]
 pub struct DurableJobQueue {
-    jobs: BTreeMap<DurableJobId, DurableJob>,
+    /// Jobs. A snapshot shares them, and a job is copied before it changes while one exists.
+    jobs: BTreeMap<DurableJobId, Arc<DurableJob>>,
     /// Sequence number of the last entry.
     applied: u64,
     pending: PendingJobs,
@@ -123,12 +127,12 @@ pub struct DurableJobQueue {
 impl DurableJobQueue {
     /// Restores a queue from its jobs at a position of the log.
     pub fn restore(
-        jobs: impl IntoIterator<Item = (DurableJobId, DurableJob)>,
+        jobs: impl IntoIterator<Item = (DurableJobId, impl Into<Arc<DurableJob>>)>,
         applied: u64,
     ) -> DurableJobQueue {
         let mut queue = DurableJobQueue { applied, ..DurableJobQueue::default() };
         for (id, job) in jobs {
-            queue.insert(id, job);
+            queue.insert(id, job.into());
         }
         queue
     }
@@ -146,7 +150,14 @@ impl DurableJobQueue {
 
     /// Returns all jobs, sorted by their submission.
     pub fn jobs(&self) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        self.jobs.iter().map(|(id, job)| (*id, job))
+        self.jobs.iter().map(|(id, job)| (*id, job.as_ref()))
+    }
+
+    /// Returns all jobs for a snapshot, which shares them with the queue. No other operation on the queue proceeds meanwhile: for
+    /// 100,000 jobs 23 ms of the processor and 75 ms for a copy, without optimization (`jobs/tests/queue.rs`; two shared cores of an
+    /// EPYC, 2026-11-26).
+    pub fn shared_jobs(&self) -> Vec<(DurableJobId, Arc<DurableJob>)> {
+        self.jobs.iter().map(|(id, job)| (*id, job.clone())).collect()
     }
 
     /// Returns the number of jobs, with the finished ones.
@@ -163,7 +174,7 @@ impl DurableJobQueue {
     /// of batches are left out.
     pub fn newest(&self, before: Option<DurableJobId>) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
-        let jobs = self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job));
+        let jobs = self.jobs.range((Bound::Unbounded, end)).rev().map(|(id, job)| (*id, job.as_ref()));
         jobs.filter(|(_, job)| job.spec.chunk.is_none())
     }
 
@@ -178,13 +189,13 @@ impl DurableJobQueue {
         let groups = self.by_tenant.get(tenant).into_iter().flatten();
         groups.map(move |((phase, deployment), ids)| {
             let ids = ids.range((Bound::Unbounded, end)).rev();
-            (*phase, deployment.as_str(), ids.filter_map(|id| Some((*id, self.jobs.get(id)?))))
+            (*phase, deployment.as_str(), ids.filter_map(|id| Some((*id, self.job(*id)?))))
         })
     }
 
     /// Returns a job.
     pub fn job(&self, id: DurableJobId) -> Option<&DurableJob> {
-        self.jobs.get(&id)
+        self.jobs.get(&id).map(Arc::as_ref)
     }
 
     /// Returns the number of jobs by status.
@@ -223,7 +234,7 @@ impl DurableJobQueue {
 
     /// Returns where the payloads and results of these jobs are stored.
     pub fn stored(&self, jobs: &[DurableJobId]) -> Vec<StoredRange> {
-        jobs.iter().filter_map(|id| self.jobs.get(id)).flat_map(stored).collect()
+        jobs.iter().filter_map(|id| self.job(*id)).flat_map(stored).collect()
     }
 
     /// Returns the position of a job that waits; none for another one.
@@ -269,13 +280,19 @@ impl DurableJobQueue {
             JobRecord::RedeliveryRequested { id, at } => changed(self.redeliver(*id, *at)),
             JobRecord::Removed { jobs } => changed(self.remove_finished(jobs)),
             JobRecord::FileUploaded { id, file } => {
-                self.batches.add_file(*id, (**file).clone());
+                if let Some(earlier) = self.earlier(&file.tenant, file.idempotency) {
+                    return earlier;
+                }
+                self.batches.add_file(*id, Arc::new((**file).clone()));
                 RecordEffect::Changed
             }
             JobRecord::FileDeleted { tenant, id } => {
                 RecordEffect::FileDeletion(self.batches.delete_file(tenant, *id))
             }
             JobRecord::BatchCreated { id, spec, chunks } => {
+                if let Some(earlier) = self.earlier(&spec.tenant, spec.idempotency) {
+                    return earlier;
+                }
                 changed(self.create_batch(*id, spec, chunks, sequence))
             }
             JobRecord::BatchCancelled { id, at } => {
@@ -310,17 +327,15 @@ impl DurableJobQueue {
                 same_request: request == Some(key.request),
             };
         }
-        self.insert(
-            id,
-            DurableJob {
-                spec: spec.clone(),
-                sequence,
-                attempts: 0,
-                last_error: None,
-                status: JobStatus::Queued { not_before: UnixMillis(0) },
-            },
-        );
+        let (spec, status) = (spec.clone(), JobStatus::Queued { not_before: UnixMillis(0) });
+        self.insert(id, Arc::new(DurableJob { spec, sequence, attempts: 0, last_error: None, status }));
         RecordEffect::Submitted
+    }
+
+    /// Returns the effect of a file or a batch with an idempotency key that an earlier one has.
+    fn earlier(&self, tenant: &str, key: Option<IdempotencyKey>) -> Option<RecordEffect> {
+        let KeyOwner { number, same_request } = self.batches.with_key(tenant, &key?)?;
+        Some(RecordEffect::AlreadySubmitted { id: number, same_request })
     }
 
     /// Adds a batch with a job for each chunk, unless its file was deleted.
@@ -344,7 +359,7 @@ impl DurableJobQueue {
                 start_by: None,
                 idempotency: None,
                 webhook: None,
-                chunk: Some(BatchChunkRef { batch: id.0, chunk: index as u32 }),
+                chunk: Some(BatchChunkRef { batch: id.0, chunk: index as u32, tokens: chunk.tokens }),
                 residency: spec.residency.clone(),
             };
             self.submit(chunk.job, &job, sequence);
@@ -571,7 +586,7 @@ impl DurableJobQueue {
     fn remove_finished(&mut self, jobs: &[DurableJobId]) -> bool {
         let before = self.jobs.len();
         for id in jobs {
-            if self.jobs.get(id).is_some_and(DurableJob::is_finished) {
+            if self.job(*id).is_some_and(DurableJob::is_finished) {
                 self.remove(*id);
             }
         }
@@ -595,14 +610,14 @@ impl DurableJobQueue {
     fn change(&mut self, id: DurableJobId, change: impl FnOnce(&mut DurableJob) -> bool) -> bool {
         let Some(mut job) = self.jobs.remove(&id) else { return false };
         self.unindex(id, &job);
-        let changed = change(&mut job);
+        let changed = change(Arc::make_mut(&mut job));
         self.index(id, &job);
         self.jobs.insert(id, job);
         self.settle_chunk(id);
         changed
     }
 
-    fn insert(&mut self, id: DurableJobId, job: DurableJob) {
+    fn insert(&mut self, id: DurableJobId, job: Arc<DurableJob>) {
         if let Some(key) = job.spec.idempotency {
             self.idempotency.insert((job.spec.tenant.clone(), key.key), id);
         }
@@ -614,7 +629,7 @@ impl DurableJobQueue {
         let Some(job) = self.jobs.remove(&id) else { return };
         self.unindex(id, &job);
         if let Some(key) = job.spec.idempotency {
-            self.idempotency.remove(&(job.spec.tenant, key.key));
+            self.idempotency.remove(&(job.spec.tenant.clone(), key.key));
         }
     }
 
@@ -635,6 +650,7 @@ impl DurableJobQueue {
             let usage = self.usage.entry(job.spec.tenant.clone()).or_default();
             usage.jobs += 1;
             usage.bytes += job.spec.payload.length;
+            usage.batch_tokens += job.spec.chunk.map_or(0, |chunk| chunk.tokens);
         }
         match &job.status {
             JobStatus::Queued { not_before } => self.pending.insert(id, job, *not_before),
@@ -679,6 +695,7 @@ impl DurableJobQueue {
         {
             usage.jobs -= 1;
             usage.bytes -= job.spec.payload.length;
+            usage.batch_tokens -= job.spec.chunk.map_or(0, |chunk| chunk.tokens);
             if usage.jobs == 0 {
                 self.usage.remove(&job.spec.tenant);
             }
@@ -722,12 +739,12 @@ impl DurableJobQueue {
     /// Returns the jobs that are leased, or whose lease has ended without another one.
     pub(crate) fn leased(&self) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
         let ids = self.computing.iter().chain(self.deliveries.values().flatten()).map(|(_, id)| *id);
-        ids.map(|id| (id, &self.jobs[&id])).filter(|(_, job)| job.lease().is_some())
+        ids.map(|id| (id, self.jobs[&id].as_ref())).filter(|(_, job)| job.lease().is_some())
     }
 
     /// Returns the jobs whose lease for computation has ended.
     pub(crate) fn abandoned(&self, now: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        due_by(&self.computing, now).map(|id| (id, &self.jobs[&id]))
+        due_by(&self.computing, now).map(|id| (id, self.jobs[&id].as_ref()))
     }
 
     /// Returns the tenants with a result to send now or later, each with the results to send now, earliest first.
@@ -745,7 +762,7 @@ impl DurableJobQueue {
 
     /// Returns the jobs that were finished by this time.
     pub(crate) fn finished(&self, by: UnixMillis) -> impl Iterator<Item = (DurableJobId, &DurableJob)> {
-        due_by(&self.finished, by).map(|id| (id, &self.jobs[&id]))
+        due_by(&self.finished, by).map(|id| (id, self.jobs[&id].as_ref()))
     }
 }
 

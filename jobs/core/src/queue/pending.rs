@@ -10,6 +10,7 @@ use crate::job::{DurableJob, DurableJobId, UnixMillis};
 use crate::ranked::RankedSet;
 use regions::Priority;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Order of the jobs of a tenant: by deadline, then by submission.
 type PendingKey = (UnixMillis, u64, DurableJobId);
@@ -73,7 +74,7 @@ impl PendingJobs {
     }
 
     /// Moves the jobs whose pause has ended to those that can start.
-    pub(super) fn advance(&mut self, now: UnixMillis, jobs: &BTreeMap<DurableJobId, DurableJob>) {
+    pub(super) fn advance(&mut self, now: UnixMillis, jobs: &BTreeMap<DurableJobId, Arc<DurableJob>>) {
         while let Some((time, id)) = self.paused.first().copied()
             && time <= now
         {

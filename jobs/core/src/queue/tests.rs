@@ -369,7 +369,12 @@ fn tenants_share_a_deployment_whatever_they_submit() {
 
 #[test]
 fn limits_apply_to_unfinished_jobs_of_a_tenant() {
-    let limits = QueueLimits { tenant_jobs: 2, tenant_bytes: 25, age: Duration::from_secs(100) };
+    let limits = QueueLimits {
+        tenant_jobs: 2,
+        tenant_bytes: 25,
+        tenant_batch_tokens: 0,
+        age: Duration::from_secs(100),
+    };
     let mut log = Log::default();
     let check = |log: &Log, spec: &JobSpec| {
         let (usage, bytes) = (log.queue.usage(&spec.tenant), spec.payload.length);
@@ -551,8 +556,8 @@ proptest! {
                     }
                 }
                 Step::Deliver { worker: number } => {
-                    let (none, places) = (DeliveriesInFlight::default(), DeliveryLimits { total: 4, per_host: 4 });
-                    if let Some(record) = decide::take_deliveries(&log.queue, &none, places, worker(number), now)
+                    let (none, limits) = (DeliveriesInFlight::default(), DeliveryLimits { total: 4, per_host: 4 });
+                    if let Some(record) = decide::take_deliveries(&log.queue, &none, limits, worker(number), now)
                         && let RecordEffect::Leased(jobs) = log.append(record)
                     {
                         for id in jobs {

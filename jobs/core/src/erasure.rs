@@ -1,0 +1,150 @@
+//! Content that nothing refers to any more, until it is erased.
+//!
+//! An object has the payloads or the results of many jobs. It is deleted when none of them is left; until then the parts of the
+//! removed ones are overwritten. In a bucket that replaces the whole object, so the parts of some seconds are overwritten
+//! together: the jobs of an object were submitted at the same time and often end at about the same time.
+
+use crate::job::{StoredRange, UnixMillis};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Parts that wait, some 32 bytes each. While there are as many, nothing is removed because of its retention: the store is
+/// slower than jobs end, or cannot be reached.
+pub const PARTS_MAX: usize = 200_000;
+
+/// Objects that [`ErasureQueue::take_due`] looks at. It runs while no other operation on the queue does, for a millisecond.
+const EXAMINED_MAX: usize = 4096;
+
+/// Erasure of a part of an object, or of a whole one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Erasure {
+    /// An object that no job refers to any more.
+    Delete(u64),
+    /// Parts without a job, of an object that has others.
+    Overwrite(u64, Vec<StoredRange>),
+}
+
+/// Erasures that wait.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ErasureQueue {
+    /// Parts of each object, and the time at which the first was added.
+    objects: BTreeMap<u64, (UnixMillis, Vec<StoredRange>)>,
+    parts: usize,
+    /// First object that the next search looks at.
+    next: u64,
+}
+
+impl ErasureQueue {
+    /// Adds parts that nothing refers to.
+    pub fn add(&mut self, parts: impl IntoIterator<Item = StoredRange>, now: UnixMillis) {
+        for part in parts.into_iter().filter(|part| part.length > 0) {
+            self.objects.entry(part.object).or_insert_with(|| (now, Vec::new())).1.push(part);
+            self.parts += 1;
+        }
+    }
+
+    /// Adds an erasure again that has failed.
+    pub fn add_failed(&mut self, erasure: Erasure, now: UnixMillis) {
+        match erasure {
+            // The sweep of objects that nothing refers to deletes it.
+            Erasure::Delete(_) => {}
+            Erasure::Overwrite(_, parts) => self.add(parts, now),
+        }
+    }
+
+    /// Whether as many parts wait as may.
+    pub fn is_full(&self) -> bool {
+        self.parts >= PARTS_MAX
+    }
+
+    /// Whether no part waits.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Removes and returns what is to be erased now: objects that are not used any more, and parts that have waited for `delay`. Of
+    /// many objects each call looks at some.
+    pub fn take_due(
+        &mut self,
+        delay: Duration,
+        now: UnixMillis,
+        is_used: impl Fn(u64) -> bool,
+    ) -> Vec<Erasure> {
+        let is_due = |object: u64, since: UnixMillis| !is_used(object) || since.after(delay) <= now;
+        let in_turn = self.objects.range(self.next..).chain(self.objects.range(..self.next));
+        let examined: Vec<_> = in_turn
+            .take(EXAMINED_MAX)
+            .map(|(object, (since, _))| (*object, is_due(*object, *since)))
+            .collect();
+        self.next = examined.last().map_or(0, |(object, _)| object.saturating_add(1));
+        let due = examined.into_iter().filter(|(_, is_due)| *is_due);
+        let mut erasures = Vec::new();
+        for (object, _) in due {
+            let Some((_, parts)) = self.objects.remove(&object) else { continue };
+            self.parts -= parts.len();
+            erasures.push(match is_used(object) {
+                true => Erasure::Overwrite(object, parts),
+                false => Erasure::Delete(object),
+            });
+        }
+        erasures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(object: u64, offset: u64) -> StoredRange {
+        StoredRange { object, offset, length: 1 }
+    }
+
+    #[test]
+    fn parts_are_overwritten_together_and_an_object_without_a_job_is_deleted_at_once() {
+        let mut queue = ErasureQueue::default();
+        let delay = Duration::from_secs(10);
+        let at = |seconds: u64| UnixMillis(1000 * seconds);
+        let empty = StoredRange { length: 0, ..part(3, 0) };
+        queue.add([part(1, 0), part(2, 0), empty], at(0));
+        queue.add([part(1, 5)], at(9));
+        assert_eq!(queue.take_due(delay, at(9), |object| object == 1), [Erasure::Delete(2)]);
+        assert_eq!(queue.take_due(delay, at(9), |_| true), []);
+        let both = Erasure::Overwrite(1, vec![part(1, 0), part(1, 5)]);
+        let due = queue.take_due(delay, at(10), |_| true);
+        assert_eq!(due.as_slice(), std::slice::from_ref(&both));
+        assert!(queue.is_empty());
+        queue.add_failed(both, at(10));
+        queue.add_failed(Erasure::Delete(7), at(10));
+        assert_eq!(queue.take_due(delay, at(11), |_| false), [Erasure::Delete(1)]);
+        assert!(queue.is_empty() && queue.parts == 0);
+    }
+
+    #[test]
+    fn each_object_of_many_is_looked_at_in_turn() {
+        let mut queue = ErasureQueue::default();
+        let objects = 3 * EXAMINED_MAX as u64;
+        queue.add((0..objects).map(|object| part(object, 0)), UnixMillis(0));
+        let later = Duration::from_secs(1);
+        // The last one is the only one that is not used.
+        let take =
+            |queue: &mut ErasureQueue| queue.take_due(later, UnixMillis(0), |object| object != objects - 1);
+        assert_eq!((take(&mut queue), take(&mut queue)), (Vec::new(), Vec::new()));
+        assert_eq!(take(&mut queue), [Erasure::Delete(objects - 1)]);
+        let mut erased = 0;
+        for _ in 0..3 {
+            erased += queue.take_due(Duration::ZERO, UnixMillis(0), |_| true).len() as u64;
+        }
+        assert_eq!((erased, queue.is_empty()), (objects - 1, true));
+    }
+
+    #[test]
+    fn the_number_of_waiting_parts_is_known_at_the_limit() {
+        let mut queue = ErasureQueue::default();
+        queue.add((1..PARTS_MAX as u64).map(|offset| part(1, offset)), UnixMillis(0));
+        assert!(!queue.is_full());
+        queue.add([part(2, 0)], UnixMillis(0));
+        assert!(queue.is_full());
+        queue.take_due(Duration::ZERO, UnixMillis(0), |_| false);
+        assert!(!queue.is_full(), "its two objects are deleted");
+    }
+}
