@@ -5,6 +5,7 @@
 
 mod batches;
 mod maintenance;
+mod transfers;
 
 pub use batches::{ChunkLines, ChunkWork, ContentOrigin, FileContent, FileInfo, NewUpload};
 

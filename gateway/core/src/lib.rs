@@ -10,7 +10,7 @@
 //! 4. [`progress`]: timeouts of a body. [`memory`]: memory budget of all bodies. [`encoding`]: content coding of a
 //!    body. [`body`]: `model` and cost estimate of the JSON body, read without building a tree.
 //! 5. [`residency`]: allowed regions, a type without which nothing is sent. [`shed`]: admission control and load
-//!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit.
+//!    shedding. [`spill`]: spillover past the primary region, to one that has offered credit. [`job_transfer`]: the same for jobs.
 //! 6. [`health`]: health of each region from its reports. [`queue`]: its queueing delay. [`targets`]: observations of
 //!    this gateway's own requests: [`latency`] and circuit breakers ([`circuit`]), with evidence from the upstream and
 //!    never from the client ([`outlier`]), reset for another process ([`restarts`]). [`cold`]: ranking of regions that would hold a
@@ -47,6 +47,7 @@ pub mod health;
 pub mod hedge;
 pub mod instances;
 pub mod job_region;
+pub mod job_transfer;
 pub mod keys;
 pub mod labels;
 pub mod latency;

@@ -94,7 +94,8 @@ section! {
         cors: Option<CorsSection>;
         /// Whether slow interactive requests are hedged in a second region.
         hedge: bool = true;
-        /// Whether overflow of the nearest region spills over to a region that has offered credit.
+        /// Whether overflow of the nearest region spills over to a region that has offered credit, and jobs that wait for too
+        /// long in the region of their queue are computed in other regions.
         spill: bool = true;
         /// Gateways of other regions, for results that this one may not return.
         jobs: ReadersSection;

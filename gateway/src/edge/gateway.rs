@@ -3,6 +3,7 @@
 use super::explain::Explanations;
 use super::forwarder::Forwarder;
 use super::forwarder::PolicyGuard;
+use super::job_transfer::{self, JobTransfers, QueueClient, TRANSFERS_MAX};
 use super::jobs::JobForwarder;
 use super::operator_state::Operations;
 use super::pipeline::Authenticator;
@@ -37,7 +38,7 @@ use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
-use tokio::sync::watch as channel;
+use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::JoinSet;
 
 /// Components that requests, background tasks and operators share.
@@ -60,6 +61,8 @@ pub(super) struct Gateway {
     split_capacity: Arc<SplitCapacity>,
     explanations: Arc<Explanations>,
     router: Arc<Router>,
+    /// Permits for transfers of requests of jobs.
+    transfer_slots: Arc<Semaphore>,
 }
 
 impl Gateway {
@@ -100,6 +103,7 @@ impl Gateway {
             split_capacity: Arc::new(SplitCapacity::new()),
             explanations: Arc::new(Explanations::new()),
             router: Arc::new(router),
+            transfer_slots: Arc::new(Semaphore::new(TRANSFERS_MAX)),
             config,
             metrics,
             tenants,
@@ -209,6 +213,48 @@ impl Gateway {
         Ok((Some(Arc::new(recorder)), Some(writing)))
     }
 
+    /// Starts the task that transfers requests of jobs to other regions, until the gateway drains, unless spillover is
+    /// disabled.
+    pub(super) fn transfer_jobs(
+        &self,
+        tasks: &mut JoinSet<()>,
+        recorder: Option<Arc<Recorder>>,
+        draining: &channel::Receiver<bool>,
+    ) {
+        if !self.config.spill {
+            return;
+        }
+        let transfers = Arc::new(JobTransfers {
+            config: self.config.clone(),
+            gateway: self.router.gateway,
+            views: self.views.subscribe(),
+            region_monitor: self.region_monitor.clone(),
+            router: self.router.clone(),
+            forwarder: self.forwarder(recorder.clone()),
+            queue_client: QueueClient { config: self.config.clone(), upstream: self.upstream.clone() },
+            upstream: self.upstream.clone(),
+            recorder,
+            slots: self.transfer_slots.clone(),
+            draining: draining.clone(),
+        });
+        tasks.spawn(supervise("job transfers", move || job_transfer::follow(transfers.clone())));
+    }
+
+    fn forwarder(&self, recorder: Option<Arc<Recorder>>) -> Arc<Forwarder> {
+        let policy = Arc::new(PolicyGuard {
+            config: self.config.clone(),
+            views: self.views.subscribe(),
+            policy_clock: self.policy_clock.clone(),
+        });
+        Arc::new(Forwarder {
+            config: self.config.clone(),
+            region_monitor: self.region_monitor.clone(),
+            policy,
+            upstream: self.upstream.clone(),
+            recorder,
+        })
+    }
+
     /// Handler of client requests.
     pub(super) fn pipeline(&self, recorder: Option<Arc<Recorder>>) -> Pipeline {
         let admission = Arc::new(AdmissionControl {
@@ -218,18 +264,8 @@ impl Gateway {
             region_monitor: self.region_monitor.clone(),
             metrics: self.metrics.clone(),
         });
-        let policy = Arc::new(PolicyGuard {
-            config: self.config.clone(),
-            views: self.views.subscribe(),
-            policy_clock: self.policy_clock.clone(),
-        });
-        let forwarder = Arc::new(Forwarder {
-            config: self.config.clone(),
-            region_monitor: self.region_monitor.clone(),
-            policy: policy.clone(),
-            upstream: self.upstream.clone(),
-            recorder: recorder.clone(),
-        });
+        let forwarder = self.forwarder(recorder.clone());
+        let policy = forwarder.policy.clone();
         let responder = Arc::new(Responder { config: self.config.clone(), upstream: self.upstream.clone() });
         Pipeline {
             tenants: self.tenants.clone(),
@@ -296,6 +332,7 @@ impl Gateway {
             connections_max: self.config.connections_max,
             listener: listener.metrics(),
             split_capacity: self.split_capacity.clone(),
+            transfer_slots: self.transfer_slots.clone(),
             explanations: self.explanations.clone(),
             leaving,
             receipts: recorder.map(Recorder::metrics),

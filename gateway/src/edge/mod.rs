@@ -11,7 +11,7 @@
 //! [`forwarder`] sends it, with at most two attempts in flight, and checks before each attempt what the newest route table
 //! allows; [`responder`] writes the response. Beside them, [`tenant_limiters`] applies the rate limits of a tenant, and
 //! [`scatter`] splits a request that is too large for one replica. [`jobs`] and [`files`] send what is computed later to the queue of
-//! a region.
+//! a region, and [`job_transfer`] takes it to others if that region has too much of it.
 //!
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
@@ -25,6 +25,7 @@ mod files;
 mod forwarder;
 mod gateway;
 mod health;
+mod job_transfer;
 mod jobs;
 mod models;
 mod operations;
@@ -165,6 +166,7 @@ pub async fn run(
     let mut tasks = JoinSet::new();
     gateway.follow_control_plane(&mut tasks, &draining.subscribe());
     gateway.follow_files(&mut tasks);
+    gateway.transfer_jobs(&mut tasks, recorder.clone(), &draining.subscribe());
 
     let state = gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref());
     let operations = tasks.spawn(async {

@@ -42,6 +42,8 @@ pub(super) struct Operations {
     pub(super) listener: Arc<ListenerMetrics>,
     /// Capacity shared by split requests.
     pub(super) split_capacity: Arc<SplitCapacity>,
+    /// One permit for each transfer of a request of a job that may still begin.
+    pub(super) transfer_slots: Arc<Semaphore>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) upstream: Arc<Upstream>,
     /// Rejected connections: clients that use TLS on a plaintext port.

@@ -28,7 +28,7 @@ use gateway_core::request_options::RequestOptions;
 use gateway_core::residency::Residency;
 use gateway_core::route::{self, Observations, PlanQuery, RouteDecision, RouteQuery, SpilloverQuery};
 use gateway_core::shed::{AdmissionPoolSet, AdmissionRequest, PoolEntry, QueueWaits, Shed};
-use gateway_core::spill;
+use gateway_core::spill::{self, SpilloverDecision};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::Trail;
 use regions::geography::GeoPoint;
@@ -156,6 +156,21 @@ impl Router {
                 ((demand.residency, request.allowed), (request.routing.priority, demand.tokens));
             self.demand_recorder.record(request.routing.deployment, policy, route.origin, tokens, now);
         }
+    }
+
+    /// Routes a request of a job to the region that was selected for it ([`super::job_transfer`]), as spillover that spends the
+    /// credit of that region. It enters no admission pool: those of the gateway are for clients, and the credit is the admission
+    /// by the region. `request.allowed` has that region alone.
+    pub(super) fn route_transfer(&self, request: &Routable<'_>, target: RegionIndex, tokens: u64) -> Route {
+        let now = Instant::now();
+        let states = &mut *self.region_monitor.states();
+        let mut route = self.decide(states, request, None, Some(target), None, None, now);
+        if route.primary().is_some() {
+            let decision = SpilloverDecision { demand: tokens, tokens, to: Some(target) };
+            states.spill.commit(request.routing.deployment, decision, now);
+            route.0.spillover = Some(decision);
+        }
+        route
     }
 
     /// Routes a part of a split request, which was assigned to a region.

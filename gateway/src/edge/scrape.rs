@@ -1,6 +1,7 @@
 //! `/metrics` of a gateway: its counters, and gauges read from the components at the time of the scrape.
 
 use super::explain::health_name;
+use super::job_transfer::TRANSFERS_MAX;
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
 use crate::metrics::{EdgeMetrics, Family, HopEvent, InGateway, ListenerScrape};
@@ -68,6 +69,10 @@ metric_set! {
         parts_bytes: usize = "meridian_gateway_pieces_bytes",
         /// Limit on the memory reserved for the bodies of parts.
         parts_bytes_max: usize = "meridian_gateway_pieces_bytes_max",
+        /// Requests of jobs that this gateway takes to another region.
+        job_transfers: usize = "meridian_gateway_job_transfers",
+        /// Limit on them.
+        job_transfers_max: usize = "meridian_gateway_job_transfers_max",
         /// Failed TLS connections to regions, by cause.
         hop_failures: &'a metrics::Family<ConnectionFailureCause> = "meridian_gateway_hop_failures_total" ["cause"],
         /// HTTP/2 connections to regions, by event.
@@ -160,6 +165,8 @@ pub(super) fn text(operations: &Operations) -> String {
         split_requests_max: SPLIT_REQUESTS_MAX,
         parts_bytes: split_capacity.bytes(),
         parts_bytes_max: PART_BODIES_BYTES_MAX,
+        job_transfers: TRANSFERS_MAX - operations.transfer_slots.available_permits(),
+        job_transfers_max: TRANSFERS_MAX,
         hop_failures: &upstream.hop_failures().counts,
         names: upstream.names(),
         hop_events: hop_connections.map(|(events, _)| events),

@@ -18,7 +18,10 @@ mod webhook;
 pub(crate) use arrival::ArrivalEnded;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::HopFailed;
-pub(crate) use job::{JobAttemptEnded, JobLogReadable, JobLogUnreadable, JobStoreFailed};
+pub(crate) use job::{
+    JobAttemptEnded, JobLogReadable, JobLogUnreadable, JobStoreFailed, JobTransferEnded, JobTransferLate,
+    JobTransfersExpired,
+};
 pub(crate) use model::{ReplicaMismatch, RevisionChanged};
 pub(crate) use peer::PeerExchangeFailed;
 pub(crate) use region::{

@@ -68,7 +68,7 @@ const LAME_DUCK: Duration = Duration::from_millis(700);
 /// Timeout for the last receipts to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
 /// Maximum number of open gateway connections: one for each held request; the streams of reports of each gateway and an
-/// idle connection, so that held requests cannot block reports; and requests in flight. At 15 kB for an idle one with TLS
+/// idle connection, and its requests about waiting jobs, so that held requests cannot block reports; and requests in flight. At 15 kB for an idle one with TLS
 /// (docs/benchmarks.md) that is 250 MB.
 const CONNECTIONS_MAX: usize = 16_384;
 /// Maximum time for which a stopping ingress waits for another spoke to replace the replicas that end with this one. With
@@ -77,7 +77,7 @@ const HANDOVER_MAX: Duration = Duration::from_secs(20);
 /// Interval of checks whether it has.
 const HANDOVER_PERIOD: Duration = Duration::from_millis(50);
 const _: () = assert!(
-    CONNECTIONS_MAX > HELD_MAX + ALL_STREAMS_MAX + GATEWAYS_MAX,
+    CONNECTIONS_MAX > HELD_MAX + ALL_STREAMS_MAX + GATEWAYS_MAX + jobs::POLLS_MAX + jobs::PULLS_MAX,
     "reports have connections beside all held requests"
 );
 
@@ -178,7 +178,10 @@ pub async fn run(
     let usage = ListenerUsage::of(&gateways, refused);
     let shared = config.signals.shared.clone();
     let (jobs, job_tasks) = match &config.jobs {
-        Some(jobs) => Some(RegionalJobQueue::open(jobs, &config.region, &config.resolver).await?).unzip(),
+        Some(jobs) => {
+            Some(RegionalJobQueue::open(jobs, &config.region, &config.resolver, &config.catalogue).await?)
+                .unzip()
+        }
         None => (None, None),
     };
     if jobs.is_some() {

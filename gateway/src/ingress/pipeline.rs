@@ -12,7 +12,7 @@
 
 use super::arrival::{Arrival, ArrivalRecorder};
 use super::forwarder::{ReplicaForwarder, ReplicaResponse};
-use super::jobs::{JobApi, JobQuery};
+use super::jobs::{JobApi, JobQuery, TransferCall};
 use super::operations::IngressOperations;
 use super::peers::PeerExchange;
 use super::refusals::no_receipt;
@@ -92,6 +92,9 @@ impl IngressPipeline {
         match (method, uri.path()) {
             ("POST", paths::EXCHANGE) if is_gateway => self.reports.respond(session).await,
             ("POST", paths::PEER_EXCHANGE) if is_spoke => self.peers.respond(session).await,
+            (method, path) if is_gateway && let Some(call) = TransferCall::of(method, path) => {
+                self.jobs.transfer_call(session, call).await
+            }
             ("POST", path) if is_gateway && let Some(kind) = JobKind::at(path) => {
                 let arrival = arrival.insert(self.arrival_recorder.open(session, kind.path(), arrived));
                 self.jobs.submit(session, kind, arrival).await

@@ -1,7 +1,9 @@
 //! Metrics of the queue of durable jobs of a region.
 
 use super::{Counter, Family};
-use metrics::{labels, metric_set};
+use metrics::{ByIndex, labels, metric_set};
+use regions::catalogue::Catalogue;
+use std::sync::Arc;
 use std::time::Duration;
 
 labels! {
@@ -15,6 +17,26 @@ labels! {
         Failed = "failed",
         /// No replica had capacity. The job stays in the queue, and the attempt does not count.
         NoCapacity = "no_capacity",
+    }
+}
+
+labels! {
+    /// Outcome of a request of a job that was offered to another region.
+    pub(crate) enum JobTransferOutcome {
+        /// The other region has computed it.
+        Computed = "computed",
+        /// The model there has rejected it.
+        Rejected = "rejected",
+        /// The attempt there failed.
+        Failed = "failed",
+        /// The other region had no capacity for it, or the gateway did not send it there.
+        NoCapacity = "no_capacity",
+        /// The gateway did not renew its ticket: it was lost.
+        Expired = "expired",
+        /// No gateway has taken it.
+        NotTaken = "not_taken",
+        /// Its job was cancelled or has expired.
+        Withdrawn = "withdrawn",
     }
 }
 
@@ -52,6 +74,11 @@ metric_set! {
         pub(crate) accepted: Counter = "meridian_jobs_accepted_total",
         /// Ended attempts to compute a job, by outcome.
         pub(crate) attempts: Family<JobAttemptOutcome> = "meridian_jobs_attempts_total" ["outcome"],
+        /// Requests of jobs that were offered to another region, by that region and by outcome.
+        pub(crate) transfers: ByIndex<Family<JobTransferOutcome>> =
+            "meridian_jobs_transfers_total" ["region", "outcome"],
+        /// Results from other regions whose ticket had ended before; they were discarded.
+        pub(crate) transfers_late: Counter = "meridian_jobs_transfers_late_total",
         /// Files that were stored.
         pub(crate) files: Counter = "meridian_jobs_files_total",
         /// Batches that were created.
@@ -69,6 +96,14 @@ metric_set! {
     }
 }
 
+impl JobMetrics {
+    /// Creates the metrics for these regions.
+    pub(crate) fn new(catalogue: &Catalogue) -> JobMetrics {
+        let regions = catalogue.iter().map(|(_, region)| region.id.to_string()).collect::<Arc<[_]>>();
+        JobMetrics { transfers: ByIndex::new(&regions), ..JobMetrics::default() }
+    }
+}
+
 metric_set! {
     /// Queue of durable jobs.
     pub(crate) struct JobScrape<'a> {
@@ -78,6 +113,8 @@ metric_set! {
         pub(crate) queued: u64 = "meridian_jobs_queued",
         /// Jobs that are computed, or whose worker has ended.
         pub(crate) running: u64 = "meridian_jobs_running",
+        /// Requests of jobs that are offered to other regions, or computed there.
+        pub(crate) transfers: usize = "meridian_jobs_transfers",
         /// Finished jobs that are kept until the end of their retention.
         pub(crate) finished: u64 = "meridian_jobs_finished",
         /// Age of the oldest unfinished job; 0 without one.

@@ -18,7 +18,9 @@ pub(crate) use bounds::{
 };
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};
-pub(crate) use jobs::{BatchLineOutcome, JobAttemptOutcome, JobMetrics, JobScrape, WebhookAttemptOutcome};
+pub(crate) use jobs::{
+    BatchLineOutcome, JobAttemptOutcome, JobMetrics, JobScrape, JobTransferOutcome, WebhookAttemptOutcome,
+};
 pub(crate) use label::{ClientProtocol, EndpointLabel, LatencyStage, RequestOutcome};
 pub(crate) use metrics::{Counter, Gauge, Histogram};
 

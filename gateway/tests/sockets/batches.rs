@@ -181,7 +181,7 @@ impl Client {
         }
     }
 
-    async fn lines(&self, file: &Value) -> Vec<Value> {
+    pub(crate) async fn lines(&self, file: &Value) -> Vec<Value> {
         let path = format!("/v1/files/{}", file.as_str().unwrap());
         let (status, text) = self.text("GET", &format!("{path}/content"), "KEY", &Value::Null).await;
         assert_eq!(status, 200, "{text}");

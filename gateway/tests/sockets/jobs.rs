@@ -182,7 +182,7 @@ impl Region {
     }
 
     /// Waits until a job is finished.
-    async fn finished(&self, tenant: &str, id: &Value) -> Value {
+    pub(crate) async fn finished(&self, tenant: &str, id: &Value) -> Value {
         let begun = Instant::now();
         loop {
             let (status, job) = self.job(tenant, id).await;
@@ -209,6 +209,17 @@ pub(crate) async fn gateway_in(
     regions: &[(&str, &Region)],
     stop: &watch::Sender<()>,
 ) -> String {
+    gateway_task(region, more, dir, regions, stop).await.0
+}
+
+/// The same, with the task, whose abort is the sudden end of the gateway.
+pub(crate) async fn gateway_task(
+    region: &str,
+    more: &str,
+    dir: &Path,
+    regions: &[(&str, &Region)],
+    stop: &watch::Sender<()>,
+) -> (String, JoinHandle<()>) {
     let regions = regions.iter().map(|(id, region)| {
         let endpoint = region.url.trim_start_matches("http://");
         json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m", "m-eu"]})
@@ -242,10 +253,10 @@ pub(crate) async fn gateway_in(
     let (ready, bound) = tokio::sync::oneshot::channel();
     let mut stop = stop.subscribe();
     let stopped = async move { while stop.changed().await.is_ok() {} };
-    tokio::spawn(async move {
+    let task = tokio::spawn(async move {
         gateway::edge::run(config, stopped, |address| ready.send(address).unwrap()).await.unwrap();
     });
-    format!("http://{}", bound.await.unwrap())
+    (format!("http://{}", bound.await.unwrap()), task)
 }
 
 pub(crate) fn text(number: usize) -> String {

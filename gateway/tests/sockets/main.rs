@@ -19,6 +19,7 @@ mod exchange;
 mod hop;
 mod hub;
 mod ingress;
+mod job_transfers;
 mod jobs;
 mod listener;
 mod overflow;

@@ -172,15 +172,9 @@ pub fn take(
     now: UnixMillis,
 ) -> Option<JobRecord> {
     queue.advance(now);
-    let abandoned = queue.abandoned(now).filter(|(_, job)| {
-        job.spec.deployment == deployment && job.attempts < policy.attempts && job.expires() > now
-    });
-    let abandoned = abandoned.map(|(id, job)| (id, job.spec.inputs));
     let mut left = inputs;
     let mut jobs = Vec::new();
-    let startable = queue.startable(deployment);
-    let startable = startable.filter(|(id, _)| queue.job(*id).is_some_and(|job| job.expires() > now));
-    for (id, inputs) in abandoned.chain(startable) {
+    for (id, inputs) in takeable(queue, deployment, policy, now) {
         if !jobs.is_empty() && inputs > left {
             break;
         }
@@ -188,6 +182,22 @@ pub fn take(
         jobs.push(id);
     }
     lease(jobs, LeasePurpose::Compute, worker, now)
+}
+
+/// Returns the jobs of a deployment that a worker may take, in the order of [`take`], with their inputs.
+pub(crate) fn takeable<'a>(
+    queue: &'a DurableJobQueue,
+    deployment: &'a str,
+    policy: &'a AttemptPolicy,
+    now: UnixMillis,
+) -> impl Iterator<Item = (DurableJobId, u64)> + 'a {
+    let abandoned = queue.abandoned(now).filter(move |(_, job)| {
+        job.spec.deployment == deployment && job.attempts < policy.attempts && job.expires() > now
+    });
+    let abandoned = abandoned.map(|(id, job)| (id, job.spec.inputs));
+    let startable = queue.startable(deployment);
+    let startable = startable.filter(move |(id, _)| queue.job(*id).is_some_and(|job| job.expires() > now));
+    abandoned.chain(startable)
 }
 
 /// Decides to end all leases now, because the processes that hold them have ended. Returns no record if there are none.
@@ -221,7 +231,8 @@ pub fn startable_deployments(
     abandoned.chain(queue.deployments()).map(str::to_owned).collect()
 }
 
-fn lease(
+/// Returns the record that leases these jobs; none without a job.
+pub(crate) fn lease(
     jobs: Vec<DurableJobId>,
     purpose: LeasePurpose,
     worker: JobWorker,

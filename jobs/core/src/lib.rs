@@ -20,4 +20,5 @@ pub mod pace;
 pub mod queue;
 mod ranked;
 pub mod record;
+pub mod transfer;
 pub mod webhook;

@@ -7,7 +7,7 @@
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
-//! one of which holds the [`scaler`] lease. [`plan`] contains the gateways' demand and the traffic plan, [`apply`] the
+//! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`] contains the gateways' demand and the traffic plan, [`apply`] the
 //! operator's messages, [`pki`] those of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
 //! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
@@ -15,6 +15,7 @@ pub mod api_key;
 pub mod apply;
 pub mod deployment;
 pub mod error;
+pub mod job_transfer;
 pub mod keys;
 pub mod lease;
 pub mod paths;

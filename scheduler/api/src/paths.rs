@@ -76,6 +76,14 @@ pub const BACKUP: &str = "/v1/backup";
 pub const EXCHANGE: &str = "/spoke/v1/exchange";
 /// Exchange of the spoke that scales a region with another spoke of that region (`POST`).
 pub const PEER_EXCHANGE: &str = "/spoke/v1/peers";
+/// Jobs that other regions may compute, from the region of their queue to a gateway.
+pub const JOBS_WAITING: &str = "/spoke/v1/jobs/waiting";
+/// A request of such a job, with a ticket.
+pub const JOBS_PULL: &str = "/spoke/v1/jobs/pull";
+/// Renewal of a ticket.
+pub const JOBS_RENEW: &str = "/spoke/v1/jobs/renew";
+/// The response to a request, which ends its ticket.
+pub const JOBS_PULLED: &str = "/spoke/v1/jobs/pulled";
 
 /// Method and path of the hub, with the roles that may use it.
 #[derive(Clone, Copy, Debug)]

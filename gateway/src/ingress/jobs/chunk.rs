@@ -5,7 +5,9 @@
 //! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica.
 
 use super::api::kind;
-use super::worker::{JobComputation, ReplicaAttemptEnd};
+use super::attempt::ReplicaAttemptEnd;
+use super::transfers::TargetRegion;
+use super::worker::JobComputation;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use jobs::queue_host::{ChunkLines, ChunkWork, ComputationEnd, TakenJob};
@@ -77,6 +79,7 @@ impl JobComputation {
         &self,
         job: &TakenJob,
         work: ChunkWork,
+        target: &TargetRegion,
         is_last: bool,
     ) -> ComputationEnd {
         let batch = work.batch;
@@ -99,7 +102,7 @@ impl JobComputation {
                 in_flight.push(async move {
                     let name = format!("{batch}-{}", job.id);
                     let body = Bytes::from(request.body.clone());
-                    let end = self.attempt(name, &job.job.spec, body).await;
+                    let end = self.attempt(name, &job.job.spec, body, target).await;
                     (request, end)
                 });
             }

@@ -10,9 +10,14 @@
 //! webhooks, [`readers`] decides which gateways may return results, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
 //! the request of a gateway, as a bulk request.
 //!
-//! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes.
+//! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes. [`attempt`] is the end
+//! of one request of a job.
+//!
+//! While a region has more jobs than it can compute, gateways take requests of jobs to other regions: [`transfers`] has the
+//! requests, and [`transfer_api`] serves the gateways.
 
 mod api;
+mod attempt;
 mod batches;
 mod chunk;
 mod config;
@@ -20,6 +25,8 @@ mod files;
 mod messages;
 mod page_query;
 mod readers;
+mod transfer_api;
+mod transfers;
 mod webhooks;
 mod worker;
 
@@ -27,6 +34,8 @@ pub(super) use api::{JobApi, JobQuery};
 pub(super) use batches::finalize;
 pub use config::{JobsConfig, JobsError};
 pub(super) use messages::send;
+pub(super) use transfer_api::TransferCall;
+pub(super) use transfers::{POLLS_MAX, PULLS_MAX};
 pub(super) use webhooks::follow_secrets;
 pub(super) use worker::{JobComputation, work};
 
@@ -42,6 +51,7 @@ use jobs_core::job::{DurableJob, DurableJobId, JobStatus, UnixMillis};
 use jobs_core::pace::CompletionRate;
 use jobs_core::queue::JobPosition;
 use regions::RegionId;
+use regions::catalogue::Catalogue;
 use replica_api::error::ErrorCode;
 use resolver::Resolver;
 use std::collections::BTreeMap;
@@ -51,22 +61,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use transfers::OfferedTransfers;
 use webhooks::Webhooks;
 
 /// Memory of the results that are being sent. A client that reads slowly holds its own until the write timeout, and a quarter
-/// of the total is its tenant's limit, so it delays no other tenant. The largest result ([`worker::RESULT_BYTES_MAX`]) fits
+/// of the total is its tenant's limit, so it delays no other tenant. The largest result ([`attempt::RESULT_BYTES_MAX`]) fits
 /// twice, because it is copied into the response.
 const RESULT_MEMORY: memory::Limits =
     memory::Limits { total: 2 << 30, per_tenant: 512 << 20, per_connection: usize::MAX };
 /// Time after which a client may read a result that was rejected for lack of memory.
 const RESULT_RETRY: Duration = Duration::from_secs(1);
-const _: () = assert!(RESULT_MEMORY.per_tenant >= 2 * worker::RESULT_BYTES_MAX);
+const _: () = assert!(RESULT_MEMORY.per_tenant >= 2 * attempt::RESULT_BYTES_MAX);
 
 /// Queue of a region.
 pub(super) struct RegionalJobQueue {
     host: QueueHost,
     region: RegionId,
-    metrics: JobMetrics,
+    metrics: Arc<JobMetrics>,
+    transfers: Arc<OfferedTransfers>,
     webhooks: Webhooks,
     file_limits: config::FileLimits,
     /// Memory of the results that are being sent.
@@ -84,10 +96,12 @@ impl RegionalJobQueue {
         config: &JobsConfig,
         region: &RegionId,
         resolver: &Resolver,
+        catalogue: &Arc<Catalogue>,
     ) -> Result<(RegionalJobQueue, QueueTasks), JobsError> {
         let webhooks = Webhooks::new(&config.webhooks, region, resolver)?;
         let config::OpenedQueue { host, tasks, lock } = config.open(region).await?;
-        let (metrics, rates) = (JobMetrics::default(), Mutex::default());
+        let (metrics, rates) = (Arc::new(JobMetrics::new(catalogue)), Mutex::default());
+        let transfers = Arc::new(OfferedTransfers::new(catalogue.clone(), metrics.clone()));
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
         let (region, file_limits) = (region.clone(), config.file_limits);
@@ -95,6 +109,7 @@ impl RegionalJobQueue {
             host,
             region,
             metrics,
+            transfers,
             webhooks,
             file_limits,
             results,
@@ -132,6 +147,7 @@ impl RegionalJobQueue {
             counted: &self.metrics,
             queued: totals.queued,
             running: totals.running,
+            transfers: self.transfers.tickets(),
             finished: totals.finished,
             oldest: totals.oldest.map_or(Duration::ZERO, |oldest| now().since(oldest)),
             failing: self.host.failure().borrow().is_some(),
@@ -231,7 +247,7 @@ mod tests {
     #[test]
     fn results_of_one_tenant_leave_memory_for_those_of_others() {
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
-        let largest = worker::RESULT_BYTES_MAX as u64;
+        let largest = attempt::RESULT_BYTES_MAX as u64;
         let first = reserve(&results, "a", largest).expect("the largest result fits");
         let rejected = reserve(&results, "a", 1).map(drop).expect_err("the limit of the tenant");
         assert_eq!((rejected.code, rejected.retry_after), (ErrorCode::Overloaded, Some(RESULT_RETRY)));

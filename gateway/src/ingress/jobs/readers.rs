@@ -5,11 +5,14 @@
 //! gateway is that of its certificate; without mutual TLS it is what the gateway states.
 //!
 //! Status without content is returned through any gateway.
+//!
+//! The same policies decide which gateways may take requests of jobs to other regions, and to which ones ([`super::transfers`]).
 
 use crate::ingress::request::{text, unreadable};
 use crate::ingress::residency::ResidencyGuard;
 use crate::listener::{PeerKind, peer};
 use crate::respond::Rejection;
+use jobs_core::transfer::TransferGroup;
 use pingora::protocols::http::ServerSession;
 use regions::catalogue::Catalogue;
 use regions::id::RegionId;
@@ -93,6 +96,26 @@ impl ResidencyGuard {
             ));
         }
         self.check_policy_age()
+    }
+
+    /// Returns whether the gateway may have the payloads of the jobs of a group, and send them to the region `target` if one is
+    /// given. The newest policy of the tenant is known to the gateway, which applies it as well.
+    pub(super) fn permits_transfer(
+        &self,
+        gateway: &RequestingGateway,
+        group: &TransferGroup,
+        target: Option<RegionIndex>,
+    ) -> bool {
+        // A policy that a later version has accepted is not understood here.
+        let Ok(accepted) = group.residency.parse::<ResidencyPolicy>() else { return false };
+        let Ok(deployment) = group.deployment.parse() else { return false };
+        let newest = self.spoke.lock().residency_policy(&deployment).cloned();
+        let mut policies = vec![accepted, newest.unwrap_or(ResidencyPolicy::Anywhere)];
+        policies.retain(|policy| *policy != ResidencyPolicy::Anywhere);
+        let is_permitted = |region| is_permitted(&policies, region, &self.catalogue);
+        is_permitted(gateway.region)
+            && target.is_none_or(|target| is_permitted(Some(target)))
+            && (policies.is_empty() || self.check_policy_age().is_ok())
     }
 }
 

@@ -5,10 +5,15 @@
 //! the time that its rejection names, so that its jobs are not taken and released in turn. If it has no replica at all, for
 //! example because it was removed, that time doubles with each rejection: a job would otherwise write two entries of the log
 //! in each second until it expires.
+//!
+//! While the jobs of a deployment would wait for too long, the worker also takes jobs for the gateways that would send them to
+//! another region ([`super::transfers`]). Their leases, attempts and results are those of all jobs.
 
 use super::RegionalJobQueue;
 use super::api::kind;
+use super::attempt::{self, ReplicaAttemptEnd};
 use super::batches::count_lines;
+use super::transfers::{TargetRegion, TransferDemand};
 use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
 use crate::events::JobAttemptEnded;
@@ -18,22 +23,22 @@ use crate::ingress::residency::ResidencyGuard;
 use crate::metrics::JobAttemptOutcome;
 use crate::relay::ForwardedHeaders;
 use crate::request_body::BodyReader;
-use crate::respond::Rejection;
-use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::residency::AllowedRegions;
-use jobs::queue_host::{ComputationEnd, QueueError, TakenJob};
+use jobs::queue_host::{self, ComputationEnd, QueueError, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobWorker};
 use jobs_core::job::{DurableJobId, JobSpec};
 use jobs_core::pace::{self, CapacityPause, JobCapacity};
+use jobs_core::transfer;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
-use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
+use regions::set::RegionIndex;
+use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
 use scheduler_core::spoke::{RequestedRevision, Spoke, TrafficOrigin};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -52,12 +57,13 @@ const PAUSE: Duration = Duration::from_millis(50);
 const IDLE_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after an error of the queue.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
-/// Pause of a deployment without capacity, if its rejection names none.
-const NO_CAPACITY_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after results could not be stored. What is computed meanwhile would be lost as well.
 const UNSTORED_PAUSE: Duration = Duration::from_secs(5);
-/// Largest result, bytes: the vectors of the most inputs of one request, 2048 of 4096 dimensions as text.
-pub(super) const RESULT_BYTES_MAX: usize = 256 << 20;
+
+/// Period in which the backlogs of deployments are estimated: that of the gateways' polls.
+const BACKLOG_PERIOD: Duration = Duration::from_millis(200);
+/// Capacity of a deployment without a replica.
+const ASLEEP: JobCapacity = JobCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
 
 /// Job in flight.
 struct JobInFlight {
@@ -65,6 +71,8 @@ struct JobInFlight {
     token: u64,
     deployment: String,
     inputs: u64,
+    /// Other region that computes it.
+    target: Option<RegionIndex>,
     task: AbortHandle,
 }
 
@@ -78,36 +86,6 @@ pub(in crate::ingress) struct JobComputation {
     pub(in crate::ingress) body_reader: Arc<BodyReader>,
 }
 
-/// End of one request to a replica.
-pub(super) enum ReplicaAttemptEnd {
-    /// The response.
-    Computed(Bytes),
-    /// The same request would fail again: its status and its error.
-    Rejected((u16, ErrorBody)),
-    /// It failed, with the reason.
-    Failed(String),
-    /// There was no capacity.
-    NoCapacity {
-        /// Reason.
-        reason: String,
-        /// Time until a retry is useful.
-        retry_after: Duration,
-    },
-}
-
-impl From<ReplicaAttemptEnd> for ComputationEnd {
-    fn from(end: ReplicaAttemptEnd) -> ComputationEnd {
-        ComputationEnd::Other(match end {
-            ReplicaAttemptEnd::Computed(result) => return ComputationEnd::Computed(result),
-            ReplicaAttemptEnd::Rejected((_, error)) => ComputeEnd::Rejected(error.error.message),
-            ReplicaAttemptEnd::Failed(reason) => ComputeEnd::Failed(reason),
-            ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
-                ComputeEnd::NoCapacity { reason, retry_after }
-            }
-        })
-    }
-}
-
 /// Computes the jobs of a queue until the spoke drains.
 pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Arc<RegionalJobQueue>) {
     let mut worker = Worker {
@@ -115,6 +93,8 @@ pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Ar
         in_flight: BTreeMap::new(),
         tasks: JoinSet::new(),
         paused: BTreeMap::new(),
+        targets_paused: BTreeMap::new(),
+        backlogs_checked: Instant::now(),
         extended: Instant::now(),
         unstored_until: None,
         computation,
@@ -138,6 +118,7 @@ pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Ar
                 }
             }
             _ = changes.changed(), if state == WorkerState::Idle => {}
+            () = worker.queue.transfers.demanded.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -163,6 +144,10 @@ struct Worker {
     tasks: JoinSet<Option<ComputationEnd>>,
     /// Deployments whose last attempt had no capacity.
     paused: BTreeMap<String, CapacityPause>,
+    /// The same for other regions that compute jobs of a deployment.
+    targets_paused: BTreeMap<(String, RegionIndex), CapacityPause>,
+    /// Time of the last estimate of the backlogs.
+    backlogs_checked: Instant,
     /// Time of the last extension of leases.
     extended: Instant,
     /// End of the pause after results could not be stored.
@@ -170,49 +155,104 @@ struct Worker {
 }
 
 impl Worker {
-    /// Extends leases, and starts the jobs for which there is capacity. Returns the state after that, and the longest time to wait.
+    /// Ends the tickets of lost gateways, extends leases, and starts the jobs for which there is capacity. Returns the state after
+    /// that, and the longest time to wait.
     async fn step(&mut self) -> Result<(WorkerState, Duration), QueueError> {
+        let expiry = self.queue.transfers.expire(Instant::now());
         self.extend().await?;
         let now = Instant::now();
         let deployments = self.queue.host.startable_deployments();
         if deployments.is_empty() {
-            return Ok((
-                WorkerState::Idle,
-                if self.in_flight.is_empty() { IDLE_PAUSE } else { EXTENSION_PERIOD },
-            ));
+            self.queue.transfers.set_backlogged(BTreeSet::new());
+            let pause = if self.in_flight.is_empty() { IDLE_PAUSE } else { EXTENSION_PERIOD };
+            let until_expiry = expiry.map_or(pause, |expiry| expiry.saturating_duration_since(now));
+            return Ok((WorkerState::Idle, pause.min(until_expiry.max(PAUSE))));
         }
-        if self.computation.spoke.lock().is_draining() {
-            // Another process computes them, or this one after its restart.
-            return Ok((WorkerState::Blocked, PAUSE));
-        }
-        if self.unstored_until.is_some_and(|until| now < until) {
+        let is_draining = self.computation.spoke.lock().is_draining();
+        if is_draining || self.unstored_until.is_some_and(|until| now < until) {
+            // Another process computes them, or this one after its restart; or what is computed would be lost.
+            self.queue.transfers.set_backlogged(BTreeSet::new());
             return Ok((WorkerState::Blocked, PAUSE));
         }
         let loads = self.capacities(now);
+        self.start_own(&deployments, &loads, now).await?;
+        if now.saturating_duration_since(self.backlogs_checked) >= BACKLOG_PERIOD {
+            self.backlogs_checked = now;
+            let backlogged = deployments.into_iter().filter(|name| self.is_backlogged(name, &loads));
+            self.queue.transfers.set_backlogged(backlogged.collect());
+        }
+        self.start_transfers(now).await?;
+        Ok((WorkerState::Blocked, PAUSE))
+    }
+
+    /// Starts the jobs for which the replicas of the region have capacity.
+    async fn start_own(
+        &mut self,
+        deployments: &BTreeSet<String>,
+        loads: &BTreeMap<String, JobCapacity>,
+        now: Instant,
+    ) -> Result<(), QueueError> {
         let has_replica = |deployment: &str| loads.get(deployment).is_some_and(|load| load.ready > 0);
         self.paused.retain(|deployment, pause| {
             let is_over = pause.is_over(has_replica(deployment), now);
             !is_over || (deployments.contains(deployment) && !has_replica(deployment))
         });
         for deployment in deployments {
-            let pause = self.paused.get(&deployment);
-            if pause.is_some_and(|pause| !pause.is_over(has_replica(&deployment), now)) {
+            let pause = self.paused.get(deployment);
+            if pause.is_some_and(|pause| !pause.is_over(has_replica(deployment), now)) {
                 continue;
             }
-            let asleep = JobCapacity { ready: 0, held: 0, pending_tokens: 0, tokens_per_second: 0.0 };
-            let capacity = loads.get(deployment.as_str()).unwrap_or(&asleep);
-            let under_way = self.in_flight.values().filter(|job| job.deployment == deployment);
-            let under_way = under_way.map(|job| job.inputs.max(1)).sum();
-            let room = pace::free_inputs(capacity, under_way);
+            let under_way = self.inputs_in_flight(deployment, None);
+            let room = pace::free_inputs(loads.get(deployment).unwrap_or(&ASLEEP), under_way);
             if room > 0 {
                 if under_way == 0 {
-                    self.queue.measure(&deployment, |rate, now| rate.started(now));
+                    self.queue.measure(deployment, |rate, now| rate.started(now));
                 }
-                let jobs = self.queue.host.take(&deployment, room, self.identity).await?;
-                jobs.into_iter().for_each(|job| self.start(job));
+                let jobs = self.queue.host.take(deployment, room, self.identity).await?;
+                jobs.into_iter().for_each(|job| self.start(job, TargetRegion::Local));
             }
         }
-        Ok((WorkerState::Blocked, PAUSE))
+        Ok(())
+    }
+
+    /// Returns whether the jobs of a deployment would wait for too long in this region.
+    fn is_backlogged(&self, deployment: &str, loads: &BTreeMap<String, JobCapacity>) -> bool {
+        let waiting = self.queue.host.backlog(deployment);
+        let capacity = loads.get(deployment).unwrap_or(&ASLEEP);
+        transfer::is_backlogged(capacity, waiting.bytes / BYTES_PER_TOKEN, waiting.next, queue_host::now())
+    }
+
+    /// Starts the jobs of backlogged deployments that gateways wait for, paced by the capacity of the regions that they have selected.
+    async fn start_transfers(&mut self, now: Instant) -> Result<(), QueueError> {
+        let backlogged = self.queue.transfers.backlogged().borrow().clone();
+        self.targets_paused.retain(|(deployment, _), _| backlogged.contains(deployment));
+        for (demand, count) in self.queue.transfers.demands() {
+            let TransferDemand { request, capacity, .. } = demand;
+            let deployment = &request.group.deployment;
+            let pause = self.targets_paused.get(&(deployment.clone(), request.target));
+            let is_paused = pause.is_some_and(|pause| !pause.is_over(false, now));
+            if !backlogged.contains(deployment) || is_paused || capacity.ready == 0 {
+                continue;
+            }
+            let room = pace::free_inputs(&capacity, self.inputs_in_flight(deployment, Some(request.target)));
+            if room == 0 || count == 0 {
+                continue;
+            }
+            let taken =
+                self.queue.host.take_for_transfer(&request.group, (count, room), self.identity).await?;
+            self.queue.transfers.met(&request, taken.len());
+            for job in taken {
+                self.start(job, TargetRegion::Remote(self.queue.transfers.clone(), request.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the inputs of a deployment's jobs in flight in the region of the queue, or in another one.
+    fn inputs_in_flight(&self, deployment: &str, target: Option<RegionIndex>) -> u64 {
+        let in_flight = self.in_flight.values();
+        let in_flight = in_flight.filter(|job| job.deployment == deployment && job.target == target);
+        in_flight.map(|job| job.inputs.max(1)).sum()
     }
 
     fn capacities(&self, now: Instant) -> BTreeMap<String, JobCapacity> {
@@ -230,22 +270,27 @@ impl Worker {
         capacity.collect()
     }
 
-    fn start(&mut self, job: TakenJob) {
+    fn start(&mut self, job: TakenJob, region: TargetRegion) {
+        let target = match &region {
+            TargetRegion::Local => None,
+            TargetRegion::Remote(_, request) => Some(request.target),
+        };
         let (id, token) = (job.id, job.token);
         let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
         let (computation, queue) = (self.computation.clone(), self.queue.clone());
         let compute = async move {
             let Some(chunk) = job.job.spec.chunk else {
-                return computation.attempt(job.id.to_string(), &job.job.spec, job.body.clone()).await.into();
+                let (name, body) = (job.id.to_string(), job.body.clone());
+                return computation.attempt(name, &job.job.spec, body, &region).await.into();
             };
             let is_last = job.job.attempts >= queue.host.config().computation.attempts;
             match queue.host.chunk_work(chunk) {
-                Some(work) => computation.compute_chunk(&job, work, is_last).await,
+                Some(work) => computation.compute_chunk(&job, work, &region, is_last).await,
                 None => ComputationEnd::Other(ComputeEnd::Rejected("the batch does not exist".to_owned())),
             }
         };
         let task = self.tasks.spawn(contained("job", compute));
-        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, task });
+        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, target, task });
     }
 
     /// Extends the leases of the jobs in flight, and stops those that were cancelled or taken over.
@@ -285,16 +330,8 @@ impl Worker {
             if !aborted {
                 JobAttemptEnded { id: job.id, outcome, reason }.record(&self.queue.metrics);
             }
-            match &end {
-                ComputationEnd::Other(ComputeEnd::NoCapacity { retry_after, .. }) => {
-                    let has_replica = loads.get(&job.deployment).is_some_and(|load| load.ready > 0);
-                    let pause = self.paused.entry(job.deployment).or_insert_with(|| CapacityPause::new(now));
-                    pause.rejected(*retry_after, has_replica, now);
-                }
-                ComputationEnd::Computed(_) | ComputationEnd::Chunk(_) => {
-                    self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
-                }
-                ComputationEnd::Other(_) => {}
+            if !aborted {
+                self.pace(&job, &end, &loads, now);
             }
             ends.push((job.id, job.token, end));
         }
@@ -321,6 +358,40 @@ impl Worker {
             }
             tokio::time::sleep(ERROR_PAUSE).await;
         }
+    }
+
+    /// Adapts the pace to the end of an attempt: pauses without capacity, and the measured rate.
+    fn pace(
+        &mut self,
+        job: &JobInFlight,
+        end: &ComputationEnd,
+        loads: &BTreeMap<String, JobCapacity>,
+        now: Instant,
+    ) {
+        let retry_after = match end {
+            ComputationEnd::Other(ComputeEnd::NoCapacity { retry_after, .. }) => Some(*retry_after),
+            // At a replica of this region the job itself pauses. Another region may be the cause, and has more jobs.
+            ComputationEnd::Other(ComputeEnd::Failed(_)) => job.target.map(|_| ERROR_PAUSE),
+            ComputationEnd::Other(_) => None,
+            ComputationEnd::Computed(_) | ComputationEnd::Chunk(_) => {
+                self.queue.measure(&job.deployment, |rate, now| rate.completed(job.inputs, now));
+                if let Some(target) = job.target {
+                    self.targets_paused.remove(&(job.deployment.clone(), target));
+                }
+                None
+            }
+        };
+        let Some(retry_after) = retry_after else { return };
+        let has_replica =
+            job.target.is_none() && loads.get(&job.deployment).is_some_and(|load| load.ready > 0);
+        let deployment = job.deployment.clone();
+        let pause = match job.target {
+            None => self.paused.entry(deployment).or_insert_with(|| CapacityPause::new(now)),
+            Some(target) => {
+                self.targets_paused.entry((deployment, target)).or_insert_with(|| CapacityPause::new(now))
+            }
+        };
+        pause.rejected(retry_after, has_replica, now);
     }
 
     /// Releases jobs whose results cannot be stored, for example because the disk is full, so that these attempts do not
@@ -351,24 +422,34 @@ fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
 }
 
 impl JobComputation {
-    /// Sends one request of a job, as the ingress forwards the request of a gateway.
-    pub(super) async fn attempt(&self, id: String, spec: &JobSpec, body: Bytes) -> ReplicaAttemptEnd {
+    /// Sends one request of a job, as the ingress forwards the request of a gateway, or offers it to another region.
+    pub(super) async fn attempt(
+        &self,
+        id: String,
+        spec: &JobSpec,
+        body: Bytes,
+        target: &TargetRegion,
+    ) -> ReplicaAttemptEnd {
         let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
             let message = format!("`{}` is not the name of a deployment", spec.deployment);
-            return rejected(ErrorCode::ModelNotFound, message);
+            return attempt::rejected(ErrorCode::ModelNotFound, message);
         };
         // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
         if let Err(rejection) = self.residency.check_deployment_policy(&deployment) {
-            return rejected(rejection.code, rejection.message);
+            return attempt::rejected(rejection.code, rejection.message);
         }
-        // The job is computed where its queue is, and nowhere else.
+        let path = kind(spec.operation).computed_path();
+        if let TargetRegion::Remote(transfers, request) = target {
+            return transfers.compute(request.clone(), id, path, body).await;
+        }
+        // Here it is sent to replicas of this region, and to no others.
         let policy = self.region.as_str().parse().expect("the name of a region is a policy");
         let tokens = (body.len() as u64 / BYTES_PER_TOKEN).max(1);
         let request = ForwardedRequest {
             id,
             tenant: Some(spec.tenant.clone()),
             headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
-            path: kind(spec.operation).computed_path(),
+            path,
             deployment,
             policy: AllowedRegions::of_policy(&policy, &self.catalogue),
             body: BufferedBody::of_job(body),
@@ -382,96 +463,12 @@ impl JobComputation {
         };
         self.spoke.lock().arrived(&request.deployment, tokens, request.origin, Instant::now());
         match self.forwarder.forward(&request).await {
-            Err(rejection) => not_computed(rejection),
-            Ok(ReplicaResponse { response, attempt, held: _ }) => {
-                let end = received(&self.forwarder.upstream, response).await;
-                attempt.finish();
+            Err(rejection) => attempt::not_computed(rejection),
+            Ok(ReplicaResponse { response, attempt: replica, held: _ }) => {
+                let end = attempt::received(&self.forwarder.upstream, response).await;
+                replica.finish();
                 end
             }
         }
     }
-}
-
-fn rejected(code: ErrorCode, message: String) -> ReplicaAttemptEnd {
-    ReplicaAttemptEnd::Rejected((code.status(), ErrorBody::new(code, message, None)))
-}
-
-fn failed(reason: impl Into<String>) -> ReplicaAttemptEnd {
-    ReplicaAttemptEnd::Failed(reason.into())
-}
-
-/// Returns the end of an attempt that no replica has responded to.
-fn not_computed(rejection: Rejection) -> ReplicaAttemptEnd {
-    let Rejection { code, message, retry_after, .. } = rejection;
-    match code.fault() {
-        Fault::Policy | Fault::Caller | Fault::Quota => rejected(code, message),
-        Fault::Capacity if code != ErrorCode::DeadlineExceeded => no_capacity(message, retry_after),
-        Fault::Capacity | Fault::Replica | Fault::Network => failed(message),
-    }
-}
-
-fn no_capacity(reason: String, retry_after: Option<Duration>) -> ReplicaAttemptEnd {
-    let retry_after = retry_after.unwrap_or(NO_CAPACITY_PAUSE).max(PAUSE);
-    ReplicaAttemptEnd::NoCapacity { reason, retry_after }
-}
-
-/// Reads the response of a replica.
-async fn received(upstream: &Upstream, response: UpstreamResponse) -> ReplicaAttemptEnd {
-    let UpstreamResponse { head, body } = response;
-    let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-    let body = match body {
-        ResponseBody::Buffered(body) => body,
-        ResponseBody::Streamed(mut streamed) => {
-            let mut whole = BytesMut::new();
-            loop {
-                match streamed.chunk().await {
-                    Ok(Some(chunk)) if whole.len() + chunk.len() > RESULT_BYTES_MAX => {
-                        let problem =
-                            format!("the result has more than {RESULT_BYTES_MAX} bytes; send fewer inputs");
-                        return rejected(ErrorCode::InvalidValue, problem);
-                    }
-                    Ok(Some(chunk)) => whole.extend_from_slice(&chunk),
-                    Ok(None) => break,
-                    Err(_) => return failed("the response of the replica was truncated"),
-                }
-            }
-            streamed.finish(upstream);
-            whole.freeze()
-        }
-    };
-    let status = head.status.as_u16();
-    if (200..300).contains(&status) {
-        return ReplicaAttemptEnd::Computed(body);
-    }
-    let retry_after =
-        text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
-    let reason = message(&body).unwrap_or_else(|| format!("the replica responded with status {status}"));
-    match text(headers::ERROR).and_then(ErrorCode::parse) {
-        Some(code) if code.fault() == Fault::Capacity && code != ErrorCode::DeadlineExceeded => {
-            no_capacity(reason, retry_after)
-        }
-        Some(code) if code.remedy() == Remedy::Nothing && code != ErrorCode::DeadlineExceeded => {
-            let param = param(&body);
-            ReplicaAttemptEnd::Rejected((status, ErrorBody::new(code, reason, param.as_deref())))
-        }
-        Some(_) => failed(reason),
-        None if (400..500).contains(&status) && ![408, 429].contains(&status) => {
-            ReplicaAttemptEnd::Rejected((status, ErrorBody::new(ErrorCode::InvalidValue, reason, None)))
-        }
-        None => failed(reason),
-    }
-}
-
-/// Returns the field that an error body names.
-fn param(body: &Bytes) -> Option<String> {
-    serde_json::from_slice::<ErrorBody>(body).ok()?.error.param
-}
-
-/// Returns the message of an error body.
-fn message(body: &Bytes) -> Option<String> {
-    if let Ok(body) = serde_json::from_slice::<ErrorBody>(body) {
-        return Some(body.error.message);
-    }
-    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
-    body.get("error")?.as_str().map(str::to_owned)
 }

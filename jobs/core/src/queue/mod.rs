@@ -731,6 +731,11 @@ impl DurableJobQueue {
         self.pending.startable(deployment)
     }
 
+    /// Returns the inputs of a deployment's jobs that can start, without those whose worker has ended.
+    pub(crate) fn waiting_inputs(&self, deployment: &str) -> u64 {
+        self.pending.inputs(deployment)
+    }
+
     /// Returns the deployments with jobs that can start, without those whose worker has ended.
     pub(crate) fn deployments(&self) -> impl Iterator<Item = &str> {
         self.pending.deployments()

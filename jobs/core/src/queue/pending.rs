@@ -110,6 +110,12 @@ impl PendingJobs {
         queue.into_iter().flat_map(|queue| queue.interactive.in_order().chain(queue.bulk.in_order()))
     }
 
+    pub(super) fn inputs(&self, deployment: &str) -> u64 {
+        let queues = self.deployments.get(deployment).into_iter();
+        let tenants = queues.flat_map(|queue| [&queue.interactive, &queue.bulk]);
+        tenants.flat_map(|queue| queue.tenants.values()).map(|tenant| tenant.jobs.total().weight).sum()
+    }
+
     pub(super) fn deployments(&self) -> impl Iterator<Item = &str> {
         let with_jobs = self
             .deployments
