@@ -19,6 +19,7 @@ const PURE: &[&str] = &[
     "scheduler-core",
     "replica-api",
     "replica-core",
+    "telemetry-core",
 ];
 
 /// Crates that provide a runtime, a socket, a file, a clock or randomness to their direct and indirect dependents.

@@ -28,7 +28,10 @@ const ROLES: &[(&str, &[&str])] = &[
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
     ("Durable jobs", &["jobs/"]),
-    ("All processes", &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/"]),
+    (
+        "All processes",
+        &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/", "telemetry/"],
+    ),
     ("Command line", &["src/", "embed/", "loadtest/"]),
 ];
 

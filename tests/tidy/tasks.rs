@@ -10,6 +10,7 @@ const SHELLS: &[&str] = &[
     "scheduler/client/src/",
     "scheduler/store/src/",
     "replica/src/",
+    "telemetry/src/",
 ];
 
 /// Calls that start a task or a thread.

@@ -1,0 +1,200 @@
+//! Sampling: which traces are exported.
+//!
+//! **At the start** of a request, the first process decides by the trace identifier, so that all processes with the same
+//! ratio agree; the flag of `traceparent` carries the decision to the others ([`HeadSampler`]).
+//!
+//! **At the end**, each process keeps what an operator looks for, although it was not sampled ([`KeepPolicy`]): errors,
+//! slow requests, and requests that were sent again. The gateway sets the flag for the attempts after a failed one, so
+//! that the later processes export theirs; what happened before is kept by the process in which it failed or took long.
+
+use crate::context::{TraceContext, TraceId};
+use std::time::{Duration, Instant};
+
+/// Decision at the start of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadSampler {
+    /// Share of the traces, of 2⁶³.
+    threshold: u64,
+    /// Whether the flag of a valid `traceparent` decides instead.
+    is_parent_based: bool,
+}
+
+impl HeadSampler {
+    /// Samples a share of the traces, from 0 to 1, if there is no parent, or if the parent does not decide.
+    pub fn new(ratio: f64, is_parent_based: bool) -> HeadSampler {
+        let threshold = (ratio.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64;
+        HeadSampler { threshold, is_parent_based }
+    }
+
+    /// Returns whether a trace is sampled. Like the SDKs of OpenTelemetry, it uses the lower 63 bits of the identifier.
+    pub fn is_sampled(&self, parent: Option<&TraceContext>, trace: TraceId) -> bool {
+        match parent {
+            Some(parent) if self.is_parent_based => parent.is_sampled,
+            Some(_) | None => (trace.get() as u64) >> 1 < self.threshold,
+        }
+    }
+}
+
+/// Reason why a trace is exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeepReason {
+    /// It was sampled at the start.
+    Sampled,
+    /// The request failed.
+    Error,
+    /// The request was sent again after a failure, a timeout or the loss of a region.
+    FailedOver,
+    /// The request took longer than the threshold.
+    Slow,
+}
+
+impl KeepReason {
+    /// All reasons.
+    pub const ALL: [KeepReason; 4] =
+        [KeepReason::Sampled, KeepReason::Error, KeepReason::FailedOver, KeepReason::Slow];
+
+    /// Returns the name of the reason.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KeepReason::Sampled => "sampled",
+            KeepReason::Error => "error",
+            KeepReason::FailedOver => "failed_over",
+            KeepReason::Slow => "slow",
+        }
+    }
+}
+
+/// Facts about a request when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FinishedTrace {
+    /// It was sampled at the start.
+    pub is_sampled: bool,
+    /// It failed, and not by a mistake of its caller; or its caller disconnected.
+    pub is_error: bool,
+    /// It was sent again.
+    pub is_failed_over: bool,
+    /// Its duration in this process.
+    pub total: Duration,
+}
+
+/// Decision at the end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepPolicy {
+    /// Duration from which a request is slow.
+    pub slow: Duration,
+    /// Limit of traces that are kept in a second without having been sampled: if every request fails, a process exports a
+    /// part of them.
+    pub per_second: u32,
+}
+
+impl KeepPolicy {
+    /// Returns the reason to export a trace, if there is one.
+    pub fn reason(&self, finished: &FinishedTrace) -> Option<KeepReason> {
+        match finished {
+            FinishedTrace { is_sampled: true, .. } => Some(KeepReason::Sampled),
+            FinishedTrace { is_error: true, .. } => Some(KeepReason::Error),
+            FinishedTrace { is_failed_over: true, .. } => Some(KeepReason::FailedOver),
+            FinishedTrace { total, .. } if *total >= self.slow => Some(KeepReason::Slow),
+            FinishedTrace { .. } => None,
+        }
+    }
+}
+
+/// Rate limit of the traces that are kept without having been sampled: a bucket with the tokens of one second.
+#[derive(Clone, Copy, Debug)]
+pub struct KeepLimiter {
+    per_second: u32,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl KeepLimiter {
+    /// Creates a full bucket.
+    pub fn new(per_second: u32, now: Instant) -> KeepLimiter {
+        KeepLimiter { per_second, tokens: per_second.into(), filled: now }
+    }
+
+    /// Takes a token; returns false if there is none.
+    pub fn admit(&mut self, now: Instant) -> bool {
+        let passed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.filled = self.filled.max(now);
+        self.tokens = (self.tokens + passed * f64::from(self.per_second)).min(self.per_second.into());
+        let is_admitted = self.tokens >= 1.0;
+        if is_admitted {
+            self.tokens -= 1.0;
+        }
+        is_admitted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context::SpanId;
+
+    #[test]
+    fn the_sampled_share_of_the_traces_is_the_ratio() {
+        // A sequence with an even distribution: multiples of the golden ratio.
+        let traces =
+            |n: u128| TraceId::from_random(n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834));
+        for (ratio, low, high) in [(0.0, 0, 0), (0.01, 80, 120), (0.5, 4900, 5100), (1.0, 10_000, 10_000)] {
+            let sampler = HeadSampler::new(ratio, true);
+            let sampled = (1..=10_000).filter(|n| sampler.is_sampled(None, traces(*n))).count();
+            assert!((low..=high).contains(&sampled), "{sampled} of 10000 at {ratio}");
+        }
+    }
+
+    #[test]
+    fn the_flag_of_the_parent_decides_unless_the_sampler_ignores_it() {
+        let trace = TraceId::from_random(5);
+        let parent = |is_sampled| TraceContext { trace, span: SpanId::from_random(1), is_sampled };
+        for flag in [false, true] {
+            for ratio in [0.0, 1.0] {
+                let sampled = |is_parent_based| {
+                    HeadSampler::new(ratio, is_parent_based).is_sampled(Some(&parent(flag)), trace)
+                };
+                assert_eq!((sampled(true), sampled(false)), (flag, ratio == 1.0), "{flag} {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn errors_failovers_and_slow_requests_are_kept() {
+        let policy = KeepPolicy { slow: Duration::from_millis(500), per_second: 1 };
+        let calm = FinishedTrace {
+            is_sampled: false,
+            is_error: false,
+            is_failed_over: false,
+            total: Duration::from_millis(499),
+        };
+        assert_eq!(policy.reason(&calm), None);
+        let cases = [
+            (FinishedTrace { is_sampled: true, is_error: true, ..calm }, KeepReason::Sampled),
+            (FinishedTrace { is_error: true, is_failed_over: true, ..calm }, KeepReason::Error),
+            (FinishedTrace { is_failed_over: true, ..calm }, KeepReason::FailedOver),
+            (FinishedTrace { total: Duration::from_millis(500), ..calm }, KeepReason::Slow),
+        ];
+        for (finished, reason) in cases {
+            assert_eq!(policy.reason(&finished), Some(reason), "{finished:?}");
+        }
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "an instant is needed, any one")]
+    fn the_limit_of_kept_traces_admits_its_rate_and_no_more() {
+        let start = Instant::now();
+        let mut limiter = KeepLimiter::new(10, start);
+        let admitted = (0..11).filter(|_| limiter.admit(start)).count();
+        assert_eq!(admitted, 10, "at the limit, and one past it");
+        assert!(!limiter.admit(start + Duration::from_millis(50)));
+        assert!(limiter.admit(start + Duration::from_millis(101)));
+        let later = start + Duration::from_secs(60);
+        assert_eq!(
+            (0..20).filter(|_| limiter.admit(later)).count(),
+            10,
+            "unused tokens of a second, no more"
+        );
+        assert!(!limiter.admit(start), "a clock that goes back adds nothing");
+        assert!(!KeepLimiter::new(0, start).admit(later));
+    }
+}

@@ -1,0 +1,137 @@
+use super::*;
+use configuration::Problem;
+use std::collections::BTreeMap;
+
+section! {
+    /// File of a role.
+    partial struct RoleFile {
+        /// Traces.
+        tracing: TracingSection;
+    }
+}
+
+fn read(text: &str, variables: &[(&str, &str)]) -> Result<Option<TracingConfig>, String> {
+    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let environment: BTreeMap<_, _> = variables.collect();
+    let files = Files { base: Path::new("."), environment: Some(&environment) };
+    let read =
+        ConfigFile::read(text, |document| document.section::<RoleFile>()?.tracing?.read(document, &files));
+    read.map_err(|found: Vec<Problem>| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+}
+
+fn endpoint(text: &str, variables: &[(&str, &str)]) -> Option<String> {
+    read(text, variables).unwrap().map(|config| config.endpoint.to_string())
+}
+
+#[test]
+fn without_an_endpoint_nothing_is_recorded() {
+    for text in ["", "[tracing]\nsample_ratio = 1.0"] {
+        assert!(read(text, &[]).unwrap().is_none(), "{text}");
+    }
+    let of_file = "[tracing]\nendpoint = \"http://127.0.0.1:4318\"";
+    for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")] {
+        assert!(read(of_file, &[off]).unwrap().is_none(), "{off:?}");
+    }
+    assert!(
+        read(of_file, &[("OTEL_SDK_DISABLED", "False"), ("OTEL_TRACES_EXPORTER", "otlp")]).unwrap().is_some()
+    );
+}
+
+#[test]
+fn the_path_of_traces_is_appended_as_the_specification_says() {
+    let (general, traces) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+    let of = |variables: &[(&str, &str)]| endpoint("", variables).unwrap();
+    assert_eq!(of(&[(general, "http://a:4318")]), "http://a:4318/v1/traces");
+    assert_eq!(of(&[(general, "http://a:4318/otlp/")]), "http://a:4318/otlp/v1/traces");
+    assert_eq!(of(&[(traces, "http://a:4318/"), (general, "http://b")]), "http://a:4318/");
+    assert_eq!(of(&[(general, "http://a:4317"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]), "http://a:4317/");
+    let file =
+        |url: &str| endpoint(&format!("[tracing]\nendpoint = \"{url}\""), &[(general, "http://b")]).unwrap();
+    assert_eq!(file("https://a"), "https://a/v1/traces");
+    assert_eq!(file("http://[::1]:4318/x"), "http://[::1]:4318/x");
+}
+
+#[test]
+fn the_file_takes_precedence_over_the_environment() {
+    let text = "[tracing]\nendpoint = \"http://a:4317\"\nprotocol = \"grpc\"\nsample_ratio = 0.5\ntimeout = \"2s\"\nslow = \"200ms\"";
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+        ("OTEL_TRACES_SAMPLER", "always_off"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "5000"),
+        ("OTEL_SERVICE_NAME", "edge"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test, a=b%20c"),
+    ];
+    let config = read(text, &variables).unwrap().unwrap();
+    assert_eq!((config.protocol, config.timeout), (ExportProtocol::Grpc, Duration::from_secs(2)));
+    assert_eq!(config.sampler, HeadSampler::new(0.5, true));
+    assert_eq!(config.keep, KeepPolicy { slow: Duration::from_millis(200), per_second: KEPT_PER_SECOND });
+    assert_eq!(config.service_name.as_deref(), Some("edge"));
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(config.resource, [pair("deployment.environment.name", "test"), pair("a", "b c")]);
+}
+
+#[test]
+fn the_samplers_of_opentelemetry_are_known() {
+    let of = |name: &str, argument: &str| {
+        let variables = [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a"),
+            ("OTEL_TRACES_SAMPLER", name),
+            ("OTEL_TRACES_SAMPLER_ARG", argument),
+        ];
+        read("", &variables).unwrap().unwrap().sampler
+    };
+    assert_eq!(of("", ""), HeadSampler::new(SAMPLE_RATIO, true));
+    assert_eq!(of("always_on", ""), HeadSampler::new(1.0, false));
+    assert_eq!(of("always_off", ""), HeadSampler::new(0.0, false));
+    assert_eq!(of("traceidratio", "0.25"), HeadSampler::new(0.25, false));
+    assert_eq!(of("parentbased_always_on", ""), HeadSampler::new(1.0, true));
+    assert_eq!(of("parentbased_always_off", ""), HeadSampler::new(0.0, true));
+    assert_eq!(of("parentbased_traceidratio", "1"), HeadSampler::new(1.0, true));
+}
+
+#[test]
+fn an_invalid_value_is_reported_with_its_key_or_variable() {
+    let check = |text: &str, variable: (&str, &str), parts: [&str; 2]| {
+        let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318"), variable];
+        let problem = read(text, &variables).map(|_| ()).expect_err(variable.0);
+        for part in parts {
+            assert!(problem.contains(part), "{part} in {problem}");
+        }
+    };
+    let none = ("A", "b");
+    check("[tracing]\nendpoint = \"collector:4318\"", none, ["tracing.endpoint", "http://HOST:PORT"]);
+    check("[tracing]\nendpoint = \"http://user:s3cret@a\"", none, ["tracing.endpoint", "headers_file"]);
+    check("[tracing]\nprotocol = \"http/json\"", none, ["tracing.protocol", "\"grpc\" or \"http/protobuf\""]);
+    check("[tracing]\nsample_ratio = 1.5", none, ["tracing.sample_ratio", "1.5"]);
+    check("[tracing]\nsampler = \"always_on\"\nsample_ratio = 0.5", none, ["sample_ratio", "no effect"]);
+    check("[tracing]\nca = \"missing.pem\"", none, ["tracing.ca", "missing.pem"]);
+    check("[tracing]\nheaders_env = \"MISSING\"", none, ["tracing.headers_env", "MISSING"]);
+    for (variable, value, part) in [
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://a", "\"ftp://a\""),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "http/protobuf"),
+        ("OTEL_TRACES_SAMPLER", "jaeger_remote", "parentbased_traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "2", "from 0 to 1"),
+        ("OTEL_TRACES_EXPORTER", "zipkin", "\"otlp\" or \"none\""),
+        ("OTEL_SDK_DISABLED", "yes", "\"true\" or \"false\""),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "1 to 60000"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key", "entry 1"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a=b,c", "entry 2"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "missing.pem", "missing.pem"),
+    ] {
+        check("", (variable, value), [variable, part]);
+    }
+}
+
+#[test]
+fn headers_are_read_from_a_variable_and_are_not_shown() {
+    let text = "[tracing]\nendpoint = \"http://a\"\nheaders_env = \"COLLECTOR\"";
+    let config = read(text, &[("COLLECTOR", "api-key=s3cret,x=a%3Db")]).unwrap().unwrap();
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    assert_eq!(config.headers.0, [pair("api-key", "s3cret"), pair("x", "a=b")]);
+    assert!(!format!("{config:?}").contains("s3cret"));
+    let problem = read(text, &[("COLLECTOR", "s3cret")]).map(|_| ()).unwrap_err();
+    assert!(problem.contains("tracing.headers_env") && !problem.contains("s3cret"), "{problem}");
+    let entries = |count: usize| vec!["a=b"; count].join(",");
+    assert_eq!(pairs(&entries(PAIRS_MAX)).map(|read| read.len()), Ok(PAIRS_MAX), "at the limit");
+    assert!(pairs(&entries(PAIRS_MAX + 1)).is_err(), "one past it");
+}

@@ -1,0 +1,250 @@
+//! Traces of requests, from their begin to the queue of finished spans.
+
+use metrics::{Counter, Family, labels, metric_set};
+use rand::Rng;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use supervision::Mutex;
+use telemetry_core::context::TraceContext;
+use telemetry_core::request::{RequestTrace, TraceRandom};
+use telemetry_core::sampling::{FinishedTrace, HeadSampler, KeepLimiter, KeepPolicy, KeepReason};
+use telemetry_core::span::SpanRecord;
+use tokio::sync::Notify;
+
+/// Maximum number of spans that wait for the export. At 0.5 KiB for one with its attributes that is 4 MiB.
+pub const QUEUED_SPANS_MAX: usize = 8192;
+/// Number of waiting spans at which an export begins before its period is over.
+pub(crate) const WAKE_SPANS: usize = 512;
+
+labels! {
+    /// Reason why spans were dropped.
+    pub enum DropReason {
+        /// The queue was full: the collector is slow or gone.
+        QueueFull = "queue_full",
+        /// The collector rejected an export, or did not accept it in time.
+        ExportFailed = "export_failed",
+    }
+}
+
+labels! {
+    /// Reason why the trace of a request was exported; the names are those of [`KeepReason`].
+    pub enum KeptLabel {
+        /// It was sampled at the start.
+        Sampled = "sampled",
+        /// The request failed.
+        Error = "error",
+        /// It was sent again.
+        FailedOver = "failed_over",
+        /// It took long.
+        Slow = "slow",
+        /// None: more traces than the limit would have been kept in a second.
+        Limited = "limited",
+    }
+}
+
+impl From<KeepReason> for KeptLabel {
+    fn from(reason: KeepReason) -> KeptLabel {
+        match reason {
+            KeepReason::Sampled => KeptLabel::Sampled,
+            KeepReason::Error => KeptLabel::Error,
+            KeepReason::FailedOver => KeptLabel::FailedOver,
+            KeepReason::Slow => KeptLabel::Slow,
+        }
+    }
+}
+
+/// Counters of traces.
+#[derive(Debug, Default)]
+pub(crate) struct TraceCounts {
+    kept: Family<KeptLabel>,
+    pub(crate) exported: Counter,
+    pub(crate) dropped: Family<DropReason>,
+}
+
+metric_set! {
+    /// Traces of a process, if they are configured.
+    pub struct TraceMetrics<'a> {
+        /// Requests whose trace was exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
+        pub kept: &'a Family<KeptLabel> = "meridian_{role}_traces_total" ["reason"],
+        /// Spans that the collector accepted.
+        pub exported: &'a Counter = "meridian_{role}_trace_spans_exported_total",
+        /// Spans that were dropped, by reason. Requests are not affected.
+        pub dropped: &'a Family<DropReason> = "meridian_{role}_trace_spans_dropped_total" ["reason"],
+        /// Spans that wait for the next export.
+        pub queued: usize = "meridian_{role}_trace_spans_queued",
+        /// Limit of these spans.
+        pub queued_max: usize = "meridian_{role}_trace_spans_queued_max",
+    }
+}
+
+/// Tracer of a process; clones share its queue.
+#[derive(Clone)]
+pub struct Tracer(Arc<Shared>);
+
+pub(crate) struct Shared {
+    sampler: HeadSampler,
+    keep: KeepPolicy,
+    limiter: Mutex<KeepLimiter>,
+    queue: Mutex<SpanQueue>,
+    /// Signal that many spans wait.
+    pub(crate) wake: Notify,
+    pub(crate) counts: TraceCounts,
+}
+
+/// Spans that wait for the export, by request.
+#[derive(Default)]
+struct SpanQueue {
+    requests: Vec<Vec<SpanRecord>>,
+    spans: usize,
+}
+
+impl Tracer {
+    /// Creates a tracer; [`crate::start`] also starts the export of its spans.
+    pub fn new(sampler: HeadSampler, keep: KeepPolicy) -> Tracer {
+        Tracer(Arc::new(Shared {
+            sampler,
+            keep,
+            limiter: Mutex::independent(KeepLimiter::new(keep.per_second, Instant::now())),
+            queue: Mutex::new(SpanQueue::default()),
+            wake: Notify::new(),
+            counts: TraceCounts::default(),
+        }))
+    }
+
+    /// Begins the trace of a request that arrived at `arrived`, with the `traceparent` of its caller. A header that is
+    /// invalid, or that is there more than once, begins a new trace.
+    pub fn begin<'h>(
+        &self,
+        traceparent: impl IntoIterator<Item = &'h [u8]>,
+        arrived: Instant,
+    ) -> RequestTrace {
+        let mut lines = traceparent.into_iter();
+        let caller = match (lines.next(), lines.next()) {
+            (Some(line), None) => TraceContext::parse(line),
+            (Some(_), Some(_)) | (None, _) => None,
+        };
+        let mut rng = rand::rng();
+        let random = TraceRandom {
+            // A trace that is continued has an identifier.
+            trace: if caller.is_none() { rng.random() } else { 0 },
+            span: rng.random(),
+        };
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+        let passed = u64::try_from(arrived.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        RequestTrace::begin(caller, &self.0.sampler, random, (arrived, now_ns.saturating_sub(passed)))
+    }
+
+    /// Decides about the trace of a finished request, and returns the reason to export it, if there is one.
+    pub fn keep(&self, finished: &FinishedTrace) -> Option<KeepReason> {
+        let reason = self.0.keep.reason(finished)?;
+        // Only sampled traces are free: their number is bounded by the ratio.
+        if reason != KeepReason::Sampled && !self.0.limiter.lock().admit(Instant::now()) {
+            self.0.counts.kept.count(KeptLabel::Limited);
+            return None;
+        }
+        self.0.counts.kept.count(reason.into());
+        Some(reason)
+    }
+
+    /// Puts the spans of a finished request into the queue. If it is full, they are dropped and counted.
+    pub fn export(&self, spans: Vec<SpanRecord>) {
+        let count = spans.len();
+        let mut queue = self.0.queue.lock();
+        if queue.spans + count > QUEUED_SPANS_MAX {
+            drop(queue);
+            self.0.counts.dropped.of(DropReason::QueueFull).add(count as u64);
+            return;
+        }
+        queue.requests.push(spans);
+        queue.spans += count;
+        let is_many = queue.spans >= WAKE_SPANS;
+        drop(queue);
+        if is_many {
+            self.0.wake.notify_one();
+        }
+    }
+
+    /// Takes all spans that wait.
+    pub fn take(&self) -> Vec<Vec<SpanRecord>> {
+        std::mem::take(&mut *self.0.queue.lock()).requests
+    }
+
+    /// Returns the metrics.
+    pub fn metrics(&self) -> TraceMetrics<'_> {
+        let counts = &self.0.counts;
+        TraceMetrics {
+            kept: &counts.kept,
+            exported: &counts.exported,
+            dropped: &counts.dropped,
+            queued: self.0.queue.lock().spans,
+            queued_max: QUEUED_SPANS_MAX,
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use telemetry_core::span::SpanName;
+
+    fn tracer(per_second: u32) -> Tracer {
+        Tracer::new(HeadSampler::new(0.0, true), KeepPolicy { slow: Duration::from_secs(1), per_second })
+    }
+
+    fn spans(tracer: &Tracer, count: usize) -> Vec<SpanRecord> {
+        let trace = tracer.begin([], Instant::now());
+        (0..count).map(|_| trace.request_span(SpanName::Route, Duration::ZERO)).collect()
+    }
+
+    #[test]
+    fn a_full_queue_drops_and_counts_spans() {
+        let tracer = tracer(1);
+        tracer.export(spans(&tracer, QUEUED_SPANS_MAX - 3));
+        tracer.export(spans(&tracer, 3));
+        let dropped = || tracer.metrics().dropped.of(DropReason::QueueFull).get();
+        assert_eq!((tracer.metrics().queued, dropped()), (QUEUED_SPANS_MAX, 0), "at the limit");
+        tracer.export(spans(&tracer, 2));
+        assert_eq!((tracer.metrics().queued, dropped()), (QUEUED_SPANS_MAX, 2), "past it");
+        assert_eq!(tracer.take().iter().map(Vec::len).sum::<usize>(), QUEUED_SPANS_MAX);
+        tracer.export(spans(&tracer, 1));
+        assert_eq!((tracer.metrics().queued, dropped()), (1, 2));
+    }
+
+    #[test]
+    fn failed_requests_are_kept_within_their_limit_and_sampled_ones_without() {
+        let tracer = tracer(2);
+        let finished = |is_sampled| FinishedTrace {
+            is_sampled,
+            is_error: true,
+            is_failed_over: false,
+            total: Duration::ZERO,
+        };
+        let kept: Vec<_> = (0..3).map(|_| tracer.keep(&finished(false))).collect();
+        assert_eq!(kept, [Some(KeepReason::Error), Some(KeepReason::Error), None]);
+        assert_eq!(tracer.keep(&finished(true)), Some(KeepReason::Sampled));
+        let counted = |label| tracer.metrics().kept.of(label).get();
+        assert_eq!(KeptLabel::ALL.map(counted), [1, 2, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_trace_is_continued_only_from_one_valid_header() {
+        let tracer = tracer(1);
+        let valid = &b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"[..];
+        let of = |lines: &[&[u8]]| tracer.begin(lines.iter().copied(), Instant::now());
+        let continued = of(&[valid]);
+        assert_eq!(continued.trace.to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert!(continued.is_sampled && continued.parent.is_some());
+        for lines in [vec![], vec![valid, valid], vec![&valid[..54]], vec![&b"\xff"[..]]] {
+            let begun = of(&lines);
+            assert!(begun.parent.is_none() && !begun.is_sampled);
+            assert_ne!(begun.trace, continued.trace);
+        }
+        assert_ne!(of(&[]).trace, of(&[]).trace);
+    }
+}
