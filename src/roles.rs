@@ -131,6 +131,7 @@ async fn spoke_parts(
         region: config.region.clone(),
         catalogue: config.catalogue.clone(),
         receipts,
+        tracing: config.tracing.clone(),
         jobs,
         transport: config.transport.clone(),
         operations: config.operations,
@@ -197,6 +198,7 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
     // A replica that a spoke has started uses the folder that the spoke keeps current.
     let joined = if keeper.is_some() { Joined::elsewhere() } else { joined };
     let (region, dns) = (options.region.clone(), joined.dns().clone());
+    let config = replica::Config { region: region.clone(), ..config };
     run(joined, &dns, async |stop, _| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await

@@ -10,7 +10,7 @@
 //! ones on the threads of `cpu`). `upstream` sends the request to the next hop over HTTP/1.1 (`http1`) or HTTP/2
 //! (`http2`), which [`hop`] wraps in TLS on the way to a region. `relay` forwards the response, `respond` writes
 //! error responses, and `coalesce` combines small writes into one. `events` writes the log line and the `metrics` of
-//! each event, and [`receipts`] records the proof of each attempt. `tls` and [`tokens`] authenticate peers, and
+//! each event, `trace` has what the spans of both roles share, and [`receipts`] records the proof of each attempt. `tls` and [`tokens`] authenticate peers, and
 //! `handover` passes the listening sockets to the next process during an upgrade.
 
 pub mod config;
@@ -41,6 +41,7 @@ mod respond;
 mod socket_owner;
 pub mod tls;
 pub mod tokens;
+mod trace;
 mod upstream;
 
 pub use events::ACCESS;

@@ -11,20 +11,18 @@ use http::header::{
     ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, LOCATION, RETRY_AFTER, VARY,
 };
 use http::response::Parts as Head;
-use http::{HeaderName, HeaderValue, Method, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Version};
 use pingora::http::ResponseHeader;
 use pingora::prelude::{ErrorType, OrErr};
 use pingora::protocols::http::ServerSession;
 use replica_api::headers;
 use std::time::Duration;
+use telemetry::context::{TraceContext, tracestate};
+use telemetry::request::RequestTrace;
 
-/// Headers of a request that are forwarded to the next hop.
-static REQUEST_HEADERS: [HeaderName; 4] = [
-    CONTENT_TYPE,
-    ACCEPT,
-    HeaderName::from_static(headers::TRACEPARENT),
-    HeaderName::from_static(headers::PRIORITY),
-];
+/// Headers of a request that are forwarded to the next hop; beside them the context of its trace. `baggage` is not: it is
+/// text of a client, which may be meant for another region.
+static REQUEST_HEADERS: [HeaderName; 3] = [CONTENT_TYPE, ACCEPT, HeaderName::from_static(headers::PRIORITY)];
 /// Headers of a response that are forwarded to the client.
 static RESPONSE_HEADERS: [HeaderName; 13] = [
     CONTENT_TYPE,
@@ -48,8 +46,13 @@ pub(crate) struct ForwardedHeaders(RequestHead);
 
 impl ForwardedHeaders {
     /// Copies the headers from the request, so that the session can be watched for a disconnect. A header in `decided`
-    /// replaces the client's: of two, the next hop would read the first.
-    pub(crate) fn of(session: &ServerSession, decided: &[(&'static str, &str)]) -> ForwardedHeaders {
+    /// replaces the client's: of two, the next hop would read the first. The context of `trace` is sent with each attempt;
+    /// without one, that of the client is forwarded.
+    pub(crate) fn of(
+        session: &ServerSession,
+        decided: &[(&'static str, &str)],
+        trace: Option<&RequestTrace>,
+    ) -> ForwardedHeaders {
         let request = session.req_header();
         let mut head = RequestHead::new(UpstreamMethod::for_client(&request.method));
         head.put(HOST.as_str(), AUTHORITY);
@@ -64,6 +67,7 @@ impl ForwardedHeaders {
                 head.put(name.as_str(), value);
             }
         }
+        put_trace_context(&mut head, &request.headers, trace);
         ForwardedHeaders(head)
     }
 
@@ -91,6 +95,26 @@ impl ForwardedHeaders {
             head.put(name, value);
         }
         head
+    }
+}
+
+/// Adds the context of the client's trace, within its limits. The state is valid only with the parent to which it belongs.
+fn put_trace_context(head: &mut RequestHead, received: &HeaderMap, trace: Option<&RequestTrace>) {
+    let lines = |name: &str| received.get_all(name).iter().map(HeaderValue::as_bytes);
+    let is_continued = match trace {
+        Some(trace) => trace.parent.is_some(),
+        None => {
+            let mut parents = lines(headers::TRACEPARENT);
+            let parent = parents.next().filter(|_| parents.next().is_none());
+            let parent = parent.filter(|parent| TraceContext::parse(parent).is_some());
+            if let Some(parent) = parent {
+                head.put(headers::TRACEPARENT, parent);
+            }
+            parent.is_some()
+        }
+    };
+    if is_continued && let Some(state) = tracestate(lines(headers::TRACESTATE)) {
+        head.put(headers::TRACESTATE, state.as_bytes());
     }
 }
 
@@ -189,6 +213,46 @@ fn forwarded_head(received: &Head, extra: &[(&'static str, &str)], is_http2: boo
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns the lines of the trace context that are forwarded for received ones.
+    fn forwarded(received: &[(&'static str, &str)], trace: Option<&RequestTrace>) -> String {
+        let mut map = HeaderMap::new();
+        for (name, value) in received {
+            map.append(*name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));
+        }
+        let mut head = RequestHead::new(UpstreamMethod::Get);
+        put_trace_context(&mut head, &map, trace);
+        let text = String::from_utf8(head.to_http1()).expect("text");
+        text.lines().skip(1).filter(|line| !line.is_empty()).map(|line| format!("{line};")).collect()
+    }
+
+    #[test]
+    fn a_trace_context_is_forwarded_if_it_is_valid_and_short() {
+        let valid = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let (parent, state) = (("traceparent", valid), ("tracestate", "a=1"));
+        let both = format!("traceparent: {valid};tracestate: a=1;");
+        assert_eq!(forwarded(&[parent, state, ("baggage", "a=b")], None), both);
+        assert_eq!(forwarded(&[state], None), "", "a state without its parent");
+        for hostile in ["", "00", &valid[..54], &format!("{valid}-"), &"f".repeat(9000), "00-é"] {
+            assert_eq!(forwarded(&[("traceparent", hostile), state], None), "", "{hostile}");
+        }
+        assert_eq!(forwarded(&[parent, parent, state], None), "", "of two, each could be meant");
+        let long = format!("a={}", "x".repeat(600));
+        assert_eq!(forwarded(&[parent, ("tracestate", &long)], None), format!("traceparent: {valid};"));
+    }
+
+    #[test]
+    fn a_process_that_records_traces_forwards_the_state_and_not_the_parent() {
+        let tracer = telemetry::Tracer::new(
+            telemetry::sampling::HeadSampler::new(0.0, true),
+            telemetry::sampling::KeepPolicy { slow: Duration::MAX, per_second: 0 },
+        );
+        let valid = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let begin = |header: &'static str| tracer.begin([header.as_bytes()], std::time::Instant::now());
+        let received = [("traceparent", valid), ("tracestate", "a=1")];
+        assert_eq!(forwarded(&received, Some(&begin(valid))), "tracestate: a=1;");
+        assert_eq!(forwarded(&received, Some(&begin("00"))), "", "the state of another trace");
+    }
 
     #[test]
     fn a_head_for_http2_does_not_keep_the_buffer_of_the_received_one() {

@@ -7,11 +7,13 @@
 use crate::outcome::AttemptFailure;
 use crate::residency::Residency;
 use crate::route::RouteDecision;
+use regions::HostPort;
 use regions::id::InstanceName;
 use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry_core::context::SpanId;
 
 /// Cause of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,6 +35,17 @@ pub enum AttemptCause {
 }
 
 impl AttemptCause {
+    /// Returns whether an earlier attempt failed. A hedged request is slow only, and a stale connection says nothing about
+    /// its region.
+    pub fn is_failover(self) -> bool {
+        match self {
+            AttemptCause::Retry | AttemptCause::FirstByteTimeout | AttemptCause::Evacuation => true,
+            AttemptCause::First | AttemptCause::Spillover | AttemptCause::Replay | AttemptCause::Hedge => {
+                false
+            }
+        }
+    }
+
     /// Returns the cause of the attempt that follows `failure`.
     pub fn after(failure: AttemptFailure) -> AttemptCause {
         match failure {
@@ -73,6 +86,15 @@ pub struct PolicyVersion {
     pub allowed: RegionSet,
 }
 
+/// Trace of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptTrace {
+    /// Its span, to which the region's span refers.
+    pub span: SpanId,
+    /// Address that it was sent to.
+    pub address: Option<HostPort>,
+}
+
 /// Record of one attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {
@@ -94,6 +116,8 @@ pub struct AttemptRecord {
     pub key: u64,
     /// Policy under which it was sent, where a newer route table has another policy than the one at admission.
     pub policy: Option<Arc<PolicyVersion>>,
+    /// Trace of the attempt, if the process records traces.
+    pub trace: Option<AttemptTrace>,
 }
 
 /// All attempts of a request.
@@ -128,8 +152,9 @@ impl Trail {
         now: Instant,
     ) -> AttemptId {
         let number = self.attempts.len() as u32 + 1;
-        let (took, end, policy) = (Duration::ZERO, AttemptEnd::Cancelled, None);
-        let attempt = AttemptRecord { number, region, instance, cause, began: now, took, end, key, policy };
+        let (took, end) = (Duration::ZERO, AttemptEnd::Cancelled);
+        let (began, policy, trace) = (now, None, None);
+        let attempt = AttemptRecord { number, region, instance, cause, began, took, end, key, policy, trace };
         self.attempts.push((attempt, true));
         AttemptId(self.attempts.len() - 1)
     }
@@ -137,6 +162,11 @@ impl Trail {
     /// Records that an attempt is sent under another version of its policy than the one at admission.
     pub fn set_policy(&mut self, id: AttemptId, policy: Arc<PolicyVersion>) {
         self.attempts[id.0].0.policy = Some(policy);
+    }
+
+    /// Records the trace of an attempt.
+    pub fn set_trace(&mut self, id: AttemptId, trace: AttemptTrace) {
+        self.attempts[id.0].0.trace = Some(trace);
     }
 
     /// Records the end of an attempt.
@@ -166,6 +196,11 @@ impl Trail {
     /// Returns all attempts so far, in the order in which they began.
     pub fn attempts(&self) -> impl ExactSizeIterator<Item = &AttemptRecord> {
         self.attempts.iter().map(|(attempt, _)| attempt)
+    }
+
+    /// Returns whether an attempt was made because another one had failed, had not responded in time, or had lost its region.
+    pub fn is_failed_over(&self) -> bool {
+        self.attempts().any(|attempt| attempt.cause.is_failover())
     }
 
     /// Returns the number of parts of a split request, each of which has a first attempt; 1 if it was not split.

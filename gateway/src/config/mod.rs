@@ -42,6 +42,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::{TracingConfig, TracingSection};
 use tenants::GatewayTenants;
 
 section! {
@@ -72,6 +73,8 @@ section! {
         receipts: Option<ReceiptsSection>;
         /// TLS for clients; plaintext without this table.
         tls: Option<TlsSection>;
+        /// Traces by OTLP.
+        tracing: TracingSection;
         /// Identity towards regions and hubs.
         identity: Option<IdentitySection>;
         /// Resolution of the names of regions and hubs.
@@ -185,6 +188,8 @@ pub struct EdgeConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
+    /// Traces, if they are configured.
+    pub tracing: Option<TracingConfig>,
 }
 
 impl EdgeConfig {
@@ -248,6 +253,7 @@ impl EdgeConfig {
         let readers = readers.and_then(|(section, catalogue)| section.read(document, catalogue));
         let total = file.timeouts.unwrap_or_default().body;
         let bodies = file.bodies.and_then(|section| section.read(document, total));
+        let tracing = file.tracing.and_then(|section| section.read(document, files));
         let trusted_peers = file.trusted_peers?;
         let (point, region) = region?;
         let (tenants, read) = tenants.unzip();
@@ -288,6 +294,7 @@ impl EdgeConfig {
             issuers,
             catalogue: catalogue?,
             receipts,
+            tracing: tracing?,
         })
     }
 }

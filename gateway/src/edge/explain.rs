@@ -56,11 +56,12 @@ impl Explanations {
 /// Renders a request as JSON.
 pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
     let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, .. } = request;
-    let FinishedRequest { served_by, tokens, total, resolved, .. } = request;
+    let FinishedRequest { served_by, tokens, total, resolved, trace, .. } = request;
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
     let resolved = resolved.as_ref();
     json!({
         "id": id,
+        "trace_id": trace.map(|trace| trace.trace.to_string()),
         "at_ms": at_ms,
         "endpoint": endpoint.as_str(),
         "outcome": RequestOutcome::name(outcome.index()),
@@ -125,7 +126,8 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
 }
 
 fn attempt_json(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue) -> Value {
-    let AttemptRecord { number, region, instance, cause, began, took, end, key: _, policy } = attempt;
+    let AttemptRecord { number, region, instance, cause, began, took, end, key: _, policy, trace: _ } =
+        attempt;
     let status = match end {
         AttemptEnd::Responded { status } => Some(status),
         AttemptEnd::Failed(_) | AttemptEnd::Cancelled => None,
@@ -187,6 +189,7 @@ mod tests {
             total: Duration::ZERO,
             resolved: None,
             receipt: None,
+            trace: None,
         })
     }
 

@@ -33,7 +33,7 @@ use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::residency::AllowedRegions;
-use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, PolicyVersion, Trail};
+use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, AttemptTrace, PolicyVersion, Trail};
 use regions::HostPort;
 use regions::id::InstanceName;
 use regions::set::{RegionIndex, RegionSet};
@@ -46,6 +46,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use telemetry::context::{SpanId, TraceContext};
 use tokio::sync::watch;
 
 /// Bounds of the connect timeout to a region; between them it is twice the estimated round trip.
@@ -78,6 +79,8 @@ struct OutboundAttempt {
     cause: AttemptCause,
     /// Number unique in the process.
     key: u64,
+    /// Span of the attempt, if the request has a trace.
+    span: Option<SpanId>,
     began: Instant,
     /// Remaining time of the request.
     left: Duration,
@@ -132,7 +135,7 @@ impl Forwarder {
         permit: Permit,
         attempt: OutboundAttempt,
     ) -> Result<AttemptResponse, AttemptFailure> {
-        let OutboundAttempt { region, address, number, cause, key, began, left } = attempt;
+        let OutboundAttempt { region, address, number, cause, key, span, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
         let address = address.or_else(|| view.address(region).cloned()).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
@@ -191,6 +194,8 @@ impl Forwarder {
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
         extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ALTERNATIVE_MS, there)));
+        let traceparent = traceparent(request, span, cause);
+        extra.extend(traceparent.as_deref().map(|context| (headers::TRACEPARENT, context)));
         let head = request.headers.head(request.path, &request.body.bytes, &extra);
         let body = allowed.seal(request.body.bytes.clone());
         let response = self.upstream.send(to, connect, head, body, BUFFERED_RESPONSE_MAX).await?;
@@ -321,9 +326,11 @@ impl<'a> ForwardState<'a> {
         let (began, key) = (Instant::now(), forwarder.next_attempt_key());
         let left = self.plan.time_left(began);
         let policy = self.permit.newer_than(request);
-        let attempt = OutboundAttempt { region, address, number, cause, key, began, left };
+        let span = request.trace.map(|_| SpanId::from_random(rand::random()));
+        let trace = span.map(|span| AttemptTrace { span, address: address.clone() });
+        let attempt = OutboundAttempt { region, address, number, cause, key, span, began, left };
         let completion = forwarder.attempt(request, self.permit.clone(), attempt);
-        self.race.start(cause, in_flight, AttemptStart { began, key, policy, instance }, completion);
+        self.race.start(cause, in_flight, AttemptStart { began, key, policy, instance, trace }, completion);
     }
 
     /// Waits until an attempt has ended, the health of a region is worse, or a timer of the plan fires.
@@ -412,6 +419,14 @@ fn held_duration(response: &UpstreamResponse) -> Duration {
     let held_duration = response.head.headers.get(names::name(headers::HELD_MS));
     let held_duration = held_duration.and_then(|value| value.to_str().ok()?.parse().ok());
     held_duration.map(Duration::from_millis).unwrap_or_default()
+}
+
+/// Header with the span of an attempt, if the request has a trace. The attempts after a failed one are sampled, so that the
+/// region and its replica export their part of a trace that the gateway keeps.
+fn traceparent(request: &Request, span: Option<SpanId>, cause: AttemptCause) -> Option<String> {
+    let trace = request.trace?;
+    let is_sampled = trace.is_sampled || cause.is_failover();
+    Some(TraceContext { trace: trace.trace, span: span?, is_sampled }.traceparent())
 }
 
 /// Whether the region reports that another region could serve the request.
@@ -512,6 +527,8 @@ pub(super) struct AttemptStart {
     pub(super) policy: Option<Arc<PolicyVersion>>,
     /// Name of the instance that it is sent to.
     pub(super) instance: Option<InstanceName>,
+    /// Trace of the attempt, if the request has one.
+    pub(super) trace: Option<AttemptTrace>,
 }
 
 struct RacingAttempt<'a> {
@@ -530,12 +547,15 @@ impl<'a> Race<'a> {
         &mut self,
         cause: AttemptCause,
         in_flight: InFlight<'a>,
-        AttemptStart { began, key, policy, instance }: AttemptStart,
+        AttemptStart { began, key, policy, instance, trace }: AttemptStart,
         attempt: impl Future<Output = AttemptCompletion> + Send + 'a,
     ) {
         let attempt_id = self.trail.began(in_flight.region(), instance, cause, key, began);
         if let Some(policy) = policy {
             self.trail.set_policy(attempt_id, policy);
+        }
+        if let Some(trace) = trace {
+            self.trail.set_trace(attempt_id, trace);
         }
         self.attempts.push(RacingAttempt { attempt_id, in_flight, attempt: Box::pin(attempt) });
     }

@@ -38,6 +38,7 @@ use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
+use telemetry::{TraceExport, Tracer, TracingError};
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::JoinSet;
 
@@ -255,8 +256,15 @@ impl Gateway {
         })
     }
 
+    /// Starts the export of traces, if it is configured.
+    pub(super) fn start_tracing(&self) -> Result<(Option<Tracer>, Option<TraceExport>), TracingError> {
+        let Some(config) = &self.config.tracing else { return Ok((None, None)) };
+        let started = telemetry::start(config, "gateway", Some(self.config.region.as_str()))?;
+        Ok(Some(started).unzip())
+    }
+
     /// Handler of client requests.
-    pub(super) fn pipeline(&self, recorder: Option<Arc<Recorder>>) -> Pipeline {
+    pub(super) fn pipeline(&self, recorder: Option<Arc<Recorder>>, tracer: Option<Tracer>) -> Pipeline {
         let admission = Arc::new(AdmissionControl {
             config: self.config.clone(),
             pools: self.pools.clone(),
@@ -301,6 +309,7 @@ impl Gateway {
                 metrics: self.metrics.clone(),
                 explanations: self.explanations.clone(),
                 recorder: recorder.clone(),
+                tracer,
             },
             recorder,
         }
@@ -313,6 +322,7 @@ impl Gateway {
         refused: Arc<ConnectionFailures>,
         leaving: channel::Receiver<bool>,
         recorder: Option<&Recorder>,
+        tracer: Option<Tracer>,
     ) -> Operations {
         Operations {
             config: self.config.clone(),
@@ -336,6 +346,7 @@ impl Gateway {
             explanations: self.explanations.clone(),
             leaving,
             receipts: recorder.map(Recorder::metrics),
+            tracer,
         }
     }
 }

@@ -40,6 +40,7 @@ use replica_api::priority::Priority;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::request::RequestTrace;
 
 /// Timeout of a request about jobs: the largest result over a slow link.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,10 +68,11 @@ pub(super) fn forwarded_headers(
     session: &ServerSession,
     path: &str,
     priority: Priority,
+    trace: Option<&RequestTrace>,
 ) -> Result<ForwardedHeaders, Rejection> {
     let priority = (headers::PRIORITY, priority.as_str());
     if JobKind::at(path).is_none() {
-        return Ok(ForwardedHeaders::of(session, &[priority]));
+        return Ok(ForwardedHeaders::of(session, &[priority], trace));
     }
     let chosen = || format!("gateway-{:032x}", rand::rng().random::<u128>());
     let key = text(session, headers::IDEMPOTENCY_KEY)?.map_or_else(chosen, str::to_owned);
@@ -81,7 +83,7 @@ pub(super) fn forwarded_headers(
     if prefers_job(session) {
         decided.push((headers::PREFER, RESPOND_ASYNC));
     }
-    Ok(ForwardedHeaders::of(session, &decided))
+    Ok(ForwardedHeaders::of(session, &decided, trace))
 }
 
 /// Rejects a webhook of a request that does not become a job: its client would wait for the message and ignore the response.

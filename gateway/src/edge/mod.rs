@@ -44,6 +44,7 @@ mod router;
 mod scatter;
 mod scrape;
 mod shares;
+mod spans;
 mod table;
 mod tenant_limiters;
 pub(crate) mod tenants;
@@ -66,12 +67,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::task::essential;
+use telemetry::TracingError;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
 
 /// Timeout for writing the last receipts to disk at shutdown.
 const FINAL_RECEIPTS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout for the export of the last spans at shutdown.
+const FINAL_SPANS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Error that prevents a gateway from starting.
 #[derive(Debug, thiserror::Error)]
@@ -129,6 +134,9 @@ pub enum EdgeError {
     /// The system starts no more threads, because of a limit of processes or memory. The gateway does not start.
     #[error("cannot start the threads for large bodies: {0}")]
     Threads(#[source] io::Error),
+    /// Traces cannot be exported.
+    #[error("{0}")]
+    Tracing(#[from] TracingError),
     /// A URL in `hub` or the identity cannot be used for requests to hubs. The gateway does not start.
     #[error("cannot build the HTTP client for the control plane: {0}")]
     Client(#[from] scheduler_client::hub::HubClientError),
@@ -162,13 +170,15 @@ pub async fn run(
     let listener = listener.with_proxy_protocol(config.proxy_protocol_from.clone());
     let gateway = Gateway::new(config)?;
     let (recorder, receipt_writer) = gateway.start_receipts()?;
+    let (tracer, trace_export) = gateway.start_tracing()?;
     let draining = channel::Sender::new(false);
     let mut tasks = JoinSet::new();
     gateway.follow_control_plane(&mut tasks, &draining.subscribe());
     gateway.follow_files(&mut tasks);
     gateway.transfer_jobs(&mut tasks, recorder.clone(), &draining.subscribe());
 
-    let state = gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref());
+    let state =
+        gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref(), tracer.clone());
     let operations = tasks.spawn(async {
         essential("operations port", operations::serve(operators, state)).await;
     });
@@ -193,11 +203,14 @@ pub async fn run(
         }
         stop
     };
-    listener.serve(Arc::new(gateway.pipeline(recorder)), stop, gateway.config.timeouts).await;
+    listener.serve(Arc::new(gateway.pipeline(recorder, tracer)), stop, gateway.config.timeouts).await;
     tasks.shutdown().await;
     scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;
     if let Some(receipt_writer) = receipt_writer {
         receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;
+    }
+    if let Some(trace_export) = trace_export {
+        trace_export.finish(FINAL_SPANS_TIMEOUT).await;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use crate::upstream::Upstream;
 use identity::ConnectionFailures;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
+use telemetry::Tracer;
 use tokio::sync::{Semaphore, watch};
 
 /// Shared state of the operations port.
@@ -52,4 +53,6 @@ pub(super) struct Operations {
     pub(super) leaving: watch::Receiver<bool>,
     /// Metrics of the receipts, if they are configured.
     pub(super) receipts: Option<ReceiptMetrics>,
+    /// Tracer, if traces are configured.
+    pub(super) tracer: Option<Tracer>,
 }

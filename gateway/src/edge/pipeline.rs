@@ -354,7 +354,9 @@ impl RequestReader {
                 &deployment.name,
             )?;
         }
+        let routing_began = context.trace.map(|_| Instant::now());
         let (route, admitted) = self.admission.route(&routable, &demand, &tenant);
+        context.routed_at = routing_began.map(|began| (began, Instant::now()));
         // Before the rejection of a request that is shed, so that it can be explained as well.
         context.set_resolved(&deployment.name, cost, policy, priority);
         context.trail.routed((*route).clone());
@@ -382,7 +384,8 @@ impl RequestReader {
             required: None,
             may_sleep: deployment.scaling.min == 0,
             path: target.path,
-            headers: jobs::forwarded_headers(session, target.path, priority)?,
+            headers: jobs::forwarded_headers(session, target.path, priority, context.trace.as_ref())?,
+            trace: context.trace,
             body,
             target_draw,
             route,

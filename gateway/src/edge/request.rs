@@ -7,6 +7,7 @@
 use super::explain::Explanations;
 use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
+use super::spans::{self, TraceDetails};
 use crate::body_memory::BufferedBody;
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
@@ -15,6 +16,7 @@ use crate::names;
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
 use crate::respond::Rejection;
+use crate::trace::{is_trace_error, method_name};
 use gateway_core::circuit::Permille;
 use gateway_core::endpoint;
 use gateway_core::keys::Digest;
@@ -39,6 +41,9 @@ use replica_api::priority::Priority;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::Tracer;
+use telemetry::request::RequestTrace;
+use telemetry::sampling::FinishedTrace;
 
 /// Admitted, resolved and routed request.
 pub(super) struct Request {
@@ -77,6 +82,8 @@ pub(super) struct Request {
     /// Path of the endpoint at a replica.
     pub(super) path: &'static str,
     pub(super) headers: ForwardedHeaders,
+    /// Trace of the request, if the gateway records traces.
+    pub(super) trace: Option<RequestTrace>,
     pub(super) body: BufferedBody,
     /// Draw of the request, made once, so that decisions about it agree.
     pub(super) target_draw: Permille,
@@ -121,6 +128,7 @@ impl Request {
             may_sleep: self.may_sleep,
             path: self.path,
             headers: self.headers.clone(),
+            trace: self.trace,
             body,
             target_draw,
             route,
@@ -158,6 +166,8 @@ pub(super) struct RequestRecorder {
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) explanations: Arc<Explanations>,
     pub(super) recorder: Option<Arc<Recorder>>,
+    /// Tracer, if traces are configured.
+    pub(super) tracer: Option<Tracer>,
 }
 
 /// Context of one request; recorded when it is dropped.
@@ -169,6 +179,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
     protocol: ClientProtocol,
+    method: &'static str,
     priority: Option<Priority>,
     pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
@@ -179,6 +190,10 @@ pub(super) struct RequestContext<'a> {
     /// Reserved slot in the queue of the receipt writer, if the request needs receipts.
     pub(super) receipt_slot: Option<QueueSlot>,
     pub(super) trail: Trail,
+    /// Trace of the request, if the gateway records traces.
+    pub(super) trace: Option<RequestTrace>,
+    /// Begin and end of the routing decision, of a request with a trace.
+    pub(super) routed_at: Option<(Instant, Instant)>,
     /// Region whose response is relayed, with the breakdown of its time.
     pub(super) served_by: Option<(RegionIndex, RequestTimes)>,
     /// Tokens of the request as the region counted them.
@@ -218,6 +233,8 @@ impl<'a> RequestContext<'a> {
         request_recorder.metrics.in_flight.add(1);
         let protocol = if session.is_http2() { ClientProtocol::Http2 } else { ClientProtocol::Http1 };
         let digest = session.digest();
+        let traceparent = || session.req_header().headers.get_all(headers::TRACEPARENT);
+        let begin = |tracer: &Tracer| tracer.begin(traceparent().iter().map(|line| line.as_bytes()), arrived);
         RequestContext {
             request_recorder,
             id: request_id(session),
@@ -225,6 +242,7 @@ impl<'a> RequestContext<'a> {
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
             protocol,
+            method: method_name(&session.req_header().method),
             priority: None,
             endpoint: EndpointLabel::OTHER,
             tenant: None,
@@ -232,6 +250,8 @@ impl<'a> RequestContext<'a> {
             returned_receipt: None,
             receipt_slot: None,
             trail: Trail::default(),
+            trace: request_recorder.tracer.as_ref().map(begin),
+            routed_at: None,
             served_by: None,
             tokens: None,
             bytes_in: 0,
@@ -304,6 +324,28 @@ impl<'a> RequestContext<'a> {
             total,
             resolved: self.resolved.take(),
             receipt: self.returned_receipt,
+            trace: self.trace,
+        }
+    }
+
+    /// Exports the trace of the request, if it was sampled or is kept.
+    fn export_trace(&self, finished: &FinishedRequest) {
+        let (Some(tracer), Some(trace)) = (&self.request_recorder.tracer, self.trace) else { return };
+        let ended = FinishedTrace {
+            is_sampled: trace.is_sampled,
+            is_error: is_trace_error(self.outcome),
+            is_failed_over: finished.trail.is_failed_over(),
+            total: finished.total,
+        };
+        if let Some(reason) = tracer.keep(&ended) {
+            let RequestContext { method, protocol, priority, routed_at, .. } = *self;
+            let details = TraceDetails { method, protocol, priority, routed_at, reason };
+            tracer.export(spans::of_request(
+                &trace,
+                finished,
+                &details,
+                &self.request_recorder.config.catalogue,
+            ));
         }
     }
 }
@@ -332,9 +374,11 @@ impl Drop for RequestContext<'_> {
             bytes_out: self.bytes_out,
             total,
             times: self.served_by.map(|(_, times)| times),
+            trace: self.trace.map(|trace| trace.trace),
         };
         ended.record(&self.request_recorder.metrics);
         let finished = Arc::new(self.finished(total));
+        self.export_trace(&finished);
         if let Some(recorder) = &self.request_recorder.recorder {
             recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());
         }

@@ -16,6 +16,7 @@ use regions::set::RegionIndex;
 use resolver::ResolverMetrics;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
+use telemetry::{TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "gateway";
@@ -91,6 +92,8 @@ metric_set! {
         panics: PanicMetrics = set,
         /// Receipts.
         receipts: Option<ReceiptScrape<'a>> = set,
+        /// Traces.
+        traces: Option<TraceMetrics<'a>> = set,
     }
 }
 
@@ -176,6 +179,7 @@ pub(super) fn text(operations: &Operations) -> String {
         circuits: circuits(operations),
         panics: PanicMetrics::read(),
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),
+        traces: operations.tracer.as_ref().map(Tracer::metrics),
     };
     metrics::render(ROLE, &scrape)
 }

@@ -4,6 +4,7 @@ use super::{ACCESS, millis};
 use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
 use regions::id::{DeploymentName, RegionId};
 use std::time::Duration;
+use telemetry::context::TraceId;
 
 /// A request that a gateway sent to this region has ended.
 pub(crate) struct ArrivalEnded<'a> {
@@ -16,12 +17,24 @@ pub(crate) struct ArrivalEnded<'a> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
+    /// Absent if the spoke records no traces.
+    pub(crate) trace: Option<TraceId>,
 }
 
 impl ArrivalEnded<'_> {
     pub(crate) fn record(self, metrics: &IngressMetrics) {
-        let ArrivalEnded { id, attempt, region, endpoint, deployment, outcome, bytes_in, bytes_out, total } =
-            self;
+        let ArrivalEnded {
+            id,
+            attempt,
+            region,
+            endpoint,
+            deployment,
+            outcome,
+            bytes_in,
+            bytes_out,
+            total,
+            ..
+        } = self;
         metrics.ended(endpoint, outcome, total);
         metrics.bytes_in.add(bytes_in);
         metrics.bytes_out.add(bytes_out);
@@ -30,6 +43,7 @@ impl ArrivalEnded<'_> {
         tracing::debug!(
             target: ACCESS,
             id,
+            trace_id = self.trace.map(TraceId::text),
             attempt,
             region = region.as_str(),
             endpoint = endpoint.as_str(),

@@ -13,6 +13,7 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::request::RequestTrace;
 
 /// Record of a finished request.
 pub(crate) struct FinishedRequest {
@@ -33,6 +34,8 @@ pub(crate) struct FinishedRequest {
     pub(crate) resolved: Option<ResolvedRequest>,
     /// Receipt reported to the client, and the key of its attempt.
     pub(crate) receipt: Option<(u64, ReceiptId)>,
+    /// Trace of the request, if the gateway records traces.
+    pub(crate) trace: Option<RequestTrace>,
 }
 
 /// Deployment and cost of a parsed request, and its residency policy.

@@ -12,6 +12,7 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
 use std::time::Duration;
+use telemetry::context::TraceId;
 
 /// A request has ended; one line for each request. `MERIDIAN_LOG=info,access=off` disables these lines.
 pub(crate) struct RequestEnded<'a> {
@@ -37,6 +38,8 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) total: Duration,
     /// Absent if no region responded.
     pub(crate) times: Option<RequestTimes>,
+    /// Absent if the gateway records no traces.
+    pub(crate) trace: Option<TraceId>,
 }
 
 /// Times of the stages of a request with a response.
@@ -93,11 +96,12 @@ impl RequestEnded<'_> {
     fn log(&self) {
         let RequestEnded { id, endpoint, protocol, priority, outcome, tenant, deployment, region, .. } =
             *self;
-        let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, .. } = *self;
+        let RequestEnded { trail, catalogue, cost, tokens, bytes_in, bytes_out, total, trace, .. } = *self;
         let stage_ms = |stage| self.stage(stage).map(millis);
         tracing::info!(
             target: ACCESS,
             id,
+            trace_id = trace.map(TraceId::text),
             protocol = protocol.as_str(),
             endpoint = endpoint.as_str(),
             tenant = tenant.map(TenantId::as_str),

@@ -1,16 +1,20 @@
 //! Context of a request at the ingress: its log record and receipt, which are written when it ends.
 
+use super::spans::{self, FinishedArrival, IngressStages};
 use crate::events::ArrivalEnded;
 use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
 use crate::receipts::{
     CommitFailed, QueueSlot, Received, Receiving, Recorder, WriteAhead, WriterMessage, now_ms,
 };
+use crate::trace::{is_trace_error, method_name};
 use gateway_core::receipt::AttemptKey;
 use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::headers;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use telemetry::Tracer;
+use telemetry::sampling::FinishedTrace;
 
 /// Records requests: metrics, log records and receipts.
 pub(super) struct ArrivalRecorder {
@@ -18,13 +22,18 @@ pub(super) struct ArrivalRecorder {
     pub(super) metrics: Arc<IngressMetrics>,
     /// Recorder of receipts, if they are configured.
     pub(super) receipts: Option<Recorder>,
+    /// Tracer, if traces are configured.
+    pub(super) tracer: Option<Tracer>,
 }
 
 /// Context of a request at its region; the gateway's counterpart is `edge::request::RequestContext`.
 pub(super) struct Arrival<'a> {
     recorder: &'a ArrivalRecorder,
     pub(super) arrived: Instant,
+    method: &'static str,
     endpoint: EndpointLabel,
+    /// Stages of a request with a trace.
+    pub(super) stages: IngressStages,
     /// `arrived` in milliseconds since 1970.
     at_ms: u64,
     id: String,
@@ -50,9 +59,13 @@ impl ArrivalRecorder {
     pub(super) fn open(&self, session: &ServerSession, path: &'static str, arrived: Instant) -> Arrival<'_> {
         self.metrics.in_flight.add(1);
         let text = |name: &str| session.get_header(name).and_then(|value| value.to_str().ok());
+        let head = session.req_header();
+        let traceparent = head.headers.get_all(headers::TRACEPARENT).iter().map(|line| line.as_bytes());
         Arrival {
             recorder: self,
             arrived,
+            method: method_name(&head.method),
+            stages: IngressStages::of(self.tracer.as_ref().map(|tracer| tracer.begin(traceparent, arrived))),
             endpoint: EndpointLabel::at(path),
             at_ms: now_ms(),
             id: text(headers::REQUEST_ID).unwrap_or_default().to_owned(),
@@ -114,11 +127,40 @@ impl Arrival<'_> {
         self.bytes_out = session.body_bytes_sent() as u64;
         self.outcome = outcome;
     }
+
+    /// Exports the trace of the request, if it was sampled or is kept.
+    fn export_trace(&self, total: Duration) {
+        let (Some(tracer), Some(trace)) = (&self.recorder.tracer, self.stages.trace()) else { return };
+        let ended = FinishedTrace {
+            is_sampled: trace.is_sampled,
+            is_error: is_trace_error(self.outcome),
+            is_failed_over: self.stages.is_failed_over(),
+            total,
+        };
+        let Some(reason) = tracer.keep(&ended) else { return };
+        let finished = FinishedArrival {
+            id: &self.id,
+            attempt: self.attempt,
+            method: self.method,
+            endpoint: self.endpoint,
+            outcome: self.outcome,
+            region: &self.recorder.region,
+            tenant: self.tenant.as_deref(),
+            deployment: self.deployment.as_ref(),
+            residency: self.residency.as_deref(),
+            arrived: self.arrived,
+            total,
+            reason,
+        };
+        tracer.export(spans::of_arrival(trace, &finished, &self.stages));
+    }
 }
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
         self.recorder.metrics.in_flight.decrement();
+        let total = self.arrived.elapsed();
+        self.export_trace(total);
         let ended = ArrivalEnded {
             id: &self.id,
             attempt: self.attempt,
@@ -128,7 +170,8 @@ impl Drop for Arrival<'_> {
             outcome: self.outcome,
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
-            total: self.arrived.elapsed(),
+            total,
+            trace: self.stages.trace().map(|trace| trace.trace),
         };
         ended.record(&self.recorder.metrics);
         if let Some(receipts) = &self.recorder.receipts {
@@ -139,7 +182,7 @@ impl Drop for Arrival<'_> {
                 deployment: self.deployment.take(),
                 residency: self.residency.take(),
                 at_ms: self.at_ms,
-                took: self.arrived.elapsed(),
+                took: total,
                 outcome: RequestOutcome::name(self.outcome.index()),
                 key: self.key,
                 number: self.number,

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use supervision::Mutex;
 use supervision::health::HealthCheck;
 use supervision::task::supervise;
+use telemetry::Tracer;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -53,7 +54,7 @@ impl Ingress {
         spoke: Arc<Mutex<Spoke>>,
         timeouts: Timeouts,
         listener: ListenerUsage,
-        recorder: Option<Recorder>,
+        (recorder, tracer): (Option<Recorder>, Option<Tracer>),
         jobs: Option<Arc<RegionalJobQueue>>,
     ) -> Result<Ingress, IngressError> {
         let IngressConfig { region, signals, catalogue, transport, resolver, .. } = config;
@@ -100,6 +101,7 @@ impl Ingress {
             metrics: metrics.clone(),
             listener,
             receipts: recorder.as_ref().map(Recorder::metrics),
+            tracer: tracer.clone(),
             jobs: jobs.clone(),
         });
         let forwarder = Arc::new(ReplicaForwarder {
@@ -133,6 +135,7 @@ impl Ingress {
                 region: region.clone(),
                 metrics: metrics.clone(),
                 receipts: recorder,
+                tracer,
             },
             reports: ReportExchange::new(spoke.clone(), metrics),
             peers: peers.clone(),

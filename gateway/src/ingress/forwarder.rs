@@ -13,11 +13,13 @@ use super::refusals::{held_too_long, no_replica, no_response, not_held};
 use super::replicas::{ReplicaAttempt, Replicas};
 use super::request::ForwardedRequest;
 use super::residency::ResidencyGuard;
+use super::spans::IngressStages;
 use crate::events::RevisionChanged;
 use crate::respond::Rejection;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::replica::{ReplicaPlan, ReplicaStep};
+use gateway_core::trail::AttemptEnd;
 use regions::id::RegionId;
 use regions::set::RegionIndex;
 use regions::{HostPort, ModelRevision};
@@ -68,12 +70,18 @@ pub(super) struct ReplicaResponse<'a> {
 
 impl ReplicaForwarder {
     /// Sends a request to replicas, one after the other, until one responds.
-    pub(super) async fn forward(&self, request: &ForwardedRequest) -> Result<ReplicaResponse<'_>, Rejection> {
+    pub(super) async fn forward(
+        &self,
+        request: &ForwardedRequest,
+        stages: &mut IngressStages,
+    ) -> Result<ReplicaResponse<'_>, Rejection> {
         let (mut plan, mut held) = (ReplicaPlan::new(request.deadline), HoldTimes::default());
-        let mut attempt = self.select_replica(request, &mut plan, &mut held).await?;
+        let mut attempt = self.select_replica(request, &mut plan, &mut held, stages).await?;
         loop {
+            let traceparent = stages.attempting(attempt.endpoint());
             let ended = {
-                let response = self.send(request, attempt.endpoint(), attempt.revision());
+                let response =
+                    self.send(request, attempt.endpoint(), attempt.revision(), traceparent.as_deref());
                 tokio::pin!(response);
                 loop {
                     tokio::select! {
@@ -91,19 +99,23 @@ impl ReplicaForwarder {
                 Err(other) => {
                     // A replica did not respond by its deadline, and the request is sent to another one.
                     tracing::debug!(replica = %attempt.endpoint(), "replica timed out, request sent to another");
+                    stages.failed(AttemptFailure::FirstByteTimeout);
                     attempt.abandon(request);
                     attempt = other;
                     ReplicaStep::Send
                 }
                 Ok(Ok(response)) if self.has_other_revision(&response, &attempt) => {
+                    stages.attempted(AttemptEnd::Responded { status: response.head.status.as_u16() });
                     attempt.model_changed();
                     plan.revision_changed()
                 }
                 Ok(Ok(response)) => {
+                    stages.attempted(AttemptEnd::Responded { status: response.head.status.as_u16() });
                     attempt.responded(request, response.head.status.as_u16(), plan.responded());
                     return Ok(ReplicaResponse { response, attempt, held });
                 }
                 Ok(Err(failure)) => {
+                    stages.failed(failure);
                     let (step, recorded) = plan.failed(failure, Instant::now());
                     if let Some(failure) = recorded {
                         // An attempt at a replica failed (`failure`). The request is sent to another replica if there
@@ -118,7 +130,7 @@ impl ReplicaForwarder {
                 ReplicaStep::Send | ReplicaStep::Wait => {}
                 ReplicaStep::Select | ReplicaStep::Hold => {
                     drop(attempt);
-                    attempt = self.select_replica(request, &mut plan, &mut held).await?;
+                    attempt = self.select_replica(request, &mut plan, &mut held, stages).await?;
                 }
                 ReplicaStep::NoReplica => {
                     return Err(no_replica(
@@ -154,12 +166,17 @@ impl ReplicaForwarder {
         request: &ForwardedRequest,
         plan: &mut ReplicaPlan<usize>,
         held: &mut HoldTimes,
+        stages: &mut IngressStages,
     ) -> Result<ReplicaAttempt<'_>, Rejection> {
+        stages.selecting();
         // Kept until the next selection: a request that was released occupies its position.
         let mut guard: Option<HoldGuard<'_>> = None;
         loop {
             let refusal = match self.replicas.choose(request, plan) {
-                Ok(attempt) => return Ok(attempt),
+                Ok(attempt) => {
+                    stages.selected();
+                    return Ok(attempt);
+                }
                 Err(refusal) => refusal,
             };
             drop(guard.take());
@@ -180,7 +197,12 @@ impl ReplicaForwarder {
                 Ok(Some(hold)) => hold,
                 Err(rejection) => return Err(not_held(&request.deployment, &self.region, rejection)),
             };
+            stages.holding();
             let outcome = hold.wait(plan.deadline()).await;
+            stages.released(match &outcome {
+                Some(ReleaseReason::ReplicaReady { cold_start }) => *cold_start,
+                Some(ReleaseReason::Unservable) | None => None,
+            });
             held.lasted = Some(held.lasted.unwrap_or_default() + hold.held_for());
             // A policy that was narrowed during the hold applies to this request as well (invariant 1, Residency).
             self.residency.check_deployment_policy(&request.deployment)?;
@@ -201,6 +223,7 @@ impl ReplicaForwarder {
         request: &ForwardedRequest,
         replica: &HostPort,
         revision: Option<ModelRevision>,
+        traceparent: Option<&str>,
     ) -> Result<UpstreamResponse, AttemptFailure> {
         let ForwardedRequest { id, tenant, headers, path, policy, body, deadline, .. } = request;
         let to = policy
@@ -212,6 +235,7 @@ impl ReplicaForwarder {
         extra.extend(tenant.as_deref().map(|tenant| (headers::TENANT, tenant)));
         let revision = revision.map(|revision| revision.to_string());
         extra.extend(revision.as_deref().map(|revision| (headers::MODEL_REVISION, revision)));
+        extra.extend(traceparent.map(|context| (headers::TRACEPARENT, context)));
         let head = headers.head(path, &body.bytes, &extra);
         let body = policy.seal(body.bytes.clone());
         let response = self.upstream.send(to, CONNECT_TIMEOUT, head, body, BUFFERED_RESPONSE_MAX);

@@ -30,6 +30,7 @@ mod reports;
 mod request;
 mod residency;
 mod scrape;
+mod spans;
 
 use crate::config::Timeouts;
 use crate::hop::GatewayAcceptor;
@@ -59,6 +60,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::task::essential;
+use telemetry::{TraceExport, Tracer, TracingConfig, TracingError};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -67,6 +69,8 @@ use tokio::task::JoinSet;
 const LAME_DUCK: Duration = Duration::from_millis(700);
 /// Timeout for the last receipts to reach the disk after that.
 const LAST_RECEIPTS: Duration = Duration::from_secs(5);
+/// Timeout for the export of the last spans after that.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 /// Maximum number of open gateway connections: one for each held request; the streams of reports of each gateway and an
 /// idle connection, and its requests about waiting jobs, so that held requests cannot block reports; and requests in flight. At 15 kB for an idle one with TLS
 /// (docs/benchmarks.md) that is 250 MB.
@@ -91,6 +95,8 @@ pub struct IngressConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
+    /// Traces, if they are configured.
+    pub tracing: Option<TracingConfig>,
     /// Queue of durable jobs, if the region has one.
     pub jobs: Option<JobsConfig>,
     /// Transport security of the listener and of connections to replicas; without an identity, plaintext.
@@ -139,6 +145,9 @@ pub enum IngressError {
     /// The TLS library rejects the certificate, the key or the settings. The spoke does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
+    /// Traces cannot be exported.
+    #[error("{0}")]
+    Tracing(#[from] TracingError),
     /// The queue of jobs cannot be opened. The spoke does not start.
     #[error("{0}")]
     Jobs(#[from] JobsError),
@@ -169,6 +178,7 @@ pub async fn run(
         None => None,
     };
     let (recorder, writer) = start_receipts(&config)?;
+    let (tracer, trace_export) = start_tracing(&config)?;
     if config.transport.identity().is_none() && !config.listen.ip().is_loopback() {
         // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
         tracing::warn!(listen = %config.listen, "ingress accepts plaintext connections because of [identity]");
@@ -188,7 +198,8 @@ pub async fn run(
         // Gateways learn it from the reports.
         spoke.lock().set_has_jobs();
     }
-    let ingress = Ingress::new(config, here, spoke.clone(), timeouts, usage, recorder, jobs.map(Arc::new))?;
+    let ingress =
+        Ingress::new(config, here, spoke.clone(), timeouts, usage, (recorder, tracer), jobs.map(Arc::new))?;
     ready(gateways.address());
     let mut tasks = JoinSet::new();
     ingress.start_tasks(&mut tasks);
@@ -199,6 +210,9 @@ pub async fn run(
     tasks.shutdown().await;
     if let Some(writer) = writer {
         writer.finish(LAST_RECEIPTS).await;
+    }
+    if let Some(trace_export) = trace_export {
+        trace_export.finish(LAST_SPANS).await;
     }
     Ok(())
 }
@@ -223,6 +237,13 @@ fn start_receipts(config: &IngressConfig) -> Result<(Option<Recorder>, Option<Wr
     let Some(receipts) = &config.receipts else { return Ok((None, None)) };
     let (recorder, writer) = Recorder::start(receipts, Role::Spoke, &config.region, Vec::new())?;
     Ok((Some(recorder), Some(writer)))
+}
+
+/// Starts the export of traces, if it is configured.
+fn start_tracing(config: &IngressConfig) -> Result<(Option<Tracer>, Option<TraceExport>), TracingError> {
+    let Some(tracing) = &config.tracing else { return Ok((None, None)) };
+    let started = telemetry::start(tracing, "spoke", Some(config.region.as_str()))?;
+    Ok(Some(started).unzip())
 }
 
 /// Waits for `shutdown`, and then until the gateways and the other spokes know that this one drains and the replicas

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use supervision::Mutex;
 use supervision::health::HealthCheck;
+use telemetry::Tracer;
 use tokio::sync::Semaphore;
 
 /// Handler of the operations port.
@@ -42,6 +43,8 @@ pub(super) struct IngressOperations {
     pub(super) listener: ListenerUsage,
     /// Metrics of the receipts, if they are configured.
     pub(super) receipts: Option<ReceiptMetrics>,
+    /// Tracer, if traces are configured.
+    pub(super) tracer: Option<Tracer>,
     /// Queue of jobs, if the region has one.
     pub(super) jobs: Option<Arc<RegionalJobQueue>>,
 }

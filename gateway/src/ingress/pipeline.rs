@@ -159,12 +159,15 @@ impl IngressPipeline {
         }
         let arrived = arrival.arrived;
         let checked = (policy, deployment);
-        let request = ForwardedRequest::read(session, &self.body_reader, path, checked, arrived).await?;
+        let trace = arrival.stages.trace();
+        let read = ForwardedRequest::read(session, &self.body_reader, path, checked, arrived, trace).await;
+        arrival.stages.received(arrived);
+        let request = read?;
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         self.spoke.lock().arrived(&request.deployment, request.tokens, request.origin, Instant::now());
         let received = tokio::select! {
             biased;
-            received = self.forwarder.forward(&request) => received?,
+            received = self.forwarder.forward(&request, &mut arrival.stages) => received?,
             () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
         Ok(self.relay(session, received, arrived).await)

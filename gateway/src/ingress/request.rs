@@ -19,6 +19,7 @@ use replica_api::headers;
 use replica_api::priority::Priority;
 use scheduler_core::spoke::{RequestedRevision, TrafficOrigin};
 use std::time::{Duration, Instant};
+use telemetry::request::RequestTrace;
 
 /// Request to be forwarded to a replica.
 pub(super) struct ForwardedRequest {
@@ -53,6 +54,7 @@ impl ForwardedRequest {
         path: &'static str,
         (policy, deployment): (AllowedRegions, DeploymentName),
         arrived: Instant,
+        trace: Option<&RequestTrace>,
     ) -> Result<ForwardedRequest, ForwardError> {
         let deadline = arrived + milliseconds(session, headers::TIMEOUT_MS)?.unwrap_or(TIMEOUT_DEFAULT);
         let origin = if session.get_header(headers::SPILLOVER).is_some() {
@@ -65,7 +67,7 @@ impl ForwardedRequest {
         Ok(ForwardedRequest {
             id: text(session, headers::REQUEST_ID)?.unwrap_or_default().to_owned(),
             tenant: text(session, headers::TENANT)?.map(str::to_owned),
-            headers: ForwardedHeaders::of(session, &[]),
+            headers: ForwardedHeaders::of(session, &[], trace),
             path,
             deployment,
             // First estimate of the cost, before the request is tokenized: of the whole JSON text.

@@ -18,6 +18,7 @@ use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
+use telemetry::{TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "ingress";
@@ -91,6 +92,8 @@ metric_set! {
         panics: PanicMetrics = set,
         /// Receipts.
         receipts: Option<ReceiptScrape<'a>> = set,
+        /// Traces.
+        traces: Option<TraceMetrics<'a>> = set,
     }
 }
 
@@ -184,6 +187,7 @@ impl IngressOperations {
             draining: spoke.is_draining(),
             panics: PanicMetrics::read(),
             receipts: self.receipts.as_ref().map(ReceiptMetrics::scrape),
+            traces: self.tracer.as_ref().map(Tracer::metrics),
         };
         drop(spoke);
         metrics::render(ROLE, &scrape)

@@ -140,6 +140,7 @@ impl Fixture {
         let addresses = vec![first_at.into(), second_at.into()];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
+            tracing: None,
             jobs: None,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

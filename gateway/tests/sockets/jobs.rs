@@ -116,6 +116,7 @@ impl Region {
         let spoke = Spoke::new(id.parse().unwrap(), 1, addresses).with_instance("a".parse().unwrap());
         let spoke = Arc::new(Mutex::new(spoke));
         let config = IngressConfig {
+            tracing: None,
             jobs,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(dns),

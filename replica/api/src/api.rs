@@ -55,6 +55,42 @@ pub struct ApiOperation {
     pub example: &'static str,
 }
 
+impl Operation {
+    /// Returns the name of the operation in traces (`gen_ai.operation.name`); none for what needs no model, or for a path at
+    /// which the model decides.
+    pub fn gen_ai_name(self) -> Option<&'static str> {
+        match self {
+            Operation::Embeddings
+            | Operation::InfinityEmbeddings
+            | Operation::CohereEmbedV1
+            | Operation::CohereEmbedV2
+            | Operation::VoyageEmbeddings
+            | Operation::BedrockInvoke
+            | Operation::Embed
+            | Operation::EmbedAll
+            | Operation::Pooling
+            | Operation::PoolingV1 => Some("embeddings"),
+            Operation::VoyageRerank
+            | Operation::InfinityRerank
+            | Operation::RerankV1
+            | Operation::RerankV2
+            | Operation::Rerank => Some("rerank"),
+            Operation::Score | Operation::ScoreV1 | Operation::Similarity => Some("score"),
+            Operation::InfinityClassify
+            | Operation::Classify
+            | Operation::ClassifyV1
+            | Operation::Predict => Some("classify"),
+            Operation::Tokenize | Operation::Decode => Some("tokenize"),
+            Operation::Root | Operation::Info => None,
+        }
+    }
+
+    /// Returns the operation at a path of a replica.
+    pub fn at(path: &str) -> Option<Operation> {
+        Operation::ALL.iter().copied().find(|operation| operation.definition().path == path)
+    }
+}
+
 /// Presence of the field `model` at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelField {
@@ -581,7 +617,8 @@ pub const REQUEST_HEADERS: &[Header] = &[
         headers::CLIENT_GEO,
         "`LATITUDE,LONGITUDE` of the client; read from trusted peers only, and never used for residency.",
     ),
-    ("traceparent", "W3C Trace Context; forwarded."),
+    ("traceparent", "Span of the caller (W3C Trace Context); the request continues its trace."),
+    ("tracestate", "State of the caller's trace (W3C Trace Context); forwarded up to 512 bytes."),
     ("content-encoding", "`gzip`, if the body is compressed."),
 ];
 

@@ -93,7 +93,9 @@ pub const RATELIMIT_LIMIT_TOKENS: &str = "x-ratelimit-limit-tokens";
 pub const RATELIMIT_REMAINING_TOKENS: &str = "x-ratelimit-remaining-tokens";
 /// Out: time until all tokens are available again.
 pub const RATELIMIT_RESET_TOKENS: &str = "x-ratelimit-reset-tokens";
-/// In: W3C Trace Context; forwarded.
+/// In: span of the caller (W3C Trace Context). Internal: span of the attempt.
 pub const TRACEPARENT: &str = "traceparent";
+/// In: state of the caller's trace (W3C Trace Context); forwarded up to 512 bytes.
+pub const TRACESTATE: &str = "tracestate";
 /// Out: duration of each stage (W3C Server Timing).
 pub const SERVER_TIMING: &str = "server-timing";

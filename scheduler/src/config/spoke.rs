@@ -19,6 +19,7 @@ use scheduler_core::jobs::JobsSection;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
+use telemetry::{TracingConfig, TracingSection};
 
 use super::scaling::{ScalingConfig, ScalingSection};
 
@@ -52,6 +53,8 @@ section! {
         proxy_protocol_from: Vec<IpNetwork> = Vec::new();
         /// Resolution of the names of hubs and replicas.
         dns: DnsSection;
+        /// Traces by OTLP.
+        tracing: TracingSection;
         /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
         identity: Option<IdentitySection>;
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
@@ -103,6 +106,8 @@ pub struct SpokeConfig {
     pub transport: Transport,
     /// Autoscaling of further replicas, if configured.
     pub scaling: Option<ScalingConfig>,
+    /// Traces, if they are configured.
+    pub tracing: Option<TracingConfig>,
 }
 
 /// Content of `spoke.toml`, of which the ingress validates a part.
@@ -173,6 +178,7 @@ impl SpokeConfig {
         if let (Some(Some(scaling)), Some(transport)) = (&scaling, &transport) {
             scaling.check_transport(document, transport);
         }
+        let tracing = file.tracing.and_then(|section| section.read(document, files));
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -188,6 +194,7 @@ impl SpokeConfig {
                 dns: file.dns?,
                 transport: transport?,
                 scaling: scaling?,
+                tracing: tracing?,
             })
         };
         Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })

@@ -367,6 +367,7 @@ impl JobTransfers {
             body: BufferedBody::of_job(pulled.body.clone()),
             target_draw,
             route,
+            trace: None,
             _admission: None,
         };
         let mut record = TransferRecord {
@@ -490,6 +491,7 @@ impl Drop for TransferRecord<'_> {
                 policy: policy.clone(),
             }),
             receipt: None,
+            trace: None,
         };
         recorder.record(WriterMessage::Finished(Arc::new(finished)), self.slot.take());
     }

@@ -20,6 +20,7 @@ use crate::events::JobAttemptEnded;
 use crate::ingress::forwarder::{ReplicaForwarder, ReplicaResponse};
 use crate::ingress::request::ForwardedRequest;
 use crate::ingress::residency::ResidencyGuard;
+use crate::ingress::spans::IngressStages;
 use crate::metrics::JobAttemptOutcome;
 use crate::relay::ForwardedHeaders;
 use crate::request_body::BodyReader;
@@ -462,7 +463,7 @@ impl JobComputation {
             elsewhere: None,
         };
         self.spoke.lock().arrived(&request.deployment, tokens, request.origin, Instant::now());
-        match self.forwarder.forward(&request).await {
+        match self.forwarder.forward(&request, &mut IngressStages::default()).await {
             Err(rejection) => attempt::not_computed(rejection),
             Ok(ReplicaResponse { response, attempt: replica, held: _ }) => {
                 let end = attempt::received(&self.forwarder.upstream, response).await;

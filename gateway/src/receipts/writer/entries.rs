@@ -28,8 +28,18 @@ impl Writer {
         let ResolvedRequest { deployment, cost: _, policy: admitted } =
             resolved.as_ref().expect("only a parsed request is sent");
         for attempt in trail.attempts() {
-            let AttemptRecord { number, region, instance: _, cause, began: _, took, end, key, policy } =
-                attempt;
+            let AttemptRecord {
+                number,
+                region,
+                instance: _,
+                cause,
+                began: _,
+                took,
+                end,
+                key,
+                policy,
+                trace: _,
+            } = attempt;
             let end = AttemptResult::from(*end);
             if self.open.remove(key) {
                 batch.put(&Entry::Outcome { number: *key, took_us: micros(*took), end: end.as_str().into() });

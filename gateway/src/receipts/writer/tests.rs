@@ -74,6 +74,7 @@ impl Fixture {
                 }),
             }),
             receipt: None,
+            trace: None,
         }))
     }
 

@@ -289,6 +289,7 @@ async fn start_region(id: &'static str, hop: PeerTls<'_>, takes: Duration, dir: 
     let (replica, requests) = replica(takes, identity(Role::Replica, of_replica)).await;
     let operations = free_address();
     let config = IngressConfig {
+        tracing: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

@@ -83,6 +83,7 @@ async fn ingress(
     let spoke = Spoke::new(id.parse().unwrap(), 1, replicas).with_instance("a".parse().unwrap());
     let spoke = Arc::new(Mutex::new(spoke));
     let config = IngressConfig {
+        tracing: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

@@ -18,6 +18,7 @@ async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_respon
     spoke.limit_policy_age(max, long_ago.expect("this machine has run for a minute"));
     let spoke = Arc::new(Mutex::new(spoke));
     let config = IngressConfig {
+        tracing: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

@@ -56,6 +56,7 @@ impl Fixture {
             tokens: None,
             total: finished.total,
             receipt: None,
+            trace: None,
         });
         WriteAheadAttempt { message, durable, finished }
     }
