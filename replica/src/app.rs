@@ -13,6 +13,7 @@ use replica_api::input::Readable;
 use replica_api::limits::Limits;
 use replica_api::status::{StateV1, StatusV1};
 use replica_core::batch::Backlog;
+use telemetry::Tracer;
 
 use crate::batcher::Batcher;
 use crate::body::BodyBudget;
@@ -60,6 +61,8 @@ pub(crate) struct App {
     boot_id: u64,
     /// Health check of the shared state; runs one check at a time.
     pub(crate) health: HealthCheck,
+    /// Tracer, if traces are configured.
+    pub(crate) tracer: Option<Tracer>,
     service: OnceLock<Service>,
     draining: AtomicBool,
 }
@@ -92,9 +95,15 @@ impl App {
             started_at: now.as_secs(),
             boot_id: rand::random(),
             health: HealthCheck::default(),
+            tracer: None,
             service: OnceLock::new(),
             draining: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the state of a replica that records traces.
+    pub(crate) fn with_tracer(self, tracer: Option<Tracer>) -> App {
+        App { tracer, ..self }
     }
 
     /// Publishes the loaded model; requests are accepted from now on.

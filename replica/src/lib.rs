@@ -33,6 +33,7 @@ mod purpose;
 mod respond;
 pub mod server;
 pub mod tokenize;
+mod trace;
 pub mod tune;
 pub mod validate;
 pub mod vectors;

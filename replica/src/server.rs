@@ -22,6 +22,7 @@ use replica_api::input::Readable;
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, UnknownName};
 use supervision::task::{essential, supervise};
+use telemetry::TracingError;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -50,6 +51,9 @@ use crate::vectors::RowCache;
 /// Time for requests in flight to finish on shutdown. The longest request consists of two batches, which take less; ten
 /// seconds fit into the default grace period of common orchestrators.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Timeout for the export of the last spans after that.
+const LAST_SPANS: Duration = Duration::from_secs(1);
 
 /// Maximum number of open connections: more than the requests in flight of the spokes of a region. The replicas of
 /// a drill have it too; that of the hub counts gateways and spokes.
@@ -89,6 +93,9 @@ pub enum ServeError {
     /// The TLS library rejects the certificate, the key or the settings. The replica does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
+    /// Traces cannot be exported.
+    #[error("{0}")]
+    Tracing(#[from] TracingError),
     /// The listener of the replica failed. The replica exits.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
@@ -113,7 +120,10 @@ pub async fn run(
         tracing::warn!(on = %address, "replica accepts plaintext connections because of [identity]");
     }
 
-    let app = Arc::new(App::new(&config));
+    let tracing = config.tracing.as_ref();
+    let started = tracing.map(|tracing| telemetry::start(tracing, "replica", config.region.as_deref()));
+    let (tracer, trace_export) = started.transpose()?.unzip();
+    let app = Arc::new(App::new(&config).with_tracer(tracer));
     let mut server = Server::start(listener, operations, transport, &app)?;
     tokio::select! {
         () = shutdown => {}
@@ -122,6 +132,9 @@ pub async fn run(
     app.drain();
     Draining.record();
     server.drain().await;
+    if let Some(trace_export) = trace_export {
+        trace_export.finish(LAST_SPANS).await;
+    }
     Ok(())
 }
 
@@ -137,7 +150,8 @@ async fn serve(
     ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
     let metrics = Arc::clone(&app.metrics);
-    let loaded = spawn_blocking(move || load(&config, metrics)).await;
+    let is_traced = app.tracer.is_some();
+    let loaded = spawn_blocking(move || load(&config, metrics, is_traced)).await;
     let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
     app.publish(loaded.map_err(died)??);
     ready();
@@ -213,7 +227,7 @@ fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> 
 }
 
 /// Loads the model and starts its threads.
-fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
+fn load(config: &Config, metrics: Arc<Metrics>, is_traced: bool) -> Result<Service, ServeError> {
     let started = Instant::now();
     let failed = |reason: &dyn Display| ServeError::Load {
         model: config.model.to_string(),
@@ -280,7 +294,7 @@ fn load(config: &Config, metrics: Arc<Metrics>) -> Result<Service, ServeError> {
     let revision = HeaderValue::from_str(&identity.revision).expect("hexadecimal digits are a header value");
     Ok(Service {
         tokenizer: TokenizerPool::start(tokenizer, tokenizer_threads).map_err(ServeError::Thread)?,
-        batcher: Batcher::start(engine, options).map_err(ServeError::Thread)?,
+        batcher: Batcher::start_traced(engine, options, is_traced).map_err(ServeError::Thread)?,
         readable,
         model: info,
         identity,

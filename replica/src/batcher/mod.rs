@@ -33,6 +33,7 @@ use supervision::{Condvar, Mutex, MutexGuard, task};
 
 use replica_api::priority::Priority;
 use replica_core::batch::{AdmittedRequest, Backlog, BatchPlanner, BatchRequestId, BatchSettings, QueueFull};
+use telemetry::context::TraceContext;
 use tokio::sync::oneshot;
 
 pub use self::pending::{ComputeError, ComputedRows};
@@ -88,6 +89,8 @@ struct Shared {
     interactive_pending: AtomicBool,
     pending: PendingResponses,
     cache: Option<RowCache>,
+    /// Whether requests have traces, for which their batches are recorded.
+    is_traced: bool,
     /// Values in a row: `width` for pooled output, `hidden` for token rows.
     width: usize,
     hidden: usize,
@@ -104,6 +107,15 @@ struct State {
 impl Batcher {
     /// Starts the engine threads and the delivery thread.
     pub fn start(engine: Arc<dyn Engine>, options: Options) -> std::io::Result<Batcher> {
+        Batcher::start_traced(engine, options, false)
+    }
+
+    /// Starts the threads; with `is_traced`, batches are recorded for the traces of requests.
+    pub(crate) fn start_traced(
+        engine: Arc<dyn Engine>,
+        options: Options,
+        is_traced: bool,
+    ) -> std::io::Result<Batcher> {
         let Options { batch, max_queue_tokens, cache, metrics } = options;
         let planner = BatchPlanner::new(batch, max_queue_tokens);
         let (width, hidden) = (engine.describe().width, engine.describe().hidden);
@@ -113,6 +125,7 @@ impl Batcher {
             interactive_pending: AtomicBool::new(false),
             pending: PendingResponses::default(),
             cache,
+            is_traced,
             width,
             hidden,
             metrics,
@@ -135,13 +148,22 @@ impl Batcher {
 
     /// Enqueues all inputs of one request, or none of them.
     pub fn submit(&self, compute: ComputeRequest) -> Result<ComputeTicket, QueueFull> {
+        self.submit_traced(compute, None)
+    }
+
+    /// Enqueues a request whose batches are recorded for its trace, if it has one.
+    pub(crate) fn submit_traced(
+        &self,
+        compute: ComputeRequest,
+        trace: Option<TraceContext>,
+    ) -> Result<ComputeTicket, QueueFull> {
         let ComputeRequest { inputs, output, priority, deadline, tenant } = compute;
         let shared = &self.shared;
         let cached = shared.cache.is_some();
         let sequences = inputs.into_iter().map(|input| QueuedSequence::new(input, output, tenant, cached));
         let (sender, receiver) = oneshot::channel();
         let enqueued_at = Instant::now();
-        let mut response = PendingResponse::new(shared.width_of(output), enqueued_at, sender);
+        let mut response = PendingResponse::new(shared.width_of(output), enqueued_at, trace, sender);
         let mut missing = Vec::new();
         for sequence in sequences {
             let rows = sequence.rows();

@@ -4,13 +4,16 @@
 //! threads, and the thread that fills the last one sends the response. Each has a lock of its own, so that copying a
 //! large response delays its own caller only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
 use replica_core::batch::{BatchRequestId, RowOwner};
+use telemetry::context::TraceContext;
 use tokio::sync::oneshot;
+
+use crate::trace::{BatchTrace, push_batch};
 
 /// Rows of one request.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub struct ComputedRows {
     pub queue: Duration,
     /// Total compute time of the batches with inputs of this request.
     pub engine: Duration,
+    /// These batches, if the request has a trace.
+    pub(crate) batches: Vec<Arc<BatchTrace>>,
 }
 
 /// Reason why a request has no rows.
@@ -56,6 +61,9 @@ pub(super) struct PendingResponse {
     cached: u64,
     enqueued_at: Instant,
     engine: Duration,
+    /// Span of the request, if it has a trace.
+    trace: Option<TraceContext>,
+    batches: Vec<Arc<BatchTrace>>,
     sender: oneshot::Sender<Result<ComputedRows, ComputeError>>,
 }
 
@@ -63,6 +71,7 @@ impl PendingResponse {
     pub(super) fn new(
         width: usize,
         enqueued_at: Instant,
+        trace: Option<TraceContext>,
         sender: oneshot::Sender<Result<ComputedRows, ComputeError>>,
     ) -> PendingResponse {
         PendingResponse {
@@ -75,6 +84,8 @@ impl PendingResponse {
             cached: 0,
             enqueued_at,
             engine: Duration::ZERO,
+            trace,
+            batches: Vec::new(),
             sender,
         }
     }
@@ -107,7 +118,8 @@ impl PendingResponse {
 
     /// Sends the response.
     pub(super) fn send(self, now: Instant) {
-        let PendingResponse { rows, width, counts, tokens, cached, enqueued_at, engine, sender, .. } = self;
+        let PendingResponse { rows, width, counts, tokens, cached, enqueued_at, engine, .. } = self;
+        let (batches, sender) = (self.batches, self.sender);
         let queue = now.saturating_duration_since(enqueued_at).saturating_sub(engine);
         // The send fails if the caller has just disconnected; its rows are dropped.
         let _ = sender.send(Ok(ComputedRows {
@@ -118,6 +130,7 @@ impl PendingResponse {
             cached_inputs: cached,
             queue,
             engine,
+            batches,
         }));
     }
 }
@@ -154,11 +167,30 @@ impl PendingResponses {
         });
     }
 
-    /// Adds the compute time `busy` of a batch to the response, and sends the response if it is complete.
-    pub(super) fn filled(&self, request: BatchRequestId, busy: Duration, now: Instant) {
+    /// Returns the spans of those of the requests that have a trace.
+    pub(super) fn traces(&self, requests: &BTreeSet<BatchRequestId>) -> Vec<TraceContext> {
+        let mut traces = Vec::new();
+        for request in requests {
+            self.change(*request, |response| traces.extend(response.trace));
+        }
+        traces
+    }
+
+    /// Adds the compute time `busy` of a batch, and its record for traces, to the response, and sends the response if it is
+    /// complete.
+    pub(super) fn filled(
+        &self,
+        request: BatchRequestId,
+        busy: Duration,
+        batch: Option<&Arc<BatchTrace>>,
+        now: Instant,
+    ) {
         let mut complete = false;
         self.change(request, |response| {
             response.engine += busy;
+            if let Some(batch) = batch.filter(|_| response.trace.is_some()) {
+                push_batch(&mut response.batches, batch);
+            }
             complete = response.missing_count == 0;
         });
         if complete && let Some(response) = self.take(request) {

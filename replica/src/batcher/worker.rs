@@ -3,6 +3,7 @@
 //! another.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::engine::{
     BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
 };
 use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
+use crate::trace::BatchTrace;
 
 /// Finished batch, on its way to the delivery thread.
 pub(super) struct BatchResult {
@@ -26,6 +28,8 @@ pub(super) struct BatchResult {
     /// Rows, or the error message of the engine.
     rows: Result<BatchRows, String>,
     busy: Duration,
+    /// Begin and end of the computation.
+    computed: (Instant, Instant),
 }
 
 /// Rows of a batch.
@@ -154,8 +158,9 @@ impl Shared {
 
     /// Reports to the planner that the engine was busy with this batch for `busy`.
     fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> BatchResult {
-        let ExecutedBatch { batch, rows, .. } = executed;
-        let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, Instant::now());
+        let ExecutedBatch { batch, rows, started, interruptions: _ } = executed;
+        let now = Instant::now();
+        let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, now);
         let failed: Vec<&Vec<RowOwner>> = match &rows {
             Ok(computed) => computed.failed.iter().map(|failed| &owners[failed.sequence]).collect(),
             Err(_) => owners.iter().collect(),
@@ -164,7 +169,7 @@ impl Shared {
         failed.into_iter().flatten().for_each(|owner| {
             state.planner.cancel(owner.request);
         });
-        BatchResult { batch, owners, rows, busy }
+        BatchResult { batch, owners, rows, busy, computed: (started, now) }
     }
 
     /// Reports `executed` and returns the next batch, waiting for one if necessary; `None` when the batcher stops.
@@ -232,7 +237,7 @@ impl Shared {
 
     /// Copies rows into their responses and sends the complete ones.
     pub(super) fn deliver(&self, finished: BatchResult) {
-        let BatchResult { batch, owners, rows, busy } = finished;
+        let BatchResult { batch, owners, rows, busy, computed } = finished;
         let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let BatchRows { rows, failed } = match rows {
             Ok(computed) => computed,
@@ -292,9 +297,13 @@ impl Shared {
         if let Some(cache) = &self.cache {
             cache.publish(&self.metrics);
         }
+        let trace = self.is_traced.then(|| self.pending.traces(&requests)).filter(|links| !links.is_empty());
+        let trace = trace.map(|links| {
+            Arc::new(BatchTrace::new(batch.priority, batch.size(), computed, requests.len(), links))
+        });
         let now = Instant::now();
         for request in requests {
-            self.pending.filled(request, busy, now);
+            self.pending.filled(request, busy, trace.as_ref(), now);
         }
     }
 }

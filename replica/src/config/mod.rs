@@ -18,6 +18,7 @@ use regions::Catalogue;
 use regions::spiffe::Role;
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
+use telemetry::{TracingConfig, TracingSection};
 
 use crate::cache::ModelSource;
 
@@ -61,6 +62,8 @@ section! {
         embedding_cache_bytes: u64 = 0, in 0..=MAX_EMBEDDING_CACHE_BYTES, fix "or leave it out to disable the cache";
         /// Whether `/v1/embeddings` accepts token ids from clients that do not name their tokenizer.
         token_inputs: bool = false;
+        /// Traces by OTLP.
+        tracing: TracingSection;
         /// Plaintext listener for operators and probes: `/health`, `/info`, `/status` and `/metrics`.
         operations: Option<SocketAddr>, like "\"127.0.0.1:9001\"";
         /// Catalogue of clouds and regions; the built-in one if absent. With an identity only.
@@ -153,6 +156,10 @@ pub struct Config {
     pub operations: Option<SocketAddr>,
     /// Transport security of the listener.
     pub transport: Transport,
+    /// Traces, if they are configured.
+    pub tracing: Option<TracingConfig>,
+    /// Region of the replica, for its traces. Set by the command line, not by the file.
+    pub region: Option<String>,
 }
 
 /// Engine and its settings.
@@ -237,6 +244,7 @@ impl Config {
         if let (Some(transport), Some(listen)) = (&transport, file.listen) {
             transport.check_listener(document, "listen", &listen.into());
         }
+        let tracing = file.tracing.and_then(|section| section.read(document, files));
         Some(Config {
             engine: file.engine.and_then(|section| section.validate(document))?,
             listen: file.listen?,
@@ -253,6 +261,8 @@ impl Config {
             token_inputs: file.token_inputs?,
             operations: file.operations?,
             transport: transport?,
+            tracing: tracing?,
+            region: None,
         })
     }
 }

@@ -26,6 +26,7 @@ use crate::engine::Output;
 use crate::events::{RequestCompleted, RequestReceived, RequestRejected, TokenizerFailed};
 use crate::respond;
 use crate::tokenize::{EncodeOptions, MAX_JOBS, TextInput, TokenizeError, Tokenized};
+use crate::trace::{RequestEnd, RequestStages, TraceStage, TracedRequest};
 
 /// Maximum length of a request id that is taken over from a client.
 const MAX_REQUEST_ID_BYTES: usize = 128;
@@ -65,6 +66,8 @@ pub(super) struct ApiCall {
     priority: Option<HeaderValue>,
     tenant: Option<TenantKey>,
     deadline: Option<Instant>,
+    /// Stages of the request, if it has a trace.
+    stages: Option<Arc<RequestStages>>,
 }
 
 /// Number of token ids above which checking them does.
@@ -134,17 +137,27 @@ where
     let dialect = operation.definition().dialect;
     let request_id = id.clone();
     let request_id = request_id.as_str();
-    match within_time(&app, id, received, request, handle).await {
+    let mut traced = app.tracer.as_ref().map(|tracer| {
+        let traceparent = request.headers().get_all(headers::TRACEPARENT).iter().map(HeaderValue::as_bytes);
+        TracedRequest::begin(tracer, traceparent, (operation, request_id), received)
+    });
+    let stages = traced.as_ref().map(|traced| Arc::clone(traced.stages()));
+    let trace = stages.as_ref().map(|stages| stages.trace_id());
+    match within_time(&app, (id, stages), received, request, handle).await {
         Ok(ComputedResponse { json, cost }) => {
             let RequestCost { priority, inputs, tokens, tokenize, queue, engine } = cost;
             let mut response = respond::json(json);
             response.headers_mut().insert(headers::SERVER_TIMING, server_timing(queue, tokenize, engine));
             response.headers_mut().insert(headers::TOKENS, HeaderValue::from(tokens));
             let total = received.elapsed();
+            if let Some(traced) = &mut traced {
+                traced.ended(RequestEnd::Completed { inputs, tokens, priority });
+            }
             RequestCompleted {
                 operation,
                 priority,
                 request_id,
+                trace,
                 inputs,
                 tokens,
                 tokenize,
@@ -156,7 +169,10 @@ where
             response
         }
         Err(refusal) => {
-            RequestRejected { operation, request_id, refusal: &refusal }.record(&app.metrics);
+            if let Some(traced) = &mut traced {
+                traced.ended(RequestEnd::Rejected(refusal.code));
+            }
+            RequestRejected { operation, request_id, trace, refusal: &refusal }.record(&app.metrics);
             respond::refused(&refusal, dialect)
         }
     }
@@ -164,7 +180,7 @@ where
 
 async fn within_time<H, F>(
     app: &Arc<App>,
-    id: HttpRequestId,
+    (id, stages): (HttpRequestId, Option<Arc<RequestStages>>),
     received: Instant,
     request: Request,
     handle: H,
@@ -182,7 +198,7 @@ where
     let deadline = timeout.map(|timeout| received + timeout);
     let priority = request.headers().get(headers::PRIORITY).cloned();
     let tenant = request.headers().get(headers::TENANT).map(|tenant| TenantKey::new(tenant.as_bytes()));
-    let call = Arc::new(ApiCall { app: Arc::clone(app), id, received, priority, tenant, deadline });
+    let call = Arc::new(ApiCall { app: Arc::clone(app), id, received, priority, tenant, deadline, stages });
     let response = async {
         let (head, body) = request.into_parts();
         let body = app.bodies.read(&head.headers, body).await?;
@@ -201,6 +217,13 @@ where
 }
 
 impl ApiCall {
+    /// Records a stage that began at `began` and ends now, if the request has a trace.
+    fn stage_ended(&self, stage: TraceStage, began: Instant) {
+        if let Some(stages) = &self.stages {
+            stages.ended(stage, began);
+        }
+    }
+
     pub(super) fn service(&self) -> &Service {
         self.app.service().expect("a call begins when the model is there, and it never goes")
     }
@@ -208,11 +231,15 @@ impl ApiCall {
     /// Returns the deployment named in the request, which must be served here, or else the first one.
     pub(super) fn model(&self, named: Option<String>) -> Result<String, Refusal> {
         let names = &self.app.names;
-        match named {
-            Some(named) if names.contains(&named) => Ok(named),
-            Some(named) => Err(Refusal::model_not_found(&named, names)),
-            None => Ok(names.first().cloned().unwrap_or_default()),
+        let model = match named {
+            Some(named) if names.contains(&named) => named,
+            Some(named) => return Err(Refusal::model_not_found(&named, names)),
+            None => names.first().cloned().unwrap_or_default(),
+        };
+        if let Some(stages) = &self.stages {
+            stages.named(&model);
         }
+        Ok(model)
     }
 
     /// Returns how texts without a prompt are tokenized, by the request or else by the configuration.
@@ -245,7 +272,10 @@ impl ApiCall {
         body: Vec<u8>,
         parse: impl FnOnce(&[u8]) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.off_reactor(body.len() > INLINE_BODY_BYTES, move || parse(&body)).await?
+        let parsed = self.off_reactor(body.len() > INLINE_BODY_BYTES, move || parse(&body)).await;
+        // From the head of the request, so that the time in which its body arrived is included.
+        self.stage_ended(TraceStage::Parse, self.received);
+        parsed?
     }
 
     /// Tokenizes texts, or checks token ids of the request.
@@ -284,7 +314,9 @@ impl ApiCall {
         let listed = lists.len();
         let large = lists.iter().map(Vec::len).sum::<usize>() > INLINE_TOKENS;
         let check_all = move || lists.into_iter().enumerate().map(check).collect::<Result<Vec<_>, Refusal>>();
-        let inputs = self.off_reactor(large, check_all).await??;
+        let checked = self.off_reactor(large, check_all).await;
+        self.stage_ended(TraceStage::Tokenize, started);
+        let inputs = checked??;
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
 
@@ -297,6 +329,7 @@ impl ApiCall {
     ) -> Result<Tokens, Refusal> {
         let (started, listed) = (Instant::now(), texts.len());
         let read = self.service().tokenizer.encode(texts, options).await;
+        self.stage_ended(TraceStage::Tokenize, started);
         let inputs = read.map_err(|error| self.tokenize_refusal(error, named))?;
         Ok(Tokens { inputs, took: started.elapsed(), listed })
     }
@@ -333,17 +366,23 @@ impl ApiCall {
         let priority = self.priority(listed)?;
         let count = inputs.len() as u64;
         let work = ComputeRequest { inputs, output, priority, deadline: self.deadline, tenant: self.tenant };
-        let ticket = self.service().batcher.submit(work).map_err(|full| {
+        let (submitted, trace) = (Instant::now(), self.stages.as_ref().map(|stages| stages.context()));
+        let ticket = self.service().batcher.submit_traced(work, trace).map_err(|full| {
             let pending = format!("{} tokens are waiting", full.pending_tokens);
             Refusal::overloaded(&pending, full.max_queue_tokens, full.wait)
         })?;
-        let computed = ticket.rows().await.map_err(|unanswered| match unanswered {
+        let computed = ticket.rows().await;
+        self.stage_ended(TraceStage::Compute, submitted);
+        let computed = computed.map_err(|unanswered| match unanswered {
             ComputeError::Expired => Refusal::deadline_exceeded(self.received.elapsed()),
             ComputeError::EngineFailed => Refusal::internal(self.id.as_str()),
             ComputeError::NotFinite => Refusal::not_finite(),
             ComputeError::Stopped => Refusal::draining(),
         })?;
-        let ComputedRows { rows, width, counts, tokens, cached_inputs: _, queue, engine } = computed;
+        let ComputedRows { rows, width, counts, tokens, cached_inputs, queue, engine, batches } = computed;
+        if let Some(stages) = &self.stages {
+            stages.computed(batches, cached_inputs);
+        }
         let cost = RequestCost { priority, inputs: count, tokens, tokenize: took, queue, engine };
         Ok(ComputeResult { rows, width, counts, cost })
     }
@@ -355,7 +394,9 @@ impl ApiCall {
         write: impl FnOnce(ComputeResult) -> Vec<u8> + Send + 'static,
     ) -> Result<ComputedResponse, Refusal> {
         let cost = computed.cost;
+        let began = Instant::now();
         let json = self.off_reactor(computed.rows.len() > INLINE_NUMBERS, move || write(computed)).await?;
+        self.stage_ended(TraceStage::Write, began);
         Ok(ComputedResponse { json, cost })
     }
 

@@ -174,7 +174,7 @@ async fn status(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    respond::text(metrics::CONTENT_TYPE, app.metrics.render())
+    respond::text(metrics::CONTENT_TYPE, app.metrics.render(app.tracer.as_ref()))
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {

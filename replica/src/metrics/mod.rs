@@ -21,6 +21,7 @@ use replica_core::cost::BatchCost;
 use replica_core::window::StartReason;
 use supervision::Mutex;
 use supervision::panics::PanicMetrics;
+use telemetry::{TraceMetrics, Tracer};
 
 use crate::engine::Statistics;
 
@@ -93,6 +94,8 @@ metric_set! {
         refused: &'a metrics::Family<ConnectionFailureCause> = "meridian_replica_connections_refused_total" ["cause"],
         /// Panics.
         panics: PanicMetrics = set,
+        /// Traces.
+        traces: Option<TraceMetrics<'a>> = set,
         /// Requests with inputs in the queue.
         queue_requests: Family<Priority, u64> = "meridian_replica_queue_requests" ["priority"],
         /// Inputs in the queue, equal ones counted once.
@@ -240,7 +243,7 @@ impl Metrics {
     }
 
     /// Renders all metrics in the Prometheus text format.
-    pub fn render(&self) -> String {
+    pub fn render(&self, tracer: Option<&Tracer>) -> String {
         let ReplicaGauges { loads, cost, tokens_per_second, cached, engine } = self.gauges();
         let BatchCost { fixed, per_token } = cost.unwrap_or(BatchCost { fixed: 0.0, per_token: 0.0 });
         let (cache_bytes, cache_rows) = cached;
@@ -251,6 +254,7 @@ impl Metrics {
             counts: &self.counts,
             refused: &self.refused.counts,
             panics: PanicMetrics::read(),
+            traces: tracer.map(Tracer::metrics),
             queue_requests: queue(|load| load.requests),
             queue_inputs: queue(|load| load.queued.inputs),
             queue_tokens: queue(|load| load.queued.tokens),

@@ -1,0 +1,392 @@
+//! Trace of a request at the replica: its stages, and the batches that computed its inputs.
+//!
+//! Stages are recorded while the request is in flight, and become spans when its trace is exported. Without a tracer nothing
+//! is recorded.
+//!
+//! A batch has inputs of several requests, so it is no part of the trace of one. It is a trace of its own, with links to
+//! its requests; the span `engine` of each request links to its batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use replica_api::api::Operation;
+use replica_api::error::ErrorCode;
+use replica_api::priority::Priority;
+use replica_core::batch::Backlog;
+use supervision::Mutex;
+use telemetry::Tracer;
+use telemetry::context::{SpanId, TraceContext, TraceId};
+use telemetry::request::RequestTrace;
+use telemetry::sampling::{FinishedTrace, KeepReason};
+use telemetry::span::{Attribute, LINKS_MAX, SpanKind, SpanName, SpanRecord};
+
+/// Maximum number of batches of a request that are recorded; a request of more inputs has the first ones.
+const BATCHES_MAX: usize = 64;
+
+/// Stage of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TraceStage {
+    Parse,
+    Tokenize,
+    /// From the queue until the rows are complete.
+    Compute,
+    Write,
+}
+
+/// Batch with inputs of requests that have a trace.
+#[derive(Debug)]
+pub(crate) struct BatchTrace {
+    context: TraceContext,
+    priority: Priority,
+    size: Backlog,
+    requests: usize,
+    began: Instant,
+    ended: Instant,
+    links: Vec<TraceContext>,
+    /// Set by the first request that exports the batch.
+    is_exported: AtomicBool,
+}
+
+impl BatchTrace {
+    /// Records a batch that the engine computed from `began` to `ended`, with inputs of these requests, some of which have a
+    /// trace.
+    pub(crate) fn new(
+        priority: Priority,
+        size: Backlog,
+        (began, ended): (Instant, Instant),
+        requests: usize,
+        mut links: Vec<TraceContext>,
+    ) -> BatchTrace {
+        links.truncate(LINKS_MAX);
+        let (trace, span) = (TraceId::from_random(rand::random()), SpanId::from_random(rand::random()));
+        BatchTrace {
+            context: TraceContext { trace, span, is_sampled: true },
+            priority,
+            size,
+            requests,
+            began,
+            ended,
+            links,
+            is_exported: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the span of the batch, unless another of its requests has exported it. It links to its sampled requests and to
+    /// that of `exporting`; the others have no span to link to.
+    fn span(&self, exporting: &RequestTrace) -> Option<SpanRecord> {
+        if self.is_exported.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let start_ns = exporting.since_1970_ns(self.began);
+        let own = exporting.context();
+        let is_linked = |link: &&TraceContext| link.is_sampled || link.span == own.span;
+        let span = SpanRecord {
+            trace: self.context.trace,
+            id: self.context.span,
+            parent: None,
+            is_parent_remote: false,
+            name: SpanName::Batch,
+            kind: SpanKind::Internal,
+            start_ns,
+            end_ns: exporting.since_1970_ns(self.ended).max(start_ns),
+            is_error: false,
+            attributes: Vec::new(),
+            links: self.links.iter().filter(is_linked).copied().collect(),
+        };
+        Some(
+            span.with(Attribute::Priority, self.priority.as_str())
+                .with(Attribute::BatchInputs, self.size.inputs)
+                .with(Attribute::BatchTokens, self.size.tokens)
+                .with(Attribute::BatchRequests, self.requests as u64),
+        )
+    }
+}
+
+/// Trace of a request in flight. Its spans are exported when this is dropped, also if the client disconnects.
+pub(crate) struct TracedRequest {
+    tracer: Tracer,
+    stages: Arc<RequestStages>,
+    operation: Operation,
+    request_id: String,
+    received: Instant,
+    end: RequestEnd,
+}
+
+/// End of a request, for its trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestEnd {
+    /// A response with the rows.
+    Completed { inputs: u64, tokens: u64, priority: Priority },
+    /// An error response.
+    Rejected(ErrorCode),
+    /// No response: the client disconnected.
+    Abandoned,
+}
+
+/// Stages of a request in flight.
+pub(crate) struct RequestStages {
+    trace: RequestTrace,
+    record: Mutex<RecordedStages>,
+}
+
+#[derive(Default)]
+struct RecordedStages {
+    times: Vec<(TraceStage, Instant, Instant)>,
+    batches: Vec<Arc<BatchTrace>>,
+    cached_inputs: u64,
+    deployment: Option<String>,
+}
+
+impl RequestStages {
+    /// Returns the span of the request, to which its batches link.
+    pub(crate) fn context(&self) -> TraceContext {
+        self.trace.context()
+    }
+
+    /// Returns the trace, for log lines.
+    pub(crate) fn trace_id(&self) -> TraceId {
+        self.trace.trace
+    }
+
+    /// Records a stage that ends now. The times of several of the same kind, such as the lists of a request that are tokenized
+    /// separately, are one.
+    pub(crate) fn ended(&self, stage: TraceStage, began: Instant) {
+        let now = Instant::now();
+        let mut record = self.record.lock();
+        match record.times.iter_mut().find(|(of, ..)| *of == stage) {
+            Some((_, first, last)) => (*first, *last) = (began.min(*first), now),
+            None => record.times.push((stage, began, now)),
+        }
+    }
+
+    /// Records the batches that computed the rows.
+    pub(crate) fn computed(&self, batches: Vec<Arc<BatchTrace>>, cached_inputs: u64) {
+        let mut record = self.record.lock();
+        record.batches.extend(batches);
+        record.cached_inputs += cached_inputs;
+    }
+
+    /// Records the deployment.
+    pub(crate) fn named(&self, deployment: &str) {
+        self.record.lock().deployment = Some(deployment.to_owned());
+    }
+}
+
+impl TracedRequest {
+    /// Begins the trace of a request that was received at `received`.
+    pub(crate) fn begin<'h>(
+        tracer: &Tracer,
+        traceparent: impl IntoIterator<Item = &'h [u8]>,
+        (operation, request_id): (Operation, &str),
+        received: Instant,
+    ) -> TracedRequest {
+        let trace = tracer.begin(traceparent, received);
+        let stages = RequestStages { trace, record: Mutex::independent(RecordedStages::default()) };
+        TracedRequest {
+            tracer: tracer.clone(),
+            stages: Arc::new(stages),
+            operation,
+            request_id: request_id.to_owned(),
+            received,
+            end: RequestEnd::Abandoned,
+        }
+    }
+
+    /// Returns the stages, for those who record them.
+    pub(crate) fn stages(&self) -> &Arc<RequestStages> {
+        &self.stages
+    }
+
+    /// Records the end of the request.
+    pub(crate) fn ended(&mut self, end: RequestEnd) {
+        self.end = end;
+    }
+}
+
+impl Drop for TracedRequest {
+    fn drop(&mut self) {
+        let total = self.received.elapsed();
+        let is_error = match self.end {
+            RequestEnd::Completed { .. } => false,
+            RequestEnd::Rejected(code) => code.status() >= 500,
+            RequestEnd::Abandoned => true,
+        };
+        let is_sampled = self.stages.trace.is_sampled;
+        let ended = FinishedTrace { is_sampled, is_error, is_failed_over: false, total };
+        if let Some(reason) = self.tracer.keep(&ended) {
+            let record = std::mem::take(&mut *self.stages.record.lock());
+            let request = (self.operation, self.request_id.as_str(), self.end);
+            self.tracer.export(spans(&self.stages.trace, request, &record, total, reason));
+        }
+    }
+}
+
+/// Returns the spans of a request: the request, its stages, and its batches.
+fn spans(
+    trace: &RequestTrace,
+    (operation, request_id, end): (Operation, &str, RequestEnd),
+    record: &RecordedStages,
+    total: Duration,
+    reason: KeepReason,
+) -> Vec<SpanRecord> {
+    let mut spans = vec![
+        request_span(trace, operation, end, total)
+            .with(Attribute::KeepReason, reason.as_str())
+            .with_text(Attribute::RequestId, Some(request_id))
+            .with_text(Attribute::GenAiModel, record.deployment.as_deref()),
+    ];
+    let child = |spans: &[SpanRecord]| trace.span.child(spans.len() as u64);
+    for (stage, began, ended) in &record.times {
+        let name = match stage {
+            TraceStage::Parse => SpanName::Parse,
+            TraceStage::Tokenize => SpanName::Tokenize,
+            TraceStage::Write => SpanName::Write,
+            TraceStage::Compute => {
+                // In the queue until the first batch. Without a batch, no input was computed.
+                let first = record.batches.iter().map(|batch| batch.began).min();
+                let begun = first.unwrap_or(*ended).clamp(*began, *ended);
+                spans.push(
+                    trace.child_span(child(&spans), SpanName::Queue, (*began, begun)).with_number(
+                        Attribute::CachedInputs,
+                        Some(record.cached_inputs).filter(|it| *it > 0),
+                    ),
+                );
+                if first.is_some() {
+                    spans.push(engine_span(trace, child(&spans), record, (begun, *ended)));
+                }
+                continue;
+            }
+        };
+        spans.push(trace.child_span(child(&spans), name, (*began, *ended)));
+    }
+    spans.extend(record.batches.iter().filter_map(|batch| batch.span(trace)));
+    spans
+}
+
+fn request_span(trace: &RequestTrace, operation: Operation, end: RequestEnd, total: Duration) -> SpanRecord {
+    let definition = operation.definition();
+    let span = trace
+        .request_span(SpanName::Request { method: definition.method, route: definition.path }, total)
+        .with(Attribute::HttpMethod, definition.method)
+        .with(Attribute::HttpRoute, definition.path)
+        .with(Attribute::UrlPath, definition.path)
+        .with_word(Attribute::GenAiOperation, operation.gen_ai_name());
+    match end {
+        RequestEnd::Completed { inputs, tokens, priority } => span
+            .with(Attribute::HttpStatus, 200_u64)
+            .with(Attribute::Priority, priority.as_str())
+            .with(Attribute::Inputs, inputs)
+            .with(Attribute::GenAiInputTokens, tokens),
+        RequestEnd::Rejected(code) => {
+            let mut span = span
+                .with(Attribute::HttpStatus, u64::from(code.status()))
+                .with(Attribute::ErrorType, code.as_str());
+            span.is_error = code.status() >= 500;
+            span
+        }
+        RequestEnd::Abandoned => span.failed(Some("client_disconnected")),
+    }
+}
+
+fn engine_span(
+    trace: &RequestTrace,
+    id: SpanId,
+    record: &RecordedStages,
+    (began, ended): (Instant, Instant),
+) -> SpanRecord {
+    let last = record.batches.iter().map(|batch| batch.ended).max().unwrap_or(ended);
+    let mut span = trace.child_span(id, SpanName::Engine, (began, last.clamp(began, ended)));
+    span.links = record.batches.iter().map(|batch| batch.context).take(BATCHES_MAX).collect();
+    span.with(Attribute::Batches, record.batches.len() as u64)
+}
+
+/// Adds a batch to those of a request, within the limit.
+pub(crate) fn push_batch(batches: &mut Vec<Arc<BatchTrace>>, batch: &Arc<BatchTrace>) {
+    if batches.len() < BATCHES_MAX {
+        batches.push(Arc::clone(batch));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use telemetry::sampling::{HeadSampler, KeepPolicy};
+
+    const SAMPLED: &[u8] = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    const OTHER: &[u8] = b"00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    fn tracer() -> Tracer {
+        Tracer::new(HeadSampler::new(0.0, true), KeepPolicy { slow: Duration::from_secs(9), per_second: 9 })
+    }
+
+    fn begin(tracer: &Tracer, header: Option<&'static [u8]>) -> TracedRequest {
+        TracedRequest::begin(tracer, header, (Operation::Embeddings, "r"), Instant::now())
+    }
+
+    const COMPLETED: RequestEnd =
+        RequestEnd::Completed { inputs: 2, tokens: 9, priority: Priority::Interactive };
+
+    fn batch(links: Vec<TraceContext>) -> Arc<BatchTrace> {
+        let now = Instant::now();
+        let size = Backlog { tokens: 9, inputs: 2 };
+        Arc::new(BatchTrace::new(Priority::Interactive, size, (now, now), links.len(), links))
+    }
+
+    #[test]
+    fn a_batch_is_exported_once_and_links_to_its_sampled_requests() {
+        let tracer = tracer();
+        let mut requests = [Some(SAMPLED), Some(OTHER), None].map(|header| begin(&tracer, header));
+        let links: Vec<_> = requests.iter().map(|request| request.stages().context()).collect();
+        let batch = batch(links.clone());
+        for request in &mut requests {
+            let stages = request.stages();
+            stages.computed(vec![Arc::clone(&batch)], 0);
+            stages.ended(TraceStage::Compute, Instant::now());
+            request.ended(COMPLETED);
+        }
+        drop(requests);
+        let exported = tracer.take();
+        assert_eq!(exported.len(), 2, "the third request is not sampled");
+        let batches: Vec<_> = exported.iter().flatten().filter(|span| span.name == SpanName::Batch).collect();
+        let [whole] = batches.as_slice() else { panic!("{batches:#?}") };
+        assert_eq!(whole.links, links[..2]);
+        assert!(whole.parent.is_none() && links.iter().all(|link| link.trace != whole.trace));
+        for (spans, link) in exported.iter().zip(&links) {
+            assert_eq!(spans[0].id, link.span);
+            let engine = spans.iter().find(|span| span.name == SpanName::Engine).expect("it was computed");
+            assert_eq!((engine.parent, engine.links[0].span), (Some(link.span), whole.id));
+        }
+    }
+
+    #[test]
+    fn an_unsampled_request_is_exported_if_it_failed_or_its_client_disconnected() {
+        let tracer = tracer();
+        for end in [
+            COMPLETED,
+            RequestEnd::Rejected(ErrorCode::InvalidValue),
+            RequestEnd::Rejected(ErrorCode::Internal),
+            RequestEnd::Abandoned,
+        ] {
+            let mut request = begin(&tracer, None);
+            request.stages().ended(TraceStage::Parse, Instant::now());
+            request.ended(end);
+            drop(request);
+            let exported = tracer.take();
+            let is_kept = matches!(end, RequestEnd::Rejected(ErrorCode::Internal) | RequestEnd::Abandoned);
+            assert_eq!(exported.len(), usize::from(is_kept), "{end:?}");
+            assert!(exported.iter().flatten().take(1).all(|span| span.is_error), "{end:?}");
+        }
+    }
+
+    #[test]
+    fn the_links_of_a_batch_and_the_batches_of_a_request_are_limited() {
+        let tracer = tracer();
+        let link = begin(&tracer, None).stages().context();
+        assert_eq!(batch(vec![link; LINKS_MAX]).links.len(), LINKS_MAX, "at the limit");
+        assert_eq!(batch(vec![link; LINKS_MAX + 1]).links.len(), LINKS_MAX, "past it");
+        let (mut batches, one) = (Vec::new(), batch(Vec::new()));
+        (0..=BATCHES_MAX).for_each(|_| push_batch(&mut batches, &one));
+        assert_eq!(batches.len(), BATCHES_MAX);
+    }
+}
