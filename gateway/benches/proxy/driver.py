@@ -24,6 +24,8 @@ PROXIES = {
     "meridian": peers.meridian,
     "meridian, no log": peers.meridian_quiet,
     "meridian, no receipts": peers.meridian_unreceipted,
+    "meridian, traces 1 %": peers.meridian_traced_1,
+    "meridian, traces 100 %": peers.meridian_traced_100,
     "pingora": peers.bare_pingora,
     "haproxy": peers.haproxy,
     "nginx": peers.nginx,
@@ -198,7 +200,7 @@ def main():
     upstream = Process("upstream", [os.path.join(workspace.tools, "world"), "upstream", address, "0"], workspace.log("upstream"), LOAD_CORE)
     upstream.wait_until(lambda: embeds(address, []), "a response")
     proxies = start(workspace, names_wanted, address)
-    report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}}
+    report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}, "spans": {}}
     measured = report["rounds"]
     try:
         ceiling = load(workspace, Direct(address), "closed", CALLERS, 1, 0.2)["per_second"]
@@ -225,6 +227,7 @@ def main():
         for proxy in proxies:
             if hasattr(proxy, "operations"):
                 report["missing_receipts"][proxy.name] = peers.missing_receipts(proxy)
+                report["spans"][proxy.name] = peers.spans(proxy)
     finally:
         for proxy in proxies:
             proxy.end()
@@ -247,6 +250,9 @@ def main():
     print(f"{report['machine']}, kernel {platform.release()}; {CALLERS} clients, {rounds} rounds of {seconds:g} s")
     print(f"load generator and upstream without a proxy: {ceiling:,.0f} rps\n")
     table(rows)
+    for name, (exported, dropped) in report["spans"].items():
+        if exported + dropped:
+            print(f"{name}: {exported:,} spans exported, {dropped:,} dropped")
     with open(os.path.join(workspace.made, "report.json"), "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
     print(f"\nfigures of every round: {os.path.join(workspace.made, 'report.json')}")

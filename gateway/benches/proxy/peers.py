@@ -7,6 +7,7 @@ If the peer is not installed, it raises `Missing` with the command that installs
 import json
 import os
 import shutil
+import sys
 
 from processes import Failed, Missing, Process, embeds, free_port, get
 
@@ -268,15 +269,25 @@ def meridian(workspace, upstreams, name="meridian", log="info", receipts=True, m
     return proxy
 
 
-def missing_receipts(proxy):
-    """Returns the number of missing receipts from Meridian's metrics; a missing receipt cost no CPU time."""
+def counted(proxy, metric):
+    """Returns the value of a counter of Meridian, summed over its labels."""
     proxy.process.resume()
     status, text = get(f"http://{proxy.operations}/metrics")
     proxy.process.pause()
     if status != 200:
         raise Failed(f"{proxy.name} does not serve its metrics")
-    samples = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("meridian_receipts_missing_total")]
+    samples = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(metric)]
     return sum(int(value) for _, value in samples)
+
+
+def missing_receipts(proxy):
+    """Returns the number of missing receipts; a missing receipt cost no CPU time."""
+    return counted(proxy, "meridian_receipts_missing_total")
+
+
+def spans(proxy):
+    """Returns the numbers of exported and of dropped spans; a dropped span costs less."""
+    return [counted(proxy, f"meridian_gateway_trace_spans_{end}_total") for end in ("exported", "dropped")]
 
 
 def healthy(operations):
@@ -293,3 +304,24 @@ def meridian_quiet(workspace, upstreams):
 def meridian_unreceipted(workspace, upstreams):
     """Starts Meridian without receipts; the difference is the cost of the receipts."""
     return meridian(workspace, upstreams, "meridian, no receipts", receipts=False)
+
+
+def meridian_traced(workspace, upstreams, ratio, name):
+    """Starts Meridian with traces of a share of the requests, and a collector that discards them."""
+    listen = address()
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "collector.py")
+    collector = Process(f"{name}-collector", [sys.executable, program, listen], workspace.log(f"{name}-collector"))
+    more = f'[tracing]\nendpoint = "http://{listen}"\nsampler = "traceidratio"\nsample_ratio = {ratio}\n'
+    proxy = meridian(workspace, upstreams, name, more=more)
+    proxy.helpers.append(collector)
+    return proxy
+
+
+def meridian_traced_1(workspace, upstreams):
+    """Starts Meridian with the default sampling; `meridian` is the same without traces."""
+    return meridian_traced(workspace, upstreams, 0.01, "meridian, traces 1 %")
+
+
+def meridian_traced_100(workspace, upstreams):
+    """Starts Meridian with the traces of all requests."""
+    return meridian_traced(workspace, upstreams, 1.0, "meridian, traces 100 %")
