@@ -58,6 +58,7 @@ impl RunningSpoke {
             signals: IngressSignals::default(),
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
+            tracing: None,
             transport,
             operations: Some(operations),
         };
