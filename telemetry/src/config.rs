@@ -143,7 +143,7 @@ impl TracingSection {
         let (headers_file, headers_env) = (self.headers_file?, self.headers_env?);
         let has_headers = headers_file.is_some() || headers_env.is_some();
         let (file, variable) = (headers_file.as_deref(), headers_env.as_deref());
-        let headers = files.secret(document, "tracing.headers", file, variable, |text| pairs(text));
+        let headers = files.secret(document, "tracing.headers", file, variable, pairs);
         let of_environment = environment.checked_headers();
         let resource = environment.resource();
         let roots = self.ca.and_then(|ca| environment.roots(ca));
