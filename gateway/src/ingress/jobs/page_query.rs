@@ -87,7 +87,7 @@ mod tests {
         let rejected = page.parsed("status", "b", |_| None::<()>).expect_err("invalid");
         assert_eq!(
             (rejected.message.as_str(), rejected.param),
-            ("The parameter 'status' is 'a'; write b.", Some("status".into()))
+            ("The parameter 'status' is 'a'; write b.", Some("status"))
         );
         for (query, message) in [
             ("limit=0", "The parameter 'limit' is '0'; write a number from 1 to 100."),
