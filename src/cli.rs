@@ -18,6 +18,7 @@ pub(crate) use pki::{
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use scheduler_api::usage::UsageDay;
 use std::path::PathBuf;
 
 /// Global endpoint for embedding and reranking models in many regions of many clouds.
@@ -322,9 +323,26 @@ pub(crate) struct GetOptions {
     /// Filters and endpoint of jobs
     #[command(flatten)]
     pub jobs: GetJobsOptions,
+    /// Days and format of usage
+    #[command(flatten)]
+    pub usage: GetUsageOptions,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Usage")]
+pub(crate) struct GetUsageOptions {
+    /// First day in UTC, YYYY-MM-DD; without it 30 days before the last
+    #[arg(long, value_name = "DAY")]
+    pub from: Option<UsageDay>,
+    /// Last day in UTC; without it today
+    #[arg(long, value_name = "DAY")]
+    pub to: Option<UsageDay>,
+    /// Print CSV to stdout
+    #[arg(long, conflicts_with = "json")]
+    pub csv: bool,
 }
 
 /// Kind of resource that `meridian get` shows.
@@ -344,6 +362,8 @@ pub(crate) enum ResourceKind {
     Rollout,
     /// Durable jobs of the tenant of an API key, from a gateway
     Jobs,
+    /// Requests, inputs and tokens by tenant, deployment, region and day, optionally of one tenant
+    Usage,
 }
 
 #[derive(Debug, Args)]

@@ -15,6 +15,7 @@ use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals, JobsConfig};
 use gateway::receipts::ReceiptsConfig;
 use identity::Transport;
+use metrics::Build;
 use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
@@ -262,6 +263,12 @@ fn run<E: std::fmt::Display>(
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
     panics::log_panics();
+    Build {
+        version: env!("CARGO_PKG_VERSION"),
+        commit: env!("MERIDIAN_COMMIT"),
+        rust: env!("MERIDIAN_RUST"),
+    }
+    .set();
     let outcome = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;

@@ -23,13 +23,14 @@
 //!
 //! In reading order: [`section`] is the configuration, [`process`] the loaded identity, [`verify`] the rules for peers,
 //! [`server`] and [`client`] the two ends, [`listener`], [`handshakes`] and `lost_peers` a listener with its limits, [`stream`] an open
-//! connection, [`cause`] and [`events`] its failures.
+//! connection, [`cause`] and [`events`] its failures, [`expiry`] the metrics of the certificate.
 
 pub mod authorities;
 pub mod cause;
 pub mod certificate;
 pub mod client;
 pub mod events;
+pub mod expiry;
 pub mod handshakes;
 pub mod listener;
 mod lost_peers;
@@ -44,6 +45,7 @@ pub mod verify;
 pub use cause::ConnectionFailureCause;
 pub use client::{ConnectedPeer, TlsClient};
 pub use events::{ConnectionFailures, ConnectionRejected};
+pub use expiry::{CertificateMetrics, CertificateValidity};
 pub use listener::{AcceptedStream, ClientIdentity, ConnectedClient, PeerAcceptor, PeerListener};
 pub use process::{IdentityFiles, OwnName, ProcessIdentity};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};

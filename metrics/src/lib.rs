@@ -1,8 +1,9 @@
-//! Prometheus metrics of every role: each metric is declared once, in a [`metric_set!`].
+//! Metrics of every role: each metric is declared once, in a [`metric_set!`].
 //!
 //! A declaration has the name, the help text (the doc comment of the field), the names of the labels, and a type that
-//! holds the values ([`value`], [`label`]). `/metrics` ([`text`]) and `docs/metrics.md` ([`page`]) are rendered from the
-//! declarations, so a metric that is not rendered, or that has no help text, does not compile.
+//! holds the values ([`value`], [`label`]). `/metrics` ([`text`], in the format that the scrape accepts: [`format`](mod@format)) and
+//! `docs/metrics.md` ([`page`]) are rendered from the declarations, so a metric that is not rendered, or that has no help
+//! text, does not compile. Histograms keep the trace of the last value in each bucket ([`exemplar`]).
 //!
 //! Labels are closed sets, so a family is an array of atomics and counting is one relaxed addition. Names from the
 //! configuration (regions, tenants, deployments) are the exception: their number is bounded by the configuration.
@@ -11,13 +12,19 @@
 //! request path, and `prometheus-client` appends `_total` to every counter, where TEI's dashboards query
 //! `te_request_count`.
 
+pub mod build;
+pub mod exemplar;
+pub mod format;
 pub mod label;
 pub mod page;
 pub mod text;
 pub mod value;
 
+pub use build::{Build, BuildMetrics};
+pub use exemplar::Exemplar;
+pub use format::Format;
 pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
-pub use text::{CONTENT_TYPE, MetricDescription, MetricHead, MetricKind, MetricSet, render};
+pub use text::{MetricDescription, MetricHead, MetricKind, MetricSet, render};
 pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
 
 /// Declares a struct whose fields are metrics: `field: Type = "name" ["label", …]`. The doc comment of a field is the

@@ -1,6 +1,10 @@
-//! Metrics and their declarations as data, and the writer of the Prometheus text format, version 0.0.4
-//! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>).
+//! Metrics and their declarations as data, and the writer of both text formats ([`Format`]): that of Prometheus, version 0.0.4
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>), and OpenMetrics, version 1.0.0
+//! (<https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>).
 
+use crate::exemplar::Exemplar;
+use crate::format::Format;
+use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
 
 /// Type of a metric.
@@ -127,23 +131,38 @@ impl<M: Metric> Metric for Option<M> {
     }
 }
 
-/// Content type of the text.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
 const WRITES: &str = "writing to a String does not fail";
 
 /// Returns the text of a set of metrics of a process with this role.
-pub fn render(role: &'static str, set: &impl MetricSet) -> String {
-    let mut text = MetricsText { role, text: String::new() };
+pub fn render<S: MetricSet>(role: &'static str, set: &S, format: Format) -> String {
+    let others = match format {
+        Format::Prometheus => BTreeSet::new(),
+        Format::OpenMetrics => names_that_are_no_counters::<S>(role),
+    };
+    let mut text = MetricsText { role, format, text: String::new(), others };
     set.render(&mut text);
+    if format == Format::OpenMetrics {
+        text.text.push_str("# EOF\n");
+    }
     text.text
+}
+
+/// Returns the names of all metrics but the counters.
+fn names_that_are_no_counters<S: MetricSet>(role: &str) -> BTreeSet<String> {
+    let mut all = Vec::new();
+    S::describe(&mut all);
+    let others = all.iter().filter(|metric| metric.kind != MetricKind::Counter);
+    others.map(|metric| metric.head.name.replace("{role}", role)).collect()
 }
 
 /// Metrics text being written.
 #[derive(Debug)]
 pub struct MetricsText {
     role: &'static str,
+    format: Format,
     text: String,
+    /// Names of the metrics that are no counters, for OpenMetrics.
+    others: BTreeSet<String>,
 }
 
 impl MetricsText {
@@ -153,21 +172,48 @@ impl MetricsText {
     }
 
     fn head(&mut self, MetricHead { name, help, labels }: MetricHead, kind: MetricKind) -> Samples<'_> {
-        let (name, kind) = (name.replace("{role}", self.role), kind.as_str());
-        writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}").expect(WRITES);
-        Samples { text: &mut self.text, name, names: labels, labels: Vec::new(), zeros: None }
+        let name = name.replace("{role}", self.role);
+        match self.format {
+            Format::Prometheus => {
+                let kind = kind.as_str();
+                writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}").expect(WRITES);
+            }
+            Format::OpenMetrics => {
+                let (family, kind) = self.open_metrics_family(&name, kind);
+                let help = escaped(help);
+                writeln!(self.text, "# TYPE {family} {kind}\n# HELP {family} {help}").expect(WRITES);
+            }
+        }
+        let format = self.format;
+        Samples { text: &mut self.text, format, name, names: labels, labels: Vec::new(), zeros: None }
     }
+
+    /// Returns the name and the type of a family in OpenMetrics, where the samples of a counter `x` are named `x_total`.
+    /// The samples of a metric have the same name in both formats, so that queries do not depend on the format: a counter
+    /// without that suffix (TEI's), and one whose `x` is the name of another metric, are of unknown type.
+    fn open_metrics_family<'a>(&self, name: &'a str, kind: MetricKind) -> (&'a str, &'static str) {
+        match (kind, name.strip_suffix("_total")) {
+            (MetricKind::Counter, Some(family)) if !self.others.contains(family) => (family, kind.as_str()),
+            (MetricKind::Counter, _) => (name, "unknown"),
+            (MetricKind::Gauge | MetricKind::Histogram, _) => (name, kind.as_str()),
+        }
+    }
+}
+
+/// Returns a text as both formats write it between quotes.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Samples of a metric being written.
 #[derive(Debug)]
 pub struct Samples<'a> {
     text: &'a mut String,
+    format: Format,
     name: String,
     /// Names of the labels.
     names: &'static [&'static str],
-    /// Labels of the next sample. Values are closed sets or names from the configuration, which have only letters,
-    /// digits, '.', '_', '-', '(', ')' and '/'; so escaping is not needed.
+    /// Labels of the next sample.
     labels: Vec<String>,
     /// If zeros are not written: whether the next sample is written even so.
     zeros: Option<bool>,
@@ -176,7 +222,7 @@ pub struct Samples<'a> {
 impl Samples<'_> {
     /// Writes samples that have this value of the next label.
     pub fn labelled(&mut self, value: &str, write: impl FnOnce(&mut Self)) {
-        self.labels.push(format!("{}=\"{value}\"", self.names[self.labels.len()]));
+        self.labels.push(format!("{}=\"{}\"", self.names[self.labels.len()], escaped(value)));
         write(self);
         self.labels.pop();
     }
@@ -197,10 +243,24 @@ impl Samples<'_> {
         self.zeros = self.zeros.map(|_| false);
     }
 
-    /// Writes the number of values up to a bound; without one, of all.
-    pub(crate) fn bucket(&mut self, bound: Option<f64>, count: u64) {
-        let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| bound.to_string());
-        self.line("_bucket", Some(format!("le=\"{bound}\"")), count);
+    /// Writes the number of values up to a bound; without one, of all. The exemplar is of the values above the bound before.
+    pub(crate) fn bucket(&mut self, bound: Option<f64>, count: u64, exemplar: Option<(f64, Exemplar)>) {
+        let bound = bound.map_or_else(|| "+Inf".to_owned(), |bound| self.bound(bound));
+        let exemplar = exemplar.filter(|_| self.format == Format::OpenMetrics);
+        let exemplar = exemplar.map_or_else(String::new, |(value, exemplar)| {
+            let Exemplar { trace_id, at_ms } = exemplar;
+            let (trace_id, seconds) = (u128::from_be_bytes(trace_id), at_ms as f64 / 1e3);
+            format!(" # {{trace_id=\"{trace_id:032x}\"}} {value} {seconds:.3}")
+        });
+        self.line("_bucket", Some(format!("le=\"{bound}\"")), format!("{count}{exemplar}"));
+    }
+
+    /// Returns a bound as the format writes it: OpenMetrics wants a float, `1.0`.
+    fn bound(&self, bound: f64) -> String {
+        match self.format {
+            Format::Prometheus => bound.to_string(),
+            Format::OpenMetrics => format!("{bound:?}"),
+        }
     }
 
     pub(crate) fn sum_and_count(&mut self, sum: f64, count: u64) {

@@ -1,5 +1,6 @@
 //! Values of metrics: counters, gauges and histograms that components share, and numbers read at the time of a scrape.
 
+use crate::exemplar::{Exemplar, Exemplars};
 use crate::text::{Metric, MetricKind, Samples};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -120,20 +121,35 @@ pub struct Histogram<B = Seconds> {
     counts: [AtomicU64; BUCKETS_MAX],
     /// In millionths, so that it is a single atomic addition.
     sum_millionths: AtomicU64,
+    exemplars: Exemplars<BUCKETS_MAX>,
     bounds: PhantomData<B>,
 }
 
 impl<B> Default for Histogram<B> {
     fn default() -> Histogram<B> {
-        Histogram { counts: Default::default(), sum_millionths: AtomicU64::default(), bounds: PhantomData }
+        Histogram {
+            counts: Default::default(),
+            sum_millionths: AtomicU64::default(),
+            exemplars: Exemplars::default(),
+            bounds: PhantomData,
+        }
     }
 }
 
 impl Histogram<Seconds> {
     /// Counts a duration, in whole microseconds.
     pub fn observe(&self, took: Duration) {
+        self.observe_traced(took, None);
+    }
+
+    /// Counts a duration, in whole microseconds, and keeps its trace, if it has one, as the exemplar of its bucket.
+    pub fn observe_traced(&self, took: Duration, exemplar: Option<Exemplar>) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.add(micros as f64 / 1e6, micros);
+        let seconds = micros as f64 / 1e6;
+        let bucket = self.add(seconds, micros);
+        if let Some(exemplar) = exemplar {
+            self.exemplars.put(bucket, seconds, exemplar);
+        }
     }
 }
 
@@ -145,13 +161,20 @@ impl Histogram<Sizes> {
 }
 
 impl<B: Buckets> Histogram<B> {
-    fn add(&self, value: f64, millionths: u64) {
+    /// Counts a value and returns its bucket.
+    fn add(&self, value: f64, millionths: u64) -> usize {
         let bucket = B::BOUNDS.partition_point(|bound| *bound < value);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
         self.sum_millionths.fetch_add(millionths, Ordering::Relaxed);
+        bucket
     }
 
-    /// Adds the values of another histogram, for a sum that is rendered.
+    /// Returns whether no value was counted.
+    pub fn is_empty(&self) -> bool {
+        self.counts.iter().all(|count| count.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Adds the values of another histogram, for a sum that is rendered. Exemplars are not added.
     pub fn merge(&self, other: &Histogram<B>) {
         for (count, more) in self.counts.iter().zip(&other.counts) {
             count.fetch_add(more.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -178,7 +201,7 @@ impl<B: Buckets> Metric for Histogram<B> {
         let mut below = 0;
         for (at, count) in self.counts[..=B::BOUNDS.len()].iter().enumerate() {
             below += count.load(Ordering::Relaxed);
-            to.bucket(B::BOUNDS.get(at).copied(), below);
+            to.bucket(B::BOUNDS.get(at).copied(), below, self.exemplars.get(at));
         }
         to.sum_and_count(self.sum_millionths.load(Ordering::Relaxed) as f64 / 1e6, below);
     }

@@ -2,8 +2,8 @@
 
 use metrics::page::{RoleMetrics, markdown};
 use metrics::{
-    ByIndex, ByName, Counter, Family, Gauge, Histogram, Info, MetricSet, OneOf, Sizes, Sparse, Total, labels,
-    labels_of, metric_set, render,
+    ByIndex, ByName, Counter, Exemplar, Family, Format, Gauge, Histogram, Info, MetricSet, OneOf, Sizes,
+    Sparse, Total, labels, labels_of, metric_set, render,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,7 @@ fn metrics_are_rendered_in_the_prometheus_text_format() {
     shared.panics.add(4);
     all.known.count(None);
     all.known.count(Some(Priority::Fast));
-    let text = render("hub", &all);
+    let text = render("hub", &all, Format::Prometheus);
     assert_eq!(
         lines(&text, "requests_total"),
         [
@@ -139,7 +139,7 @@ fn a_value_is_counted_in_the_first_bucket_that_contains_it() {
     for us in [0, 100, 101, 60_000_000, 60_000_001] {
         all.times.of(1).observe(Duration::from_micros(us));
     }
-    let text = render("hub", &all);
+    let text = render("hub", &all, Format::Prometheus);
     let sizes = lines(&text, "sizes");
     assert_eq!(
         sizes[2..5],
@@ -175,5 +175,91 @@ fn the_page_has_every_metric_with_its_labels_and_their_values() {
         "| `priority` | `known_total` | `unknown`, `fast`, `bulk` |",
     ] {
         assert!(page.lines().any(|given| given == line), "{line} in {page}");
+    }
+}
+
+metric_set! {
+    /// Metrics whose names OpenMetrics treats in different ways.
+    #[derive(Default)]
+    struct NamesMetrics {
+        /// Counter with "quotes".
+        counted: Counter = "counted_total",
+        /// Counter without the suffix.
+        te: Counter = "te_request_count",
+        /// Counter with the name of a gauge.
+        opened: Counter = "connections_total",
+        /// Gauge.
+        open: Gauge = "connections",
+        /// Sizes.
+        sizes: Histogram<Sizes> = "sizes",
+        /// Times.
+        times: Histogram = "times_seconds",
+    }
+}
+
+#[test]
+fn open_metrics_has_the_same_samples_and_ends_with_eof() {
+    let all = NamesMetrics::default();
+    all.counted.add(1);
+    all.te.add(2);
+    all.opened.add(3);
+    all.open.add(4);
+    all.sizes.observe(1);
+    let text = render("hub", &all, Format::OpenMetrics);
+    let start = "# TYPE counted counter\n# HELP counted Counter with \\\"quotes\\\".\ncounted_total 1\n\
+                 # TYPE te_request_count unknown\n# HELP te_request_count Counter without the suffix.\nte_request_count 2\n\
+                 # TYPE connections_total unknown\n# HELP connections_total Counter with the name of a gauge.\n\
+                 connections_total 3\n\
+                 # TYPE connections gauge\n# HELP connections Gauge.\nconnections 4\n";
+    assert!(text.starts_with(start), "{text}");
+    assert!(text.ends_with("times_seconds_count 0\n# EOF\n"), "{text}");
+    assert!(
+        text.contains("sizes_bucket{le=\"1.0\"} 1\n") && text.contains("sizes_bucket{le=\"16384.0\"} 1\n")
+    );
+    let samples = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#'));
+        lines.map(|line| line.replace(".0\"}", "\"}")).collect()
+    };
+    assert_eq!(samples(&text), samples(&render("hub", &all, Format::Prometheus)));
+}
+
+#[test]
+fn a_bucket_has_the_trace_of_its_last_value_in_open_metrics_only() {
+    let all = NamesMetrics::default();
+    let trace = |last: u8, at_ms| {
+        let mut trace_id = [0; 16];
+        (trace_id[0], trace_id[15]) = (0xab, last);
+        Some(Exemplar { trace_id, at_ms })
+    };
+    all.times.observe_traced(Duration::from_millis(3), trace(1, 1_700_000_000_250));
+    all.times.observe_traced(Duration::from_millis(4), trace(2, 1_700_000_001_000));
+    all.times.observe_traced(Duration::from_millis(4), None);
+    all.times.observe_traced(Duration::from_secs(90), trace(3, 1_700_000_002_000));
+    let text = render("hub", &all, Format::OpenMetrics);
+    let buckets: Vec<_> = text.lines().filter(|line| line.contains(" # {")).collect();
+    assert_eq!(
+        buckets,
+        [
+            "times_seconds_bucket{le=\"0.005\"} 3 # {trace_id=\"ab000000000000000000000000000002\"} 0.004 1700000001.000",
+            "times_seconds_bucket{le=\"+Inf\"} 4 # {trace_id=\"ab000000000000000000000000000003\"} 90 1700000002.000",
+        ]
+    );
+    assert!(!render("hub", &all, Format::Prometheus).contains("trace_id"));
+}
+
+#[test]
+fn a_label_value_cannot_end_its_sample() {
+    metric_set! {
+        /// Metrics by name.
+        struct NamedMetrics {
+            /// By name.
+            by: ByName<u64> = "by_name" ["name"],
+        }
+    }
+    let hostile = "a\"} 1\nfake{x=\"\\";
+    for format in [Format::Prometheus, Format::OpenMetrics] {
+        let text = render("hub", &NamedMetrics { by: [(hostile, 7)].into_iter().collect() }, format);
+        assert!(text.contains("by_name{name=\"a\\\"} 1\\nfake{x=\\\"\\\\\"} 7\n"), "{text}");
+        assert!(!text.lines().any(|line| line.starts_with("fake")), "{text}");
     }
 }

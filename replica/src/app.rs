@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
+use identity::Transport;
 use replica_api::identity::IdentityV1;
 use replica_api::info::{BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_api::input::Readable;
@@ -54,6 +55,8 @@ pub(crate) struct App {
     /// Whether token ids are accepted from clients that do not name their tokenizer.
     pub(crate) token_inputs: bool,
     pub(crate) metrics: Arc<Metrics>,
+    /// Transport of the replica, whose certificate has metrics.
+    pub(crate) transport: Transport,
     pub(crate) bodies: BodyBudget,
     /// Unix time in seconds.
     pub(crate) started_at: u64,
@@ -91,6 +94,7 @@ impl App {
             embeddings: config.embeddings,
             token_inputs: config.token_inputs,
             metrics: Arc::default(),
+            transport: config.transport.clone(),
             bodies: BodyBudget::new(config.limits),
             started_at: now.as_secs(),
             boot_id: rand::random(),

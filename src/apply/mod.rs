@@ -6,6 +6,7 @@
 
 mod format;
 mod replicas;
+mod usage;
 
 use crate::cli::{ApplyOptions, CallerOptions, GetOptions, ResourceKind};
 use crate::jobs::{self, GetJobsError};
@@ -22,6 +23,7 @@ use scheduler_api::paths;
 use scheduler_api::plan::{AllSharesV1, PlanV1};
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::tenant::TenantsV1;
+use scheduler_api::usage::UsageReportV1;
 use scheduler_api::{VERSION, WireError, deployment};
 use scheduler_client::hub::{HubCallError, HubFailure};
 use scheduler_client::operator::OperatorClient;
@@ -152,7 +154,7 @@ fn promote_model(name: &str, hub: &str, caller: &CallerOptions, json: bool) -> E
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { resource, name, hub, caller, jobs, json } = options;
+    let GetOptions { resource, name, hub, caller, jobs, usage, json } = options;
     run(*json, async {
         if *resource == ResourceKind::Jobs {
             return Ok(jobs::text(jobs, name.as_deref(), *json).await?);
@@ -195,6 +197,15 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 } else {
                     let rollout: RolloutV1 = hub.get(paths::ROLLOUT).await?;
                     format::regions(&regions, &rollout.deployments)
+                }
+            }
+            ResourceKind::Usage => {
+                let mut report: UsageReportV1 = hub.get(&usage::path(usage)).await?;
+                report.rows.retain(|daily| name.as_ref().is_none_or(|name| *name == daily.row.tenant));
+                match (*json, usage.csv) {
+                    (true, _) => pretty(&report),
+                    (false, true) => usage::csv(&report),
+                    (false, false) => usage::table(&report),
                 }
             }
             // Of a gateway, above.

@@ -10,8 +10,9 @@ const PREFIXES: [&str; 2] = ["meridian_", "te_"];
 /// Labels that Prometheus itself adds, also to `ALERTS`.
 const PROMETHEUS: [&str; 6] = ["job", "instance", "le", "alertname", "alertstate", "severity"];
 /// Labels of the targets in configs/observability/prometheus.yml, by the prefix of the metrics of their role. Receipts are
-/// metrics of two roles.
-const TARGETS: [(&str, &[&str]); 7] = [
+/// metrics of two roles, the build of all.
+const TARGETS: [(&str, &[&str]); 8] = [
+    ("meridian_build_", &["origin", "region", "deployment"]),
     ("meridian_gateway_", &["origin"]),
     ("meridian_receipts_", &["origin", "region"]),
     ("meridian_ingress_", &["region"]),

@@ -291,16 +291,23 @@ def deployment():
 
     return dashboard(
         "deployment", "Meridian / Deployment",
-        "One deployment in all regions: its replicas, their load, and the autoscaler. Requests by deployment are counted at the replicas.",
+        "One deployment in all regions: its objectives, its replicas, their load, and the autoscaler.",
         [variable("deployment", "Deployment", "meridian_ingress_replicas_ready", several=False)],
         [
-            ("Objectives, at the replicas", [
-                panel("Failed requests", "Share of the requests at the replicas that failed. Requests that reached no replica are not in "
-                      "it.", "percentunit", (f"meridian_deployment:requests_bad:ratio_rate5m{{{of}}}", "5 min"),
+            ("Objectives, at the gateways", [
+                panel("Failed requests", "Share of the requests that failed through a fault of Meridian, at all gateways.", "percentunit",
+                      (f"meridian_deployment:requests_bad:ratio_rate5m{{{of}}}", "5 min"),
                       (f"meridian_deployment:requests_bad:ratio_rate1h{{{of}}}", "1 h"), thresholds=[(0.0144, "red")]),
-                panel("Slow interactive requests", "Share of interactive requests with more than 0.5 s at a replica.", "percentunit",
+                panel("Slow interactive requests", "Share of interactive requests that took more than 0.5 s.", "percentunit",
                       (f"meridian_deployment:requests_slow:ratio_rate5m{{{of}}}", "5 min"),
                       (f"meridian_deployment:requests_slow:ratio_rate1h{{{of}}}", "1 h"), thresholds=[(0.144, "red")]),
+                panel("Latency of interactive requests", "From the head of a request to the last byte of its response. With OpenMetrics, "
+                      "exemplars lead to traces.", "s",
+                      *quantiles("meridian_gateway_deployment_request_seconds", of + ',priority="interactive"')),
+                panel("Requests by result", "At the gateways. Excluded: the client is at fault, over a quota or disconnected.", "reqps",
+                      (rate("meridian_gateway_deployment_requests_total", "result", of), "{{result}}"), stacked=True),
+                panel("Shed requests", "Requests that load shedding rejected, by priority.", "reqps",
+                      (rate("meridian_gateway_deployment_shed_total", "priority", of), "{{priority}}"), stacked=True),
                 panel("Requests by error code", "Ended requests at the replicas other than ok.", "reqps",
                       (rate("meridian_replica_requests_total", "code", f'{of},code!="ok"'), "{{code}}"), stacked=True),
             ]),
@@ -383,6 +390,8 @@ def gateway():
                 panel("Attempts that failed", "Attempts by outcome, other than ok and client_error.", "reqps",
                       (rate("meridian_gateway_attempts_total", "outcome", of + ',outcome!~"ok|client_error"'), "{{outcome}}"),
                       stacked=True),
+                panel("Spillover by overloaded region", "Requests that were sent past their primary region.", "reqps",
+                      (rate("meridian_gateway_spillovers_total", "region", of), "{{region}}"), regions=True, stacked=True),
                 panel("Load shedding", "Requests that admission control rejected, by reason.", "reqps",
                       (rate("meridian_gateway_shed_total", "reason", of), "{{reason}}"), stacked=True),
                 panel("Retry and hedge budgets", "Attempts that the budgets allow now. At 0 clients receive the first error.", "none",
@@ -420,6 +429,8 @@ def gateway():
                       (rate("meridian_receipts_written_total", selector=of), "written"),
                       (rate("meridian_receipts_missing_total", selector=of), "missing"),
                       (rate("meridian_receipts_rejected_total", selector=of), "rejected requests")),
+                panel("Oldest receipt that is not durable", "Age; usually below a second.", "s",
+                      (f"meridian_receipts_oldest_pending_seconds{{{of}}}", "{{instance}}")),
                 panel("Waiting for receipts, p99", "Time that requests wait for their receipt to be durable, with receipts.required.", "s",
                       (quantile(0.99, "meridian_receipts_commit_seconds", "instance", of), "{{instance}}")),
                 panel("DNS names that fail", "Names whose last query failed; their last addresses are used for a day at most.", "none",
@@ -533,6 +544,16 @@ def control_plane():
                       (rate("meridian_hub_requests_denied_total", "reason", of), "denied: {{reason}}"),
                       (rate("meridian_hub_token_rejections_total", "reason", of), "token: {{reason}}"),
                       (rate("meridian_hub_joins_rejected_total", "reason", of), "join: {{reason}}"), stacked=True),
+                panel("Life of certificates that is left", "The certificate with the smallest rest, by role. A process renews at a half.", "percentunit",
+                      *((f"min((meridian_{name}_certificate_not_after_seconds - time()) / (meridian_{name}_certificate_not_after_seconds"
+                         f" - meridian_{name}_certificate_not_before_seconds))", role)
+                        for name, role in (("gateway", "gateways"), ("ingress", "spokes"), ("replica", "replicas"), ("hub", "hubs"))),
+                      maximum=1),
+                panel("Failed renewals of certificates", "In an hour, by role.", "none",
+                      *((f"sum(increase(meridian_{name}_certificate_renewal_failures_total[1h]))", role)
+                        for name, role in (("gateway", "gateways"), ("ingress", "spokes"), ("replica", "replicas"), ("hub", "hubs")))),
+                panel("Builds", "Processes by version, commit and compiler; two during an upgrade.", "none",
+                      ("count by (version, commit, rust) (meridian_build_info)", "{{version}} {{commit}} {{rust}}"), stacked=True),
                 panel("Rejected connections", "By cause; docs/identities.md has the fix for each.", "cps",
                       (rate("meridian_hub_connections_refused_total", "cause", of), "{{cause}}"), stacked=True),
                 panel("Panics and restarted tasks", "In five minutes. Each is a defect.", "none",

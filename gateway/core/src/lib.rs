@@ -21,6 +21,7 @@
 //!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
 //!    join of their responses. [`multiplex`]: selection among a region's HTTP/2 connections.
 //! 8. [`trail`]: record of the attempts, with [`labels`]. [`timing`]: the `server-timing` header.
+//!    [`usage`]: the usage of tenants.
 //! 9. [`receipt`]: receipts that prove all this later, and their audit. [`decimal`]: fast formatting of numbers.
 //!
 //! The residency policy itself and region selection are in `regions`. Everything here takes the time as an argument;
@@ -74,6 +75,7 @@ pub mod timing;
 pub mod token_cache;
 pub mod trail;
 pub mod trailers;
+pub mod usage;
 pub mod weights;
 
 /// Returns an arbitrary instant for tests.

@@ -19,6 +19,7 @@ use super::router::{AdmissionControl, AdmissionPools};
 use super::scatter::{SplitCapacity, Splitter};
 use super::table::{self, Current};
 use super::tenants::Tenants;
+use super::usage::UsageRecorder;
 use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
 use super::{EdgeError, reload, reports, shares};
 use crate::config::EdgeConfig;
@@ -64,6 +65,7 @@ pub(super) struct Gateway {
     router: Arc<Router>,
     /// Permits for transfers of requests of jobs.
     transfer_slots: Arc<Semaphore>,
+    pub(super) usage: Arc<UsageRecorder>,
 }
 
 impl Gateway {
@@ -103,6 +105,7 @@ impl Gateway {
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             split_capacity: Arc::new(SplitCapacity::new()),
             explanations: Arc::new(Explanations::new()),
+            usage: Arc::new(UsageRecorder::open(&config.snapshot, &config.region, &config.catalogue)),
             router: Arc::new(router),
             transfer_slots: Arc::new(Semaphore::new(TRANSFERS_MAX)),
             config,
@@ -156,6 +159,8 @@ impl Gateway {
                 draining.clone(),
             )
         }));
+        let (client, usage) = (self.client.clone(), self.usage.clone());
+        tasks.spawn(supervise("usage", move || usage.clone().follow(client.clone())));
         let (config, upstream, views) = (self.config.clone(), self.upstream.clone(), self.views.clone());
         let effects = ReportEffects {
             region_monitor: self.region_monitor.clone(),
@@ -308,6 +313,7 @@ impl Gateway {
                 config: self.config.clone(),
                 metrics: self.metrics.clone(),
                 explanations: self.explanations.clone(),
+                usage: self.usage.clone(),
                 recorder: recorder.clone(),
                 tracer,
             },
@@ -344,6 +350,7 @@ impl Gateway {
             split_capacity: self.split_capacity.clone(),
             transfer_slots: self.transfer_slots.clone(),
             explanations: self.explanations.clone(),
+            usage: self.usage.clone(),
             leaving,
             receipts: recorder.map(Recorder::metrics),
             tracer,

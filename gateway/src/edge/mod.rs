@@ -49,6 +49,7 @@ mod table;
 mod tenant_limiters;
 pub(crate) mod tenants;
 mod upload_form;
+mod usage;
 mod view;
 mod weights;
 
@@ -205,6 +206,7 @@ pub async fn run(
     };
     listener.serve(Arc::new(gateway.pipeline(recorder, tracer)), stop, gateway.config.timeouts).await;
     tasks.shutdown().await;
+    gateway.usage.finish(&gateway.client).await;
     scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;
     if let Some(receipt_writer) = receipt_writer {
         receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;

@@ -6,7 +6,7 @@
 //! | `/readyz` | 200 while the gateway has a route table, makes routing decisions and is not draining |
 //! | `/routes` | the route table, and the state of each region |
 //! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
-//! | `/metrics` | metrics for Prometheus ([`super::scrape`]) |
+//! | `/metrics` | metrics, in the text format of Prometheus or OpenMetrics ([`super::scrape`]) |
 
 use super::explain::{self, RECENT_REQUESTS_MAX, health_name};
 use super::operator_state::Operations;
@@ -14,11 +14,11 @@ use super::scrape;
 use crate::circuits;
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use gateway_core::instances::InstanceStatus;
-use metrics::CONTENT_TYPE;
+use metrics::Format;
 use regions::HostPort;
 use scheduler_api::paths;
 use serde_json::{Value, json};
@@ -68,8 +68,10 @@ async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -
     }
 }
 
-async fn metrics(State(operations): State<Operations>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, CONTENT_TYPE)], scrape::text(&operations))
+async fn metrics(State(operations): State<Operations>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::negotiate(accept);
+    ([(header::CONTENT_TYPE, format.content_type())], scrape::text(&operations, format))
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {

@@ -8,6 +8,7 @@ use super::router::Router;
 use super::scatter::SplitCapacity;
 use super::table::Current;
 use super::tenants::Tenants;
+use super::usage::UsageRecorder;
 use super::weights::PlanCounts;
 use crate::config::EdgeConfig;
 use crate::metrics::{EdgeMetrics, ListenerMetrics};
@@ -46,6 +47,7 @@ pub(super) struct Operations {
     /// One permit for each transfer of a request of a job that may still begin.
     pub(super) transfer_slots: Arc<Semaphore>,
     pub(super) explanations: Arc<Explanations>,
+    pub(super) usage: Arc<UsageRecorder>,
     pub(super) upstream: Arc<Upstream>,
     /// Rejected connections: clients that use TLS on a plaintext port.
     pub(super) refused: Arc<ConnectionFailures>,

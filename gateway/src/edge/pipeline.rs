@@ -307,8 +307,8 @@ impl RequestReader {
         let arrived = context.arrived;
         let options = self.options(session)?;
         let declared = declared_length(session);
-        let trail = &mut context.trail;
-        self.admission.check_head(target, view, &tenant, &options, declared, arrived, trail)?;
+        let recorded = (&mut context.trail, &mut context.shed_deployment);
+        self.admission.check_head(target, view, &tenant, &options, declared, arrived, recorded)?;
         let body = self.body_reader.body(session, self.owner(session, &tenant)).await?;
         let summary = self.body_of(target, &body, &tenant).await;
         let summary = summary.map_err(|refusal| refusal.with_processed(body.bytes.len()))?;

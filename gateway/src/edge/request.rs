@@ -8,6 +8,7 @@ use super::explain::Explanations;
 use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
 use super::spans::{self, TraceDetails};
+use super::usage::UsageRecorder;
 use crate::body_memory::BufferedBody;
 use crate::config::EdgeConfig;
 use crate::events::{FinishedRequest, RequestEnded, RequestTimes, ResolvedRequest, began_ms};
@@ -27,6 +28,7 @@ use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use http::header::CONTENT_LENGTH;
+use metrics::Exemplar;
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::ModelRevision;
@@ -38,10 +40,12 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
+use scheduler_api::usage::UsageCounts;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::Tracer;
+use telemetry::context::{TraceContext, TraceId};
 use telemetry::request::RequestTrace;
 use telemetry::sampling::FinishedTrace;
 
@@ -165,6 +169,7 @@ pub(super) struct RequestRecorder {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) explanations: Arc<Explanations>,
+    pub(super) usage: Arc<UsageRecorder>,
     pub(super) recorder: Option<Arc<Recorder>>,
     /// Tracer, if traces are configured.
     pub(super) tracer: Option<Tracer>,
@@ -178,11 +183,15 @@ pub(super) struct RequestContext<'a> {
     /// Arrival in milliseconds since 1970.
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
+    /// Identifier of the trace of the request, for exemplars.
+    trace_id: Option<TraceId>,
     protocol: ClientProtocol,
     method: &'static str,
     priority: Option<Priority>,
     pub(super) endpoint: EndpointLabel,
     pub(super) tenant: Option<Arc<Tenant>>,
+    /// Deployment of a request that was shed before it was resolved.
+    pub(super) shed_deployment: Option<(DeploymentName, Priority)>,
     /// Deployment, cost and policy of the request; absent until they are resolved.
     resolved: Option<ResolvedRequest>,
     /// Receipt that was returned to the client, with the key of its attempt.
@@ -235,22 +244,27 @@ impl<'a> RequestContext<'a> {
         let digest = session.digest();
         let traceparent = || session.req_header().headers.get_all(headers::TRACEPARENT);
         let begin = |tracer: &Tracer| tracer.begin(traceparent().iter().map(|line| line.as_bytes()), arrived);
+        let trace = request_recorder.tracer.as_ref().map(begin);
+        let of_client = || header(session, headers::TRACEPARENT).and_then(TraceContext::parse);
+        let trace_id = trace.as_ref().map(|trace| trace.trace).or_else(|| Some(of_client()?.trace));
         RequestContext {
             request_recorder,
             id: request_id(session),
             arrived,
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
+            trace_id,
             protocol,
             method: method_name(&session.req_header().method),
             priority: None,
             endpoint: EndpointLabel::OTHER,
             tenant: None,
+            shed_deployment: None,
             resolved: None,
             returned_receipt: None,
             receipt_slot: None,
             trail: Trail::default(),
-            trace: request_recorder.tracer.as_ref().map(begin),
+            trace,
             routed_at: None,
             served_by: None,
             tokens: None,
@@ -308,6 +322,19 @@ impl<'a> RequestContext<'a> {
         self.bytes_out = session.body_bytes_sent() as u64;
     }
 
+    /// Counts a request that a replica has computed, and whose response was sent.
+    fn count_usage(&self) {
+        let (Some(tenant), Some(resolved), Some((region, _)), Some(tokens)) =
+            (&self.tenant, &self.resolved, self.served_by, self.tokens)
+        else {
+            return;
+        };
+        if matches!(self.outcome, RequestOutcome::Complete { status: 200..300, code: None }) {
+            let counts = UsageCounts { requests: 1, inputs: resolved.cost.inputs, tokens };
+            self.request_recorder.usage.count(&tenant.id, &resolved.deployment, region, counts);
+        }
+    }
+
     /// Moves the content into the record for explanations and receipts.
     fn finished(&mut self, total: Duration) -> FinishedRequest {
         FinishedRequest {
@@ -357,14 +384,21 @@ impl Drop for RequestContext<'_> {
         self.request_recorder.metrics.in_flight.decrement();
         let total = now.saturating_duration_since(self.arrived);
         let resolved = self.resolved.as_ref();
+        let shed = self.shed_deployment.as_ref();
+        let exemplar = self.trace_id.map(|trace| Exemplar {
+            trace_id: trace.get().to_be_bytes(),
+            at_ms: self.at_ms + total.as_millis() as u64,
+        });
         let ended = RequestEnded {
             id: &self.id,
             endpoint: self.endpoint,
             protocol: self.protocol,
-            priority: self.priority,
+            priority: self.priority.or(shed.map(|(_, priority)| *priority)),
             outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| &tenant.id),
-            deployment: resolved.map(|resolved| &resolved.deployment),
+            deployment: resolved
+                .map(|resolved| &resolved.deployment)
+                .or(shed.map(|(deployment, _)| deployment)),
             region: self.served_by.map(|(region, _)| region),
             trail: &self.trail,
             catalogue: &self.request_recorder.config.catalogue,
@@ -373,10 +407,12 @@ impl Drop for RequestContext<'_> {
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total,
+            exemplar,
             times: self.served_by.map(|(_, times)| times),
             trace: self.trace.map(|trace| trace.trace),
         };
         ended.record(&self.request_recorder.metrics);
+        self.count_usage();
         let finished = Arc::new(self.finished(total));
         self.export_trace(&finished);
         if let Some(recorder) = &self.request_recorder.recorder {

@@ -376,7 +376,7 @@ impl AdmissionControl {
         options: &RequestOptions,
         body_bytes: u64,
         arrived: Instant,
-        trail: &mut Trail,
+        (trail, shed_deployment): (&mut Trail, &mut Option<(DeploymentName, Priority)>),
     ) -> Result<(), Rejection> {
         if self.pools.are_calm() || endpoint::is_job(target.path) {
             return Ok(());
@@ -423,10 +423,14 @@ impl AdmissionControl {
             return Ok(());
         }
         drop(region_states);
+        let mut known = None;
         if let [routed] = usable.as_slice() {
             trail.routed(RouteDecision { rejection: Some(rejection), ..(*decide(routed)).clone() });
+            known = Some(&routed.deployment.name);
+            *shed_deployment = Some((routed.deployment.name.clone(), priority));
         }
         self.metrics.shed.of(priority).count(rejection.reason);
+        self.metrics.deployments.shed(known, priority);
         Err(shed(tenant, rejection))
     }
 
@@ -446,6 +450,7 @@ impl AdmissionControl {
         let (route, entered) = self.router.route(request, demand, &self.pools, &admission);
         let admitted = entered.transpose().map_err(|rejection| {
             self.metrics.shed.of(priority).count(rejection.reason);
+            self.metrics.deployments.shed(Some(request.routing.deployment), priority);
             shed(tenant, rejection)
         });
         let permit = |entry| AdmissionPermit { pools: self.pools.clone(), entered: Some(entry) };

@@ -4,12 +4,13 @@ use super::explain::health_name;
 use super::job_transfer::TRANSFERS_MAX;
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
+use super::usage::UsageScrape;
 use crate::metrics::{EdgeMetrics, Family, HopEvent, InGateway, ListenerScrape};
 use crate::receipts::ReceiptScrape;
 use gateway_core::circuit::BreakerState;
-use identity::ConnectionFailureCause;
+use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
-use metrics::{ByName, Label, OneOf, Total, metric_set};
+use metrics::{BuildMetrics, ByName, Format, Label, OneOf, Total, metric_set};
 use regions::Generation;
 use regions::health::Health;
 use regions::set::RegionIndex;
@@ -88,8 +89,16 @@ metric_set! {
         regions: RegionScrape = set,
         /// State of the circuit breakers.
         circuits: CircuitScrape = set,
+        /// Certificate of the gateway for the other processes.
+        certificate: CertificateMetrics = set,
+        /// End of the validity of the certificate for clients, in seconds since 1970; absent without TLS.
+        tls_not_after: Option<u64> = "meridian_gateway_tls_certificate_not_after_seconds",
+        /// Usage of tenants.
+        usage: UsageScrape<'a> = set,
         /// Panics.
         panics: PanicMetrics = set,
+        /// Build.
+        build: BuildMetrics = set,
         /// Receipts.
         receipts: Option<ReceiptScrape<'a>> = set,
         /// Traces.
@@ -132,8 +141,8 @@ pub fn metrics() -> RoleMetrics {
     RoleMetrics::of::<GatewayScrape<'_>>(ROLE)
 }
 
-/// Renders all metrics in the text format of Prometheus.
-pub(super) fn text(operations: &Operations) -> String {
+/// Renders all metrics in this format.
+pub(super) fn text(operations: &Operations, format: Format) -> String {
     let Operations { views, router, policy_clock, body_reader, split_capacity, upstream, .. } = operations;
     let before_first = Generation { epoch: 0, number: 0 };
     let table = views.borrow().as_ref().map_or(before_first, |view| view.generation);
@@ -177,11 +186,15 @@ pub(super) fn text(operations: &Operations) -> String {
         hop_requests: hop_connections.map(|(_, (_, requests))| requests),
         regions: regions(operations),
         circuits: circuits(operations),
+        certificate: CertificateMetrics::read(&operations.config.transport),
+        tls_not_after: operations.config.tls.as_ref().and_then(|tls| Some(tls.validity()?.not_after)),
+        usage: operations.usage.scrape(),
         panics: PanicMetrics::read(),
+        build: BuildMetrics::read(),
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),
         traces: operations.tracer.as_ref().map(Tracer::metrics),
     };
-    metrics::render(ROLE, &scrape)
+    metrics::render(ROLE, &scrape, format)
 }
 
 /// Copies the state of the regions, so that the lock is not held while the metrics are rendered.

@@ -30,6 +30,7 @@ pub(crate) type Current = Option<Arc<View>>;
 pub(crate) fn restore(config: &EdgeConfig, tenants: &Tenants, metrics: &EdgeMetrics) -> Current {
     let rejected = || metrics.tables_refused.add(1);
     let table = snapshot::restore::<RouteTableV1>(&config.snapshot, rejected)?;
+    metrics.deployments.adopt(table.deployments.keys());
     Some(Arc::new(View::new(&table, &config.catalogue, tenants.apply_table(&table))))
 }
 
@@ -63,6 +64,7 @@ pub(crate) async fn follow(
             // The key files may be reloaded concurrently, so the tenants are merged while the view is locked.
             TablePoll::Newer(table) => views.send_modify(|current| {
                 let keys = tenants.apply_table(&table);
+                metrics.deployments.adopt(table.deployments.keys());
                 let (regions, tenants) = (table.regions.len(), keys.tenants().len());
                 // A hub has published a newer route table, and the gateway routes by it.
                 tracing::info!(generation = %table.generation, regions, tenants, "route table updated");

@@ -213,7 +213,7 @@ mod tests {
             "and so does a request admitted under the previous table"
         );
         metrics.tenants.ended(&a.id, RequestOutcome::ClientDisconnected, 4, 0);
-        let text = metrics::render("gateway", &*metrics);
+        let text = metrics::render("gateway", &*metrics, metrics::Format::Prometheus);
         let inputs = text.lines().filter(|line| line.starts_with("meridian_gateway_tenant_inputs_total"));
         let inputs: Vec<_> = inputs.collect();
         let name = "meridian_gateway_tenant_inputs_total";

@@ -4,9 +4,11 @@ use super::{ACCESS, millis};
 use crate::metrics::{ClientProtocol, EdgeMetrics, EndpointLabel, LatencyStage, RequestOutcome};
 use gateway_core::decimal;
 use gateway_core::labels::AttemptResult;
+use gateway_core::route::RouteDecision;
 use gateway_core::tenant::Cost;
 use gateway_core::timing::RegionTiming;
-use gateway_core::trail::Trail;
+use gateway_core::trail::{AttemptCause, Trail};
+use metrics::Exemplar;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
@@ -36,6 +38,8 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
+    /// Trace of the request, if its client sent one.
+    pub(crate) exemplar: Option<Exemplar>,
     /// Absent if no region responded.
     pub(crate) times: Option<RequestTimes>,
     /// Absent if the gateway records no traces.
@@ -70,11 +74,18 @@ impl RequestEnded<'_> {
         if let Some(region) = self.region {
             metrics.responded(region, self.outcome);
         }
+        if let (Some(deployment), Some(priority)) = (self.deployment, self.priority) {
+            metrics.deployments.ended(deployment, priority, self.outcome, self.total, self.exemplar);
+        }
         self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
-        metrics.seconds.of(self.priority).observe(self.total);
+        let spilled = self.trail.attempts().any(|attempt| attempt.cause == AttemptCause::Spillover);
+        if let Some(primary) = self.trail.route().filter(|_| spilled).and_then(RouteDecision::primary) {
+            metrics.spilled(primary);
+        }
+        metrics.seconds.of(self.priority).observe_traced(self.total, self.exemplar);
         for stage in LatencyStage::ALL {
             if let Some(took) = self.stage(stage) {
-                metrics.stages.of(stage).observe(took);
+                metrics.stages.of(stage).observe_traced(took, self.exemplar);
             }
         }
         metrics.bytes_in.add(self.bytes_in);

@@ -92,6 +92,7 @@ impl Ingress {
         });
         let operations = Arc::new(IngressOperations {
             region: region.clone(),
+            transport: transport.clone(),
             spoke: spoke.clone(),
             replicas: replicas.clone(),
             hold: hold.clone(),

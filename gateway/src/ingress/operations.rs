@@ -12,7 +12,7 @@ use crate::receipts::ReceiptMetrics;
 use crate::request_body::BodyReader;
 use crate::respond::{self, Rejection};
 use crate::upstream::Upstream;
-use identity::ConnectionFailures;
+use identity::{ConnectionFailures, Transport};
 use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
@@ -32,6 +32,7 @@ use tokio::sync::Semaphore;
 /// Handler of the operations port.
 pub(super) struct IngressOperations {
     pub(super) region: RegionId,
+    pub(super) transport: Transport,
     pub(super) spoke: Arc<Mutex<Spoke>>,
     pub(super) replicas: Arc<Replicas>,
     pub(super) hold: Arc<Hold>,

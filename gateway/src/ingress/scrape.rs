@@ -8,10 +8,10 @@ use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, JobScrape, Listener
 use crate::receipts::{ReceiptMetrics, ReceiptScrape};
 use crate::respond;
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use identity::ConnectionFailureCause;
+use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE};
+use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
-use metrics::{ByName, Label, OneOf, Sparse, Total, metric_set};
+use metrics::{BuildMetrics, ByName, Format, Label, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
 use resolver::ResolverMetrics;
 use scheduler_core::scale::ScalingReason;
@@ -88,8 +88,12 @@ metric_set! {
         replica_in_flight_max: u32 = "meridian_ingress_replica_in_flight_max",
         /// 1 while the ingress drains.
         draining: bool = "meridian_ingress_draining",
+        /// Certificate of the spoke.
+        certificate: CertificateMetrics = set,
         /// Panics.
         panics: PanicMetrics = set,
+        /// Build.
+        build: BuildMetrics = set,
         /// Receipts.
         receipts: Option<ReceiptScrape<'a>> = set,
         /// Traces.
@@ -123,13 +127,15 @@ pub fn metrics() -> RoleMetrics {
 
 impl IngressOperations {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
-        let body = Bytes::from(self.text());
-        let mut head = respond::head(200, &[(CONTENT_TYPE.as_str(), metrics::CONTENT_TYPE)]);
+        let accept = session.get_header(ACCEPT).and_then(|value| value.to_str().ok());
+        let format = Format::negotiate(accept);
+        let body = Bytes::from(self.text(format));
+        let mut head = respond::head(200, &[(CONTENT_TYPE.as_str(), format.content_type())]);
         respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
         respond::whole(session, head, body).await
     }
 
-    fn text(&self) -> String {
+    fn text(&self, format: Format) -> String {
         let (bodies_bytes, _, bodies_max) = self.body_reader.used();
         let (retries_left, replicas) = self.replicas.limits();
         let mut spoke = self.spoke.lock();
@@ -185,11 +191,13 @@ impl IngressOperations {
             replica_in_flight: replicas.iter().map(|state| (state.target, state.in_flight)).collect(),
             replica_in_flight_max: REPLICA_IN_FLIGHT_MAX,
             draining: spoke.is_draining(),
+            certificate: CertificateMetrics::read(&self.transport),
             panics: PanicMetrics::read(),
+            build: BuildMetrics::read(),
             receipts: self.receipts.as_ref().map(ReceiptMetrics::scrape),
             traces: self.tracer.as_ref().map(Tracer::metrics),
         };
         drop(spoke);
-        metrics::render(ROLE, &scrape)
+        metrics::render(ROLE, &scrape, format)
     }
 }

@@ -1,6 +1,7 @@
 //! Metrics of a gateway.
 
 use super::bounds::{PartOutcome, ReportRejection, SplitAdmission};
+use super::deployments::DeploymentMetrics;
 use super::label::OutcomeClass;
 use super::tenants::TenantMetrics;
 use super::{ClientProtocol, Counter, EndpointLabel, Family, Gauge, Histogram, LatencyStage, RequestOutcome};
@@ -31,6 +32,10 @@ metric_set! {
         pub(crate) bytes_out: Counter = "meridian_gateway_response_bytes_total",
         /// Metrics by tenant.
         pub(crate) tenants: TenantMetrics = set,
+        /// Metrics by deployment.
+        pub(crate) deployments: DeploymentMetrics = set,
+        /// Requests that spilled over, by the region that they would have been sent to.
+        spillovers: ByIndex<Counter> = "meridian_gateway_spillovers_total" ["region"],
         /// Requests by the region whose response was forwarded, and by outcome.
         responses: ByIndex<Family<OutcomeClass>> =
             "meridian_gateway_region_requests_total" ["region", "outcome"],
@@ -72,6 +77,7 @@ impl EdgeMetrics {
         EdgeMetrics {
             tenants: TenantMetrics::of(keys),
             responses: ByIndex::new(&regions),
+            spillovers: ByIndex::new(&regions),
             attempts: ByIndex::new(&regions),
             attempt_seconds: ByIndex::new(&regions),
             ..EdgeMetrics::default()
@@ -87,6 +93,11 @@ impl EdgeMetrics {
     /// Counts a request whose response came from this region.
     pub(crate) fn responded(&self, region: RegionIndex, outcome: RequestOutcome) {
         self.responses.of(region.as_usize()).count(OutcomeClass::of(outcome));
+    }
+
+    /// Counts a request that was sent past this region, its primary.
+    pub(crate) fn spilled(&self, primary: RegionIndex) {
+        self.spillovers.of(primary.as_usize()).add(1);
     }
 
     pub(crate) fn attempted(&self, attempt: &AttemptRecord) {

@@ -9,7 +9,7 @@ use gateway_core::shed::ShedReason;
 use gateway_core::trail::AttemptCause;
 use metrics::{Label, labels, labels_of};
 use pingora::protocols::http::ServerSession;
-use replica_api::error::ErrorCode;
+use replica_api::error::{ErrorCode, Fault};
 use replica_api::headers;
 use replica_api::priority::Priority;
 
@@ -148,6 +148,39 @@ impl OutcomeClass {
 }
 
 labels! {
+    /// Result of a request for the objective of its deployment.
+    pub(crate) enum ObjectiveResult {
+        Ok = "ok",
+        /// Meridian is at fault.
+        Failed = "failed",
+        /// The client is at fault, over a quota or disconnected, so the request is neither good nor bad.
+        Excluded = "excluded",
+    }
+}
+
+impl ObjectiveResult {
+    /// Returns the result of a request with this outcome. The recording rule `meridian_fleet:requests_bad:rate5m` has the
+    /// same failures.
+    pub(crate) fn of(outcome: RequestOutcome) -> ObjectiveResult {
+        match outcome {
+            RequestOutcome::Complete { status: 200..300, code: None } => ObjectiveResult::Ok,
+            RequestOutcome::Complete { code: None, .. } | RequestOutcome::ClientDisconnected => {
+                ObjectiveResult::Excluded
+            }
+            RequestOutcome::Truncated { .. } | RequestOutcome::Shutdown => ObjectiveResult::Failed,
+            RequestOutcome::Complete { code: Some(code), .. } => match code.fault() {
+                Fault::Capacity | Fault::Network | Fault::Replica => ObjectiveResult::Failed,
+                // No client causes these.
+                _ if matches!(code, ErrorCode::NotResidentHere | ErrorCode::PolicyTooOld) => {
+                    ObjectiveResult::Failed
+                }
+                Fault::Caller | Fault::Quota | Fault::Policy => ObjectiveResult::Excluded,
+            },
+        }
+    }
+}
+
+labels! {
     /// Protocol of a request.
     pub(crate) enum ClientProtocol {
         Http1 = "http/1.1",
@@ -166,5 +199,34 @@ labels! {
         Engine = "engine",
         /// From the head of the response to its last byte.
         Sending = "sending",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_objective_of_a_deployment_has_the_failures_of_the_recording_rule_of_the_fleet() {
+        let rules = include_str!("../../../configs/observability/rules/recording.yml");
+        let (_, rule) = rules.split_once("record: meridian_fleet:requests_bad:rate5m").unwrap();
+        let (_, outcomes) = rule.split_once("outcome=~\"").unwrap();
+        let counted: BTreeSet<_> = outcomes.split_once('"').unwrap().0.split('|').collect();
+        let with_code =
+            |code: ErrorCode| RequestOutcome::Complete { status: code.status(), code: Some(code) };
+        let others = [
+            RequestOutcome::Complete { status: 200, code: None },
+            RequestOutcome::Complete { status: 418, code: None },
+            RequestOutcome::Truncated { status: 200 },
+            RequestOutcome::ClientDisconnected,
+            RequestOutcome::Shutdown,
+        ];
+        let all = ErrorCode::ALL.iter().map(|code| with_code(*code)).chain(others);
+        let failed = all.filter(|outcome| ObjectiveResult::of(*outcome) == ObjectiveResult::Failed);
+        assert_eq!(
+            failed.map(|outcome| RequestOutcome::name(outcome.index())).collect::<BTreeSet<_>>(),
+            counted
+        );
     }
 }

@@ -1,11 +1,12 @@
 //! Metrics of the process, for `/metrics`.
 //!
 //! Only [`crate::events`] counts events: every logged event is counted and vice versa. Labels are closed sets:
-//! endpoints, error codes, causes and outcomes of attempts, the regions of the catalogue, the tenants of the newest
-//! table. Reached limits are counted where they apply ([`bounds`]), since often there is no request to report them.
+//! endpoints, error codes, causes and outcomes of attempts, the regions of the catalogue, the tenants and a limited number
+//! of deployments of the newest table. Reached limits are counted where they apply ([`bounds`]), since often there is no request to report them.
 //! States (budgets, health, capacity) are read from their owners at scrape time.
 
 mod bounds;
+mod deployments;
 mod edge;
 mod ingress;
 mod jobs;

@@ -14,6 +14,7 @@
 mod audit;
 mod batch;
 mod file;
+mod pending;
 mod write_ahead;
 mod writer;
 
@@ -27,6 +28,7 @@ use gateway_core::labels::AttemptResult;
 use gateway_core::receipt::entry::{GapReason, Role};
 use gateway_core::receipt::{AttemptKey, PseudonymKey, ReceiptContent, ReceiptId};
 use metrics::{Label, metric_set};
+use pending::PendingSince;
 use rand::Rng;
 use regions::id::{DeploymentName, RegionId};
 use scheduler_core::receipts::ReceiptsSection;
@@ -125,6 +127,15 @@ impl WriterMessage {
             WriterMessage::WriteAhead(..) | WriterMessage::Close => 0,
         }
     }
+
+    /// Returns the end of the request in milliseconds since 1970, when the message was queued; `None` for the other messages.
+    fn ended_ms(&self) -> Option<u64> {
+        match self {
+            WriterMessage::Finished(request) => Some(request.at_ms + request.total.as_millis() as u64),
+            WriterMessage::Received(request) => Some(request.at_ms + request.took.as_millis() as u64),
+            WriterMessage::WriteAhead(..) | WriterMessage::Close => None,
+        }
+    }
 }
 
 /// State shared by the writer and its recorders.
@@ -135,6 +146,8 @@ pub(crate) struct Shared {
     overflowed_since_ms: AtomicU64,
     /// Whether the last write failed.
     failing: AtomicBool,
+    /// Age of the oldest receipt that is not durable.
+    pending: PendingSince,
     /// Time of the first request rejected for lack of a receipt that is not recorded yet.
     rejected_since_ms: AtomicU64,
     counts: ReceiptCounts,
@@ -176,6 +189,8 @@ metric_set! {
         counts: &'a ReceiptCounts = set,
         /// 1 while receipts cannot be written to disk.
         failing: bool = "meridian_receipts_failing",
+        /// Age of the oldest receipt that is queued or written and not durable yet; 0 without one.
+        oldest_pending: Duration = "meridian_receipts_oldest_pending_seconds",
         /// Requests whose receipts wait to be written.
         waiting: Option<usize> = "meridian_receipts_waiting",
         /// Capacity of the queue of receipts.
@@ -301,6 +316,7 @@ impl Recorder {
     /// Fails if the receipt is not known to be durable; the request must not be forwarded then.
     pub(crate) async fn commit(&self, entry: WriteAhead) -> Result<(), CommitFailed> {
         let started = Instant::now();
+        self.shared.pending.queued(now_ms());
         let (reply, durable) = oneshot::channel();
         if self.queue.try_send(WriterMessage::WriteAhead(Box::new(entry), reply)).is_err() {
             self.shared.reject();
@@ -319,6 +335,9 @@ impl Recorder {
     /// Submits a message. Never waits: if the queue is full and no slot was reserved, its receipts are counted and
     /// become part of a gap.
     pub(crate) fn record(&self, message: WriterMessage, slot: Option<QueueSlot>) {
+        if message.receipts() > 0 {
+            self.shared.pending.queued(now_ms());
+        }
         if let Some(QueueSlot(slot)) = slot {
             drop(slot.send(message));
             return;
@@ -371,10 +390,12 @@ pub(crate) struct ReceiptMetrics {
 impl ReceiptMetrics {
     pub(crate) fn scrape(&self) -> ReceiptScrape<'_> {
         let queue = self.queue.upgrade();
+        let waiting = queue.as_ref().map(|queue| queue.max_capacity() - queue.capacity());
         ReceiptScrape {
             counts: &self.shared.counts,
             failing: self.shared.failing(),
-            waiting: queue.as_ref().map(|queue| queue.max_capacity() - queue.capacity()),
+            oldest_pending: self.shared.pending.age(waiting.unwrap_or(0) > 0, now_ms()),
+            waiting,
             waiting_max: queue.as_ref().map(mpsc::Sender::max_capacity),
         }
     }

@@ -216,6 +216,12 @@ impl Writer {
             return;
         }
         let receipts = messages.iter().map(WriterMessage::receipts).sum();
+        if !messages.is_empty() {
+            // The queue is in order, so those that are left are as old as the last one that was taken, or younger.
+            let may_leave_some = messages.len() == BATCH_MAX;
+            let last_ms = messages.last().and_then(WriterMessage::ended_ms).filter(|_| may_leave_some);
+            self.shared.pending.take(last_ms, now_ms());
+        }
         let written = self.try_write(messages);
         let mut waiting = Vec::new();
         for message in messages.drain(..) {
@@ -253,6 +259,9 @@ impl Writer {
                     reply.send(false).ok();
                 }
                 self.shared.counts.lost.of(GapReason::Disk).add(receipts);
+                if self.unsynced_since.is_none() {
+                    self.shared.pending.settle();
+                }
                 self.miss(GapReason::Disk, receipts, now_ms());
                 // The policies may be in the part that is truncated.
                 self.forget_policies();
@@ -379,9 +388,14 @@ impl Writer {
     fn sync(&mut self) -> bool {
         self.unsynced_since = None;
         let unsynced = std::mem::take(&mut self.unsynced);
-        let Some(file) = &self.file else { return unsynced == 0 };
+        let Some(file) = &self.file else {
+            self.shared.pending.settle();
+            return unsynced == 0;
+        };
         self.shared.counts.syncs.add(1);
         let synced = file.sync_data();
+        // Not before: a disk that does not respond must be visible.
+        self.shared.pending.settle();
         if let Err(error) = &synced {
             // Requests that require a receipt are rejected until writing succeeds. Check the disk.
             tracing::error!(chain = self.chain, %error, unsynced, "failed to sync receipts; counting them as missing");

@@ -17,10 +17,12 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, Method, Response, Uri};
+use axum::http::header::ACCEPT;
+use axum::http::{HeaderMap, HeaderValue, Method, Response, Uri};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
+use metrics::Format;
 use replica_api::api::{Dialect, Operation};
 use replica_api::bedrock::InvokeRequest;
 use replica_api::cohere::CohereEmbedRequest;
@@ -173,8 +175,10 @@ async fn status(State(app): State<Arc<App>>) -> Response<Body> {
     respond::json(to_json(&app.status()))
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    respond::text(metrics::CONTENT_TYPE, app.metrics.render(app.tracer.as_ref()))
+async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::negotiate(accept);
+    respond::text(format.content_type(), app.metrics.render(&app.transport, app.tracer.as_ref(), format))
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {

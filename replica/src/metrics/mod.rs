@@ -10,9 +10,11 @@ mod labels;
 
 use std::sync::{Arc, OnceLock};
 
-use identity::{ConnectionFailureCause, ConnectionFailures};
+use identity::{CertificateMetrics, ConnectionFailureCause, ConnectionFailures, Transport};
 use metrics::page::RoleMetrics;
-use metrics::{Counter, Histogram, Info, Sizes, Sparse, TimeCounter, Total, metric_set};
+use metrics::{
+    BuildMetrics, Counter, Format, Histogram, Info, Sizes, Sparse, TimeCounter, Total, metric_set,
+};
 use replica_api::api::Operation;
 use replica_api::info::{CountersV1, EngineInfoV1};
 use replica_api::priority::{PerPriority, Priority};
@@ -92,8 +94,12 @@ metric_set! {
         counts: &'a ReplicaCounts = set,
         /// Connections that were rejected, by cause.
         refused: &'a metrics::Family<ConnectionFailureCause> = "meridian_replica_connections_refused_total" ["cause"],
+        /// Certificate of the replica.
+        certificate: CertificateMetrics = set,
         /// Panics.
         panics: PanicMetrics = set,
+        /// Build.
+        build: BuildMetrics = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
         /// Requests with inputs in the queue.
@@ -242,8 +248,8 @@ impl Metrics {
         *self.gauges.lock()
     }
 
-    /// Renders all metrics in the Prometheus text format.
-    pub fn render(&self, tracer: Option<&Tracer>) -> String {
+    /// Renders all metrics of a replica with this transport.
+    pub fn render(&self, transport: &Transport, tracer: Option<&Tracer>, format: Format) -> String {
         let ReplicaGauges { loads, cost, tokens_per_second, cached, engine } = self.gauges();
         let BatchCost { fixed, per_token } = cost.unwrap_or(BatchCost { fixed: 0.0, per_token: 0.0 });
         let (cache_bytes, cache_rows) = cached;
@@ -253,7 +259,9 @@ impl Metrics {
         let scrape = ReplicaScrape {
             counts: &self.counts,
             refused: &self.refused.counts,
+            certificate: CertificateMetrics::read(transport),
             panics: PanicMetrics::read(),
+            build: BuildMetrics::read(),
             traces: tracer.map(Tracer::metrics),
             queue_requests: queue(|load| load.requests),
             queue_inputs: queue(|load| load.queued.inputs),
@@ -267,7 +275,7 @@ impl Metrics {
             engine: engine.map(engine_scrape),
             tei: self.tei(Priority::ALL.iter().map(|priority| loads.of(*priority).queued.inputs).sum()),
         };
-        metrics::render(ROLE, &scrape)
+        metrics::render(ROLE, &scrape, format)
     }
 
     fn tei(&self, queue_size: u64) -> TeiScrape {

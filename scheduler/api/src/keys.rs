@@ -13,6 +13,7 @@
 //! routes                        RouteTableV1         last published table, compressed if large
 //! demand/{region}/{boot id}     DemandV1             demand of a gateway, under a lease of its own
 //! tenant-demand/{region}/{id}   TenantDemandV1       demand of tenants at a gateway, under a lease of its own
+//! usage/{day}/{region}/{id}     UsageV1              one day of a gateway's ledger of usage, compressed if large
 //! drains/{region}               DrainV1              region that an operator drains
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
@@ -31,6 +32,7 @@ use regions::{InstanceName, RegionId};
 use crate::lease::LeaseHolder;
 use crate::plan::GatewayInstance;
 use crate::reader::Reader;
+use crate::usage::UsageDay;
 
 /// Epoch of the store, raised when the store is replaced or restored.
 pub const EPOCH: &str = "meta/epoch";
@@ -57,6 +59,8 @@ pub const ROUTES: &str = "routes";
 pub const DEMAND: &str = "demand/";
 /// Prefix of the demand of tenants at the gateways.
 pub const TENANT_DEMAND: &str = "tenant-demand/";
+/// Prefix of the usage of tenants.
+pub const USAGE: &str = "usage/";
 /// Prefix of the drains.
 pub const DRAINS: &str = "drains/";
 /// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
@@ -113,6 +117,16 @@ pub fn scaler(region: &RegionId) -> String {
 /// Returns the key of a gateway's demand report. Each instance has its own key, like a spoke's.
 pub fn demand(region: &RegionId, boot_id: u64) -> String {
     format!("{DEMAND}{region}/{boot_id:016x}")
+}
+
+/// Returns the key of one day of a ledger of usage.
+pub fn usage(day: UsageDay, gateway: &RegionId, ledger: u64) -> String {
+    format!("{}{gateway}/{ledger:016x}", usage_of(day))
+}
+
+/// Returns the prefix of the usage of one day.
+pub fn usage_of(day: UsageDay) -> String {
+    format!("{USAGE}{day}/")
 }
 
 /// Returns the key of the demand of tenants at a gateway.

@@ -7,8 +7,9 @@
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
-//! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`] contains the gateways' demand and the traffic plan, [`apply`] the
-//! operator's messages, [`pki`] those of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
+//! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
+//! contains the gateways' demand and the traffic plan, [`apply`] the operator's messages, [`usage`] what tenants have used, [`pki`]
+//! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
 //! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive.
 
 pub mod api_key;
@@ -29,6 +30,7 @@ pub mod revision;
 pub mod route;
 pub mod scaler;
 pub mod tenant;
+pub mod usage;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::collections::btree_map::Entry;

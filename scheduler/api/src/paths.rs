@@ -10,6 +10,7 @@ use regions::{DeploymentName, Generation, RegionId};
 
 use super::lease::{LeaseHolder, LeaseId};
 use super::reader::Reader;
+use super::usage::{QUERY_DAYS_MAX, UsageDay};
 use super::{WireError, parsed};
 
 /// Liveness probe of the hub, and of gateways and spokes, which serve these three paths as well.
@@ -44,6 +45,8 @@ pub const DEMAND: &str = "/v1/demand";
 pub const TENANT_DEMAND: &str = "/v1/tenant-demand";
 /// Shares of all gateways in the tenants' rate limits.
 pub const TENANT_SHARES: &str = "/v1/tenant-shares";
+/// Usage of tenants by day (`GET`), and the report of a gateway (`POST`).
+pub const USAGE: &str = "/v1/usage";
 /// Change of deployments and tenants (`POST`).
 pub const APPLY: &str = "/v1/apply";
 /// Created API keys (`GET`), and creation of one (`POST`).
@@ -124,6 +127,8 @@ pub const HUB_ENDPOINTS: &[HubEndpoint] = &[
     endpoint("POST", DEMAND, &[Role::Gateway]),
     endpoint("POST", TENANT_DEMAND, &[Role::Gateway]),
     endpoint("GET", TENANT_SHARES, VIEWERS),
+    endpoint("GET", USAGE, VIEWERS),
+    endpoint("POST", USAGE, &[Role::Gateway]),
     endpoint("POST", APPLY, OPERATORS),
     endpoint("GET", KEYS, VIEWERS),
     endpoint("POST", KEYS, OPERATORS),
@@ -171,6 +176,45 @@ pub fn reader(reader: &Reader) -> String {
 /// Returns the path and query at which a gateway reports its demand. `after` is the generation of its rows.
 pub fn demand(after: Option<Generation>) -> String {
     after.map_or(DEMAND.to_owned(), |after| format!("{DEMAND}?after={after}"))
+}
+
+/// Returns the path and query of the usage of these days, both included.
+pub fn usage(from: UsageDay, to: UsageDay) -> String {
+    format!("{USAGE}?from={from}&to={to}")
+}
+
+/// Days of a query of the usage, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageQuery {
+    /// First day.
+    pub from: UsageDay,
+    /// Last day.
+    pub to: UsageDay,
+}
+
+impl UsageQuery {
+    /// Parses a query. Without `to` the last day is `today`, without `from` the first one is 30 days before the last.
+    ///
+    /// # Errors
+    ///
+    /// The first invalid value, or more than [`QUERY_DAYS_MAX`] days.
+    pub fn parse(query: &str, today: UsageDay) -> Result<UsageQuery, WireError> {
+        let day = |name: &str| {
+            let given = pairs(query).find(|(key, _)| *key == name);
+            given.map(|(key, value)| parsed::<UsageDay>(key, value)).transpose()
+        };
+        let to = day("to")?.unwrap_or(today);
+        let from = day("from")?.unwrap_or(to.before(30));
+        if from > to {
+            return Err(WireError::new("from", format!("{from} is after {to}; write an earlier day")));
+        }
+        if to.0 - from.0 >= QUERY_DAYS_MAX {
+            let problem =
+                format!("{from} to {to} are more than {QUERY_DAYS_MAX} days; ask for fewer at a time");
+            return Err(WireError::new("from", problem));
+        }
+        Ok(UsageQuery { from, to })
+    }
 }
 
 /// Returns the path of the promotion of `deployment`.
@@ -331,6 +375,26 @@ mod tests {
                 "/spoke/v1/exchange"
             ]
         );
+    }
+
+    #[test]
+    fn the_usage_of_at_most_92_days_is_queried() {
+        let [today, from]: [UsageDay; 2] = ["2026-11-26", "2026-10-01"].map(|day| day.parse().unwrap());
+        let query = |text: &str| UsageQuery::parse(text, today);
+        let path = usage(from, today);
+        assert_eq!(path, "/v1/usage?from=2026-10-01&to=2026-11-26");
+        assert_eq!(query(path.split_once('?').unwrap().1), Ok(UsageQuery { from, to: today }));
+        assert_eq!(query(""), Ok(UsageQuery { from: today.before(30), to: today }));
+        assert_eq!(
+            query(&format!("from={}", today.before(QUERY_DAYS_MAX - 1))).map(|query| query.to),
+            Ok(today)
+        );
+        for text in
+            [format!("from={}", today.before(QUERY_DAYS_MAX)), "from=2026-11-27".into(), "from=x".into()]
+        {
+            assert_eq!(query(&text).unwrap_err().field, "from", "{text}");
+        }
+        assert_eq!(query("to=").unwrap_err().field, "to");
     }
 
     #[test]

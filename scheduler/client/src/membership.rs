@@ -14,6 +14,7 @@ use backoff::Backoff;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use identity::expiry;
 use regions::{Host, HostPort};
 use resolver::Resolver;
 use scheduler_core::pki::issue;
@@ -65,6 +66,7 @@ pub async fn follow_replicas(
             failures += 1;
             // No replica can be started meanwhile. Check the hubs.
             tracing::warn!(%error, "failed to obtain a certificate for replicas; trying again");
+            expiry::count_renewal_failure();
             tokio::time::sleep(BACKOFF.equal_jitter(failures, rand::random())).await;
         }
     }
@@ -137,6 +139,7 @@ async fn renew_when_due(state: &FolderState) {
             }
             Err(error) => {
                 failures += 1;
+                expiry::count_renewal_failure();
                 let backoff = if error.is_rejection() {
                     rejections += 1;
                     REJECTED_BACKOFF.equal_jitter(rejections, rand::random())

@@ -7,11 +7,13 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
-use identity::ConnectionFailures;
+use identity::{ConnectionFailures, Transport};
 use regions::{Catalogue, RegionId};
 use replica_api::error::ErrorCode;
 use scheduler_api::plan::{GatewayDemand, TenantDemand};
+use scheduler_api::usage::UsageDay;
 use serde::de::DeserializeOwned;
+use supervision::Mutex;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -33,6 +35,8 @@ pub(super) const BODY_BYTES_MAX: usize = 2 << 20;
 pub(super) struct HubApi<S> {
     pub(super) store: S,
     pub(super) catalogue: Arc<Catalogue>,
+    /// Transport of the hub, whose certificate has metrics.
+    pub(super) transport: Transport,
     pub(super) lease_ttl: Duration,
     /// Queue of reports about which reader runs which table.
     pub(super) readers: mpsc::Sender<ReaderReport>,
@@ -45,6 +49,8 @@ pub(super) struct HubApi<S> {
     pub(super) demand_bases: Arc<DemandBases>,
     /// Demand of tenants that gateways have reported to this hub.
     pub(super) tenant_demands: Arc<GatewayReports<TenantDemand>>,
+    /// Day on which this hub last deleted old usage.
+    pub(super) usage_pruned: Arc<Mutex<Option<UsageDay>>>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.

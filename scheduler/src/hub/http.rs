@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, RawQuery, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
+use metrics::Format;
 use replica_api::error::ErrorCode;
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
@@ -25,7 +26,7 @@ use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
 use super::{
     Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, drains, health, promote, shares, spokes,
-    stopped,
+    stopped, usage,
 };
 use crate::events::ReaderAhead;
 use crate::respond::ErrorResponse;
@@ -57,6 +58,7 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::DEMAND, post(demand::<S>))
         .route(paths::TENANT_DEMAND, post(shares::report::<S>))
         .route(paths::TENANT_SHARES, get(shares::all::<S>))
+        .route(paths::USAGE, get(usage::read::<S>).post(usage::report::<S>))
         .route(paths::APPLY, post(apply::apply::<S>).layer(DefaultBodyLimit::max(apply::BYTES_MAX)))
         .route(paths::KEYS, get(api_keys::list::<S>).post(api_keys::create::<S>))
         .route(paths::KEY, delete(api_keys::revoke::<S>))
@@ -86,14 +88,16 @@ async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, nex
     response
 }
 
-async fn scrape<S: Store>(State(api): State<HubApi<S>>) -> impl IntoResponse {
+async fn scrape<S: Store>(State(api): State<HubApi<S>>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    let format = Format::negotiate(accept);
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
     let places = (api.plans.places(), api.plans.sharing_gateways());
     let rejected = (&*api.denials, &api.refused.counts);
-    let text = api.metrics.render(table, places, polls, rejected);
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text)
+    let text = api.metrics.render(table, places, polls, rejected, &api.transport, format);
+    ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 
 /// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or
@@ -193,6 +197,7 @@ async fn deregister_reader<S: Store>(
 mod tests {
     use super::*;
     use axum::body::Bytes;
+    use identity::Transport;
     use regions::{Catalogue, RouteTable};
     use scheduler_core::table_history::TableHistory;
     use scheduler_store::SimStore;
@@ -216,6 +221,8 @@ mod tests {
             demands: Arc::default(),
             demand_bases: Arc::default(),
             tenant_demands: Arc::default(),
+            usage_pruned: Arc::default(),
+            transport: Transport::Loopback,
             polls: Arc::new(Semaphore::new(polls)),
             stopping,
             reader_ahead: Arc::default(),

@@ -50,6 +50,7 @@ mod shares;
 mod spokes;
 mod tenant_demands;
 mod term_start;
+mod usage;
 
 use std::future::{Future, IntoFuture};
 use std::io;
@@ -244,6 +245,7 @@ async fn serve<S: Store>(
     let api = HubApi {
         store: store.clone(),
         catalogue: config.catalogue.clone(),
+        transport: config.transport.clone(),
         readers: reports,
         lease_ttl: config.lease_ttl,
         current: current.clone(),
@@ -251,6 +253,7 @@ async fn serve<S: Store>(
         demands: Arc::default(),
         demand_bases: Arc::default(),
         tenant_demands: Arc::default(),
+        usage_pruned: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),

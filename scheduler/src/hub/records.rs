@@ -30,6 +30,7 @@ use scheduler_api::registration::RegisterV1;
 use scheduler_api::registration::Registration;
 use scheduler_api::route::RouteTableV1;
 use scheduler_api::tenant::TenantsV1;
+use scheduler_api::usage::{UsageOfDay, UsageV1};
 use scheduler_api::{WireError, keys};
 use scheduler_core::hub::Event;
 use scheduler_core::hub::planning::PlanPart;
@@ -198,6 +199,13 @@ pub(super) fn tenant_demand(entry: &KeyValue) -> Result<TenantDemand, RecordErro
         return Err(unreadable(entry, problem));
     }
     Ok(demand)
+}
+
+/// Parses one day of a ledger of an entry under `usage/`.
+pub(super) fn usage(entry: &KeyValue) -> Result<UsageOfDay, RecordError> {
+    let usage = read::<UsageV1, UsageOfDay>(entry)?;
+    let key = keys::usage(usage.day, &usage.gateway, usage.ledger);
+    if entry.key == key { Ok(usage) } else { Err(unreadable(entry, format!("the value belongs to {key}"))) }
 }
 
 /// Parses the region of an entry under `drains/`.

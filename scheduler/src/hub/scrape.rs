@@ -1,9 +1,9 @@
 //! Metrics of a hub, and its `/metrics`.
 
 use axum::http::StatusCode;
-use identity::ConnectionFailureCause;
+use identity::{CertificateMetrics, ConnectionFailureCause, Transport};
 use metrics::page::RoleMetrics;
-use metrics::{Counter, Family, Gauge, Histogram, Label, Sparse, labels, metric_set};
+use metrics::{BuildMetrics, Counter, Family, Format, Gauge, Histogram, Label, Sparse, labels, metric_set};
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
 
@@ -32,6 +32,7 @@ labels! {
         Demand = paths::DEMAND,
         TenantDemand = paths::TENANT_DEMAND,
         TenantShares = paths::TENANT_SHARES,
+        Usage = paths::USAGE,
         Apply = paths::APPLY,
         Keys = paths::KEYS,
         Key = paths::KEY,
@@ -132,8 +133,12 @@ metric_set! {
         joins_rejected: &'a Family<JoinRejection> = "meridian_hub_joins_rejected_total" ["reason"],
         /// Connections that were rejected, by cause.
         refused: &'a Family<ConnectionFailureCause> = "meridian_hub_connections_refused_total" ["cause"],
+        /// Certificate of the hub.
+        certificate: CertificateMetrics = set,
         /// Panics.
         panics: PanicMetrics = set,
+        /// Build.
+        build: BuildMetrics = set,
     }
 }
 
@@ -151,6 +156,8 @@ impl HubMetrics {
         (plan_origins, sharing_gateways): (usize, usize),
         (polls, polls_max): (usize, usize),
         (denials, refused): (&Denials, &Family<ConnectionFailureCause>),
+        transport: &Transport,
+        format: Format,
     ) -> String {
         let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
         let scrape = HubScrape {
@@ -166,8 +173,10 @@ impl HubMetrics {
             denied: &denials.counts,
             joins_rejected: &denials.joins,
             refused,
+            certificate: CertificateMetrics::read(transport),
             panics: PanicMetrics::read(),
+            build: BuildMetrics::read(),
         };
-        metrics::render(ROLE, &scrape)
+        metrics::render(ROLE, &scrape, format)
     }
 }

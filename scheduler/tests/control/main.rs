@@ -17,4 +17,5 @@ mod plan;
 mod rejections;
 mod revisions;
 mod tenants;
+mod usage;
 mod world;

@@ -251,7 +251,7 @@ async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
     let metrics = async || {
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
         let response = client.get(format!("{}/metrics", hub.url)).send().await.unwrap();
-        assert_eq!(response.headers()["content-type"], metrics::CONTENT_TYPE);
+        assert_eq!(response.headers()["content-type"], metrics::Format::Prometheus.content_type());
         response.text().await.unwrap()
     };
     let computed = |text: &str| !text.contains("meridian_hub_plan_seconds_count 0");

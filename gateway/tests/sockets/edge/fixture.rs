@@ -4,6 +4,7 @@ use super::region::{Region, Script};
 use crate::address::free_address;
 use gateway::config::EdgeConfig;
 use rustls::pki_types::CertificateDer;
+use scheduler_api::usage::UsageV1;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -36,9 +37,14 @@ pub(crate) struct Fixture {
     pub(crate) regions: BTreeMap<&'static str, Arc<Region>>,
     pub(crate) addresses: BTreeMap<&'static str, SocketAddr>,
     pub(crate) client: reqwest::Client,
-    _dir: tempfile::TempDir,
-    _stop: tokio::sync::oneshot::Sender<()>,
+    /// Reports of usage that the hub has received.
+    pub(crate) usage: UsageReports,
+    dir: tempfile::TempDir,
+    stop: tokio::sync::oneshot::Sender<()>,
 }
+
+/// Receiver of the reports of usage.
+pub(crate) type UsageReports = tokio::sync::watch::Receiver<Vec<UsageV1>>;
 
 /// Configuration line that enables TLS for clients.
 pub(crate) const TLS: &str = "tls = { certificate = 'gateway.crt', key = 'gateway.key' }";
@@ -64,7 +70,7 @@ impl Fixture {
                 json!({"id": id, "instances": [{"name": "a", "endpoint": address.to_string()}], "deployments": ["anywhere", "locked"]}),
             );
         }
-        let hub = hub(rows).await;
+        let (hub, usage) = hub(rows).await;
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("key"), "k").unwrap();
         std::fs::write(dir.path().join("narrow"), "n").unwrap();
@@ -94,19 +100,17 @@ impl Fixture {
         };
         let url = format!("http://{address}/v1/embeddings");
         let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let fixture = Fixture {
-            url,
-            address,
-            certificate,
-            operations,
-            regions,
-            addresses,
-            client,
-            _dir: dir,
-            _stop: stop,
-        };
+        let fixture =
+            Fixture { url, address, certificate, operations, regions, addresses, client, usage, dir, stop };
         fixture.wait_until_all_healthy().await;
         fixture
+    }
+
+    /// Stops the gateway. Its directory and the reports of its usage stay.
+    pub(crate) fn stop(self) -> (tempfile::TempDir, UsageReports) {
+        let Fixture { dir, usage, stop, .. } = self;
+        stop.send(()).expect("the gateway runs");
+        (dir, usage)
     }
 
     async fn wait_until_all_healthy(&self) {
@@ -152,7 +156,7 @@ impl Fixture {
 }
 
 /// Starts a hub with one table; it holds every later poll.
-async fn hub(regions: Vec<Value>) -> SocketAddr {
+async fn hub(regions: Vec<Value>) -> (SocketAddr, UsageReports) {
     let deployment = |name: &str, residency: Value| {
         json!({"name": name, "task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "f32"},
                "residency": residency, "regions": []})
@@ -168,9 +172,16 @@ async fn hub(regions: Vec<Value>) -> SocketAddr {
     };
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
-    let router = axum::Router::new().route(scheduler_api::paths::ROUTES, axum::routing::get(routes));
+    let (reports, received) = tokio::sync::watch::channel(Vec::new());
+    let usage = move |axum::Json(usage): axum::Json<UsageV1>| async move {
+        reports.send_modify(|all| all.push(usage));
+        axum::http::StatusCode::NO_CONTENT
+    };
+    let router = axum::Router::new()
+        .route(scheduler_api::paths::ROUTES, axum::routing::get(routes))
+        .route(scheduler_api::paths::USAGE, axum::routing::post(usage));
     tokio::spawn(axum::serve(socket, router).into_future());
-    address
+    (address, received)
 }
 
 /// Writes a certificate for `localhost` and its key; returns the certificate.

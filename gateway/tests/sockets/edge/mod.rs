@@ -7,6 +7,7 @@ mod faults;
 mod fixture;
 mod http2;
 mod locks;
+mod metrics;
 mod region;
 
 use clients::{Client, ClientProtocol, RegionProtocol};

@@ -1,0 +1,66 @@
+//! Usage of tenants over HTTP, with a real hub and store.
+
+use super::world::{AMERICA, Hub, config};
+use scheduler_api::paths;
+use scheduler_api::usage::{RETENTION_DAYS, UsageDay, UsageReportV1};
+use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+fn today() -> UsageDay {
+    UsageDay::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap())
+}
+
+/// Returns a report with one row.
+fn report(ledger: u64, sequence: u64, day: UsageDay, requests: u64) -> Value {
+    let row = json!({"tenant": "acme", "deployment": "minilm", "region": AMERICA, "requests": requests, "inputs": requests, "tokens": 9});
+    json!({"version": 1, "gateway": AMERICA, "ledger": ledger, "sequence": sequence, "day": day.to_string(), "rows": [row]})
+}
+
+/// Returns day and requests of each row.
+async fn rows(hub: &Hub, query: &str) -> Vec<(String, u64)> {
+    let (status, _, body) = hub.get(&format!("{}{query}", paths::USAGE)).await;
+    assert_eq!(status, 200, "{body}");
+    let report: UsageReportV1 = serde_json::from_value(body).unwrap();
+    report.rows.into_iter().map(|daily| (daily.day, daily.row.counts.requests)).collect()
+}
+
+#[tokio::test]
+async fn the_newest_version_of_each_ledger_counts_once_and_survives_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let (day, before) = (today(), today().before(1));
+    let send = async |hub: &Hub, report: Value| {
+        let (status, _, body) = hub.post(paths::USAGE, report.to_string()).await;
+        assert_eq!(status, 204, "{body}");
+    };
+    send(&hub, report(1, 1, day, 5)).await;
+    // Again, a newer one, and the first one delayed.
+    for (sequence, requests) in [(1, 5), (2, 8), (1, 5)] {
+        send(&hub, report(1, sequence, day, requests)).await;
+    }
+    send(&hub, report(2, 1, day, 100)).await;
+    send(&hub, report(2, 1, before, 40)).await;
+    let all = [(before.to_string(), 40), (day.to_string(), 108)];
+    assert_eq!(rows(&hub, "").await, all);
+    assert_eq!(rows(&hub, &format!("?to={before}")).await, all[..1]);
+    hub.stop().await;
+    let hub = Hub::start(config(dir.path())).await;
+    assert_eq!(rows(&hub, &format!("?from={before}")).await, all);
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn days_outside_the_retention_and_long_queries_are_rejected() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let (oldest, newest) = (today().before(RETENTION_DAYS), UsageDay(today().0 + 1));
+    for (day, expected) in
+        [(oldest, 204), (oldest.before(1), 400), (newest, 204), (UsageDay(newest.0 + 1), 400)]
+    {
+        let (status, _, body) = hub.post(paths::USAGE, report(1, 1, day, 1).to_string()).await;
+        assert_eq!(status, expected, "{day}: {body}");
+    }
+    let (status, _, body) = hub.get(&format!("{}?from={oldest}", paths::USAGE)).await;
+    assert_eq!(status, 400, "{body}");
+    hub.stop().await;
+}
