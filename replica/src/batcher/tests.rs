@@ -139,7 +139,7 @@ impl Fixture {
     }
 
     fn counted(&self, line: &str) -> bool {
-        self.metrics.render(None).lines().any(|given| given == line)
+        self.metrics.render(&Transport::Loopback, None, Format::Prometheus).lines().any(|given| given == line)
     }
 }
 
@@ -301,7 +301,12 @@ fn an_interactive_request_interrupts_a_bulk_batch_and_its_failure_does_not_affec
         assert_eq!((wait(interactive), wait(bulk)), (row, Ok(vec![1.0, 9.0])));
         assert_eq!(fixture.batcher.backlog(), Backlog::default());
         let between = "meridian_replica_batches_total{priority=\"interactive\",reason=\"between_steps\"} 1";
-        assert_eq!(fixture.counted(between), token == 5, "{}", fixture.metrics.render(None));
+        assert_eq!(
+            fixture.counted(between),
+            token == 5,
+            "{}",
+            fixture.metrics.render(&Transport::Loopback, None, Format::Prometheus)
+        );
     }
 }
 
@@ -351,7 +356,11 @@ fn cached_rows_are_returned_to_the_same_tenant_only() {
         "meridian_replica_cache_misses_total 4",
         "meridian_replica_cache_rows 4",
     ] {
-        assert!(fixture.counted(line), "{line} in {}", fixture.metrics.render(None));
+        assert!(
+            fixture.counted(line),
+            "{line} in {}",
+            fixture.metrics.render(&Transport::Loopback, None, Format::Prometheus)
+        );
     }
 }
 

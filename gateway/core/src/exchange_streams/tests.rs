@@ -270,16 +270,16 @@ fn longest_silence(path: &Path) -> Duration {
         if is_tick {
             next_tick += EXCHANGE_PERIOD;
         }
-        if is_tick || links.iter().any(is_overdue) {
-            if let Some((id, others)) = streams.tick(now) {
-                let reuses = others == 1 && path.has_idle;
-                if reuses {
-                    streams.reuses_connection(id);
-                }
-                let opening = if reuses { 0 } else { OPENING_ROUND_TRIPS - 1 };
-                let next_request = now + round_trip * opening;
-                links.insert(id, Link { is_stalled: reuses, next_request, responses: Vec::new() });
+        if (is_tick || links.iter().any(is_overdue))
+            && let Some((id, others)) = streams.tick(now)
+        {
+            let reuses = others == 1 && path.has_idle;
+            if reuses {
+                streams.reuses_connection(id);
             }
+            let opening = if reuses { 0 } else { OPENING_ROUND_TRIPS - 1 };
+            let next_request = now + round_trip * opening;
+            links.insert(id, Link { is_stalled: reuses, next_request, responses: Vec::new() });
         }
         for (id, link) in links.iter_mut().filter(|(_, link)| now >= link.next_request) {
             link.next_request += EXCHANGE_PERIOD;
