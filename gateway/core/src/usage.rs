@@ -366,13 +366,7 @@ mod tests {
                     stored.1
                 );
             }
-            let end = running
-                .flush()
-                .map(|file| {
-                    flushed += since_flush;
-                    file
-                })
-                .or(disk);
+            let end = running.flush().inspect(|_| flushed += since_flush).or(disk);
             let end = end.map_or(0, |file| requests(&file));
             assert_eq!(end, flushed, "seed {seed}: all flushed counts survive, and none is there twice");
         }

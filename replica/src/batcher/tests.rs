@@ -4,6 +4,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use identity::Transport;
+use metrics::Format;
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 use tokio::runtime;
