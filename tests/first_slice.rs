@@ -14,6 +14,7 @@ mod on_etcd;
 mod on_gpu;
 mod plan;
 mod python_client;
+mod traces;
 
 use local_fleet::https::HttpsClient;
 use local_fleet::{LocalFleet, command_lines, meridian};
