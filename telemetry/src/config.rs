@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use telemetry_core::sampling::{HeadSampler, KeepPolicy};
 
-/// Share of the traces that is sampled by default: a hundredth of the requests costs less than a thousandth of the CPU time.
+/// Share of the traces that is sampled by default: the usual one for services with thousands of requests a second.
 const SAMPLE_RATIO: f64 = 0.01;
 /// Duration from which a request is slow by default.
 const SLOW: Duration = Duration::from_secs(1);

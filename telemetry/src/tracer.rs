@@ -11,7 +11,8 @@ use telemetry_core::sampling::{FinishedTrace, HeadSampler, KeepLimiter, KeepPoli
 use telemetry_core::span::SpanRecord;
 use tokio::sync::Notify;
 
-/// Maximum number of spans that wait for the export. At 0.5 KiB for one with its attributes that is 4 MiB.
+/// Maximum number of spans that wait for the export. A span with its attributes has some 0.5 KiB, so that
+/// is 4 MiB.
 pub const QUEUED_SPANS_MAX: usize = 8192;
 /// Number of waiting spans at which an export begins before its period is over.
 pub(crate) const WAKE_SPANS: usize = 512;

@@ -170,7 +170,8 @@ fn hexadecimal(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Appends a number of this many hexadecimal digits. `core::fmt` takes five times as long, and every attempt has a header.
+/// Appends a number of this many hexadecimal digits, without `core::fmt`: every attempt has a header, also of requests that
+/// are not sampled.
 fn push_hexadecimal(text: &mut String, number: u128, digits: u32) {
     for digit in (0..digits).rev() {
         let value = (number >> (4 * digit)) as usize & 15;
