@@ -163,7 +163,8 @@ async fn the_trace_of_a_failed_over_request_is_exported_although_it_was_not_samp
                 span.service == "meridian-gateway" && span.text("meridian.request.id") == "failed-over"
             });
             spans = own.map(|own| collector.trace(&own.trace)).unwrap_or_default();
-            spans.iter().any(|span| span.service == "meridian-replica")
+            let has = |service: &str| spans.iter().any(|span| span.service == service);
+            has("meridian-spoke") && has("meridian-replica")
         })
         .await;
     println!("{}", collector::waterfall(&spans));
