@@ -121,7 +121,8 @@ pub async fn run(
     }
 
     let tracing = config.tracing.as_ref();
-    let started = tracing.map(|tracing| telemetry::start(tracing, "replica", config.region.as_deref()));
+    let region = config.region.as_deref();
+    let started = tracing.map(|tracing| telemetry::start(&tracing.behind_gateway(), "replica", region));
     let (tracer, trace_export) = started.transpose()?.unzip();
     let app = Arc::new(App::new(&config).with_tracer(tracer));
     let mut server = Server::start(listener, operations, transport, &app)?;

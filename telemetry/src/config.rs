@@ -112,6 +112,15 @@ pub struct TracingConfig {
     pub(crate) headers: Headers,
 }
 
+impl TracingConfig {
+    /// Returns the configuration of a process whose callers are processes of the fleet: their flag decides whatever the
+    /// sampler is, so that a trace that a gateway samples, or keeps because of a failover, has the spans of all processes.
+    #[must_use]
+    pub fn behind_gateway(&self) -> TracingConfig {
+        TracingConfig { sampler: self.sampler.following_parent(), ..self.clone() }
+    }
+}
+
 /// Headers of an export; they may be secret.
 #[derive(Clone, Default)]
 pub(crate) struct Headers(pub(crate) Vec<(String, String)>);

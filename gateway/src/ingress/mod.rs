@@ -242,7 +242,7 @@ fn start_receipts(config: &IngressConfig) -> Result<(Option<Recorder>, Option<Wr
 /// Starts the export of traces, if it is configured.
 fn start_tracing(config: &IngressConfig) -> Result<(Option<Tracer>, Option<TraceExport>), TracingError> {
     let Some(tracing) = &config.tracing else { return Ok((None, None)) };
-    let started = telemetry::start(tracing, "spoke", Some(config.region.as_str()))?;
+    let started = telemetry::start(&tracing.behind_gateway(), "spoke", Some(config.region.as_str()))?;
     Ok(Some(started).unzip())
 }
 

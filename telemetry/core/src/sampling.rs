@@ -26,6 +26,12 @@ impl HeadSampler {
         HeadSampler { threshold, is_parent_based }
     }
 
+    /// Returns the same sampler where the flag of the parent decides: callers are processes of the fleet.
+    #[must_use]
+    pub fn following_parent(self) -> HeadSampler {
+        HeadSampler { is_parent_based: true, ..self }
+    }
+
     /// Returns whether a trace is sampled. Like the SDKs of OpenTelemetry, it uses the lower 63 bits of the identifier.
     pub fn is_sampled(&self, parent: Option<&TraceContext>, trace: TraceId) -> bool {
         match parent {
@@ -134,9 +140,8 @@ mod tests {
 
     #[test]
     fn the_sampled_share_of_the_traces_is_the_ratio() {
-        // A sequence with an even distribution: multiples of the golden ratio.
-        let traces =
-            |n: u128| TraceId::from_random(n.wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c834));
+        // The lower 64 bits are evenly distributed: multiples of the golden ratio.
+        let traces = |n: u128| TraceId::from_random(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for (ratio, low, high) in [(0.0, 0, 0), (0.01, 80, 120), (0.5, 4900, 5100), (1.0, 10_000, 10_000)] {
             let sampler = HeadSampler::new(ratio, true);
             let sampled = (1..=10_000).filter(|n| sampler.is_sampled(None, traces(*n))).count();
@@ -154,6 +159,8 @@ mod tests {
                     HeadSampler::new(ratio, is_parent_based).is_sampled(Some(&parent(flag)), trace)
                 };
                 assert_eq!((sampled(true), sampled(false)), (flag, ratio == 1.0), "{flag} {ratio}");
+                let of_fleet = HeadSampler::new(ratio, false).following_parent();
+                assert_eq!(of_fleet.is_sampled(Some(&parent(flag)), trace), flag, "{ratio}");
             }
         }
     }
