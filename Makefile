@@ -8,7 +8,7 @@
 PORT ?= 8080
 ARGS ?=
 CARGO ?= cargo
-CORES := backoff configuration metrics regions http1 jobs-core gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core telemetry-core
+CORES := backoff configuration console metrics regions http1 jobs-core gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core telemetry-core
 
 .PHONY: up fleet test drills dist lint check-prereqs check-test-prereqs
 

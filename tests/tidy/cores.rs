@@ -9,6 +9,7 @@ use crate::tree::{File, files, is_source, read, root};
 /// Core packages, which are pure.
 const PURE: &[&str] = &[
     "backoff",
+    "console",
     "regions",
     "http1",
     "jobs-core",

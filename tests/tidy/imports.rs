@@ -12,6 +12,7 @@ use crate::none;
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backoff", &[]),
     ("configuration", &[]),
+    ("console", &["regions", "scheduler-api"]),
     ("embed", &[]),
     ("regions", &["configuration"]),
     ("http1", &[]),
@@ -63,6 +64,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &[
             "backoff",
             "configuration",
+            "console",
             "identity",
             "jwt",
             "scheduler-api",

@@ -73,6 +73,7 @@ pub mod targets;
 pub mod tenant;
 pub mod timing;
 pub mod token_cache;
+pub mod traffic;
 pub mod trail;
 pub mod trailers;
 pub mod usage;

@@ -44,6 +44,20 @@ impl Explanations {
         drop(self.ring[slot].lock().replace(request));
     }
 
+    /// Returns the number of requests recorded so far.
+    pub(super) fn recorded(&self) -> usize {
+        self.recorded.load(Ordering::Relaxed)
+    }
+
+    /// Returns the requests that were recorded after the first `after` ones and are still in the ring, with the number of
+    /// requests recorded so far.
+    pub(super) fn since(&self, after: usize) -> (Vec<Arc<FinishedRequest>>, usize) {
+        let recorded = self.recorded();
+        let count = recorded.wrapping_sub(after).min(self.ring.len());
+        let slots = (1..=count).map(|back| recorded.wrapping_sub(back) % self.ring.len());
+        (slots.filter_map(|slot| self.ring[slot].lock().clone()).collect(), recorded)
+    }
+
     /// Returns the newest request with this identifier.
     pub(super) fn find(&self, id: &str) -> Option<Arc<FinishedRequest>> {
         let recorded = self.recorded.load(Ordering::Relaxed);
@@ -202,5 +216,19 @@ mod tests {
         assert!(explanations.find(&RECENT_REQUESTS_MAX.to_string()).is_some());
         explanations.record(finished("7", 9));
         assert_eq!(explanations.find("7").map(|found| found.at_ms), Some(9), "the newest of two");
+    }
+
+    #[test]
+    fn the_requests_since_a_number_are_those_that_the_ring_still_has() {
+        let explanations = Explanations::new();
+        let since = |after| {
+            let (requests, recorded) = explanations.since(after);
+            (requests.len(), recorded)
+        };
+        assert_eq!(since(0), (0, 0));
+        (0..3).for_each(|number| explanations.record(finished(&number.to_string(), 0)));
+        assert_eq!((since(0), since(2), since(3)), ((3, 3), (1, 3), (0, 3)));
+        (0..RECENT_REQUESTS_MAX).for_each(|number| explanations.record(finished(&number.to_string(), 0)));
+        assert_eq!(since(0), (RECENT_REQUESTS_MAX, RECENT_REQUESTS_MAX + 3));
     }
 }

@@ -19,6 +19,7 @@ use super::router::{AdmissionControl, AdmissionPools};
 use super::scatter::{SplitCapacity, Splitter};
 use super::table::{self, Current};
 use super::tenants::Tenants;
+use super::traffic::{self, TrafficSource};
 use super::usage::UsageRecorder;
 use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
 use super::{EdgeError, reload, reports, shares};
@@ -170,8 +171,24 @@ impl Gateway {
         tasks.spawn(supervise("region reports", move || {
             reports::listen(config.clone(), upstream.clone(), views.subscribe(), effects.clone())
         }));
+        self.report_traffic(tasks);
         let region_monitor = self.region_monitor.clone();
         tasks.spawn(supervise("region health", move || region_monitor.clone().detect_silent_regions()));
+    }
+
+    /// Starts the tasks that report traffic, one for each hub.
+    fn report_traffic(&self, tasks: &mut JoinSet<()>) {
+        let boot_id = rand::random();
+        for client in self.client.each() {
+            let source = TrafficSource {
+                config: self.config.clone(),
+                boot_id,
+                views: self.views.subscribe(),
+                region_monitor: self.region_monitor.clone(),
+                explanations: self.explanations.clone(),
+            };
+            tasks.spawn(supervise("traffic report", move || traffic::follow(client.clone(), source.clone())));
+        }
     }
 
     /// Starts the tasks that follow certificates, credentials, the tenants file and the keys of token issuers.

@@ -16,7 +16,7 @@
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
 //! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
-//! serves operators. [`gateway`] puts the parts together.
+//! serves operators, and [`traffic`] the consoles of the hubs. [`gateway`] puts the parts together.
 
 mod batch_caller;
 mod duration;
@@ -48,6 +48,7 @@ mod spans;
 mod table;
 mod tenant_limiters;
 pub(crate) mod tenants;
+mod traffic;
 mod upload_form;
 mod usage;
 mod view;

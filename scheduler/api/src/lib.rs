@@ -10,7 +10,8 @@
 //! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
 //! contains the gateways' demand and the traffic plan, [`apply`] the operator's messages, [`usage`] what tenants have used, [`pki`]
 //! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
-//! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive.
+//! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive. [`traffic`] is for the
+//! console of a hub.
 
 pub mod api_key;
 pub mod apply;
@@ -30,6 +31,7 @@ pub mod revision;
 pub mod route;
 pub mod scaler;
 pub mod tenant;
+pub mod traffic;
 pub mod usage;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};

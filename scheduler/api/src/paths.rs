@@ -47,6 +47,10 @@ pub const TENANT_DEMAND: &str = "/v1/tenant-demand";
 pub const TENANT_SHARES: &str = "/v1/tenant-shares";
 /// Usage of tenants by day (`GET`), and the report of a gateway (`POST`).
 pub const USAGE: &str = "/v1/usage";
+/// Traffic of a gateway for the console (`POST`); the response asks for routing decisions.
+pub const TRAFFIC: &str = "/v1/traffic";
+/// Link that signs a browser in to the console of this hub (`POST`).
+pub const CONSOLE_LOGINS: &str = "/v1/console-logins";
 /// Change of deployments and tenants (`POST`).
 pub const APPLY: &str = "/v1/apply";
 /// Created API keys (`GET`), and creation of one (`POST`).
@@ -129,6 +133,8 @@ pub const HUB_ENDPOINTS: &[HubEndpoint] = &[
     endpoint("GET", TENANT_SHARES, VIEWERS),
     endpoint("GET", USAGE, VIEWERS),
     endpoint("POST", USAGE, &[Role::Gateway]),
+    endpoint("POST", TRAFFIC, &[Role::Gateway]),
+    endpoint("POST", CONSOLE_LOGINS, VIEWERS),
     endpoint("POST", APPLY, OPERATORS),
     endpoint("GET", KEYS, VIEWERS),
     endpoint("POST", KEYS, OPERATORS),

@@ -25,7 +25,7 @@ pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
 /// Timeout of one exchange of a gateway with a hub: its demand for rows of the plan, or for shares of rate limits. The
 /// next one follows within a second anyway. The exchanges between gateways and spokes (`gateway`) have timeouts of their
 /// own, because other deadlines bound them.
-pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
+pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum number of characters of an error response that are logged.
 const MESSAGE_CHARS_MAX: usize = 512;
 /// Maximum number of idle HTTP/1.1 connections to one hub (in plaintext): a long poll, a registration and a report, and one
@@ -209,6 +209,11 @@ impl ControlPlaneClient {
         }
         let http = http_client(HubConnector::with_token(token, resolver));
         Ok(ControlPlaneClient { http, hubs: hubs.clone(), authorization: Some(token.header.clone()) })
+    }
+
+    /// Returns a client for each hub, for messages that every hub receives. They share the connections of this one.
+    pub fn each(&self) -> Vec<ControlPlaneClient> {
+        self.hubs.each().map(|hubs| ControlPlaneClient { hubs, ..self.clone() }).collect()
     }
 
     /// Returns the hubs.

@@ -10,6 +10,7 @@ use scheduler_api::api_key::{CreateKeyV1, CreatedKeyV1, CreatedKeysV1};
 use scheduler_api::apply::{AppliedV1, ApplyV1};
 use scheduler_api::deployment::PromotedV1;
 use scheduler_api::paths;
+use scheduler_api::traffic::ConsoleLoginV1;
 use scheduler_core::hubs::Hubs;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
@@ -96,6 +97,15 @@ impl OperatorClient {
     pub async fn revoke_key(&self, id: &str) -> Result<(), HubCallError> {
         let request = HubRequest::new(Method::DELETE, paths::key(id), self.timeout);
         self.send::<IgnoredAny>(&request).await.map(drop)
+    }
+
+    /// Creates a link that signs a browser in to the console of the hub.
+    ///
+    /// # Errors
+    ///
+    /// When the hub does not respond, or has no console.
+    pub async fn create_console_login(&self) -> Result<ConsoleLoginV1, HubCallError> {
+        self.send(&HubRequest::new(Method::POST, paths::CONSOLE_LOGINS, self.timeout)).await
     }
 
     /// Starts or ends the drain of a region.

@@ -50,6 +50,11 @@ impl Hubs {
         &self.urls[self.current.load(Ordering::Relaxed)]
     }
 
+    /// Returns a list of its own for each hub, for what every hub receives.
+    pub fn each(&self) -> impl Iterator<Item = Hubs> {
+        self.urls.iter().cloned().map(Hubs::one)
+    }
+
     /// Returns the number of hubs.
     pub fn count(&self) -> usize {
         self.urls.len()

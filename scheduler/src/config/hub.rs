@@ -13,6 +13,7 @@ use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
 
 use super::authority::{self, AuthorityConfig, AuthoritySection};
+use super::console::{self, ConsoleConfig, ConsoleSection};
 use super::operators::{self, OperatorsConfig, OperatorsSection};
 use super::store::{self, StoreConfig, StoreSection};
 
@@ -41,6 +42,8 @@ section! {
         authority: Option<AuthoritySection>;
         /// Tokens of operators; only certificates without this table.
         operators: Option<OperatorsSection>;
+        /// Console for browsers; none without this table.
+        console: Option<ConsoleSection>;
     }
 }
 
@@ -61,6 +64,8 @@ pub struct HubConfig {
     pub authority: Option<AuthorityConfig>,
     /// Tokens of operators, if they are accepted.
     pub operators: Option<OperatorsConfig>,
+    /// Console, if there is one.
+    pub console: Option<ConsoleConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -120,8 +125,10 @@ impl HubConfig {
         // An invalid identity is reported by itself.
         let is_tls = transport.as_ref().is_none_or(|transport| transport.identity().is_some());
         let operators = file.operators.and_then(|section| operators::read(document, files, section, is_tls));
+        let console = file.console.and_then(|section| console::read(document, section, transport.as_ref()));
         Some(HubConfig {
             authority: authority?,
+            console: console?,
             operators: operators?,
             listen: file.listen?,
             store: store?,

@@ -2,6 +2,7 @@
 //! all problems.
 
 mod authority;
+mod console;
 mod hub;
 mod kubernetes;
 mod operators;
@@ -10,6 +11,7 @@ mod spoke;
 mod store;
 
 pub use authority::AuthorityConfig;
+pub use console::ConsoleConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use operators::{KeySource, OperatorsConfig};

@@ -17,6 +17,7 @@ use supervision::Mutex;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
+use super::console::state::Console;
 use super::demand_bases::DemandBases;
 use super::demands::GatewayReports;
 use super::denials::Denials;
@@ -63,6 +64,8 @@ pub(super) struct HubApi<S> {
     pub(super) tokens: Option<Arc<OperatorTokens>>,
     /// Connections that were rejected.
     pub(super) refused: Arc<ConnectionFailures>,
+    /// Console, if this hub has one.
+    pub(super) console: Option<Arc<Console>>,
 }
 
 impl<S> HubApi<S> {

@@ -25,8 +25,8 @@ use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{HubMetrics, HubPath};
 use super::{
-    Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, drains, health, promote, shares, spokes,
-    stopped, usage,
+    Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, console, drains, health, promote, shares,
+    spokes, stopped, usage,
 };
 use crate::events::ReaderAhead;
 use crate::respond::ErrorResponse;
@@ -59,6 +59,8 @@ pub(super) fn router<S: Store>(api: HubApi<S>) -> Router {
         .route(paths::TENANT_DEMAND, post(shares::report::<S>))
         .route(paths::TENANT_SHARES, get(shares::all::<S>))
         .route(paths::USAGE, get(usage::read::<S>).post(usage::report::<S>))
+        .route(paths::TRAFFIC, post(console::traffic::<S>))
+        .route(paths::CONSOLE_LOGINS, post(console::create_login::<S>))
         .route(paths::APPLY, post(apply::apply::<S>).layer(DefaultBodyLimit::max(apply::BYTES_MAX)))
         .route(paths::KEYS, get(api_keys::list::<S>).post(api_keys::create::<S>))
         .route(paths::KEY, delete(api_keys::revoke::<S>))
@@ -94,9 +96,10 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>, headers: HeaderMap) -> i
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
+    let pages = api.console.as_ref().map_or((0, 0), |console| console.open_pages());
     let places = (api.plans.places(), api.plans.sharing_gateways());
     let rejected = (&*api.denials, &api.refused.counts);
-    let text = api.metrics.render(table, places, polls, rejected, &api.transport, format);
+    let text = api.metrics.render(table, places, [polls, pages], rejected, &api.transport, format);
     ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 
@@ -231,6 +234,7 @@ mod tests {
             denials: Arc::default(),
             tokens: None,
             refused: Arc::default(),
+            console: None,
         };
         (api, stop, publish)
     }

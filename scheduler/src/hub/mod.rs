@@ -27,6 +27,7 @@ mod api;
 mod api_keys;
 mod apply;
 pub mod backup;
+mod console;
 mod controller;
 mod demand_bases;
 mod demands;
@@ -234,6 +235,7 @@ async fn serve<S: Store>(
         Some(authority) => Some(bind(authority.listen).await?),
         None => None,
     };
+    let (console, console_bound) = console::bind(config.console.as_ref(), &config.transport).await?.unzip();
     let (publish, current) = watch::channel(None);
     let (stop, stopping) = watch::channel(false);
     let (reports, received) = mpsc::channel(REPORTS_MAX);
@@ -262,6 +264,7 @@ async fn serve<S: Store>(
         denials: denials.clone(),
         tokens: tokens.clone(),
         refused: refused.clone(),
+        console,
     };
     let identity_folder = config.authority.as_ref().map(|authority| authority.identity.clone());
     let authority = config.authority.zip(bound).zip(config.transport.identity().cloned());
@@ -286,6 +289,9 @@ async fn serve<S: Store>(
         essential("readers", recorder.run(received)).await;
     });
     let server = start_server(&mut tasks, listener, &config.transport, api.clone())?;
+    if let Some(bound) = console_bound {
+        console::start(&mut tasks, bound, &config.transport, &api).map_err(HubError::Server)?;
+    }
     follow_identities(&mut tasks, &config.transport, api.tokens.as_ref());
     if let Some(operations) = operations {
         let server = axum::serve(operations, http::operations(api)).into_future();

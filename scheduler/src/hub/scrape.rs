@@ -33,6 +33,8 @@ labels! {
         TenantDemand = paths::TENANT_DEMAND,
         TenantShares = paths::TENANT_SHARES,
         Usage = paths::USAGE,
+        Traffic = paths::TRAFFIC,
+        ConsoleLogins = paths::CONSOLE_LOGINS,
         Apply = paths::APPLY,
         Keys = paths::KEYS,
         Key = paths::KEY,
@@ -127,6 +129,10 @@ metric_set! {
         polls: usize = "meridian_hub_polls",
         /// Limit on open long polls.
         polls_max: usize = "meridian_hub_polls_max",
+        /// Open pages of the console.
+        console_pages: usize = "meridian_hub_console_pages",
+        /// Limit on open pages of the console; 0 at a hub without a console.
+        console_pages_max: usize = "meridian_hub_console_pages_max",
         /// Requests that were denied, by reason.
         denied: &'a Family<DenialReason> = "meridian_hub_requests_denied_total" ["reason"],
         /// Requests to join that the authority rejected, by reason.
@@ -149,12 +155,12 @@ pub fn metrics() -> RoleMetrics {
 
 impl HubMetrics {
     /// Renders these metrics and the state of the hub: the published table, the origins and the sharing gateways of
-    /// the published plan, open long polls with their limit, and rejected requests and connections.
+    /// the published plan, open long polls and pages of the console with their limits, and rejected requests and connections.
     pub(super) fn render(
         &self,
         table: Option<&RouteTable>,
         (plan_origins, sharing_gateways): (usize, usize),
-        (polls, polls_max): (usize, usize),
+        [(polls, polls_max), (console_pages, console_pages_max)]: [(usize, usize); 2],
         (denials, refused): (&Denials, &Family<ConnectionFailureCause>),
         transport: &Transport,
         format: Format,
@@ -170,6 +176,8 @@ impl HubMetrics {
             sharing_gateways,
             polls,
             polls_max,
+            console_pages,
+            console_pages_max,
             denied: &denials.counts,
             joins_rejected: &denials.joins,
             refused,

@@ -63,6 +63,10 @@ pub(super) fn request(method: &str, path: &str) -> HubRequest {
         paths::SPOKES => Some(serde_json::from_str(&registration(EUROPE, 7100, 1, &[])).unwrap()),
         paths::KEEP_ALIVE => Some(json!({"version": 1})),
         paths::DEMAND => Some(json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "classes": []})),
+        paths::TRAFFIC => {
+            Some(json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "interval_ms": 1, "in_flight": 0,
+                                      "regions": [], "served": [], "failures": [], "tenants": [], "moves": []}))
+        }
         paths::APPLY => Some(json!({"version": 1, "dry_run": true, "deployments": []})),
         _ => None,
     };
@@ -101,7 +105,8 @@ impl Fleet {
     pub(super) async fn start_with(dir: tempfile::TempDir, operators: Option<OperatorsConfig>) -> Fleet {
         let authority = Authority::new();
         let operations = free_address();
-        let mut config = HubConfig { operators, operations: Some(operations), ..config(dir.path()) };
+        let console = super::console::any_port();
+        let mut config = HubConfig { operators, operations: Some(operations), console, ..config(dir.path()) };
         let loaded = transport(&dir.path().join("identity"), &authority, &Subject::named(HUB), &authority);
         // The hub verifies regions and jurisdictions against its catalogue.
         let Transport::Tls(_) = loaded else { unreachable!() };

@@ -6,6 +6,7 @@
 mod access;
 mod agent;
 mod apply;
+mod console;
 #[path = "../../../resolver/tests/dns_server/mod.rs"]
 mod dns_server;
 mod hub;

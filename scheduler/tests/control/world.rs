@@ -75,6 +75,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         lapsed_keep: LAPSED_KEEP,
         reader_keep: READER_TIMEOUT,
         settle: SETTLE_TIME,
+        console: None,
         operations: None,
         transport: Transport::Loopback,
         authority: None,

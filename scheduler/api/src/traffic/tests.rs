@@ -1,0 +1,89 @@
+use super::*;
+use serde_json::json;
+
+fn traffic() -> GatewayTraffic {
+    let region = |id: &str| id.parse::<RegionId>().unwrap();
+    let mut latencies = LatencyHistogram::default();
+    latencies.record(Duration::from_millis(20));
+    let load = ObservedLoad {
+        ready: 1,
+        pending_tokens: 7,
+        tokens_per_second: 900,
+        held_for: Some(Duration::from_secs(2)),
+    };
+    let observed = ObservedRegion {
+        health: Health::Suspect,
+        report_age: Some(Duration::from_millis(300)),
+        rtt: Duration::from_micros(91_250),
+        in_flight: 3,
+        loads: BTreeMap::from([("minilm".parse().unwrap(), load)]),
+    };
+    let served = ServedTraffic { requests: 1, failed: 0, tokens: 12, latencies };
+    let tenant = TenantTraffic { requests: 2, failed: 1, limited: 0, inputs: 2, tokens: 12 };
+    GatewayTraffic {
+        gateway: GatewayBoot { region: region("aws/us-east-1"), boot_id: 7 },
+        generation: Some(Generation { epoch: 1, number: 4 }),
+        interval: Duration::from_secs(1),
+        in_flight: 5,
+        regions: BTreeMap::from([(region("gcp/europe-west4"), observed)]),
+        served: BTreeMap::from([
+            (("minilm".parse().unwrap(), Some(region("gcp/europe-west4"))), served),
+            (
+                ("minilm".parse().unwrap(), None),
+                ServedTraffic { requests: 1, failed: 1, ..ServedTraffic::default() },
+            ),
+        ]),
+        failures: BTreeMap::from([(("minilm".parse().unwrap(), "overloaded".to_owned()), 1)]),
+        tenants: BTreeMap::from([("acme".parse().unwrap(), tenant)]),
+        moves: vec![Move {
+            from: region("aws/us-east-1"),
+            to: region("gcp/europe-west4"),
+            cause: MoveCause::Evacuation,
+            requests: 1,
+            example: "req-1".to_owned(),
+        }],
+        explained: BTreeMap::from([("a".to_owned(), Some(json!({"status": 200}))), ("b".to_owned(), None)]),
+    }
+}
+
+#[test]
+fn traffic_survives_a_round_trip() {
+    let text = serde_json::to_string(&TrafficReportV1::from(&traffic())).unwrap();
+    let wire: TrafficReportV1 = serde_json::from_str(&text).unwrap();
+    assert_eq!(GatewayTraffic::try_from(wire), Ok(traffic()));
+}
+
+#[test]
+fn a_report_that_is_invalid_is_rejected_with_its_field() {
+    let check = |change: &dyn Fn(&mut TrafficReportV1), field: &str| {
+        let mut wire = TrafficReportV1::from(&traffic());
+        change(&mut wire);
+        assert_eq!(GatewayTraffic::try_from(wire).unwrap_err().field, field);
+    };
+    check(&|wire| wire.gateway = "us-east-1".to_owned(), "gateway");
+    check(&|wire| wire.generation = Some("1".to_owned()), "generation");
+    check(&|wire| wire.regions[0].health = "well".to_owned(), "regions[0].health");
+    check(&|wire| wire.regions.push(wire.regions[0].clone()), "regions[1].region");
+    check(&|wire| wire.served[1].latencies = vec![[99, 1]], "served[1].latencies");
+    check(&|wire| wire.moves[0].example = "x".repeat(REQUEST_ID_BYTES_MAX + 1), "moves[0].example");
+    check(&|wire| wire.failures[0].outcome = "x".repeat(OUTCOME_BYTES_MAX + 1), "failures[0].outcome");
+}
+
+#[test]
+fn limits_of_rows_are_enforced() {
+    let accepts = |fill: &dyn Fn(&mut TrafficReportV1)| {
+        let mut wire = TrafficReportV1::from(&traffic());
+        fill(&mut wire);
+        GatewayTraffic::try_from(wire).is_ok()
+    };
+    for (rows, is_accepted) in [(TRAFFIC_ROWS_MAX, true), (TRAFFIC_ROWS_MAX + 1, false)] {
+        assert_eq!(accepts(&|wire| wire.moves = vec![wire.moves[0].clone(); rows]), is_accepted);
+        assert_eq!(accepts(&|wire| wire.served = vec![wire.served[0].clone(); rows]), is_accepted);
+        assert_eq!(accepts(&|wire| wire.failures = vec![wire.failures[0].clone(); rows]), is_accepted);
+    }
+    let explained = |count: usize| {
+        let one = |number: usize| ExplainedV1 { id: number.to_string(), explanation: None };
+        accepts(&|wire| wire.explained = (0..count).map(one).collect())
+    };
+    assert!(explained(EXPLANATIONS_MAX) && !explained(EXPLANATIONS_MAX + 1));
+}

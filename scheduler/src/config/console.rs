@@ -1,0 +1,110 @@
+//! Reader of the section `[console]` of `hub.toml`.
+
+use std::net::SocketAddr;
+
+use configuration::{ConfigFile, section};
+use identity::Transport;
+use url::Url;
+
+section! {
+    /// Console: a page for browsers with the state of the fleet. Off without this table.
+    pub(super) partial struct ConsoleSection {
+        /// Listener for browsers: plaintext on loopback, where a link of `meridian console` signs in; on another address TLS with
+        /// the identity of the hub, where browsers need a certificate of a viewer or operator.
+        listen: SocketAddr, like "\"127.0.0.1:7080\"";
+        /// URL that browsers open, if a proxy is in front of the listener; that of the listener if absent.
+        url: Option<String>;
+    }
+}
+
+/// Configuration of the console.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConsoleConfig {
+    /// Address of its listener.
+    pub listen: SocketAddr,
+    /// URL that browsers open.
+    pub url: Option<String>,
+}
+
+/// Reads the section.
+pub(super) fn read(
+    document: &ConfigFile<'_>,
+    section: Option<ConsoleSection>,
+    transport: Option<&Transport>,
+) -> Option<Option<ConsoleConfig>> {
+    let Some(ConsoleSection { listen, url }) = section else { return Some(None) };
+    let (listen, url) = (listen?, url?);
+    // An invalid identity is reported by itself.
+    let has_identity = transport.is_none_or(|transport| transport.identity().is_some());
+    if !listen.ip().is_loopback() && !has_identity {
+        let problem = format!(
+            "\"{listen}\" can be reached from other machines, and there is no identity for TLS; write a loopback address, or add \
+             [identity] with dir"
+        );
+        document.problem("console.listen", problem);
+        return None;
+    }
+    if let Some(text) = &url
+        && !is_base_url(text)
+    {
+        let problem =
+            format!("\"{text}\" is not a URL without a path; write https://HOST or http://HOST:PORT");
+        document.problem("console.url", problem);
+        return None;
+    }
+    Some(Some(ConsoleConfig { listen, url }))
+}
+
+fn is_base_url(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.username().is_empty()
+            && url.password().is_none()
+            && url.path() == "/"
+            && url.query().is_none()
+            && url.fragment().is_none()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(section: &str, transport: &Transport) -> Result<ConsoleConfig, Vec<String>> {
+        section! {
+            /// File with the section.
+            partial struct File {
+                /// Section.
+                console: Option<ConsoleSection>;
+            }
+        }
+        let read = ConfigFile::read(&format!("[console]\n{section}"), |document| {
+            let file: File = document.section()?;
+            read(document, file.console?, Some(transport))?
+        });
+        read.map_err(|found| found.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_console_without_tls_is_on_loopback() {
+        let listen = |address: &str| parse(&format!("listen = \"{address}\""), &Transport::Plaintext);
+        assert!(listen("127.0.0.1:7080").is_ok() && listen("[::1]:7080").is_ok());
+        for open in ["0.0.0.0:7080", "10.0.0.5:7080"] {
+            assert!(listen(open).unwrap_err()[0].contains("add [identity]"), "{open}");
+        }
+    }
+
+    #[test]
+    fn the_url_has_no_path() {
+        let url = |url: &str| {
+            parse(&format!("listen = \"127.0.0.1:1\"\nurl = \"{url}\""), &Transport::Loopback).is_ok()
+        };
+        assert!(url("https://console.example.com") && url("http://localhost:7080/"));
+        for wrong in
+            ["console.example.com", "ftp://a", "https://a/b", "https://a?b", "https://u:p@a", "https://a#b"]
+        {
+            assert!(!url(wrong), "{wrong}");
+        }
+    }
+}

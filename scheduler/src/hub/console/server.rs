@@ -1,0 +1,224 @@
+//! HTTP server of the console.
+//!
+//! | request | response |
+//! |---|---|
+//! | `GET /`, `GET /FILE` | the page; it has no data, so it needs no session |
+//! | `POST /api/login` | session for the secret of a link |
+//! | `POST /api/logout` | end of the session |
+//! | `GET /api/session` | name and role of the person |
+//! | `GET /api/snapshot` | state of the fleet |
+//! | `GET /api/history` | rates and latencies of the last five minutes |
+//! | `GET /api/events` | the snapshots as server-sent events |
+//! | `GET /api/requests/{id}` | routing decision of a request, from the gateway that served it |
+//! | `PUT`, `DELETE /api/drains/{cloud}/{name}` | drain of a region, and its end |
+//! | `POST /api/promotions/{name}` | promotion of the next model of a deployment |
+//!
+//! The last three need the role operator. Every response has the same strict headers, and every request is checked for its
+//! host and, if it changes something, for its origin ([`console::origin`]).
+
+use std::time::Instant;
+
+use ::console::assets::{self, SECURITY_POLICY};
+use ::console::lookups::{LOOKUP_TTL, LookupResult};
+use ::console::origin::REQUEST_HEADER;
+use ::console::sessions::{ConsoleRole, SESSION_TTL, Visitor};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post, put};
+use axum::{Extension, Json, Router};
+use identity::ConnectedClient;
+use replica_api::error::ErrorCode;
+use scheduler_api::error::HubErrorCode;
+use scheduler_api::traffic::REQUEST_ID_BYTES_MAX;
+use scheduler_store::Store;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use supervision::request::{Panicked, contain};
+
+use super::context::ConsoleApi;
+use super::{auth, secret, stream};
+use crate::hub::api::{Body, json as parse};
+use crate::hub::{drains, promote};
+use crate::respond::ErrorResponse;
+
+/// Maximum bytes of a request body: the secret of a link.
+const BODY_BYTES_MAX: usize = 4096;
+
+/// Routes of the console.
+pub(super) fn router<S: Store>(api: ConsoleApi<S>) -> Router {
+    let protected = Router::new()
+        .route("/api/session", get(session))
+        .route("/api/logout", post(logout::<S>))
+        .route("/api/snapshot", get(stream::snapshot::<S>))
+        .route("/api/history", get(stream::history::<S>))
+        .route("/api/events", get(stream::events::<S>))
+        .route("/api/requests/{*id}", get(explain::<S>))
+        .route("/api/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>))
+        .route("/api/promotions/{name}", post(promote_model::<S>))
+        .route_layer(from_fn_with_state(api.clone(), authenticated::<S>));
+    Router::new()
+        .route("/api/login", post(login::<S>))
+        .merge(protected)
+        .fallback(asset)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .layer(from_fn_with_state(api.clone(), checked::<S>))
+        .with_state(api)
+}
+
+/// Checks host and origin, contains panics, and adds the headers of every response.
+async fn checked<S: Store>(State(api): State<ConsoleApi<S>>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    // HTTP/2 has the host in the URI.
+    let host = request.uri().authority().map(|authority| authority.as_str()).or(text(header::HOST));
+    let origin = &api.console.origin;
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let mut response = if !origin.accepts_host(host) {
+        let message = format!("This is the console at {}; open that URL.", origin.url());
+        (StatusCode::MISDIRECTED_REQUEST, message).into_response()
+    } else if !is_read && !origin.accepts_change(text(header::ORIGIN), headers.contains_key(REQUEST_HEADER)) {
+        let message = "Only the page of the console may send this request.";
+        ErrorResponse::new(HubErrorCode::Forbidden, message).into_response()
+    } else {
+        contain(next.run(request)).await.unwrap_or_else(|Panicked(reason)| {
+            // A defect. The request of a page of the console failed, and no other one is affected. Report it.
+            tracing::error!(reason, "console request panicked");
+            let message = "The request failed because of a defect of this hub; see its log.";
+            ErrorResponse::new(ErrorCode::Internal, message).into_response()
+        })
+    };
+    let fixed = [
+        (header::CONTENT_SECURITY_POLICY, SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ];
+    for (name, value) in fixed {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Admits a viewer or an operator; only an operator may change something.
+async fn authenticated<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    ConnectInfo(peer): ConnectInfo<ConnectedClient>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let found = auth::authenticate(&api, &peer, request.headers()).await;
+    let visitor = match found {
+        Ok(visitor) => visitor,
+        Err(rejected) => return rejected.into_response(),
+    };
+    let is_change = !matches!(*request.method(), Method::GET | Method::HEAD);
+    if is_change && visitor.role < ConsoleRole::Operator && request.uri().path() != "/api/logout" {
+        let message = "This changes the fleet, which the role viewer may not; it is open to: operator.";
+        return ErrorResponse::new(HubErrorCode::Forbidden, message).into_response();
+    }
+    request.extensions_mut().insert(visitor);
+    next.run(request).await
+}
+
+async fn asset(request: Request) -> Response {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    match assets::find(request.uri().path()).filter(|_| is_read) {
+        Some(asset) => ([(header::CONTENT_TYPE, asset.content_type)], asset.body).into_response(),
+        None => ErrorResponse::new(ErrorCode::NotFound, "The console has no such path.").into_response(),
+    }
+}
+
+#[derive(Deserialize)]
+struct LoginRequest {
+    /// Secret of the link.
+    login: String,
+}
+
+async fn login<S: Store>(State(api): State<ConsoleApi<S>>, body: Body) -> Result<Response, ErrorResponse> {
+    let LoginRequest { login } = parse(body)?;
+    let session = secret()?;
+    let visitor = api.console.sessions.lock().redeem(&login, session, Instant::now());
+    let Some(visitor) = visitor else {
+        let message = "The link was used or has expired; `meridian console` prints another one.";
+        return Err(ErrorResponse::new(ErrorCode::InvalidToken, message));
+    };
+    let cookie = auth::set_cookie(&api.console, &session.expose(), SESSION_TTL.as_secs());
+    Ok(([(header::SET_COOKIE, cookie)], Json(visitor_json(&visitor))).into_response())
+}
+
+async fn logout<S: Store>(State(api): State<ConsoleApi<S>>, headers: HeaderMap) -> Response {
+    if let Some(session) = auth::cookie(&api.console, &headers) {
+        api.console.sessions.lock().end(session);
+    }
+    ([(header::SET_COOKIE, auth::set_cookie(&api.console, "", 0))], StatusCode::NO_CONTENT).into_response()
+}
+
+fn visitor_json(Visitor { role, name }: &Visitor) -> Value {
+    json!({"role": role.as_str(), "name": name})
+}
+
+async fn session(Extension(visitor): Extension<Visitor>) -> Json<Value> {
+    Json(visitor_json(&visitor))
+}
+
+/// Requests the routing decision of a request from the gateways.
+async fn explain<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ErrorResponse> {
+    if !(1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) {
+        let message = format!("`id` has {} bytes; at most {REQUEST_ID_BYTES_MAX} are allowed.", id.len());
+        return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("id"));
+    }
+    let console = &api.console;
+    let mut looked_up = console.looked_up.subscribe();
+    let gateways = console.gateways();
+    let started = console.lookups.lock().start(&id, gateways, Instant::now());
+    started
+        .map_err(|_| ErrorResponse::new(ErrorCode::Overloaded, "Too many requests are being looked up."))?;
+    let result = async {
+        loop {
+            let result = console.lookups.lock().result(&id, Instant::now());
+            if result != LookupResult::Pending {
+                return result;
+            }
+            // The sender lives as long as the console.
+            looked_up.changed().await.ok();
+        }
+    };
+    match tokio::time::timeout(LOOKUP_TTL, result).await.unwrap_or(LookupResult::Unknown) {
+        LookupResult::Found(gateway, explanation) => {
+            Ok(Json(json!({"gateway": gateway, "explanation": explanation})))
+        }
+        LookupResult::Pending | LookupResult::Unknown => {
+            let message = "No gateway has a request with this id. Gateways keep their last 4096 requests, and \
+                           their logs have all.";
+            Err(ErrorResponse::new(ErrorCode::NotFound, message))
+        }
+    }
+}
+
+async fn drain<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    region: Path<(String, String)>,
+) -> Result<Response, ErrorResponse> {
+    drains::drain(State(api.hub), region).await.map(IntoResponse::into_response)
+}
+
+async fn undrain<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    region: Path<(String, String)>,
+) -> Result<Response, ErrorResponse> {
+    drains::undrain(State(api.hub), region).await.map(IntoResponse::into_response)
+}
+
+async fn promote_model<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    name: Path<String>,
+) -> Result<Response, ErrorResponse> {
+    promote::promote(State(api.hub), name).await.map(IntoResponse::into_response)
+}

@@ -1,0 +1,90 @@
+//! State of the console.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use ::console::history::ChartHistory;
+use ::console::lookups::Lookups;
+use ::console::origin::ConsoleOrigin;
+use ::console::sessions::Sessions;
+use ::console::traffic::{ReportUrgency, TrafficState};
+use axum::body::Bytes;
+use scheduler_api::plan::GatewayBoot;
+use scheduler_api::traffic::GatewayTraffic;
+use supervision::Mutex;
+use tokio::sync::{Notify, Semaphore, watch};
+
+use crate::config::ConsoleConfig;
+
+/// Maximum number of open pages.
+pub(super) const PAGES_MAX: usize = 64;
+
+/// State of the console.
+pub(in crate::hub) struct Console {
+    pub(super) origin: ConsoleOrigin,
+    pub(super) traffic: Mutex<TrafficState>,
+    pub(super) history: Mutex<ChartHistory>,
+    pub(super) sessions: Mutex<Sessions>,
+    pub(super) lookups: Mutex<Lookups>,
+    /// A lookup has ended.
+    pub(super) looked_up: watch::Sender<()>,
+    /// A change is worth showing at once.
+    pub(super) urgent: Notify,
+    /// The last snapshot as JSON; `None` while no page is open.
+    pub(super) snapshot: watch::Sender<Option<Bytes>>,
+    /// One permit for each further page that may be open.
+    pub(super) pages: Arc<Semaphore>,
+}
+
+impl Console {
+    /// Creates the console of a listener at `listen`.
+    pub(super) fn new(config: &ConsoleConfig, listen: SocketAddr, is_tls: bool) -> Console {
+        Console {
+            origin: ConsoleOrigin::new(listen, is_tls, config.url.as_deref()),
+            traffic: Mutex::independent(TrafficState::default()),
+            history: Mutex::independent(ChartHistory::default()),
+            sessions: Mutex::independent(Sessions::default()),
+            lookups: Mutex::independent(Lookups::default()),
+            looked_up: watch::Sender::new(()),
+            urgent: Notify::new(),
+            snapshot: watch::Sender::new(None),
+            pages: Arc::new(Semaphore::new(PAGES_MAX)),
+        }
+    }
+
+    /// Adds a report of a gateway. Returns the requests that the gateway is to explain.
+    pub(super) fn record(&self, mut report: GatewayTraffic) -> Vec<String> {
+        let (now, gateway) = (Instant::now(), report.gateway.clone());
+        let explained = std::mem::take(&mut report.explained);
+        if self.traffic.lock().record(report, now, now_ms()) == ReportUrgency::Urgent {
+            self.urgent.notify_one();
+        }
+        let mut lookups = self.lookups.lock();
+        let ended: Vec<bool> =
+            explained.into_iter().map(|(id, found)| lookups.record(&gateway, &id, found)).collect();
+        let pending = lookups.pending_for(&gateway, now);
+        drop(lookups);
+        if ended.contains(&true) {
+            self.looked_up.send_replace(());
+        }
+        pending
+    }
+
+    /// Returns the number of open pages, and its limit.
+    pub(in crate::hub) fn open_pages(&self) -> (usize, usize) {
+        (PAGES_MAX - self.pages.available_permits(), PAGES_MAX)
+    }
+
+    /// Returns the gateways that report.
+    pub(super) fn gateways(&self) -> BTreeSet<GatewayBoot> {
+        self.traffic.lock().live().map(|traffic| traffic.gateway.clone()).collect()
+    }
+}
+
+/// Returns the time in milliseconds since 1970.
+pub(super) fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

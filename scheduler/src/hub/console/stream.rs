@@ -1,0 +1,150 @@
+//! Snapshots of the fleet: the sampler that computes them, and the stream of a page.
+//!
+//! A snapshot is computed and serialised once for all pages, every second and when something urgent has changed. A page that
+//! does not keep up misses snapshots, and gets the latest: nothing is queued for it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::console::snapshot::{FleetSnapshot, FleetView, chart_values};
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use regions::RegionId;
+use replica_api::error::ErrorCode;
+use scheduler_api::apply::RolloutV1;
+use scheduler_api::keys;
+use scheduler_api::plan::RegionCapacity;
+use scheduler_core::registry::representatives;
+use scheduler_store::Store;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::context::ConsoleApi;
+use super::state::{Console, PAGES_MAX, now_ms};
+use crate::hub::api::HubApi;
+use crate::hub::{apply, records, stopped};
+use crate::respond::ErrorResponse;
+
+/// Interval of the snapshots.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Minimum interval, however much changes.
+const PERIOD_MIN: Duration = Duration::from_millis(200);
+/// Time after which the browser connects again.
+const RECONNECT_MS: u64 = 1_000;
+
+/// Records of the store that a snapshot shows.
+struct FleetRecords {
+    rollout: RolloutV1,
+    capacity: BTreeMap<RegionId, RegionCapacity>,
+}
+
+/// Computes snapshots until the hub stops.
+pub(super) async fn sample<S: Store>(api: HubApi<S>, console: Arc<Console>) {
+    let mut interval = tokio::time::interval(PERIOD);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut records = None;
+    loop {
+        let is_regular = tokio::select! {
+            _ = interval.tick() => true,
+            () = console.urgent.notified() => false,
+        };
+        if is_regular {
+            let (now, at_ms) = (Instant::now(), now_ms());
+            let mut traffic = console.traffic.lock();
+            traffic.expire(now, at_ms);
+            if let Some(published) = api.current.borrow().clone() {
+                traffic.observe_table(&published.table, at_ms);
+            }
+            let values = chart_values(&traffic, now);
+            drop(traffic);
+            console.history.lock().record(values, at_ms);
+        }
+        if console.pages.available_permits() == PAGES_MAX {
+            records = None;
+            console.snapshot.send_replace(None);
+            continue;
+        }
+        if is_regular || records.is_none() {
+            match read(&api).await {
+                Ok(found) => records = Some(found),
+                // The pages show the last records. The store is reported by the election and the controller.
+                Err(_) => tracing::debug!("records for the console not read"),
+            }
+        }
+        if let Some(body) = records.as_ref().and_then(|records| serialise(&api, &console, records)) {
+            console.snapshot.send_replace(Some(body));
+        }
+        if !is_regular {
+            tokio::time::sleep(PERIOD_MIN).await;
+        }
+    }
+}
+
+async fn read<S: Store>(api: &HubApi<S>) -> Result<FleetRecords, ErrorResponse> {
+    let spokes = api.store.range(keys::SPOKES).await?.entries;
+    let spokes: Vec<_> = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
+    let capacity = representatives(&spokes)
+        .into_iter()
+        .map(|(region, spoke)| (region.clone(), spoke.registration.capacity.clone()))
+        .collect();
+    let rollout = apply::rollout(State(api.clone())).await?.0;
+    Ok(FleetRecords { rollout, capacity })
+}
+
+/// Returns the snapshot of this moment as JSON; `None` before the first route table.
+fn serialise<S>(api: &HubApi<S>, console: &Console, records: &FleetRecords) -> Option<Bytes> {
+    let published = api.current.borrow().clone()?;
+    let FleetRecords { rollout, capacity } = records;
+    let fleet = FleetView { catalogue: &api.catalogue, table: &published.table, rollout, capacity };
+    let traffic = console.traffic.lock();
+    let snapshot = FleetSnapshot::new(fleet, &traffic, Instant::now(), now_ms());
+    serde_json::to_vec(&snapshot).ok().map(Bytes::from)
+}
+
+/// Returns a snapshot.
+pub(super) async fn snapshot<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
+    let records = read(&api.hub).await?;
+    let not_yet = || ErrorResponse::new(ErrorCode::NotReady, "No route table has been published yet.");
+    let body = serialise(&api.hub, &api.console, &records).ok_or_else(not_yet)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// Returns the samples of the last five minutes.
+pub(super) async fn history<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
+    let body = serde_json::to_vec(&api.console.history.lock().view());
+    let body = body.map_err(|error| ErrorResponse::new(ErrorCode::Internal, error.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// Streams snapshots until the page or the hub ends.
+pub(super) async fn events<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
+    let permit = api.console.pages.clone().try_acquire_owned();
+    let permit: OwnedSemaphorePermit = permit.map_err(|_| {
+        let message = format!("{PAGES_MAX} pages of this console are open; close one.");
+        ErrorResponse::new(ErrorCode::Overloaded, message)
+    })?;
+    let (mut snapshots, stopping) = (api.console.snapshot.subscribe(), api.hub.stopping.clone());
+    snapshots.mark_changed();
+    api.console.urgent.notify_one();
+    let begin = Bytes::from(format!("retry: {RECONNECT_MS}\n\n"));
+    let state = (Some(begin), snapshots, stopping, permit);
+    let events = stream::unfold(state, |(begin, mut snapshots, stopping, permit)| async move {
+        if let Some(begin) = begin {
+            return Some((Ok::<_, Infallible>(begin), (None, snapshots, stopping, permit)));
+        }
+        loop {
+            tokio::select! {
+                changed = snapshots.changed() => changed.ok()?,
+                () = stopped(stopping.clone()) => return None,
+            }
+            let Some(body) = snapshots.borrow_and_update().clone() else { continue };
+            let event = [b"data: ", body.as_ref(), b"\n\n"].concat();
+            return Some((Ok(Bytes::from(event)), (None, snapshots, stopping, permit)));
+        }
+    });
+    Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response())
+}

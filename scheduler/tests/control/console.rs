@@ -1,0 +1,180 @@
+//! The console of a hub: who is admitted, what is rejected, and what a page receives.
+
+use super::access::Fleet;
+use super::world::{self, Hub};
+use regions::spiffe::Role;
+use reqwest::{Client, Response, StatusCode};
+use scheduler::config::{ConsoleConfig, HubConfig};
+use scheduler_api::paths;
+use scheduler_api::traffic::ConsoleLoginV1;
+use scheduler_client::hub::HubRequest;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const EUROPE: &str = "gcp/europe-west4";
+const AMERICA: &str = "aws/us-east-1";
+/// Limit of open pages.
+const PAGES_MAX: usize = 64;
+
+/// Listener of the console on any port.
+pub(super) fn any_port() -> Option<ConsoleConfig> {
+    Some(ConsoleConfig { listen: ([127, 0, 0, 1], 0).into(), url: None })
+}
+
+/// Returns the base URL and the secret of a link.
+fn parts(login: &ConsoleLoginV1) -> (String, String) {
+    let (url, secret) = login.url.split_once("/#login=").expect("a link");
+    (url.to_owned(), secret.to_owned())
+}
+
+/// Hub without an identity, and the base URL of its console.
+async fn local(dir: &tempfile::TempDir) -> (Hub, String) {
+    let hub = Hub::start(HubConfig { console: any_port(), ..world::config(dir.path()) }).await;
+    let (status, _, body) = hub.post(paths::CONSOLE_LOGINS, "").await;
+    assert_eq!(status, 200, "{body}");
+    let (url, _) = parts(&serde_json::from_value(body).unwrap());
+    (hub, url)
+}
+
+async fn change(client: &Client, url: &str, path: &str, cookie: &str) -> Response {
+    let request = client.put(format!("{url}{path}")).header("origin", url).header("x-meridian-console", "1");
+    request.header("cookie", cookie).send().await.unwrap()
+}
+
+fn report(boot_id: u64, explained: Value) -> String {
+    json!({
+        "version": 1, "gateway": AMERICA, "boot_id": boot_id, "interval_ms": 1000, "in_flight": 1,
+        "regions": [{"region": EUROPE, "health": "healthy", "rtt_us": 92_000, "in_flight": 1}],
+        "served": [{"deployment": "minilm", "region": EUROPE, "requests": 30, "failed": 0, "tokens": 90,
+                    "latencies": [[34, 30]]}],
+        "failures": [], "tenants": [], "moves": [], "explained": explained,
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn a_page_shows_the_traffic_that_gateways_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    hub.wait_for_routes("a table", |_| true).await;
+    let (status, _, body) = hub.post(paths::TRAFFIC, report(1, json!([]))).await;
+    assert_eq!((status, &body["next_ms"]), (200, &json!(1000)), "{body}");
+    let snapshot: Value =
+        hub.client.get(format!("{url}/api/snapshot")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(snapshot["arcs"][0]["traffic"]["rate"], 30.0, "{snapshot}");
+    assert_eq!(snapshot["total"]["rate"], 30.0);
+
+    let mut stream = hub.client.get(format!("{url}/api/events")).send().await.unwrap();
+    assert_eq!(stream.headers()["content-type"], "text/event-stream");
+    let mut received = String::new();
+    while !received.contains("data: {") || !received.ends_with("\n\n") {
+        let chunk = tokio::time::timeout(TIMEOUT, stream.chunk()).await.unwrap().unwrap().expect("an event");
+        received += std::str::from_utf8(&chunk).unwrap();
+    }
+    assert!(received.starts_with("retry: "), "{received}");
+    drop(stream);
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn the_gateway_that_served_a_request_explains_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    hub.post(paths::TRAFFIC, report(1, json!([]))).await;
+    hub.post(paths::TRAFFIC, report(2, json!([]))).await;
+    let lookup = tokio::spawn(hub.client.get(format!("{url}/api/requests/req-7")).send());
+    while !lookup.is_finished() {
+        for boot_id in [1, 2] {
+            let (_, _, body) = hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+            if body["explain"] == json!(["req-7"]) {
+                let known = (boot_id == 2).then(|| json!({"status": 200}));
+                let found = json!([{"id": "req-7", "explanation": known}]);
+                hub.post(paths::TRAFFIC, report(boot_id, found)).await;
+            }
+        }
+    }
+    let found: Value = lookup.await.unwrap().unwrap().json().await.unwrap();
+    assert_eq!(found, json!({"gateway": AMERICA, "explanation": {"status": 200}}));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn requests_of_other_sites_are_rejected_and_every_response_has_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    let get = |path: &str| hub.client.get(format!("{url}{path}"));
+    let page = get("/").send().await.unwrap();
+    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{policy}");
+    assert_eq!(page.headers()["x-content-type-options"], "nosniff");
+    assert_eq!(get("/nothing").send().await.unwrap().status(), StatusCode::NOT_FOUND);
+    // A name of another site that resolves to this address.
+    let rebound = get("/api/snapshot").header("host", "evil.example").send().await.unwrap();
+    assert_eq!(rebound.status(), StatusCode::MISDIRECTED_REQUEST);
+    assert!(rebound.headers().contains_key("content-security-policy"));
+    let drain = format!("/api/drains/{EUROPE}");
+    let put = || hub.client.put(format!("{url}{drain}"));
+    assert_eq!(put().send().await.unwrap().status(), StatusCode::FORBIDDEN);
+    assert_eq!(put().header("origin", &url).send().await.unwrap().status(), StatusCode::FORBIDDEN);
+    let foreign = put().header("origin", "http://evil.example").header("x-meridian-console", "1");
+    assert_eq!(foreign.send().await.unwrap().status(), StatusCode::FORBIDDEN);
+    assert_eq!(change(&hub.client, &url, &drain, "").await.status(), StatusCode::OK);
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn limit_of_pages_is_enforced() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    let open = async || hub.client.get(format!("{url}/api/events")).send().await.unwrap();
+    let mut pages = Vec::new();
+    for _ in 0..PAGES_MAX {
+        pages.push(open().await);
+    }
+    assert!(pages.iter().all(|page| page.status() == StatusCode::OK));
+    assert_eq!(open().await.status(), StatusCode::TOO_MANY_REQUESTS);
+    drop(pages);
+    world::wait_until("a closed page frees a slot", async || open().await.status() == StatusCode::OK).await;
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_link_signs_in_once_with_the_role_of_its_owner() {
+    let fleet = Fleet::start_with(tempfile::tempdir().unwrap(), None).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let link = async |role| {
+        let request = HubRequest::post(paths::CONSOLE_LOGINS, &json!({}), TIMEOUT);
+        fleet.client_of(role).send::<ConsoleLoginV1>(&request).await.map(|login| parts(&login))
+    };
+    assert!(link(Role::Gateway).await.is_err(), "a process does not sign in");
+    let drain = format!("/api/drains/{EUROPE}");
+    for (role, may_drain) in [(Role::Viewer, false), (Role::Operator, true)] {
+        let (url, secret) = link(role).await.unwrap();
+        let get = async |path: &str, cookie: &str| {
+            client.get(format!("{url}{path}")).header("cookie", cookie).send().await.unwrap()
+        };
+        assert_eq!(get("/", "").await.status(), StatusCode::OK, "the page has no data");
+        for path in ["/api/session", "/api/snapshot", "/api/history", "/api/events", "/api/requests/a"] {
+            assert_eq!(get(path, "").await.status(), StatusCode::UNAUTHORIZED, "{path}");
+        }
+        let sign_in = async || {
+            let request = client.post(format!("{url}/api/login")).header("origin", &url);
+            let request = request.header("x-meridian-console", "1");
+            request.body(json!({"login": secret}).to_string()).send().await.unwrap()
+        };
+        let signed_in = sign_in().await;
+        let cookie = signed_in.headers()["set-cookie"].to_str().unwrap().to_owned();
+        assert!(cookie.contains("; HttpOnly; SameSite=Strict"), "{cookie}");
+        let cookie = cookie.split(';').next().unwrap();
+        assert_eq!(signed_in.json::<Value>().await.unwrap()["role"], role.as_str());
+        assert_eq!(sign_in().await.status(), StatusCode::UNAUTHORIZED, "the link was used");
+        assert_eq!(get("/api/session", cookie).await.status(), StatusCode::OK);
+        let expected = if may_drain { StatusCode::OK } else { StatusCode::FORBIDDEN };
+        assert_eq!(change(&client, &url, &drain, cookie).await.status(), expected);
+        let logout = client.post(format!("{url}/api/logout")).header("origin", &url);
+        let logout = logout.header("x-meridian-console", "1").header("cookie", cookie);
+        assert_eq!(logout.send().await.unwrap().status(), StatusCode::NO_CONTENT);
+        assert_eq!(get("/api/session", cookie).await.status(), StatusCode::UNAUTHORIZED);
+    }
+}
