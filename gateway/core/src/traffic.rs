@@ -172,7 +172,6 @@ mod tests {
     use super::*;
     use crate::outcome::AttemptFailure;
     use crate::trail::AttemptEnd;
-    use std::time::Instant;
 
     fn region(catalogue: &Catalogue, id: &str) -> RegionIndex {
         catalogue.index_of(&id.parse().unwrap()).unwrap()
@@ -203,7 +202,7 @@ mod tests {
     fn a_request_that_failed_over_counts_at_its_last_region_and_as_a_move() {
         let catalogue = Catalogue::builtin();
         let (near, far) = (region(&catalogue, "gcp/europe-west4"), region(&catalogue, "aws/us-east-1"));
-        let (name, now, mut trail) = ("minilm".parse().unwrap(), Instant::now(), Trail::default());
+        let (name, now, mut trail) = ("minilm".parse().unwrap(), crate::some_instant(), Trail::default());
         let first = trail.began(near, None, AttemptCause::First, 1, now);
         trail.ended(first, AttemptEnd::Failed(AttemptFailure::RegionDown), now);
         let second = trail.began(far, None, AttemptCause::Evacuation, 2, now);

@@ -1,7 +1,5 @@
 //! Tests of the streams to a spoke instance, with a simulation of stalled connections.
 
-#![expect(clippy::disallowed_methods, reason = "an Instant has no constant constructor")]
-
 use super::*;
 
 const MS: Duration = Duration::from_millis(1);
@@ -19,7 +17,7 @@ fn streams(begun: Instant) -> (ExchangeStreams, StreamId) {
 
 #[test]
 fn a_stream_is_overdue_half_an_interval_after_the_usual_round_trip() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, first) = streams(begun);
     assert_eq!(streams.tick(begun + 10 * EXCHANGE_PERIOD), None, "nothing is in flight");
     let sent_at = begun + 10 * EXCHANGE_PERIOD;
@@ -44,7 +42,7 @@ fn a_stream_is_overdue_half_an_interval_after_the_usual_round_trip() {
 
 #[test]
 fn the_stream_that_was_only_slow_is_kept_if_it_responds_first() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, first) = streams(begun);
     streams.sent(first, 2, begun);
     let (second, _) = streams.tick(begun + 2 * EXCHANGE_PERIOD).unwrap();
@@ -57,7 +55,7 @@ fn the_stream_that_was_only_slow_is_kept_if_it_responds_first() {
 
 #[test]
 fn a_stream_without_a_response_for_the_timeout_is_closed_and_replaced() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, first) = streams(begun);
     streams.sent(first, 2, begun);
     let (second, others) = streams.tick(begun + EXCHANGE_TIMEOUT).unwrap();
@@ -66,7 +64,7 @@ fn a_stream_without_a_response_for_the_timeout_is_closed_and_replaced() {
 
 #[test]
 fn streams_that_do_not_work_are_repeated_with_a_backoff_and_others_at_once() {
-    let mut now = Instant::now();
+    let mut now = crate::some_instant();
     let mut streams = ExchangeStreams::default();
     let mut delays = Vec::new();
     for _ in 0..6 {
@@ -98,7 +96,7 @@ fn streams_that_do_not_work_are_repeated_with_a_backoff_and_others_at_once() {
 
 #[test]
 fn a_refused_replacement_is_not_repeated_at_once_and_a_closed_stream_is_no_failure() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, first) = streams(begun);
     streams.sent(first, 2, begun);
     let (second, _) = streams.tick(begun + EXCHANGE_PERIOD).unwrap();
@@ -113,7 +111,7 @@ fn a_refused_replacement_is_not_repeated_at_once_and_a_closed_stream_is_no_failu
 
 #[test]
 fn late_responses_without_a_stall_cause_fewer_and_fewer_replacements() {
-    let mut now = Instant::now();
+    let mut now = crate::some_instant();
     let (mut streams, mut id) = streams(now);
     // Every response takes half a second, as between two processes without CPU time.
     let mut replacements = Vec::new();
@@ -149,7 +147,7 @@ fn late_responses_without_a_stall_cause_fewer_and_fewer_replacements() {
 
 #[test]
 fn requests_in_flight_are_limited() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, id) = streams(begun);
     for sequence in 0..EXCHANGES_IN_FLIGHT_MAX as u64 {
         assert!(streams.may_send(id));
@@ -162,7 +160,7 @@ fn requests_in_flight_are_limited() {
 
 #[test]
 fn a_response_that_is_not_the_one_to_the_oldest_request_was_not_requested() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, id) = streams(begun);
     assert_eq!(streams.responded(id, 1, begun), ExchangeResponse::Unrequested, "more than requests");
     for sequence in 10..13 {
@@ -178,7 +176,7 @@ fn a_response_that_is_not_the_one_to_the_oldest_request_was_not_requested() {
 
 #[test]
 fn a_slow_peer_does_not_delay_its_replacement_further_than_the_longest_round_trip() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, id) = streams(begun);
     streams.sent(id, 2, begun);
     streams.responded(id, 2, begun + 5 * EXCHANGE_PERIOD);
@@ -188,7 +186,7 @@ fn a_slow_peer_does_not_delay_its_replacement_further_than_the_longest_round_tri
 
 #[test]
 fn the_first_response_on_an_idle_connection_takes_one_round_trip() {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, first) = streams(begun);
     streams.sent(first, 2, begun);
     let (second, _) = streams.tick(begun + EXCHANGE_PERIOD).unwrap();
@@ -238,7 +236,7 @@ struct Link {
 
 /// Simulates the streams as the gateway opens them, and returns the longest time between two responses.
 fn longest_silence(path: &Path) -> Duration {
-    let begun = Instant::now();
+    let begun = crate::some_instant();
     let (mut streams, mut links) = (ExchangeStreams::default(), BTreeMap::<StreamId, Link>::new());
     let (mut sequence, mut last, mut longest) = (0, None::<Instant>, Duration::ZERO);
     let mut next_tick = begun + path.phase;
