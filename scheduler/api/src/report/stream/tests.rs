@@ -195,8 +195,8 @@ fn the_largest_report_is_read_and_decoded() {
         ready_in: Some(std::time::Duration::from_secs(24 * 3600)),
         pending_tokens: u64::MAX,
         interactive_tokens: Some(u64::MAX),
-        // As many digits as a multiple of a quarter has.
-        tokens_per_second: 123_456_789_012_345.75,
+        // Multiple of a quarter with the most digits that JSON carries exactly.
+        tokens_per_second: 90_071_992_547_409.75,
         granted_tokens: 0,
     };
     for round in 0..2 {
