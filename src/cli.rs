@@ -1,5 +1,6 @@
 //! Command-line options.
 
+mod console;
 mod embed;
 mod jobs;
 mod key;
@@ -7,6 +8,7 @@ mod load;
 mod model;
 mod pki;
 
+pub(crate) use console::ConsoleOptions;
 pub(crate) use embed::{EmbedCommandOptions, InputFormatOption};
 pub(crate) use jobs::GetJobsOptions;
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
@@ -52,6 +54,8 @@ pub(crate) enum CliCommand {
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
+    /// Print a link that opens the console of a hub in a browser
+    Console(ConsoleOptions),
     /// Create, list and revoke API keys of tenants
     #[command(subcommand)]
     Key(KeyCommand),

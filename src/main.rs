@@ -4,6 +4,7 @@ mod apply;
 mod backup;
 mod check;
 mod cli;
+mod console;
 mod drain;
 mod drill;
 mod embed;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         cli::CliCommand::Apply(options) => apply::apply(&options),
         cli::CliCommand::Get(options) => apply::get(&options),
         cli::CliCommand::Explain(options) => explain::main(&options),
+        cli::CliCommand::Console(options) => console::main(&options),
         cli::CliCommand::Key(command) => key::main(&command),
         cli::CliCommand::Pki(command) => pki::main(&command),
         cli::CliCommand::Backup(options) => backup::backup(&options),

@@ -5,6 +5,7 @@
 mod applied;
 mod clients;
 mod cold_start;
+mod console;
 mod drilled;
 mod gateways;
 mod haproxy;

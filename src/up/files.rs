@@ -113,6 +113,7 @@ impl FleetFiles {
         plan: &FleetPlan,
         number: usize,
         listen: SocketAddr,
+        console: Option<SocketAddr>,
         etcd: Option<&EtcdCluster>,
         authority: &FleetAuthority,
     ) -> Result<ProcessSpec> {
@@ -150,6 +151,10 @@ impl FleetFiles {
             .line("\n[authority]")
             .text("listen", authority.address(number))
             .text("dir", authority.dir().display());
+        let document = match console {
+            Some(console) => document.line("\n[console]").text("listen", console),
+            None => document,
+        };
         Ok(self.spec("hub", None, number, &self.write(&name, document)?, member))
     }
 

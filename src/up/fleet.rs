@@ -79,6 +79,8 @@ pub(crate) struct LocalFleet {
     /// Authority of the identities of all processes.
     pub(super) authority: FleetAuthority,
     pub(super) control: SocketAddr,
+    /// Console of the first hub.
+    pub(super) console: SocketAddr,
     pub(super) regions: Vec<PreparedRegion>,
     pub(super) ports: Ports,
     /// Running processes in the order of their start.
@@ -123,6 +125,7 @@ impl LocalFleet {
         if let Some(data) = &self.embedded_data {
             self.authority.replace_former(data).await?;
         }
+        drop(self.ports.take(self.console));
         for (number, (hub, address)) in self.hubs.clone().into_iter().enumerate() {
             drop(self.ports.take(self.authority.address(number)));
             self.start(hub, address, begun).await?;

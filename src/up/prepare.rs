@@ -37,7 +37,7 @@ impl LocalFleet {
         fs::create_dir_all(files.logs())
             .with_context(|| format!("{} cannot be created", files.logs().display()))?;
         let files = FleetFiles { dir: files.dir.canonicalize()? };
-        let control = ports.reserve(0)?;
+        let (control, console) = (ports.reserve(0)?, ports.reserve(0)?);
         let hub_addresses = (0..plan.hubs).map(|_| ports.reserve(0)).collect::<std::io::Result<Vec<_>>>()?;
         let etcd = match options.store {
             StoreKind::Embedded => None,
@@ -50,7 +50,8 @@ impl LocalFleet {
             FleetAuthority::create(&files.dir, &gateway_region, &plan.catalogue, authority_addresses)?;
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
-            hubs.push((files.hub(plan, number, *address, etcd.as_ref(), &authority)?, *address));
+            let console = (number == 0).then_some(console);
+            hubs.push((files.hub(plan, number, *address, console, etcd.as_ref(), &authority)?, *address));
         }
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
@@ -104,6 +105,7 @@ impl LocalFleet {
             etcd,
             authority,
             control,
+            console,
             regions,
             ports,
             running: Vec::new(),

@@ -2,7 +2,9 @@
 
 use super::fleet::LocalFleet;
 use super::plan::FleetPlan;
-use anyhow::{Context, Result};
+use crate::apply;
+use crate::cli::CallerOptions;
+use anyhow::{Context, Result, anyhow};
 use regions::residency::ResidencyPolicy;
 
 impl LocalFleet {
@@ -31,6 +33,7 @@ impl LocalFleet {
         for (_, hub) in &self.hubs {
             println!("hub         https://{hub} (--identity {})", self.operator().display());
         }
+        println!("console     {}", self.console_link().await?);
         println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
         println!(
             "webhooks    to loopback addresses; the secret is in {} (docs/jobs.md)",
@@ -45,6 +48,18 @@ impl LocalFleet {
              -d '{{\"model\": \"{model}\", \"input\": \"The sea was calm that morning.\"}}'"
         );
         Ok(())
+    }
+}
+
+impl LocalFleet {
+    /// Returns the link that signs a browser in as operator, once.
+    async fn console_link(&self) -> Result<String> {
+        let (_, hub) = self.hubs.first().context("no hub")?;
+        let operator =
+            CallerOptions { identity: Some(self.operator().to_owned()), ..CallerOptions::default() };
+        let client = apply::client(&format!("https://{hub}"), &operator, apply::RECORD_TIMEOUT);
+        let client = client.map_err(|problem| anyhow!(problem))?;
+        Ok(client.create_console_login().await.context("no link to the console")?.url)
     }
 }
 

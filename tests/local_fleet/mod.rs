@@ -25,7 +25,10 @@ pub(crate) struct LocalFleet {
     /// Base URL for clients, without `/v1`.
     pub url: String,
     operations: String,
-    control: String,
+    /// Base URL of the control API.
+    pub control: String,
+    /// Link that signs a browser in to the console, once.
+    pub console: String,
     /// Base URL of the hub.
     pub hub: String,
     /// Directory with the identity of the operator.
@@ -105,7 +108,7 @@ impl LocalFleet {
             .expect("the binary starts");
         let mut lines = BufReader::new(up.stdout.take().expect("piped")).lines();
         let (mut operations, mut control, mut certificate) = (String::new(), String::new(), String::new());
-        let (mut hub, mut identity) = (String::new(), String::new());
+        let (mut hub, mut identity, mut console) = (String::new(), String::new(), String::new());
         let url = loop {
             let line = lines.next().expect("a fleet becomes ready").expect("text");
             println!("{line}");
@@ -113,6 +116,7 @@ impl LocalFleet {
             match (words.next(), words.next()) {
                 (Some("operations"), Some(url)) => operations = url.trim_end_matches("/routes").to_owned(),
                 (Some("control"), Some(url)) => control = url.to_owned(),
+                (Some("console"), Some(url)) => console = url.to_owned(),
                 (Some("hub"), Some(url)) => {
                     hub = url.to_owned();
                     identity = words.next_back().expect("a file").trim_end_matches(')').to_owned();
@@ -125,7 +129,19 @@ impl LocalFleet {
         // Further output is printed, so that the pipe does not fill up.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("up: {line}")));
         let client = reqwest::Client::builder().no_proxy().build().expect("a client");
-        LocalFleet { up, url, operations, control, hub, identity, certificate, dir, client, _turn: turn }
+        LocalFleet {
+            up,
+            url,
+            operations,
+            control,
+            console,
+            hub,
+            identity,
+            certificate,
+            dir,
+            client,
+            _turn: turn,
+        }
     }
 
     /// Sends `POST /v1/embeddings` with this body and further headers.

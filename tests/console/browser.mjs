@@ -1,0 +1,179 @@
+// Test of the console in a browser. Environment: BROWSER, CONSOLE (link that signs in), CONTROL (control API of the fleet), GATEWAY
+// (URL for clients), IMAGES (folder of the screenshots). Exits with 1 and a message if an expectation does not hold.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { chromium } from "playwright-core";
+
+const { BROWSER, CONSOLE, CONTROL, GATEWAY, IMAGES } = process.env;
+const AXE = readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
+const [EUROPE, AMERICA] = ["gcp/europe-west4", "aws/us-east-1"];
+const PLACES = ["50.11,8.68", "39.04,-77.49", "34.69,135.50"];
+const PAGES = ["", "deployments", "deployments/minilm", "regions", "gateways", "tenants", "rollouts", "requests"];
+const SIZES = { wide: { width: 1280, height: 900 }, narrow: { width: 390, height: 844 } };
+// Limits of the page: bytes of its files, and time until it shows the map.
+const BYTES_MAX = 300_000, INTERACTIVE_MS_MAX = 5_000;
+const SHOWN_MS_MAX = 2_000;
+
+// Callers of three continents, until `stop`.
+let stop = false;
+async function caller(place, model, number) {
+  while (!stop) {
+    const headers = { authorization: "Bearer local", "content-type": "application/json", "x-meridian-client-geo": place };
+    const body = JSON.stringify({ model, input: `caller ${number}` });
+    await fetch(`${GATEWAY}/v1/embeddings`, { method: "POST", headers, body }).then((response) => response.arrayBuffer()).catch(() => {});
+    await new Promise((resolve) => setTimeout(resolve, 40));
+  }
+}
+
+async function control(action) {
+  const response = await fetch(`${CONTROL}/${action}`, { method: "POST" });
+  assert.equal(response.status, 200, `${action}: ${await response.text()}`);
+}
+
+// Checks a page with axe-core. The script is evaluated by the debugger, because the policy of the page forbids it.
+async function accessible(context, page, name) {
+  const session = await context.newCDPSession(page);
+  await session.send("Runtime.evaluate", { expression: AXE });
+  const { violations } = await page.evaluate(() => window.axe.run());
+  const found = violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html.slice(0, 120)).join(" | ")}`);
+  assert.deepEqual(found, [], `accessibility of ${name}`);
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+  assert.ok(overflow <= 0, `${name} is ${overflow} px wider than the window`);
+}
+
+async function shown(page, selector, milliseconds, what) {
+  await page.waitForSelector(selector, { state: "attached", timeout: milliseconds }).catch(() => assert.fail(`${what}: no ${selector} within ${milliseconds} ms`));
+}
+
+const executablePath = execFileSync("which", [BROWSER], { encoding: "utf8" }).trim();
+// The sandbox of the browser needs a user other than root; the pages are our own.
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+const callers = PLACES.flatMap((place, at) => [0, 1, 2].map((number) => caller(place, number === 2 ? "minilm-eu" : "minilm", at * 3 + number)));
+try {
+  const origin = new URL(CONSOLE).origin;
+  const context = await browser.newContext({ viewport: SIZES.wide, colorScheme: "light" });
+  const page = await context.newPage();
+  const problems = [];
+  let bytes = 0;
+  page.on("pageerror", (error) => problems.push(error.message));
+  page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+  page.on("request", (request) => new URL(request.url()).origin !== origin && problems.push(`request to ${request.url()}`));
+  page.on("response", async (response) => { if (!response.url().includes("/api/")) bytes += (await response.body().catch(() => Buffer.alloc(0))).length; });
+
+  // Without a session the page has no data.
+  const stranger = await browser.newContext();
+  const closed = await stranger.newPage();
+  await closed.goto(origin);
+  await shown(closed, ".signin", 5_000, "sign-in page");
+  assert.equal((await stranger.request.get(`${origin}/api/snapshot`)).status(), 401);
+  await accessible(stranger, closed, "sign-in page");
+  await stranger.close();
+
+  const begun = Date.now();
+  await page.goto(CONSOLE);
+  await shown(page, ".map .arc.busy", INTERACTIVE_MS_MAX, "map");
+  console.log(`page: ${bytes} bytes, map after ${Date.now() - begun} ms`);
+  assert.ok(bytes > 10_000 && bytes < BYTES_MAX, `${bytes} bytes`);
+  assert.ok(!page.url().includes("login"), "the secret of the link is not kept in the address");
+  assert.equal(await page.evaluate(() => document.cookie), "", "scripts cannot read the session");
+
+  // The link was for one use.
+  const other = await browser.newContext();
+  const again = await other.newPage();
+  await again.goto(CONSOLE);
+  await shown(again, ".signin [role=alert]", 5_000, "used link");
+  await other.close();
+
+  // A request that changes something needs the header of the page.
+  const forged = await context.request.put(`${origin}/api/drains/${AMERICA}`, { headers: { origin } });
+  assert.equal(forged.status(), 403);
+  const foreign = await context.request.put(`${origin}/api/drains/${AMERICA}`, { headers: { origin: "http://evil.example", "x-meridian-console": "1" } });
+  assert.equal(foreign.status(), 403);
+
+  // Each page, light and dark, wide and narrow.
+  await page.waitForFunction((region) => Number(document.querySelector(`.arc[data-to="${region}"]`)?.dataset.rate) > 1, EUROPE, { timeout: 15_000 });
+  for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme });
+    for (const [size, viewport] of Object.entries(SIZES)) {
+      await page.setViewportSize(viewport);
+      for (const name of PAGES) {
+        await page.goto(`${origin}/#/${name}`);
+        await shown(page, "main h1", 5_000, name);
+        await accessible(context, page, `${name || "overview"}, ${colorScheme}, ${size}`);
+      }
+    }
+  }
+
+  // A region is lost.
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.setViewportSize(SIZES.wide);
+  await page.goto(`${origin}/#/`);
+  await shown(page, `.arc.busy[data-to="${EUROPE}"]`, 5_000, "traffic to Europe");
+  const before = await page.evaluate((region) => Number(document.querySelector(`.arc[data-to="${region}"]`).dataset.rate), AMERICA);
+  const killed = Date.now();
+  const killing = control(`kill?process=${encodeURIComponent(`spoke ${EUROPE}`)}`);
+  await shown(page, `.mark[data-region="${EUROPE}"]:not([data-state="healthy"])`, SHOWN_MS_MAX, "killed region on the map");
+  await shown(page, `.arc[data-to="${EUROPE}"]:not([data-health="healthy"])`, SHOWN_MS_MAX - (Date.now() - killed), "arc to the killed region");
+  const downMs = Date.now() - killed;
+  await shown(page, `.move.failover[data-from="${EUROPE}"]`, SHOWN_MS_MAX - downMs, "failover on the map");
+  const movedMs = Date.now() - killed;
+  assert.ok(movedMs <= SHOWN_MS_MAX, `${movedMs} ms`);
+  console.log(`region lost on the map after ${downMs} ms, failover after ${movedMs} ms`);
+  await killing;
+  await shown(page, `.mark[data-region="${EUROPE}"][data-state="down"]`, 10_000, "region that is down");
+  await page.waitForFunction(([region, before]) => Number(document.querySelector(`.arc[data-to="${region}"]`).dataset.rate) > before * 1.2, [AMERICA, before], { timeout: 10_000 });
+  for (const colorScheme of ["light", "dark"]) {
+    await page.emulateMedia({ colorScheme });
+    for (const [size, viewport] of Object.entries(SIZES)) {
+      await page.setViewportSize(viewport);
+      await page.screenshot({ path: join(IMAGES, `console-${colorScheme}-${size}.png`) });
+    }
+  }
+
+  // A request that failed over is found, with both attempts.
+  await page.setViewportSize(SIZES.wide);
+  await page.emulateMedia({ colorScheme: "light" });
+  const id = await page.evaluate(() => decodeURIComponent(document.querySelector(".events li[data-kind=failover] a").hash.split("/").pop()));
+  await page.goto(`${origin}/#/requests`);
+  await page.fill("#request-id", id);
+  await page.press("#request-id", "Enter");
+  await shown(page, ".waterfall .span", 8_000, "explanation");
+  const attempts = await page.locator(".waterfall > g").count();
+  assert.ok(attempts >= 2, `${attempts} attempts of ${id}`);
+  const decision = await page.locator("main").innerText();
+  for (const part of [EUROPE, AMERICA, "Routing decision", "minilm"]) assert.ok(decision.includes(part), `${part} in ${decision}`);
+  await accessible(context, page, "explained request");
+  await page.screenshot({ path: join(IMAGES, "console-request.png") });
+  await page.goto(`${origin}/#/requests/no-such-request`);
+  await shown(page, "main [role=alert]", 8_000, "unknown request");
+
+  // The keyboard reaches the content and the pages.
+  await page.goto(`${origin}/#/`);
+  await page.evaluate(() => document.activeElement.blur());
+  await page.keyboard.press("Tab");
+  assert.equal(await page.evaluate(() => document.activeElement.className), "skip");
+
+  // The region returns.
+  await control(`start?process=${encodeURIComponent(`spoke ${EUROPE}`)}`);
+  await shown(page, `.mark[data-region="${EUROPE}"][data-state="healthy"]`, 30_000, "region that has returned");
+
+  // An operator drains a region on its page.
+  page.on("dialog", (dialog) => dialog.accept());
+  await page.goto(`${origin}/#/regions`);
+  await page.click(`button[data-action=drain][data-region="${AMERICA}"]`);
+  await shown(page, `button[data-action=undrain][data-region="${AMERICA}"]`, 10_000, "drained region");
+  await page.click(`button[data-action=undrain][data-region="${AMERICA}"]`);
+  await shown(page, `button[data-action=drain][data-region="${AMERICA}"]`, 10_000, "end of the drain");
+
+  await page.click("button[data-action=logout]");
+  await shown(page, ".signin", 5_000, "signed out");
+  const expected = problems.filter((problem) => !/status of (401|403|404|429)/.test(problem));
+  assert.deepEqual(expected, [], "errors of the page");
+} finally {
+  stop = true;
+  await Promise.all(callers);
+  await browser.close();
+}
