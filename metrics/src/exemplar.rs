@@ -18,7 +18,7 @@ pub struct Exemplar {
 
 /// Last exemplar of each of `N` buckets.
 #[derive(Debug)]
-pub(crate) struct Exemplars<const N: usize>(OnceLock<Box<[Slot; N]>>);
+pub(crate) struct Exemplars<const N: usize>(OnceLock<Box<[ExemplarSlot; N]>>);
 
 impl<const N: usize> Default for Exemplars<N> {
     fn default() -> Exemplars<N> {
@@ -29,7 +29,7 @@ impl<const N: usize> Default for Exemplars<N> {
 impl<const N: usize> Exemplars<N> {
     /// Stores the exemplar of a value in this bucket.
     pub(crate) fn put(&self, bucket: usize, value: f64, exemplar: Exemplar) {
-        let slots = self.0.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
+        let slots = self.0.get_or_init(|| Box::new(std::array::from_fn(|_| ExemplarSlot::default())));
         slots[bucket].put(value, exemplar);
     }
 
@@ -41,14 +41,14 @@ impl<const N: usize> Exemplars<N> {
 
 /// Exemplar of one bucket.
 #[derive(Debug, Default)]
-struct Slot {
+struct ExemplarSlot {
     /// 0 before the first exemplar, odd while one is written.
     version: AtomicU64,
     /// Trace, value and time.
     words: [AtomicU64; 4],
 }
 
-impl Slot {
+impl ExemplarSlot {
     fn put(&self, value: f64, Exemplar { trace_id, at_ms }: Exemplar) {
         let trace = u128::from_be_bytes(trace_id);
         let words = [(trace >> 64) as u64, trace as u64, value.to_bits(), at_ms];
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn an_exemplar_is_read_whole_or_not_at_all() {
-        let slot = Slot::default();
+        let slot = ExemplarSlot::default();
         assert_eq!(slot.get(), None);
         // All words of an exemplar derive from one number.
         let exemplar = |n: u64| {
