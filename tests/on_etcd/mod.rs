@@ -146,6 +146,8 @@ impl SecondHub {
         let mut config = first;
         config.remove("identity");
         config.remove("authority");
+        // Its address is that of the first hub.
+        config.remove("console");
         config.insert("listen".to_owned(), address.to_string().into());
         let file = fleet.file("second-hub.toml");
         std::fs::write(&file, config.to_string()).unwrap();
