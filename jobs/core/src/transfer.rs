@@ -37,10 +37,10 @@ pub const TICKETS_PER_REGION_MAX: usize = 64;
 pub const TRANSFER_BYTES_MAX: u64 = 4 << 20;
 /// Most inputs of a job that is transferred: their vectors, 4096 numbers as text each, are 32 MiB.
 pub const TRANSFER_INPUTS_MAX: u64 = 512;
-/// TestQueue of a deployment that are considered for transfer, and of which its estimated wait is a sample.
+/// Jobs of a deployment that are considered for transfer, and of which its estimated wait is a sample.
 pub const SCAN_MAX: usize = 256;
 
-/// TestQueue that gateways decide about together: they have the same allowed regions.
+/// Jobs that gateways decide about together: they have the same allowed regions.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TransferGroup {
     /// Name of the deployment.
