@@ -224,9 +224,15 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
                 Some(role) if !endpoint.roles.contains(role) => "denied",
                 Some(Role::Spoke) if endpoint.path == paths::READER => "denied",
                 Some(_) => {
-                    let is_regional =
-                        [paths::SPOKES, paths::KEEP_ALIVE, paths::LEASE, paths::READER, paths::DEMAND]
-                            .contains(&endpoint.path);
+                    let is_regional = [
+                        paths::SPOKES,
+                        paths::KEEP_ALIVE,
+                        paths::LEASE,
+                        paths::READER,
+                        paths::DEMAND,
+                        paths::TRAFFIC,
+                    ]
+                    .contains(&endpoint.path);
                     if is_regional && !is_own_region { "denied" } else { "yes" }
                 }
             };
