@@ -12,7 +12,7 @@ CORES := backoff configuration console metrics regions http1 jobs-core gateway-c
 
 .PHONY: up fleet test drills dist lint check-prereqs check-test-prereqs
 
-# A hub, three regions and a gateway on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
+# A hub, three regions and a gateway near each, the first on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
 up: check-prereqs
 	$(CARGO) run --release --locked -- up --port $(PORT) $(ARGS)
 

@@ -33,7 +33,10 @@ impl LocalFleet {
         for (_, hub) in &self.hubs {
             println!("hub         https://{hub} (--identity {})", self.operator().display());
         }
-        println!("console     {}", self.console_link().await?);
+        println!(
+            "console     {} (once, within 10 minutes; `meridian console` prints another link)",
+            self.console_link().await?
+        );
         println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
         println!(
             "webhooks    to loopback addresses; the secret is in {} (docs/jobs.md)",
