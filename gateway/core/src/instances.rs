@@ -68,6 +68,9 @@ pub struct SelectedInstance {
     pub instance: InstanceIndex,
     /// Whether it is up, does not drain, and has not been tried: a failed attempt may continue there.
     pub is_alternative: bool,
+    /// Whether it also sends reports, and its last request did not fail: an attempt that is late, but has not failed, may
+    /// be cancelled for one there.
+    pub is_sound_alternative: bool,
 }
 
 /// Sum of the current reports of a region's instances.
@@ -112,10 +115,10 @@ struct Rank {
     is_tried: bool,
     /// It sends no reports, or refuses connections.
     is_down: bool,
-    /// It finishes its requests and stops.
-    is_draining: bool,
     /// It reports other deployments only.
     lacks_deployment: bool,
+    /// It finishes its requests and stops.
+    is_draining: bool,
     /// An instance that reports is better than one that has missed reports.
     health: Health,
     /// Its circuit breaker does not admit the request.
@@ -153,8 +156,8 @@ struct RegionInstances<A> {
 /// Sum of the loads of a region's instances. It is updated by what has changed, whatever is deployed.
 #[derive(Clone, Debug, Default)]
 struct LoadSum {
-    /// Instances whose loads are in it.
-    of: Vec<InstanceIndex>,
+    /// Instances whose loads are in it, and whether each one drains.
+    of: Vec<(InstanceIndex, bool)>,
     loads: BTreeMap<DeploymentName, DeploymentLoad>,
     /// Deployments that are not asleep.
     awake: BTreeSet<DeploymentName>,
@@ -163,21 +166,27 @@ struct LoadSum {
 }
 
 impl LoadSum {
-    /// Makes it the sum of the loads of these instances. Returns the [touched](RegionReport::touched) deployments.
+    /// Makes it the sum of the loads of these instances; those that drain count for the deployments that no other one
+    /// serves. Returns the [touched](RegionReport::touched) deployments.
     fn update<A>(
         &mut self,
-        of: Vec<InstanceIndex>,
+        of: Vec<(InstanceIndex, bool)>,
         each: &BTreeMap<InstanceIndex, Instance<A>>,
     ) -> BTreeSet<DeploymentName> {
         let mut touched = std::mem::take(&mut self.changed);
         if of != self.of {
-            let loads = of.iter().flat_map(|index| each[index].loads.keys());
+            let loads = of.iter().flat_map(|(index, _)| each[index].loads.keys());
             touched.extend(self.loads.keys().chain(loads).cloned());
             self.of = of;
         }
         for name in &touched {
-            let loads = self.of.iter().filter_map(|index| each[index].loads.get(name));
-            let sum = loads.copied().reduce(|sum, load| sum_of(&sum, &load));
+            let sum_where = |is_counted: fn(bool) -> bool| {
+                let of = self.of.iter().filter(|(_, draining)| is_counted(*draining));
+                let loads = of.filter_map(|(index, _)| each[index].loads.get(name).copied());
+                loads.reduce(|sum, load| sum_of(&sum, &load))
+            };
+            let lasting = sum_where(|draining| !draining).filter(is_served);
+            let sum = lasting.or_else(|| sum_where(|_| true));
             set_load(&mut self.loads, &mut self.awake, name, sum);
         }
         touched.extend(self.awake.iter().cloned());
@@ -309,8 +318,9 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         touched
     }
 
-    /// Returns the sum of the reports of a region's instances that are up and do not drain. If none is up, the last
-    /// reports count; if all drain, so does the region.
+    /// Returns the sum of the reports of a region's instances that are up. Those that drain, and still accept requests,
+    /// count for the deployments that no other one serves. If none is up, the last reports count; if all drain, so does
+    /// the region.
     /// `None` if the region has no instance.
     pub fn region_report(&mut self, region: RegionIndex, now: Instant) -> Option<RegionReport<'_>> {
         let RegionInstances { each, sum, .. } = self.regions.get_mut(&region)?;
@@ -319,7 +329,7 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         let any_up = reported().any(|(_, instance)| is_up(instance));
         let current = || reported().filter(|(_, instance)| !any_up || is_up(instance));
         let draining = current().all(|(_, instance)| instance.draining);
-        let of = current().filter(|(_, instance)| draining || !instance.draining).map(|(index, _)| *index);
+        let of = current().map(|(index, instance)| (*index, instance.draining));
         let touched = sum.update(of.collect(), each);
         Some(RegionReport { deployments: &sum.loads, touched, draining })
     }
@@ -358,8 +368,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
                 lacks_job_queue: is_job && !instance.has_jobs,
                 is_tried: tried.contains(&index),
                 is_down: health == Health::Down,
-                is_draining: instance.draining,
                 lacks_deployment: instance.last_report.is_some() && !instance.serves(deployment),
+                is_draining: instance.draining,
                 health,
                 is_ejected: !circuits.state(index, now).admits(draw),
             }
@@ -376,7 +386,8 @@ impl<A: Clone + PartialEq> InstanceSet<A> {
         let instance = if count == 1 { only } else { faster_of_two(fit, count, draw, now)? };
         let lacks_any = best.lacks_job_queue || best.lacks_deployment;
         let is_alternative = !(best.is_tried || best.is_down || best.is_draining || lacks_any);
-        Some(SelectedInstance { instance, is_alternative })
+        let is_sound = best.health == Health::Healthy && circuits.is_sound(instance, now);
+        Some(SelectedInstance { instance, is_alternative, is_sound_alternative: is_alternative && is_sound })
     }
 
     /// Returns whether a failure of this instance is its own: another one of its region is up, does not drain, and
@@ -551,7 +562,7 @@ impl<A> Instance<A> {
     }
 
     fn serves(&self, deployment: &DeploymentName) -> bool {
-        self.loads.get(deployment).is_some_and(|load| load.ready > 0 || load.ready_in.is_some())
+        self.loads.get(deployment).is_some_and(is_served)
     }
 
     /// Returns the requests in flight with one more, times the latency in multiples of the `fastest` instance.
@@ -563,6 +574,12 @@ impl<A> Instance<A> {
         });
         (u64::from(self.in_flight) + 1) * slowness
     }
+}
+
+/// Returns whether an instance or region with this load of a deployment serves it. One that holds requests until a replica
+/// is ready does.
+pub fn is_served(load: &DeploymentLoad) -> bool {
+    load.ready > 0 || load.ready_in.is_some()
 }
 
 /// Returns the load of a deployment at two instances.

@@ -137,6 +137,8 @@ pub struct RequestPlan {
     attempted: RegionSet,
     /// Instances at which an attempt has failed.
     failed_instances: Vec<InstanceIndex>,
+    /// Region and instance whose attempt was cancelled after its first-byte timeout. It may only have been slow.
+    late: Option<(RegionIndex, Option<InstanceIndex>)>,
     running: [Option<RunningAttempt<RegionIndex>>; 2],
     /// Whether it may be hedged.
     hedges: bool,
@@ -156,6 +158,7 @@ impl RequestPlan {
             order,
             attempted: RegionSet::EMPTY,
             failed_instances: Vec::new(),
+            late: None,
             running: [None; 2],
             hedges,
             hedge_at: None,
@@ -233,8 +236,34 @@ impl RequestPlan {
                 self.send(region, AttemptCause::after(failure), None, view, now)
             }
             _ if failure == AttemptFailure::Declined => Step::RelayResponse,
-            _ => Step::NoRegionReachable,
+            None => match self.return_to_late(region, failure, view, budgets, now) {
+                Some(late) => self.send(late, AttemptCause::after(failure), None, view, now),
+                None => Step::NoRegionReachable,
+            },
+            Some(_) => Step::NoRegionReachable,
         }
+    }
+
+    /// Returns the region whose attempt was cancelled because it was late, if what replaced it has failed at `region`, and
+    /// pays for another attempt there.
+    fn return_to_late(
+        &mut self,
+        region: RegionIndex,
+        failure: AttemptFailure,
+        view: RegionView<'_>,
+        budgets: &mut Budgets<RegionIndex>,
+        now: Instant,
+    ) -> Option<RegionIndex> {
+        let (late, instance) = self.late?;
+        let is_usable = self.order.contains(&late)
+            && (view.health)(late) != Health::Down
+            && (view.load)(late) != RegionLoad::Full;
+        if !is_usable || !self.limits.withdraw(failure, region, budgets, now) {
+            return None;
+        }
+        self.late = None;
+        self.failed_instances.retain(|failed| Some(*failed) != instance);
+        Some(late)
     }
 
     /// Returns a timer that has expired at `now`, each one once, except for the deadline.
@@ -286,14 +315,17 @@ impl RequestPlan {
                 if is_only_attempt
                     && self.limits.withdraw(AttemptFailure::FirstByteTimeout, region, budgets, now) =>
             {
-                self.remove_attempt(region);
+                self.cancel_late(region);
                 self.send(next, AttemptCause::FirstByteTimeout, Some(region), view, now)
             }
             None if is_only_attempt => {
                 let known = self.failed_instances.len();
                 self.failed_instances.extend(self.instance_of(region));
-                if self.moves_to_other_instance(region, view, budgets, now) {
-                    self.remove_attempt(region);
+                let selected = (view.instance)(region, &self.failed_instances);
+                if selected.is_some_and(|selected| selected.is_sound_alternative)
+                    && self.moves_to_other_instance(region, view, budgets, now)
+                {
+                    self.cancel_late(region);
                     return self.send(region, AttemptCause::FirstByteTimeout, Some(region), view, now);
                 }
                 self.failed_instances.truncate(known);
@@ -390,6 +422,11 @@ impl RequestPlan {
             running.is_some_and(|running| running.target == region)
         };
         self.running.iter_mut().find(|running| of(running)).and_then(Option::take)
+    }
+
+    /// Removes the attempt at `region`, which is late.
+    fn cancel_late(&mut self, region: RegionIndex) {
+        self.late = self.remove_attempt(region).map(|running| (region, running.instance));
     }
 
     /// Returns the first region without an attempt for which `is_fit` holds.

@@ -14,7 +14,7 @@ use gateway_core::circuit::Permille;
 use gateway_core::cold::{self, ResponseEstimate};
 use gateway_core::health::{HealthReport, RegionHealthTracker};
 use gateway_core::hedge::is_lightly_loaded;
-use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport};
+use gateway_core::instances::{InstanceIndex, InstanceSet, RegionReport, is_served};
 use gateway_core::job_region::JobRegions;
 use gateway_core::latency::{FirstByteTimeout, SizeClass};
 use gateway_core::outlier::OutlierEvidence;
@@ -195,9 +195,7 @@ impl RegionStates {
             let backlog =
                 load.map(|load| DeploymentBacklog::updated(self.loads.get(region, name), load, now));
             self.loads.set(region, name, backlog);
-            // A deployment whose requests the region holds until a replica is ready counts as served.
-            let is_served = load.is_some_and(|load| load.ready > 0 || load.ready_in.is_some());
-            serves.push((name.clone(), is_served));
+            serves.push((name.clone(), load.is_some_and(is_served)));
         }
         let report = HealthReport { round_trip, serves, draining: combined.draining };
         self.fleet.reported(region, report, now);

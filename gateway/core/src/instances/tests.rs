@@ -221,6 +221,15 @@ fn a_failed_request_moves_to_the_other_instance_and_to_none_after_that() {
     let (test, [a, b]) = InstanceTest::with_two_instances();
     assert_eq!(test.selected(&[a]), BTreeMap::from([(b, 1000)]));
     assert!(test.is_alternative(&[a]) && !test.is_alternative(&[a, b]));
+    let mut silent = InstanceTest::with_two_instances().0;
+    silent.pass(SUSPECT_AFTER + MS);
+    silent.report(a, false);
+    let selected = |test: &InstanceTest| {
+        test.set.select(region(0), &name("d"), false, &[a], Permille::new(0), test.now).unwrap()
+    };
+    let both = [selected(&test), selected(&silent)];
+    assert!(both.iter().all(|selected| selected.instance == b && selected.is_alternative));
+    assert_eq!(both.map(|selected| selected.is_sound_alternative), [true, false], "b is silent");
     let alone = InstanceTest::with_instances(&[("a", 1)]);
     let only = test_index(&alone.set, "a");
     assert!(alone.is_alternative(&[]) && !alone.is_alternative(&[only]));
@@ -243,6 +252,11 @@ fn an_instance_without_the_deployment_is_passed_over() {
     };
     test.set.reported(a, &DecodedReport::of_all_loads(report), MS, test.now);
     assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]));
+    // The other one has just started and does not know the replicas of the region yet.
+    test.report(b, true);
+    assert_eq!(test.selected(&[]), BTreeMap::from([(b, 1000)]), "it accepts requests while it drains");
+    let sum = test.set.region_report(region(0), test.now).unwrap();
+    assert!(!sum.draining && is_served(&sum.deployments[&name("d")]));
 }
 
 #[test]
@@ -341,13 +355,15 @@ fn summed_loads(test: &InstanceTest) -> BTreeMap<DeploymentName, DeploymentLoad>
     let reported = || all.iter().copied().filter(|one| one.last_report.is_some());
     let any_up = reported().any(|one| is_up(&one));
     let current: Vec<_> = reported().filter(|one| !any_up || is_up(one)).collect();
-    let draining = current.iter().all(|one| one.draining);
-    let mut sums: BTreeMap<DeploymentName, DeploymentLoad> = BTreeMap::new();
-    for (name, load) in current.iter().filter(|one| draining || !one.draining).flat_map(|one| &one.loads) {
-        let sum = sums.get(name).map_or(*load, |sum| sum_of(sum, load));
-        sums.insert(name.clone(), sum);
-    }
-    sums
+    let names: BTreeSet<_> = current.iter().flat_map(|one| one.loads.keys()).collect();
+    let sum = |name| {
+        let lasts = |one: &&&Instance<u16>| !one.draining && one.serves(name);
+        let any_lasts = current.iter().any(|one| lasts(&one));
+        let counted = current.iter().filter(|one| !any_lasts || !one.draining);
+        let loads = counted.filter_map(|one| one.loads.get(name).copied());
+        loads.reduce(|sum, load| sum_of(&sum, &load)).unwrap()
+    };
+    names.into_iter().map(|name| (name.clone(), sum(name))).collect()
 }
 
 proptest! {

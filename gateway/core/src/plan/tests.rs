@@ -439,7 +439,11 @@ fn with_instances(order: &[u16], events: &[Event]) -> Vec<(Step, Option<Instance
     let instance = |of: RegionIndex, failed: &[InstanceIndex]| {
         let both = [0, 1].map(|number| InstanceIndex::new(of, number));
         let left = both.into_iter().find(|instance| !failed.contains(instance));
-        Some(SelectedInstance { instance: left.unwrap_or(both[0]), is_alternative: left.is_some() })
+        Some(SelectedInstance {
+            instance: left.unwrap_or(both[0]),
+            is_alternative: left.is_some(),
+            is_sound_alternative: left.is_some(),
+        })
     };
     let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: None };
     let view = RegionView {
@@ -492,10 +496,44 @@ fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_re
         sent(&[0], &[Passes(FIRST_BYTE_TIMEOUT), Passes(FIRST_BYTE_TIMEOUT)]),
         [Some((0, 0)), Some((0, 1)), None]
     );
+    // What was late may only have been slow, and what replaced it was lost.
+    let late = Passes(FIRST_BYTE_TIMEOUT);
+    assert_eq!(
+        sent(&[0], &[late, Fails(0, Unreachable), Fails(0, Unreachable)]),
+        [Some((0, 0)), Some((0, 1)), Some((0, 0)), None]
+    );
+    assert_eq!(
+        sent(&[0, 1], &[late, Fails(1, Unreachable), Fails(1, Unreachable)]),
+        [Some((0, 0)), Some((1, 0)), Some((1, 1)), Some((0, 0))]
+    );
     // A replay is no failure of the instance, but a second closed connection is: it was killed.
     let killed = [Fails(0, StaleConnection), Fails(0, StaleConnection)];
     assert_eq!(sent(&[0], &killed), [Some((0, 0)), Some((0, 0)), Some((0, 1))]);
     assert_eq!(sent(&[0], &[Fails(0, StaleConnection)]), [Some((0, 0)), Some((0, 0))]);
+}
+
+#[test]
+fn a_late_attempt_is_not_cancelled_for_an_instance_that_may_be_lost() {
+    let now = some_instant();
+    let mut rich = budgets(Rich, now);
+    let mut plan = RequestPlan::new(vec![region(0)], false, now + SECOND);
+    let instance = |of: RegionIndex, failed: &[InstanceIndex]| {
+        let instance = InstanceIndex::new(of, failed.len() as u32);
+        Some(SelectedInstance { instance, is_alternative: true, is_sound_alternative: false })
+    };
+    let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: None };
+    let view = RegionView {
+        health: &|_| Health::Healthy,
+        load: &|_| RegionLoad::Light,
+        timeouts: &timeouts,
+        instance: &instance,
+    };
+    plan.start(view, &mut rich, now);
+    let late = now + FIRST_BYTE_TIMEOUT;
+    assert_eq!(plan.expired_timer(late), Some(ExpiredTimer::FirstByte(region(0))));
+    assert_eq!(plan.first_byte_timed_out(region(0), view, &mut rich, late), Step::Wait);
+    let after = plan.failed(region(0), Unreachable, view, &mut rich, late);
+    assert!(matches!(after, Step::Send { .. }), "a failed attempt moves there: {after:?}");
 }
 
 #[test]
@@ -504,7 +542,8 @@ fn without_a_budget_no_request_moves_to_another_instance() {
     let mut poor = budgets(Poor, now);
     let mut plan = RequestPlan::new(vec![region(0)], false, now + SECOND);
     let instance = |of: RegionIndex, _: &[InstanceIndex]| {
-        Some(SelectedInstance { instance: InstanceIndex::new(of, 0), is_alternative: true })
+        let instance = InstanceIndex::new(of, 0);
+        Some(SelectedInstance { instance, is_alternative: true, is_sound_alternative: true })
     };
     let timeouts = |_: RegionIndex| AttemptTimeouts::default();
     let view = RegionView {
