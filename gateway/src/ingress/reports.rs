@@ -14,13 +14,13 @@ use crate::respond::{self, ForwardError, Rejection};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use gateway_core::bucket::{RateQuota, Shortfall, TokenBucket};
-use gateway_core::exchange_streams::EXCHANGES_IN_FLIGHT_MAX;
+use gateway_core::exchange_streams::{EXCHANGE_TIMEOUT, EXCHANGES_IN_FLIGHT_MAX};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
 use scheduler_api::report::delta::ReportEncoder;
 use scheduler_api::report::stream::{
-    ExchangeRequestReader, MessageBuffer, MessageError, REQUEST_BYTES_MAX, ReportWriter,
+    ExchangeRequestReader, LOAD_BYTES_MAX, MessageBuffer, MessageError, REQUEST_BYTES_MAX, ReportWriter,
 };
 use scheduler_api::report::{EXCHANGE_PERIOD, ExchangeRequest, ReportV1};
 use scheduler_core::spoke::Spoke;
@@ -35,6 +35,10 @@ const SILENCE_MAX: Duration = EXCHANGE_PERIOD.saturating_mul(25);
 /// Time for the report that is being written when the ingress closes its connections. A gateway that reads needs a round trip or
 /// two for a large one.
 const LAST_WRITE: Duration = Duration::from_secs(1);
+/// Time for which a report waits for its memory, after which its gateway has closed the stream.
+const MEMORY_WAIT_MAX: Duration = EXCHANGE_TIMEOUT;
+const _: () =
+    assert!(MEMORY_WAIT_MAX.as_millis() < SILENCE_MAX.as_millis(), "the gateway still reads the report");
 /// Maximum rate of the reports of a stream, twice that of a gateway: on average one per half an interval, and at once as many as a
 /// gateway has in flight, which arrive together after a delay on the path.
 const REPORT_RATE: RateQuota = RateQuota {
@@ -45,6 +49,8 @@ const REPORT_RATE: RateQuota = RateQuota {
 /// Responds to the report requests of gateways.
 pub(super) struct ReportExchange {
     spoke: Arc<Mutex<Spoke>>,
+    /// Boot id of the spoke.
+    boot_id: u64,
     encoder: Mutex<ReportEncoder>,
     streams: ReportStreams,
     metrics: Arc<IngressMetrics>,
@@ -53,14 +59,27 @@ pub(super) struct ReportExchange {
 /// Result of waiting for a message.
 enum NextRequest {
     Request(ExchangeRequest),
-    /// The body has ended, or must not continue.
+    /// The body has ended.
     Ended,
+    /// The ingress closes its connections.
+    Closing,
+    /// No message has arrived in time.
+    Silent,
     /// The message cannot be read.
     Invalid(MessageError),
     /// A limit is reached.
     Exceeded(StreamsExceeded),
     /// The connection has failed.
     Disconnected,
+}
+
+/// Result of waiting for the memory of a report.
+enum Reserved {
+    Memory,
+    /// The ingress closes its connections.
+    Closing,
+    /// A limit is reached.
+    Exceeded(StreamsExceeded),
 }
 
 /// Requests of one stream.
@@ -81,10 +100,10 @@ impl GatewayRequests {
         loop {
             // Also while requests are buffered.
             if closing.as_mut().now_or_never().is_some() {
-                return NextRequest::Ended;
+                return NextRequest::Closing;
             }
-            if self.stream.replaced().now_or_never().is_some() {
-                return NextRequest::Exceeded(StreamsExceeded::GatewayStreams);
+            if let Some(exceeded) = self.stream.replaced().now_or_never() {
+                return NextRequest::Exceeded(exceeded);
             }
             let message = match self.messages.take() {
                 Ok(None) if self.is_complete => self.messages.take_rest(),
@@ -102,8 +121,8 @@ impl GatewayRequests {
             }
             tokio::select! {
                 biased;
-                () = &mut closing => return NextRequest::Ended,
-                () = self.stream.replaced() => return NextRequest::Exceeded(StreamsExceeded::GatewayStreams),
+                () = &mut closing => return NextRequest::Closing,
+                exceeded = self.stream.replaced() => return NextRequest::Exceeded(exceeded),
                 piece = session.read_request_body() => match piece {
                     Ok(Some(piece)) => self.messages.push(&piece),
                     Ok(None) => self.is_complete = true,
@@ -116,7 +135,7 @@ impl GatewayRequests {
                 () = &mut silence => {
                     // A gateway has sent no request for reports for five seconds.
                     tracing::debug!("stream of reports ended after silence");
-                    return NextRequest::Ended;
+                    return NextRequest::Silent;
                 }
             }
         }
@@ -130,7 +149,14 @@ impl GatewayRequests {
 
 impl ReportExchange {
     pub(super) fn new(spoke: Arc<Mutex<Spoke>>, metrics: Arc<IngressMetrics>) -> ReportExchange {
-        ReportExchange { spoke, encoder: Mutex::default(), streams: ReportStreams::default(), metrics }
+        let boot_id = spoke.lock().boot_id();
+        ReportExchange {
+            spoke,
+            boot_id,
+            encoder: Mutex::default(),
+            streams: ReportStreams::default(),
+            metrics,
+        }
     }
 
     /// Responds to the requests of a gateway with reports of the region, until the stream ends.
@@ -146,11 +172,21 @@ impl ReportExchange {
                 let message = "The body has no exchange request; send one, as a line of JSON.";
                 return Err(Rejection::new(ErrorCode::InvalidJson, message).into());
             }
+            NextRequest::Closing => return Err(draining().into()),
+            NextRequest::Silent => {
+                let message = format!("No complete exchange request arrived within {SILENCE_MAX:?}.");
+                return Err(Rejection::new(ErrorCode::BodyTimeout, message).into());
+            }
             NextRequest::Disconnected => return Err(ForwardError::ClientDisconnected),
         };
         requests.stream.identify(&request.gateway).map_err(|exceeded| self.rejection(exceeded))?;
         if session.get_header(CONTENT_LENGTH).is_some() {
             // A body of a known length is no stream: one request, and one response.
+            match self.reserve(session, &mut requests, &request).await {
+                Reserved::Memory => {}
+                Reserved::Closing => return Err(draining().into()),
+                Reserved::Exceeded(exceeded) => return Err(self.rejection(exceeded).into()),
+            }
             let message = ReportWriter::default().message(&self.report(&request), None);
             let bytes = requests.kept_bytes() + message.len();
             requests.stream.hold(bytes).map_err(|exceeded| self.rejection(exceeded))?;
@@ -182,13 +218,17 @@ impl ReportExchange {
     ) -> Result<AfterResponse, ForwardError> {
         let mut writer = ReportWriter::default();
         let mut rate = TokenBucket::new(REPORT_RATE, Instant::now());
-        loop {
+        let exceeded = loop {
+            match self.reserve(session, requests, &request).await {
+                Reserved::Memory => {}
+                Reserved::Closing => break None,
+                Reserved::Exceeded(exceeded) => break Some(exceeded),
+            }
             let message: Bytes = writer.message(&self.report(&request), request.known).into();
             drop(request);
             let bytes = requests.kept_bytes() + writer.kept_bytes() + message.len();
             if let Err(exceeded) = requests.stream.hold(bytes) {
-                self.exceeded(exceeded);
-                break;
+                break Some(exceeded);
             }
             let (closing, write) = (closing(session), session.write_response_body(message, false));
             match self.written(write, closing, &requests.stream).await {
@@ -203,24 +243,57 @@ impl ReportExchange {
             }
             request = match requests.next(session).await {
                 NextRequest::Request(request) => request,
-                NextRequest::Ended => break,
-                NextRequest::Exceeded(exceeded) => {
-                    self.exceeded(exceeded);
-                    break;
-                }
+                NextRequest::Ended | NextRequest::Closing | NextRequest::Silent => break None,
+                NextRequest::Exceeded(exceeded) => break Some(exceeded),
                 NextRequest::Invalid(error) => {
                     // A gateway sent an invalid message after valid ones: it has another version, or a defect. Its stream
                     // ends, and it opens another one.
                     tracing::debug!(%error, "report request rejected");
-                    break;
+                    break None;
                 }
                 NextRequest::Disconnected => return Err(ForwardError::ClientDisconnected),
             };
-        }
+        };
         // The gateway may have disconnected.
         let (closing, end) = (closing(session), session.write_response_body(Bytes::new(), true));
-        self.written(end, closing, &requests.stream).await;
+        match exceeded {
+            // It may not read, and is counted once: its end is written if the socket has space for it.
+            Some(exceeded) => {
+                self.exceeded(exceeded);
+                end.now_or_never();
+            }
+            None => drop(self.written(end, closing, &requests.stream).await),
+        }
         Ok(AfterResponse::Close)
+    }
+
+    /// Waits for the memory of a report before it is made. After a restart of the spoke all gateways request complete reports
+    /// at once, and a report without memory would be made for nothing.
+    async fn reserve(
+        &self,
+        session: &ServerSession,
+        requests: &mut GatewayRequests,
+        request: &ExchangeRequest,
+    ) -> Reserved {
+        let bytes = requests.kept_bytes() + self.report_bytes(request);
+        let Err(exceeded) = requests.stream.hold(bytes) else { return Reserved::Memory };
+        let (closing, replaced) = (closing(session), requests.stream.replaced());
+        tokio::select! {
+            biased;
+            () = closing => Reserved::Closing,
+            replaced = replaced => Reserved::Exceeded(replaced),
+            held = requests.stream.hold_when_available(bytes) => match held {
+                Ok(()) => Reserved::Memory,
+                Err(exceeded) => Reserved::Exceeded(exceeded),
+            },
+            () = tokio::time::sleep(MEMORY_WAIT_MAX) => Reserved::Exceeded(exceeded),
+        }
+    }
+
+    /// Returns an estimate of the bytes of the report for a request, which is at least those of its loads.
+    fn report_bytes(&self, request: &ExchangeRequest) -> usize {
+        self.update_loads(Instant::now());
+        self.encoder.lock().changed_loads(request.known, self.boot_id) * LOAD_BYTES_MAX
     }
 
     /// Performs a write; returns `None` if it takes too long, so that a gateway that does not read keeps neither the memory of its
@@ -233,7 +306,7 @@ impl ReportExchange {
     ) -> Option<T> {
         let limit = async {
             tokio::select! {
-                () = stream.replaced() => ReportStreamLimit::GatewayStreams,
+                exceeded = stream.replaced() => exceeded.limit(),
                 () = tokio::time::sleep(SILENCE_MAX) => ReportStreamLimit::WriteTime,
                 () = async { closing.await; tokio::time::sleep(LAST_WRITE).await } => ReportStreamLimit::WriteTime,
             }
@@ -252,12 +325,7 @@ impl ReportExchange {
 
     /// Counts a stream that ends, or is rejected, because of a limit.
     fn exceeded(&self, exceeded: StreamsExceeded) {
-        self.metrics.report_stream_limits.count(match exceeded {
-            StreamsExceeded::Streams => ReportStreamLimit::Streams,
-            StreamsExceeded::GatewayStreams => ReportStreamLimit::GatewayStreams,
-            StreamsExceeded::GatewayBytes => ReportStreamLimit::GatewayBytes,
-            StreamsExceeded::AllBytes => ReportStreamLimit::Bytes,
-        });
+        self.metrics.report_stream_limits.count(exceeded.limit());
         // A gateway has newer streams, or a spoke has too many, or their messages need too much memory (`exceeded`).
         tracing::debug!(%exceeded, "stream of reports rejected");
     }
@@ -272,22 +340,26 @@ impl ReportExchange {
     fn report(&self, request: &ExchangeRequest) -> ReportV1 {
         self.metrics.exchanges.add(1);
         let now = Instant::now();
-        let needs_loads = self.encoder.lock().needs_loads(now);
-        let (report, loads) = {
-            let mut spoke = self.spoke.lock();
-            (spoke.exchange(request, now), needs_loads.then(|| spoke.loads(now)))
-        };
-        // Not under the lock of the spoke, which every request takes: an update compares the loads of all deployments.
-        let report = {
-            let mut encoder = self.encoder.lock();
-            if let Some(loads) = loads {
-                encoder.update(loads, now);
-            }
-            encoder.encode(report, &request.gateway, request.known)
-        };
+        self.update_loads(now);
+        let report = self.spoke.lock().exchange(request, now);
+        let report = self.encoder.lock().encode(report, &request.gateway, request.known);
         self.metrics.loads_sent.add(report.deployments.len() as u64);
         report
     }
+
+    /// Computes the loads of all deployments if they are too old for the next report.
+    fn update_loads(&self, now: Instant) {
+        if self.encoder.lock().needs_loads(now) {
+            let loads = self.spoke.lock().loads(now);
+            // Not under the lock of the spoke, which every request takes: an update compares the loads of all deployments.
+            self.encoder.lock().update(loads, now);
+        }
+    }
+}
+
+/// Returns the rejection of a stream by an ingress that closes its connections.
+fn draining() -> Rejection {
+    Rejection::new(ErrorCode::Draining, "The spoke is stopping; use another one of the region.")
 }
 
 /// Returns the rejection of the first message of a stream.

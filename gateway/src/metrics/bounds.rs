@@ -126,10 +126,14 @@ labels! {
         Streams = "streams",
         /// The streams of the gateway: a newer one of the same gateway replaced it.
         GatewayStreams = "gateway_streams",
+        /// The streams of gateways with the certificate: a newer one of them replaced it.
+        CertificateStreams = "certificate_streams",
         /// The memory of the messages of all gateways.
-        Bytes = "bytes",
+        Memory = "memory",
         /// The memory of the messages of the gateway.
-        GatewayBytes = "gateway_bytes",
+        GatewayMemory = "gateway_memory",
+        /// The memory of the messages of gateways with the certificate.
+        CertificateMemory = "certificate_memory",
         /// The time in which the gateway must read a report, or during draining must have read it.
         WriteTime = "write_time",
     }

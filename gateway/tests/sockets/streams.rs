@@ -80,21 +80,27 @@ impl RunningSpoke {
         Exchange::open(TcpStream::connect(self.address).await.unwrap()).await
     }
 
-    /// Waits until a limit of the streams was reached.
-    async fn wait_until_limited(&self, limit: &str) {
-        let client = reqwest::Client::builder().no_proxy().build().unwrap();
-        let url = format!("http://{}/metrics", self.operations);
-        let sample = format!("meridian_ingress_report_stream_limits_total{{limit=\"{limit}\"}} ");
+    /// Waits until a limit of the streams was reached, and returns how often.
+    async fn wait_until_limited(&self, limit: &str) -> String {
         let reached = async {
             loop {
-                let text = client.get(&url).send().await.unwrap().text().await.unwrap();
-                if text.lines().any(|line| line.strip_prefix(&sample).is_some_and(|count| count != "0")) {
-                    return;
+                let count = self.limited(limit).await;
+                if count != "0" {
+                    return count;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        timeout(TIMEOUT, reached).await.unwrap();
+        timeout(TIMEOUT, reached).await.unwrap()
+    }
+
+    /// Returns how often a limit of the streams was reached.
+    async fn limited(&self, limit: &str) -> String {
+        let client = reqwest::Client::builder().no_proxy().build().unwrap();
+        let url = format!("http://{}/metrics", self.operations);
+        let sample = format!("meridian_ingress_report_stream_limits_total{{limit=\"{limit}\"}} ");
+        let text = client.get(&url).send().await.unwrap().text().await.unwrap();
+        text.lines().find_map(|line| line.strip_prefix(&sample)).unwrap_or("0").to_owned()
     }
 
     /// Drains the spoke, and returns how long that took.
@@ -183,22 +189,24 @@ async fn a_gateway_keeps_its_newest_streams_and_takes_none_of_another() {
         let identity = identity(&authority, dir.path(), file, &gateway, Role::Gateway);
         TlsClient::new(identity, &[b"http/1.1"]).unwrap()
     };
-    let (attacker, other) = (client("attacker"), client("other"));
+    let (shared, other) = (client("shared"), client("other"));
     let expected = ExpectedPeer { role: Role::Spoke, region: catalogue.index_of(&FAR.parse().unwrap()) };
-    let open = async |client: &TlsClient| {
+    let open = async |client: &TlsClient, boot_id: usize| {
         let tcp = TcpStream::connect(spoke.address).await.unwrap();
-        Exchange::open(client.connect(expected, tcp).await.unwrap().stream).await
-    };
-    let mut of_other = open(&other).await;
-    of_other.piece(&format!("{FIRST}\n")).await;
-    assert!(of_other.next().await.unwrap().contains(FAR));
-    let mut streams = Vec::new();
-    for number in 0..2 * GATEWAY_STREAMS_MAX {
-        let mut stream = open(&attacker).await;
-        // Whatever gateway a request names, the certificate counts.
-        stream.piece(&format!("{{\"version\":1,\"gateway\":\"g-{number}\",\"sequence\":1}}\n")).await;
+        let mut stream = Exchange::open(client.connect(expected, tcp).await.unwrap().stream).await;
+        let first = format!("{{\"version\":1,\"gateway\":\"test\",\"boot_id\":{boot_id},\"sequence\":1}}\n");
+        stream.piece(&first).await;
         assert!(stream.next().await.unwrap().contains(FAR));
-        streams.push(stream);
+        stream
+    };
+    // More gateways than one has streams: those of a region may have one certificate.
+    let mut others = vec![open(&other, 0).await];
+    for boot_id in 1..=GATEWAY_STREAMS_MAX + 1 {
+        others.push(open(&shared, boot_id).await);
+    }
+    let mut streams = Vec::new();
+    for _ in 0..2 * GATEWAY_STREAMS_MAX {
+        streams.push(open(&shared, 0).await);
     }
     for (number, stream) in streams.iter_mut().enumerate() {
         if number < GATEWAY_STREAMS_MAX {
@@ -208,7 +216,43 @@ async fn a_gateway_keeps_its_newest_streams_and_takes_none_of_another() {
         }
     }
     spoke.wait_until_limited("gateway_streams").await;
-    of_other.continues().await;
+    for stream in &mut others {
+        stream.continues().await;
+    }
+}
+
+#[tokio::test]
+async fn a_replaced_stream_that_is_not_read_ends_at_once_and_is_counted_once() {
+    let spoke = RunningSpoke::plaintext(MANY_DEPLOYMENTS).await;
+    let _unread = unread_reports(&spoke).await;
+    let mut newer = Vec::new();
+    for _ in 0..GATEWAY_STREAMS_MAX {
+        let mut exchange = spoke.exchange().await;
+        exchange.piece(&format!("{FIRST}\n")).await;
+        assert!(exchange.next().await.unwrap().contains(FAR));
+        newer.push(exchange);
+    }
+    assert_eq!(spoke.wait_until_limited("gateway_streams").await, "1");
+    for exchange in &mut newer {
+        exchange.continues().await;
+    }
+    assert_eq!(spoke.wait_until_limited("gateway_streams").await, "1");
+    assert_eq!(spoke.limited("write_time").await, "0");
+}
+
+#[tokio::test]
+async fn a_stream_without_a_request_is_told_that_it_was_silent_or_that_the_spoke_is_draining() {
+    let spoke = RunningSpoke::plaintext(1).await;
+    let mut silent = spoke.exchange().await;
+    silent.piece(&FIRST[..20]).await;
+    let response = silent.next().await;
+    assert!(response.as_ref().is_some_and(|error| error.contains("body_timeout")), "{response:?}");
+    let mut open = spoke.exchange().await;
+    open.piece(&FIRST[..20]).await;
+    let drained = tokio::spawn(spoke.drain());
+    let response = open.next().await;
+    assert!(response.as_ref().is_some_and(|error| error.contains("draining")), "{response:?}");
+    drained.await.unwrap();
 }
 
 #[tokio::test]
@@ -319,7 +363,7 @@ enum Behaviour {
     Twice,
     /// It rejects each stream.
     Rejects,
-    /// It responds with a line without an end.
+    /// It responds with a line without an end, until the gateway disconnects.
     Endless,
     /// It ends the response before the first report.
     Ends,
@@ -330,48 +374,68 @@ enum Behaviour {
 /// Scripted spoke of the far region.
 struct ScriptedSpoke {
     behaviour: watch::Sender<Behaviour>,
-    streams: Arc<AtomicU64>,
+    counts: Arc<SpokeCounts>,
     address: SocketAddr,
+}
+
+/// Counts of a scripted spoke.
+#[derive(Default)]
+struct SpokeCounts {
+    streams: AtomicU64,
+    /// Maximum number of bytes that could be sent of a line without an end.
+    longest_line: AtomicU64,
 }
 
 impl ScriptedSpoke {
     async fn start(behaviour: Behaviour) -> ScriptedSpoke {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (behaviour, address) = (watch::Sender::new(behaviour), socket.local_addr().unwrap());
-        let (shared, streams) = (behaviour.clone(), Arc::<AtomicU64>::default());
-        let count = streams.clone();
+        let (shared, counts) = (behaviour.clone(), Arc::<SpokeCounts>::default());
+        let of_streams = counts.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = socket.accept().await {
-                tokio::spawn(serve(BufReader::new(stream), shared.subscribe(), count.clone()));
+                tokio::spawn(serve(BufReader::new(stream), shared.subscribe(), of_streams.clone()));
             }
         });
-        ScriptedSpoke { behaviour, streams, address }
+        ScriptedSpoke { behaviour, counts, address }
     }
 
     fn streams(&self) -> u64 {
-        self.streams.load(Ordering::SeqCst)
+        self.counts.streams.load(Ordering::SeqCst)
+    }
+
+    fn longest_line(&self) -> usize {
+        self.counts.longest_line.load(Ordering::SeqCst) as usize
     }
 }
 
 async fn serve(
     mut stream: BufReader<TcpStream>,
     behaviour: watch::Receiver<Behaviour>,
-    count: Arc<AtomicU64>,
+    counts: Arc<SpokeCounts>,
 ) -> Option<()> {
     let mut line = String::new();
     while line != "\r\n" {
         line.clear();
         stream.read_line(&mut line).await.ok().filter(|read| *read > 0)?;
     }
-    count.fetch_add(1, Ordering::SeqCst);
+    counts.streams.fetch_add(1, Ordering::SeqCst);
     let behaviour = *behaviour.borrow();
     if behaviour == Behaviour::Rejects {
         let response = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
         return stream.write_all(response.as_bytes()).await.ok();
     }
+    if behaviour == Behaviour::Endless {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.ok()?;
+        let (piece, mut sent) = ("x".repeat(64 << 10), 0);
+        loop {
+            stream.write_all(chunk(&piece).as_bytes()).await.ok()?;
+            sent += piece.len() as u64;
+            counts.longest_line.fetch_max(sent, Ordering::SeqCst);
+        }
+    }
     let broken = match behaviour {
-        Behaviour::Correct | Behaviour::Twice | Behaviour::Rejects => None,
-        Behaviour::Endless => Some(chunk(&"x".repeat(REPORT_BYTES_MAX + 1))),
+        Behaviour::Correct | Behaviour::Twice | Behaviour::Rejects | Behaviour::Endless => None,
         Behaviour::Ends => Some("0\r\n\r\n".to_owned()),
         Behaviour::Disconnects => Some(chunk("{\"version\":1,\"region\":")),
     };
@@ -429,11 +493,25 @@ async fn more_reports_than_requests_end_their_stream() {
 }
 
 #[tokio::test]
-async fn broken_streams_are_replaced_and_the_region_is_found_again() {
+async fn a_line_without_an_end_is_read_up_to_the_limit_of_a_report() {
     let dir = tempfile::tempdir().unwrap();
     let spoke = ScriptedSpoke::start(Behaviour::Endless).await;
     let edge = edge(dir.path(), &spoke).await;
-    for behaviour in [Behaviour::Endless, Behaviour::Ends, Behaviour::Disconnects] {
+    edge.wait_until("a line exceeds the limit", |_| spoke.longest_line() > REPORT_BYTES_MAX).await;
+    let before = spoke.streams();
+    edge.wait_until("streams are replaced", |_| spoke.streams() >= before + 3).await;
+    // Beyond the limit, the sockets of a connection buffer some megabytes.
+    assert!(spoke.longest_line() < 8 * REPORT_BYTES_MAX, "{} bytes", spoke.longest_line());
+    spoke.behaviour.send_replace(Behaviour::Correct);
+    edge.wait_until("the far region is healthy", is_far_healthy).await;
+}
+
+#[tokio::test]
+async fn broken_streams_are_replaced_and_the_region_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let spoke = ScriptedSpoke::start(Behaviour::Ends).await;
+    let edge = edge(dir.path(), &spoke).await;
+    for behaviour in [Behaviour::Ends, Behaviour::Disconnects] {
         spoke.behaviour.send_replace(behaviour);
         let before = spoke.streams();
         edge.wait_until("streams are replaced", |_| spoke.streams() >= before + 3).await;

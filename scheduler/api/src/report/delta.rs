@@ -227,6 +227,20 @@ impl ReportEncoder {
         self.changes.entry(next).or_default().insert(name);
     }
 
+    /// Returns the number of loads and removed names that have changed since the state `known` of a gateway: all of them if the
+    /// gateway has no usable state. Not counted are those of which only the grant has changed.
+    pub fn changed_loads(&self, known: Option<KnownState>, boot_id: u64) -> usize {
+        match self.base(known, boot_id) {
+            None => self.loads.len() - self.removed,
+            Some(base) => self.changes.range(base.number + 1..).map(|(_, names)| names.len()).sum(),
+        }
+    }
+
+    /// Returns the state of a gateway if a report can have the changes since it.
+    fn base(&self, known: Option<KnownState>, boot_id: u64) -> Option<KnownState> {
+        known.filter(|known| known.boot_id == boot_id && (self.oldest..=self.number).contains(&known.number))
+    }
+
     /// Encodes a report for a gateway that has the state `known`.
     pub fn encode(&mut self, report: SpokeReport, gateway: &Gateway, known: Option<KnownState>) -> ReportV1 {
         let SpokeReport { region, instance, boot_id, sequence, draining, has_jobs, grants } = report;
@@ -240,6 +254,7 @@ impl ReportEncoder {
             // Each of them receives all its grants once more.
             self.granted.clear();
         }
+        let known = self.base(known, boot_id);
         let next = self.grants + 1;
         let sent = self.granted.entry(gateway.clone()).or_insert_with(|| SentGrants {
             first: next,
@@ -251,10 +266,6 @@ impl ReportEncoder {
         if sent.update(&grants, next, |name| load_of(name).is_some()) || is_new {
             self.grants = next;
         }
-        let is_known = |known: &KnownState| {
-            known.boot_id == boot_id && (self.oldest..=self.number).contains(&known.number)
-        };
-        let known = known.filter(is_known);
         let base = known.map(|known| known.number);
         let grants_base =
             known.and_then(|known| known.grants).filter(|known| (sent.first..=sent.newest).contains(known));

@@ -42,12 +42,13 @@ const HEADER_BYTES_MAX: usize = 1024 + "\\u0001".len() * GATEWAY_BYTES_MAX;
 /// Maximum bytes of the overflow of a deployment.
 const OVERFLOW_BYTES_MAX: usize = r#"{"name":"","tokens":},"#.len() + MAX_NAME_LEN + NUMBER_BYTES_MAX;
 /// Maximum bytes of the load of a deployment.
-const LOAD_BYTES_MAX: usize = r#"{"name":"","ready":,"ready_in_ms":,"pending_tokens":,"interactive_tokens":,"#
-    .len()
-    + r#""tokens_per_second":,"granted_tokens":},"#.len()
-    + MAX_NAME_LEN
-    + COUNT_BYTES_MAX
-    + SPEED_BYTES_MAX + 4 * NUMBER_BYTES_MAX;
+pub const LOAD_BYTES_MAX: usize =
+    r#"{"name":"","ready":,"ready_in_ms":,"pending_tokens":,"interactive_tokens":,"#.len()
+        + r#""tokens_per_second":,"granted_tokens":},"#.len()
+        + MAX_NAME_LEN
+        + COUNT_BYTES_MAX
+        + SPEED_BYTES_MAX
+        + 4 * NUMBER_BYTES_MAX;
 /// Maximum bytes of a removed name.
 const REMOVED_BYTES_MAX: usize = r#""","#.len() + MAX_NAME_LEN;
 /// Maximum bytes of a request, with the overflow of as many deployments as are allowed: 1.1 MB.

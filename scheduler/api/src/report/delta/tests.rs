@@ -84,6 +84,21 @@ fn a_report_has_only_what_has_changed_since_the_state_of_the_gateway() {
 }
 
 #[test]
+fn the_number_of_changed_loads_is_known_before_they_are_encoded() {
+    let mut encoder = ReportEncoder::default();
+    encoder.encode_now(report(1, &[(1, load(1)), (2, load(1)), (3, load(1))]), &gateway(1), None);
+    let known = |boot_id, number| Some(KnownState { boot_id, number, grants: None });
+    encoder.encode_now(report(2, &[(1, load(2)), (2, load(1))]), &gateway(1), known(5, 1));
+    for (known, expected) in
+        [(known(5, 2), 0), (known(5, 1), 2), (None, 2), (known(5, 3), 2), (known(6, 2), 2)]
+    {
+        assert_eq!(encoder.changed_loads(known, 5), expected, "{known:?}");
+    }
+    let complete = encoder.encode_now(report(3, &[(1, load(2)), (2, load(1))]), &gateway(2), None);
+    assert_eq!(complete.deployments.len(), encoder.changed_loads(None, 5));
+}
+
+#[test]
 fn a_grant_is_sent_when_it_changes_and_renewed_otherwise() {
     let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) }), (2, load(0))];
     let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
