@@ -33,6 +33,9 @@ use regions::deployment::MAX_DEPLOYMENTS;
 /// Speeds are reported in multiples of this, in tokens per second. Its multiples are equal after a round trip through
 /// JSON, which checksums need; and a speed that is measured anew with the same result is no change.
 const SPEED_UNIT: f64 = 0.25;
+/// Maximum speed that is reported. Its digits are a number below 2^53, so that reading them as JSON is exact. Those of a
+/// larger one are not, and a load that has changed on the way would fail the checksum of every report.
+pub(super) const SPEED_MAX: f64 = 90_071_992_547_409.75;
 
 /// Age of the loads from which a report needs new ones: a tenth of the report interval. With many gateways the loads of all
 /// deployments would otherwise be computed hundreds of times a second.
@@ -435,12 +438,12 @@ impl ReportDecoder {
     }
 }
 
-/// Rounds a load to what is equal after a round trip through JSON. A known speed stays known, that is, above 0.
+/// Rounds a load to what is equal after a round trip through JSON. A known speed stays known, that is, above 0, and one that
+/// is no number becomes unknown.
 fn round(load: &mut DeploymentLoad) {
     let speed = load.tokens_per_second;
-    if speed > 0.0 {
-        load.tokens_per_second = ((speed / SPEED_UNIT).round() * SPEED_UNIT).max(SPEED_UNIT);
-    }
+    let rounded = (speed / SPEED_UNIT).round() * SPEED_UNIT;
+    load.tokens_per_second = if speed > 0.0 { rounded.clamp(SPEED_UNIT, SPEED_MAX) } else { 0.0 };
     load.ready_in = load.ready_in.map(|left| Duration::from_millis(ready_in_ms(left)));
 }
 

@@ -99,6 +99,27 @@ fn the_number_of_changed_loads_is_known_before_they_are_encoded() {
 }
 
 #[test]
+fn a_speed_that_json_does_not_carry_exactly_is_reported_as_one_that_it_does() {
+    for (speed, expected) in [
+        (SPEED_MAX, SPEED_MAX),
+        (SPEED_MAX + SPEED_UNIT, SPEED_MAX),
+        // Its text has 17 digits.
+        ((1_u64 << 51) as f64 - 0.75, SPEED_MAX),
+        (f64::MAX, SPEED_MAX),
+        (f64::INFINITY, SPEED_MAX),
+        (f64::MIN_POSITIVE, SPEED_UNIT),
+        (f64::NAN, 0.0),
+        (-1.0, 0.0),
+    ] {
+        let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
+        let fast = DeploymentLoad { tokens_per_second: speed, ..load(1) };
+        let wire = sent(&encoder.encode_now(report(1, &[(1, fast)]), &gateway(1), None));
+        let decoded = decoder.decode(wire).unwrap_or_else(|error| panic!("{speed}: {error}"));
+        assert_eq!(decoded.report.deployments[&name(1)].tokens_per_second, expected, "{speed}");
+    }
+}
+
+#[test]
 fn a_grant_is_sent_when_it_changes_and_renewed_otherwise() {
     let granted = |tokens| [(1, DeploymentLoad { granted_tokens: tokens, ..load(0) }), (2, load(0))];
     let (mut encoder, mut decoder) = (ReportEncoder::default(), ReportDecoder::default());
