@@ -211,8 +211,8 @@ fn accept(state: &FolderState, offered: TrustState) -> std::io::Result<()> {
 /// Poll in progress. It ends with the address of the hub, and its connection for the next poll.
 type PendingPoll<'a> = Pin<Box<dyn Future<Output = (String, PollOutcome)> + Send + 'a>>;
 type PollOutcome = Result<(AuthorityConnection, Option<TrustState>), AuthorityError>;
-/// Lookup in progress. It ends with the addresses to be polled.
-type PendingLookup<'a> = Pin<Box<dyn Future<Output = BTreeSet<String>> + Send + 'a>>;
+/// Lookup in progress of all configured addresses. It ends with those of each.
+type PendingLookup<'a> = Pin<Box<dyn Future<Output = BTreeMap<String, BTreeSet<String>>> + Send + 'a>>;
 
 /// Polls of all hubs with one certificate.
 struct PolledHubs<'a> {
@@ -229,7 +229,7 @@ struct PolledHubs<'a> {
 impl<'a> PolledHubs<'a> {
     async fn new(state: &'a FolderState, configured: Vec<String>) -> PolledHubs<'a> {
         let mut polls = TrustPolls::default();
-        polls.set_addresses(&polled_addresses(&state.resolver, &configured).await, Instant::now());
+        polls.set_lookups(looked_up(&state.resolver, &configured).await, Instant::now());
         let lookup = next_lookup(&state.resolver, configured.clone());
         let (connections, pending) = (BTreeMap::new(), FuturesUnordered::new());
         PolledHubs { state, configured, polls, connections, pending, lookup }
@@ -248,8 +248,8 @@ impl<'a> PolledHubs<'a> {
             };
             let ended = tokio::select! {
                 Some(ended) = self.pending.next() => ended,
-                addresses = &mut self.lookup => {
-                    self.polls.set_addresses(&addresses, Instant::now());
+                lookups = &mut self.lookup => {
+                    self.polls.set_lookups(lookups, Instant::now());
                     self.connections.retain(|address, _| self.polls.has(address));
                     self.lookup = next_lookup(&self.state.resolver, self.configured.clone());
                     continue;
@@ -297,19 +297,18 @@ impl<'a> PolledHubs<'a> {
 fn next_lookup(resolver: &Resolver, configured: Vec<String>) -> PendingLookup<'_> {
     Box::pin(async move {
         tokio::time::sleep(polls::RESOLVE_PERIOD).await;
-        polled_addresses(resolver, &configured).await
+        looked_up(resolver, &configured).await
     })
 }
 
-/// Returns every address to which the configured ones resolve. A name that cannot be resolved stays, so that its poll
-/// fails with the cause.
-async fn polled_addresses(resolver: &Resolver, configured: &[String]) -> BTreeSet<String> {
-    let resolved = configured.iter().map(|address| resolved(resolver, address));
-    join_all(resolved).await.into_iter().flatten().collect()
+/// Returns the addresses to which each configured one resolves; none if the lookup failed.
+async fn looked_up(resolver: &Resolver, configured: &[String]) -> BTreeMap<String, BTreeSet<String>> {
+    let each = configured.iter().map(async |address| (address.clone(), resolved(resolver, address).await));
+    join_all(each).await.into_iter().collect()
 }
 
-async fn resolved(resolver: &Resolver, address: &str) -> Vec<String> {
-    let itself = || vec![address.to_owned()];
+async fn resolved(resolver: &Resolver, address: &str) -> BTreeSet<String> {
+    let itself = || BTreeSet::from([address.to_owned()]);
     let Ok(endpoint) = address.parse::<HostPort>() else { return itself() };
     match endpoint.host() {
         Host::Ip(_) => return itself(),
@@ -318,10 +317,10 @@ async fn resolved(resolver: &Resolver, address: &str) -> Vec<String> {
         Host::Name(_) => {}
     }
     match timeout(LOOKUP_MAX, resolver.addresses(endpoint.host())).await {
-        Ok(Ok(found)) if !found.is_empty() => {
+        Ok(Ok(found)) => {
             found.into_iter().map(|ip| SocketAddr::new(ip, endpoint.port()).to_string()).collect()
         }
-        _ => itself(),
+        _ => BTreeSet::new(),
     }
 }
 

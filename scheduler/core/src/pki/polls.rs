@@ -9,8 +9,9 @@
 //! A name may be that of several hubs, so each address to which it resolves is polled: otherwise the connection may be
 //! one to the frozen hub. They are resolved again in [`RESOLVE_PERIOD`]. A DNS server may return other addresses of a
 //! name each time, so one that is missing in an answer is polled for another [`UNLISTED_KEEP`]: its open poll, its delay
-//! after failures and its part in [`PollChange::AllFailed`] continue. Hubs behind one address of a load balancer cannot
-//! be distinguished, and count as one.
+//! after failures and its part in [`PollChange::AllFailed`] continue. A failed lookup changes nothing: the addresses of
+//! the one before are polled. A name is polled itself only until its first lookup that succeeds. Hubs behind one address
+//! of a load balancer cannot be distinguished, and count as one.
 //!
 //! A failed poll is repeated within [`BACKOFF`], however long the hub was down: a hub that is back counts as reachable.
 
@@ -75,6 +76,8 @@ pub enum PollChange {
 #[derive(Debug, Default)]
 pub struct TrustPolls {
     hubs: BTreeMap<String, HubPoll>,
+    /// Addresses of each configured one in its last lookup that succeeded.
+    resolved: BTreeMap<String, BTreeSet<String>>,
     /// Whether every hub has failed since the last response.
     is_unreachable: bool,
 }
@@ -94,9 +97,28 @@ struct HubPoll {
 }
 
 impl TrustPolls {
-    /// Records the addresses of a lookup. The polls of new ones are due; those of others continue, until an address was
+    /// Records the lookups of all configured addresses; the result of one that failed is empty.
+    pub fn set_lookups(&mut self, lookups: BTreeMap<String, BTreeSet<String>>, now: Instant) {
+        let mut addresses = BTreeSet::new();
+        for (configured, found) in lookups {
+            if !found.is_empty() {
+                if !found.contains(&configured) {
+                    self.hubs.remove(&configured);
+                }
+                self.resolved.insert(configured.clone(), found);
+            }
+            match self.resolved.get(&configured) {
+                Some(found) => addresses.extend(found.iter().cloned()),
+                // Its poll fails with the cause.
+                None => _ = addresses.insert(configured),
+            }
+        }
+        self.set_addresses(&addresses, now);
+    }
+
+    /// Records the addresses of all lookups. The polls of new ones are due; those of others continue, until an address was
     /// in no lookup for [`UNLISTED_KEEP`] or is one of more than [`UNLISTED_MAX`].
-    pub fn set_addresses(&mut self, addresses: &BTreeSet<String>, now: Instant) {
+    fn set_addresses(&mut self, addresses: &BTreeSet<String>, now: Instant) {
         for address in addresses {
             let due = || HubPoll { listed: now, started: None, due: now, failures: 0, rejections: 0 };
             self.hubs.entry(address.clone()).or_insert_with(due).listed = now;
@@ -278,6 +300,27 @@ mod tests {
             !polls.has("00") && polls.has("01") && polls.has("next"),
             "past the limit the oldest is gone"
         );
+    }
+
+    #[test]
+    fn a_failed_lookup_keeps_the_polls_of_the_one_before_and_adds_none() {
+        let now = some_instant();
+        let lookup = |found: &[&str]| {
+            let found = found.iter().map(|address| (*address).to_owned()).collect();
+            BTreeMap::from([("hub:1".to_owned(), found), ("10.0.0.9:1".to_owned(), set(["10.0.0.9:1"]))])
+        };
+        let mut polls = TrustPolls::default();
+        polls.set_lookups(lookup(&[]), now);
+        assert_eq!([polls.step(now), polls.step(now)], [start("10.0.0.9:1"), start("hub:1")]);
+        polls.set_lookups(lookup(&["10.0.0.1:1", "10.0.0.2:1"]), now);
+        assert_eq!([polls.step(now), polls.step(now)], [start("10.0.0.1:1"), start("10.0.0.2:1")]);
+        assert!(!polls.has("hub:1"), "its addresses are known");
+        for lookups in 1..=3 {
+            let now = now + lookups * UNLISTED_KEEP;
+            polls.set_lookups(lookup(&[]), now);
+            assert_eq!(polls.step(now), PollStep::Wait(None), "no poll is added");
+            assert!(polls.has("10.0.0.1:1") && polls.has("10.0.0.2:1"));
+        }
     }
 
     #[test]
