@@ -1,9 +1,9 @@
 //! Detection of the restart of a process behind an address, from its status.
 //!
 //! Observations about a process are kept while it is not ready, unreachable or overloaded, since a slow process is still
-//! slow afterwards: they are reset only for another process, which its boot id tells. A process without a boot id, of a
-//! version that does not report it, counts as restarted when it is ready after it was not: an address that refused a
-//! connection may have another process. One that only responded late has the same.
+//! slow afterwards. They are reset only for another process, which has another boot id. A process without a boot id, of a
+//! version that does not report it, counts as restarted when it is ready after it was not: another process may listen at an
+//! address that refused a connection. A process that only responded late is still the same.
 
 /// Last observed process behind an address.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl ProcessObserver {
 
     /// Records that no status was received, because the connection failed or the response is invalid.
     pub fn failed(&mut self) {
-        // With a boot id the next status tells.
+        // The next status of a process with a boot id shows whether it is another one.
         self.is_new |= matches!(self.boot_id, Some(None));
     }
 }
