@@ -66,8 +66,13 @@ impl ConnectionFailureCause {
 
     /// Returns the cause of an I/O error, if TLS is the reason.
     pub fn of_io(error: &io::Error) -> Option<ConnectionFailureCause> {
-        error.get_ref()?.downcast_ref::<Error>().map(ConnectionFailureCause::of)
+        tls_error(error).map(ConnectionFailureCause::of)
     }
+}
+
+/// Returns the error of TLS that is the reason of an I/O error.
+pub(crate) fn tls_error(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
 }
 
 /// Returns the text of an error of TLS. The library shows a name mismatch as a Rust value, so its own text is taken.

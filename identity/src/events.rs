@@ -34,11 +34,12 @@ impl ConnectionFailures {
 }
 
 /// A connection was rejected. Logged at most once a second for each cause, with the address of the `peer`, which is left
-/// out for clients of a gateway. `docs/identities.md` has the fix for each `cause`.
+/// out for a peer that may be a person. `docs/identities.md` has the fix for each `cause`.
 pub struct ConnectionRejected<'a> {
     /// Cause.
     pub cause: ConnectionFailureCause,
-    /// Address of the other end; none for a client of a gateway, whose address is personal data.
+    /// Address of the other end; none for a person, such as a client of a gateway or an operator, whose address is personal
+    /// data.
     pub peer: Option<IpAddr>,
     /// Reason, from the library or the verification of the name.
     pub reason: &'a str,

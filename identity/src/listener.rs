@@ -4,11 +4,14 @@
 //! ([`crate::handshakes`]), and no other peer waits for it. Connections beyond a limit are closed at once. A client
 //! without a certificate, which only a hub and its authority accept, keeps its slot as long as it is connected.
 //!
-//! A peer that completes the handshake, or connects without TLS, and sends no request is closed and counted after a
-//! while, too. Later, only a lost peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any
-//! time.
+//! A peer that completes the handshake, or connects without TLS, and sends no byte is closed and counted after a while,
+//! too. Later, only a lost peer ([`crate::lost_peers`]) ends a connection: the server may hold a request for any time, and
+//! this module does not know where one ends. So a peer that sends a part of a request keeps its connection, which counts
+//! against the maximum number. It has a certificate, or connects without TLS where the configuration allows that.
+//!
+//! The log has the addresses of rejected peers, except of those that may be persons.
 
-use crate::cause::{ConnectionFailureCause, reason};
+use crate::cause::{ConnectionFailureCause, reason, tls_error};
 use crate::events::{ConnectionFailures, ConnectionRejected};
 use crate::handshakes::{HandshakeSlots, NoSlot};
 use crate::lost_peers::end_when_lost;
@@ -32,9 +35,10 @@ use tokio_rustls::server::TlsStream;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time of a connection without a certificate, which has one request.
 const ANONYMOUS_TIME_MAX: Duration = Duration::from_secs(10);
-/// Maximum time from the handshake, or from the connection without TLS, to the first byte of a request: the idle time of
-/// a connection at an ingress (`timeouts.idle`), which is longer than that of the clients.
-const FIRST_REQUEST_MAX: Duration = Duration::from_secs(75);
+/// Maximum time from the handshake, or from the connection without TLS, to the first byte of a request. It is longer than the
+/// time for which a client keeps an idle connection, which it may have opened and not used: 30 s to a replica, and 60 s to a
+/// hub. Both assert it.
+pub const FIRST_REQUEST_MAX: Duration = Duration::from_secs(75);
 /// Number of accepted connections that wait for the server.
 const QUEUE: usize = 64;
 /// Pause after a failure to accept, such as a lack of file descriptors.
@@ -58,6 +62,18 @@ pub enum ClientIdentity {
     Anonymous,
     /// Its certificate.
     Verified(PeerIdentity),
+}
+
+impl ClientIdentity {
+    /// Returns the address of a client for the log. That of a person is left out: a certificate may be that of an operator or
+    /// a viewer, and clients without one are, beside processes that join, operators with a token.
+    fn logged(&self, address: IpAddr) -> Option<IpAddr> {
+        match self {
+            ClientIdentity::Plaintext => Some(address),
+            ClientIdentity::Anonymous => None,
+            ClientIdentity::Verified(identity) => identity.role().is_process().then_some(address),
+        }
+    }
 }
 
 /// Time limits of a connection until its first request.
@@ -102,14 +118,15 @@ enum AcceptedTransport {
 /// Deadline of the first byte of a request.
 #[derive(Debug)]
 struct SilentPeer {
-    address: IpAddr,
+    /// Address for the log.
+    address: Option<IpAddr>,
     end: Pin<Box<Sleep>>,
     limit: Duration,
     failures: Arc<ConnectionFailures>,
 }
 
 impl SilentPeer {
-    fn new(address: IpAddr, limit: Duration, failures: &Arc<ConnectionFailures>) -> SilentPeer {
+    fn new(address: Option<IpAddr>, limit: Duration, failures: &Arc<ConnectionFailures>) -> SilentPeer {
         SilentPeer { address, end: Box::pin(sleep(limit)), limit, failures: failures.clone() }
     }
 
@@ -120,7 +137,7 @@ impl SilentPeer {
             return false;
         }
         let (cause, reason) = (ConnectionFailureCause::TimedOut, format!("no request within {limit:?}"));
-        ConnectionRejected { cause, peer: Some(*address), reason: &reason }.record(failures);
+        ConnectionRejected { cause, peer: *address, reason: &reason }.record(failures);
         true
     }
 }
@@ -160,6 +177,8 @@ pub struct PeerAcceptor {
     connections: Arc<Semaphore>,
     handshakes: Arc<Mutex<HandshakeSlots>>,
     limits: OpeningLimits,
+    /// Whether the peers are persons, whose addresses are personal data.
+    has_persons_only: bool,
     failures: Arc<ConnectionFailures>,
 }
 
@@ -184,12 +203,19 @@ pub fn listen(
         connections: Arc::new(Semaphore::new(connections_max)),
         handshakes: Arc::default(),
         limits: OpeningLimits::DEFAULT,
+        has_persons_only: false,
         failures,
     };
     Ok((PeerListener { address, accepted: receiver }, acceptor))
 }
 
 impl PeerAcceptor {
+    /// Leaves the addresses of all peers out of the log, because they are persons.
+    #[must_use]
+    pub fn of_persons(self) -> PeerAcceptor {
+        PeerAcceptor { has_persons_only: true, ..self }
+    }
+
     /// Accepts connections until the server ends.
     pub async fn run(self) {
         loop {
@@ -209,9 +235,10 @@ impl PeerAcceptor {
     }
 
     async fn admit(&self, tcp: TcpStream, address: SocketAddr) {
-        let (ip, failures) = (address.ip(), self.failures.clone());
+        let logged = (!self.has_persons_only).then(|| address.ip());
+        let failures = self.failures.clone();
         let reject = move |cause, reason: &str| {
-            ConnectionRejected { cause, peer: Some(ip), reason }.record(&failures);
+            ConnectionRejected { cause, peer: logged, reason }.record(&failures);
         };
         let Ok(permit) = self.connections.clone().try_acquire_owned() else {
             return reject(ConnectionFailureCause::Overloaded, "the maximum number of connections is open");
@@ -221,12 +248,11 @@ impl PeerAcceptor {
         end_when_lost(&tcp).ok();
         let Some(tls) = self.tls.clone() else {
             let transport = AcceptedTransport::Plaintext(tcp);
-            let silent = Some(SilentPeer::new(ip, self.limits.first_request, &self.failures));
+            let identity = ClientIdentity::Plaintext;
+            let peer = logged.and_then(|ip| identity.logged(ip));
+            let silent = Some(SilentPeer::new(peer, self.limits.first_request, &self.failures));
             let stream = AcceptedStream { transport, silent, _permit: permit };
-            self.accepted
-                .send((stream, ConnectedClient { address, identity: ClientIdentity::Plaintext }))
-                .await
-                .ok();
+            self.accepted.send((stream, ConnectedClient { address, identity })).await.ok();
             return;
         };
         let slot = match HandshakeSlot::take(&self.handshakes, address) {
@@ -249,13 +275,14 @@ impl PeerAcceptor {
                             (transport, ClientIdentity::Anonymous, limits.anonymous)
                         }
                     };
-                    let silent = Some(SilentPeer::new(ip, first_request, &failures));
+                    let peer = logged.and_then(|ip| identity.logged(ip));
+                    let silent = Some(SilentPeer::new(peer, first_request, &failures));
                     let stream = AcceptedStream { transport, silent, _permit: permit };
                     accepted.send((stream, ConnectedClient { address, identity })).await.ok();
                 }
                 Ok(Err(error)) => {
                     // A peer that disconnects during the handshake is a port check.
-                    if let Some(error) = error.get_ref().and_then(|it| it.downcast_ref::<rustls::Error>()) {
+                    if let Some(error) = tls_error(&error) {
                         reject(ConnectionFailureCause::of(error), &reason(error));
                     }
                 }

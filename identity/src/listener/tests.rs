@@ -151,3 +151,17 @@ async fn a_plaintext_peer_that_sends_no_request_is_closed_and_counted_and_one_th
     assert!(echoes(&mut TcpStream::connect(server.address).await.unwrap()).await);
     assert_eq!(server.timed_out(), 1, "a port check is not counted");
 }
+
+#[test]
+fn the_addresses_of_persons_are_not_logged() {
+    let address = IpAddr::from([10, 0, 0, 1]);
+    let of = |id: &str| {
+        let (id, serial) = (id.parse().unwrap(), "1f".parse().unwrap());
+        ClientIdentity::Verified(PeerIdentity { id, region: None, serial }).logged(address)
+    };
+    assert_eq!(of("spiffe://m.example/spoke/aws/eu-central-1/in/de"), Some(address));
+    assert_eq!(of("spiffe://m.example/operator/jane"), None);
+    assert_eq!(of("spiffe://m.example/viewer/dashboard"), None);
+    assert_eq!(ClientIdentity::Anonymous.logged(address), None);
+    assert_eq!(ClientIdentity::Plaintext.logged(address), Some(address));
+}

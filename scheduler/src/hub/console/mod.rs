@@ -126,6 +126,7 @@ pub(super) fn start<S: Store>(
     let tls = tls.map(|identity| ServerTls::new(identity, PEERS, PROTOCOLS)).transpose();
     let tls = tls.map_err(io::Error::other)?;
     let (listener, acceptor) = listener::listen(bound, tls, CONNECTIONS_MAX, api.refused.clone())?;
+    let acceptor = acceptor.of_persons();
     tasks.spawn(async {
         essential("console connections", acceptor.run()).await;
     });
