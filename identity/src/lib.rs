@@ -46,7 +46,10 @@ pub use cause::ConnectionFailureCause;
 pub use client::{ConnectedPeer, TlsClient};
 pub use events::{ConnectionFailures, ConnectionRejected};
 pub use expiry::{CertificateMetrics, CertificateValidity};
-pub use listener::{AcceptedStream, ClientIdentity, ConnectedClient, PeerAcceptor, PeerListener};
+pub use listener::{
+    AcceptedStream, ClientIdentity, ConnectedClient, FIRST_REQUEST_MAX, PeerAcceptor, PeerListener,
+};
+pub use lost_peers::LOST_AFTER;
 pub use process::{IdentityFiles, OwnName, ProcessIdentity};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};
 pub use section::{IdentitySection, Transport};

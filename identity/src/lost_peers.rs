@@ -26,9 +26,9 @@ const PROBE_PERIOD: Duration = Duration::from_secs(10);
 /// Probes without a response after which the connection ends.
 const PROBES: u32 = 6;
 /// Time after which a connection to a lost peer has ended, whether it was idle or data was sent. It is longer than the
-/// minute for which a spoke waits for a gateway that does not read: the spoke, which stops reading the response of the
-/// replica meanwhile, ends it first, and counts and logs the cause.
-pub(crate) const LOST_AFTER: Duration = PROBE_AFTER.saturating_add(PROBE_PERIOD.saturating_mul(PROBES));
+/// minute for which a spoke waits for a gateway that does not read (a test of the spoke compares them): the spoke, which
+/// stops reading the response of the replica meanwhile, ends it first, and counts and logs the cause.
+pub const LOST_AFTER: Duration = PROBE_AFTER.saturating_add(PROBE_PERIOD.saturating_mul(PROBES));
 
 /// Makes the kernel end a connection whose peer has not responded for [`LOST_AFTER`].
 ///

@@ -37,6 +37,10 @@ pub(crate) use stream::TransportStream;
 /// Idle timeout of a connection, over HTTP/1.1 and HTTP/2. Shorter than that of the peer, so that a request rarely meets a
 /// closing connection.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const _: () = assert!(
+    IDLE_TIMEOUT.as_millis() < identity::FIRST_REQUEST_MAX.as_millis(),
+    "a replica does not close a connection that a spoke keeps for its first request"
+);
 /// ALPN protocols of the connection: HTTP/2 or HTTP/1.1.
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";

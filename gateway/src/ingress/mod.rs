@@ -183,8 +183,7 @@ pub async fn run(
         // Every process that reaches the port can send requests. Configure certificates unless the network is trusted.
         tracing::warn!(listen = %config.listen, "ingress accepts plaintext connections because of [identity]");
     }
-    // Gateways know from the reports that the ingress is draining.
-    let timeouts = Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() };
+    let timeouts = timeouts();
     let usage = ListenerUsage::of(&gateways, refused);
     let shared = config.signals.shared.clone();
     let (jobs, job_tasks) = match &config.jobs {
@@ -215,6 +214,12 @@ pub async fn run(
         trace_export.finish(LAST_SPANS).await;
     }
     Ok(())
+}
+
+/// Returns the timeouts of the listener, which cannot be configured: replicas depend on them ([`identity::LOST_AFTER`]).
+fn timeouts() -> Timeouts {
+    // Gateways know from the reports that the ingress is draining.
+    Timeouts { lame_duck: Duration::ZERO, ..Timeouts::default() }
 }
 
 async fn bind(address: SocketAddr) -> Result<Listener, IngressError> {
@@ -298,4 +303,14 @@ async fn serve(
         drained.send_replace(true);
     };
     tokio::join!(serve_gateways, serve_operators);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spoke_ends_the_response_to_a_gateway_that_does_not_read_before_its_replica_does() {
+        assert!(timeouts().write < identity::LOST_AFTER);
+    }
 }

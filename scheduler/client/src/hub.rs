@@ -38,6 +38,10 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const _: () = assert!(
+    IDLE_TIMEOUT.as_millis() < identity::FIRST_REQUEST_MAX.as_millis(),
+    "a hub does not close a connection that its client keeps for a first request"
+);
 
 /// Request to a hub.
 #[derive(Clone, Debug)]
