@@ -165,3 +165,17 @@ fn the_addresses_of_persons_are_not_logged() {
     assert_eq!(ClientIdentity::Anonymous.logged(address), None);
     assert_eq!(ClientIdentity::Plaintext.logged(address), Some(address));
 }
+
+#[tokio::test]
+async fn a_listener_of_persons_logs_no_address() {
+    for (has_persons_only, expected) in [(false, Some(IpAddr::from([127, 0, 0, 1]))), (true, None)] {
+        let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut listener, acceptor) = listen(socket, None, 1, Arc::default()).unwrap();
+        let acceptor = if has_persons_only { acceptor.of_persons() } else { acceptor };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(acceptor.run());
+        let _peer = TcpStream::connect(listener.address()).await.unwrap();
+        let (stream, _) = listener.accept().await;
+        assert_eq!(stream.silent.unwrap().address, expected);
+    }
+}
