@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
 use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::client::HttpProtocol;
+use crate::client::{HttpProtocol, is_alpn_rejection};
 use crate::generator::transport::TlsTarget;
-use crate::generator::{ConnectTarget, Generator, Http2Generator, SharedState};
+use crate::generator::{ConnectTarget, Generator, GeneratorError, Http2Generator, SharedState};
 use crate::limits::{IN_FLIGHT_MAX, in_flight_limit, open_files_needed};
 use crate::options::Options;
 use crate::record::{Record, RunSnapshot};
@@ -47,6 +46,15 @@ pub enum RunError {
     /// The server of `meridian load --http2` does not support HTTP/2.
     #[error("{target} does not support HTTP/2: it does not select `h2` in the TLS handshake; omit --http2")]
     NoHttp2 {
+        /// URL of the target.
+        target: String,
+    },
+    /// The server selected HTTP/2 at the start of the run, and declined it on a later connection.
+    #[error(
+        "{target} selected HTTP/2 at first and declined it on a later connection, so the run would have measured both \
+         versions; check that every server at this address selects `h2` in the TLS handshake, or omit --http2"
+    )]
+    Http2Declined {
         /// URL of the target.
         target: String,
     },
@@ -117,7 +125,10 @@ pub async fn run(
     }
     let elapsed = start.elapsed();
     // The thread has signalled its end, so `join` does not block.
-    let to_the_end = thread.join().expect("the generator does not panic").map_err(RunError::NoThread)?;
+    let to_the_end = thread.join().expect("the generator does not panic").map_err(|error| match error {
+        GeneratorError::System(error) => RunError::NoThread(error),
+        GeneratorError::Http2Declined => RunError::Http2Declined { target: options.base.to_string() },
+    })?;
     progress(&snapshot());
     drop(stop);
 
@@ -151,9 +162,9 @@ impl AnyGenerator {
         }
     }
 
-    fn run(self) -> io::Result<bool> {
+    fn run(self) -> Result<bool, GeneratorError> {
         match self {
-            AnyGenerator::Http1(generator) => generator.run(),
+            AnyGenerator::Http1(generator) => generator.run().map_err(GeneratorError::System),
             AnyGenerator::Http2(generator) => generator.run(),
         }
     }
@@ -229,12 +240,6 @@ fn connect(
         }
     }
     Err(failed)
-}
-
-/// Returns whether a server rejected the offered protocols, of which HTTP/2 is the only one that a server may lack.
-fn is_alpn_rejection(error: &io::Error) -> bool {
-    let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
-    matches!(source, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
 }
 
 /// Returns the protocol that the server selects.

@@ -38,7 +38,9 @@ use serde_json::{Map, Value};
 
 pub use self::embeddings::DIMENSIONS_MAX;
 pub use self::error::{ClientError, FailedRequest};
-pub(crate) use self::http::{ClientTls, EndpointClient, HttpResponse, RequestTemplate, STREAMS_MAX};
+pub(crate) use self::http::{
+    ClientTls, EndpointClient, HttpResponse, RequestTemplate, STREAMS_MAX, is_alpn_rejection,
+};
 pub use self::http::{HeaderLines, HttpAttemptError, HttpProtocol, RESPONSE_BYTES_MAX};
 pub use self::operation::{OperationProgress, OperationStats, RequestRecord};
 pub use self::scores::{LabelScore, RankedText};

@@ -43,7 +43,9 @@ pub fn is_endpoint_failure(failure: &HttpAttemptError) -> bool {
         HttpAttemptError::Unreachable(_)
         | HttpAttemptError::ConnectionClosed(_)
         | HttpAttemptError::Timeout
-        | HttpAttemptError::Malformed(_) => true,
+        | HttpAttemptError::Malformed(_)
+        | HttpAttemptError::TooLarge
+        | HttpAttemptError::Http2Declined => true,
         HttpAttemptError::ErrorStatus { status, .. } => *status == 429 || *status >= 500,
         HttpAttemptError::Redirected { .. } => false,
     }
@@ -67,7 +69,9 @@ pub fn decide(
         | HttpAttemptError::ConnectionClosed(_)
         | HttpAttemptError::Timeout => None,
         // The peer's HTTP is invalid, and will be the next time.
-        HttpAttemptError::Malformed(_) => return RetryDecision::GiveUp,
+        HttpAttemptError::Malformed(_) | HttpAttemptError::TooLarge | HttpAttemptError::Http2Declined => {
+            return RetryDecision::GiveUp;
+        }
         // The operation has followed it if it may.
         HttpAttemptError::Redirected { .. } => return RetryDecision::GiveUp,
         HttpAttemptError::ErrorStatus { status, retry_after, .. } => {
@@ -142,5 +146,7 @@ mod tests {
             check(error_status(status, None), 1, 0.0, Some(50));
         }
         check(HttpAttemptError::Malformed("no HTTP".to_owned()), 1, 0.0, None);
+        check(HttpAttemptError::TooLarge, 1, 0.0, None);
+        check(HttpAttemptError::Http2Declined, 1, 0.0, None);
     }
 }

@@ -3,6 +3,9 @@
 //! The protocol is hyper's, on a runtime with one thread. The timers of the runtime have a resolution of a millisecond, so
 //! requests start up to a millisecond late. This lag is part of the latencies and is reported, as for HTTP/1.1. Everything
 //! else is as there: starts, limits, validation.
+//!
+//! A server that declines HTTP/2 on a later connection than the first ends the run with an error: the report would be of two
+//! versions, under the name of one.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +22,7 @@ use super::connection::{Completion, LoadRequest};
 use super::http1::{CompleteResponse, ReceivedHead};
 use super::requests::Requests;
 use super::starts::{DueRequest, StartDecision, Starts};
-use super::{CONSECUTIVE_STARTS_MAX, SharedState, WAIT_MAX};
+use super::{CONSECUTIVE_STARTS_MAX, GeneratorError, SharedState, WAIT_MAX};
 use crate::client::{
     ClientTls, EndpointClient, HttpAttemptError, HttpProtocol, HttpResponse, RequestTemplate,
 };
@@ -28,7 +31,7 @@ use crate::options::Options;
 use crate::response::ResponseDefect;
 
 /// Status and response, or the cause of the failure.
-type Exchanged = Result<(u16, HttpResponse), RequestFailure>;
+type Exchanged = Result<(u16, HttpResponse), HttpAttemptError>;
 
 pub(crate) struct Http2Generator {
     shared: Arc<SharedState>,
@@ -51,7 +54,7 @@ impl Http2Generator {
         let trust = options.trust.as_ref().map(|trust| ClientTls::of(Arc::clone(&trust.0)));
         let key = options.authorization.clone();
         let client = EndpointClient::new(&options.base.to_string(), key, HttpProtocol::Http2, trust);
-        let client = client.map_err(io::Error::other)?;
+        let client = client.map_err(io::Error::other)?.requiring_http2();
         let template = |index| {
             let (path, headers) = Requests::path_and_headers(options, index);
             client.outgoing(&Method::POST, path, &headers).map(Arc::new).map_err(io::Error::other)
@@ -69,12 +72,12 @@ impl Http2Generator {
     }
 
     /// Runs until all tasks end or a stop is requested, and awaits requests in flight. Returns whether all tasks ended.
-    pub(crate) fn run(self) -> io::Result<bool> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(runtime.block_on(self.drive()))
+    pub(crate) fn run(self) -> Result<bool, GeneratorError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(GeneratorError::System)?.block_on(self.drive())
     }
 
-    async fn drive(mut self) -> bool {
+    async fn drive(mut self) -> Result<bool, GeneratorError> {
         let mut in_flight = FuturesUnordered::new();
         let mut stopped = false;
         loop {
@@ -101,12 +104,19 @@ impl Http2Generator {
                 break;
             }
             tokio::select! {
-                Some((request, exchanged)) = in_flight.next() => self.end(request, exchanged),
+                Some((request, exchanged)) = in_flight.next() => {
+                    if matches!(exchanged, Err(HttpAttemptError::Http2Declined)) {
+                        // The other requests in flight are dropped with the run.
+                        self.checker.finish();
+                        return Err(GeneratorError::Http2Declined);
+                    }
+                    self.end(request, exchanged);
+                }
                 () = tokio::time::sleep(wait.unwrap_or(WAIT_MAX).min(WAIT_MAX)) => {}
             }
         }
         self.checker.finish();
-        !stopped
+        Ok(!stopped)
     }
 
     /// Returns the exchange of a due request; `None` if too many are in flight.
@@ -127,18 +137,14 @@ impl Http2Generator {
         let (client, template) = (Arc::clone(&self.client), Arc::clone(&self.templates[due.intended.task]));
         Some(async move {
             let exchanged = timeout_at(request.deadline.into(), client.exchange(&template, body, Vec::new()));
-            let exchanged = match exchanged.await {
-                Ok(exchanged) => exchanged.map_err(|error| failure(&error)),
-                Err(_) => Err(RequestFailure::Timeout),
-            };
-            (request, exchanged)
+            (request, exchanged.await.unwrap_or(Err(HttpAttemptError::Timeout)))
         })
     }
 
     /// Records the end of a request.
     fn end(&mut self, request: LoadRequest, exchanged: Exchanged) {
         let completion = match exchanged {
-            Err(failure) => Completion::failed(failure),
+            Err(error) => Completion::failed(failure(&error)),
             Ok((status, response)) => {
                 let headers = response.headers().iter().map(|(name, value)| (name, Some(value)));
                 let head = ReceivedHead::of_headers(status, headers);
@@ -156,10 +162,24 @@ fn failure(error: &HttpAttemptError) -> RequestFailure {
     match error {
         HttpAttemptError::Unreachable(_) => RequestFailure::Unreachable,
         HttpAttemptError::Timeout => RequestFailure::Timeout,
-        HttpAttemptError::Malformed(_) => RequestFailure::InvalidResponse(ResponseDefect::TooLarge),
-        // The last two follow from a status, which the generator reads itself.
-        HttpAttemptError::ConnectionClosed(_)
+        HttpAttemptError::Malformed(_) => RequestFailure::InvalidResponse(ResponseDefect::NotHttp),
+        HttpAttemptError::TooLarge => RequestFailure::InvalidResponse(ResponseDefect::TooLarge),
+        // The first ends the run; the last two follow from a status, which the generator reads itself.
+        HttpAttemptError::Http2Declined
+        | HttpAttemptError::ConnectionClosed(_)
         | HttpAttemptError::ErrorStatus { .. }
         | HttpAttemptError::Redirected { .. } => RequestFailure::ConnectionClosed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_that_is_not_http_and_one_that_is_too_large_are_different_failures() {
+        let check = |error, defect| assert_eq!(failure(&error), RequestFailure::InvalidResponse(defect));
+        check(HttpAttemptError::Malformed("no status".to_owned()), ResponseDefect::NotHttp);
+        check(HttpAttemptError::TooLarge, ResponseDefect::TooLarge);
     }
 }

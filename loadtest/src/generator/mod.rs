@@ -60,6 +60,15 @@ struct ConnectionSlot {
     connection: Option<Connection>,
 }
 
+/// Error that ends a generator early.
+#[derive(Debug)]
+pub(crate) enum GeneratorError {
+    /// The system has no event queue or runtime.
+    System(io::Error),
+    /// The server declined HTTP/2 on a connection of the run.
+    Http2Declined,
+}
+
 pub(crate) struct Generator {
     shared: Arc<SharedState>,
     target: ConnectTarget,

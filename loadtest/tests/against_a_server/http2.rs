@@ -31,15 +31,23 @@ struct Http2Server {
 }
 
 async fn serve(tls: Option<ServerConfig>, is_open: bool) -> (u16, Arc<Http2Server>) {
+    serve_with(tls.into_iter().collect(), is_open).await
+}
+
+/// Serves each connection with its own TLS configuration, and further ones with the last; without TLS if there is none.
+async fn serve_with(tls: Vec<ServerConfig>, is_open: bool) -> (u16, Arc<Http2Server>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let port = listener.local_addr().expect("a bound listener has an address").port();
     let (connections, over_http2) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let server = Arc::new(Http2Server { connections, over_http2, gate: watch::Sender::new(is_open) });
     let serving = Arc::clone(&server);
-    let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
+    let acceptors: Vec<_> = tls.into_iter().map(|config| TlsAcceptor::from(Arc::new(config))).collect();
     tokio::spawn(async move {
+        let mut accepted = 0;
         while let Ok((stream, _)) = listener.accept().await {
-            let (tls, server) = (tls.clone(), Arc::clone(&serving));
+            let tls = acceptors.get(accepted).or(acceptors.last()).cloned();
+            let server = Arc::clone(&serving);
+            accepted += 1;
             tokio::spawn(async move {
                 match tls {
                     None => connection(stream, server).await,
@@ -164,6 +172,27 @@ async fn alpn_selects_http2_and_a_server_without_it_is_named() {
                 assert!(error.to_string().contains("--http2"), "{error}")
             }
             other => panic!("{protocols:?}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_declines_http2_during_the_run_ends_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (ca, config) = certificate(folder.path(), &[b"h2"]);
+    // One server rejects the handshake, the other ignores the offered protocols.
+    for declined in [vec![b"http/1.1".to_vec()], Vec::new()] {
+        let mut declining = config.clone();
+        declining.alpn_protocols = declined.clone();
+        // The check before the run and the first connection of 96 streams; the run needs a third connection.
+        let (port, _server) = serve_with(vec![config.clone(), config.clone(), declining], false).await;
+        let options = options(format!("https://localhost:{port}"), Some(ca.clone()), "20000", "75ms");
+        match run(options, |_| {}, pending()).await {
+            Err(error @ RunError::Http2Declined { .. }) => {
+                let error = error.to_string();
+                assert!(error.contains("declined it on a later connection"), "{error}");
+            }
+            other => panic!("{declined:?}: {other:?}"),
         }
     }
 }

@@ -6,7 +6,7 @@
 use http1::{ResponseAssembler, ResponseError};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX, too_large};
+use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
 
 /// Transport for a request.
 pub(super) trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -60,7 +60,7 @@ async fn receive(
         match complete {
             Ok(true) => return Ok(()),
             Ok(false) => buffer.reserve(response.remaining()),
-            Err(ResponseError::TooLarge) => return Err(too_large()),
+            Err(ResponseError::TooLarge) => return Err(HttpAttemptError::TooLarge),
             Err(ResponseError::Malformed(reason)) => {
                 return Err(HttpAttemptError::Malformed(reason.to_string()));
             }
@@ -125,7 +125,7 @@ mod tests {
         let head = |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
         let closed = HttpAttemptError::ConnectionClosed("end of stream".to_owned());
         assert_eq!(read(head(RESPONSE_BYTES_MAX).as_bytes(), 4096).await, Err(closed));
-        assert_eq!(read(head(RESPONSE_BYTES_MAX + 1).as_bytes(), 4096).await, Err(too_large()));
+        assert_eq!(read(head(RESPONSE_BYTES_MAX + 1).as_bytes(), 4096).await, Err(HttpAttemptError::TooLarge));
     }
 
     #[tokio::test]

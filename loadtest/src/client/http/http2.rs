@@ -10,7 +10,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
 use super::http1::Io;
-use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX, too_large};
+use super::{HeaderLines, HttpAttemptError, HttpResponse, RESPONSE_BYTES_MAX};
 
 /// Maximum concurrent requests per connection: below 100, the minimum that servers are recommended to allow.
 pub(crate) const STREAMS_MAX: usize = 96;
@@ -76,7 +76,7 @@ impl Http2Connection {
         while let Some(frame) = body.frame().await {
             if let Ok(data) = frame.map_err(broken)?.into_data() {
                 if buffer.len() + data.len() > RESPONSE_BYTES_MAX {
-                    return Err(too_large());
+                    return Err(HttpAttemptError::TooLarge);
                 }
                 buffer.extend_from_slice(&data);
             }

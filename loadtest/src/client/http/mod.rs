@@ -13,7 +13,7 @@ mod tls;
 pub(crate) use http2::STREAMS_MAX;
 pub(super) use pool::is_settable;
 pub(crate) use pool::{EndpointClient, RequestTemplate};
-pub(crate) use tls::ClientTls;
+pub(crate) use tls::{ClientTls, is_alpn_rejection};
 
 use std::ops::Range;
 use std::time::Duration;
@@ -65,9 +65,15 @@ pub enum HttpAttemptError {
         /// Start of the response body.
         message: String,
     },
-    /// The response is not valid HTTP, or is longer than the limit.
+    /// The response is not valid HTTP.
     #[error("invalid HTTP response: {0}")]
     Malformed(String),
+    /// The body of the response is longer than the limit.
+    #[error("invalid HTTP response: body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request")]
+    TooLarge,
+    /// The server does not select HTTP/2 in the TLS handshake, and the client may not fall back to HTTP/1.1.
+    #[error("server declined HTTP/2")]
+    Http2Declined,
 }
 
 /// Headers of a response, one `name:value` per line, names in lower case.
@@ -111,13 +117,6 @@ impl HttpResponse {
     pub(crate) fn body(&self) -> &[u8] {
         &self.buffer[self.body.clone()]
     }
-}
-
-/// Returns the error of a response body over the limit.
-fn too_large() -> HttpAttemptError {
-    HttpAttemptError::Malformed(format!(
-        "body exceeds {RESPONSE_BYTES_MAX} bytes; send fewer texts per request"
-    ))
 }
 
 /// Maximum length of a response body that is quoted in an error.

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::http1::{self, Io};
 use super::http2::Http2Connection;
-use super::tls::ClientTls;
+use super::tls::{ClientTls, is_alpn_rejection};
 use super::{HttpAttemptError, HttpProtocol, HttpResponse, check_status};
 use crate::endpoint::parse_url;
 
@@ -45,6 +45,8 @@ pub(crate) struct EndpointClient {
     sessions: tokio::sync::Mutex<Vec<Http2Connection>>,
     /// Whether the server declined HTTP/2 in ALPN.
     declined: AtomicBool,
+    /// Whether this is an error, instead of a reason for HTTP/1.1.
+    requires_http2: bool,
 }
 
 /// Request parts that are the same in all requests of an operation to one endpoint.
@@ -81,8 +83,15 @@ impl EndpointClient {
             idle: Mutex::new(Vec::new()),
             sessions: tokio::sync::Mutex::new(Vec::new()),
             declined: AtomicBool::new(false),
+            requires_http2: false,
             uri,
         })
+    }
+
+    /// Makes requests fail with [`HttpAttemptError::Http2Declined`] if the server declines HTTP/2: measurements of both
+    /// versions must not be mixed.
+    pub(crate) fn requiring_http2(self) -> EndpointClient {
+        EndpointClient { requires_http2: true, ..self }
     }
 
     /// Returns whether a URL is at this endpoint, and ends with `path`.
@@ -191,6 +200,9 @@ impl EndpointClient {
             return Ok(None);
         }
         let (io, agreed) = self.connect().await?;
+        if !agreed && self.requires_http2 {
+            return Err(HttpAttemptError::Http2Declined);
+        }
         if !agreed {
             self.declined.store(true, Ordering::Relaxed);
             self.put_idle(io);
@@ -214,7 +226,10 @@ impl EndpointClient {
                 }
             })
         });
-        let failed = |error: std::io::Error| HttpAttemptError::Unreachable(error.to_string());
+        let failed = |error: std::io::Error| match self.requires_http2 && is_alpn_rejection(&error) {
+            true => HttpAttemptError::Http2Declined,
+            false => HttpAttemptError::Unreachable(error.to_string()),
+        };
         connected.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into())).map_err(failed)
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rustls::ClientConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{AlertDescription, ClientConfig};
 use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -67,4 +67,10 @@ impl ClientTls {
         let agreed = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         Ok((stream, agreed))
     }
+}
+
+/// Returns whether a server rejected the offered protocols, of which HTTP/2 is the only one that a server may lack.
+pub(crate) fn is_alpn_rejection(error: &std::io::Error) -> bool {
+    let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    matches!(source, Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)))
 }
