@@ -147,19 +147,26 @@ impl Evaluator<'_> {
         let here = served_by(window, region);
         let in_use =
             |region: &super::observations::RegionObservation| region.health == "healthy" && !region.draining;
-        // Without observations of the gateways, only the responses count.
+        // Without observations of the gateways, only the responses count. A gateway that does not respond sends no request.
         let at = self.observations.region_at(region, span.from);
         let using: Vec<&str> =
             at.iter().filter(|(_, region)| in_use(region)).map(|(name, _)| *name).collect();
         let again = self.observations.region_within(region, span.from, span.to).into_iter().any(in_use);
+        let unreachable = match &self.observations.unreachable_at(region, span.from)[..] {
+            [] => String::new(),
+            several => format!("; {} did not respond", several.join(" and ")),
+        };
         let observed = match at.len() {
-            0 => String::new(),
             _ if !using.is_empty() => format!(", and {} considered it healthy", using.join(" and ")),
             _ if again => ", and it was considered healthy again".to_owned(),
+            0 => String::new(),
             1 => ", and the gateway does not use it".to_owned(),
             _ => ", and no gateway uses it".to_owned(),
         };
-        held(here == 0 && using.is_empty() && !again, format!("{here} responses from it{observed}"))
+        held(
+            here == 0 && using.is_empty() && !again,
+            format!("{here} responses from it{observed}{unreachable}"),
+        )
     }
 
     fn never_falls(&self) -> Evaluation {
@@ -397,9 +404,27 @@ pub(super) mod tests {
         let healthy = RegionObservation { health: "healthy".to_owned(), draining: false };
         two.region(Duration::ZERO, "gateway far", &FAR.parse().unwrap(), healthy.clone());
         check(&two, &record(), false, "gateway far considered it healthy");
-        let down = RegionObservation { health: "down".to_owned(), ..healthy };
+        let down = RegionObservation { health: "down".to_owned(), ..healthy.clone() };
         two.region(Duration::from_secs(12), "gateway far", &FAR.parse().unwrap(), down);
         check(&two, &record(), true, "no gateway uses it");
+        // That gateway ends with the region before it reports the loss.
+        let mut gone = observations(&left, &[]);
+        gone.region(Duration::ZERO, "gateway far", &FAR.parse().unwrap(), healthy.clone());
+        assert!(gone.unreachable(Duration::from_millis(10_200), "gateway far"));
+        assert!(!gone.unreachable(Duration::from_millis(10_300), "gateway far"), "it is recorded once");
+        check(&gone, &record(), true, "the gateway does not use it; gateway far did not respond");
+        check(&gone, &straggler, false, "1 responses");
+        let mut all = observations(&[(0, "healthy")], &[]);
+        all.unreachable(Duration::from_millis(12_900), "gateway");
+        check(&all, &record(), true, "0 responses from it; gateway did not respond");
+        let mut late = observations(&[(0, "healthy")], &[]);
+        late.unreachable(Duration::from_millis(13_100), "gateway");
+        check(&late, &record(), false, "gateway considered it healthy");
+        // It responds again, and its view is what it was before.
+        assert!(gone.is_unreachable("gateway far") && !gone.is_unreachable("gateway"));
+        gone.region(Duration::from_secs(15), "gateway far", &FAR.parse().unwrap(), healthy);
+        assert!(!gone.is_unreachable("gateway far"));
+        check(&gone, &record(), false, "healthy again; gateway far did not respond");
         let mut part = record();
         part.add(sample(1, 14, "aws/us-east-1,gcp/europe-west4", 100));
         check(&observations(&left, &[]), &part, false, "1 responses");

@@ -8,7 +8,7 @@
 //! | `p99 <= 1.2x before` | the latency quantile is at most this multiple of its value before the first step |
 //! | `served_in eu only`, `served_in eu,aws/us-east-1 only` | there were responses, and all came from these regions |
 //! | `served_by R` | at least one response came from R |
-//! | `evacuated`, `evacuated R` | no response came from R, and the gateway considers R out of use |
+//! | `evacuated`, `evacuated R` | no response came from R, and no gateway that responds uses R |
 //! | `generation never falls` | no reader saw an older table after a newer one, nor two tables of one generation |
 //! | `generation rises` | at least one reader has a newer table than the newest at the step |
 //! | `hubs agree` | all hubs publish the same table |

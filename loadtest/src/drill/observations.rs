@@ -23,16 +23,19 @@ pub struct TableObservation {
     pub content: Option<u64>,
 }
 
+/// Changes of a region's state at a gateway; `None` from the time at which the gateway stopped responding.
+type RegionChanges = Vec<(Duration, Option<RegionObservation>)>;
+
 /// Observations in order of time; only changes are kept.
 #[derive(Clone, Debug, Default)]
 pub struct DrillObservations {
     /// By region, and name of the gateway.
-    regions: BTreeMap<RegionId, BTreeMap<String, Vec<(Duration, RegionObservation)>>>,
+    regions: BTreeMap<RegionId, BTreeMap<String, RegionChanges>>,
     tables: BTreeMap<String, Vec<(Duration, TableObservation)>>,
 }
 
 impl DrillObservations {
-    /// Records the state of a region at a gateway; returns whether it changed.
+    /// Records the state of a region at a gateway; returns whether it differs from the last one that the gateway reported.
     pub fn region(
         &mut self,
         at: Duration,
@@ -41,7 +44,35 @@ impl DrillObservations {
         observation: RegionObservation,
     ) -> bool {
         let gateways = self.regions.entry(region.clone()).or_default();
-        push_change(gateways.entry(gateway.to_owned()).or_default(), at, observation)
+        let changes = gateways.entry(gateway.to_owned()).or_default();
+        let reported = changes.iter().rev().find_map(|(_, reported)| reported.as_ref());
+        let differs = reported.is_some_and(|reported| *reported != observation);
+        push_change(changes, at, Some(observation));
+        differs
+    }
+
+    /// Records that a gateway stopped responding: it was killed, stopped or paused, and uses no region. Returns whether it
+    /// responded before.
+    pub fn unreachable(&mut self, at: Duration, gateway: &str) -> bool {
+        let mut responded = false;
+        for changes in self.regions.values_mut().filter_map(|gateways| gateways.get_mut(gateway)) {
+            responded |= push_change(changes, at, None);
+        }
+        responded
+    }
+
+    /// Returns whether a gateway has stopped responding, and reported no region since.
+    pub fn is_unreachable(&self, gateway: &str) -> bool {
+        let regions = self.regions.values().filter_map(|gateways| gateways.get(gateway));
+        let mut last = regions.filter_map(|changes| changes.last()).peekable();
+        last.peek().is_some() && last.all(|(_, reported)| reported.is_none())
+    }
+
+    /// Returns the gateways that did not respond at a time, of those that reported a region before.
+    pub fn unreachable_at(&self, region: &RegionId, at: Duration) -> Vec<&str> {
+        let gateways = self.regions.get(region).into_iter().flatten();
+        let unreachable = gateways.filter(|(_, changes)| matches!(latest(changes, at), Some(None)));
+        unreachable.map(|(gateway, _)| gateway.as_str()).collect()
     }
 
     /// Records the table of a reader; returns whether it changed.
@@ -49,16 +80,19 @@ impl DrillObservations {
         push_change(self.tables.entry(reader.to_owned()).or_default(), at, table)
     }
 
-    /// Returns the last state of a region at a time, by gateway.
+    /// Returns the last state of a region at a time, by gateway; without gateways that did not respond at that time.
     pub fn region_at(&self, region: &RegionId, at: Duration) -> BTreeMap<&str, &RegionObservation> {
         let gateways = self.regions.get(region).into_iter().flatten();
-        gateways.filter_map(|(gateway, changes)| Some((gateway.as_str(), latest(changes, at)?))).collect()
+        let reported = gateways
+            .filter_map(|(gateway, changes)| Some((gateway.as_str(), latest(changes, at)?.as_ref()?)));
+        reported.collect()
     }
 
     /// Returns the states that a region entered at any gateway within a span.
     pub fn region_within(&self, region: &RegionId, from: Duration, to: Duration) -> Vec<&RegionObservation> {
         let changes = self.regions.get(region).into_iter().flat_map(BTreeMap::values).flatten();
-        changes.filter(|(at, _)| (from..to).contains(at)).map(|(_, observation)| observation).collect()
+        let within = changes.filter(|(at, _)| (from..to).contains(at));
+        within.filter_map(|(_, observation)| observation.as_ref()).collect()
     }
 
     /// Returns the table of each reader at a time.
