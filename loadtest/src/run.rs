@@ -180,7 +180,7 @@ fn raise_open_files() -> u64 {
 
 /// Returns the maximum of requests in flight in a process that may open this number of files.
 fn in_flight_max(options: &Options, open_files: u64) -> Result<usize, RunError> {
-    let limit = in_flight_limit(open_files, options.protocol);
+    let limit = in_flight_limit(open_files, options.protocol, options.process_share);
     let callers = options.tasks.iter().map(|task| match task.pacing {
         Pacing::Closed { callers, .. } => callers,
         Pacing::Open { .. } | Pacing::Replay { .. } => 0,
@@ -258,6 +258,8 @@ fn handshake(mut socket: TcpStream, tls: &TlsTarget, within: Duration) -> io::Re
 mod tests {
     use super::*;
     use crate::RawOptions;
+    use crate::limits::ProcessShare;
+    use std::num::NonZeroUsize;
 
     #[test]
     fn callers_need_open_files_and_schedules_have_a_lower_limit() {
@@ -276,5 +278,9 @@ mod tests {
         let mut lowered = options(None, false);
         lowered.in_flight_max = 5;
         assert_eq!(in_flight_max(&lowered, 1024).ok(), Some(5));
+        let mut shared = options(None, false);
+        let concurrent_runs = NonZeroUsize::new(2).unwrap();
+        shared.process_share = ProcessShare { concurrent_runs, has_links: false };
+        assert_eq!(in_flight_max(&shared, 1024).ok(), Some(480));
     }
 }

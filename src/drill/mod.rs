@@ -114,7 +114,8 @@ pub(crate) fn read_document(
     let drill =
         drill::read_document(document, &ReadContext { catalogue, deployments: &deployments, against })?;
     if document.is_valid()
-        && let Err(problems) = run::loads(&drill, &|_| "http://127.0.0.1:1".to_owned(), KEY, catalogue)
+        && let Err(problems) =
+            run::loads(&drill, &|_| "http://127.0.0.1:1".to_owned(), KEY, catalogue, !against)
     {
         problems.iter().for_each(|problem| document.problem("load", problem));
     }
@@ -176,8 +177,8 @@ async fn in_local_fleet(
     };
     let urls = fleet.urls();
     let url_near = |region: &RegionId| urls[plan.nearest_gateway(region)].clone();
-    let loads =
-        run::loads(drill, &url_near, KEY, catalogue).map_err(|found| anyhow::anyhow!(found.join("\n")))?;
+    let loads = run::loads(drill, &url_near, KEY, catalogue, true)
+        .map_err(|found| anyhow::anyhow!(found.join("\n")))?;
     let observer = Observer::new(&fleet.operations(), &fleet.hubs(), fleet.operator())?;
     let executor = ActionExecutor::LocalFleet(control);
     // Processes that are dropped here are killed, including paused ones.
@@ -204,7 +205,7 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
         }
     };
     let catalogue = Catalogue::builtin();
-    let loads = run::loads(drill, &|_| url.to_owned(), &options.key, &catalogue)
+    let loads = run::loads(drill, &|_| url.to_owned(), &options.key, &catalogue, false)
         .map_err(|found| anyhow::anyhow!(found.join("\n")))?;
     run::run(drill, loads, ActionExecutor::Operator(operator), Observer::default()).await
 }

@@ -5,10 +5,12 @@ use crate::up::fleet_control::FleetControl;
 use anyhow::{Context, Result, bail};
 use loadtest::drill::observations::DrillObservations;
 use loadtest::drill::{Action, Drill, Event};
+use loadtest::limits::ProcessShare;
 use loadtest::record::Record;
 use loadtest::{Mark, Options, RawOptions, Report};
 use regions::{Catalogue, RegionId};
 use scheduler_client::operator::OperatorClient;
+use std::num::NonZeroUsize;
 use std::time::Instant;
 use tokio::task::JoinSet;
 
@@ -28,14 +30,16 @@ pub(super) enum ActionExecutor {
 }
 
 /// Returns the load generator options for each load of the drill, in order. `url_near` returns the URL for callers near a
-/// region.
+/// region; `has_links` says whether this process also relays their requests over the links of a local fleet.
 pub(super) fn loads(
     drill: &Drill,
     url_near: &dyn Fn(&RegionId) -> String,
     key: &str,
     catalogue: &Catalogue,
+    has_links: bool,
 ) -> Result<Vec<Options>, Vec<String>> {
     let (mut loads, mut problems) = (Vec::new(), Vec::new());
+    let concurrent_runs = NonZeroUsize::new(drill.loads.len()).unwrap_or(NonZeroUsize::MIN);
     for (index, load) in drill.loads.iter().enumerate() {
         let geo =
             catalogue.get(&load.near).map(|region| format!("{},{}", region.point.lat(), region.point.lon()));
@@ -54,6 +58,7 @@ pub(super) fn loads(
         match Options::check(raw) {
             Ok(mut options) => {
                 options.tasks.iter_mut().for_each(|task| task.name.clone_from(&load.name));
+                options.process_share = ProcessShare { concurrent_runs, has_links };
                 loads.push(options);
             }
             Err(found) => problems.extend(found.into_iter().map(|it| format!("load {}: {it}", load.name))),
@@ -146,6 +151,31 @@ impl ActionExecutor {
                 ActionExecutor::Operator(_),
                 Action::Process(..) | Action::Link(..) | Action::SlowReplicas(..),
             ) => Err("this action is possible only in a local fleet".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loads_of_a_drill_divide_the_files_of_the_process() {
+        let text = "description = 'a test'\nduration = '20s'\nexpect = ['failed == 0']\n[fleet]\nregions = ['aws/us-east-1']\n\
+                    [[load]]\nname = 'one'\nnear = 'aws/us-east-1'\nrate = 50\n\
+                    [[load]]\nname = 'two'\nnear = 'aws/us-east-1'\nrate = 50\n\
+                    [[step]]\nat = '10s'\ndo = 'kill region aws/us-east-1'\n";
+        let catalogue = Catalogue::builtin();
+        let drill = configuration::ConfigFile::read(text, |document| {
+            super::super::read_document(document, std::path::Path::new("."), &catalogue, false)
+        });
+        let drill = drill.unwrap_or_else(|problems| panic!("{problems:?}"));
+        for has_links in [true, false] {
+            let loads =
+                loads(&drill, &|_| "http://127.0.0.1:1".to_owned(), "a", &catalogue, has_links).unwrap();
+            let shares: Vec<_> = loads.iter().map(|options| options.process_share).collect();
+            let half = ProcessShare { concurrent_runs: NonZeroUsize::new(2).unwrap(), has_links };
+            assert_eq!(shares, [half, half]);
         }
     }
 }

@@ -16,7 +16,7 @@ use regions::GeoPoint;
 use crate::arrival::ArrivalProcess;
 use crate::client::HttpProtocol;
 use crate::endpoint::authorization;
-use crate::limits::{IN_FLIGHT_MAX, TIMEOUT_MAX, span_at_most};
+use crate::limits::{IN_FLIGHT_MAX, ProcessShare, TIMEOUT_MAX, span_at_most};
 use crate::slo::Objective;
 use crate::task::Task;
 use crate::trust::{TlsRoots, load_roots};
@@ -129,6 +129,8 @@ pub struct Options {
     /// Maximum requests in flight: [`IN_FLIGHT_MAX`], unless the caller lowers it. A run lowers it if the process may not
     /// open as many files.
     pub in_flight_max: usize,
+    /// Part of the process that the run may use: [`ProcessShare::WHOLE`], unless the caller sets another one.
+    pub process_share: ProcessShare,
 }
 
 impl Options {
@@ -180,6 +182,7 @@ impl Options {
                     geo,
                     protocol,
                     in_flight_max,
+                    process_share: ProcessShare::WHOLE,
                 })
             }
             _ => Err(problems.0),

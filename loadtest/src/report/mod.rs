@@ -119,8 +119,8 @@ impl Report {
         total.outcomes.get(&Err(RequestFailure::NotSent))?;
         let limit = self.options.in_flight_max;
         Some(format!(
-            "Requests were not sent while {limit} others were in flight: the limit is {IN_FLIGHT_MAX}, or less where the \
-             process may open fewer files (ulimit -n)."
+            "Requests were not sent while {limit} others were in flight: the limit is {IN_FLIGHT_MAX}, divided by the loads of \
+             a drill, or less where the process may open fewer files (ulimit -n)."
         ))
     }
 

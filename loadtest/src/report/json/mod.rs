@@ -66,6 +66,7 @@ impl From<&Report> for ReportV2 {
             geo,
             protocol,
             in_flight_max: _,
+            process_share: _,
         } = options;
         let slo_requests = report.slo_requests();
         let slo = slo.as_ref().map(|slo| SloV2 {
