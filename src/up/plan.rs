@@ -253,6 +253,8 @@ fn read(file: &Path, problems: &mut Vec<String>) -> Option<String> {
 mod tests {
     use super::*;
     use clap::Parser;
+    use regions::colour::RegionColour;
+    use std::collections::BTreeSet;
 
     fn check(arguments: &[&str]) -> Result<FleetPlan, Vec<String>> {
         let typed = ["meridian", "up"].iter().chain(arguments);
@@ -267,6 +269,33 @@ mod tests {
         let plan = check(&["--regions", "12"]).map_err(|problems| problems.join("\n")).unwrap();
         assert_eq!(plan.regions.len(), LOCAL_REGIONS_MAX);
         assert!(plan.regions.iter().all(|region| !plan.replicas(region).is_empty()));
+    }
+
+    #[test]
+    fn default_regions_and_those_of_the_shipped_drills_have_different_colours() {
+        let catalogue = Catalogue::builtin();
+        let mut regions: BTreeSet<_> = first(LOCAL_REGIONS_MAX).into_iter().collect();
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/drills");
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let file = entry.unwrap().path();
+            if file.extension().is_some_and(|extension| extension == "toml") {
+                let text = std::fs::read_to_string(&file).unwrap();
+                let drill = configuration::ConfigFile::read(&text, |document| {
+                    crate::drill::read_document(document, &folder, &catalogue, false)
+                });
+                let drill = drill.unwrap_or_else(|problems| panic!("{}: {problems:?}", file.display()));
+                regions.extend(drill.fleet.regions);
+            }
+        }
+        assert!(regions.len() > LOCAL_REGIONS_MAX, "the drills have further regions: {regions:?}");
+        for shade in [|colour: RegionColour| colour.light, |colour: RegionColour| colour.dark] {
+            let mut regions_by_shade = BTreeMap::new();
+            for region in &regions {
+                if let Some(other) = regions_by_shade.insert(shade(regions::colour::of(region)), region) {
+                    panic!("{region} has the colour of {other}");
+                }
+            }
+        }
     }
 
     #[test]
