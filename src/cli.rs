@@ -474,4 +474,7 @@ pub(crate) struct TuneOptions {
     /// Write the plot to this file; also if the settings are not kept because other processes use the machine
     #[arg(long, value_name = "FILE")]
     pub plot: Option<std::path::PathBuf>,
+    /// Keep the settings although other processes use the machine; the file then says so
+    #[arg(long)]
+    pub keep: bool,
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Maximum latency target: one hour.
 const TARGET_MOST_MS: u64 = 3_600_000;
 
-/// Runs the command. Exit code 3 if nothing was kept because the machine was busy.
+/// Runs the command. Exit code 3 if nothing was kept because the machine was busy, and `--keep` is absent.
 pub(crate) fn main(options: TuneOptions) -> ExitCode {
     let json = options.json;
     let (source, checked) = match check(&options) {
@@ -30,8 +30,17 @@ pub(crate) fn main(options: TuneOptions) -> ExitCode {
     };
     let TuneSettings { precisions, target_p99, time } = checked;
     let mut view = TuneProgress::new(time);
-    let TuneOptions { out, plot, .. } = options;
-    let order = TuneRequest { model, precisions, target_p99, time, out, plot, others_max: OTHERS_MAX };
+    let TuneOptions { out, plot, keep, .. } = options;
+    let order = TuneRequest {
+        model,
+        precisions,
+        target_p99,
+        time,
+        out,
+        plot,
+        others_max: OTHERS_MAX,
+        keep_if_busy: keep,
+    };
     let report = replica::tune::run(&cache, order, &mut |progress| view.show(&progress));
     view.clear();
     let report = match report {
@@ -54,7 +63,7 @@ struct TuneSettings {
 
 /// Validates the options; returns all problems on failure.
 fn check(options: &TuneOptions) -> Result<(ModelSource, TuneSettings), Vec<String>> {
-    let TuneOptions { model, precision, target_p99_ms, seconds, json: _, out: _, plot: _ } = options;
+    let TuneOptions { model, precision, target_p99_ms, seconds, json: _, out: _, plot: _, keep: _ } = options;
     let mut problems = Vec::new();
     let source = model.parse().map_err(|error| problems.push(format!("--model: {error}"))).ok();
     let mut precisions: Vec<Precision> = Vec::new();

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const ANY_SHARE: f64 = 1.0;
 
 /// Tunes the small model in `folder`, with the model cache of its replicas.
-fn tune(folder: &Path, out: Option<&Path>, others_max: f64) -> (Report, usize) {
+fn tune(folder: &Path, out: Option<&Path>, others_max: f64, keep_if_busy: bool) -> (Report, usize) {
     let cache = ModelCache::new(folder.join("cache"));
     let source: ModelSource = folder.to_str().expect("a path").parse().expect("a source");
     let model: CachedModel = cache.resolve(&source).expect("a model");
@@ -29,6 +29,7 @@ fn tune(folder: &Path, out: Option<&Path>, others_max: f64) -> (Report, usize) {
         out: out.map(Path::to_owned),
         plot: None,
         others_max,
+        keep_if_busy,
     };
     let mut measured = 0;
     let mut count =
@@ -56,7 +57,7 @@ fn a_replica_uses_the_settings_tuned_for_its_model_and_machine() {
     let untuned = batch_of(folder.path(), "");
     assert!(untuned["tuned"].is_null(), "{untuned}");
 
-    let (report, measured) = tune(folder.path(), None, ANY_SHARE);
+    let (report, measured) = tune(folder.path(), None, ANY_SHARE, false);
     assert!(measured > 3, "{measured} turns");
     let file = report.file.as_ref().expect("it was kept");
     let text = fs::read_to_string(file).expect("the file");
@@ -79,19 +80,34 @@ fn a_replica_uses_the_settings_tuned_for_its_model_and_machine() {
 }
 
 #[test]
-fn nothing_is_kept_from_a_busy_machine() {
+fn nothing_is_kept_from_a_busy_machine_unless_requested() {
     let folder = model();
-    let (report, _) = tune(folder.path(), None, -1.0);
+    let (report, _) = tune(folder.path(), None, -1.0, false);
+    if let Err(reason) = report.others_share {
+        // With a quota of CPU time, the share of other processes is unknown.
+        assert!(report.file.is_some() && report.table().contains(&reason.to_string()), "{}", report.table());
+        return;
+    }
     assert_eq!((&report.file, &report.plot), (&None, &None));
     assert!(report.table().contains("not kept, because other processes used"), "{}", report.table());
     assert!(batch_of(folder.path(), "")["tuned"].is_null());
+
+    let (report, _) = tune(folder.path(), None, -1.0, true);
+    assert!(report.table().contains("kept, although other processes used"), "{}", report.table());
+    let file = report.file.expect("it was kept");
+    let text = fs::read_to_string(&file).expect("the file");
+    assert!(
+        text.contains("# The machine was busy") && text.contains("cpu_share_of_other_processes = "),
+        "{text}"
+    );
+    assert_eq!(batch_of(folder.path(), "")["tuned"], file.to_str().expect("a path"));
 }
 
 #[test]
 fn settings_of_another_model_or_machine_are_ignored() {
     let folder = model();
     let out = folder.path().join("elsewhere.toml");
-    let (report, _) = tune(folder.path(), Some(&out), ANY_SHARE);
+    let (report, _) = tune(folder.path(), Some(&out), ANY_SHARE, false);
     assert_eq!(report.file.as_ref(), Some(&out));
     let named = format!("tuned = {out:?}\n");
     assert_eq!(batch_of(folder.path(), &named)["tuned"], out.to_str().expect("a path"));

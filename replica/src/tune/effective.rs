@@ -72,7 +72,8 @@ mod tests {
         let threads = NonZeroUsize::new(threads).expect("a count");
         let choice = TunedChoice { precision, threads, batch, tokens_per_second: 1.0, target_met: None };
         let hardware = Hardware { processor: String::new(), cores: 1, instruction_set: String::new() };
-        TunedModel { source: String::new(), digest: String::new(), hardware, choices: vec![choice] }
+        let (source, digest) = (String::new(), String::new());
+        TunedModel { source, digest, hardware, choices: vec![choice], busy_share: None }
     }
 
     #[test]

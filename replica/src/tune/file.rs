@@ -93,6 +93,9 @@ pub struct TunedModel {
     pub hardware: Hardware,
     /// Settings for each precision, the recommended one first; at least one.
     pub choices: Vec<TunedChoice>,
+    /// Share of the CPU time that other processes used during the measurements, if it was too large; such settings are kept
+    /// only on request.
+    pub busy_share: Option<f64>,
 }
 
 /// Tuned settings that do not apply, with the reason.
@@ -169,6 +172,9 @@ struct TunedFileV1 {
     model: String,
     digest: String,
     hardware: Hardware,
+    /// Absent unless the machine was busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cpu_share_of_other_processes: Option<f64>,
     settings: Vec<SettingsV1>,
     #[serde(default)]
     quality: Vec<QualityV1>,
@@ -217,21 +223,34 @@ pub(super) struct PointV1 {
 
 /// Returns the text of the file.
 pub fn text(tuned: &TunedModel, qualities: &[(Precision, Quality)], points: &[Point]) -> String {
-    let TunedModel { source, digest, hardware, choices } = tuned;
+    let TunedModel { source, digest, hardware, choices, busy_share } = tuned;
     let file = TunedFileV1 {
         version: VERSION,
         model: source.clone(),
         digest: digest.clone(),
         hardware: hardware.clone(),
+        cpu_share_of_other_processes: *busy_share,
         settings: choices.iter().map(SettingsV1::from).collect(),
         quality: qualities.iter().map(|(precision, quality)| QualityV1::new(*precision, quality)).collect(),
         curve: points.iter().map(PointV1::from).collect(),
     };
     let body = toml::to_string(&file).expect("numbers and names are TOML");
+    let busy = busy_share.map_or_else(String::new, |share| {
+        format!(
+            "# The machine was busy: other processes used {:.0} % of the CPU time during the measurements (`--keep`). Repeat\n\
+             # them on an idle machine.\n",
+            100.0 * share
+        )
+    });
     format!(
         "# Written by `meridian tune`. A replica of this model on this hardware uses the settings of its precision,\n\
-         # unless its configuration sets another value. Delete this file to return to the defaults.\n\n{body}"
+         # unless its configuration sets another value. Delete this file to return to the defaults.\n{busy}\n{body}"
     )
+}
+
+/// Returns a share as it is written: in whole percent.
+pub(super) fn rounded_share(share: f64) -> f64 {
+    (100.0 * share).round() / 100.0
 }
 
 /// Replaces the file atomically: a replica may be reading it.
@@ -246,7 +265,16 @@ pub fn write(path: &Path, text: &str) -> io::Result<()> {
 
 fn parse(text: &str) -> Result<TunedModel, String> {
     let file: TunedFileV1 = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
-    let TunedFileV1 { version, model, digest, hardware, settings, quality: _, curve: _ } = file;
+    let TunedFileV1 {
+        version,
+        model,
+        digest,
+        hardware,
+        cpu_share_of_other_processes: busy_share,
+        settings,
+        quality: _,
+        curve: _,
+    } = file;
     if version != VERSION {
         return Err(format!(
             "it has version {version}, but this program reads version {VERSION}; run `meridian tune` again"
@@ -256,7 +284,7 @@ fn parse(text: &str) -> Result<TunedModel, String> {
     if choices.is_empty() {
         return Err("it has no settings; run `meridian tune` again".to_owned());
     }
-    Ok(TunedModel { source: model, digest, hardware, choices })
+    Ok(TunedModel { source: model, digest, hardware, choices, busy_share })
 }
 
 impl SettingsV1 {
@@ -361,7 +389,13 @@ mod tests {
         };
         let hardware =
             Hardware { processor: "an abacus".to_owned(), cores: 3, instruction_set: "beads".to_owned() };
-        TunedModel { source: "pypi://a".to_owned(), digest: "d1".to_owned(), hardware, choices: vec![choice] }
+        TunedModel {
+            source: "pypi://a".to_owned(),
+            digest: "d1".to_owned(),
+            hardware,
+            choices: vec![choice],
+            busy_share: None,
+        }
     }
 
     fn write_default(root: &Path, tuned: &TunedModel, text: &str) -> PathBuf {
@@ -372,12 +406,18 @@ mod tests {
 
     #[test]
     fn written_settings_are_found_for_the_same_model_and_hardware() {
-        for target_met in [Some(true), None] {
+        for (target_met, busy_share) in [(Some(true), None), (None, Some(rounded_share(0.344)))] {
             let (root, mut tuned) = (tempfile::tempdir().expect("a folder"), tuned());
             tuned.choices[0].target_met = target_met;
+            tuned.busy_share = busy_share;
+            let text = text(&tuned, &[], &[]);
+            assert_eq!(
+                text.contains("# The machine was busy: other processes used 34 %"),
+                busy_share.is_some()
+            );
             let find = || find(root.path(), None, &tuned.digest, &tuned.hardware);
             assert_eq!(find(), Ok(None));
-            let path = write_default(root.path(), &tuned, &text(&tuned, &[], &[]));
+            let path = write_default(root.path(), &tuned, &text);
             assert_eq!(find(), Ok(Some((path, tuned.clone()))));
         }
     }

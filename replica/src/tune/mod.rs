@@ -31,10 +31,10 @@ use replica_api::input::Readable;
 use replica_core::Precision;
 use replica_core::batch::BatchSettings;
 
-pub use self::cpu_time::OTHERS_MAX;
+pub use self::cpu_time::{OTHERS_MAX, UnknownShare};
 pub use self::error::TuneError;
 
-use self::cpu_time::CpuTimes;
+use self::cpu_time::OthersMeter;
 use self::curve::{Point, Setting};
 use self::file::{Hardware, TunedModel};
 use self::measure::Bench;
@@ -76,6 +76,8 @@ pub struct TuneRequest {
     pub plot: Option<PathBuf>,
     /// Share of the CPU time that other processes may use, above which nothing is kept; see [`OTHERS_MAX`].
     pub others_max: f64,
+    /// Keep the settings also above that share. The file then names it.
+    pub keep_if_busy: bool,
 }
 
 /// Progress of a tuning run.
@@ -114,19 +116,22 @@ pub struct Report {
     pub plot: Option<PathBuf>,
     /// Time it took.
     pub took: Duration,
-    /// Share of the CPU time that other processes used during the measurements; absent if the system does not report it.
-    pub others_share: Option<f64>,
+    /// Share of the CPU time of this process's cores that other processes used during the measurements. Where it is unknown,
+    /// the settings are kept.
+    pub others_share: Result<f64, UnknownShare>,
 }
 
-/// Tunes a model and writes the result, unless other processes used the machine meanwhile.
+/// Tunes a model and writes the result, unless other processes used the machine meanwhile and the request does not keep it
+/// nevertheless.
 pub fn run(
     cache: &ModelCache,
     order: TuneRequest,
     progress: &mut dyn FnMut(TuneEvent),
 ) -> Result<Report, TuneError> {
     let begin = Instant::now();
-    let times = CpuTimes::now();
-    let TuneRequest { model: cached, precisions, target_p99, time, out, plot, others_max } = order;
+    let meter = OthersMeter::start();
+    let TuneRequest { model: cached, precisions, target_p99, time, out, plot, others_max, keep_if_busy } =
+        order;
     let model = ModelDir::open(&cached.path).map_err(TuneError::engine)?;
     let max_threads = available_parallelism().unwrap_or(NonZeroUsize::MIN);
     let mut bench = Bench::new(model, PackedCache::below(cache.root(), &cached.digest));
@@ -184,10 +189,10 @@ pub fn run(
     }
     let hardware = Hardware::here(Isa::best().name());
     let file = out.unwrap_or_else(|| file::default_path(cache.root(), &cached.digest, &hardware));
-    let tuned = TunedModel { source: cached.source, digest: cached.digest, hardware, choices };
-    let others_share = times.zip(CpuTimes::now());
-    let others_share = others_share.and_then(|(before, after)| CpuTimes::others_share(before, after));
-    let file = Some(file).filter(|_| others_share.is_none_or(|share| share <= others_max));
+    let others_share = meter.and_then(|meter| meter.share());
+    let busy_share = others_share.ok().filter(|share| *share > others_max).map(file::rounded_share);
+    let tuned = TunedModel { source: cached.source, digest: cached.digest, hardware, choices, busy_share };
+    let file = Some(file).filter(|_| keep_if_busy || busy_share.is_none());
     let report = Report {
         points: plan.points(),
         gains: plan.gains(),

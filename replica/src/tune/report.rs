@@ -65,16 +65,23 @@ impl Report {
         if let Some(drawn) = drawn {
             let _ = writeln!(table, "plot: {}", drawn.display());
         }
+        if let Err(reason) = others_share {
+            let _ = writeln!(table, "CPU time of other processes not checked: {reason}");
+        }
+        let busy = tuned.busy_share.map_or_else(String::new, |share| {
+            format!(" (kept, although other processes used {:.0} % of the CPU time)", 100.0 * share)
+        });
         let _ = match file {
             Some(file) => write!(
                 table,
-                "settings: {}\nReplicas of this model on this machine use them from their next start.",
+                "settings: {}{busy}\nReplicas of this model on this machine use them from their next start.",
                 file.display()
             ),
             None => write!(
                 table,
-                "settings: not kept, because other processes used {:.0} % of the CPU time; repeat on an idle machine",
-                100.0 * others_share.unwrap_or_default()
+                "settings: not kept, because other processes used {:.0} % of the CPU time; repeat on an idle machine, or keep \
+                 them with --keep",
+                100.0 * tuned.busy_share.unwrap_or_default()
             ),
         };
         table
@@ -103,7 +110,8 @@ impl Report {
             "model": tuned.source, "digest": tuned.digest, "hardware": tuned.hardware, "settings": choices,
             "recommended_precision": self.recommended().map(Precision::as_str), "quality": quality, "curve": curve, "gains": gains,
             "file": file, "plot": plot, "seconds": took.as_secs_f64(),
-            "cpu_share_of_other_processes": others_share,
+            "cpu_share_of_other_processes": others_share.ok(),
+            "cpu_share_unknown": others_share.err().map(|reason| reason.to_string()),
         })
     }
 

@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use super::super::Report;
-use super::super::cpu_time::OTHERS_MAX;
 use super::super::curve::Point;
 use super::super::file::Hardware;
 use super::super::plan::{NEARLY_ALL, TunedChoice};
@@ -26,7 +25,7 @@ const COLOURS: [&str; 4] = ["#1f5fa8", "#c4561a", "#3b7d3b", "#7a4fa0"];
 
 /// Renders the plot as SVG.
 pub fn svg(report: &Report) -> String {
-    let Report { tuned, points, others_share, .. } = report;
+    let Report { tuned, points, file, .. } = report;
     let Hardware { processor, cores, instruction_set } = &tuned.hardware;
     let lines = lines(points, &tuned.choices);
     let mut text = SvgText::default();
@@ -35,9 +34,10 @@ pub fn svg(report: &Report) -> String {
         "font-size=\"16\" font-weight=\"bold\"",
     );
     text.lines(&format!("{processor}, {cores} cores, {instruction_set}"), "fill=\"#555\"");
-    if let Some(share) = others_share.filter(|share| *share > OTHERS_MAX) {
+    if let Some(share) = tuned.busy_share {
+        let kept = if file.is_some() { "kept on request" } else { "not kept" };
         let used = format!(
-            "Not valid for this machine: other processes used {:.0} % of the CPU time meanwhile. The settings were not kept.",
+            "Not valid for this machine: other processes used {:.0} % of the CPU time meanwhile. The settings were {kept}.",
             100.0 * share
         );
         text.lines(&used, "fill=\"#b3261e\" font-weight=\"bold\"");
@@ -304,7 +304,7 @@ mod tests {
     use super::super::tests::{choices, points};
     use super::*;
 
-    fn report(points: Vec<Point>, choices: Vec<TunedChoice>, others_share: Option<f64>) -> Report {
+    fn report(points: Vec<Point>, choices: Vec<TunedChoice>, busy_share: Option<f64>) -> Report {
         let hardware = Hardware {
             processor: "an abacus ".repeat(15).trim().to_owned(),
             cores: 3,
@@ -312,14 +312,14 @@ mod tests {
         };
         let (source, digest) = ("a <model> & a machine".to_owned(), "d1".to_owned());
         Report {
-            tuned: TunedModel { source, digest, hardware, choices },
+            tuned: TunedModel { source, digest, hardware, choices, busy_share },
             points,
             qualities: Vec::new(),
             gains: Vec::new(),
             file: None,
             plot: None,
             took: Duration::from_secs(1),
-            others_share,
+            others_share: Ok(busy_share.unwrap_or(0.01)),
         }
     }
 
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn the_svg_has_a_circle_and_a_bar_for_each_point_and_is_well_formed() {
-        let svg = svg(&report(points(), choices(), Some(0.01)));
+        let svg = svg(&report(points(), choices(), None));
         assert_eq!((svg.matches("<circle").count(), svg.matches("class=\"spread\"").count()), (4, 4));
         assert_eq!(svg.matches("r=\"7\"").count(), 1, "one is chosen");
         assert!(svg.contains("a &lt;model&gt; &amp; a machine"));
