@@ -2,6 +2,7 @@
 
 mod console;
 mod embed;
+mod get;
 mod jobs;
 mod key;
 mod load;
@@ -10,6 +11,7 @@ mod pki;
 
 pub(crate) use console::ConsoleOptions;
 pub(crate) use embed::{EmbedCommandOptions, InputFormatOption};
+pub(crate) use get::{GetOptions, GetUsageOptions, ResourceKind};
 pub(crate) use jobs::GetJobsOptions;
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
@@ -19,8 +21,9 @@ pub(crate) use pki::{
     RotateOptions, TokenOptions,
 };
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use scheduler_api::usage::UsageDay;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Global endpoint for embedding and reranking models in many regions of many clouds.
@@ -29,6 +32,28 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: CliCommand,
+}
+
+impl Cli {
+    /// Reads the command line of this process. Prints help, the version, or a usage error and exits, where it has no command.
+    pub(crate) fn read() -> Cli {
+        Cli::try_read(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn try_read(
+        arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Cli, clap::Error> {
+        let mut command = Cli::command();
+        let given = command.try_get_matches_from_mut(arguments)?;
+        let cli = Cli::from_arg_matches(&given).map_err(|error| error.format(&mut command))?;
+        if let (CliCommand::Get(options), Some((name, given))) = (&cli.command, given.subcommand())
+            && let Some(problem) = get::foreign_options(options.resource, given)
+        {
+            let command = command.find_subcommand_mut(name).expect("the given command exists");
+            return Err(command.error(ErrorKind::ArgumentConflict, problem));
+        }
+        Ok(cli)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -50,7 +75,7 @@ pub(crate) enum CliCommand {
     Model(ModelCommand),
     /// Apply files of deployments and tenants to the fleet
     Apply(ApplyOptions),
-    /// Show deployments, tenants, regions, the traffic plan, rollouts or jobs
+    /// Show deployments, tenants, regions, the traffic plan, rollouts, jobs or usage
     Get(GetOptions),
     /// Explain the routing decision of a request
     Explain(ExplainOptions),
@@ -309,65 +334,6 @@ pub(crate) struct ApplyOptions {
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct GetOptions {
-    /// Kind of resource
-    #[arg(value_enum)]
-    pub resource: ResourceKind,
-    /// Show only the resource with this name; of jobs the id
-    pub name: Option<String>,
-    /// Hub, or any of several
-    #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
-    pub hub: String,
-    /// Authentication at the hub
-    #[command(flatten)]
-    pub caller: CallerOptions,
-    /// Filters and endpoint of jobs
-    #[command(flatten)]
-    pub jobs: GetJobsOptions,
-    /// Days and format of usage
-    #[command(flatten)]
-    pub usage: GetUsageOptions,
-    /// Print JSON to stdout
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Usage")]
-pub(crate) struct GetUsageOptions {
-    /// First day in UTC, YYYY-MM-DD; without it 30 days before the last
-    #[arg(long, value_name = "DAY")]
-    pub from: Option<UsageDay>,
-    /// Last day in UTC; without it today
-    #[arg(long, value_name = "DAY")]
-    pub to: Option<UsageDay>,
-    /// Print CSV to stdout
-    #[arg(long, conflicts_with = "json")]
-    pub csv: bool,
-}
-
-/// Kind of resource that `meridian get` shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ResourceKind {
-    /// Applied deployments, as a deployments file
-    Deployments,
-    /// Applied tenants, as a tenants file; keys are hashes
-    Tenants,
-    /// Spokes of the regions with their addresses, and the ready deployments
-    Regions,
-    /// Traffic shares of the regions, with reasons, optionally of one deployment
-    Plan,
-    /// Shares of the gateways in the rate limits of tenants, optionally of one tenant
-    Shares,
-    /// Replicas and model revisions of each deployment, and pending changes with what they wait for
-    Rollout,
-    /// Durable jobs of the tenant of an API key, from a gateway
-    Jobs,
-    /// Requests, inputs and tokens by tenant, deployment, region and day, optionally of one tenant
-    Usage,
 }
 
 #[derive(Debug, Args)]

@@ -20,7 +20,6 @@ mod tune;
 mod up;
 mod verify;
 
-use clap::Parser;
 use std::process::ExitCode;
 
 /// A request at the edge makes some dozens of small allocations, freed on the same thread; with the allocator of the C
@@ -46,7 +45,7 @@ fn keep_freed_memory() {
 
 fn main() -> ExitCode {
     keep_freed_memory();
-    match cli::Cli::parse().command {
+    match cli::Cli::read().command {
         cli::CliCommand::Up(options) => up::main(options),
         cli::CliCommand::Gateway(options) => roles::gateway(&options),
         cli::CliCommand::Hub(options) => roles::hub(&options),
