@@ -52,30 +52,34 @@ pub struct ConsoleEvent {
 }
 
 /// The last events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Events {
     all: VecDeque<ConsoleEvent>,
     recorded: u64,
 }
 
 impl Events {
-    /// Records an event of `requests` requests. An equal one that occurred within [`COALESCED_MS`] is continued.
+    /// Records an event of `requests` requests; returns whether it is a new one. An equal one that occurred within
+    /// [`COALESCED_MS`] is continued, if it is of requests or of gateways: each start of a gateway is an event, and a region
+    /// that restarts many must not replace all others.
     pub fn record(
         &mut self,
         kind: EventKind,
         (subject, to, cause): (&str, &str, &str),
         (requests, example): (u64, &str),
         now_ms: u64,
-    ) {
+    ) -> bool {
         let is_same = |event: &&mut ConsoleEvent| {
             event.kind == kind
                 && (event.subject.as_str(), event.to.as_str(), event.cause.as_str()) == (subject, to, cause)
         };
-        let recent = self.all.iter_mut().rev().take_while(|event| event.last_ms + COALESCED_MS > now_ms);
-        if let Some(event) = recent.into_iter().find(is_same).filter(|event| event.requests > 0) {
-            event.requests += requests;
+        let recent =
+            self.all.iter_mut().rev().take_while(|event| event.last_ms.saturating_add(COALESCED_MS) > now_ms);
+        let is_continued = |event: &&mut ConsoleEvent| event.requests > 0 || kind == EventKind::Gateway;
+        if let Some(event) = recent.into_iter().find(is_same).filter(is_continued) {
+            event.requests = event.requests.saturating_add(requests);
             event.last_ms = now_ms;
-            return;
+            return false;
         }
         self.recorded += 1;
         if self.all.len() >= EVENTS_MAX {
@@ -92,6 +96,7 @@ impl Events {
             requests,
             example: example.to_owned(),
         });
+        true
     }
 
     /// Returns the events, the latest first.
@@ -118,6 +123,22 @@ mod tests {
         let found: Vec<_> =
             events.latest().map(|event| (event.number, event.to.as_str(), event.requests)).collect();
         assert_eq!(found, [(3, "b/1", 2), (2, "c/1", 2), (1, "b/1", 4)]);
+    }
+
+    #[test]
+    fn counts_of_requests_do_not_overflow() {
+        let mut events = Events::default();
+        let mut record =
+            |requests| events.record(EventKind::Failover, ("a/1", "b/1", "retry"), (requests, ""), 1_000);
+        assert!(record(u64::MAX) && !record(u64::MAX));
+        assert_eq!(events.latest().next().map(|event| event.requests), Some(u64::MAX));
+    }
+
+    #[test]
+    fn gateways_that_restart_at_the_same_time_are_one_event() {
+        let mut events = Events::default();
+        let mut record = |at| events.record(EventKind::Gateway, ("a/1", "reporting", ""), (0, ""), at);
+        assert_eq!([record(1_000), record(1_001), record(1_001 + COALESCED_MS)], [true, false, true]);
     }
 
     #[test]

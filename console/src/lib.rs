@@ -5,8 +5,8 @@
 //!  store ──table, replicas─────────────┴─▶ FleetSnapshot ──JSON──▶ page (assets)
 //! ```
 //!
-//! [`traffic`] aggregates the reports of the gateways; [`snapshot`] joins them with the route table and the replicas;
-//! [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are signed in, [`origin`] decides which
+//! [`traffic`] aggregates the reports of the gateways, and [`observed`] what they observe of the regions; [`snapshot`] joins them
+//! with the route table and the replicas; [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are signed in, [`origin`] decides which
 //! requests of a browser are accepted, [`lookups`] has the requests that gateways are to explain, and [`assets`] the files.
 //!
 //! Time and randomness are arguments; the hub serves it.
@@ -15,6 +15,7 @@ pub mod assets;
 pub mod events;
 pub mod history;
 pub mod lookups;
+pub mod observed;
 pub mod origin;
 pub mod sessions;
 pub mod snapshot;
@@ -27,4 +28,14 @@ fn rounded(value: f64) -> f64 {
 
 fn millis(duration: std::time::Duration) -> f64 {
     rounded(duration.as_secs_f64() * 1e3)
+}
+
+/// Returns an arbitrary instant for tests.
+#[cfg(test)]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "an Instant cannot be constructed, and no test depends on its value"
+)]
+fn some_instant() -> std::time::Instant {
+    std::time::Instant::now()
 }

@@ -11,11 +11,11 @@ use regions::catalogue::{Catalogue, Region};
 use regions::{Deployment, DeploymentName, RegionId, RouteTable, TenantId, TenantRules};
 use scheduler_api::apply::RolloutV1;
 use scheduler_api::plan::RegionCapacity;
-use scheduler_api::traffic::{LatencyHistogram, ObservedLoad};
+use scheduler_api::traffic::LatencyHistogram;
 use serde::Serialize;
 
 use crate::events::ConsoleEvent;
-use crate::traffic::{Rates, RegionStatus, ReportingGateway, TenantRates, TrafficState, health_at};
+use crate::traffic::{Rates, ReportingGateway, TenantRates, TrafficState, health_at};
 use crate::{millis, rounded};
 
 /// Maximum number of deployments and of tenants in a snapshot: more than a person reads, in some 200 KiB.
@@ -207,9 +207,9 @@ impl Sum {
     }
 }
 
-/// Sums by what the page shows.
+/// Traffic added up by what the page shows. It is computed once for the charts and the snapshot of the same moment.
 #[derive(Debug, Default)]
-struct Sums {
+pub struct TrafficSums {
     total: Sum,
     gateways: BTreeMap<RegionId, Sum>,
     regions: BTreeMap<RegionId, Sum>,
@@ -218,9 +218,10 @@ struct Sums {
     serving: BTreeMap<(DeploymentName, RegionId), f64>,
 }
 
-impl Sums {
-    fn of(traffic: &TrafficState, now: Instant) -> Sums {
-        let mut sums = Sums::default();
+impl TrafficSums {
+    /// Adds up the traffic at `now`.
+    pub fn of(traffic: &TrafficState, now: Instant) -> TrafficSums {
+        let mut sums = TrafficSums::default();
         for ((gateway, deployment, region), rates) in traffic.rates() {
             sums.each(&gateway, &deployment, region.as_ref(), |sum| sum.add(&rates));
             if let Some(region) = region {
@@ -261,9 +262,8 @@ pub struct ChartValues {
     pub deployments: BTreeMap<String, [f64; 4]>,
 }
 
-/// Returns the values of the charts at this moment.
-pub fn chart_values(traffic: &TrafficState, now: Instant) -> ChartValues {
-    let sums = Sums::of(traffic, now);
+/// Returns the values of the charts.
+pub fn chart_values(sums: &TrafficSums) -> ChartValues {
     let values = |sum: &Sum| {
         let view = sum.view();
         [view.rate, view.failed, view.p50_ms.unwrap_or(0.0), view.p99_ms.unwrap_or(0.0)]
@@ -276,23 +276,22 @@ pub fn chart_values(traffic: &TrafficState, now: Instant) -> ChartValues {
 }
 
 impl<'a> FleetSnapshot<'a> {
-    /// Returns the state of the fleet at `now`, which is `at_ms`.
+    /// Returns the state of the fleet at `now`, which is `at_ms`. `sums` are those of `traffic`.
     pub fn new(
         fleet: FleetView<'a>,
         traffic: &'a TrafficState,
-        now: Instant,
-        at_ms: u64,
+        sums: &TrafficSums,
+        (now, at_ms): (Instant, u64),
     ) -> FleetSnapshot<'a> {
-        let sums = Sums::of(traffic, now);
-        let (deployments, deployments_omitted) = deployments(fleet, traffic, &sums, now);
+        let (deployments, deployments_omitted) = deployments(fleet, traffic, sums, now);
         let (tenants, tenants_omitted) = tenants(fleet, traffic);
         FleetSnapshot {
             at_ms,
             generation: fleet.table.generation.to_string(),
             total: sums.total.view(),
-            regions: regions(fleet, traffic, &sums),
-            gateways: traffic.gateways(now).map(|gateway| gateway_view(fleet, &gateway, &sums)).collect(),
-            arcs: arcs(traffic, &sums),
+            regions: regions(fleet, traffic, sums),
+            gateways: traffic.gateways(now).map(|gateway| gateway_view(fleet, &gateway, sums)).collect(),
+            arcs: arcs(traffic, sums),
             deployments,
             deployments_omitted,
             tenants,
@@ -318,28 +317,27 @@ fn held_ms(held_for: Option<Duration>) -> Option<f64> {
 fn replicas(rollout: &RolloutV1, region: &str) -> (u32, u32) {
     let here = rollout.deployments.iter().flat_map(|deployment| &deployment.regions);
     here.filter(|replicas| replicas.region == region).fold((0, 0), |(ready, target), replicas| {
-        let here: u32 = replicas.models.iter().map(|model| model.ready).sum();
-        (ready + here, target + replicas.target.unwrap_or(here))
+        let here = replicas.models.iter().map(|model| model.ready).fold(0, u32::saturating_add);
+        (ready.saturating_add(here), target.saturating_add(replicas.target.unwrap_or(here)))
     })
 }
 
-fn regions(fleet: FleetView<'_>, traffic: &TrafficState, sums: &Sums) -> Vec<RegionDetails> {
+fn regions(fleet: FleetView<'_>, traffic: &TrafficState, sums: &TrafficSums) -> Vec<RegionDetails> {
     let FleetView { catalogue, table, rollout, capacity } = fleet;
-    let (states, loads) = (traffic.region_states(), traffic.loads());
-    let known: BTreeSet<&RegionId> =
-        table.regions.keys().chain(capacity.keys()).chain(states.keys()).collect();
+    let states = traffic.regions.states().map(|(region, _)| region);
+    let known: BTreeSet<&RegionId> = table.regions.keys().chain(capacity.keys()).chain(states).collect();
     let view = |id: &RegionId| {
         let (route, region) = (table.regions.get(id), catalogue.get(id));
         let (city, lat, lon) = place(region);
         let (ready, target) = replicas(rollout, id.as_str());
-        let here = || loads.iter().filter(|((region, _), _)| region == id).map(|(_, load)| load);
+        let here = || traffic.regions.loads(id).map(|(_, load)| load);
         RegionDetails {
             id: id.to_string(),
             city,
             lat,
             lon,
             zones: region.map(zones).unwrap_or_default(),
-            state: states.get(id).copied().unwrap_or(RegionStatus::Unknown).as_str(),
+            state: traffic.regions.state(id).as_str(),
             draining: route.is_some_and(|route| route.draining),
             registered: capacity.contains_key(id),
             spokes: route
@@ -373,45 +371,45 @@ fn zones(region: &Region) -> Vec<String> {
     own.chain(others).map(ToString::to_string).collect()
 }
 
-fn gateway_view(fleet: FleetView<'_>, gateway: &ReportingGateway<'_>, sums: &Sums) -> GatewayView {
-    let ReportingGateway { last, age, is_lost } = *gateway;
-    let id = &last.gateway.region;
+fn gateway_view(fleet: FleetView<'_>, gateway: &ReportingGateway<'_>, sums: &TrafficSums) -> GatewayView {
+    let ReportingGateway { state, age, is_lost } = *gateway;
+    let id = &state.gateway.region;
     let (city, lat, lon) = place(fleet.catalogue.get(id));
-    let regions = last.regions.iter().map(|(region, observed)| ObservedView {
+    let regions = state.regions.iter().map(|(region, seen)| ObservedView {
         region: region.to_string(),
-        health: health_at(last, region),
-        rtt_ms: millis(observed.rtt),
-        report_age_ms: observed.report_age.map(millis),
-        in_flight: observed.in_flight,
+        health: health_at(state, region),
+        rtt_ms: millis(seen.rtt),
+        report_age_ms: seen.report_age.map(millis),
+        in_flight: seen.in_flight,
     });
     GatewayView {
         region: id.to_string(),
         city,
         lat,
         lon,
-        boot: format!("{:016x}", last.gateway.boot_id),
+        boot: format!("{:016x}", state.gateway.boot_id),
         age_ms: millis(age),
         lost: is_lost,
-        generation: last.generation.map(|generation| generation.to_string()),
-        current: last.generation == Some(fleet.table.generation),
-        in_flight: last.in_flight,
+        generation: state.generation.map(|generation| generation.to_string()),
+        current: state.generation == Some(fleet.table.generation),
+        in_flight: state.in_flight,
         traffic: sums.gateways.get(id).map(Sum::view).unwrap_or_default(),
         regions: regions.collect(),
     }
 }
 
 /// Returns an arc from each region with gateways to each region that they know, those with the most traffic first.
-fn arcs(traffic: &TrafficState, sums: &Sums) -> Vec<ArcView> {
+fn arcs(traffic: &TrafficState, sums: &TrafficSums) -> Vec<ArcView> {
     let mut all: BTreeMap<(&RegionId, &RegionId), ArcView> = BTreeMap::new();
     for gateway in traffic.live() {
         let from = &gateway.gateway.region;
-        for (to, observed) in &gateway.regions {
+        for (to, seen) in &gateway.regions {
             let sum = sums.arcs.get(&(from.clone(), to.clone()));
             all.entry((from, to)).or_insert_with(|| ArcView {
                 from: from.to_string(),
                 to: to.to_string(),
                 health: health_at(gateway, to),
-                rtt_ms: millis(observed.rtt),
+                rtt_ms: millis(seen.rtt),
                 traffic: sum.map(Sum::view).unwrap_or_default(),
             });
         }
@@ -425,17 +423,17 @@ fn arcs(traffic: &TrafficState, sums: &Sums) -> Vec<ArcView> {
 fn deployments(
     fleet: FleetView<'_>,
     traffic: &TrafficState,
-    sums: &Sums,
+    sums: &TrafficSums,
     now: Instant,
 ) -> (Vec<DeploymentView>, usize) {
-    let (loads, failures) = (traffic.loads(), traffic.failures(now));
+    let failures = traffic.failures(now);
     let rate = |name: &DeploymentName| sums.deployments.get(name).map_or(0.0, |sum| sum.rates.requests);
     let mut names: Vec<_> = fleet.table.deployments.iter().collect();
     names.sort_by(|(one, _), (other, _)| rate(other).total_cmp(&rate(one)).then(one.cmp(other)));
     let omitted = names.len().saturating_sub(ROWS_MAX);
     names.truncate(ROWS_MAX);
     let view = |(name, deployment): (&DeploymentName, &Deployment)| {
-        let regions = serving(fleet, name, &loads, sums);
+        let regions = serving(fleet, name, traffic, sums);
         let sum = |count: fn(&ServingView) -> u64| regions.iter().map(count).fold(0, u64::saturating_add);
         let held = regions.iter().filter_map(|serving| serving.held_ms).max_by(f64::total_cmp);
         let mut failed: Vec<_> = failures
@@ -453,8 +451,11 @@ fn deployments(
             placement: deployment.regions.iter().map(ToString::to_string).collect(),
             min: deployment.scaling.min,
             max: deployment.scaling.max,
-            ready: regions.iter().map(|serving| serving.ready).sum(),
-            target: regions.iter().map(|serving| serving.target.unwrap_or(serving.ready)).sum(),
+            ready: regions.iter().map(|serving| serving.ready).fold(0, u32::saturating_add),
+            target: regions
+                .iter()
+                .map(|serving| serving.target.unwrap_or(serving.ready))
+                .fold(0, u32::saturating_add),
             pending_tokens: sum(|serving| serving.pending_tokens),
             held_ms: held,
             traffic: sums.deployments.get(name).map(Sum::view).unwrap_or_default(),
@@ -468,17 +469,17 @@ fn deployments(
 fn serving(
     fleet: FleetView<'_>,
     name: &DeploymentName,
-    loads: &BTreeMap<(RegionId, DeploymentName), ObservedLoad>,
-    sums: &Sums,
+    traffic: &TrafficState,
+    sums: &TrafficSums,
 ) -> Vec<ServingView> {
     let replicas = fleet.rollout.deployments.iter().find(|deployment| deployment.name == name.as_str());
     let regions = replicas.iter().flat_map(|deployment| &deployment.regions);
     let view = regions.filter_map(|replicas| {
         let id: RegionId = replicas.region.parse().ok()?;
-        let load = loads.get(&(id.clone(), name.clone())).copied().unwrap_or_default();
+        let load = traffic.regions.load(&id, name).copied().unwrap_or_default();
         Some(ServingView {
             region: replicas.region.clone(),
-            ready: replicas.models.iter().map(|model| model.ready).sum(),
+            ready: replicas.models.iter().map(|model| model.ready).fold(0, u32::saturating_add),
             target: replicas.target,
             registered: fleet.table.regions.get(&id).is_some_and(|route| route.deployments.contains(name)),
             pending_tokens: load.pending_tokens,

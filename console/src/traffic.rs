@@ -5,18 +5,20 @@
 //! number of gateways.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::health::Health;
-use regions::{DeploymentName, RegionId, RouteTable, TenantId};
+use regions::{DeploymentName, Generation, RegionId, RouteTable, TenantId};
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::{
-    GatewayTraffic, LatencyHistogram, Move, MoveCause, ObservedLoad, ObservedRegion, ServedTraffic,
-    TenantTraffic, health_name,
+    GatewayTraffic, LatencyHistogram, Move, MoveCause, ObservedRegion, ServedTraffic, TenantTraffic,
+    health_name,
 };
 
 use crate::events::{EventKind, Events};
+use crate::observed::{ObservedRegions, StatusChange};
 
 /// Number of reports of a gateway whose counts give its rates: few, so that a change shows at once.
 const RATE_REPORTS: usize = 3;
@@ -26,6 +28,11 @@ const LATENCY_SLOTS: usize = 10;
 const FAILURE_SLOTS: usize = 60;
 /// Maximum number of rows of a slot: a thousand deployments in eight regions, or seen by eight gateways.
 pub const SLOT_ROWS_MAX: usize = 8192;
+/// Maximum number of gateways of one region; beyond it the one that has not reported for longest is forgotten. A certificate
+/// is for one region, and its owner chooses the boot ids, so it must not use up [`GATEWAYS_MAX`] alone.
+pub const REGION_GATEWAYS_MAX: usize = 64;
+/// Maximum number of moves of a report that become events: those of a gateway to all regions that a person reads about.
+pub const MOVES_MAX: usize = 64;
 /// Time without a report after which a gateway is lost: three reports, and a slow network.
 pub const GATEWAY_LOST_AFTER: Duration = Duration::from_secs(5);
 /// Time without a report after which a gateway is forgotten.
@@ -35,23 +42,55 @@ const GATEWAY_EXPIRY: Duration = Duration::from_secs(60);
 type ServedKey = (RegionId, DeploymentName, Option<RegionId>);
 
 /// Traffic of all gateways.
-#[derive(Debug, Default)]
+///
+/// A clone is cheap, because the large parts are shared: the hub clones the state under its lock, and computes sums and
+/// snapshots from the clone.
+#[derive(Clone, Debug, Default)]
 pub struct TrafficState {
     gateways: BTreeMap<GatewayBoot, GatewayRecord>,
-    slots: VecDeque<Slot>,
+    slots: VecDeque<Arc<Slot>>,
+    /// Regions as the gateways observe them.
+    pub regions: ObservedRegions,
     /// Events.
     pub events: Events,
-    states: BTreeMap<RegionId, RegionStatus>,
+    /// Number of gateways that were forgotten because of [`REGION_GATEWAYS_MAX`].
+    pub evicted: u64,
     draining: Option<BTreeSet<RegionId>>,
     revisions: BTreeMap<DeploymentName, String>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct GatewayRecord {
-    last: GatewayTraffic,
+    state: Arc<LastReport>,
     at: Instant,
-    recent: VecDeque<RecentCounts>,
+    recent: VecDeque<Arc<RecentCounts>>,
     is_lost: bool,
+}
+
+/// Last report of a gateway: its state, without the counts.
+#[derive(Debug)]
+pub struct LastReport {
+    /// The gateway.
+    pub gateway: GatewayBoot,
+    /// Generation of its route table.
+    pub generation: Option<Generation>,
+    /// Attempts in flight.
+    pub in_flight: u64,
+    /// Regions as it observes them.
+    pub regions: BTreeMap<RegionId, SeenRegion>,
+}
+
+/// Region as one gateway observes it.
+#[derive(Clone, Copy, Debug)]
+pub struct SeenRegion {
+    /// Health.
+    pub health: Health,
+    /// Time since its last report.
+    pub report_age: Option<Duration>,
+    /// Estimated round trip.
+    pub rtt: Duration,
+    /// Attempts of the gateway in flight to it.
+    pub in_flight: u32,
 }
 
 /// Counts of one report.
@@ -63,7 +102,7 @@ struct RecentCounts {
 }
 
 /// Sums of one second.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Slot {
     begun: Instant,
     latencies: BTreeMap<ServedKey, LatencyHistogram>,
@@ -96,49 +135,11 @@ pub struct TenantRates {
     pub tokens: f64,
 }
 
-/// State of a region according to all gateways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegionStatus {
-    /// All gateways that know it receive its reports.
-    Healthy,
-    /// Some gateways miss its reports.
-    Degraded,
-    /// No gateway uses it.
-    Down,
-    /// No gateway has a report of it yet.
-    Unknown,
-}
-
-impl RegionStatus {
-    /// Returns the name.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            RegionStatus::Healthy => "healthy",
-            RegionStatus::Degraded => "degraded",
-            RegionStatus::Down => "down",
-            RegionStatus::Unknown => "unknown",
-        }
-    }
-
-    /// Returns the state of a region with these observations.
-    pub fn of(observed: impl IntoIterator<Item = Health>) -> RegionStatus {
-        let mut seen = BTreeSet::new();
-        seen.extend(observed.into_iter().filter(|health| *health != Health::Unknown));
-        let has = |health| seen.contains(&health);
-        match (has(Health::Healthy), has(Health::Suspect), has(Health::Down)) {
-            (true, false, false) => RegionStatus::Healthy,
-            (false, false, true) => RegionStatus::Down,
-            (false, false, false) => RegionStatus::Unknown,
-            _ => RegionStatus::Degraded,
-        }
-    }
-}
-
 /// Gateway as its reports show it.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportingGateway<'a> {
-    /// Its last report.
-    pub last: &'a GatewayTraffic,
+    /// State, according to its last report.
+    pub state: &'a LastReport,
     /// Time since then.
     pub age: Duration,
     /// Whether it has not reported for [`GATEWAY_LOST_AFTER`].
@@ -150,72 +151,153 @@ pub struct ReportingGateway<'a> {
 pub enum ReportUrgency {
     /// With the next update.
     Routine,
-    /// The health of a region has changed, or requests have moved to another region.
+    /// There is an event: the health of a region has changed, or requests have begun to move to another region.
     Urgent,
 }
 
+/// [`GATEWAYS_MAX`] gateways report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyGateways;
+
 impl TrafficState {
-    /// Adds a report. Beyond [`GATEWAYS_MAX`] gateways it is ignored.
-    pub fn record(&mut self, report: GatewayTraffic, now: Instant, now_ms: u64) -> ReportUrgency {
-        let gateway = report.gateway.clone();
-        if !self.gateways.contains_key(&gateway) {
-            if self.gateways.len() >= GATEWAYS_MAX {
-                return ReportUrgency::Routine;
-            }
-            // A restarted gateway has another boot id, and reports for the same region.
-            self.gateways.retain(|known, record| known.region != gateway.region || !record.is_lost);
+    /// Adds a report.
+    ///
+    /// # Errors
+    ///
+    /// When it is of a further gateway, and [`GATEWAYS_MAX`] report.
+    pub fn record(
+        &mut self,
+        report: GatewayTraffic,
+        now: Instant,
+        now_ms: u64,
+    ) -> Result<ReportUrgency, TooManyGateways> {
+        let is_reporting = self.gateways.get(&report.gateway).map(|record| !record.is_lost);
+        if is_reporting.is_none() {
+            self.make_room(&report.gateway.region, now_ms)?;
         }
-        if self.gateways.get(&gateway).is_none_or(|record| record.is_lost) {
-            self.events.record(
-                EventKind::Gateway,
-                (gateway.region.as_str(), "reporting", ""),
-                (0, ""),
-                now_ms,
-            );
+        if is_reporting != Some(true) {
+            let parts = (report.gateway.region.as_str(), "reporting", "");
+            self.events.record(EventKind::Gateway, parts, (0, ""), now_ms);
         }
         self.add_to_slot(&report, now);
-        let had_moves = !report.moves.is_empty();
-        report.moves.iter().for_each(|moved| self.moved(moved, now_ms));
-        self.keep(gateway, report, now);
-        if self.update_states(now_ms) || had_moves { ReportUrgency::Urgent } else { ReportUrgency::Routine }
+        let mut has_moved = false;
+        for moved in report.moves.iter().take(MOVES_MAX) {
+            has_moved |= self.moved(moved, now_ms);
+        }
+        let has_changed = self.keep(report, now, now_ms);
+        Ok(if has_changed || has_moved { ReportUrgency::Urgent } else { ReportUrgency::Routine })
     }
 
-    fn keep(&mut self, gateway: GatewayBoot, mut report: GatewayTraffic, now: Instant) {
-        let seconds = report.interval.as_secs_f64().max(0.05);
+    /// Forgets gateways of a region, so that another one has room.
+    fn make_room(&mut self, region: &RegionId, now_ms: u64) -> Result<(), TooManyGateways> {
+        let boot = |boot_id| GatewayBoot { region: region.clone(), boot_id };
+        let own = self.gateways.range(boot(0)..=boot(u64::MAX));
+        let own: Vec<_> = own.map(|(gateway, record)| (record.at, gateway.clone(), record.is_lost)).collect();
+        // A restarted gateway has another boot id, and reports for the same region.
+        for (_, lost, _) in own.iter().filter(|(_, _, is_lost)| *is_lost) {
+            self.gateways.remove(lost);
+        }
+        let reporting = || own.iter().filter(|(_, _, is_lost)| !is_lost);
+        if reporting().count() >= REGION_GATEWAYS_MAX {
+            let oldest = reporting().min_by_key(|(at, _, _)| *at).map(|(_, gateway, _)| gateway);
+            if let Some(record) = oldest.and_then(|oldest| self.gateways.remove(oldest)) {
+                self.forget_observations(&record.state, now_ms);
+            }
+            self.evicted = self.evicted.saturating_add(1);
+        }
+        if self.gateways.len() >= GATEWAYS_MAX { Err(TooManyGateways) } else { Ok(()) }
+    }
+
+    /// Keeps what a report says of its gateway and the regions. Returns whether the state of a region has changed.
+    fn keep(&mut self, report: GatewayTraffic, now: Instant, now_ms: u64) -> bool {
+        let GatewayTraffic { gateway, generation, interval, in_flight, regions, served, tenants, .. } =
+            report;
+        let seconds = interval.as_secs_f64().max(0.05);
         let rates = |served: &ServedTraffic| Rates {
             requests: served.requests as f64 / seconds,
             failed: served.failed as f64 / seconds,
             tokens: served.tokens as f64 / seconds,
         };
-        let counts = RecentCounts {
-            interval: report.interval,
-            served: std::mem::take(&mut report.served)
-                .into_iter()
-                .map(|(key, served)| (key, rates(&served)))
-                .collect(),
-            tenants: std::mem::take(&mut report.tenants),
+        let served = served.into_iter().map(|(key, served)| (key, rates(&served))).collect();
+        let (before, mut recent) = match self.gateways.remove(&gateway) {
+            Some(GatewayRecord { state, recent, is_lost, .. }) => ((!is_lost).then_some(state), recent),
+            None => (None, VecDeque::new()),
         };
-        let recent = self.gateways.remove(&gateway).map(|record| record.recent);
-        let mut recent = recent.unwrap_or_default();
         if recent.len() >= RATE_REPORTS {
             recent.pop_front();
         }
-        recent.push_back(counts);
-        self.gateways.insert(gateway, GatewayRecord { last: report, at: now, recent, is_lost: false });
+        recent.push_back(Arc::new(RecentCounts { interval, served, tenants }));
+        let (seen, has_changed) = self.observe(regions, before.as_deref(), now_ms);
+        let state = Arc::new(LastReport { gateway: gateway.clone(), generation, in_flight, regions: seen });
+        self.gateways.insert(gateway, GatewayRecord { state, at: now, recent, is_lost: false });
+        has_changed
+    }
+
+    /// Replaces what a gateway has observed of the regions in its last report, `before`. Returns the regions without their
+    /// loads, and whether the state of one has changed.
+    fn observe(
+        &mut self,
+        regions: BTreeMap<RegionId, ObservedRegion>,
+        before: Option<&LastReport>,
+        now_ms: u64,
+    ) -> (BTreeMap<RegionId, SeenRegion>, bool) {
+        let known = |region: &RegionId| Some(before?.regions.get(region)?.health);
+        let (mut seen, mut has_changed) = (BTreeMap::new(), false);
+        for (region, observed) in regions {
+            let ObservedRegion { health, report_age, rtt, in_flight, loads } = observed;
+            has_changed |= self.replace(&region, known(&region), Some(health), now_ms);
+            if health == Health::Healthy {
+                self.regions.replace_loads(&region, loads);
+            }
+            seen.insert(region, SeenRegion { health, report_age, rtt, in_flight });
+        }
+        let gone = before.iter().flat_map(|before| &before.regions);
+        for (region, gone) in gone.filter(|(region, _)| !seen.contains_key(*region)) {
+            has_changed |= self.replace(region, Some(gone.health), None, now_ms);
+        }
+        (seen, has_changed)
+    }
+
+    /// Removes the observations of a gateway that does not report any more.
+    fn forget_observations(&mut self, gateway: &LastReport, now_ms: u64) {
+        for (region, seen) in &gateway.regions {
+            self.replace(region, Some(seen.health), None, now_ms);
+        }
+    }
+
+    /// Replaces one observation, and records the change of the region's state. Returns whether there is one.
+    fn replace(
+        &mut self,
+        region: &RegionId,
+        before: Option<Health>,
+        after: Option<Health>,
+        now_ms: u64,
+    ) -> bool {
+        let Some(StatusChange { from, to }) = self.regions.replace(region, before, after) else {
+            return false;
+        };
+        let parts = (region.as_str(), to.as_str(), from.as_str());
+        self.events.record(EventKind::Health, parts, (0, ""), now_ms);
+        true
     }
 
     fn add_to_slot(&mut self, report: &GatewayTraffic, now: Instant) {
         let is_current =
-            |slot: &&mut Slot| now.saturating_duration_since(slot.begun) < Duration::from_secs(1);
-        if self.slots.back_mut().filter(is_current).is_none() {
-            self.slots.push_back(Slot { begun: now, latencies: BTreeMap::new(), failures: BTreeMap::new() });
+            |slot: &&Arc<Slot>| now.saturating_duration_since(slot.begun) < Duration::from_secs(1);
+        if self.slots.back().filter(is_current).is_none() {
+            let slot = Slot { begun: now, latencies: BTreeMap::new(), failures: BTreeMap::new() };
+            self.slots.push_back(Arc::new(slot));
             while self.slots.len() > FAILURE_SLOTS {
                 self.slots.pop_front();
             }
             let old = self.slots.len().saturating_sub(LATENCY_SLOTS);
-            self.slots.iter_mut().take(old).for_each(|slot| slot.latencies.clear());
+            for slot in self.slots.iter_mut().take(old).filter(|slot| !slot.latencies.is_empty()) {
+                let failures = slot.failures.clone();
+                *slot = Arc::new(Slot { begun: slot.begun, latencies: BTreeMap::new(), failures });
+            }
         }
-        let Some(slot) = self.slots.back_mut() else { return };
+        // Copied if a snapshot is being computed from it.
+        let Some(slot) = self.slots.back_mut().map(Arc::make_mut) else { return };
         for ((deployment, region), served) in &report.served {
             let key = (report.gateway.region.clone(), deployment.clone(), region.clone());
             if slot.latencies.len() < SLOT_ROWS_MAX || slot.latencies.contains_key(&key) {
@@ -224,52 +306,40 @@ impl TrafficState {
         }
         for (key, requests) in &report.failures {
             if slot.failures.len() < SLOT_ROWS_MAX || slot.failures.contains_key(key) {
-                *slot.failures.entry(key.clone()).or_default() += requests;
+                let sum = slot.failures.entry(key.clone()).or_default();
+                *sum = sum.saturating_add(*requests);
             }
         }
     }
 
-    fn moved(&mut self, moved: &Move, now_ms: u64) {
+    /// Records a move; returns whether it is a new event.
+    fn moved(&mut self, moved: &Move, now_ms: u64) -> bool {
         let Move { from, to, cause, requests, example } = moved;
         let kind = match cause {
             MoveCause::Spillover => EventKind::Spillover,
             // A hedged request costs little and means little.
-            MoveCause::Hedge => return,
+            MoveCause::Hedge => return false,
             MoveCause::Retry | MoveCause::FirstByteTimeout | MoveCause::Evacuation => EventKind::Failover,
         };
         let parts = (from.as_str(), to.as_str(), cause.as_str());
-        self.events.record(kind, parts, (*requests, example), now_ms);
-    }
-
-    /// Records the changes of the regions' states; returns whether there is one.
-    fn update_states(&mut self, now_ms: u64) -> bool {
-        let states = self.region_states();
-        let mut changed = false;
-        for (region, state) in &states {
-            let before = self.states.get(region).copied().unwrap_or(RegionStatus::Unknown);
-            if before != *state && !matches!((before, state), (RegionStatus::Unknown, RegionStatus::Healthy))
-            {
-                changed = true;
-                let parts = (region.as_str(), state.as_str(), before.as_str());
-                self.events.record(EventKind::Health, parts, (0, ""), now_ms);
-            }
-        }
-        self.states = states;
-        changed
+        self.events.record(kind, parts, (*requests, example), now_ms)
     }
 
     /// Marks gateways that have not reported for a while as lost, and forgets old ones.
     pub fn expire(&mut self, now: Instant, now_ms: u64) {
         let age = |record: &GatewayRecord| now.saturating_duration_since(record.at);
-        self.gateways.retain(|_, record| age(record) <= GATEWAY_EXPIRY);
-        for (gateway, record) in &mut self.gateways {
-            if !record.is_lost && now.saturating_duration_since(record.at) > GATEWAY_LOST_AFTER {
-                record.is_lost = true;
-                let parts = (gateway.region.as_str(), "lost", "no report");
-                self.events.record(EventKind::Gateway, parts, (0, ""), now_ms);
-            }
+        let is_silent = |record: &&mut GatewayRecord| !record.is_lost && age(record) > GATEWAY_LOST_AFTER;
+        let mut lost = Vec::new();
+        for record in self.gateways.values_mut().filter(is_silent) {
+            record.is_lost = true;
+            lost.push(record.state.clone());
         }
-        self.update_states(now_ms);
+        self.gateways.retain(|_, record| age(record) <= GATEWAY_EXPIRY);
+        for state in lost {
+            let parts = (state.gateway.region.as_str(), "lost", "no report");
+            self.events.record(EventKind::Gateway, parts, (0, ""), now_ms);
+            self.forget_observations(&state, now_ms);
+        }
     }
 
     /// Records drains and switches of models since the last table.
@@ -298,43 +368,20 @@ impl TrafficState {
     /// Returns the gateways.
     pub fn gateways(&self, now: Instant) -> impl Iterator<Item = ReportingGateway<'_>> {
         self.gateways.values().map(move |record| ReportingGateway {
-            last: &record.last,
+            state: &record.state,
             age: now.saturating_duration_since(record.at),
             is_lost: record.is_lost,
         })
     }
 
     /// Returns the gateways that report.
-    pub fn live(&self) -> impl Iterator<Item = &GatewayTraffic> {
-        self.gateways.values().filter(|record| !record.is_lost).map(|record| &record.last)
+    pub fn live(&self) -> impl Iterator<Item = &LastReport> {
+        self.gateways.values().filter(|record| !record.is_lost).map(|record| &*record.state)
     }
 
-    fn observations(&self) -> impl Iterator<Item = (&RegionId, &ObservedRegion)> {
-        self.live().flat_map(|traffic| &traffic.regions)
-    }
-
-    /// Returns the states of the regions that gateways know.
-    pub fn region_states(&self) -> BTreeMap<RegionId, RegionStatus> {
-        let mut observed: BTreeMap<&RegionId, Vec<Health>> = BTreeMap::new();
-        self.observations().for_each(|(region, seen)| observed.entry(region).or_default().push(seen.health));
-        observed.into_iter().map(|(region, seen)| (region.clone(), RegionStatus::of(seen))).collect()
-    }
-
-    /// Returns the loads of the deployments by region. A region reports the same load to every gateway; the largest is taken.
-    pub fn loads(&self) -> BTreeMap<(RegionId, DeploymentName), ObservedLoad> {
-        let mut loads: BTreeMap<(RegionId, DeploymentName), ObservedLoad> = BTreeMap::new();
-        for (region, observed) in
-            self.observations().filter(|(_, observed)| observed.health == Health::Healthy)
-        {
-            for (deployment, load) in &observed.loads {
-                let known = loads.entry((region.clone(), deployment.clone())).or_default();
-                known.ready = known.ready.max(load.ready);
-                known.pending_tokens = known.pending_tokens.max(load.pending_tokens);
-                known.tokens_per_second = known.tokens_per_second.max(load.tokens_per_second);
-                known.held_for = known.held_for.max(load.held_for);
-            }
-        }
-        loads
+    /// Returns the number of known gateways.
+    pub fn gateway_count(&self) -> usize {
+        self.gateways.len()
     }
 
     /// Returns the rates by gateway region, deployment and responding region, of the gateways that report.
@@ -345,7 +392,7 @@ impl TrafficState {
             for counts in &record.recent {
                 let part = counts.interval.as_secs_f64() / total.max(f64::EPSILON);
                 for ((deployment, region), rates) in &counts.served {
-                    let key = (record.last.gateway.region.clone(), deployment.clone(), region.clone());
+                    let key = (record.state.gateway.region.clone(), deployment.clone(), region.clone());
                     let sum = all.entry(key).or_default();
                     sum.requests += rates.requests * part;
                     sum.failed += rates.failed * part;
@@ -392,7 +439,8 @@ impl TrafficState {
         let mut all: BTreeMap<(DeploymentName, String), u64> = BTreeMap::new();
         for slot in self.slots.iter().filter(|slot| now.saturating_duration_since(slot.begun) <= window) {
             for (key, requests) in &slot.failures {
-                *all.entry(key.clone()).or_default() += requests;
+                let sum = all.entry(key.clone()).or_default();
+                *sum = u64::saturating_add(*sum, *requests);
             }
         }
         all
@@ -400,8 +448,8 @@ impl TrafficState {
 }
 
 /// Returns how one gateway sees the health of a region.
-pub fn health_at(traffic: &GatewayTraffic, region: &RegionId) -> &'static str {
-    traffic.regions.get(region).map_or("unknown", |observed| health_name(observed.health))
+pub fn health_at(gateway: &LastReport, region: &RegionId) -> &'static str {
+    gateway.regions.get(region).map_or("unknown", |seen| health_name(seen.health))
 }
 
 #[cfg(test)]

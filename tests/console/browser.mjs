@@ -69,7 +69,7 @@ try {
   const closed = await stranger.newPage();
   await closed.goto(origin);
   await shown(closed, ".signin", 5_000, "sign-in page");
-  assert.equal((await stranger.request.get(`${origin}/api/snapshot`)).status(), 401);
+  assert.equal((await stranger.request.get(`${origin}/api/history`)).status(), 401);
   await accessible(stranger, closed, "sign-in page");
   await stranger.close();
 

@@ -1,15 +1,11 @@
 use super::*;
+use crate::some_instant;
 use regions::health::Health;
 use regions::{Generation, RegionRoute, ResidencyPolicy};
 use scheduler_api::VERSION;
 use scheduler_api::plan::GatewayBoot;
-use scheduler_api::traffic::{GatewayTraffic, ObservedRegion, ServedTraffic};
+use scheduler_api::traffic::{GatewayTraffic, ObservedLoad, ObservedRegion, ServedTraffic};
 use serde_json::{Value, json};
-
-#[expect(clippy::disallowed_methods, reason = "the tests need any instant, and compute the others from it")]
-fn begin() -> Instant {
-    Instant::now()
-}
 
 fn id(region: &str) -> RegionId {
     region.parse().unwrap()
@@ -80,19 +76,20 @@ fn traffic(deployment: &str, now: Instant) -> TrafficState {
         moves: Vec::new(),
         explained: BTreeMap::new(),
     };
-    state.record(report, now, 5_000);
+    state.record(report, now, 5_000).unwrap();
     state
 }
 
 fn shown(table: &RouteTable, traffic: &TrafficState, now: Instant) -> Value {
     let (catalogue, rollout, capacity) = (Catalogue::builtin(), rollout(), BTreeMap::new());
     let fleet = FleetView { catalogue: &catalogue, table, rollout: &rollout, capacity: &capacity };
-    serde_json::to_value(FleetSnapshot::new(fleet, traffic, now, 9_000)).unwrap()
+    let sums = TrafficSums::of(traffic, now);
+    serde_json::to_value(FleetSnapshot::new(fleet, traffic, &sums, (now, 9_000))).unwrap()
 }
 
 #[test]
 fn a_snapshot_joins_the_table_with_the_traffic() {
-    let now = begin();
+    let now = some_instant();
     let found = shown(&table(2), &traffic("d0001", now), now);
     let region = &found["regions"][0];
     assert_eq!(region["id"], "gcp/europe-west4");
@@ -116,7 +113,7 @@ fn a_snapshot_joins_the_table_with_the_traffic() {
 
 #[test]
 fn limit_of_deployments_is_enforced_and_those_with_traffic_are_kept() {
-    let now = begin();
+    let now = some_instant();
     let last = format!("d{ROWS_MAX:04}");
     let found = shown(&table(ROWS_MAX + 1), &traffic(&last, now), now);
     assert_eq!(found["deployments"].as_array().map(Vec::len), Some(ROWS_MAX));
@@ -134,7 +131,7 @@ fn the_limits_of_an_applied_tenant_are_shown() {
                 residency = { allow = [\"eu\"] }\nlimits = { requests_per_second = 100 }\n";
     let tenants = regions::parse_tenants(text, &Catalogue::builtin()).unwrap();
     let tenants = Some(regions::Tenants { all: tenants, ..Default::default() });
-    let found = shown(&RouteTable { tenants, ..table(1) }, &TrafficState::default(), begin());
+    let found = shown(&RouteTable { tenants, ..table(1) }, &TrafficState::default(), some_instant());
     let tenant = &found["tenants"][0];
     assert_eq!((&tenant["applied"], &tenant["requests_per_second"]), (&json!(true), &json!(100)));
     assert!(!found.to_string().contains("9f86d081"), "no digest of a key");

@@ -23,7 +23,7 @@ use supervision::request::{Panicked, contain};
 use super::access::{Caller, check};
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
-use super::scrape::{HubMetrics, HubPath};
+use super::scrape::{ConsoleMetrics, HubMetrics, HubPath};
 use super::{
     Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, console, drains, health, promote, shares,
     spokes, stopped, usage,
@@ -96,10 +96,10 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>, headers: HeaderMap) -> i
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
-    let pages = api.console.as_ref().map_or((0, 0), |console| console.open_pages());
+    let console = api.console.as_ref().map_or(ConsoleMetrics::NONE, |console| console.metrics());
     let places = (api.plans.places(), api.plans.sharing_gateways());
     let rejected = (&*api.denials, &api.refused.counts);
-    let text = api.metrics.render(table, places, [polls, pages], rejected, &api.transport, format);
+    let text = api.metrics.render(table, places, (polls, console), rejected, &api.transport, format);
     ([(header::CONTENT_TYPE, format.content_type())], text)
 }
 

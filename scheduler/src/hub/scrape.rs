@@ -3,7 +3,9 @@
 use axum::http::StatusCode;
 use identity::{CertificateMetrics, ConnectionFailureCause, Transport};
 use metrics::page::RoleMetrics;
-use metrics::{BuildMetrics, Counter, Family, Format, Gauge, Histogram, Label, Sparse, labels, metric_set};
+use metrics::{
+    BuildMetrics, Counter, Family, Format, Gauge, Histogram, Label, Sparse, Total, labels, metric_set,
+};
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
 
@@ -109,6 +111,29 @@ metric_set! {
 }
 
 metric_set! {
+    /// Metrics of the console.
+    #[derive(Debug)]
+    pub(super) struct ConsoleMetrics {
+        /// Open pages of the console.
+        pub(super) pages: usize = "meridian_hub_console_pages",
+        /// Limit on open pages of the console; 0 at a hub without a console.
+        pub(super) pages_max: usize = "meridian_hub_console_pages_max",
+        /// Gateways whose traffic the console shows.
+        pub(super) gateways: usize = "meridian_hub_console_gateways",
+        /// Limit on these gateways, beyond which reports are rejected with 429; 0 at a hub without a console.
+        pub(super) gateways_max: usize = "meridian_hub_console_gateways_max",
+        /// Gateways that the console forgot because too many others of their region report.
+        pub(super) gateways_evicted: Total = "meridian_hub_console_gateways_evicted_total",
+    }
+}
+
+impl ConsoleMetrics {
+    /// Metrics of a hub without a console.
+    pub(super) const NONE: ConsoleMetrics =
+        ConsoleMetrics { pages: 0, pages_max: 0, gateways: 0, gateways_max: 0, gateways_evicted: Total(0) };
+}
+
+metric_set! {
     /// All metrics of a hub.
     struct HubScrape<'a> {
         /// Counters.
@@ -129,10 +154,8 @@ metric_set! {
         polls: usize = "meridian_hub_polls",
         /// Limit on open long polls.
         polls_max: usize = "meridian_hub_polls_max",
-        /// Open pages of the console.
-        console_pages: usize = "meridian_hub_console_pages",
-        /// Limit on open pages of the console; 0 at a hub without a console.
-        console_pages_max: usize = "meridian_hub_console_pages_max",
+        /// Console.
+        console: ConsoleMetrics = set,
         /// Requests that were denied, by reason.
         denied: &'a Family<DenialReason> = "meridian_hub_requests_denied_total" ["reason"],
         /// Requests to join that the authority rejected, by reason.
@@ -155,12 +178,12 @@ pub fn metrics() -> RoleMetrics {
 
 impl HubMetrics {
     /// Renders these metrics and the state of the hub: the published table, the origins and the sharing gateways of
-    /// the published plan, open long polls and pages of the console with their limits, and rejected requests and connections.
+    /// the published plan, open long polls with their limit, the console, and rejected requests and connections.
     pub(super) fn render(
         &self,
         table: Option<&RouteTable>,
         (plan_origins, sharing_gateways): (usize, usize),
-        [(polls, polls_max), (console_pages, console_pages_max)]: [(usize, usize); 2],
+        ((polls, polls_max), console): ((usize, usize), ConsoleMetrics),
         (denials, refused): (&Denials, &Family<ConnectionFailureCause>),
         transport: &Transport,
         format: Format,
@@ -176,8 +199,7 @@ impl HubMetrics {
             sharing_gateways,
             polls,
             polls_max,
-            console_pages,
-            console_pages_max,
+            console,
             denied: &denials.counts,
             joins_rejected: &denials.joins,
             refused,

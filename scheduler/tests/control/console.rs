@@ -14,6 +14,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(10);
 const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
+/// Limit of the gateways of one region.
+const REGION_GATEWAYS_MAX: u64 = 64;
 /// Limit of open pages.
 const PAGES_MAX: usize = 64;
 
@@ -60,11 +62,6 @@ async fn a_page_shows_the_traffic_that_gateways_report() {
     hub.wait_for_routes("a table", |_| true).await;
     let (status, _, body) = hub.post(paths::TRAFFIC, report(1, json!([]))).await;
     assert_eq!((status, &body["next_ms"]), (200, &json!(1000)), "{body}");
-    let snapshot: Value =
-        hub.client.get(format!("{url}/api/snapshot")).send().await.unwrap().json().await.unwrap();
-    assert_eq!(snapshot["arcs"][0]["traffic"]["rate"], 30.0, "{snapshot}");
-    assert_eq!(snapshot["total"]["rate"], 30.0);
-
     let mut stream = hub.client.get(format!("{url}/api/events")).send().await.unwrap();
     assert_eq!(stream.headers()["content-type"], "text/event-stream");
     let mut received = String::new();
@@ -73,6 +70,10 @@ async fn a_page_shows_the_traffic_that_gateways_report() {
         received += std::str::from_utf8(&chunk).unwrap();
     }
     assert!(received.starts_with("retry: "), "{received}");
+    let data = received.split("data: ").nth(1).unwrap().split("\n\n").next().unwrap();
+    let snapshot: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(snapshot["arcs"][0]["traffic"]["rate"], 30.0, "{snapshot}");
+    assert_eq!(snapshot["total"]["rate"], 30.0);
     drop(stream);
     hub.stop().await;
 }
@@ -110,7 +111,7 @@ async fn requests_of_other_sites_are_rejected_and_every_response_has_the_policy(
     assert_eq!(page.headers()["x-content-type-options"], "nosniff");
     assert_eq!(get("/nothing").send().await.unwrap().status(), StatusCode::NOT_FOUND);
     // A name of another site that resolves to this address.
-    let rebound = get("/api/snapshot").header("host", "evil.example").send().await.unwrap();
+    let rebound = get("/api/history").header("host", "evil.example").send().await.unwrap();
     assert_eq!(rebound.status(), StatusCode::MISDIRECTED_REQUEST);
     assert!(rebound.headers().contains_key("content-security-policy"));
     let drain = format!("/api/drains/{EUROPE}");
@@ -155,7 +156,7 @@ async fn a_link_signs_in_once_with_the_role_of_its_owner() {
             client.get(format!("{url}{path}")).header("cookie", cookie).send().await.unwrap()
         };
         assert_eq!(get("/", "").await.status(), StatusCode::OK, "the page has no data");
-        for path in ["/api/session", "/api/snapshot", "/api/history", "/api/events", "/api/requests/a"] {
+        for path in ["/api/session", "/api/history", "/api/events", "/api/requests/a"] {
             assert_eq!(get(path, "").await.status(), StatusCode::UNAUTHORIZED, "{path}");
         }
         let sign_in = async || {
@@ -177,4 +178,22 @@ async fn a_link_signs_in_once_with_the_role_of_its_owner() {
         assert_eq!(logout.send().await.unwrap().status(), StatusCode::NO_CONTENT);
         assert_eq!(get("/api/session", cookie).await.status(), StatusCode::UNAUTHORIZED);
     }
+}
+
+#[tokio::test]
+async fn a_certificate_for_one_region_cannot_use_up_the_gateways_of_the_console() {
+    let dir = tempfile::tempdir().unwrap();
+    let operations = world::free_address();
+    let config = world::config(dir.path());
+    let hub = Hub::start(HubConfig { console: any_port(), operations: Some(operations), ..config }).await;
+    for boot_id in 0..=REGION_GATEWAYS_MAX {
+        let (status, _, body) = hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    let text = hub.client.get(format!("http://{operations}/metrics")).send().await.unwrap();
+    let text = text.text().await.unwrap();
+    for (name, expected) in [("", REGION_GATEWAYS_MAX), ("_max", 1024), ("_evicted_total", 1)] {
+        assert!(text.contains(&format!("\nmeridian_hub_console_gateways{name} {expected}\n")), "{text}");
+    }
+    hub.stop().await;
 }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ::console::sessions::{LOGIN_TTL, Secret};
+use ::console::traffic::TooManyGateways;
 use axum::Json;
 use axum::extract::State;
 use identity::{AcceptedPeers, ConnectedClient, ServerTls, Transport, listener};
@@ -31,6 +32,7 @@ use regions::spiffe::Role;
 use replica_api::error::ErrorCode;
 use scheduler_api::VERSION;
 use scheduler_api::paths;
+use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::{
     ConsoleLoginV1, GatewayTraffic, TRAFFIC_IDLE_PERIOD, TRAFFIC_PERIOD, TrafficReportV1, TrafficResponseV1,
 };
@@ -67,12 +69,18 @@ pub(super) async fn traffic<S: Store>(
     caller: Caller,
     body: Body,
 ) -> Result<Json<TrafficResponseV1>, ErrorResponse> {
-    let report = GatewayTraffic::try_from(json::<TrafficReportV1>(body)?)?;
+    let mut report = GatewayTraffic::try_from(json::<TrafficReportV1>(body)?)?;
     let region = report.gateway.region.clone();
     api.check_region(&region)?;
     caller.check_region(&api, &region, paths::TRAFFIC)?;
+    // The catalogue bounds the number of regions, whatever names a gateway makes up.
+    report.regions.retain(|region, _| api.catalogue.get(region).is_some());
+    let too_many = |TooManyGateways| {
+        let message = format!("The maximum of {GATEWAYS_MAX} gateways report to this console; stop some.");
+        ErrorResponse::new(ErrorCode::Overloaded, message).with_field("gateway")
+    };
     let (next, explain) = match &api.console {
-        Some(console) => (TRAFFIC_PERIOD, console.record(report)),
+        Some(console) => (TRAFFIC_PERIOD, console.record(report).map_err(too_many)?),
         None => (TRAFFIC_IDLE_PERIOD, Vec::new()),
     };
     let next_ms = u64::try_from(next.as_millis()).unwrap_or(u64::MAX);

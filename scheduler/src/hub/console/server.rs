@@ -6,9 +6,8 @@
 //! | `POST /api/login` | session for the secret of a link |
 //! | `POST /api/logout` | end of the session |
 //! | `GET /api/session` | name and role of the person |
-//! | `GET /api/snapshot` | state of the fleet |
 //! | `GET /api/history` | rates and latencies of the last five minutes |
-//! | `GET /api/events` | the snapshots as server-sent events |
+//! | `GET /api/events` | the state of the fleet, as server-sent events |
 //! | `GET /api/requests/{id}` | routing decision of a request, from the gateway that served it |
 //! | `PUT`, `DELETE /api/drains/{cloud}/{name}` | drain of a region, and its end |
 //! | `POST /api/promotions/{name}` | promotion of the next model of a deployment |
@@ -51,7 +50,6 @@ pub(super) fn router<S: Store>(api: ConsoleApi<S>) -> Router {
     let protected = Router::new()
         .route("/api/session", get(session))
         .route("/api/logout", post(logout::<S>))
-        .route("/api/snapshot", get(stream::snapshot::<S>))
         .route("/api/history", get(stream::history::<S>))
         .route("/api/events", get(stream::events::<S>))
         .route("/api/requests/{*id}", get(explain::<S>))

@@ -9,14 +9,17 @@ use ::console::history::ChartHistory;
 use ::console::lookups::Lookups;
 use ::console::origin::ConsoleOrigin;
 use ::console::sessions::Sessions;
-use ::console::traffic::{ReportUrgency, TrafficState};
+use ::console::traffic::{ReportUrgency, TooManyGateways, TrafficState};
 use axum::body::Bytes;
+use metrics::Total;
 use scheduler_api::plan::GatewayBoot;
+use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::GatewayTraffic;
 use supervision::Mutex;
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::config::ConsoleConfig;
+use crate::hub::scrape::ConsoleMetrics;
 
 /// Maximum number of open pages.
 pub(super) const PAGES_MAX: usize = 64;
@@ -55,10 +58,10 @@ impl Console {
     }
 
     /// Adds a report of a gateway. Returns the requests that the gateway is to explain.
-    pub(super) fn record(&self, mut report: GatewayTraffic) -> Vec<String> {
+    pub(super) fn record(&self, mut report: GatewayTraffic) -> Result<Vec<String>, TooManyGateways> {
         let (now, gateway) = (Instant::now(), report.gateway.clone());
         let explained = std::mem::take(&mut report.explained);
-        if self.traffic.lock().record(report, now, now_ms()) == ReportUrgency::Urgent {
+        if self.traffic.lock().record(report, now, now_ms())? == ReportUrgency::Urgent {
             self.urgent.notify_one();
         }
         let mut lookups = self.lookups.lock();
@@ -69,12 +72,19 @@ impl Console {
         if ended.contains(&true) {
             self.looked_up.send_replace(());
         }
-        pending
+        Ok(pending)
     }
 
-    /// Returns the number of open pages, and its limit.
-    pub(in crate::hub) fn open_pages(&self) -> (usize, usize) {
-        (PAGES_MAX - self.pages.available_permits(), PAGES_MAX)
+    /// Returns the metrics.
+    pub(in crate::hub) fn metrics(&self) -> ConsoleMetrics {
+        let traffic = self.traffic.lock();
+        ConsoleMetrics {
+            gateways: traffic.gateway_count(),
+            gateways_max: GATEWAYS_MAX,
+            gateways_evicted: Total(traffic.evicted),
+            pages: PAGES_MAX - self.pages.available_permits(),
+            pages_max: PAGES_MAX,
+        }
     }
 
     /// Returns the gateways that report.

@@ -1,20 +1,22 @@
 //! Snapshots of the fleet: the sampler that computes them, and the stream of a page.
 //!
-//! A snapshot is computed and serialised once for all pages, every second and when something urgent has changed. A page that
-//! does not keep up misses snapshots, and gets the latest: nothing is queued for it.
+//! A snapshot is computed and serialised once for all pages, every second and when something urgent has changed, from a clone
+//! of the traffic: reports of gateways do not wait for it. A page that does not keep up misses snapshots, and gets the latest:
+//! nothing is queued for it.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::console::snapshot::{FleetSnapshot, FleetView, chart_values};
+use ::console::snapshot::{ChartValues, FleetSnapshot, FleetView, TrafficSums, chart_values};
+use ::console::traffic::TrafficState;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use regions::RegionId;
+use regions::{Catalogue, RegionId};
 use replica_api::error::ErrorCode;
 use scheduler_api::apply::RolloutV1;
 use scheduler_api::keys;
@@ -26,7 +28,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::context::ConsoleApi;
 use super::state::{Console, PAGES_MAX, now_ms};
 use crate::hub::api::HubApi;
-use crate::hub::{apply, records, stopped};
+use crate::hub::{Current, apply, records, stopped};
 use crate::respond::ErrorResponse;
 
 /// Interval of the snapshots.
@@ -40,6 +42,18 @@ const RECONNECT_MS: u64 = 1_000;
 struct FleetRecords {
     rollout: RolloutV1,
     capacity: BTreeMap<RegionId, RegionCapacity>,
+}
+
+/// Input of a snapshot.
+struct SnapshotInput {
+    traffic: TrafficState,
+    now: Instant,
+    at_ms: u64,
+    catalogue: Arc<Catalogue>,
+    /// The published table.
+    published: Current,
+    /// `None` while no page is open, or before the first were read.
+    records: Option<Arc<FleetRecords>>,
 }
 
 /// Computes snapshots until the hub stops.
@@ -59,24 +73,38 @@ pub(super) async fn sample<S: Store>(api: HubApi<S>, console: Arc<Console>) {
             if let Some(published) = api.current.borrow().clone() {
                 traffic.observe_table(&published.table, at_ms);
             }
-            let values = chart_values(&traffic, now);
-            drop(traffic);
-            console.history.lock().record(values, at_ms);
         }
-        if console.pages.available_permits() == PAGES_MAX {
+        let has_pages = console.pages.available_permits() < PAGES_MAX;
+        if !has_pages {
             records = None;
             console.snapshot.send_replace(None);
-            continue;
-        }
-        if is_regular || records.is_none() {
+            if !is_regular {
+                continue;
+            }
+        } else if is_regular || records.is_none() {
             match read(&api).await {
-                Ok(found) => records = Some(found),
+                Ok(found) => records = Some(Arc::new(found)),
                 // The pages show the last records. The store is reported by the election and the controller.
                 Err(_) => tracing::debug!("records for the console not read"),
             }
         }
-        if let Some(body) = records.as_ref().and_then(|records| serialise(&api, &console, records)) {
-            console.snapshot.send_replace(Some(body));
+        let input = SnapshotInput {
+            traffic: console.traffic.lock().clone(),
+            now: Instant::now(),
+            at_ms: now_ms(),
+            catalogue: api.catalogue.clone(),
+            published: api.current.borrow().clone(),
+            records: records.clone(),
+        };
+        let at_ms = input.at_ms;
+        // A panic is logged, and the next snapshot is computed.
+        if let Ok((values, body)) = tokio::task::spawn_blocking(move || compute(&input)).await {
+            if is_regular {
+                console.history.lock().record(values, at_ms);
+            }
+            if let Some(body) = body {
+                console.snapshot.send_replace(Some(body));
+            }
         }
         if !is_regular {
             tokio::time::sleep(PERIOD_MIN).await;
@@ -95,22 +123,17 @@ async fn read<S: Store>(api: &HubApi<S>) -> Result<FleetRecords, ErrorResponse> 
     Ok(FleetRecords { rollout, capacity })
 }
 
-/// Returns the snapshot of this moment as JSON; `None` before the first route table.
-fn serialise<S>(api: &HubApi<S>, console: &Console, records: &FleetRecords) -> Option<Bytes> {
-    let published = api.current.borrow().clone()?;
-    let FleetRecords { rollout, capacity } = records;
-    let fleet = FleetView { catalogue: &api.catalogue, table: &published.table, rollout, capacity };
-    let traffic = console.traffic.lock();
-    let snapshot = FleetSnapshot::new(fleet, &traffic, Instant::now(), now_ms());
-    serde_json::to_vec(&snapshot).ok().map(Bytes::from)
-}
-
-/// Returns a snapshot.
-pub(super) async fn snapshot<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
-    let records = read(&api.hub).await?;
-    let not_yet = || ErrorResponse::new(ErrorCode::NotReady, "No route table has been published yet.");
-    let body = serialise(&api.hub, &api.console, &records).ok_or_else(not_yet)?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+/// Returns the values of the charts, and the snapshot as JSON; `None` before the first route table.
+fn compute(input: &SnapshotInput) -> (ChartValues, Option<Bytes>) {
+    let SnapshotInput { traffic, now, at_ms, catalogue, published, records } = input;
+    let sums = TrafficSums::of(traffic, *now);
+    let body = published.as_ref().zip(records.as_deref()).and_then(|(published, records)| {
+        let FleetRecords { rollout, capacity } = records;
+        let fleet = FleetView { catalogue, table: &published.table, rollout, capacity };
+        let snapshot = FleetSnapshot::new(fleet, traffic, &sums, (*now, *at_ms));
+        serde_json::to_vec(&snapshot).ok().map(Bytes::from)
+    });
+    (chart_values(&sums), body)
 }
 
 /// Returns the samples of the last five minutes.
