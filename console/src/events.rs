@@ -51,7 +51,7 @@ pub struct ConsoleEvent {
     pub example: String,
 }
 
-/// The last events.
+/// The last events, in the order of their last occurrence.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     all: VecDeque<ConsoleEvent>,
@@ -69,16 +69,25 @@ impl Events {
         (requests, example): (u64, &str),
         now_ms: u64,
     ) -> bool {
-        let is_same = |event: &&mut ConsoleEvent| {
+        let is_same = |event: &ConsoleEvent| {
             event.kind == kind
                 && (event.subject.as_str(), event.to.as_str(), event.cause.as_str()) == (subject, to, cause)
         };
-        let recent =
-            self.all.iter_mut().rev().take_while(|event| event.last_ms.saturating_add(COALESCED_MS) > now_ms);
-        let is_continued = |event: &&mut ConsoleEvent| event.requests > 0 || kind == EventKind::Gateway;
-        if let Some(event) = recent.into_iter().find(is_same).filter(is_continued) {
+        let is_continued = |event: &ConsoleEvent| event.requests > 0 || kind == EventKind::Gateway;
+        let mut recent = self
+            .all
+            .iter()
+            .enumerate()
+            .rev()
+            .take_while(|(_, event)| event.last_ms.saturating_add(COALESCED_MS) > now_ms);
+        let same = recent.find(|(_, event)| is_same(event)).filter(|(_, event)| is_continued(event));
+        if let Some(mut event) = same.map(|(at, _)| at).and_then(|at| self.all.remove(at)) {
             event.requests = event.requests.saturating_add(requests);
             event.last_ms = now_ms;
+            if event.example.is_empty() {
+                event.example = example.to_owned();
+            }
+            self.all.push_back(event);
             return false;
         }
         self.recorded += 1;
@@ -99,7 +108,7 @@ impl Events {
         true
     }
 
-    /// Returns the events, the latest first.
+    /// Returns the events, the one that occurred last first.
     pub fn latest(&self) -> impl Iterator<Item = &ConsoleEvent> {
         self.all.iter().rev()
     }
@@ -122,7 +131,26 @@ mod tests {
         failover(&mut events, "b/1", 1_000 + 2 * COALESCED_MS);
         let found: Vec<_> =
             events.latest().map(|event| (event.number, event.to.as_str(), event.requests)).collect();
-        assert_eq!(found, [(3, "b/1", 2), (2, "c/1", 2), (1, "b/1", 4)]);
+        assert_eq!(found, [(3, "b/1", 2), (1, "b/1", 4), (2, "c/1", 2)]);
+    }
+
+    #[test]
+    fn an_event_that_continues_is_the_latest_and_is_found_behind_older_ones() {
+        let mut events = Events::default();
+        for (to, at) in [("b/1", 1_000), ("c/1", 1_001), ("b/1", 5_000), ("b/1", 9_000)] {
+            failover(&mut events, to, at);
+        }
+        let found: Vec<_> = events.latest().map(|event| (event.to.as_str(), event.requests)).collect();
+        assert_eq!(found, [("b/1", 6), ("c/1", 2)]);
+    }
+
+    #[test]
+    fn an_event_has_the_first_example_that_there_is() {
+        let mut events = Events::default();
+        for example in ["", "r-1", "r-2"] {
+            events.record(EventKind::Failover, ("a/1", "b/1", "retry"), (1, example), 1_000);
+        }
+        assert_eq!(events.latest().next().map(|event| event.example.as_str()), Some("r-1"));
     }
 
     #[test]
