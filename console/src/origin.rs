@@ -2,7 +2,8 @@
 //!
 //! A page of another site can make a browser send requests to the console, and can give its own name the address of the
 //! console (DNS rebinding). So the `host` header must name the console, and a request that changes something must come from
-//! the console's own page: it has an `origin` of the console and a header that no form can set.
+//! the console's own page: it has an `origin` of the console and a header that no form can set. Browsers also say where a
+//! request comes from (`sec-fetch-site`), and data is sent to the console's own pages only.
 
 /// Header of requests that change something. A page of another origin cannot set it without the permission of the console,
 /// which gives none.
@@ -20,15 +21,15 @@ pub struct ConsoleOrigin {
 impl ConsoleOrigin {
     /// Creates the origin of a listener at `listen` (`IP:PORT`). `url` is the configured base URL.
     pub fn new(listen: std::net::SocketAddr, is_tls: bool, url: Option<&str>) -> ConsoleOrigin {
-        let mut hosts = vec![listen.to_string()];
-        if listen.ip().is_loopback() {
-            hosts.push(format!("localhost:{}", listen.port()));
-        }
         let scheme = if is_tls { "https" } else { "http" };
+        let mut hosts = names(scheme, &listen.to_string());
+        if listen.ip().is_loopback() {
+            hosts.extend(names(scheme, &format!("localhost:{}", listen.port())));
+        }
         let url =
             url.map_or_else(|| format!("{scheme}://{listen}"), |url| url.trim_end_matches('/').to_owned());
-        if let Some((_, host)) = url.split_once("://") {
-            hosts.push(host.to_ascii_lowercase());
+        if let Some((scheme, host)) = url.split_once("://") {
+            hosts.extend(names(&scheme.to_ascii_lowercase(), host));
         }
         ConsoleOrigin { hosts, url }
     }
@@ -40,7 +41,7 @@ impl ConsoleOrigin {
 
     /// Returns whether browsers use TLS, so that a cookie can be restricted to it.
     pub fn is_secure(&self) -> bool {
-        self.url.starts_with("https://")
+        self.url.split_once("://").is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("https"))
     }
 
     /// Returns whether a request with this `host` is for the console.
@@ -54,6 +55,24 @@ impl ConsoleOrigin {
             .and_then(|origin| origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://")));
         has_header && self.accepts_host(host)
     }
+}
+
+/// Returns the values of `host` for a URL: browsers leave out the default port of the scheme.
+fn names(scheme: &str, host: &str) -> Vec<String> {
+    let default = if scheme == "https" { ":443" } else { ":80" };
+    let has_port =
+        host.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let other = match host.strip_suffix(default) {
+        Some(name) => Some(name.to_owned()),
+        None => (!has_port).then(|| format!("{host}{default}")),
+    };
+    [Some(host.to_owned()), other].into_iter().flatten().collect()
+}
+
+/// Returns whether a request for data may get it, by its `sec-fetch-site`: not one that a page of another site makes the
+/// browser send. Clients that are not browsers do not have the header, and a person who enters the address has `none`.
+pub fn accepts_site(site: Option<&str>) -> bool {
+    matches!(site, None | Some("same-origin" | "none"))
 }
 
 #[cfg(test)]
@@ -79,6 +98,45 @@ mod tests {
         assert!(named.accepts_host(Some("console.example.com")) && named.accepts_host(Some("10.0.0.5:7080")));
         assert!(!named.accepts_host(Some("localhost:7080")), "only a loopback listener is localhost");
         assert_eq!((named.url(), named.is_secure()), ("https://console.example.com", true));
+    }
+
+    #[test]
+    fn the_default_port_of_a_scheme_is_optional() {
+        let at = |listen: &str, is_tls, url| ConsoleOrigin::new(listen.parse().unwrap(), is_tls, url);
+        for (origin, accepted, other) in [
+            (at("10.0.0.5:443", true, None), ["10.0.0.5", "10.0.0.5:443"], "10.0.0.5:80"),
+            (at("127.0.0.1:80", false, None), ["localhost", "127.0.0.1:80"], "localhost:443"),
+            (at("[fd00::1]:443", true, None), ["[fd00::1]", "[fd00::1]:443"], "[fd00::1]:80"),
+            (
+                at("127.0.0.1:1", false, Some("https://a.example:443")),
+                ["a.example", "a.example:443"],
+                "a.example:80",
+            ),
+            (
+                at("127.0.0.1:1", false, Some("HTTPS://a.example")),
+                ["a.example", "A.example:443"],
+                "a.example:80",
+            ),
+            (
+                at("127.0.0.1:1", false, Some("http://a.example")),
+                ["a.example", "a.example:80"],
+                "a.example:443",
+            ),
+            (at("127.0.0.1:1", false, Some("https://[::5]")), ["[::5]", "[::5]:443"], "[::5]:80"),
+        ] {
+            assert!(accepted.iter().all(|host| origin.accepts_host(Some(host))), "{origin:?}");
+            assert!(!origin.accepts_host(Some(other)), "{origin:?}");
+            assert!(origin.accepts_change(Some(&format!("https://{}", accepted[0])), true), "{origin:?}");
+        }
+        assert!(at("127.0.0.1:1", false, Some("HTTPS://a.example")).is_secure());
+    }
+
+    #[test]
+    fn pages_of_other_sites_get_no_data() {
+        assert!(accepts_site(None) && accepts_site(Some("same-origin")) && accepts_site(Some("none")));
+        assert!(
+            !accepts_site(Some("cross-site")) && !accepts_site(Some("same-site")) && !accepts_site(Some(""))
+        );
     }
 
     #[test]

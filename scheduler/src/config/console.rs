@@ -12,7 +12,8 @@ section! {
         /// Listener for browsers: plaintext on loopback, where a link of `meridian console` signs in; on another address TLS with
         /// the identity of the hub, where browsers need a certificate of a viewer or operator.
         listen: SocketAddr, like "\"127.0.0.1:7080\"";
-        /// URL that browsers open, if a proxy is in front of the listener; that of the listener if absent.
+        /// URL that browsers open, if a proxy is in front of the listener, or if it listens at all addresses; that of the listener if
+        /// absent.
         url: Option<String>;
     }
 }
@@ -44,6 +45,10 @@ pub(super) fn read(
         document.problem("console.listen", problem);
         return None;
     }
+    if let Some(problem) = missing_url(listen, url.as_deref()) {
+        document.problem("console.url", problem);
+        return None;
+    }
     if let Some(text) = &url
         && !is_base_url(text)
     {
@@ -53,6 +58,16 @@ pub(super) fn read(
         return None;
     }
     Some(Some(ConsoleConfig { listen, url }))
+}
+
+/// Returns the problem of a listener whose address browsers cannot open.
+fn missing_url(listen: SocketAddr, url: Option<&str>) -> Option<String> {
+    (url.is_none() && listen.ip().is_unspecified()).then(|| {
+        let port = listen.port();
+        format!(
+            "is required, because browsers cannot open console.listen (\"{listen}\"); write https://HOST:{port}"
+        )
+    })
 }
 
 fn is_base_url(text: &str) -> bool {
@@ -93,6 +108,16 @@ mod tests {
         for open in ["0.0.0.0:7080", "10.0.0.5:7080"] {
             assert!(listen(open).unwrap_err()[0].contains("add [identity]"), "{open}");
         }
+    }
+
+    #[test]
+    fn a_console_that_listens_at_all_addresses_needs_its_url() {
+        let problem = |listen: &str, url| missing_url(listen.parse().unwrap(), url);
+        for all in ["0.0.0.0:7443", "[::]:7443"] {
+            assert!(problem(all, None).is_some_and(|problem| problem.contains("https://HOST:7443")), "{all}");
+            assert_eq!(problem(all, Some("https://console.example.com")), None);
+        }
+        assert_eq!(problem("10.0.0.5:7443", None), None);
     }
 
     #[test]
