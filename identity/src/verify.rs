@@ -1,6 +1,7 @@
 //! Certificate verification of one end: the chain by rustls, the name by [`regions::spiffe`], revocation by the list.
 
 use crate::cause::wrong_peer;
+use crate::expiry::CertificateValidity;
 use crate::process::ProcessIdentity;
 use crate::revocation::{ConnectionGuard, SerialNumber};
 use regions::set::RegionIndex;
@@ -22,6 +23,8 @@ pub struct PeerIdentity {
     pub region: Option<RegionIndex>,
     /// Serial number of the certificate.
     pub serial: SerialNumber,
+    /// Last second of its validity, since 1970; 0 if it cannot be read.
+    pub not_after: u64,
 }
 
 impl PeerIdentity {
@@ -135,7 +138,8 @@ impl Verifier {
         if revocations.contains(&serial) {
             return Err(Error::InvalidCertificate(CertificateError::Revoked));
         }
-        Ok(PeerIdentity { id, region, serial })
+        let not_after = CertificateValidity::of(certificate).map_or(0, |validity| validity.not_after);
+        Ok(PeerIdentity { id, region, serial, not_after })
     }
 
     /// Registers an open connection of a verified peer, so that a revocation ends it.

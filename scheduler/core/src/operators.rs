@@ -39,6 +39,8 @@ pub struct TokenOperator {
     pub subject: String,
     /// Highest role that the token gives: [`Role::Operator`], [`Role::Viewer`], or none.
     pub role: Option<Role>,
+    /// Time since the epoch at which the token expires, with leeway.
+    pub until: Duration,
 }
 
 /// Verifies a token at `now`, the time since the epoch. `verify` verifies its signature with the keys of the issuer.
@@ -57,7 +59,7 @@ pub fn authenticate(
         return Err(TokenProblem::Issuer);
     }
     let claims = token.verified(verify)?;
-    claims.check(&rules.token, now)?;
+    let until = claims.check(&rules.token, now)?.until;
     let gives = |values: &[String]| {
         claims.texts(&rules.roles_claim).any(|role| values.iter().any(|value| value == role))
     };
@@ -67,7 +69,7 @@ pub fn authenticate(
         (false, false) => None,
     };
     let subject = claims.text("sub").unwrap_or_default().chars().filter(|c| !c.is_control());
-    Ok(TokenOperator { subject: subject.take(SUBJECT_CHARS_MAX).collect(), role })
+    Ok(TokenOperator { subject: subject.take(SUBJECT_CHARS_MAX).collect(), role, until })
 }
 
 /// Times at which the key set of an issuer is fetched: periodically, and for a token with an unknown key, but never twice
@@ -179,7 +181,8 @@ mod tests {
             let token =
                 signed(json!({"alg": "EdDSA", "kid": "1"}), &claims, |text| pair.sign(text).as_ref().into());
             let found = check_token(&token, std::slice::from_ref(&key), NOW);
-            assert_eq!(found, Ok(TokenOperator { subject: "jane".to_owned(), role }), "{roles}");
+            let until = NOW + MINUTE + 5 * MINUTE;
+            assert_eq!(found, Ok(TokenOperator { subject: "jane".to_owned(), role, until }), "{roles}");
         };
         check(json!(["fleet-admins"]), Some(Role::Operator));
         check(json!(["fleet-readers", "fleet-admins"]), Some(Role::Operator));
