@@ -6,8 +6,9 @@
 //! ```
 //!
 //! [`traffic`] aggregates the reports of the gateways, and [`observed`] what they observe of the regions; [`snapshot`] joins them
-//! with the route table and the replicas; [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are signed in, [`origin`] decides which
-//! requests of a browser are accepted, [`lookups`] has the requests that gateways are to explain, and [`assets`] the files.
+//! with the route table and the replicas; [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are
+//! signed in, and [`open_pages`] the number of their pages; [`origin`] decides which requests of a browser are accepted, [`lookups`]
+//! has the requests that gateways are to explain, and [`assets`] the files.
 //!
 //! Time and randomness are arguments; the hub serves it.
 
@@ -16,6 +17,7 @@ pub mod events;
 pub mod history;
 pub mod lookups;
 pub mod observed;
+pub mod open_pages;
 pub mod origin;
 pub mod sessions;
 pub mod snapshot;

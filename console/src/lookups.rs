@@ -9,6 +9,8 @@ use serde_json::Value;
 
 /// Time limit of a lookup: some reports of a gateway.
 pub const LOOKUP_TTL: Duration = Duration::from_secs(5);
+/// Maximum number of lookups of one visitor within [`LOOKUP_TTL`]: half of all, so that one visitor does not use up all.
+pub const VISITOR_LOOKUPS_MAX: usize = EXPLANATIONS_MAX / 2;
 
 /// Result of a lookup.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub enum LookupResult {
     Found(String, Value),
     /// No gateway has the request.
     Unknown,
+    /// Some gateways have not responded in time, and the others do not have the request.
+    TimedOut,
 }
 
 /// Lookups in progress, and those that have just ended, by the identifier of the request.
@@ -27,6 +31,8 @@ pub struct Lookups(BTreeMap<String, Lookup>);
 
 #[derive(Debug)]
 struct Lookup {
+    /// Name of the visitor who started it.
+    visitor: String,
     waiting: BTreeSet<GatewayBoot>,
     result: LookupResult,
     until: Instant,
@@ -37,25 +43,30 @@ struct Lookup {
 pub struct TooManyLookups;
 
 impl Lookups {
-    /// Starts the lookup of a request at these gateways. One that is in progress continues.
+    /// Starts the lookup of a request at these gateways, for a visitor. One that is in progress continues.
     ///
     /// # Errors
     ///
-    /// When [`EXPLANATIONS_MAX`] are in progress: more do not fit into a message.
+    /// When [`EXPLANATIONS_MAX`] have been started within [`LOOKUP_TTL`], as more do not fit into a message, or
+    /// [`VISITOR_LOOKUPS_MAX`] by this visitor.
     pub fn start(
         &mut self,
-        id: &str,
+        (id, visitor): (&str, &str),
         gateways: BTreeSet<GatewayBoot>,
         now: Instant,
     ) -> Result<(), TooManyLookups> {
         self.0.retain(|_, lookup| lookup.until > now);
-        match self.0.get(id) {
-            Some(lookup) if lookup.result == LookupResult::Pending => return Ok(()),
-            None if self.0.len() >= EXPLANATIONS_MAX => return Err(TooManyLookups),
-            Some(_) | None => {}
+        if self.0.get(id).is_some_and(|lookup| lookup.result == LookupResult::Pending) {
+            return Ok(());
+        }
+        let others = || self.0.iter().filter(|(known, _)| known.as_str() != id);
+        let own = others().filter(|(_, lookup)| lookup.visitor == visitor);
+        if others().count() >= EXPLANATIONS_MAX || own.count() >= VISITOR_LOOKUPS_MAX {
+            return Err(TooManyLookups);
         }
         let result = if gateways.is_empty() { LookupResult::Unknown } else { LookupResult::Pending };
-        self.0.insert(id.to_owned(), Lookup { waiting: gateways, result, until: now + LOOKUP_TTL });
+        let (visitor, until) = (visitor.to_owned(), now + LOOKUP_TTL);
+        self.0.insert(id.to_owned(), Lookup { visitor, waiting: gateways, result, until });
         Ok(())
     }
 
@@ -86,34 +97,27 @@ impl Lookups {
         true
     }
 
-    /// Returns the result of a lookup; an unknown or expired one is [`LookupResult::Unknown`].
+    /// Returns the result of a lookup that was started.
     pub fn result(&self, id: &str, now: Instant) -> LookupResult {
         let lookup = self.0.get(id).filter(|lookup| lookup.until > now);
-        lookup.map_or(LookupResult::Unknown, |lookup| lookup.result.clone())
+        lookup.map_or(LookupResult::TimedOut, |lookup| lookup.result.clone())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::some_instant;
     use serde_json::json;
 
     fn gateway(boot_id: u64) -> GatewayBoot {
         GatewayBoot { region: "aws/us-east-1".parse().unwrap(), boot_id }
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the tests need any instant, and compute the others from it"
-    )]
-    fn begin() -> Instant {
-        Instant::now()
-    }
-
     #[test]
     fn the_gateway_that_has_the_request_ends_the_lookup() {
-        let (mut lookups, now) = (Lookups::default(), begin());
-        lookups.start("r", BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
+        let (mut lookups, now) = (Lookups::default(), some_instant());
+        lookups.start(("r", "ada"), BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
         assert_eq!(lookups.pending_for(&gateway(1), now), ["r"]);
         assert!(!lookups.record(&gateway(1), "r", None));
         assert_eq!(lookups.pending_for(&gateway(1), now), [""; 0], "it has responded");
@@ -125,23 +129,47 @@ mod tests {
 
     #[test]
     fn a_request_that_no_gateway_has_is_unknown() {
-        let (mut lookups, now) = (Lookups::default(), begin());
-        lookups.start("r", BTreeSet::from([gateway(1)]), now).unwrap();
+        let (mut lookups, now) = (Lookups::default(), some_instant());
+        lookups.start(("r", "ada"), BTreeSet::from([gateway(1)]), now).unwrap();
         assert!(lookups.record(&gateway(1), "r", None));
         assert_eq!(lookups.result("r", now), LookupResult::Unknown);
-        lookups.start("s", BTreeSet::new(), now).unwrap();
+        lookups.start(("s", "ada"), BTreeSet::new(), now).unwrap();
         assert_eq!(lookups.result("s", now), LookupResult::Unknown, "there is no gateway");
     }
 
     #[test]
     fn limit_of_lookups_is_enforced_and_expired_ones_free_slots() {
-        let (mut lookups, now) = (Lookups::default(), begin());
+        let (mut lookups, now) = (Lookups::default(), some_instant());
         let gateways = BTreeSet::from([gateway(1)]);
         for number in 0..EXPLANATIONS_MAX {
-            lookups.start(&number.to_string(), gateways.clone(), now).unwrap();
+            let id = number.to_string();
+            lookups.start((&id, &format!("visitor-{id}")), gateways.clone(), now).unwrap();
         }
-        assert_eq!(lookups.start("more", gateways.clone(), now), Err(TooManyLookups));
-        assert_eq!(lookups.start("0", gateways.clone(), now), Ok(()), "it is in progress already");
-        assert_eq!(lookups.start("more", gateways, now + LOOKUP_TTL), Ok(()));
+        assert_eq!(lookups.start(("more", "ada"), gateways.clone(), now), Err(TooManyLookups));
+        assert_eq!(lookups.start(("0", "ada"), gateways.clone(), now), Ok(()), "it is in progress already");
+        assert_eq!(lookups.start(("more", "ada"), gateways, now + LOOKUP_TTL), Ok(()));
+    }
+
+    #[test]
+    fn limit_of_lookups_of_a_visitor_is_enforced_and_others_have_theirs() {
+        let (mut lookups, now) = (Lookups::default(), some_instant());
+        let gateways = BTreeSet::from([gateway(1)]);
+        for number in 0..VISITOR_LOOKUPS_MAX {
+            lookups.start((&number.to_string(), "ada"), gateways.clone(), now).unwrap();
+        }
+        assert_eq!(lookups.start(("more", "ada"), gateways.clone(), now), Err(TooManyLookups));
+        assert_eq!(lookups.start(("more", "grace"), gateways.clone(), now), Ok(()));
+        assert!(lookups.record(&gateway(1), "0", None));
+        assert_eq!(lookups.start(("0", "ada"), gateways, now), Ok(()), "it replaces one that has ended");
+    }
+
+    #[test]
+    fn a_lookup_that_not_all_gateways_respond_to_times_out() {
+        let (mut lookups, now) = (Lookups::default(), some_instant());
+        lookups.start(("r", "ada"), BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
+        assert!(!lookups.record(&gateway(1), "r", None));
+        let last = now + LOOKUP_TTL - Duration::from_millis(1);
+        assert_eq!(lookups.result("r", last), LookupResult::Pending);
+        assert_eq!(lookups.result("r", now + LOOKUP_TTL), LookupResult::TimedOut);
     }
 }

@@ -1,6 +1,6 @@
 //! The console of a hub: who is admitted, what is rejected, and what a page receives.
 
-use super::access::Fleet;
+use super::access::{Fleet, Subject, name, serial};
 use super::world::{self, Hub};
 use regions::spiffe::Role;
 use reqwest::{Client, Response, StatusCode};
@@ -16,8 +16,8 @@ const EUROPE: &str = "gcp/europe-west4";
 const AMERICA: &str = "aws/us-east-1";
 /// Limit of the gateways of one region.
 const REGION_GATEWAYS_MAX: u64 = 64;
-/// Limit of open pages.
-const PAGES_MAX: usize = 64;
+/// Limit of the open pages of one visitor.
+const VISITOR_PAGES_MAX: usize = 16;
 
 /// Listener of the console on any port.
 pub(super) fn any_port() -> Option<ConsoleConfig> {
@@ -114,6 +114,12 @@ async fn requests_of_other_sites_are_rejected_and_every_response_has_the_policy(
     let rebound = get("/api/history").header("host", "evil.example").send().await.unwrap();
     assert_eq!(rebound.status(), StatusCode::MISDIRECTED_REQUEST);
     assert!(rebound.headers().contains_key("content-security-policy"));
+    for (site, expected) in [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)] {
+        let found = get("/api/history").header("sec-fetch-site", site).send().await.unwrap();
+        assert_eq!(found.status().as_u16(), expected, "{site}");
+    }
+    let linked = get("/").header("sec-fetch-site", "cross-site").send().await.unwrap();
+    assert_eq!(linked.status(), StatusCode::OK, "a link to the page has no data");
     let drain = format!("/api/drains/{EUROPE}");
     let put = || hub.client.put(format!("{url}{drain}"));
     assert_eq!(put().send().await.unwrap().status(), StatusCode::FORBIDDEN);
@@ -125,12 +131,12 @@ async fn requests_of_other_sites_are_rejected_and_every_response_has_the_policy(
 }
 
 #[tokio::test]
-async fn limit_of_pages_is_enforced() {
+async fn limit_of_pages_of_a_visitor_is_enforced() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, url) = local(&dir).await;
     let open = async || hub.client.get(format!("{url}/api/events")).send().await.unwrap();
     let mut pages = Vec::new();
-    for _ in 0..PAGES_MAX {
+    for _ in 0..VISITOR_PAGES_MAX {
         pages.push(open().await);
     }
     assert!(pages.iter().all(|page| page.status() == StatusCode::OK));
@@ -178,6 +184,67 @@ async fn a_link_signs_in_once_with_the_role_of_its_owner() {
         assert_eq!(logout.send().await.unwrap().status(), StatusCode::NO_CONTENT);
         assert_eq!(get("/api/session", cookie).await.status(), StatusCode::UNAUTHORIZED);
     }
+}
+
+/// Exchanges a link for the cookie of a session.
+async fn sign_in(client: &Client, (url, secret): &(String, String)) -> String {
+    let request =
+        client.post(format!("{url}/api/login")).header("origin", url).header("x-meridian-console", "1");
+    let response = request.body(json!({"login": secret}).to_string()).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let cookie = response.headers()["set-cookie"].to_str().unwrap();
+    cookie.split(';').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_session_and_its_stream_end_with_sign_out_revocation_and_expiry() {
+    let fleet = Fleet::start_with(tempfile::tempdir().unwrap(), None).await;
+    let client = Client::builder().no_proxy().build().unwrap();
+    let uri = name(Role::Viewer, EUROPE);
+    for (end, holds) in [("sign-out", 3600), ("revocation", 3600), ("expiry", 5)] {
+        let subject = Subject { holds: Duration::from_secs(holds), ..Subject::named(&uri) };
+        let viewer = fleet.peer(end, &fleet.authority, &subject);
+        let request = HubRequest::post(paths::CONSOLE_LOGINS, &json!({}), TIMEOUT);
+        let link = async || parts(&fleet.client(&viewer).send::<ConsoleLoginV1>(&request).await.unwrap());
+        let (first, unused) = (link().await, link().await);
+        let (url, cookie) = (&first.0, sign_in(&client, &first).await);
+        let get = async |path: &str| {
+            client.get(format!("{url}{path}")).header("cookie", &cookie).send().await.unwrap()
+        };
+        let mut stream = get("/api/events").await;
+        assert_eq!(stream.status(), StatusCode::OK, "{end}");
+        match end {
+            "sign-out" => {
+                let request = client.post(format!("{url}/api/logout")).header("origin", url);
+                let request = request.header("x-meridian-console", "1").header("cookie", &cookie);
+                assert_eq!(request.send().await.unwrap().status(), StatusCode::NO_CONTENT);
+            }
+            "revocation" => fleet.revoke(1, serial(&viewer)),
+            _ => {}
+        }
+        let ended = async { while stream.chunk().await.unwrap().is_some() {} };
+        tokio::time::timeout(TIMEOUT, ended)
+            .await
+            .unwrap_or_else(|_| panic!("the stream goes on after {end}"));
+        assert_eq!(get("/api/session").await.status(), StatusCode::UNAUTHORIZED, "{end}");
+        if end != "sign-out" {
+            let login = client.post(format!("{url}/api/login")).header("origin", url);
+            let login = login.header("x-meridian-console", "1").body(json!({"login": unused.1}).to_string());
+            assert_eq!(login.send().await.unwrap().status(), StatusCode::UNAUTHORIZED, "link after {end}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lookup_that_a_gateway_does_not_respond_to_is_not_reported_as_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    hub.post(paths::TRAFFIC, report(1, json!([]))).await;
+    let response = hub.client.get(format!("{url}/api/requests/req-7")).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::GATEWAY_TIMEOUT);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "deadline_exceeded", "{body}");
+    hub.stop().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Authentication of a person at the console: the owner of a certificate, of a token of an identity provider, or of a session.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::console::sessions::{ConsoleRole, Visitor};
 use axum::http::{HeaderMap, header};
@@ -8,9 +8,10 @@ use identity::{ClientIdentity, ConnectedClient};
 use regions::spiffe::Role;
 use replica_api::error::ErrorCode;
 use scheduler_api::error::HubErrorCode;
+use scheduler_client::unix_time;
 use scheduler_store::Store;
 
-use super::context::ConsoleApi;
+use super::context::{Admitted, ConsoleApi};
 use super::state::Console;
 use crate::hub::access::Caller;
 use crate::respond::ErrorResponse;
@@ -22,17 +23,23 @@ const LOCAL: &str = "local";
 
 /// Returns the person who has sent a request to the hub, if it is a viewer or an operator.
 pub(super) fn visitor(caller: &Caller) -> Option<Visitor> {
-    let (role, name) = match caller {
-        Caller::Local => (Some(Role::Operator), LOCAL.to_owned()),
-        Caller::Certified(peer) => (Some(peer.role()), peer.id.to_string()),
-        Caller::Token(operator) => (operator.role, operator.subject.clone()),
+    let (role, name, certificate, until) = match caller {
+        Caller::Local => (Some(Role::Operator), LOCAL.to_owned(), None, None),
+        Caller::Certified(peer) => {
+            // The last second belongs to the validity.
+            let until = Duration::from_secs(peer.not_after.saturating_add(1));
+            (Some(peer.role()), peer.id.to_string(), Some(peer.serial.to_string()), Some(until))
+        }
+        Caller::Token(operator) => (operator.role, operator.subject.clone(), None, Some(operator.until)),
     };
     let role = match role? {
         Role::Viewer => ConsoleRole::Viewer,
         Role::Operator => ConsoleRole::Operator,
         _ => return None,
     };
-    Some(Visitor { role, name })
+    // A time that an `Instant` cannot represent is never reached.
+    let valid_until = until.and_then(|until| Instant::now().checked_add(until.saturating_sub(unix_time())));
+    Some(Visitor { role, name, certificate, valid_until })
 }
 
 /// Returns the rejection of a caller without such a role.
@@ -46,18 +53,29 @@ pub(super) async fn authenticate<S: Store>(
     api: &ConsoleApi<S>,
     peer: &ConnectedClient,
     headers: &HeaderMap,
-) -> Result<Visitor, ErrorResponse> {
+) -> Result<Admitted, ErrorResponse> {
     let ConsoleApi { hub, console, has_identity } = api;
+    let admitted = |caller: &Caller| {
+        let visitor = visitor(caller).ok_or_else(not_permitted)?;
+        Ok(Admitted { visitor, session: None })
+    };
     if let ClientIdentity::Verified(identity) = &peer.identity {
-        return visitor(&Caller::Certified(identity.clone())).ok_or_else(not_permitted);
+        let admitted = admitted(&Caller::Certified(identity.clone()))?;
+        if !api.is_admitted(&admitted) {
+            let message = "The certificate of this connection has expired; connect with a new one.";
+            return Err(ErrorResponse::new(ErrorCode::InvalidToken, message));
+        }
+        return Ok(admitted);
     }
-    if let Some(session) = cookie(console, headers)
-        && let Some(visitor) = console.sessions.lock().find(session, Instant::now())
-    {
-        return Ok(visitor);
+    if let Some(session) = cookie(console, headers) {
+        let found = console.sessions.lock().find(session, Instant::now());
+        let found = found.map(|visitor| Admitted { visitor, session: Some(session.to_owned()) });
+        if let Some(admitted) = found.filter(|admitted| api.is_admitted(admitted)) {
+            return Ok(admitted);
+        }
     }
     if !has_identity {
-        return visitor(&Caller::Local).ok_or_else(not_permitted);
+        return admitted(&Caller::Local);
     }
     if let (Some(tokens), true) = (&hub.tokens, headers.contains_key(header::AUTHORIZATION)) {
         let authenticated = tokens.authenticate(headers).await;
@@ -65,7 +83,7 @@ pub(super) async fn authenticate<S: Store>(
             hub.denials.record_unauthenticated(peer.address.ip(), reason, "console");
             ErrorResponse::unauthorized(format!("{}.", reason.message()), true)
         })?;
-        return visitor(&Caller::Token(operator)).ok_or_else(not_permitted);
+        return admitted(&Caller::Token(operator));
     }
     let message = "Sign in: `meridian console` prints a link.";
     Err(ErrorResponse::new(ErrorCode::InvalidToken, message))

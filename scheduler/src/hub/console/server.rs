@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use ::console::assets::{self, SECURITY_POLICY};
 use ::console::lookups::{LOOKUP_TTL, LookupResult};
-use ::console::origin::REQUEST_HEADER;
+use ::console::origin::{self, REQUEST_HEADER};
 use ::console::sessions::{ConsoleRole, SESSION_TTL, Visitor};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
@@ -36,7 +36,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use supervision::request::{Panicked, contain};
 
-use super::context::ConsoleApi;
+use super::context::{Admitted, ConsoleApi};
 use super::{auth, secret, stream};
 use crate::hub::api::{Body, json as parse};
 use crate::hub::{drains, promote};
@@ -73,9 +73,13 @@ async fn checked<S: Store>(State(api): State<ConsoleApi<S>>, request: Request, n
     let host = request.uri().authority().map(|authority| authority.as_str()).or(text(header::HOST));
     let origin = &api.console.origin;
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    let is_page = !request.uri().path().starts_with("/api/");
     let mut response = if !origin.accepts_host(host) {
         let message = format!("This is the console at {}; open that URL.", origin.url());
         (StatusCode::MISDIRECTED_REQUEST, message).into_response()
+    } else if !is_page && !origin::accepts_site(text(HeaderName::from_static("sec-fetch-site"))) {
+        let message = "Pages of other sites may not send requests to the console.";
+        ErrorResponse::new(HubErrorCode::Forbidden, message).into_response()
     } else if !is_read && !origin.accepts_change(text(header::ORIGIN), headers.contains_key(REQUEST_HEADER)) {
         let message = "Only the page of the console may send this request.";
         ErrorResponse::new(HubErrorCode::Forbidden, message).into_response()
@@ -109,16 +113,16 @@ async fn authenticated<S: Store>(
     next: Next,
 ) -> Response {
     let found = auth::authenticate(&api, &peer, request.headers()).await;
-    let visitor = match found {
-        Ok(visitor) => visitor,
+    let admitted = match found {
+        Ok(admitted) => admitted,
         Err(rejected) => return rejected.into_response(),
     };
     let is_change = !matches!(*request.method(), Method::GET | Method::HEAD);
-    if is_change && visitor.role < ConsoleRole::Operator && request.uri().path() != "/api/logout" {
+    if is_change && admitted.visitor.role < ConsoleRole::Operator && request.uri().path() != "/api/logout" {
         let message = "This changes the fleet, which the role viewer may not; it is open to: operator.";
         return ErrorResponse::new(HubErrorCode::Forbidden, message).into_response();
     }
-    request.extensions_mut().insert(visitor);
+    request.extensions_mut().insert(admitted);
     next.run(request).await
 }
 
@@ -140,7 +144,9 @@ async fn login<S: Store>(State(api): State<ConsoleApi<S>>, body: Body) -> Result
     let LoginRequest { login } = parse(body)?;
     let session = secret()?;
     let visitor = api.console.sessions.lock().redeem(&login, session, Instant::now());
-    let Some(visitor) = visitor else {
+    let admitted = visitor.map(|visitor| Admitted { visitor, session: Some(session.expose()) });
+    // The certificate may have been revoked since it got the link.
+    let Some(Admitted { visitor, .. }) = admitted.filter(|admitted| api.is_admitted(admitted)) else {
         let message = "The link was used or has expired; `meridian console` prints another one.";
         return Err(ErrorResponse::new(ErrorCode::InvalidToken, message));
     };
@@ -155,17 +161,18 @@ async fn logout<S: Store>(State(api): State<ConsoleApi<S>>, headers: HeaderMap) 
     ([(header::SET_COOKIE, auth::set_cookie(&api.console, "", 0))], StatusCode::NO_CONTENT).into_response()
 }
 
-fn visitor_json(Visitor { role, name }: &Visitor) -> Value {
+fn visitor_json(Visitor { role, name, .. }: &Visitor) -> Value {
     json!({"role": role.as_str(), "name": name})
 }
 
-async fn session(Extension(visitor): Extension<Visitor>) -> Json<Value> {
-    Json(visitor_json(&visitor))
+async fn session(Extension(admitted): Extension<Admitted>) -> Json<Value> {
+    Json(visitor_json(&admitted.visitor))
 }
 
 /// Requests the routing decision of a request from the gateways.
 async fn explain<S: Store>(
     State(api): State<ConsoleApi<S>>,
+    Extension(admitted): Extension<Admitted>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ErrorResponse> {
     if !(1..=REQUEST_ID_BYTES_MAX).contains(&id.len()) {
@@ -175,9 +182,12 @@ async fn explain<S: Store>(
     let console = &api.console;
     let mut looked_up = console.looked_up.subscribe();
     let gateways = console.gateways();
-    let started = console.lookups.lock().start(&id, gateways, Instant::now());
-    started
-        .map_err(|_| ErrorResponse::new(ErrorCode::Overloaded, "Too many requests are being looked up."))?;
+    let visitor = admitted.visitor.name.as_str();
+    let started = console.lookups.lock().start((&id, visitor), gateways, Instant::now());
+    started.map_err(|_| {
+        let message = "Too many requests are being looked up; try again in some seconds.";
+        ErrorResponse::new(ErrorCode::Overloaded, message)
+    })?;
     let result = async {
         loop {
             let result = console.lookups.lock().result(&id, Instant::now());
@@ -188,11 +198,18 @@ async fn explain<S: Store>(
             looked_up.changed().await.ok();
         }
     };
-    match tokio::time::timeout(LOOKUP_TTL, result).await.unwrap_or(LookupResult::Unknown) {
+    match tokio::time::timeout(LOOKUP_TTL, result).await.unwrap_or(LookupResult::TimedOut) {
         LookupResult::Found(gateway, explanation) => {
             Ok(Json(json!({"gateway": gateway, "explanation": explanation})))
         }
-        LookupResult::Pending | LookupResult::Unknown => {
+        LookupResult::Pending | LookupResult::TimedOut => {
+            let message = format!(
+                "Not all gateways responded within {} s, and no other one has a request with this id; try again.",
+                LOOKUP_TTL.as_secs()
+            );
+            Err(ErrorResponse::new(ErrorCode::DeadlineExceeded, message))
+        }
+        LookupResult::Unknown => {
             let message = "No gateway has a request with this id. Gateways keep their last 4096 requests, and \
                            their logs have all.";
             Err(ErrorResponse::new(ErrorCode::NotFound, message))

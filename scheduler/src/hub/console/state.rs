@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime};
 
 use ::console::history::ChartHistory;
 use ::console::lookups::Lookups;
+use ::console::open_pages::{OpenPages, PAGES_MAX, TooManyPages};
 use ::console::origin::ConsoleOrigin;
 use ::console::sessions::Sessions;
 use ::console::traffic::{ReportUrgency, TooManyGateways, TrafficState};
@@ -16,13 +17,10 @@ use scheduler_api::plan::GatewayBoot;
 use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::GatewayTraffic;
 use supervision::Mutex;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 
 use crate::config::ConsoleConfig;
 use crate::hub::scrape::ConsoleMetrics;
-
-/// Maximum number of open pages.
-pub(super) const PAGES_MAX: usize = 64;
 
 /// State of the console.
 pub(in crate::hub) struct Console {
@@ -37,8 +35,27 @@ pub(in crate::hub) struct Console {
     pub(super) urgent: Notify,
     /// The last snapshot as JSON; `None` while no page is open.
     pub(super) snapshot: watch::Sender<Option<Bytes>>,
-    /// One permit for each further page that may be open.
-    pub(super) pages: Arc<Semaphore>,
+    pub(super) pages: Mutex<OpenPages>,
+}
+
+/// Open page; it is closed when this is dropped.
+pub(super) struct OpenPage {
+    console: Arc<Console>,
+    visitor: String,
+}
+
+impl OpenPage {
+    /// Opens a page.
+    pub(super) fn open(console: &Arc<Console>, visitor: &str) -> Result<OpenPage, TooManyPages> {
+        console.pages.lock().open(visitor)?;
+        Ok(OpenPage { console: console.clone(), visitor: visitor.to_owned() })
+    }
+}
+
+impl Drop for OpenPage {
+    fn drop(&mut self) {
+        self.console.pages.lock().close(&self.visitor);
+    }
 }
 
 impl Console {
@@ -53,7 +70,7 @@ impl Console {
             looked_up: watch::Sender::new(()),
             urgent: Notify::new(),
             snapshot: watch::Sender::new(None),
-            pages: Arc::new(Semaphore::new(PAGES_MAX)),
+            pages: Mutex::independent(OpenPages::default()),
         }
     }
 
@@ -77,12 +94,13 @@ impl Console {
 
     /// Returns the metrics.
     pub(in crate::hub) fn metrics(&self) -> ConsoleMetrics {
+        let pages = self.pages.lock().count();
         let traffic = self.traffic.lock();
         ConsoleMetrics {
             gateways: traffic.gateway_count(),
             gateways_max: GATEWAYS_MAX,
             gateways_evicted: Total(traffic.evicted),
-            pages: PAGES_MAX - self.pages.available_permits(),
+            pages,
             pages_max: PAGES_MAX,
         }
     }

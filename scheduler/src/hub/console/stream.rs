@@ -9,8 +9,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::console::open_pages::{PAGES_MAX, TooManyPages, VISITOR_PAGES_MAX};
 use ::console::snapshot::{ChartValues, FleetSnapshot, FleetView, TrafficSums, chart_values};
 use ::console::traffic::TrafficState;
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::header;
@@ -23,10 +25,10 @@ use scheduler_api::keys;
 use scheduler_api::plan::RegionCapacity;
 use scheduler_core::registry::representatives;
 use scheduler_store::Store;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::watch;
 
-use super::context::ConsoleApi;
-use super::state::{Console, PAGES_MAX, now_ms};
+use super::context::{Admitted, ConsoleApi};
+use super::state::{Console, OpenPage, now_ms};
 use crate::hub::api::HubApi;
 use crate::hub::{Current, apply, records, stopped};
 use crate::respond::ErrorResponse;
@@ -74,7 +76,7 @@ pub(super) async fn sample<S: Store>(api: HubApi<S>, console: Arc<Console>) {
                 traffic.observe_table(&published.table, at_ms);
             }
         }
-        let has_pages = console.pages.available_permits() < PAGES_MAX;
+        let has_pages = console.pages.lock().count() > 0;
         if !has_pages {
             records = None;
             console.snapshot.send_replace(None);
@@ -143,31 +145,61 @@ pub(super) async fn history<S: Store>(State(api): State<ConsoleApi<S>>) -> Resul
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-/// Streams snapshots until the page or the hub ends.
-pub(super) async fn events<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
-    let permit = api.console.pages.clone().try_acquire_owned();
-    let permit: OwnedSemaphorePermit = permit.map_err(|_| {
-        let message = format!("{PAGES_MAX} pages of this console are open; close one.");
+/// Stream of a page.
+struct PageStream<S> {
+    api: ConsoleApi<S>,
+    admitted: Admitted,
+    snapshots: watch::Receiver<Option<Bytes>>,
+    /// Held while the page is open.
+    _page: OpenPage,
+}
+
+/// Streams snapshots until the page, the session of the person or the hub ends.
+pub(super) async fn events<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    Extension(admitted): Extension<Admitted>,
+) -> Result<Response, ErrorResponse> {
+    let page = OpenPage::open(&api.console, &admitted.visitor.name).map_err(|too_many| {
+        let message = match too_many {
+            TooManyPages::All => format!("{PAGES_MAX} pages of this console are open; close one."),
+            TooManyPages::OfVisitor => {
+                format!("{VISITOR_PAGES_MAX} pages of this console are open for you; close one.")
+            }
+        };
         ErrorResponse::new(ErrorCode::Overloaded, message)
     })?;
-    let (mut snapshots, stopping) = (api.console.snapshot.subscribe(), api.hub.stopping.clone());
+    let mut snapshots = api.console.snapshot.subscribe();
     snapshots.mark_changed();
     api.console.urgent.notify_one();
     let begin = Bytes::from(format!("retry: {RECONNECT_MS}\n\n"));
-    let state = (Some(begin), snapshots, stopping, permit);
-    let events = stream::unfold(state, |(begin, mut snapshots, stopping, permit)| async move {
-        if let Some(begin) = begin {
-            return Some((Ok::<_, Infallible>(begin), (None, snapshots, stopping, permit)));
-        }
-        loop {
-            tokio::select! {
-                changed = snapshots.changed() => changed.ok()?,
-                () = stopped(stopping.clone()) => return None,
-            }
-            let Some(body) = snapshots.borrow_and_update().clone() else { continue };
-            let event = [b"data: ", body.as_ref(), b"\n\n"].concat();
-            return Some((Ok(Bytes::from(event)), (None, snapshots, stopping, permit)));
-        }
+    let page = PageStream { api, admitted, snapshots, _page: page };
+    let events = stream::unfold((Some(begin), page), |(begin, mut page)| async move {
+        let event = match begin {
+            Some(begin) => begin,
+            None => page.next().await?,
+        };
+        Some((Ok::<_, Infallible>(event), (None, page)))
     });
     Ok(([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response())
+}
+
+impl<S: Store> PageStream<S> {
+    /// Returns the next snapshot as an event; `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let is_new = tokio::select! {
+                changed = self.snapshots.changed() => { changed.ok()?; true }
+                () = stopped(self.api.hub.stopping.clone()) => return None,
+                // Without a route table there are no snapshots, and a session ends all the same.
+                () = tokio::time::sleep(PERIOD) => false,
+            };
+            if !self.api.is_admitted(&self.admitted) {
+                return None;
+            }
+            let latest = if is_new { self.snapshots.borrow_and_update().clone() } else { None };
+            if let Some(body) = latest {
+                return Some(Bytes::from([b"data: ", body.as_ref(), b"\n\n"].concat()));
+            }
+        }
+    }
 }
