@@ -3,13 +3,20 @@
 //! It is computed from the records of the last requests ([`crate::trail`]), when a report is due, so that it costs a request
 //! nothing. If more requests have finished since the last report than are recorded, the counts are scaled.
 //!
-//! A row of each kind is kept for the highest counts, up to [`TRAFFIC_ROWS_MAX`].
+//! A row of each kind is kept for the highest counts, up to [`TRAFFIC_ROWS_MAX`], so a report never exceeds the size that a hub
+//! reads. The report goes to the hubs of all regions: it has no identifier of a request whose residency is restricted, because
+//! clients choose identifiers, and may write anything into them.
 
 use crate::trail::{AttemptCause, Trail};
+use backoff::Backoff;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId, TenantId};
 use regions::set::RegionIndex;
-use scheduler_api::traffic::{Move, MoveCause, ServedTraffic, TRAFFIC_ROWS_MAX, TenantTraffic};
+use scheduler_api::report::DeploymentLoad;
+use scheduler_api::traffic::{
+    Move, MoveCause, ObservedLoad, ServedTraffic, TRAFFIC_IDLE_PERIOD, TRAFFIC_PERIOD, TRAFFIC_ROWS_MAX,
+    TenantTraffic,
+};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,6 +26,8 @@ use std::time::Duration;
 pub struct FinishedTraffic<'a> {
     /// Identifier.
     pub id: &'a str,
+    /// Whether its residency is restricted.
+    pub is_locked: bool,
     /// Deployment, if the request was parsed.
     pub deployment: Option<&'a DeploymentName>,
     /// Tenant, if the request was authenticated.
@@ -113,8 +122,11 @@ impl TrafficSummary {
         for attempt in finished.trail.attempts() {
             let moved = move_cause(attempt.cause).zip(before.filter(|before| *before != attempt.region));
             if let Some((cause, from)) = moved {
-                let known = self.moves.entry((from, attempt.region, cause));
-                known.or_insert_with(|| (0, finished.id.to_owned())).0 += 1;
+                let (requests, example) = self.moves.entry((from, attempt.region, cause)).or_default();
+                *requests += 1;
+                if example.is_empty() && !finished.is_locked {
+                    finished.id.clone_into(example);
+                }
             }
             before = Some(attempt.region);
         }
@@ -157,6 +169,63 @@ impl TrafficSummary {
     }
 }
 
+/// Loads of the regions, of which a report has those with the most pending tokens.
+#[derive(Debug, Default)]
+pub struct ReportedLoads(Vec<(RegionIndex, DeploymentName, ObservedLoad)>);
+
+impl ReportedLoads {
+    /// Adds the loads of a deployment by region. Those that are asleep are left out.
+    pub fn add(
+        &mut self,
+        deployment: &DeploymentName,
+        loads: impl IntoIterator<Item = (RegionIndex, DeploymentLoad)>,
+    ) {
+        for (region, load) in loads.into_iter().filter(|(_, load)| !load.is_asleep()) {
+            let load = ObservedLoad {
+                ready: load.ready,
+                pending_tokens: load.pending_tokens,
+                tokens_per_second: load.tokens_per_second as u64,
+                held_for: load.ready_in,
+            };
+            self.0.push((region, deployment.clone(), load));
+        }
+        // Seldom, so that the cost for each load is constant.
+        if self.0.len() >= 2 * TRAFFIC_ROWS_MAX {
+            self.keep_most();
+        }
+    }
+
+    /// Returns the loads by region, at most [`TRAFFIC_ROWS_MAX`] in total.
+    pub fn by_region(mut self) -> BTreeMap<RegionIndex, BTreeMap<DeploymentName, ObservedLoad>> {
+        self.keep_most();
+        let mut regions: BTreeMap<RegionIndex, BTreeMap<_, _>> = BTreeMap::new();
+        for (region, deployment, load) in self.0 {
+            regions.entry(region).or_default().insert(deployment, load);
+        }
+        regions
+    }
+
+    fn keep_most(&mut self) {
+        self.0.sort_by_key(|(_, _, load)| Reverse(load.pending_tokens));
+        self.0.truncate(TRAFFIC_ROWS_MAX);
+    }
+}
+
+/// Delays after reports that a hub has rejected.
+const REJECTED: Backoff = Backoff { first: TRAFFIC_PERIOD, max: TRAFFIC_IDLE_PERIOD };
+
+/// Returns the time until the next report after `failures` consecutive ones that failed, the last with this status; `None` if
+/// there was no response.
+pub fn pause_after_failure(status: Option<u16>, failures: u32) -> Duration {
+    match status {
+        // The hub is of a release without this path, which has no console.
+        Some(404) => TRAFFIC_IDLE_PERIOD,
+        // The next report will probably be rejected too.
+        Some(400..500) => REJECTED.delay(failures),
+        Some(_) | None => TRAFFIC_PERIOD,
+    }
+}
+
 /// Returns the rows with the highest counts.
 fn most<K: Ord, V>(rows: BTreeMap<K, V>, count: impl Fn(&V) -> u64) -> impl Iterator<Item = (K, V)> {
     let mut rows: Vec<_> = rows.into_iter().collect();
@@ -185,6 +254,7 @@ mod tests {
     ) -> FinishedTraffic<'a> {
         FinishedTraffic {
             id,
+            is_locked: false,
             deployment: Some(deployment),
             tenant: None,
             region,
@@ -222,6 +292,55 @@ mod tests {
         let served: Vec<_> =
             rows.served.iter().map(|(key, served)| (key.1.clone(), served.requests)).collect();
         assert_eq!(served, [(Some("aws/us-east-1".parse().unwrap()), 2)]);
+    }
+
+    #[test]
+    fn the_identifier_of_a_request_with_restricted_residency_is_not_reported() {
+        let catalogue = Catalogue::builtin();
+        let (near, far) = (region(&catalogue, "gcp/europe-west4"), region(&catalogue, "aws/us-east-1"));
+        let (name, now, mut trail) = ("minilm".parse().unwrap(), crate::some_instant(), Trail::default());
+        trail.began(near, None, AttemptCause::First, 1, now);
+        trail.began(far, None, AttemptCause::Retry, 2, now);
+        let request = |id, is_locked| FinishedTraffic { is_locked, ..finished(id, &name, Some(far), &trail) };
+        let reported = |requests: &[FinishedTraffic<'_>]| {
+            let mut summary = TrafficSummary::default();
+            requests.iter().for_each(|request| summary.add(request));
+            let moves = summary.rows(0, &catalogue).moves;
+            moves.into_iter().map(|moved| (moved.requests, moved.example)).collect::<Vec<_>>()
+        };
+        assert_eq!(reported(&[request("jane@example.com", true)]), [(1, String::new())]);
+        let both = [request("jane@example.com", true), request("r-2", false), request("r-3", false)];
+        assert_eq!(reported(&both), [(3, "r-2".to_owned())]);
+    }
+
+    #[test]
+    fn limit_of_loads_holds_over_all_regions_and_keeps_those_with_the_most_work() {
+        let catalogue = Catalogue::builtin();
+        let regions =
+            ["gcp/europe-west4", "aws/us-east-1", "oci/ap-tokyo-1"].map(|id| region(&catalogue, id));
+        let mut loads = ReportedLoads::default();
+        for number in 0..TRAFFIC_ROWS_MAX {
+            let load =
+                |pending_tokens| DeploymentLoad { ready: 1, pending_tokens, ..DeploymentLoad::default() };
+            let each = [load(number as u64), load(0), DeploymentLoad::default()];
+            loads.add(&format!("d{number}").parse().unwrap(), regions.into_iter().zip(each));
+        }
+        let found = loads.by_region();
+        let counts: Vec<_> =
+            regions.iter().map(|region| found.get(region).map_or(0, BTreeMap::len)).collect();
+        // The first deployment has no work in either region.
+        assert_eq!(counts.iter().sum::<usize>(), TRAFFIC_ROWS_MAX, "{counts:?}");
+        assert!(counts[0] >= TRAFFIC_ROWS_MAX - 1 && counts[2] == 0, "{counts:?}");
+    }
+
+    #[test]
+    fn rejected_reports_become_rare_and_an_unreachable_hub_is_tried_each_second() {
+        let pauses = |status| {
+            [1, 2, 3, 4, 5, 6, 7, 99].map(|failures| pause_after_failure(status, failures).as_secs())
+        };
+        assert_eq!(pauses(Some(413)), [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(pauses(Some(404)), [60; 8]);
+        assert_eq!((pauses(Some(503)), pauses(None)), ([1; 8], [1; 8]));
     }
 
     #[test]

@@ -7,17 +7,20 @@
 use super::explain::{self, Explanations};
 use super::region_monitor::RegionMonitor;
 use super::table::Current;
+use super::view::View;
 use crate::config::EdgeConfig;
 use crate::events::FinishedRequest;
 use crate::metrics::RequestOutcome;
-use gateway_core::traffic::{FinishedTraffic, TrafficRows, TrafficSummary};
-use regions::set::RegionIndex;
+use gateway_core::traffic::{
+    FinishedTraffic, ReportedLoads, TrafficRows, TrafficSummary, pause_after_failure,
+};
+use regions::RegionId;
 use replica_api::error::{ErrorCode, Fault};
 use scheduler_api::paths;
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::traffic::{
-    EXPLANATIONS_MAX, GatewayTraffic, ObservedLoad, ObservedRegion, TRAFFIC_IDLE_PERIOD, TRAFFIC_PERIOD,
-    TRAFFIC_ROWS_MAX, TrafficReportV1, TrafficResponseV1,
+    EXPLANATION_BYTES_MAX, EXPLANATIONS_MAX, GatewayTraffic, ObservedRegion, TRAFFIC_IDLE_PERIOD,
+    TRAFFIC_PERIOD, TrafficReportV1, TrafficResponseV1,
 };
 use scheduler_client::hub::{ControlPlaneClient, EXCHANGE_TIMEOUT, HubRequest};
 use serde_json::Value;
@@ -45,7 +48,7 @@ pub(super) async fn follow(client: ControlPlaneClient, source: TrafficSource) {
     let mut health_changes = source.region_monitor.subscribe();
     let (mut reported, mut reported_at) = (source.explanations.recorded(), Instant::now());
     let mut wanted: Vec<String> = Vec::new();
-    let mut next = INTERVAL_MIN;
+    let (mut next, mut failures) = (INTERVAL_MIN, 0_u32);
     loop {
         tokio::select! {
             () = tokio::time::sleep(next) => {}
@@ -63,15 +66,15 @@ pub(super) async fn follow(client: ControlPlaneClient, source: TrafficSource) {
         let response = client.send::<TrafficResponseV1>(&request).await;
         next = match response {
             Ok(TrafficResponseV1 { version: _, next_ms, explain }) => {
-                (reported, reported_at, wanted) = (recorded, now, explain);
+                (reported, reported_at, wanted, failures) = (recorded, now, explain, 0);
                 let next = Duration::from_millis(next_ms).clamp(INTERVAL_MIN, TRAFFIC_IDLE_PERIOD);
                 if wanted.is_empty() { next } else { INTERVAL_MIN }
             }
             Err(error) => {
                 // The console of this hub does not show the traffic of this gateway. Requests are not affected.
                 tracing::debug!(%error, "traffic report failed");
-                let is_unknown = error.failure.status().is_some_and(|status| status.is_client_error());
-                if is_unknown { TRAFFIC_IDLE_PERIOD } else { TRAFFIC_PERIOD }
+                failures = failures.saturating_add(1);
+                pause_after_failure(error.failure.status().map(|status| status.as_u16()), failures)
             }
         };
     }
@@ -95,6 +98,7 @@ fn finished_traffic(request: &FinishedRequest) -> FinishedTraffic<'_> {
     let is_limited = matches!(outcome, RequestOutcome::Complete { code: Some(ErrorCode::RateLimited), .. });
     FinishedTraffic {
         id,
+        is_locked: resolved.as_ref().is_none_or(|resolved| resolved.policy.residency.is_locked()),
         deployment: resolved.as_ref().map(|resolved| &resolved.deployment),
         tenant: tenant.as_ref(),
         region: served_by.map(|(region, _)| region),
@@ -115,14 +119,43 @@ impl TrafficSource {
         summary.rows(finished, &self.config.catalogue)
     }
 
-    /// Returns the routing decisions of these requests, as far as they are known.
+    /// Returns the routing decisions of these requests, as far as they are known, and as many as fit into a report. The hub
+    /// requests the others again.
     fn explain(&self, wanted: Vec<String>) -> BTreeMap<String, Option<Value>> {
-        let explanation = |id: String| {
+        let (mut explained, mut bytes) = (BTreeMap::new(), 0);
+        for id in wanted.into_iter().take(EXPLANATIONS_MAX) {
             let found = self.explanations.find(&id);
             let explanation = found.map(|request| explain::to_json(&request, &self.config.catalogue));
-            (id, explanation)
-        };
-        wanted.into_iter().take(EXPLANATIONS_MAX).map(explanation).collect()
+            bytes += explanation.as_ref().map_or(0, |explanation| explanation.to_string().len());
+            if bytes > EXPLANATION_BYTES_MAX && !explained.is_empty() {
+                break;
+            }
+            explained.insert(id, explanation);
+        }
+        explained
+    }
+
+    /// Returns the regions of the route table as this gateway observes them. The lock that routing needs is held for one region
+    /// or deployment at a time, so that no request waits for all of them.
+    fn observed(&self, view: &View, now: Instant) -> BTreeMap<RegionId, ObservedRegion> {
+        let mut loads = ReportedLoads::default();
+        for deployment in view.deployments() {
+            let reported = self.region_monitor.states().loads.of(&deployment.name).map(|regions| {
+                regions.iter().map(|(region, backlog)| (*region, backlog.load)).collect::<Vec<_>>()
+            });
+            loads.add(&deployment.name, reported.into_iter().flatten());
+        }
+        let mut loads = loads.by_region();
+        let regions = view.regions().map(|region| {
+            let states = self.region_monitor.states();
+            let (health, report_age) = states.fleet.state(region, now);
+            let (rtt, in_flight) = (states.latency.estimate(region, now), states.targets.in_flight(region));
+            drop(states);
+            let loads = loads.remove(&region).unwrap_or_default();
+            let observed = ObservedRegion { health, report_age, rtt, in_flight, loads };
+            (self.config.catalogue.region(region).id.clone(), observed)
+        });
+        regions.collect()
     }
 
     fn traffic(
@@ -134,29 +167,7 @@ impl TrafficSource {
     ) -> GatewayTraffic {
         let TrafficRows { served, failures, tenants, moves } = rows;
         let view = self.views.borrow().clone();
-        let states = self.region_monitor.states();
-        let observed = |region: RegionIndex| {
-            let (health, report_age) = states.fleet.state(region, now);
-            let awake = states.loads.in_region(region).filter(|(_, backlog)| !backlog.load.is_asleep());
-            let loads = awake.take(TRAFFIC_ROWS_MAX).map(|(name, backlog)| {
-                let load = ObservedLoad {
-                    ready: backlog.load.ready,
-                    pending_tokens: backlog.load.pending_tokens,
-                    tokens_per_second: backlog.load.tokens_per_second as u64,
-                    held_for: backlog.load.ready_in,
-                };
-                (name.clone(), load)
-            });
-            let observed = ObservedRegion {
-                health,
-                report_age,
-                rtt: states.latency.estimate(region, now),
-                in_flight: states.targets.in_flight(region),
-                loads: loads.collect(),
-            };
-            (self.config.catalogue.region(region).id.clone(), observed)
-        };
-        let regions: BTreeMap<_, _> = view.iter().flat_map(|view| view.regions()).map(observed).collect();
+        let regions = view.as_ref().map(|view| self.observed(view, now)).unwrap_or_default();
         GatewayTraffic {
             gateway: GatewayBoot { region: self.config.region.clone(), boot_id: self.boot_id },
             generation: view.as_ref().map(|view| view.generation),

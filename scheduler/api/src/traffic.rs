@@ -32,6 +32,10 @@ pub const TRAFFIC_IDLE_PERIOD: Duration = Duration::from_secs(60);
 pub const TRAFFIC_ROWS_MAX: usize = 1024;
 /// Maximum number of explanations in a report, and of requests in a response.
 pub const EXPLANATIONS_MAX: usize = 16;
+/// Maximum size of the explanations of a report, as JSON; a single larger one is sent alone. It is the size of one with all regions.
+pub const EXPLANATION_BYTES_MAX: usize = 256 << 10;
+/// Maximum size of a report. The limits of its rows keep it below: no report is too large for a hub.
+pub const TRAFFIC_BYTES_MAX: usize = 2 << 20;
 /// Maximum length of a request identifier, as gateways accept it from clients.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
 /// Maximum length of the label of an outcome.
@@ -162,7 +166,8 @@ pub struct MoveV1 {
     pub cause: MoveCause,
     /// Attempts.
     pub requests: u64,
-    /// Identifier of one of the requests.
+    /// Identifier of one of the requests; empty if the residency of all is restricted, because clients choose identifiers, and
+    /// hubs are in all regions.
     pub example: String,
 }
 
@@ -307,7 +312,7 @@ pub struct Move {
     pub cause: MoveCause,
     /// Attempts.
     pub requests: u64,
-    /// Identifier of one of the requests.
+    /// Identifier of one of the requests; empty if the residency of all is restricted.
     pub example: String,
 }
 

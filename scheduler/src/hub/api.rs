@@ -30,6 +30,7 @@ use crate::respond::ErrorResponse;
 
 /// Maximum bytes of a request body: ten thousand deployments with the longest names, ready and with their capacity.
 pub(super) const BODY_BYTES_MAX: usize = 2 << 20;
+const _: () = assert!(scheduler_api::traffic::TRAFFIC_BYTES_MAX <= BODY_BYTES_MAX, "every report is read");
 
 /// State shared by the handlers.
 #[derive(Clone)]

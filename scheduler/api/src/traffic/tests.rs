@@ -53,6 +53,59 @@ fn traffic_survives_a_round_trip() {
     assert_eq!(GatewayTraffic::try_from(wire), Ok(traffic()));
 }
 
+/// The rows are at their limits, with the longest names; the ring of a gateway has 4,096 requests, so the histograms of all rows
+/// have at most as many buckets.
+#[test]
+fn a_report_with_all_rows_fits_into_a_request() {
+    let name = |kind: &str, number: usize| format!("{kind}{number:0>62}");
+    let regions =
+        || (0..MAX_REGIONS).map(|number| format!("cloud/{number:0>40}").parse::<RegionId>().unwrap());
+    let mut latencies = LatencyHistogram::default();
+    [1, 10, 100, 1000].into_iter().for_each(|ms| latencies.record(Duration::from_millis(ms)));
+    let many = 9_999_999_999;
+    let served = ServedTraffic { requests: many, failed: many, tokens: many, latencies };
+    let tenant = TenantTraffic { requests: many, failed: many, limited: many, inputs: many, tokens: many };
+    let load = ObservedLoad {
+        ready: 1000,
+        pending_tokens: many,
+        tokens_per_second: many,
+        held_for: Some(Duration::from_secs(999)),
+    };
+    let observed = |region: usize| ObservedRegion {
+        health: Health::Suspect,
+        report_age: Some(Duration::from_secs(999)),
+        rtt: Duration::from_secs(9),
+        in_flight: 100_000,
+        loads: (0..TRAFFIC_ROWS_MAX / MAX_REGIONS)
+            .map(|number| (name("d", region * 8 + number).parse().unwrap(), load))
+            .collect(),
+    };
+    let rows = || 0..TRAFFIC_ROWS_MAX;
+    let region = regions().next_back().unwrap();
+    let moved = Move {
+        from: region.clone(),
+        to: region.clone(),
+        cause: MoveCause::FirstByteTimeout,
+        requests: many,
+        example: "x".repeat(REQUEST_ID_BYTES_MAX),
+    };
+    let report = GatewayTraffic {
+        regions: regions().enumerate().map(|(number, id)| (id, observed(number))).collect(),
+        served: rows()
+            .map(|row| ((name("d", row).parse().unwrap(), Some(region.clone())), served.clone()))
+            .collect(),
+        failures: rows()
+            .map(|row| ((name("d", row).parse().unwrap(), "x".repeat(OUTCOME_BYTES_MAX)), many))
+            .collect(),
+        tenants: rows().map(|row| (name("t", row).parse().unwrap(), tenant)).collect(),
+        moves: rows().map(|_| moved.clone()).collect(),
+        explained: BTreeMap::from([("a".to_owned(), Some("x".repeat(EXPLANATION_BYTES_MAX).into()))]),
+        ..traffic()
+    };
+    let bytes = serde_json::to_vec(&TrafficReportV1::from(&report)).unwrap().len();
+    assert!((TRAFFIC_BYTES_MAX / 2..TRAFFIC_BYTES_MAX).contains(&bytes), "{bytes} bytes");
+}
+
 #[test]
 fn a_report_that_is_invalid_is_rejected_with_its_field() {
     let check = |change: &dyn Fn(&mut TrafficReportV1), field: &str| {
