@@ -88,7 +88,9 @@ export function rate(value) {
 // Formats a count.
 export function count(value) {
   if (value < 10_000) return Math.round(value).toLocaleString("en-US");
-  const [unit, name] = value < 1e6 ? [1e3, "k"] : value < 1e9 ? [1e6, "M"] : [1e9, "G"];
+  // What rounds to 1,000 of a unit is 1 of the next one.
+  const units = [[1e3, "k"], [1e6, "M"], [1e9, "G"]];
+  const [unit, name] = units.find(([unit]) => value < 999.5 * unit) ?? [1e12, "T"];
   return `${(value / unit).toPrecision(3)} ${name}`;
 }
 
@@ -99,24 +101,31 @@ export function ms(value) {
   return value < 10_000 ? `${Math.round(value).toLocaleString("en-US")} ms` : `${(value / 1e3).toFixed(1)} s`;
 }
 
-// Formats a time of day.
-export const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
+// Formats a time, with the date if that is not today.
+export function clock(at) {
+  const time = new Date(at), text = time.toLocaleTimeString("en-GB");
+  if (time.toDateString() === new Date().toDateString()) return text;
+  return `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${text}`;
+}
 
 // Formats a time before now.
 export function ago(at, now) {
   const seconds = Math.max(0, Math.round((now - at) / 1e3));
   if (seconds < 2) return "now";
   if (seconds < 60) return `${seconds} s ago`;
-  return seconds < 3600 ? `${Math.floor(seconds / 60)} min ago` : `${Math.floor(seconds / 3600)} h ago`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
+  return seconds < 48 * 3600 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86_400)} days ago`;
 }
 
-// Class of the colour of a region: the same on every page. Regions are numbered in the order in which they become known, which
-// is that of their names.
-const numbers = new Map();
-export function colour(region) {
-  if (!numbers.has(region)) numbers.set(region, numbers.size);
-  return `c${numbers.get(region) % 12}`;
-}
+// Classes of the colours of the regions. The hub sends them, so that a region has the colour that it has in reports and plots.
+let classes = {};
+export const setColours = (colours) => { classes = colours; };
+
+// Returns the class of the colour of a region.
+export const colour = (region) => classes[region] ?? "ink";
+
+// Sorts rows by name: in the order of their rates, in which the hub sends them, they would change places under the pointer.
+export const byName = (rows, name) => [...rows].sort((one, other) => (name(one) < name(other) ? -1 : name(one) > name(other) ? 1 : 0));
 
 // Head of a table; names that begin with `<` are those of columns of text.
 export const columns = (names) => h("thead", {}, h("tr", {}, names.map((name) =>

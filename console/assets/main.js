@@ -1,25 +1,39 @@
 // Console of a Meridian hub: receives snapshots, and shows the page of the address.
 
-import { h, morphChildren, colour, s } from "./dom.js";
-import { PAGES } from "./pages.js";
+import { clock, h, morphChildren, s, setColours } from "./dom.js";
+import { NOT_FOUND, PAGES } from "./pages.js";
 
 const SAMPLES_MAX = 300;
-const state = { snapshot: null, history: { total: [], regions: {}, deployments: {} }, visitor: null, lookup: null, problem: null, live: false };
+// Time after which the hub is tried again, and time without a snapshot, which comes each second, after which the connection is lost.
+const RETRY_MS = 1500, STALE_MS = 5000;
+// Time limit of a request: a lookup takes up to five seconds.
+const REQUEST_MS = 15_000;
+// `visitor` is undefined until the hub has said who the person is, and null if nobody is signed in. `problem` is that of an action or
+// of a link, and `outage` is why there are no snapshots.
+const state = { snapshot: null, history: { total: [], regions: {}, deployments: {} }, visitor: undefined, lookup: null, problem: null, outage: null, live: false };
 const content = document.getElementById("content");
-let scheduled = false, stream = null, sampledAt = 0, announced = 0;
+let scheduled = false, stream = null, retry = null, receivedAt = 0, sampledAt = 0, announced = null;
+
+async function failure(response) {
+  const body = await response.json().catch(() => null);
+  return Object.assign(new Error(body?.error?.message ?? `The hub returned ${response.status}.`), { status: response.status });
+}
 
 // Sends a request to the console. Those that change something have a header that pages of other origins cannot set.
 async function call(path, options = {}) {
-  const response = await fetch(path, { ...options, headers: { "x-meridian-console": "1", "content-type": "application/json" } });
-  if (response.ok) return response.status === 204 ? null : response.json();
-  const body = await response.json().catch(() => null);
-  throw Object.assign(new Error(body?.error?.message ?? `The hub returned ${response.status}.`), { status: response.status });
+  const headers = { "x-meridian-console": "1", "content-type": "application/json" };
+  const response = await fetch(path, { ...options, headers, signal: AbortSignal.timeout(REQUEST_MS) });
+  if (!response.ok) throw await failure(response);
+  return response.status === 204 ? null : response.json();
+}
+
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
 }
 
 function route() {
   const [path = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  const page = PAGES.find((page) => page.path === path) ?? PAGES[0];
-  return { page, parameter: rest.length ? decodeURIComponent(rest.join("/")) : "" };
+  return { page: PAGES.find((page) => page.path === path) ?? NOT_FOUND, parameter: decoded(rest.join("/")) };
 }
 
 // Adds a sample a second to the history, which the hub has sent for the time before.
@@ -40,11 +54,12 @@ function sample(snapshot) {
   push(state.history.total, values(snapshot.total));
 }
 
+// Reads the latest change aloud. The first snapshot has old ones, and a restarted hub numbers its events anew.
 function announce(snapshot) {
   const [latest] = snapshot.events.filter((event) => ["health", "drain"].includes(event.kind));
-  if (!latest || latest.number <= announced) return;
-  if (announced) document.getElementById("announcer").textContent = `${latest.subject} is ${latest.to}`;
-  announced = latest.number;
+  const number = latest?.number ?? 0;
+  if (announced !== null && number > announced) document.getElementById("announcer").textContent = `${latest.subject} is ${latest.to}`;
+  announced = number;
 }
 
 function signIn(message) {
@@ -52,40 +67,57 @@ function signIn(message) {
     h("p", {}, "Run this with the identity of a viewer or operator, and open the link that it prints:"), h("pre", { tabindex: "0" }, h("code", {}, "meridian console --hub URL --identity DIR")))];
 }
 
+function statusBar() {
+  if (!state.visitor) return [];
+  const text = state.live ? "live" : state.snapshot ? `reconnecting, as of ${clock(state.snapshot.at_ms)}` : "connecting";
+  return [h("span", { class: `live ${state.live ? "live" : "wait"}`, role: "status" }, s("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" }, s("circle", { cx: 5, cy: 5, r: 4 })), text),
+    h("span", { class: "soft role" }, state.visitor.role), h("button", { type: "button", "data-action": "logout" }, "Sign out")];
+}
+
+function parts(page, parameter) {
+  const empty = (text) => [h("p", { class: "empty" }, text)];
+  if (state.visitor === undefined) return empty(state.outage ?? "Loading…");
+  if (state.visitor === null) return signIn(state.problem);
+  const notices = [state.problem, state.outage].filter(Boolean).map((text) => h("p", { class: "notice bad", role: "alert" }, text));
+  return [notices, state.snapshot ? page.render(state, parameter) : empty("Waiting for the route table…")];
+}
+
 function render() {
   scheduled = false;
   const { page, parameter } = route();
   const nav = h("nav", {}, h("ul", {}, PAGES.map(({ path, title }) => h("li", {}, h("a", { href: `#/${path}`, "aria-current": path === page.path ? "page" : null }, title)))));
   morphChildren(document.getElementById("pages"), state.visitor ? nav : h("nav"));
-  const kind = !state.visitor ? "off" : state.live ? "live" : "wait";
-  const status = h("div", {}, state.visitor && [h("span", { class: `live ${kind}`, role: "status" }, s("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" }, s("circle", { cx: 5, cy: 5, r: 4 })), state.live ? "live" : "reconnecting"), h("span", { class: "soft role" }, state.visitor.role), h("button", { type: "button", "data-action": "logout" }, "Sign out")]);
-  morphChildren(document.getElementById("status"), status);
-  document.title = `${state.visitor ? page.title : "Sign in"} · Meridian console`;
-  const next = h("main");
-  const parts = !state.visitor ? signIn(state.problem) : state.snapshot ? page.render(state, parameter) : [h("p", { class: "empty" }, "Waiting for the route table…")];
-  if (state.visitor && state.problem) next.append(h("p", { class: "notice bad", role: "alert" }, state.problem));
-  next.append(...parts.flat(9).filter((part) => part));
-  morphChildren(content, next);
+  morphChildren(document.getElementById("status"), h("div", {}, statusBar()));
+  document.title = `${state.visitor === null ? "Sign in" : page.title} · Meridian console`;
+  const focused = document.activeElement;
+  morphChildren(content, h("main", {}, parts(page, parameter)));
   content.className = `page-${page.path || "overview"}`;
+  // An element that an update has moved loses the focus.
+  if (focused !== document.activeElement && content.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 function schedule() {
   if (!scheduled) { scheduled = true; requestAnimationFrame(render); }
 }
 
+// Looks a request up. A response to an earlier lookup does not replace a later one.
 async function lookup(id) {
-  state.lookup = { id, pending: true };
+  const started = { id, pending: true };
+  state.lookup = started;
   schedule();
-  try {
-    state.lookup = { id, result: await call(`/api/requests/${encodeURIComponent(id)}`) };
-  } catch (error) {
-    state.lookup = { id, problem: error.message };
-  }
+  const ended = await call(`/api/requests/${encodeURIComponent(id)}`).then((result) => ({ id, result }), (error) => ({ id, problem: error.message }));
+  if (state.lookup === started) state.lookup = ended;
   schedule();
 }
 
-async function act(problem) {
-  try { await problem(); state.problem = null; } catch (error) { state.problem = error.message; }
+async function act(send) {
+  try {
+    await send();
+    state.problem = null;
+  } catch (error) {
+    state.problem = error.message;
+    if (error.status === 401) start();
+  }
   schedule();
 }
 
@@ -93,48 +125,116 @@ const ACTIONS = {
   drain: ({ region }) => confirm(`Drain ${region}? Its traffic moves to other allowed regions within some ten seconds.`) && act(() => call(`/api/drains/${region}`, { method: "PUT" })),
   undrain: ({ region }) => act(() => call(`/api/drains/${region}`, { method: "DELETE" })),
   promote: ({ deployment }) => confirm(`Switch the traffic of ${deployment} to the next model?`) && act(() => call(`/api/promotions/${encodeURIComponent(deployment)}`, { method: "POST" })),
-  logout: async () => { await call("/api/logout", { method: "POST" }).catch(() => {}); location.reload(); },
+  logout: async () => {
+    try {
+      await call("/api/logout", { method: "POST" });
+    } catch (error) {
+      if (error.status !== 401) {
+        state.problem = `You are still signed in: ${error.message}`;
+        schedule();
+        return;
+      }
+    }
+    location.reload();
+  },
 };
+
+// Returns why the hub rejects the stream, which an EventSource does not say.
+async function rejection() {
+  const aborted = new AbortController();
+  try {
+    const response = await fetch("/api/events", { signal: aborted.signal });
+    return response.ok ? null : (await failure(response)).message;
+  } catch {
+    return null;
+  } finally {
+    aborted.abort();
+  }
+}
 
 function connect() {
   stream?.close();
-  stream = new EventSource("/api/events");
-  stream.onmessage = ({ data }) => {
+  const opened = new EventSource("/api/events");
+  stream = opened;
+  opened.onmessage = ({ data }) => {
+    // The charts have no gap: what the hub has recorded meanwhile is loaded.
+    if (!state.live && state.snapshot) call("/api/history").then(loadHistory, () => {});
     state.snapshot = JSON.parse(data);
     state.live = true;
-    state.snapshot.regions.forEach((region) => colour(region.id));
+    state.outage = null;
+    receivedAt = Date.now();
     sample(state.snapshot);
     announce(state.snapshot);
     schedule();
   };
-  stream.onerror = () => {
+  opened.onerror = async () => {
+    if (stream !== opened) return;
     state.live = false;
     schedule();
     // The browser connects again by itself, unless the hub has responded with an error.
-    setTimeout(() => { if (stream.readyState === EventSource.CLOSED) start(); }, 1500);
+    if (opened.readyState !== EventSource.CLOSED) return;
+    const reason = await rejection();
+    if (stream !== opened) return;
+    state.outage = reason;
+    schedule();
+    startLater();
   };
 }
 
-function loadHistory({ total, regions, deployments }) {
+function loadHistory({ total, regions, deployments, colours }) {
+  setColours(colours);
   state.history = { total, regions, deployments };
 }
 
-async function start() {
-  const login = location.hash.match(/^#login=([0-9a-f]+)$/)?.[1];
-  if (login) history.replaceState(null, "", "/#/");
+function startLater(login) {
+  clearTimeout(retry);
+  retry = setTimeout(() => start(login), RETRY_MS);
+}
+
+function signedOut(message) {
+  stream?.close();
+  stream = null;
+  Object.assign(state, { visitor: null, snapshot: null, lookup: null, live: false, outage: null, problem: message });
+}
+
+// Signs in with the secret of a link, or with the session, and connects.
+async function start(login) {
+  clearTimeout(retry);
   try {
     state.visitor = login ? await call("/api/login", { method: "POST", body: JSON.stringify({ login }) }) : await call("/api/session");
-    state.problem = null;
+    if (login) state.problem = null;
+    login = undefined;
     loadHistory(await call("/api/history"));
     connect();
+    const { page, parameter } = route();
+    if (page.path === "requests" && parameter && state.lookup?.id !== parameter) lookup(parameter);
   } catch (error) {
-    if (error.status) { state.visitor = null; state.problem = login ? error.message : null; } else setTimeout(start, 1500);
+    if (error.status === 401 || error.status === 403) {
+      signedOut(login || error.status === 403 ? error.message : null);
+    } else {
+      // The hub is not reachable or overloaded, which says nothing about the session.
+      state.live = false;
+      state.outage = error.status ? error.message : "The hub cannot be reached.";
+      startLater(login);
+    }
   }
   schedule();
-  if (route().page.path === "requests" && route().parameter && state.visitor) lookup(route().parameter);
+}
+
+// Starts, with the secret of the link if the address has one, which is removed from it.
+function begin() {
+  const login = location.hash.match(/^#login=([0-9a-f]+)$/)?.[1];
+  if (login) history.replaceState(null, "", "/#/");
+  start(login);
 }
 
 document.addEventListener("click", (event) => {
+  // The skip link would change the address, which names the page.
+  if (event.target.closest(".skip")) {
+    event.preventDefault();
+    content.focus();
+    return;
+  }
   const target = event.target.closest("button[data-action]");
   if (target) ACTIONS[target.dataset.action]?.(target.dataset);
 });
@@ -146,14 +246,17 @@ document.addEventListener("submit", (event) => {
   else location.hash = `#/requests/${encodeURIComponent(id)}`;
 });
 addEventListener("hashchange", () => {
-  if (location.hash.startsWith("#login=")) { start(); return; }
+  if (location.hash.startsWith("#login=")) { begin(); return; }
   const { page, parameter } = route();
   if (page.path === "requests" && parameter && state.visitor) lookup(parameter);
   state.problem = null;
   render();
-  // The skip link keeps the page, and its target is the content.
-  if (location.hash === "#content") return;
   content.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
-start();
+setInterval(() => {
+  if (!state.live || Date.now() - receivedAt < STALE_MS) return;
+  state.live = false;
+  start();
+}, 1000);
+begin();

@@ -1,6 +1,6 @@
 // World map: regions, gateways, and the traffic between them. The projection is Equal Earth, as that of the outline.
 
-import { h, s, badge, colour, columns, ms, rate, regionName } from "./dom.js";
+import { badge, byName, colour, columns, h, ms, rate, regionName, s } from "./dom.js";
 import { LAND } from "./land.js";
 
 const [A1, A2, A3, A4] = [1.340264, -0.081106, 0.000893, 0.003796];
@@ -55,7 +55,10 @@ export function map(snapshot) {
   const regions = snapshot.regions.filter((region) => region.city);
   const places = new Map(regions.map((region) => [region.id, project(region.lat, region.lon)]));
   const gateways = new Map();
-  for (const gateway of snapshot.gateways) if (!gateways.has(gateway.region)) gateways.set(gateway.region, gateway);
+  for (const gateway of snapshot.gateways) {
+    // One mark for all gateways of a region, which is lost if all are.
+    if (gateways.get(gateway.region)?.lost ?? true) gateways.set(gateway.region, gateway);
+  }
   const starts = new Map([...gateways].map(([id, gateway]) => [id, gatewayPoint(gateway, regions)]));
   const most = Math.max(1, ...snapshot.arcs.map((arc) => arc.traffic.rate));
   const arcs = snapshot.arcs.filter((arc) => starts.has(arc.from) && places.has(arc.to)).map((arc) => {
@@ -92,7 +95,7 @@ export function mapTable(snapshot) {
     h("table", {},
       h("caption", { class: "hidden" }, "Traffic from gateways to regions"),
       columns(["Gateway", "<Region", "<City", "<State", "Requests/s", "Failed/s", "p50", "p99", "Round trip"]),
-      h("tbody", {}, snapshot.arcs.map((arc) => {
+      h("tbody", {}, byName(snapshot.arcs, (arc) => `${arc.from} ${arc.to}`).map((arc) => {
         const region = byId.get(arc.to);
         return h("tr", { "data-key": `${arc.from} ${arc.to}` },
           h("td", {}, arc.from), h("th", { scope: "row" }, regionName(arc.to)), h("td", { class: "left" }, region?.city), h("td", { class: "left" }, region && state(region)),

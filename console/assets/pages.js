@@ -1,6 +1,6 @@
 // Pages of the console. Each is a function of the state.
 
-import { ago, badge, bar, clock, colour, columns as head, count, h, ms, rate, regionName, s } from "./dom.js";
+import { ago, badge, bar, byName, clock, colour, columns as head, count, h, ms, rate, regionName, s } from "./dom.js";
 import { lines, spark, stacked } from "./charts.js";
 import { map, mapTable } from "./map.js";
 import { requests } from "./requests.js";
@@ -46,11 +46,13 @@ function eventText(event) {
 
 const eventKind = (event) => (event.kind === "failover" || event.to === "down" || event.to === "lost" ? "bad" : event.to === "healthy" || event.to === "in service" || event.to === "reporting" ? "good" : "warn");
 
+const since = ({ at_ms, last_ms }) => (last_ms - at_ms < 1000 ? clock(at_ms) : `${clock(at_ms)} to ${clock(last_ms)}`);
+
 function events(snapshot) {
   if (!snapshot.events.length) return h("p", { class: "empty" }, "Nothing has happened since this hub started.");
   return h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the latest first" }, snapshot.events.map((event) =>
     h("li", { class: eventKind(event), "data-key": event.number, "data-kind": event.kind },
-      h("time", { datetime: new Date(event.at_ms).toISOString(), title: clock(event.at_ms) }, ago(event.last_ms, snapshot.at_ms)),
+      h("time", { datetime: new Date(event.last_ms).toISOString(), title: since(event) }, ago(event.last_ms, snapshot.at_ms)),
       h("span", {}, eventText(event), event.example && [" ", h("a", { href: `#/requests/${encodeURIComponent(event.example)}` }, "explain", h("span", { class: "hidden" }, ` request ${event.example}`))]))));
 }
 
@@ -64,13 +66,15 @@ function tiles({ snapshot, history }) {
   const recent = history.total.slice(-120);
   const healthy = snapshot.regions.filter((region) => region.state === "healthy").length;
   const lost = snapshot.gateways.filter((gateway) => gateway.lost).length;
+  // A fleet without any is not well either.
+  const allHealthy = healthy > 0 && healthy === snapshot.regions.length, allReport = snapshot.gateways.length > 0 && lost === 0;
   return h("dl", { class: "tiles" },
     tile("Requests", rate(snapshot.total.rate), "/s", spark(column(recent, 0), "Requests per second over two minutes")),
     tile("Failed", rate(snapshot.total.failed), "/s", spark(column(recent, 1), "Failed requests per second over two minutes", "badink"), snapshot.total.failed ? "bad" : ""),
     tile("p50", ms(snapshot.total.p50_ms), "", spark(column(recent, 2), "Median latency over two minutes")),
     tile("p99", ms(snapshot.total.p99_ms), "", spark(column(recent, 3), "99th percentile of the latency over two minutes")),
-    tile("Regions healthy", `${healthy}/${snapshot.regions.length}`, "", bar(healthy / Math.max(1, snapshot.regions.length), `${healthy} of ${snapshot.regions.length} regions healthy`, healthy < snapshot.regions.length ? "warn" : "good"), healthy < snapshot.regions.length ? "warn" : ""),
-    tile("Gateways", `${snapshot.gateways.length - lost}`, lost ? `${lost} lost` : "", bar(snapshot.gateways.length ? (snapshot.gateways.length - lost) / snapshot.gateways.length : 0, `${lost} gateways lost`, lost ? "warn" : "good"), lost ? "warn" : ""));
+    tile("Regions healthy", `${healthy}/${snapshot.regions.length}`, "", bar(healthy / Math.max(1, snapshot.regions.length), `${healthy} of ${snapshot.regions.length} regions healthy`, allHealthy ? "good" : "warn"), allHealthy ? "" : "warn"),
+    tile("Gateways", `${snapshot.gateways.length - lost}`, lost ? `${lost} lost` : "", bar(snapshot.gateways.length ? (snapshot.gateways.length - lost) / snapshot.gateways.length : 0, `${lost} gateways lost`, allReport ? "good" : "warn"), allReport ? "" : "warn"));
 }
 
 const bySeries = (series) => Object.entries(series).sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, values]) => ({ name, values, cls: colour(name) }));
@@ -97,7 +101,7 @@ function overview(state) {
 const failures = (list) => (list.length ? h("span", { class: "failures" }, list.slice(0, 4).map(([outcome, requests]) => badge(`${outcome} ${count(requests)}`, "bad"))) : h("span", { class: "soft" }, "none"));
 
 function deployments({ snapshot, history }) {
-  const rows = snapshot.deployments.map((deployment) => {
+  const rows = byName(snapshot.deployments, ({ name }) => name).map((deployment) => {
     const samples = (history.deployments[deployment.name] ?? []).slice(-120);
     return h("tr", { "data-key": deployment.name },
       h("th", { scope: "row" }, h("a", { href: `#/deployments/${encodeURIComponent(deployment.name)}` }, deployment.name)),
@@ -159,6 +163,8 @@ function regions({ snapshot, history, visitor }) {
 }
 
 function gateways({ snapshot }) {
+  const numbers = new Map();
+  for (const { region } of snapshot.gateways) numbers.set(region, (numbers.get(region) ?? 0) + 1);
   const cards = snapshot.gateways.map((gateway) => {
     const furthest = Math.max(1, ...gateway.regions.map((region) => region.rtt_ms));
     const rows = gateway.regions.map((region) => h("tr", { "data-key": region.region },
@@ -168,6 +174,7 @@ function gateways({ snapshot }) {
     return h("section", { class: "card", "data-key": gateway.boot, "aria-label": `Gateway in ${gateway.region}` },
       h("h2", {}, gateway.region, h("span", { class: "soft" }, ` ${gateway.city} · ${gateway.boot.slice(0, 8)}`)),
       h("p", {}, gateway.lost ? badge("no report", "bad") : badge("reporting", "good"), " ", gateway.current ? badge("current table", "good") : badge(`table ${gateway.generation ?? "none"}`, "warn")),
+      numbers.get(gateway.region) > 1 && h("p", { class: "soft" }, `Rates and latencies are those of the ${numbers.get(gateway.region)} gateways of the region.`),
       h("dl", { class: "facts" }, [["Requests", `${rate(gateway.traffic.rate)}/s`], ["Failed", `${rate(gateway.traffic.failed)}/s`], ["p50", ms(gateway.traffic.p50_ms)], ["p99", ms(gateway.traffic.p99_ms)], ["In flight", count(gateway.in_flight)], ["Last report", ms(gateway.age_ms)]].map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)))),
       table(`Regions as seen from ${gateway.region}`, ["Region", "<Health", "Round trip", "Report age", "In flight"], rows, "It has no route table yet."));
   });
@@ -181,7 +188,7 @@ function quota(used, limit, unit) {
 }
 
 function tenants({ snapshot }) {
-  const rows = snapshot.tenants.map((tenant) => h("tr", { "data-key": tenant.id },
+  const rows = byName(snapshot.tenants, ({ id }) => id).map((tenant) => h("tr", { "data-key": tenant.id },
     h("th", { scope: "row" }, tenant.id), h("td", { class: "left" }, tenant.applied ? residency(tenant.residency) : h("span", { class: "soft" }, "in the file of a gateway")),
     h("td", {}, rate(tenant.rate)), h("td", { class: tenant.failed ? "bad" : "" }, rate(tenant.failed)), h("td", { class: tenant.limited ? "bad" : "" }, rate(tenant.limited)),
     h("td", {}, quota(tenant.rate, tenant.requests_per_second, "requests per second")), h("td", {}, quota(tenant.inputs, tenant.inputs_per_second, "inputs per second")),
@@ -210,7 +217,7 @@ function rollouts({ snapshot, visitor }) {
     h("th", { scope: "row" }, deployment.name), h("td", { class: "left" }, h("code", {}, deployment.model)), h("td", { class: "left" }, h("code", {}, deployment.revision ?? "–")),
     h("td", { class: "left" }, deployment.regions.map((replicas) => { const ready = replicas.models.reduce((sum, model) => sum + model.ready, 0); return h("span", { class: "chip" }, regionName(replicas.region), ` ${ready}/${replicas.target ?? ready}`); }))));
   return [heading("Rollouts", `Route table ${rollout.generation}`),
-    h("section", { class: "card" }, h("h2", {}, "Readers of the route table"), h("p", { class: "replicas" }, bar(rollout.readers.length ? current / rollout.readers.length : 0, `${current} of ${rollout.readers.length} readers have the current table`, outdated.length ? "warn" : "good"), h("span", {}, `${current} of ${rollout.readers.length} have the current table`)),
+    h("section", { class: "card" }, h("h2", {}, "Readers of the route table"), rollout.readers.length === 0 ? h("p", { class: "empty" }, "No gateway or spoke has acknowledged a table yet.") : h("p", { class: "replicas" }, bar(current / rollout.readers.length, `${current} of ${rollout.readers.length} readers have the current table`, outdated.length ? "warn" : "good"), h("span", {}, `${current} of ${rollout.readers.length} have the current table`)),
       outdated.length > 0 && h("ul", {}, outdated.slice(0, 20).map((reader) => h("li", {}, `${reader.reader}: table ${reader.generation}`)))),
     changing.length ? h("div", { class: "halves" }, changing.map(change)) : null,
     rollout.pending.length > 0 && card("Wider residency, announced", table("Wider residency, announced", ["Resource", "<Now", "<Next", "<Waits for"], pending, "")),
@@ -227,3 +234,6 @@ export const PAGES = [
   { path: "rollouts", title: "Rollouts", render: rollouts },
   { path: "requests", title: "Requests", render: requests },
 ];
+
+// Page of an address that does not exist.
+export const NOT_FOUND = { path: "not-found", title: "Not found", render: () => [heading("Not found"), h("p", { class: "empty" }, "The console has no such page.")] };

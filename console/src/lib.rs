@@ -8,11 +8,12 @@
 //! [`traffic`] aggregates the reports of the gateways, and [`observed`] what they observe of the regions; [`snapshot`] joins them
 //! with the route table and the replicas; [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are
 //! signed in, and [`open_pages`] the number of their pages; [`origin`] decides which requests of a browser are accepted, [`lookups`]
-//! has the requests that gateways are to explain, and [`assets`] the files.
+//! has the requests that gateways are to explain, [`colours`] the colours of the regions, and [`assets`] the files.
 //!
 //! Time and randomness are arguments; the hub serves it.
 
 pub mod assets;
+pub mod colours;
 pub mod events;
 pub mod history;
 pub mod lookups;

@@ -25,8 +25,8 @@ const SEED: u32 = 428_738;
 /// Multiplier of the 32-bit FNV-1a hash.
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// Twelve hues, each in a deep and a medium shade.
-const PALETTE: [RegionColour; 24] = [
+/// All colours: twelve hues, each in a deep and a medium shade.
+pub const PALETTE: [RegionColour; 24] = [
     RegionColour { light: "#045797", dark: "#89c3ff" },
     RegionColour { light: "#1289e7", dark: "#319cfc" },
     RegionColour { light: "#4841af", dark: "#b1b7fd" },

@@ -62,6 +62,10 @@ async fn a_page_shows_the_traffic_that_gateways_report() {
     hub.wait_for_routes("a table", |_| true).await;
     let (status, _, body) = hub.post(paths::TRAFFIC, report(1, json!([]))).await;
     assert_eq!((status, &body["next_ms"]), (200, &json!(1000)), "{body}");
+    let history = hub.client.get(format!("{url}/api/history")).send().await.unwrap();
+    let history: Value = history.json().await.unwrap();
+    assert_eq!(history["colours"][EUROPE], "c-b97500", "{history}");
+    assert!(history["at_ms"].is_array(), "{history}");
     let mut stream = hub.client.get(format!("{url}/api/events")).send().await.unwrap();
     assert_eq!(stream.headers()["content-type"], "text/event-stream");
     let mut received = String::new();

@@ -6,7 +6,7 @@
 //! | `POST /api/login` | session for the secret of a link |
 //! | `POST /api/logout` | end of the session |
 //! | `GET /api/session` | name and role of the person |
-//! | `GET /api/history` | rates and latencies of the last five minutes |
+//! | `GET /api/history` | rates and latencies of the last five minutes, and the colours of the regions |
 //! | `GET /api/events` | the state of the fleet, as server-sent events |
 //! | `GET /api/requests/{id}` | routing decision of a request, from the gateway that served it |
 //! | `PUT`, `DELETE /api/drains/{cloud}/{name}` | drain of a region, and its end |

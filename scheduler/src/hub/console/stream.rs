@@ -9,6 +9,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::console::colours;
+use ::console::history::HistoryView;
 use ::console::open_pages::{PAGES_MAX, TooManyPages, VISITOR_PAGES_MAX};
 use ::console::snapshot::{ChartValues, FleetSnapshot, FleetView, TrafficSums, chart_values};
 use ::console::traffic::TrafficState;
@@ -25,6 +27,7 @@ use scheduler_api::keys;
 use scheduler_api::plan::RegionCapacity;
 use scheduler_core::registry::representatives;
 use scheduler_store::Store;
+use serde::Serialize;
 use tokio::sync::watch;
 
 use super::context::{Admitted, ConsoleApi};
@@ -138,9 +141,19 @@ fn compute(input: &SnapshotInput) -> (ChartValues, Option<Bytes>) {
     (chart_values(&sums), body)
 }
 
-/// Returns the samples of the last five minutes.
+/// Data that a page needs before its first snapshot.
+#[derive(Serialize)]
+struct PageData<'a> {
+    /// Classes of the colours of the regions.
+    colours: BTreeMap<&'a str, String>,
+    #[serde(flatten)]
+    history: HistoryView<'a>,
+}
+
+/// Returns the samples of the last five minutes, and the colours of the regions.
 pub(super) async fn history<S: Store>(State(api): State<ConsoleApi<S>>) -> Result<Response, ErrorResponse> {
-    let body = serde_json::to_vec(&api.console.history.lock().view());
+    let colours = colours::classes(&api.hub.catalogue);
+    let body = serde_json::to_vec(&PageData { colours, history: api.console.history.lock().view() });
     let body = body.map_err(|error| ErrorResponse::new(ErrorCode::Internal, error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
