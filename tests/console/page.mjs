@@ -1,0 +1,242 @@
+// Test of the page alone, at a hub that is simulated here and fails in every way. Environment: BROWSER, ASSETS (folder of the page).
+// Exits with 1 and a message for each case that does not hold.
+
+import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
+import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import { extname, join } from "node:path";
+import { chromium } from "playwright-core";
+
+const { BROWSER, ASSETS } = process.env;
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
+const [EUROPE, AMERICA] = ["gcp/europe-west4", "aws/us-east-1"];
+const CLASSES = { [EUROPE]: "c-b97500", [AMERICA]: "c-c656a6" };
+const DAY_MS = 86_400_000, TIMEOUT_MS = 10_000, PERIOD_MS = 300;
+
+// What the hub responds with; each case begins with these values.
+const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0 };
+const hub = {};
+const streams = new Set();
+
+const traffic = { rate: 3, failed: 0, tokens: 1, p50_ms: 10, p99_ms: 20 };
+const region = (id, at) => ({ id, city: id, lat: 40 + at, lon: 10 * at, zones: ["eu"], state: "healthy", draining: false, registered: true, spokes: [["spoke", "address"]], ready: 1, target: 1, capacity: 100, pending_tokens: 1, held_ms: null, traffic, deployments: [] });
+const gateway = (boot, lost) => ({ region: AMERICA, city: "city", lat: 1, lon: 1, boot, age_ms: 1, lost, generation: "1.1", current: true, in_flight: 0, traffic, regions: [] });
+const deployment = (name) => ({ name, task: "embed", model: "model", engine: "cpu f32", residency: "anywhere", placement: [], min: 1, max: 1, ready: 1, target: 1, pending_tokens: 0, held_ms: null, traffic, regions: [], failures: [] });
+
+let sent = 0;
+function snapshot() {
+  const now = Date.now();
+  sent += 1;
+  return { at_ms: now, generation: "1.1", total: traffic, regions: [region(AMERICA, 0), region(EUROPE, 1)], gateways: [gateway("00", true), gateway("01", false)], arcs: [],
+    // The order of the rates changes with each snapshot.
+    deployments: (sent % 2 ? ["a", "b"] : ["b", "a"]).map(deployment), deployments_omitted: 0, tenants: [], tenants_omitted: 0, tenants_applied: true,
+    rollout: { generation: "1.1", pending: [], readers: [], deployments: [] },
+    events: [{ number: hub.event, at_ms: now - 3 * DAY_MS, last_ms: now - 3 * DAY_MS, kind: "health", subject: AMERICA, to: "down", cause: "healthy", requests: 0, example: "" }] };
+}
+
+const send = (stream) => stream.write(`data: ${JSON.stringify(snapshot())}\n\n`);
+
+function respond(response, path, status, body) {
+  response.writeHead(status, { "content-type": "application/json" });
+  response.end(status === 204 ? "" : JSON.stringify(status < 300 ? body : { error: { message: `error ${status} of ${path}` } }));
+}
+
+function serve({ url: path }, response) {
+  if (path === "/api/session") return respond(response, path, hub.session, { role: "operator", name: "ada" });
+  if (path === "/api/login") return respond(response, path, hub.login, { role: "operator", name: "ada" });
+  if (path === "/api/logout") return respond(response, path, hub.logout);
+  if (path.startsWith("/api/drains/")) return respond(response, path, hub.drain, {});
+  if (path === "/api/history") {
+    hub.histories += 1;
+    return respond(response, path, hub.history, { at_ms: [], total: [], regions: { [EUROPE]: [1, 2] }, deployments: {}, colours: CLASSES });
+  }
+  if (path.startsWith("/api/requests/")) {
+    hub.lookups += 1;
+    return setTimeout(() => respond(response, path, 404), hub.lookupMs[path.split("/").pop()] ?? 0);
+  }
+  if (path === "/api/events") {
+    if (hub.stream !== 200) return respond(response, path, hub.stream);
+    response.writeHead(200, { "content-type": "text/event-stream" });
+    response.write("retry: 300\n\n");
+    streams.add(response);
+    response.on("close", () => streams.delete(response));
+    return hub.isSending && send(response);
+  }
+  const file = path === "/" ? "/index.html" : path;
+  response.writeHead(200, { "content-type": TYPES[extname(file)] });
+  return response.end(readFileSync(join(ASSETS, file)));
+}
+
+async function until(description, holds) {
+  for (const end = Date.now() + TIMEOUT_MS; !(await holds());) {
+    assert.ok(Date.now() < end, `timed out: ${description}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+// Waits for some snapshots more.
+async function snapshots(number) {
+  const last = sent + number;
+  await until("snapshots", () => sent >= last);
+}
+
+const endStreams = () => streams.forEach((stream) => stream.end());
+const shows = (page, selector, pattern) => until(`${pattern} in ${selector}`, async () => pattern.test((await page.textContent(selector)) ?? ""));
+const alerts = (page) => page.locator("main [role=alert]").count();
+
+const CASES = {
+  "a region has the colour that the hub sends": async (page, open) => {
+    await open("/");
+    const dot = page.locator(`.mark[data-region="${EUROPE}"] .dot`);
+    const fill = () => dot.evaluate((element) => getComputedStyle(element).fill);
+    await page.emulateMedia({ colorScheme: "light" });
+    assert.equal(await fill(), "rgb(185, 117, 0)");
+    await page.emulateMedia({ colorScheme: "dark" });
+    assert.equal(await fill(), "rgb(208, 134, 11)");
+  },
+  "a region with one lost gateway of two is not marked, and an old event has its date": async (page, open) => {
+    await open("/");
+    await page.waitForSelector(".map .gateway");
+    assert.equal(await page.locator(".map .gateway.lost").count(), 0);
+    assert.equal(await page.textContent(".events time"), "3 days ago");
+    assert.match(await page.getAttribute(".events time", "title"), /\d{4}, \d\d:\d\d:\d\d$/);
+  },
+  "the skip link keeps the page": async (page, open) => {
+    await open("/#/regions");
+    await page.waitForSelector("tbody");
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Enter");
+    await snapshots(2);
+    assert.equal(await page.textContent("main h1"), "Regions");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "content");
+  },
+  "an address that is malformed or unknown shows a page": async (page, open) => {
+    await open("/#/requests/%E0%A4%A");
+    await shows(page, "main h1", /^Requests$/);
+    await open("/#/nothing");
+    await shows(page, "main h1", /^Not found$/);
+  },
+  "a link keeps the focus while the order of the rates changes": async (page, open) => {
+    await open("/#/deployments");
+    const link = page.locator("tbody a", { hasText: "b" });
+    await link.focus();
+    await snapshots(3);
+    assert.ok(await link.evaluate((element) => element === document.activeElement));
+  },
+  "a response to an earlier lookup does not replace a later one": async (page, open) => {
+    hub.lookupMs = { slow: 1000 };
+    await open("/#/requests/slow");
+    await until("first lookup", () => hub.lookups === 1);
+    await page.evaluate(() => { location.hash = "#/requests/fast"; });
+    await shows(page, "main [role=alert]", /fast/);
+    await snapshots(5);
+    await shows(page, "main [role=alert]", /fast/);
+  },
+  "a hub that is overloaded does not sign the person out": async (page, open) => {
+    hub.session = 503;
+    await open("/");
+    await shows(page, "main", /error 503/);
+    assert.equal(await page.locator(".signin").count(), 0);
+    hub.session = 200;
+    await page.waitForSelector(".map");
+  },
+  "the end of a session shows how to sign in": async (page, open) => {
+    await open("/");
+    await page.waitForSelector(".map");
+    Object.assign(hub, { session: 401, stream: 401 });
+    endStreams();
+    await page.waitForSelector(".signin");
+    assert.equal(await alerts(page), 0);
+  },
+  "a used link says so": async (page, open) => {
+    hub.login = 401;
+    await open("/#login=ab");
+    await shows(page, ".signin [role=alert]", /error 401/);
+    assert.ok(!page.url().includes("login"));
+  },
+  "a rejected stream is shown until it is accepted": async (page, open) => {
+    hub.stream = 429;
+    await open("/");
+    await shows(page, "main [role=alert]", /error 429/);
+    hub.stream = 200;
+    await page.waitForSelector(".map");
+    await until("no message", async () => (await alerts(page)) === 0);
+  },
+  "a silent hub is not live": async (page, open) => {
+    await open("/");
+    await shows(page, "#status", /live/);
+    hub.isSending = false;
+    await shows(page, "#status", /reconnecting, as of \d\d:/);
+    hub.isSending = true;
+    await shows(page, "#status", /live/);
+  },
+  "the charts have what happened while the stream was interrupted": async (page, open) => {
+    await open("/");
+    await page.waitForSelector(".map");
+    const before = hub.histories;
+    endStreams();
+    await until("history", () => hub.histories > before);
+  },
+  "the message of a failed action ends with the next one": async (page, open) => {
+    page.on("dialog", (dialog) => dialog.accept());
+    hub.drain = 500;
+    await open("/#/regions");
+    await page.click(`button[data-action=drain][data-region="${EUROPE}"]`);
+    await shows(page, "main [role=alert]", /error 500/);
+    hub.drain = 200;
+    await page.click(`button[data-action=drain][data-region="${EUROPE}"]`);
+    await until("no message", async () => (await alerts(page)) === 0);
+  },
+  "a sign-out that fails says so": async (page, open) => {
+    hub.logout = 500;
+    await open("/");
+    await page.click("[data-action=logout]");
+    await shows(page, "main [role=alert]", /still signed in/);
+  },
+  "the first change after a restart of the hub is read aloud, and old ones are not": async (page, open) => {
+    hub.event = 500;
+    await open("/");
+    await page.waitForSelector(".map");
+    hub.event = 1;
+    await snapshots(2);
+    assert.equal(await page.textContent("#announcer"), "");
+    hub.event = 2;
+    await shows(page, "#announcer", /is down/);
+  },
+  "counts that round up have the next unit": async (page, open) => {
+    await open("/");
+    const counts = await page.evaluate(async () => { const { count } = await import("/dom.js"); return [9999, 12_345, 999_949, 999.6e6, 1e12].map(count); });
+    assert.deepEqual(counts, ["9,999", "12.3 k", "1.00 M", "1.00 G", "1.00 T"]);
+  },
+};
+
+const server = createServer(serve);
+await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+const sending = setInterval(() => hub.isSending && streams.forEach(send), PERIOD_MS);
+const origin = `http://127.0.0.1:${server.address().port}`;
+const executablePath = execFileSync("which", [BROWSER], { encoding: "utf8" }).trim();
+// The sandbox of the browser needs a user other than root; the page is our own.
+const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+let failed = 0;
+for (const [name, run] of Object.entries(CASES)) {
+  Object.assign(hub, USUAL);
+  const context = await browser.newContext({ colorScheme: "light" });
+  context.setDefaultTimeout(TIMEOUT_MS);
+  const page = await context.newPage();
+  const errors = [];
+  page.on("pageerror", (error) => errors.push(error.message));
+  try {
+    await run(page, (path) => page.goto(origin + path));
+    assert.deepEqual(errors, []);
+  } catch (error) {
+    failed += 1;
+    console.log(`${name}: ${error.message}`);
+  }
+  await context.close();
+}
+await browser.close();
+clearInterval(sending);
+endStreams();
+server.close();
+process.exitCode = failed ? 1 : 0;
