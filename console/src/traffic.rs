@@ -14,7 +14,6 @@ use scheduler_api::plan::GatewayBoot;
 use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::{
     GatewayTraffic, LatencyHistogram, Move, MoveCause, ObservedRegion, ServedTraffic, TenantTraffic,
-    health_name,
 };
 
 use crate::events::{EventKind, Events};
@@ -449,7 +448,7 @@ impl TrafficState {
 
 /// Returns how one gateway sees the health of a region.
 pub fn health_at(gateway: &LastReport, region: &RegionId) -> &'static str {
-    gateway.regions.get(region).map_or("unknown", |seen| health_name(seen.health))
+    gateway.regions.get(region).map_or(Health::Unknown, |seen| seen.health).as_str()
 }
 
 #[cfg(test)]

@@ -12,3 +12,18 @@ pub enum Health {
     /// It is not used.
     Down,
 }
+
+impl Health {
+    /// All, in this order.
+    pub const ALL: [Health; 4] = [Health::Healthy, Health::Unknown, Health::Suspect, Health::Down];
+
+    /// Returns the name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Health::Healthy => "healthy",
+            Health::Unknown => "unknown",
+            Health::Suspect => "suspect",
+            Health::Down => "down",
+        }
+    }
+}

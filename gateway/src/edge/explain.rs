@@ -9,7 +9,6 @@ use gateway_core::labels::AttemptResult;
 use gateway_core::route::RouteDecision;
 use gateway_core::trail::{AttemptEnd, AttemptRecord, Trail};
 use regions::catalogue::Catalogue;
-use regions::health::Health;
 use regions::id::{InstanceName, TenantId};
 use regions::set::RegionIndex;
 use serde_json::{Value, json};
@@ -120,7 +119,7 @@ fn regions_json(trail: &Trail, catalogue: &Catalogue) -> Value {
                 "region": named(candidate.region),
                 "rank": slot + 1,
                 "assigned": candidate.score.assigned.0,
-                "health": health_name(candidate.score.health),
+                "health": candidate.score.health.as_str(),
                 "response_in_ms": millis(candidate.score.response_in),
                 "holds": candidate.score.holds,
                 "fastest": candidate.score.fastest.0,
@@ -168,15 +167,6 @@ fn times_json(times: &RequestTimes) -> Value {
         "tokenize_ms": region.tokenize.map(millis),
         "engine_ms": region.engine.map(millis),
     })
-}
-
-pub(super) fn health_name(health: Health) -> &'static str {
-    match health {
-        Health::Healthy => "healthy",
-        Health::Unknown => "unknown",
-        Health::Suspect => "suspect",
-        Health::Down => "down",
-    }
 }
 
 fn millis(duration: Duration) -> f64 {

@@ -8,7 +8,7 @@
 //! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
 //! | `/metrics` | metrics, in the text format of Prometheus or OpenMetrics ([`super::scrape`]) |
 
-use super::explain::{self, RECENT_REQUESTS_MAX, health_name};
+use super::explain::{self, RECENT_REQUESTS_MAX};
 use super::operator_state::Operations;
 use super::scrape;
 use crate::circuits;
@@ -92,7 +92,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
             json!({
                 "region": config.catalogue.region(region).id.as_str(),
                 "instances": instances.iter().map(instance_json).collect::<Vec<_>>(),
-                "health": health_name(health),
+                "health": health.as_str(),
                 "draining": view.draining.contains(region),
                 "report_age_ms": age.map(|age| age.as_millis() as u64),
                 "rtt_ms": region_states.latency.estimate(region, now).as_secs_f64() * 1e3,
@@ -116,7 +116,7 @@ fn instance_json(status: &InstanceStatus<'_, HostPort>) -> Value {
     json!({
         "name": name.as_str(),
         "endpoint": address.to_string(),
-        "health": health_name(*health),
+        "health": health.as_str(),
         "draining": draining,
         "circuit": circuits::state_name(*circuit),
         "in_flight": in_flight,

@@ -40,6 +40,7 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
+use scheduler_api::traffic::REQUEST_ID_BYTES_MAX;
 use scheduler_api::usage::UsageCounts;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -421,9 +422,6 @@ impl Drop for RequestContext<'_> {
         self.request_recorder.explanations.record(finished);
     }
 }
-
-/// Longest request identifier that is accepted from a client.
-const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Returns the client's identifier if it is valid in a header and a log line, else a new one.
 pub(super) fn request_id(session: &ServerSession) -> String {

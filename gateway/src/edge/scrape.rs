@@ -1,6 +1,5 @@
 //! `/metrics` of a gateway: its counters, and gauges read from the components at the time of the scrape.
 
-use super::explain::health_name;
 use super::job_transfer::TRANSFERS_MAX;
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
@@ -24,7 +23,7 @@ const ROLE: &str = "gateway";
 
 impl Label<InGateway> for Health {
     fn values() -> Vec<&'static str> {
-        [Health::Healthy, Health::Unknown, Health::Suspect, Health::Down].map(health_name).to_vec()
+        Health::ALL.map(Health::as_str).to_vec()
     }
 
     fn index(self) -> usize {

@@ -329,19 +329,8 @@ impl MoveCause {
     }
 }
 
-/// Returns the name of a health state.
-pub fn health_name(health: Health) -> &'static str {
-    match health {
-        Health::Healthy => "healthy",
-        Health::Unknown => "unknown",
-        Health::Suspect => "suspect",
-        Health::Down => "down",
-    }
-}
-
 fn parse_health(field: &str, name: &str) -> Result<Health, WireError> {
-    let all = [Health::Healthy, Health::Unknown, Health::Suspect, Health::Down];
-    let found = all.into_iter().find(|health| health_name(*health) == name);
+    let found = Health::ALL.into_iter().find(|health| health.as_str() == name);
     found.ok_or_else(|| WireError::new(field, "write healthy, unknown, suspect or down"))
 }
 
@@ -424,7 +413,7 @@ fn observed_v1(region: &RegionId, observed: &ObservedRegion) -> ObservedRegionV1
     });
     ObservedRegionV1 {
         region: region.to_string(),
-        health: health_name(*health).to_owned(),
+        health: health.as_str().to_owned(),
         report_age_ms: report_age.map(millis),
         rtt_us: u64::try_from(rtt.as_micros()).unwrap_or(u64::MAX),
         in_flight: *in_flight,

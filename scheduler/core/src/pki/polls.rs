@@ -191,14 +191,7 @@ impl TrustPolls {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the standard library offers no other constructor, and no test depends on the value"
-    )]
-    fn some_instant() -> Instant {
-        Instant::now()
-    }
+    use crate::some_instant;
 
     fn polls_of<const N: usize>(addresses: [&str; N], now: Instant) -> TrustPolls {
         let mut polls = TrustPolls::default();
