@@ -18,7 +18,7 @@ pub(super) struct ConsoleApi<S> {
 }
 
 /// Person who has sent a request.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Admitted {
     pub(super) visitor: Visitor,
     /// Secret of the session; `None` of the owner of a certificate or of a token.
