@@ -37,6 +37,13 @@ async fn repeated_uploads_and_batches_with_a_key_are_one_also_after_a_restart() 
         problem["error"]["message"].as_str().unwrap().contains(file["id"].as_str().unwrap()),
         "{problem}"
     );
+    let stricter = [("idempotency-key", "night"), ("x-meridian-residency", "us")];
+    let (status, problem) = client.upload_as("KEY", &file_of(0..3), &stricter).await;
+    assert_eq!(
+        (status, code(&problem)),
+        (422, "idempotency_conflict"),
+        "the file has another policy: {problem}"
+    );
     let (status, problem) = upload(&client, &file_of(0..3), &"x".repeat(256)).await;
     assert_eq!((status, code(&problem)), (400, "invalid_header"), "{problem}");
 

@@ -331,6 +331,9 @@ async fn jobs_survive_a_restart_and_repeated_submissions_are_one_job() {
     assert_eq!((status, &again["id"]), (202, &first["id"]));
     let (status, problem) = region.submit("a", &text(2), &[("idempotency-key", "k")]).await;
     assert_eq!((status, &problem["error"]["code"]), (422, &json!("idempotency_conflict")), "{problem}");
+    let stricter = [("idempotency-key", "k"), ("x-meridian-residency", "us")];
+    let (status, problem) = region.submit("a", &text(1), &stricter).await;
+    assert_eq!((status, &problem["error"]["code"]), (422, &json!("idempotency_conflict")), "{problem}");
     let (_, second) = region.submit("a", &text(2), &[]).await;
     let path = format!("/v1/async/{}", second["id"].as_str().unwrap());
     let (status, cancelled) = region.send("DELETE", &path, &[("x-meridian-tenant", "a")], "").await;

@@ -30,6 +30,7 @@ use jobs_core::job::{
 use jobs_core::queue::Cancellation;
 use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
+use regions::residency::ResidencyPolicy;
 use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
@@ -183,10 +184,13 @@ impl JobApi {
             Some(url) => Some(queue.webhooks.accept(&self.region, &tenant, &url).await?),
             None => None,
         };
+        let residency = accepted_policy(session)?;
         let idempotency = match key {
             Some(key) => {
                 let (hashed, deployment, webhook) = (payload.clone(), deployment.clone(), webhook.clone());
-                let hash = move || request_digest(kind, &deployment, &hashed, webhook.as_deref());
+                let policy = residency.clone();
+                let hash =
+                    move || request_digest(kind, &deployment, &hashed, webhook.as_deref(), policy.as_deref());
                 let request = self.body_reader.cpu.run_on(payload.len(), hash).await;
                 Some(IdempotencyKey { key: digest(&[key.as_bytes()]), request })
             }
@@ -207,7 +211,7 @@ impl JobApi {
             idempotency,
             webhook,
             chunk: None,
-            residency: accepted_policy(session)?,
+            residency,
         };
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let submitted = queue.recorded(queue.host.submit(spec, payload).await);
@@ -493,10 +497,20 @@ fn request_digest(
     deployment: &DeploymentName,
     payload: &[u8],
     webhook: Option<&str>,
+    accepted: Option<&str>,
 ) -> [u8; 32] {
     let mut parts = vec![kind.path().as_bytes(), deployment.as_str().as_bytes(), payload];
     parts.extend(webhook.map(str::as_bytes));
+    parts.extend(hashed_policy(accepted));
     digest(&parts)
+}
+
+/// Returns the parts of a digest for the accepted policy: the repetition of a request with another policy is another request,
+/// since its content could otherwise be read where only the first one allows it. A request without a restriction has none, so
+/// its digest is that of an earlier version.
+pub(super) fn hashed_policy(accepted: Option<&str>) -> impl Iterator<Item = &[u8]> {
+    let restricts = |policy: &&str| policy.parse() != Ok(ResidencyPolicy::Anywhere);
+    accepted.filter(restricts).into_iter().flat_map(|policy| [b"residency".as_slice(), policy.as_bytes()])
 }
 
 /// Hashes parts, each with its length.
@@ -563,6 +577,20 @@ mod tests {
         let parsed: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!((&parsed["id"], &parsed["result"]["x"][0]), (&json!("a"), &json!(1)));
         assert_eq!(with_result(&shown, None), shown.to_string());
+    }
+
+    #[test]
+    fn a_request_with_another_residency_policy_has_another_digest() {
+        let deployment: DeploymentName = "m".parse().expect("a name");
+        let digest =
+            |webhook, policy| request_digest(JobKind::Embeddings, &deployment, b"x", webhook, policy);
+        let plain = digest(None, None);
+        assert_eq!(plain, digest(None, Some("anywhere")), "an earlier version has stored no policy");
+        let hook = Some("https://example.com");
+        let digests = [plain, digest(None, Some("eu")), digest(None, Some("us")), digest(hook, None)];
+        let digests: std::collections::BTreeSet<_> =
+            digests.into_iter().chain([digest(hook, Some("eu"))]).collect();
+        assert_eq!(digests.len(), 5);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 //! A file is divided into segments when it is stored ([`jobs_core::batch::segment`]), and its content is sent segment by
 //! segment, so a download needs the memory of one segment.
 
-use super::api::{JobApi, digest, idempotency_key, json_response, key_conflict, rejected, tenant};
+use super::api::{
+    JobApi, digest, hashed_policy, idempotency_key, json_response, key_conflict, rejected, tenant,
+};
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::{RegionalJobQueue, reserve, seconds};
@@ -67,11 +69,15 @@ impl JobApi {
         let name = name.and_then(|name| serde_json::from_str::<String>(name).ok()).unwrap_or_default();
         let limits = queue.file_limits;
         let file = self.body_reader.file(session, BodyOwner::default(), limits.bytes).await?;
-        let (content, known, named) = (file.bytes.clone(), models.clone(), name.clone());
+        let residency = accepted_policy(session)?;
+        let (content, known, named, policy) =
+            (file.bytes.clone(), models.clone(), name.clone(), residency.clone());
         let scan = move || {
-            let idempotency = key.map(|key| IdempotencyKey {
-                key: digest(&[FILES.as_bytes(), key.as_bytes()]),
-                request: digest(&[named.as_bytes(), &content]),
+            let idempotency = key.map(|key| {
+                let mut hashed = vec![named.as_bytes(), &content];
+                hashed.extend(hashed_policy(policy.as_deref()));
+                let key = digest(&[FILES.as_bytes(), key.as_bytes()]);
+                IdempotencyKey { key, request: digest(&hashed) }
             });
             (segment::scan(&content, &known, work), idempotency)
         };
@@ -80,7 +86,6 @@ impl JobApi {
             Rejection::new(ErrorCode::InvalidValue, format!("The file is rejected: {error}.")).of("file")
         })?;
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
-        let residency = accepted_policy(session)?;
         let new = NewUpload {
             tenant: tenant.clone(),
             name,
