@@ -319,7 +319,7 @@ impl JobForwarder {
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
         let query = session.req_header().uri.query().unwrap_or_default().to_owned();
-        let list = self.list(page, &query, caller.tenant, caller.view, &context.id);
+        let list = self.list(page, &query, &caller, &context.id);
         let mut list = tokio::select! {
             biased;
             list = list => list?,

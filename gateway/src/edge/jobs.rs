@@ -8,6 +8,7 @@
 //! sent to that region if the residency policy of the tenant allows it: otherwise a result could leave its jurisdiction. The
 //! region returns a result only through a gateway that the policies of the job allow ([`super::readers`]).
 
+use super::batch_caller::BatchCaller;
 use super::region_monitor::RegionMonitor;
 use super::request::RequestContext;
 use super::request::single;
@@ -198,18 +199,20 @@ impl JobForwarder {
         after
     }
 
-    /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that it may read them from, the
-    /// newest first.
+    /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that its policy and that of the request
+    /// allow, the newest first.
     pub(super) async fn list(
         &self,
         (path, page_default): (&'static str, usize),
         query: &str,
-        tenant: &Tenant,
-        view: &View,
+        caller: &BatchCaller<'_>,
         id: &str,
     ) -> Result<Value, Rejection> {
+        let BatchCaller { tenant, view, requested, .. } = caller;
         let with_jobs = self.region_monitor.states().instances.regions_with_jobs();
-        let regions = with_jobs.intersect(tenant.residency.permitted(&self.catalogue)).intersect(view.routed);
+        let permitted = |policy: &ResidencyPolicy| policy.permitted(&self.catalogue);
+        let allowed = permitted(&tenant.residency).intersect(permitted(requested));
+        let regions = with_jobs.intersect(allowed).intersect(view.routed);
         let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
         let pages = join_all(regions.iter().map(async |region| {
             let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, LIST_BYTES_MAX);

@@ -48,6 +48,7 @@ use gateway_core::request_options::{OptionHeaders, RequestOptions};
 use gateway_core::tenant::{Cost, Tenant};
 use http::header::{AUTHORIZATION, CONTENT_ENCODING};
 use pingora::protocols::http::ServerSession;
+use regions::residency::ResidencyPolicy;
 use replica_api::error::Fault;
 use replica_api::headers;
 use replica_api::jobs::JOBS;
@@ -147,15 +148,14 @@ impl Pipeline {
             }
             Endpoint::Batch(call) => {
                 let requested = self.reader.options(session)?.residency;
-                let owner = BodyOwner { tenant: Some(tenant.index), connection: None };
-                let body_reader = &self.reader.body_reader;
-                let caller =
-                    BatchCaller { tenant: &tenant, view: &view, requested: &requested, body_reader, owner };
+                let caller = self.batch_caller(&tenant, &view, &requested);
                 return self.jobs.batch_call(session, call, caller, context).await;
             }
             Endpoint::Jobs => {
                 let query = session.req_header().uri.query().unwrap_or_default().to_owned();
-                let list = self.jobs.list((JOBS, PAGE_DEFAULT), &query, &tenant, &view, &context.id);
+                let requested = self.reader.options(session)?.residency;
+                let caller = self.batch_caller(&tenant, &view, &requested);
+                let list = self.jobs.list((JOBS, PAGE_DEFAULT), &query, &caller, &context.id);
                 tokio::select! {
                     biased;
                     list = list => list?.to_string().into_bytes(),
@@ -171,6 +171,16 @@ impl Pipeline {
             }
         };
         Ok(self.respond(session, body, context).await)
+    }
+
+    fn batch_caller<'a>(
+        &'a self,
+        tenant: &'a Arc<Tenant>,
+        view: &'a View,
+        requested: &'a ResidencyPolicy,
+    ) -> BatchCaller<'a> {
+        let owner = BodyOwner { tenant: Some(tenant.index), connection: None };
+        BatchCaller { tenant, view, requested, body_reader: &self.reader.body_reader, owner }
     }
 
     /// Serves a request for the engine: read, route, admit, charge, then forward it whole or in parts.

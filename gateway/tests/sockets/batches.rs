@@ -121,6 +121,14 @@ impl Client {
         (response.status().as_u16(), location.unwrap_or_default(), response.text().await.unwrap())
     }
 
+    /// Reads a list in the regions that a residency policy allows.
+    pub(crate) async fn list_in(&self, path: &str, residency: &str) -> Value {
+        let request = self.http.get(format!("{}{path}", self.url)).bearer_auth("KEY");
+        let response = request.header("x-meridian-residency", residency).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+        response.json().await.unwrap()
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (status, body) = self.send("GET", path, "KEY", &Value::Null).await;
         assert_eq!(status, 200, "{path}: {body}");
@@ -516,6 +524,18 @@ async fn a_file_is_stored_where_all_its_models_and_its_tenant_allow_it() {
     }
     let files = client.get("/v1/files?limit=1").await;
     assert_eq!((&files["data"][0], &files["has_more"]), (&american, &json!(true)), "of both regions");
+    let regions =
+        |list: &Value| -> BTreeSet<String> { list["data"].as_array().unwrap().iter().map(region).collect() };
+    for (residency, expected) in [("us", "aws.us-east-1"), ("eu", "aws.eu-central-1")] {
+        let files = client.list_in("/v1/files", residency).await;
+        assert_eq!(
+            regions(&files),
+            [expected.to_owned()].into(),
+            "the policy of the request applies to lists"
+        );
+        let batches = client.list_in("/v1/batches", residency).await;
+        assert_eq!(batches["data"].as_array().unwrap().len(), usize::from(residency == "eu"), "{batches}");
+    }
     drop(stop);
     america.stop().await;
     europe.stop().await;
