@@ -660,8 +660,8 @@ impl Shared {
             ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
         self.discard(repeated.map(|(range, _)| range).collect());
         let response = |(id, effect)| match effect {
-            RecordEffect::AlreadySubmitted { id, same_request: true } => Ok(id),
-            RecordEffect::AlreadySubmitted { id, .. } => Err(QueueError::OtherRequest(id)),
+            RecordEffect::AlreadyExists { id, same_request: true } => Ok(id),
+            RecordEffect::AlreadyExists { id, .. } => Err(QueueError::OtherRequest(id)),
             _ => Ok(id),
         };
         Ok(ids.into_iter().zip(effects).map(response).collect())

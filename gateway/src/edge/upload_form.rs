@@ -77,7 +77,7 @@ async fn receive_form(
     let chunks = chunks.map(move |chunk| {
         chunk.map_err(|error| {
             *kept.lock() = Some(error);
-            std::io::Error::other("the body")
+            io::Error::other("the body")
         })
     });
     let consumed = Arc::new(AtomicU64::new(0));

@@ -1,5 +1,6 @@
 //! Decisions of the processes that append records: admission, leases, retries, expiration and retention.
 
+use crate::batch::id::BatchId;
 use crate::batch::state::{FileUsage, PlannedChunk};
 use crate::delivery::{self, DeliveriesInFlight, DeliveryLimits};
 use crate::job::{
@@ -80,13 +81,29 @@ pub enum SubmissionError {
         /// Limit.
         limit: u64,
     },
-    /// The tenant has the maximum number of files, of batches, or of their parts.
+    /// The tenant has the maximum number of files.
+    #[error("you have {limit} files, which is the limit: delete files that you do not need")]
+    Files {
+        /// Limit.
+        limit: usize,
+    },
+    /// The tenant has the maximum number of batches, each of which is unfinished or has a file.
     #[error(
-        "you have as many {kind} as permitted ({limit}): delete files that you do not need, or wait until their retention has passed"
+        "you have {limit} batches that are unfinished or have output or error files, which is the limit: delete the files of batches \
+         that have ended, or wait until others are finished"
     )]
-    StoredRows {
-        /// Name of the limited quantity.
-        kind: &'static str,
+    Batches {
+        /// Limit.
+        limit: usize,
+    },
+    /// The files and batches of the tenant have the maximum number of parts.
+    #[error(
+        "your files and batches have {parts} parts with this one, and the limit is {limit}: delete uploaded files, and the files of \
+         batches that have ended"
+    )]
+    FileParts {
+        /// Parts, with those of the rejected file or batch.
+        parts: usize,
         /// Limit.
         limit: usize,
     },
@@ -245,7 +262,7 @@ pub(crate) fn lease(
 
 /// Files of a tenant. They are rows in the memory of each spoke.
 pub const FILES_PER_TENANT_MAX: usize = 1_000;
-/// Batches of a tenant.
+/// Batches of a tenant. Beyond it the oldest of those that have ended and whose files were deleted are removed.
 pub const BATCHES_PER_TENANT_MAX: usize = 1_000;
 /// Segments of the files and chunks of the batches of a tenant, some 300 bytes each: those of a thousand files of 50,000 lines.
 pub const FILE_PARTS_PER_TENANT_MAX: usize = 200_000;
@@ -260,22 +277,45 @@ pub fn check_file(usage: FileUsage, bytes: u64, segments: usize, limit: u64) -> 
     if with_it > limit {
         return Err(SubmissionError::StoredBytes { bytes: with_it, limit });
     }
-    check_rows("files", usage.files, FILES_PER_TENANT_MAX)?;
-    check_rows("parts of files", usage.parts + segments, FILE_PARTS_PER_TENANT_MAX + 1)
+    if usage.files >= FILES_PER_TENANT_MAX {
+        return Err(SubmissionError::Files { limit: FILES_PER_TENANT_MAX });
+    }
+    check_parts(usage.parts + segments)
 }
 
-/// Decides whether a tenant may create a batch with these chunks. What it will write is not known, so the limit of bytes applies to
-/// what is stored before.
+/// Decides whether a tenant may create a batch with these chunks; returns the batches that are removed for it. They are the oldest of
+/// those that have ended and whose files were deleted, as `without_files` returns them with the numbers of their chunks: a batch
+/// cannot be deleted by itself, and one that a client has finished with must not count until its retention has passed. What the
+/// batch will write is not known, so the limit of bytes applies to what is stored before.
 ///
 /// # Errors
 ///
 /// With the limit that the tenant has reached.
-pub fn check_batch(usage: FileUsage, chunks: usize, limit: u64) -> Result<(), SubmissionError> {
+pub fn check_batch(
+    usage: FileUsage,
+    chunks: usize,
+    limit: u64,
+    without_files: impl IntoIterator<Item = (BatchId, usize)>,
+) -> Result<Vec<BatchId>, SubmissionError> {
     if usage.bytes >= limit {
         return Err(SubmissionError::StoredBytes { bytes: usage.bytes, limit });
     }
-    check_rows("batches", usage.batches, BATCHES_PER_TENANT_MAX)?;
-    check_rows("parts of files", usage.parts + chunks, FILE_PARTS_PER_TENANT_MAX + 1)
+    let (mut batches, mut parts) = (usage.batches, usage.parts + chunks);
+    let (mut removed, mut without_files) = (Vec::new(), without_files.into_iter());
+    while batches >= BATCHES_PER_TENANT_MAX || parts > FILE_PARTS_PER_TENANT_MAX {
+        let Some((id, chunks)) = without_files.next() else { break };
+        removed.push(id);
+        (batches, parts) = (batches - 1, parts - chunks);
+    }
+    if batches >= BATCHES_PER_TENANT_MAX {
+        return Err(SubmissionError::Batches { limit: BATCHES_PER_TENANT_MAX });
+    }
+    check_parts(parts).map(|()| removed)
+}
+
+fn check_parts(parts: usize) -> Result<(), SubmissionError> {
+    let limit = FILE_PARTS_PER_TENANT_MAX;
+    if parts > limit { Err(SubmissionError::FileParts { parts, limit }) } else { Ok(()) }
 }
 
 /// Decides whether the jobs of a batch with a file of this size can be added to the unfinished work of its tenant.
@@ -307,10 +347,6 @@ pub fn check_batch_work(
         return Err(SubmissionError::BatchTokens { tokens, limit });
     }
     Ok(())
-}
-
-fn check_rows(kind: &'static str, rows: usize, limit: usize) -> Result<(), SubmissionError> {
-    if rows >= limit { Err(SubmissionError::StoredRows { kind, limit }) } else { Ok(()) }
 }
 
 /// End of an attempt to compute a job.

@@ -8,9 +8,11 @@ use crate::job::{StoredRange, UnixMillis};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Parts that wait, some 32 bytes each. While there are as many, nothing is removed because of its retention: the store is
-/// slower than jobs end, or cannot be reached.
-pub const PARTS_MAX: usize = 200_000;
+/// Parts that wait, some 32 bytes each. Further ones are dropped: their content stays until their object is deleted.
+pub const PARTS_MAX: usize = 400_000;
+/// While as many parts wait, nothing is removed because of its retention: the store is slower than jobs end, or cannot be reached.
+/// The rest is for what clients delete and cancel.
+pub const RETENTION_PARTS_MAX: usize = PARTS_MAX / 2;
 
 /// Objects that [`ErasureQueue::take_due`] looks at. It runs while no other operation on the queue does, for a millisecond.
 const EXAMINED_MAX: usize = 4096;
@@ -30,14 +32,20 @@ pub struct ErasureQueue {
     /// Parts of each object, and the time at which the first was added.
     objects: BTreeMap<u64, (UnixMillis, Vec<StoredRange>)>,
     parts: usize,
+    /// Parts that were dropped.
+    dropped: u64,
     /// First object that the next search looks at.
     next: u64,
 }
 
 impl ErasureQueue {
-    /// Adds parts that nothing refers to.
+    /// Adds parts that nothing refers to. Those above [`PARTS_MAX`] are dropped.
     pub fn add(&mut self, parts: impl IntoIterator<Item = StoredRange>, now: UnixMillis) {
         for part in parts.into_iter().filter(|part| part.length > 0) {
+            if self.parts >= PARTS_MAX {
+                self.dropped += 1;
+                continue;
+            }
             self.objects.entry(part.object).or_insert_with(|| (now, Vec::new())).1.push(part);
             self.parts += 1;
         }
@@ -52,9 +60,14 @@ impl ErasureQueue {
         }
     }
 
-    /// Whether as many parts wait as may.
-    pub fn is_full(&self) -> bool {
-        self.parts >= PARTS_MAX
+    /// Whether so many parts wait that nothing more is removed because of its retention.
+    pub fn delays_retention(&self) -> bool {
+        self.parts >= RETENTION_PARTS_MAX
+    }
+
+    /// Returns the number of parts that were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Whether no part waits.
@@ -138,13 +151,18 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_waiting_parts_is_known_at_the_limit() {
+    fn parts_above_the_limit_are_dropped_and_half_of_it_delays_the_retention() {
         let mut queue = ErasureQueue::default();
-        queue.add((1..PARTS_MAX as u64).map(|offset| part(1, offset)), UnixMillis(0));
-        assert!(!queue.is_full());
+        let parts = |count: usize| (0..count as u64).map(|offset| part(1, offset));
+        queue.add(parts(RETENTION_PARTS_MAX - 1), UnixMillis(0));
+        assert!(!queue.delays_retention());
         queue.add([part(2, 0)], UnixMillis(0));
-        assert!(queue.is_full());
+        assert!(queue.delays_retention());
+        queue.add(parts(PARTS_MAX - RETENTION_PARTS_MAX), UnixMillis(0));
+        assert_eq!((queue.parts, queue.dropped()), (PARTS_MAX, 0));
+        queue.add([part(2, 1), part(3, 0)], UnixMillis(0));
+        assert_eq!((queue.parts, queue.dropped()), (PARTS_MAX, 2));
         queue.take_due(Duration::ZERO, UnixMillis(0), |_| false);
-        assert!(!queue.is_full(), "its two objects are deleted");
+        assert!(!queue.delays_retention() && queue.is_empty(), "its two objects are deleted");
     }
 }

@@ -177,7 +177,7 @@ impl QueueHost {
         let record = JobRecord::FileUploaded { id, file: Box::new(file) };
         match self.shared.append(vec![record]).await?.1.pop() {
             // The same upload at the same time.
-            Some(RecordEffect::AlreadySubmitted { id, same_request }) => {
+            Some(RecordEffect::AlreadyExists { id, same_request }) => {
                 self.shared.discard(ranges);
                 same_or_conflict(id, same_request).map(UploadId)
             }
@@ -364,7 +364,7 @@ impl QueueHost {
         let record = JobRecord::BatchCreated { id, spec: Box::new(spec), chunks };
         match self.shared.append(vec![record]).await?.1.pop() {
             Some(RecordEffect::Changed) => Ok(id),
-            Some(RecordEffect::AlreadySubmitted { id, same_request }) => {
+            Some(RecordEffect::AlreadyExists { id, same_request }) => {
                 same_or_conflict(id, same_request).map(BatchId)
             }
             _ => Err(QueueError::Unknown),

@@ -140,7 +140,7 @@ error_codes! {
     FileNotFound = "file_not_found", 404, Caller, Nothing;
     /// A batch that has not ended reads the file; cancel the batch first.
     FileInUse = "file_in_use", 409, Caller, Nothing;
-    /// The stored files of the tenant have reached the limit of bytes; delete some.
+    /// The files or batches of the tenant have reached a limit, by number or by bytes; delete files.
     TooManyFiles = "too_many_files", 429, Quota, Wait;
     /// The tenant has no batch with this identifier, or its retention time has passed.
     BatchNotFound = "batch_not_found", 404, Caller, Nothing;

@@ -370,7 +370,10 @@ pub(super) fn rejected(error: QueueError) -> Rejection {
 fn limited(error: &SubmissionError) -> Rejection {
     let message = format!("The job is rejected: {error}.");
     match error {
-        SubmissionError::StoredBytes { .. } | SubmissionError::StoredRows { .. } => {
+        SubmissionError::StoredBytes { .. }
+        | SubmissionError::Files { .. }
+        | SubmissionError::Batches { .. }
+        | SubmissionError::FileParts { .. } => {
             Rejection::new(ErrorCode::TooManyFiles, format!("The request is rejected: {error}."))
                 .after(LIMIT_RETRY)
         }

@@ -12,6 +12,7 @@ use std::fmt::Write;
 
 const PREFIX: &str = "{\"id\":\"batch_req_";
 const DIGITS: usize = 8;
+const _: () = assert!(segment::LINE_NUMBER_MAX < 10u32.pow(DIGITS as u32));
 
 fn begin(lines: &mut String, number: u32, batch: BatchId, custom_id: Option<&str>) {
     let custom_id = json!(custom_id);

@@ -15,7 +15,12 @@ pub const SEGMENT_INPUTS: u64 = 256;
 pub const SEGMENT_BYTES: usize = 1 << 20;
 /// Models of a file.
 pub const MODELS_MAX: usize = 16;
-/// Segments of a file. With [`GROUPS_MAX`] the records of a file and of a batch are less than a message of NATS (1 MiB).
+/// Highest number of a line, with the blank ones: twenty for each of [`LINES_MAX`]. Numbers are in the record of the file, and have a
+/// fixed number of digits in the lines of results.
+pub const LINE_NUMBER_MAX: u32 = 1_000_000;
+/// Lines of a file whose `custom_id` an earlier line has. Their numbers are in the record of the file.
+pub const DUPLICATES_MAX: usize = 1_000;
+/// Segments of a file. With [`GROUPS_MAX`] and [`DUPLICATES_MAX`] the records of a file and of a batch are less than a message of NATS (1 MiB).
 pub const SEGMENTS_MAX: usize = 2_000;
 /// Groups of lines of a file. A batch has as many jobs.
 pub const GROUPS_MAX: usize = 2_500;
@@ -71,6 +76,14 @@ pub enum FileError {
     /// It has too many requests.
     #[error("the file has more than {LINES_MAX} lines; split it into several files")]
     TooManyLines,
+    /// A line has a number that is too high, because of blank lines.
+    #[error("the file has more than {LINE_NUMBER_MAX} lines with the blank ones; remove blank lines")]
+    TooManyBlankLines,
+    /// Too many lines repeat a `custom_id`.
+    #[error(
+        "more than {DUPLICATES_MAX} lines of the file have the `custom_id` of an earlier line; give each line its own"
+    )]
+    TooManyDuplicates,
     /// It names too many models.
     #[error("the file names more than {MODELS_MAX} models; split it by model")]
     TooManyModels,
@@ -99,6 +112,17 @@ fn lines(text: &[u8], first: u32) -> impl Iterator<Item = (u32, Range<usize>)> +
     })
 }
 
+/// Checks the limits of lines for the line `number`, the `count`th that is not blank.
+fn check_count(number: u32, count: usize) -> Result<(), FileError> {
+    if count > LINES_MAX {
+        return Err(FileError::TooManyLines);
+    }
+    if number > LINE_NUMBER_MAX {
+        return Err(FileError::TooManyBlankLines);
+    }
+    Ok(())
+}
+
 /// Returns the models that the lines of a file name.
 ///
 /// # Errors
@@ -106,11 +130,9 @@ fn lines(text: &[u8], first: u32) -> impl Iterator<Item = (u32, Range<usize>)> +
 /// When the file has no line, or too many lines or models.
 pub fn models(text: &[u8]) -> Result<BTreeSet<String>, FileError> {
     let (mut models, mut count) = (BTreeSet::new(), 0);
-    for (_, line) in lines(text, 1) {
+    for (number, line) in lines(text, 1) {
         count += 1;
-        if count > LINES_MAX {
-            return Err(FileError::TooManyLines);
-        }
+        check_count(number, count)?;
         if let Some(model) = line::model_of(&text[line])
             && !models.contains(&model)
         {
@@ -128,19 +150,17 @@ pub fn models(text: &[u8]) -> Result<BTreeSet<String>, FileError> {
 ///
 /// # Errors
 ///
-/// When the file has no line, or too many lines or segments.
+/// When the file has no line, or too many lines, duplicates or segments.
 pub fn scan(
     text: &[u8],
     models: &BTreeSet<String>,
     work: impl Fn(JobOperation, &[u8]) -> LineWork,
 ) -> Result<Vec<(Range<usize>, FileSegment)>, FileError> {
     let (mut segments, mut seen, mut count) = (Vec::<(Range<usize>, FileSegment)>::new(), BTreeSet::new(), 0);
-    let mut in_segment = 0;
+    let (mut in_segment, mut duplicates) = (0, 0);
     for (number, range) in lines(text, 1) {
         count += 1;
-        if count > LINES_MAX {
-            return Err(FileError::TooManyLines);
-        }
+        check_count(number, count)?;
         let read = line::read(&text[range.clone()]);
         let known = read.as_ref().ok().filter(|line| models.contains(&line.deployment));
         let LineWork { inputs, tokens } = match known {
@@ -173,6 +193,10 @@ pub fn scan(
         };
         let is_new = custom_id.is_none_or(|id| seen.insert(id));
         if !is_new {
+            duplicates += 1;
+            if duplicates > DUPLICATES_MAX {
+                return Err(FileError::TooManyDuplicates);
+            }
             segment.duplicates.insert(number);
             continue;
         }
@@ -350,6 +374,21 @@ mod tests {
             scan(format!("{lines}{{}}").as_bytes(), &known(), of(1)).map(drop),
             Err(FileError::TooManyLines)
         );
+        let last = "\n".repeat(LINE_NUMBER_MAX as usize - 1) + &text_of(1, "m");
+        for (text, expected) in
+            [(last.clone(), None), (format!("\n{last}"), Some(FileError::TooManyBlankLines))]
+        {
+            assert_eq!(models(text.as_bytes()).err(), expected);
+            assert_eq!(scan(text.as_bytes(), &known(), of(1)).err(), expected);
+        }
+        let repeated = format!("{}\n", text_of(1, "m")).repeat(DUPLICATES_MAX + 1);
+        let segments = scan(repeated.as_bytes(), &known(), of(1)).unwrap();
+        assert_eq!(
+            segments.iter().map(|(_, segment)| segment.duplicates.len()).sum::<usize>(),
+            DUPLICATES_MAX
+        );
+        let repeated = repeated + &text_of(1, "m");
+        assert_eq!(scan(repeated.as_bytes(), &known(), of(1)).map(drop), Err(FileError::TooManyDuplicates));
         let named: Vec<_> = (0..=MODELS_MAX).map(|number| text_of(number, &number.to_string())).collect();
         assert!(models(named[1..].join("\n").as_bytes()).is_ok());
         assert_eq!(models(named.join("\n").as_bytes()), Err(FileError::TooManyModels));

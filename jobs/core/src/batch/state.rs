@@ -324,10 +324,24 @@ pub struct BatchTable {
 struct TenantFiles {
     files: BTreeSet<UploadId>,
     batches: BTreeSet<BatchId>,
+    /// Number of unfinished batches of each file that has any.
+    unfinished: BTreeMap<UploadId, u32>,
     usage: FileUsage,
     /// Idempotency keys, each with the file or the batch that has it and the hash of its request. The keys of uploads and of
     /// batches differ, because their hashes contain the path.
     keys: BTreeMap<[u8; 32], (DurableJobId, [u8; 32])>,
+}
+
+impl TenantFiles {
+    /// Records the end of a batch of a file.
+    fn batch_ended(&mut self, file: UploadId) {
+        if let Some(count) = self.unfinished.get_mut(&file) {
+            *count -= 1;
+            if *count == 0 {
+                self.unfinished.remove(&file);
+            }
+        }
+    }
 }
 
 /// File or batch that has an idempotency key.
@@ -432,6 +446,15 @@ impl BatchTable {
         self.tenants.get(tenant).map(|own| own.usage).unwrap_or_default()
     }
 
+    /// Returns the batches of a tenant that have ended and whose files were deleted or have no line, the oldest first, with the
+    /// numbers of their chunks.
+    pub fn without_files(&self, tenant: &str) -> impl Iterator<Item = (BatchId, usize)> {
+        let ids = self.tenants.get(tenant).into_iter().flat_map(|own| &own.batches);
+        let batches = ids.filter_map(|id| Some((*id, self.batch(*id)?)));
+        let gone = |batch: &Batch| batch.progress.ended.is_some() && batch.written_bytes() == 0;
+        batches.filter(move |(_, batch)| gone(batch)).map(|(id, batch)| (id, batch.chunks.len()))
+    }
+
     /// Returns the batches of which all chunks have ended and that have no error file yet.
     pub fn finalizing(&self) -> impl Iterator<Item = BatchId> + '_ {
         self.finalizing.iter().copied()
@@ -440,7 +463,8 @@ impl BatchTable {
     /// Returns at most this number of batches that ended, and of files that were uploaded, by a time: their retention has
     /// passed. A file of an unfinished batch is kept.
     pub fn retired(&self, by: UnixMillis, count: usize) -> (Vec<BatchId>, Vec<UploadId>) {
-        let ended = self.batches.iter().filter(|(_, batch)| batch.progress.ended.is_some_and(|at| at <= by));
+        let ended = self.batches.iter().take_while(|(id, _)| id.created() <= by);
+        let ended = ended.filter(|(_, batch)| batch.progress.ended.is_some_and(|at| at <= by));
         let old = self.files.iter().take_while(|(id, _)| id.0.submitted() <= by);
         let old = old.filter(|(id, file)| !self.is_used(**id, &file.tenant));
         (ended.map(|(id, _)| *id).take(count).collect(), old.map(|(id, _)| *id).take(count).collect())
@@ -458,8 +482,7 @@ impl BatchTable {
     }
 
     fn is_used(&self, file: UploadId, tenant: &str) -> bool {
-        let mut batches = self.batches_of(tenant, None);
-        batches.any(|(_, batch)| batch.spec.file == file && batch.progress.ended.is_none())
+        self.tenants.get(tenant).is_some_and(|own| own.unfinished.contains_key(&file))
     }
 
     /// Changes the index of a tenant.
@@ -495,6 +518,9 @@ impl BatchTable {
             own.keys.extend(batch.spec.idempotency.map(|key| (key.key, (id.0, key.request))));
             own.usage.bytes += batch.written_bytes();
             own.usage.parts += batch.chunks.len();
+            if batch.progress.ended.is_none() {
+                *own.unfinished.entry(batch.spec.file).or_default() += 1;
+            }
         });
         if batch.progress.open == 0 && batch.progress.ended.is_none() {
             self.finalizing.insert(id);
@@ -628,6 +654,8 @@ impl BatchTable {
         batch.uncomputed = uncomputed.to_vec();
         batch.progress.error_bytes += error_bytes;
         batch.progress.ended = Some(at);
+        let (tenant, file) = (batch.spec.tenant.clone(), batch.spec.file);
+        self.update(&tenant, |own| own.batch_ended(file));
         self.charge(id, error_bytes);
         for (_, range) in uncomputed {
             refer(&mut self.objects, *range);

@@ -180,16 +180,19 @@ fn the_records_of_the_largest_file_and_of_its_batch_fit_into_a_message_of_nats()
     let longest = |(_, segment): (std::ops::Range<usize>, segment::FileSegment)| segment::FileSegment {
         range,
         bytes: 1 << 20,
-        first_line: 50_000,
+        first_line: segment::LINE_NUMBER_MAX,
         requests: 256,
         ..segment
     };
+    let mut segments: Vec<_> = segments.into_iter().map(longest).collect();
+    segments[0].duplicates =
+        (0..segment::DUPLICATES_MAX as u32).map(|number| segment::LINE_NUMBER_MAX - number).collect();
     let file = UploadedFile {
         tenant: "t".repeat(64),
         name: "n".repeat(255),
         bytes: 100 << 20,
         models: known.clone(),
-        segments: segments.into_iter().map(longest).collect(),
+        segments,
         residency: Some("r".repeat(2000)),
         idempotency: Some(IdempotencyKey { key: [255; 32], request: [255; 32] }),
     };
@@ -197,8 +200,7 @@ fn the_records_of_the_largest_file_and_of_its_batch_fit_into_a_message_of_nats()
     assert_eq!(chunks.len(), segment::GROUPS_MAX);
     const MESSAGE: usize = 1 << 20;
     let bytes = serde_json::to_vec(&file).unwrap().len();
-    // And every line but the first of each group is a duplicate.
-    assert!(bytes + 7 * (segment::LINES_MAX - segment::GROUPS_MAX) < MESSAGE, "{bytes}");
+    assert!(bytes < MESSAGE, "{bytes}");
     let bytes = serde_json::to_vec(&chunks).unwrap().len();
     assert!(bytes + (64 << 10) < MESSAGE, "{bytes}");
 }
@@ -212,19 +214,50 @@ fn the_files_and_batches_of_a_tenant_are_limited_by_bytes_number_and_size_in_mem
     assert_eq!(history.queue.batches().usage_of("b"), FileUsage::default());
     assert_eq!(decide::check_file(usage, 24, 1, 1024), Ok(()));
     assert!(matches!(decide::check_file(usage, 25, 1, 1024), Err(SubmissionError::StoredBytes { .. })));
-    assert_eq!(decide::check_batch(usage, 1, 1001), Ok(()));
-    assert!(matches!(decide::check_batch(usage, 1, 1000), Err(SubmissionError::StoredBytes { .. })));
-    let rows = |result| matches!(result, Err(SubmissionError::StoredRows { .. }));
-    let many =
-        FileUsage { files: decide::FILES_PER_TENANT_MAX, batches: decide::BATCHES_PER_TENANT_MAX, ..usage };
-    assert!(rows(decide::check_file(many, 1, 1, 2000)) && rows(decide::check_batch(many, 1, 2000)));
+    assert_eq!(decide::check_batch(usage, 1, 1001, []), Ok(Vec::new()));
+    assert!(matches!(decide::check_batch(usage, 1, 1000, []), Err(SubmissionError::StoredBytes { .. })));
+    let many = FileUsage { files: decide::FILES_PER_TENANT_MAX, ..usage };
+    let rejected = decide::check_file(many, 1, 1, 2000).unwrap_err().to_string();
+    assert_eq!(rejected, "you have 1000 files, which is the limit: delete files that you do not need");
     let most = decide::FILE_PARTS_PER_TENANT_MAX - usage.parts;
     assert_eq!(decide::check_file(usage, 1, most, 2000), Ok(()));
-    assert_eq!(decide::check_batch(usage, most, 2000), Ok(()));
-    assert!(
-        rows(decide::check_file(usage, 1, most + 1, 2000))
-            && rows(decide::check_batch(usage, most + 1, 2000))
-    );
+    assert_eq!(decide::check_batch(usage, most, 2000, []), Ok(Vec::new()));
+    let (parts, limit) = (decide::FILE_PARTS_PER_TENANT_MAX + 1, decide::FILE_PARTS_PER_TENANT_MAX);
+    let rejected = SubmissionError::FileParts { parts, limit };
+    assert_eq!(decide::check_file(usage, 1, most + 1, 2000), Err(rejected.clone()));
+    assert_eq!(decide::check_batch(usage, most + 1, 2000, []), Err(rejected));
+}
+
+#[test]
+fn at_the_limit_of_batches_the_oldest_that_has_ended_without_files_is_removed() {
+    let usage = FileUsage { batches: decide::BATCHES_PER_TENANT_MAX, parts: 100, ..FileUsage::default() };
+    let batch = |number| BatchId(DurableJobId::new(UnixMillis(1), number));
+    let limit = decide::BATCHES_PER_TENANT_MAX;
+    assert_eq!(decide::check_batch(usage, 1, 1, []), Err(SubmissionError::Batches { limit }));
+    let without_files = [(batch(1), 5), (batch(2), 5)];
+    assert_eq!(decide::check_batch(usage, 1, 1, without_files), Ok(vec![batch(1)]));
+    let below = FileUsage { batches: limit - 1, ..usage };
+    assert_eq!(decide::check_batch(below, 1, 1, without_files), Ok(Vec::new()));
+    let full = FileUsage { batches: 2, parts: decide::FILE_PARTS_PER_TENANT_MAX, ..usage };
+    assert_eq!(decide::check_batch(full, 6, 1, without_files), Ok(vec![batch(1), batch(2)]));
+    assert!(matches!(
+        decide::check_batch(full, 11, 1, without_files),
+        Err(SubmissionError::FileParts { .. })
+    ));
+
+    let mut history = History::new(30);
+    let without_files = |history: &History| history.queue.batches().without_files("a").count();
+    assert_eq!(without_files(&history), 0, "it is unfinished");
+    let taken = history.take("m0");
+    history.computed(taken[0]);
+    history.append(JobRecord::BatchCancelled { id: BATCH, at: history.now });
+    history.finalize();
+    for id in [BatchFileId::Output(BATCH), BatchFileId::Errors(BATCH)] {
+        assert_eq!(without_files(&history), 0, "it has a file");
+        history.append(JobRecord::FileDeleted { tenant: "a".to_owned(), id });
+    }
+    assert_eq!(without_files(&history), 1);
+    assert!(history.queue.batches().ranges_of_batch(BATCH).is_empty(), "nothing is left to erase");
 }
 
 #[test]
@@ -337,7 +370,7 @@ fn a_repeated_file_or_batch_is_the_first_one_until_it_is_deleted() {
         file: Box::new(file.clone()),
     };
     assert_eq!(history.append(upload(numbers[0], &file)), RecordEffect::Changed);
-    let earlier = |same_request| RecordEffect::AlreadySubmitted { id: numbers[0], same_request };
+    let earlier = |same_request| RecordEffect::AlreadyExists { id: numbers[0], same_request };
     assert_eq!(history.append(upload(numbers[1], &file)), earlier(true));
     let other = UploadedFile { idempotency: key(2), ..file.clone() };
     assert_eq!(history.append(upload(numbers[1], &other)), earlier(false));

@@ -31,7 +31,7 @@ pub enum RecordEffect {
     Submitted,
     /// The tenant's idempotency key belongs to this job, file or batch, so none was added. `same_request` is false if that one
     /// has another request, which is the client's error.
-    AlreadySubmitted {
+    AlreadyExists {
         /// Number of the earlier job, file or batch.
         id: DurableJobId,
         /// Whether it has the same request.
@@ -322,10 +322,7 @@ impl DurableJobQueue {
             && let Some(earlier) = self.with_key(&spec.tenant, key)
         {
             let request = self.jobs[&earlier].spec.idempotency.map(|key| key.request);
-            return RecordEffect::AlreadySubmitted {
-                id: earlier,
-                same_request: request == Some(key.request),
-            };
+            return RecordEffect::AlreadyExists { id: earlier, same_request: request == Some(key.request) };
         }
         let (spec, status) = (spec.clone(), JobStatus::Queued { not_before: UnixMillis(0) });
         self.insert(id, Arc::new(DurableJob { spec, sequence, attempts: 0, last_error: None, status }));
@@ -335,7 +332,7 @@ impl DurableJobQueue {
     /// Returns the effect of a file or a batch with an idempotency key that an earlier one has.
     fn earlier(&self, tenant: &str, key: Option<IdempotencyKey>) -> Option<RecordEffect> {
         let KeyOwner { number, same_request } = self.batches.with_key(tenant, &key?)?;
-        Some(RecordEffect::AlreadySubmitted { id: number, same_request })
+        Some(RecordEffect::AlreadyExists { id: number, same_request })
     }
 
     /// Adds a batch with a job for each chunk, unless its file was deleted.

@@ -331,7 +331,7 @@ fn an_idempotency_key_returns_the_same_job() {
             id: DurableJobId::new(seconds(1), request.into()),
             spec: Box::new(keyed("a", request)),
         };
-        assert_eq!(log.append(again), RecordEffect::AlreadySubmitted { id, same_request });
+        assert_eq!(log.append(again), RecordEffect::AlreadyExists { id, same_request });
     }
     assert_eq!(log.queue.jobs().count(), 2);
     log.take(1, 1, seconds(0));
