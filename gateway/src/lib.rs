@@ -28,6 +28,7 @@ mod forward_traits;
 mod handover;
 mod http1;
 mod http2;
+mod idempotency_key;
 mod job_lists;
 mod listener;
 mod metrics;

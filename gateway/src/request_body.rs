@@ -125,13 +125,15 @@ impl BodyReader {
         self.memory.reservation(owner)
     }
 
-    /// Returns the chunks of a body of at most `bytes_max` bytes as they arrive, within the limits of time for such a body.
-    /// The receiver accounts for their memory.
+    /// Returns the chunks of a body with a file of at most `file_bytes_max` bytes and `form_bytes_max` beside it as they arrive, within
+    /// the limits of time for such a body. The receiver accounts for their memory.
     pub(crate) fn chunks<'a>(
         &'a self,
         session: &'a mut ServerSession,
-        bytes_max: usize,
+        file_bytes_max: usize,
+        form_bytes_max: usize,
     ) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + 'a {
+        let bytes_max = file_bytes_max.saturating_add(form_bytes_max);
         let now = Instant::now();
         let times = u32::try_from(bytes_max.div_ceil(MAX_BODY_BYTES)).unwrap_or(u32::MAX);
         let limits = progress::Limits { total: self.progress.total.saturating_mul(times), ..self.progress };
@@ -141,7 +143,7 @@ impl BodyReader {
         };
         let timer: Option<Pin<Box<Sleep>>> = None;
         stream::unfold(
-            (session, progress, timer, Some((bytes_max, bytes_max))),
+            (session, progress, timer, Some((bytes_max, file_bytes_max))),
             async move |(session, mut progress, mut timer, left)| {
                 // None after an error.
                 let (left, limit) = left?;
@@ -179,7 +181,7 @@ impl BodyReader {
         if declared.is_some_and(|length| length > bytes_max) {
             return Err(file_too_large(bytes_max));
         }
-        let mut chunks = pin!(self.chunks(session, bytes_max));
+        let mut chunks = pin!(self.chunks(session, bytes_max, 0));
         while let Some(chunk) = chunks.next().await {
             file.push(&chunk?)?;
         }

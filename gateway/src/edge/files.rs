@@ -11,6 +11,7 @@ use super::refusals::{no_region_permitted, residency_too_long};
 use super::request::RequestContext;
 use super::upload_form::{UploadedForm, invalid_file, receive};
 use super::view::View;
+use crate::idempotency_key;
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay;
@@ -140,6 +141,9 @@ impl JobForwarder {
         caller: BatchCaller<'_>,
         context: &mut RequestContext<'_>,
     ) -> Result<AfterResponse, ForwardError> {
+        // The client learns of a mistake in the key before it sends the file.
+        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
+        key.as_deref().map_or(Ok(()), idempotency_key::check)?;
         let UploadedForm { name, file } = receive(session, caller.body_reader, caller.owner).await?;
         let content = file.bytes.clone();
         let tenant = caller.tenant;
@@ -192,7 +196,6 @@ impl JobForwarder {
         if residency.is_locked() {
             further.push((headers::RESIDENCY, residency.as_str()));
         }
-        let key = text(session, headers::IDEMPOTENCY_KEY)?.map(str::to_owned);
         let request = RegionRequest {
             region,
             method: UpstreamMethod::Post,

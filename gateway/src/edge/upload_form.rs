@@ -73,7 +73,7 @@ async fn receive_form(
     // The stream of a form has an error type of its own, so the error of the body is kept beside it.
     let failure = Arc::new(Mutex::<Option<BodyError>>::default());
     let kept = failure.clone();
-    let chunks = body_reader.chunks(session, bytes_max.saturating_add(FORM_BYTES_MAX));
+    let chunks = body_reader.chunks(session, bytes_max, FORM_BYTES_MAX);
     let chunks = chunks.map(move |chunk| {
         chunk.map_err(|error| {
             *kept.lock() = Some(error);

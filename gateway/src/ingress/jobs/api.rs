@@ -7,9 +7,10 @@ use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
 use super::{ClientJobId, RegionalJobQueue, seconds};
+use crate::idempotency_key;
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
-use crate::ingress::request::{deployment, milliseconds, text, unreadable};
+use crate::ingress::request::{deployment, milliseconds, text};
 use crate::ingress::residency::ResidencyGuard;
 use crate::job_lists;
 use crate::listener::AfterResponse;
@@ -40,8 +41,6 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest idempotency key, bytes.
-const KEY_BYTES_MAX: usize = 255;
 /// Jobs of a page of the list, by default and at most.
 const PAGE_DEFAULT: usize = 20;
 const PAGE_MAX: usize = 100;
@@ -413,20 +412,8 @@ pub(super) fn key_conflict(owner: &str) -> Rejection {
 /// Returns the idempotency key of a request.
 pub(super) fn idempotency_key(session: &ServerSession) -> Result<Option<String>, Rejection> {
     let Some(key) = text(session, headers::IDEMPOTENCY_KEY)? else { return Ok(None) };
-    check_key(key)?;
+    idempotency_key::check(key)?;
     Ok(Some(key.to_owned()))
-}
-
-fn check_key(key: &str) -> Result<(), Rejection> {
-    let valid =
-        (1..=KEY_BYTES_MAX).contains(&key.len()) && key.bytes().all(|byte| (0x20..0x7f).contains(&byte));
-    if valid {
-        return Ok(());
-    }
-    Err(unreadable(
-        headers::IDEMPOTENCY_KEY,
-        &format!("it has {} bytes; write 1 to {KEY_BYTES_MAX} printable ASCII characters", key.len()),
-    ))
 }
 
 const PHASES: [JobPhase; 6] = [
