@@ -12,15 +12,19 @@ use tokio::sync::Semaphore;
 /// tenth of that.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// Limit on the work of a queue that runs at the same time.
-#[derive(Debug)]
-pub(crate) struct CpuWork {
+/// Limit on the work of a queue that runs at the same time. Clones share it: the queue, its objects and its log have one.
+#[derive(Debug, Clone)]
+pub struct CpuWork {
     permits: Arc<Semaphore>,
 }
 
 impl CpuWork {
     /// Permits work on half of the cores, at least on one.
-    pub(crate) fn new() -> CpuWork {
+    #[expect(
+        clippy::new_without_default,
+        reason = "each one is a limit of its own, so it is created by name"
+    )]
+    pub fn new() -> CpuWork {
         CpuWork::with_threads(available_parallelism().map_or(1, usize::from).div_ceil(2))
     }
 

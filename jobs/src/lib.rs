@@ -9,7 +9,7 @@
 //! `jobs_core`.
 
 pub mod bucket;
-mod cpu;
+pub mod cpu;
 pub mod dir_lock;
 pub mod log;
 pub mod objects;

@@ -84,7 +84,7 @@ impl JobObjects {
     /// # Errors
     ///
     /// When the folder cannot be created.
-    pub fn in_folder(folder: &Path) -> io::Result<JobObjects> {
+    pub fn in_folder(folder: &Path, cpu: &CpuWork) -> io::Result<JobObjects> {
         std::fs::create_dir_all(folder)?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
         let folder = Some(folder.to_owned());
@@ -92,7 +92,7 @@ impl JobObjects {
             store: Arc::new(store.with_fsync(true)),
             folder,
             keys: Arc::new([]),
-            cpu: CpuWork::new(),
+            cpu: cpu.clone(),
         })
     }
 
@@ -101,8 +101,13 @@ impl JobObjects {
     /// # Errors
     ///
     /// When the settings or the certificates of the authorities are invalid.
-    pub fn in_bucket(config: &BucketConfig) -> Result<JobObjects, BucketError> {
-        Ok(JobObjects { store: config.open()?, folder: None, keys: Arc::new([]), cpu: CpuWork::new() })
+    pub fn in_bucket(config: &BucketConfig, cpu: &CpuWork) -> Result<JobObjects, BucketError> {
+        Ok(JobObjects { store: config.open()?, folder: None, keys: Arc::new([]), cpu: cpu.clone() })
+    }
+
+    /// Returns the limit on encryption and decryption.
+    pub(crate) fn cpu(&self) -> &CpuWork {
+        &self.cpu
     }
 
     /// Encrypts new objects with the first of these keys. The others decrypt older objects.
@@ -357,7 +362,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let key = [7; KEY_LEN];
         for keys in [&[][..], &[key]] {
-            let open = || JobObjects::in_folder(dir.path()).unwrap().encrypted(keys);
+            let open = || JobObjects::in_folder(dir.path(), &CpuWork::new()).unwrap().encrypted(keys);
             let ranges = open().put(&parts(), Duration::from_secs(1000)).await.unwrap();
             for (part, range) in parts().iter().zip(&ranges) {
                 assert_eq!(open().get(*range).await.unwrap(), *part);
@@ -383,7 +388,7 @@ mod tests {
     #[tokio::test]
     async fn files_of_interrupted_writes_are_deleted() {
         let dir = tempfile::tempdir().unwrap();
-        let objects = JobObjects::in_folder(dir.path()).unwrap();
+        let objects = JobObjects::in_folder(dir.path(), &CpuWork::new()).unwrap();
         let range = objects.put(&parts(), Duration::from_secs(1000)).await.unwrap()[0];
         let left = dir.path().join(format!("{:016x}#1", range.object));
         // As the store writes it: a second link to an object, whose first one was to be removed.
@@ -400,7 +405,9 @@ mod tests {
     async fn changed_and_exchanged_parts_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let (old, new) = ([1; KEY_LEN], [2; KEY_LEN]);
-        let open = |keys: &[[u8; KEY_LEN]]| JobObjects::in_folder(dir.path()).unwrap().encrypted(keys);
+        let open = |keys: &[[u8; KEY_LEN]]| {
+            JobObjects::in_folder(dir.path(), &CpuWork::new()).unwrap().encrypted(keys)
+        };
         let parts = ["abc", "def"].map(Bytes::from);
         let ranges = open(&[old]).put(&parts, Duration::ZERO).await.unwrap();
         let undecryptable = Err(ObjectError::Undecryptable(ranges[0].object));

@@ -7,10 +7,10 @@ mod batches;
 mod maintenance;
 mod transfers;
 
-pub use batches::{ChunkLines, ChunkWork, ContentOrigin, FileContent, FileInfo, NewUpload};
+pub use batches::{ChunkLines, ChunkWork, ContentOrigin, Created, FileContent, FileInfo, NewUpload};
 
 use crate::cpu::CpuWork;
-use crate::log::{JobLog, JobLogError, QueueSnapshot};
+use crate::log::{EncodedEntry, JobLog, JobLogError, QueueSnapshot};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
 use jobs_core::batch::state::BatchRow;
@@ -112,8 +112,8 @@ pub enum ComputationEnd {
 /// A job and its position, if it waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobView {
-    /// The job.
-    pub job: DurableJob,
+    /// The job, which the queue shares.
+    pub job: Arc<DurableJob>,
     /// Position in the queue.
     pub position: Option<JobPosition>,
 }
@@ -174,7 +174,7 @@ impl QueueHost {
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
         let (applied, failure, position) =
             (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
-        let (erasures, cpu) = (Mutex::default(), CpuWork::new());
+        let (erasures, cpu) = (Mutex::default(), objects.cpu().clone());
         let shared = Arc::new(Shared { log, objects, config, applied, failure, position, erasures, cpu });
         match shared.read_log().await {
             // The process has other tasks besides, and continues with these when the servers of the log respond.
@@ -198,9 +198,9 @@ impl QueueHost {
     /// Returns a job of a tenant.
     pub fn job(&self, tenant: &str, id: DurableJobId) -> Result<JobView, QueueError> {
         let applied = self.shared.applied.lock();
-        let is_own = |job: &&DurableJob| job.spec.tenant == tenant && job.spec.chunk.is_none();
-        let job = applied.queue.job(id).filter(is_own).ok_or(QueueError::Unknown)?;
-        Ok(JobView { job: job.clone(), position: applied.queue.position(id) })
+        let is_own = |job: &Arc<DurableJob>| job.spec.tenant == tenant && job.spec.chunk.is_none();
+        let job = applied.queue.shared_job(id).filter(is_own).ok_or(QueueError::Unknown)?;
+        Ok(JobView { job, position: applied.queue.position(id) })
     }
 
     /// Returns a job of a tenant with everything that was confirmed before this call, also by another process.
@@ -234,6 +234,11 @@ impl QueueHost {
         self.shared.applied.lock().queue.totals()
     }
 
+    /// Returns the number of stored parts that were not overwritten when their jobs were removed, because too many waited.
+    pub fn erasures_dropped(&self) -> u64 {
+        self.shared.erasures.lock().dropped()
+    }
+
     /// Returns the limits, attempts and retention.
     pub fn config(&self) -> &QueueConfig {
         &self.shared.config
@@ -260,16 +265,16 @@ impl QueueHost {
         &self,
         filter: &JobFilter,
         count: usize,
-    ) -> Result<Vec<(DurableJobId, DurableJob)>, QueueError> {
+    ) -> Result<Vec<(DurableJobId, Arc<DurableJob>)>, QueueError> {
         self.shared.catch_up().await?;
         Ok(self.list(filter, count))
     }
 
     /// Returns a page of jobs, the newest first.
-    pub fn list(&self, filter: &JobFilter, count: usize) -> Vec<(DurableJobId, DurableJob)> {
+    pub fn list(&self, filter: &JobFilter, count: usize) -> Vec<(DurableJobId, Arc<DurableJob>)> {
         let applied = self.shared.applied.lock();
-        let jobs = decide::list(&applied.queue, filter, count);
-        jobs.into_iter().map(|(id, job)| (id, job.clone())).collect()
+        let jobs = decide::list(&applied.queue, filter, count).into_iter();
+        jobs.filter_map(|(id, _)| Some((id, applied.queue.shared_job(id)?))).collect()
     }
 
     /// Cancels a job of a tenant.
@@ -278,9 +283,9 @@ impl QueueHost {
         match self.shared.append(vec![JobRecord::CancelRequested { id, at: now() }]).await?.1.pop() {
             Some(RecordEffect::Cancellation(cancellation)) => {
                 if let (Cancellation::Confirmed, JobStatus::Finished { result, .. }) =
-                    (cancellation, job.status)
+                    (cancellation, &job.status)
                 {
-                    self.shared.discard(result.into_iter().collect());
+                    self.shared.discard(result.iter().copied().collect());
                 }
                 Ok(cancellation)
             }
@@ -456,7 +461,7 @@ impl Shared {
         }
         let record = decide::end_leases(&self.applied.lock().queue, now());
         let Some(record) = record else { return Ok(()) };
-        let sequence = self.log.append(&[record]).await?;
+        let sequence = self.log.append(EncodedEntry::of(&[record])).await?;
         while *self.position.borrow() < sequence {
             self.apply_next().await?;
         }
@@ -467,7 +472,7 @@ impl Shared {
     /// they are larger than [`ENTRY_BYTES`].
     async fn append(&self, records: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
         let (mut last, mut effects) = (0, Vec::with_capacity(records.len()));
-        for entry in entries(records) {
+        for entry in entries(&records) {
             let (sequence, of_entry) = self.append_entry(entry).await?;
             last = sequence;
             effects.extend(of_entry);
@@ -475,13 +480,13 @@ impl Shared {
         Ok((last, effects))
     }
 
-    async fn append_entry(&self, entry: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
+    async fn append_entry(&self, entry: EncodedEntry) -> Result<(u64, Vec<RecordEffect>), QueueError> {
         // An entry that follows an unreadable one would never be applied.
         let failure = self.failure.borrow().clone();
         if let Some(error) = failure {
             return Err(error.into());
         }
-        let sequence = self.log.append(&entry).await?;
+        let sequence = self.log.append(entry).await?;
         self.wait_for(sequence).await?;
         let applied = self.applied.lock();
         let since = (applied.queue.applied() - sequence) as usize;
@@ -718,41 +723,21 @@ impl Shared {
     }
 }
 
-/// Divides records into entries.
-fn entries(records: Vec<JobRecord>) -> Vec<Vec<JobRecord>> {
-    let (mut entries, mut bytes) = (Vec::<Vec<JobRecord>>::new(), 0);
-    let is_one = records.len() == 1;
+/// Encodes records, and divides them into entries.
+fn entries(records: &[JobRecord]) -> Vec<EncodedEntry> {
+    let mut entries = Vec::<EncodedEntry>::new();
     for record in records {
-        let size = if is_one { 0 } else { encoded_bytes(&record) };
-        match entries.last_mut().filter(|_| bytes + size <= ENTRY_BYTES) {
-            Some(entry) => {
-                bytes += size;
-                entry.push(record);
-            }
+        let record = serde_json::to_vec(record).expect("a record serialises to JSON");
+        match entries.last_mut().filter(|entry| entry.len() + record.len() <= ENTRY_BYTES) {
+            Some(entry) => entry.push(&record),
             None => {
-                bytes = size;
-                entries.push(vec![record]);
+                let mut entry = EncodedEntry::default();
+                entry.push(&record);
+                entries.push(entry);
             }
         }
     }
     entries
-}
-
-/// Returns the bytes of a record in the log.
-fn encoded_bytes(record: &JobRecord) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    serde_json::to_writer(&mut count, record).expect("a record serialises to JSON");
-    count.0
 }
 
 /// Fails if objects were written so long ago that they may have been deleted.
@@ -793,16 +778,16 @@ mod tests {
             result: None,
             at: now(),
         };
-        assert!(entries(Vec::new()).is_empty());
-        for (count, bytes, expected) in [(1, 900_000, 1), (3, 100, 1), (9_000, 100, 4), (5, 400_000, 5)] {
+        assert!(entries(&[]).is_empty());
+        for (count, bytes, expected) in [(1, 900_000, 1), (3, 100, 1), (9_000, 100, 5), (5, 400_000, 5)] {
             let records: Vec<_> = (0..count).map(|number| failed(number, bytes)).collect();
-            let divided = entries(records.clone());
+            let divided = entries(&records);
             assert_eq!(divided.len(), expected, "{count} records of {bytes}");
-            for entry in &divided {
-                let stored = serde_json::to_vec(entry).unwrap().len();
-                assert!(stored < 1 << 20, "{stored}");
-            }
-            assert_eq!(divided.concat(), records, "the order is kept");
+            let stored: Vec<_> = divided.into_iter().map(EncodedEntry::into_bytes).collect();
+            assert!(stored.iter().all(|entry| entry.len() < 1 << 20));
+            let read =
+                stored.iter().flat_map(|entry| serde_json::from_slice::<Vec<JobRecord>>(entry).unwrap());
+            assert_eq!(read.collect::<Vec<_>>(), records, "the order is kept");
         }
     }
 }

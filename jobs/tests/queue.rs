@@ -7,9 +7,12 @@ mod fixture;
 use async_trait::async_trait;
 use bytes::Bytes;
 use fixture::spec;
-use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, QueueSnapshot};
+use jobs::cpu::CpuWork;
+use jobs::log::{EmbeddedJobLog, EncodedEntry, JobLog, JobLogError, QueueSnapshot};
 use jobs::objects::JobObjects;
-use jobs::queue_host::{ComputationEnd, NewUpload, QueueConfig, QueueError, QueueHost, TakenJob, now};
+use jobs::queue_host::{
+    ComputationEnd, Created, NewUpload, QueueConfig, QueueError, QueueHost, TakenJob, now,
+};
 use jobs_core::batch::id::BatchFileId;
 use jobs_core::batch::segment::{self, LineWork};
 use jobs_core::batch::state::{BatchSpec, FileDeletion, FileProblem};
@@ -87,7 +90,7 @@ async fn a_job_of_a_worker_that_has_ended_need_not_wait_for_its_lease_after_a_re
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
-    let objects = JobObjects::in_folder(&dir.path().join("objects")).unwrap();
+    let objects = JobObjects::in_folder(&dir.path().join("objects"), &CpuWork::new()).unwrap();
     let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
     tokio::spawn(tasks.run());
     let second = host.take("minilm", 10, WORKER).await.unwrap();
@@ -142,16 +145,22 @@ async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
     host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
 }
 
-/// A log whose entries cannot be read while `unreadable` is set.
+/// A log whose entries cannot be read while `unreadable` is set, and whose appends fail after they have been written while
+/// `unconfirmed` is set.
 struct DamagedLog {
     log: EmbeddedJobLog,
     unreadable: Arc<AtomicBool>,
+    unconfirmed: Arc<AtomicBool>,
 }
 
 #[async_trait]
 impl JobLog for DamagedLog {
-    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
-        self.log.append(entry).await
+    async fn append(&self, entry: EncodedEntry) -> Result<u64, JobLogError> {
+        let sequence = self.log.append(entry).await?;
+        match self.unconfirmed.load(Ordering::SeqCst) {
+            true => Err(JobLogError::Unavailable("no confirmation".to_owned())),
+            false => Ok(sequence),
+        }
     }
 
     async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {
@@ -179,8 +188,8 @@ async fn submissions_fail_at_once_while_the_log_cannot_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let unreadable = Arc::new(AtomicBool::new(false));
     let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
-    let log = DamagedLog { log, unreadable: unreadable.clone() };
-    let objects = JobObjects::in_folder(&dir.path().join("objects")).unwrap();
+    let log = DamagedLog { log, unreadable: unreadable.clone(), unconfirmed: Arc::default() };
+    let objects = JobObjects::in_folder(&dir.path().join("objects"), &CpuWork::new()).unwrap();
     let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
     tokio::spawn(tasks.run());
     let first = host.submit(spec("a"), Bytes::from("text")).await.unwrap();
@@ -210,12 +219,9 @@ async fn a_lost_payload_ends_its_job_and_no_other() {
     std::fs::remove_file(dir.path().join("objects").join(format!("{object:016x}"))).unwrap();
     let taken = host.take("minilm", 10, WORKER).await.unwrap();
     assert_eq!(taken.iter().map(|job| job.id).collect::<Vec<_>>(), [kept]);
-    let JobStatus::Finished { outcome: JobOutcome::Failed { reason }, .. } =
-        host.job("a", lost).unwrap().job.status
-    else {
-        panic!()
-    };
-    assert_eq!(reason, format!("the object store has no object {object:016x}"));
+    let job = host.job("a", lost).unwrap().job;
+    let JobStatus::Finished { outcome: JobOutcome::Failed { reason }, .. } = &job.status else { panic!() };
+    assert_eq!(*reason, format!("the object store has no object {object:016x}"));
 }
 
 #[tokio::test]
@@ -231,6 +237,36 @@ async fn removed_jobs_leave_no_payload_and_no_result() {
     // The log has only ever had the ranges; the objects are deleted by the next sweep.
     let log = std::fs::read(dir.path().join("log")).unwrap();
     assert!(!log.windows(12).any(|window| window == b"confidential"));
+}
+
+#[tokio::test]
+async fn the_content_of_a_job_is_erased_although_the_append_of_its_removal_has_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let unconfirmed = Arc::new(AtomicBool::new(false));
+    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
+    let log = DamagedLog { log, unreadable: Arc::default(), unconfirmed: unconfirmed.clone() };
+    let folder = dir.path().join("objects");
+    let objects = JobObjects::in_folder(&folder, &CpuWork::new()).unwrap();
+    let config = QueueConfig { retention: Duration::from_millis(500), ..config() };
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
+    // Both have one object: they wait together.
+    let (first, second) = (Bytes::from("content one"), Bytes::from("content two"));
+    let submitted = async { tokio::join!(host.submit(spec("a"), first), host.submit(spec("a"), second)) };
+    let (submitted, ()) = tokio::join!(submitted, async { drop(tokio::spawn(tasks.run())) });
+    assert_eq!(host.cancel("a", submitted.0.unwrap()).await, Ok(Cancellation::Confirmed));
+    unconfirmed.store(true, Ordering::SeqCst);
+    let stored = || -> Vec<u8> {
+        let files =
+            std::fs::read_dir(&folder).unwrap().map(|file| std::fs::read(file.unwrap().path()).unwrap());
+        files.flatten().collect()
+    };
+    let has = |text: &[u8]| stored().windows(text.len()).any(|window| window == text);
+    let begun = Instant::now();
+    while has(b"content one") {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the content of the removed job stays");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(has(b"content two") && host.totals().finished == 0);
 }
 
 /// The longest time for which a snapshot may stop every other operation on a queue of 100,000 jobs.
@@ -312,11 +348,14 @@ async fn a_repeated_upload_is_one_file_and_leaves_no_second_object() {
     // At the same time, so that both may write their object.
     let (first, second) =
         tokio::join!(host.store_file(upload(key(1)), 3), host.store_file(upload(key(1)), 3));
-    let id = first.unwrap();
-    assert_eq!(second, Ok(id));
-    assert_eq!(host.store_file(upload(key(1)), 3).await, Ok(id), "also at the limit of bytes");
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let id = first.id;
+    assert_eq!(second.id, id);
+    assert_ne!(first.is_new, second.is_new, "one of them has stored it");
+    let again = Created { id, is_new: false };
+    assert_eq!(host.store_file(upload(key(1)), 3).await, Ok(again), "also at the limit of bytes");
     assert_eq!(host.store_file(upload(key(2)), 9).await, Err(QueueError::OtherRequest(id.0)));
-    assert_ne!(host.store_file(upload(None), 9).await.unwrap(), id);
+    assert_ne!(host.store_file(upload(None), 9).await.unwrap().id, id);
     let begun = Instant::now();
     let objects = || std::fs::read_dir(dir.path().join("objects")).unwrap().count();
     while objects() != 2 {
@@ -347,7 +386,7 @@ async fn a_batch_keeps_the_models_of_its_deleted_file() {
         residency: None,
         idempotency: None,
     };
-    let file = host.store_file(upload, u64::MAX).await.unwrap();
+    let file = host.store_file(upload, u64::MAX).await.unwrap().id;
     let problem = FileProblem { code: "invalid_url".to_owned(), message: "no".to_owned(), line: 1 };
     let spec = BatchSpec {
         tenant: "a".to_owned(),
@@ -362,7 +401,7 @@ async fn a_batch_keeps_the_models_of_its_deleted_file() {
         models: models.clone(),
         idempotency: None,
     };
-    let batch = host.create_batch(spec, u64::MAX).await.unwrap();
+    let batch = host.create_batch(spec, u64::MAX).await.unwrap().id;
     let deleted = host.delete_file("a", BatchFileId::Upload(file)).await;
     assert_eq!(deleted, Ok(FileDeletion::Deleted));
     // Their policies decide who may read its errors, which quote lines of both.

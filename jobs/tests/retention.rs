@@ -10,6 +10,7 @@ mod search;
 
 use bytes::Bytes;
 use fixture::spec;
+use jobs::cpu::CpuWork;
 use jobs::log::{EmbeddedJobLog, JobLog, NatsJobLog, NatsLogConfig};
 use jobs::objects::JobObjects;
 use jobs::queue_host::{ComputationEnd, QueueConfig, QueueHost};
@@ -111,7 +112,7 @@ async fn after_the_retention_time_no_file_has_an_input_a_result_or_a_tenant() {
 }
 
 async fn open(log: Arc<dyn JobLog>, folder: &Path) -> QueueHost {
-    let objects = JobObjects::in_folder(&folder.join("objects")).unwrap();
+    let objects = JobObjects::in_folder(&folder.join("objects"), &CpuWork::new()).unwrap();
     let (host, tasks) = QueueHost::open(log, objects, config()).await.unwrap();
     tokio::spawn(tasks.run());
     host
@@ -122,7 +123,7 @@ async fn after_the_retention_time_no_file_of_nats_has_them_either() {
     let server = NatsServer::start();
     let dir = tempfile::tempdir().unwrap();
     let config = NatsLogConfig { servers: vec![server.url()], queue: "eu".to_owned(), replicas: 1 };
-    let log = NatsJobLog::connect(&config).await.unwrap();
+    let log = NatsJobLog::connect(&config, &CpuWork::new()).await.unwrap();
     let host = open(Arc::new(log), dir.path()).await;
     use_queue(&host).await;
     assert!(files_with(server.dir(), INPUT).is_empty() && files_with(server.dir(), RESULT).is_empty());

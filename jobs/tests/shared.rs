@@ -10,6 +10,7 @@ mod nats_server;
 
 use bytes::Bytes;
 use fixture::spec;
+use jobs::cpu::CpuWork;
 use jobs::log::{JobLog, NatsJobLog, NatsLogConfig, QueueSnapshot};
 use jobs::objects::JobObjects;
 use jobs::queue_host::QueueHost;
@@ -20,12 +21,12 @@ use std::time::Duration;
 
 async fn log(server: &NatsServer) -> NatsJobLog {
     let config = NatsLogConfig { servers: vec![server.url()], queue: "eu".to_owned(), replicas: 1 };
-    NatsJobLog::connect(&config).await.unwrap()
+    NatsJobLog::connect(&config, &CpuWork::new()).await.unwrap()
 }
 
 /// Opens the queue as a process of its own would.
 async fn open(server: &NatsServer, folder: &Path) -> QueueHost {
-    let objects = JobObjects::in_folder(folder).unwrap();
+    let objects = JobObjects::in_folder(folder, &CpuWork::new()).unwrap();
     let config = fixture::config(3, Duration::from_millis(10));
     let (host, tasks) = QueueHost::open(Arc::new(log(server).await), objects, config).await.unwrap();
     tokio::spawn(tasks.run());
@@ -51,12 +52,12 @@ async fn a_process_continues_from_a_snapshot_that_has_replaced_entries_it_had_no
     let one = open(&server, dir.path()).await;
     let id = one.submit(spec("a"), Bytes::from("first")).await.unwrap();
     // The other process has opened its queue, but none of its tasks runs yet.
-    let objects = JobObjects::in_folder(dir.path()).unwrap();
+    let objects = JobObjects::in_folder(dir.path(), &CpuWork::new()).unwrap();
     let config = fixture::config(3, Duration::from_millis(10));
     let (two, tasks) = QueueHost::open(Arc::new(log(&server).await), objects, config).await.unwrap();
     let second = one.submit(spec("a"), Bytes::from("second")).await.unwrap();
     let applied = *one.changes().borrow();
-    let jobs = [id, second].map(|id| (id, Arc::new(one.job("a", id).unwrap().job)));
+    let jobs = [id, second].map(|id| (id, one.job("a", id).unwrap().job));
     let store = log(&server).await;
     store.save(QueueSnapshot { applied, jobs: jobs.to_vec(), batches: Vec::new() }).await.unwrap();
     assert_eq!(store.read(0, 10).await.unwrap(), [], "no entry is left");

@@ -196,7 +196,7 @@ async fn computed_as(queue: &QueueHost, webhook: String, result: Bytes) -> Durab
 
 async fn delivery(queue: &QueueHost, id: DurableJobId) -> JobDelivery {
     loop {
-        match queue.job("a", id).unwrap().job.status {
+        match queue.job("a", id).unwrap().job.status.clone() {
             JobStatus::Finished {
                 delivery: JobDelivery::Pending { .. } | JobDelivery::Sending { .. },
                 ..

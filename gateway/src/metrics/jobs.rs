@@ -1,7 +1,7 @@
 //! Metrics of the queue of durable jobs of a region.
 
 use super::{Counter, Family};
-use metrics::{ByIndex, labels, metric_set};
+use metrics::{ByIndex, Total, labels, metric_set};
 use regions::catalogue::Catalogue;
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,5 +125,8 @@ metric_set! {
         pub(crate) undelivered: u64 = "meridian_jobs_undelivered",
         /// Age of the oldest of them, since the end of its job; 0 without one.
         pub(crate) oldest_undelivered: Duration = "meridian_jobs_oldest_undelivered_seconds",
+        /// Parts of stored objects that were not overwritten when their jobs or files were removed, because too many waited for the
+        /// store. Each stays until its object is deleted, which is when the last job of the object is removed.
+        pub(crate) erasures_dropped: Total = "meridian_jobs_erasures_dropped_total",
     }
 }

@@ -14,7 +14,7 @@
 //! A snapshot is written into a new file, with the entries after it, which then replaces the old one. In the old file the pages
 //! of deleted entries would keep the names of tenants until they are used again, perhaps for ever.
 
-use super::{JobLog, JobLogError, QueueSnapshot, decode, is_full};
+use super::{EncodedEntry, JobLog, JobLogError, QueueSnapshot, decode, is_full};
 use async_trait::async_trait;
 use jobs_core::job::{DurableJob, DurableJobId};
 use jobs_core::record::JobRecord;
@@ -118,9 +118,8 @@ impl EmbeddedJobLog {
 
 #[async_trait]
 impl JobLog for EmbeddedJobLog {
-    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
-        let entry = serde_json::to_vec(entry).map_err(|error| JobLogError::Unavailable(error.to_string()))?;
-        self.request(|respond| LogRequest::Append(entry, respond)).await
+    async fn append(&self, entry: EncodedEntry) -> Result<u64, JobLogError> {
+        self.request(|respond| LogRequest::Append(entry.into_bytes(), respond)).await
     }
 
     async fn read(&self, after: u64, count: usize) -> Result<Vec<(u64, Vec<JobRecord>)>, JobLogError> {

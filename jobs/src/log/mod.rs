@@ -36,12 +36,50 @@ pub enum JobLogError {
     Unavailable(String),
 }
 
+/// Records in their encoding, to be appended together. Their sizes decide which ones are, so they are encoded before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EncodedEntry {
+    /// The records after the bracket of a list.
+    json: Vec<u8>,
+}
+
+impl EncodedEntry {
+    /// Encodes records.
+    pub fn of(records: &[JobRecord]) -> EncodedEntry {
+        let mut entry = EncodedEntry::default();
+        for record in records {
+            entry.push(&serde_json::to_vec(record).expect("a record serialises to JSON"));
+        }
+        entry
+    }
+
+    /// Adds an encoded record.
+    pub(crate) fn push(&mut self, record: &[u8]) {
+        self.json.push(if self.json.is_empty() { b'[' } else { b',' });
+        self.json.extend_from_slice(record);
+    }
+
+    /// Returns the number of bytes before the end of the list.
+    pub(crate) fn len(&self) -> usize {
+        self.json.len()
+    }
+
+    /// Returns the entry as it is stored.
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        if self.json.is_empty() {
+            self.json.push(b'[');
+        }
+        self.json.push(b']');
+        self.json
+    }
+}
+
 /// Log of a queue. An entry has the records that were appended together, and a sequence number. Sequence numbers begin at
 /// 1 and have no gaps.
 #[async_trait]
 pub trait JobLog: Send + Sync + 'static {
     /// Appends an entry, and returns its sequence number when it is durable.
-    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError>;
+    async fn append(&self, entry: EncodedEntry) -> Result<u64, JobLogError>;
 
     /// Returns the entries after a sequence number in order, up to this number of them. If they have been replaced by a
     /// snapshot, the first one has a higher number than the next, or there is none.

@@ -11,7 +11,7 @@
 //! An append whose acknowledgement is lost is repeated with the same message id, which the server stores once within
 //! [`DEDUPLICATION`].
 
-use super::{JobLog, JobLogError, QueueSnapshot};
+use super::{EncodedEntry, JobLog, JobLogError, QueueSnapshot};
 use crate::cpu::CpuWork;
 use async_nats::ConnectOptions;
 use async_nats::connection::State;
@@ -87,7 +87,7 @@ impl NatsJobLog {
     /// # Errors
     ///
     /// When the address of a server is not valid.
-    pub async fn connect(config: &NatsLogConfig) -> Result<NatsJobLog, JobLogError> {
+    pub async fn connect(config: &NatsLogConfig, cpu: &CpuWork) -> Result<NatsJobLog, JobLogError> {
         let options = ConnectOptions::new().retry_on_initial_connect();
         let client = options.connect(config.servers.as_slice()).await.map_err(unavailable)?;
         let subject = format!("meridian.jobs.{}", config.queue);
@@ -96,7 +96,7 @@ impl NatsJobLog {
             config: config.clone(),
             subject: subject.clone(),
             opened: OnceCell::new(),
-            cpu: CpuWork::new(),
+            cpu: cpu.clone(),
         });
         let log = NatsJobLog { stores, subject, last: Arc::new(watch::channel(0).0) };
         // Otherwise the reader of the log gets the error.
@@ -248,9 +248,9 @@ fn append_error(error: &PublishError) -> JobLogError {
 
 #[async_trait]
 impl JobLog for NatsJobLog {
-    async fn append(&self, entry: &[JobRecord]) -> Result<u64, JobLogError> {
+    async fn append(&self, entry: EncodedEntry) -> Result<u64, JobLogError> {
         self.stores.open().await?;
-        let payload = bytes::Bytes::from(serde_json::to_vec(entry).map_err(unavailable)?);
+        let payload = bytes::Bytes::from(entry.into_bytes());
         let id = format!("{:032x}", rand::random::<u128>());
         let mut tries = 1;
         let sequence = loop {

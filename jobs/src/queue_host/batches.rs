@@ -7,9 +7,10 @@ use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::output;
 use jobs_core::batch::segment::FileSegment;
 use jobs_core::batch::state::{
-    self, Batch, BatchPhase, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
+    self, Batch, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
 };
 use jobs_core::decide;
+use jobs_core::erasure::PARTS_MAX;
 use jobs_core::job::{BatchChunkRef, DurableJobId, IdempotencyKey, JobOperation, StoredRange, UnixMillis};
 use jobs_core::queue::RecordEffect;
 use jobs_core::record::JobRecord;
@@ -17,10 +18,13 @@ use rand::Rng;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Batches, and files, that are removed at once.
 const RETIRED_MAX: usize = 1_000;
+/// Stored parts of them, a twentieth of those that may wait for their erasure. One file or batch may have more.
+const RETIRED_PARTS_MAX: usize = PARTS_MAX / 20;
 
 /// File to be stored.
 #[derive(Debug, Clone)]
@@ -72,6 +76,15 @@ pub struct FileContent {
     pub bytes: u64,
     /// Parts.
     pub parts: Vec<Vec<StoredRange>>,
+}
+
+/// File or batch of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Created<T> {
+    /// Its identifier.
+    pub id: T,
+    /// Whether the request has created it, and no earlier one with the same idempotency key.
+    pub is_new: bool,
 }
 
 /// Work of the job of a chunk, beside its payload.
@@ -157,13 +170,13 @@ impl QueueHost {
     /// # Errors
     ///
     /// When the limit would be exceeded, the key belongs to another file, or the store cannot be written.
-    pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<UploadId, QueueError> {
+    pub async fn store_file(&self, file: NewUpload, limit: u64) -> Result<Created<UploadId>, QueueError> {
         let NewUpload { tenant, name, text, models, segments, residency, idempotency } = file;
         let bytes = text.len() as u64;
         // While the log cannot be written, each attempt would leave the file.
         self.shared.catch_up().await?;
         if let Some(earlier) = self.with_key(&tenant, idempotency)? {
-            return Ok(UploadId(earlier));
+            return Ok(Created { id: UploadId(earlier), is_new: false });
         }
         let usage = self.shared.applied.lock().queue.batches().usage_of(&tenant);
         decide::check_file(usage, bytes, segments.len(), limit)?;
@@ -179,9 +192,10 @@ impl QueueHost {
             // The same upload at the same time.
             Some(RecordEffect::AlreadyExists { id, same_request }) => {
                 self.shared.discard(ranges);
-                same_or_conflict(id, same_request).map(UploadId)
+                let id = same_or_conflict(id, same_request).map(UploadId)?;
+                Ok(Created { id, is_new: false })
             }
-            _ => Ok(id),
+            _ => Ok(Created { id, is_new: true }),
         }
     }
 
@@ -200,7 +214,7 @@ impl QueueHost {
     }
 
     /// Returns an uploaded file of a tenant with its segments.
-    pub fn upload(&self, tenant: &str, id: UploadId) -> Option<UploadedFile> {
+    pub fn upload(&self, tenant: &str, id: UploadId) -> Option<Arc<UploadedFile>> {
         self.shared.applied.lock().queue.batches().file(tenant, id).cloned()
     }
 
@@ -226,6 +240,7 @@ impl QueueHost {
                 files.extend(written.and_then(|batch| self.written(id, batch, of_errors)));
             }
         }
+        drop(applied);
         // A gateway sorts the lists of several regions by the text of the identifiers.
         files.sort_by_cached_key(|file| Reverse((file.id.number(), file.id.to_string())));
         files
@@ -263,14 +278,17 @@ impl QueueHost {
 
     /// Returns the origin of the content of a batch of a tenant.
     pub fn batch_origin(&self, tenant: &str, id: BatchId) -> Option<ContentOrigin> {
-        let applied = self.shared.applied.lock();
-        let table = applied.queue.batches();
-        let batch = table.batch(id).filter(|batch| batch.spec.tenant == tenant)?;
+        let (batch, file) = {
+            let applied = self.shared.applied.lock();
+            let table = applied.queue.batches();
+            let batch = table.batch(id).filter(|batch| batch.spec.tenant == tenant)?;
+            (batch.clone(), table.file_of(batch).cloned())
+        };
         // The file may be deleted, and an earlier version has not copied its models. Then the computed lines are those of the
         // chunks.
         let mut deployments = batch.spec.models.clone();
         deployments.extend(batch.chunks.iter().map(|chunk| chunk.deployment.clone()));
-        deployments.extend(table.file_of(batch).into_iter().flat_map(|file| file.models.iter().cloned()));
+        deployments.extend(file.into_iter().flat_map(|file| file.models.clone()));
         Some(ContentOrigin { residency: batch.spec.residency.clone(), deployments })
     }
 
@@ -347,47 +365,49 @@ impl QueueHost {
     ///
     /// When its file does not exist, a limit of the tenant would be exceeded, the key belongs to another batch, or the log cannot
     /// be written.
-    pub async fn create_batch(&self, spec: BatchSpec, limit: u64) -> Result<BatchId, QueueError> {
+    pub async fn create_batch(&self, spec: BatchSpec, limit: u64) -> Result<Created<BatchId>, QueueError> {
+        let mut records = Vec::with_capacity(2);
         let chunks = {
             let applied = self.shared.applied.lock();
-            let file = applied.queue.batches().file(&spec.tenant, spec.file).ok_or(QueueError::Unknown)?;
+            let table = applied.queue.batches();
+            let file = table.file(&spec.tenant, spec.file).ok_or(QueueError::Unknown)?;
             let chunks = match spec.problems.is_empty() {
                 true => state::plan(file, spec.operation, in_order(now())),
                 false => Vec::new(),
             };
-            decide::check_batch(applied.queue.batches().usage_of(&spec.tenant), chunks.len(), limit)?;
+            let without_files = table.without_files(&spec.tenant);
+            let batches =
+                decide::check_batch(table.usage_of(&spec.tenant), chunks.len(), limit, without_files)?;
+            if !batches.is_empty() {
+                records.push(JobRecord::BatchesRemoved { batches, files: Vec::new() });
+            }
             let (usage, limits) = (applied.queue.usage(&spec.tenant), &self.shared.config.limits);
             decide::check_batch_work(usage, limits, &chunks, file.bytes)?;
             chunks
         };
         let id = BatchId(number());
-        let record = JobRecord::BatchCreated { id, spec: Box::new(spec), chunks };
-        match self.shared.append(vec![record]).await?.1.pop() {
-            Some(RecordEffect::Changed) => Ok(id),
+        records.push(JobRecord::BatchCreated { id, spec: Box::new(spec), chunks });
+        match self.shared.append(records).await?.1.pop() {
+            Some(RecordEffect::Changed) => Ok(Created { id, is_new: true }),
             Some(RecordEffect::AlreadyExists { id, same_request }) => {
-                same_or_conflict(id, same_request).map(BatchId)
+                let id = same_or_conflict(id, same_request).map(BatchId)?;
+                Ok(Created { id, is_new: false })
             }
             _ => Err(QueueError::Unknown),
         }
     }
 
-    /// Returns a batch of a tenant: its request, its progress, and its status.
-    pub fn batch(&self, tenant: &str, id: BatchId) -> Option<(BatchSpec, BatchProgress, BatchPhase)> {
+    /// Returns a batch of a tenant.
+    pub fn batch(&self, tenant: &str, id: BatchId) -> Option<Arc<Batch>> {
         let applied = self.shared.applied.lock();
-        let batch = applied.queue.batches().batch(id).filter(|batch| batch.spec.tenant == tenant)?;
-        Some((batch.spec.clone(), batch.progress, batch.phase()))
+        applied.queue.batches().batch(id).filter(|batch| batch.spec.tenant == tenant).cloned()
     }
 
     /// Returns a page of the batches of a tenant, the newest first.
-    pub fn batches(
-        &self,
-        tenant: &str,
-        before: Option<BatchId>,
-        count: usize,
-    ) -> Vec<(BatchId, (BatchSpec, BatchProgress, BatchPhase))> {
+    pub fn batches(&self, tenant: &str, before: Option<BatchId>, count: usize) -> Vec<(BatchId, Arc<Batch>)> {
         let applied = self.shared.applied.lock();
         let page = applied.queue.batches().batches_of(tenant, before).take(count);
-        page.map(|(id, batch)| (id, (batch.spec.clone(), batch.progress, batch.phase()))).collect()
+        page.map(|(id, batch)| (id, batch.clone())).collect()
     }
 
     /// Cancels a batch; returns false if it has ended or is being cancelled.
@@ -429,20 +449,18 @@ impl QueueHost {
     pub async fn finalize_batch(&self, id: BatchId) -> Result<(), QueueError> {
         // While the log cannot be written, each attempt would leave an object.
         self.shared.catch_up().await?;
-        let (operation, models, segments) = {
+        let (batch, file) = {
             let applied = self.shared.applied.lock();
             let table = applied.queue.batches();
             let Some(batch) = table.batch(id) else { return Ok(()) };
             let Some(file) = table.file_of(batch) else { return Err(QueueError::Unknown) };
-            let uncomputed = batch.uncomputed_segments(file).into_iter().map(|(index, lost)| {
-                let lost: Vec<_> =
-                    lost.into_iter().map(|(deployment, reason)| (deployment.to_owned(), reason)).collect();
-                (index, file.segments[index as usize].clone(), lost)
-            });
-            (batch.spec.operation, file.models.clone(), uncomputed.collect::<Vec<_>>())
+            (batch.clone(), file.clone())
         };
-        let mut parts = Vec::with_capacity(segments.len());
-        for (index, segment, lost) in segments {
+        let operation = batch.spec.operation;
+        let uncomputed = batch.uncomputed_segments(&file);
+        let mut parts = Vec::with_capacity(uncomputed.len());
+        for (index, lost) in uncomputed {
+            let segment = &file.segments[index as usize];
             let text = match self.shared.objects.get(segment.range).await {
                 Ok(text) => text,
                 // Otherwise the batch would never end.
@@ -458,11 +476,14 @@ impl QueueHost {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let (bytes, models) = (text.len(), models.clone());
+            let lost: Vec<_> =
+                lost.into_iter().map(|(deployment, reason)| (deployment.to_owned(), reason)).collect();
+            let (bytes, file) = (text.len(), file.clone());
             let write = move || {
                 let lost =
                     lost.iter().map(|(deployment, reason)| (deployment.as_str(), reason.clone())).collect();
-                output::uncomputed(id, operation, (&text, &segment, &models), &lost)
+                let segment = &file.segments[index as usize];
+                output::uncomputed(id, operation, (&text, segment, &file.models), &lost)
             };
             let lines = self.shared.cpu.run(bytes, write).await;
             if !lines.is_empty() {
@@ -496,9 +517,15 @@ impl Shared {
             let applied = self.applied.lock();
             let table = applied.queue.batches();
             let (batches, files) = table.retired(by, RETIRED_MAX);
-            let batches: Vec<_> = batches.into_iter().map(|id| (id, table.ranges_of_batch(id))).collect();
-            let files: Vec<_> = files.into_iter().map(|id| (id, table.ranges_of_file(id))).collect();
-            (batches, files)
+            let mut parts = 0;
+            let mut fits = |ranges: &[StoredRange]| {
+                parts += ranges.len();
+                parts == ranges.len() || parts <= RETIRED_PARTS_MAX
+            };
+            let batches = batches.into_iter().map(|id| (id, table.ranges_of_batch(id)));
+            let batches: Vec<_> = batches.take_while(|(_, ranges)| fits(ranges)).collect();
+            let files = files.into_iter().map(|id| (id, table.ranges_of_file(id)));
+            (batches, files.take_while(|(_, ranges)| fits(ranges)).collect::<Vec<_>>())
         };
         if batches.is_empty() && files.is_empty() {
             return Ok(());
@@ -507,7 +534,8 @@ impl Shared {
             batches: batches.iter().map(|(id, _)| *id).collect(),
             files: files.iter().map(|(id, _)| *id).collect(),
         };
-        self.append(vec![record]).await?;
+        // The record may be applied although this fails.
+        let appended = self.append(vec![record]).await;
         let removed = {
             let applied = self.applied.lock();
             let table = applied.queue.batches();
@@ -517,6 +545,6 @@ impl Shared {
             batches.flat_map(|(_, ranges)| ranges).chain(files.flat_map(|(_, ranges)| ranges)).collect()
         };
         self.discard(removed);
-        Ok(())
+        appended.map(drop)
     }
 }

@@ -8,8 +8,9 @@ use crate::objects::{JobObjects, ObjectError};
 use futures_util::stream::{self, StreamExt};
 use jobs_core::decide;
 use jobs_core::erasure::Erasure;
-use jobs_core::job::StoredRange;
+use jobs_core::job::{DurableJobId, StoredRange};
 use jobs_core::record::JobRecord;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
@@ -37,11 +38,12 @@ impl Shared {
         let mut saved = *self.position.borrow();
         // Jobs may have been removed before the start of this process.
         let (mut has_removed, mut erased) = (true, Instant::now());
+        let mut removing = BTreeMap::new();
         loop {
             tokio::time::sleep(MAINTENANCE_PERIOD).await;
             let QueueConfig { computation, retention, .. } = &self.config;
-            let can_erase = !self.erasures.lock().is_full();
-            let (records, removed) = {
+            let can_erase = !self.erasures.lock().delays_retention();
+            let records = {
                 let applied = self.applied.lock();
                 let mut records =
                     decide::maintain(&applied.queue, computation, *retention, now(), MAINTENANCE_MAX);
@@ -50,14 +52,14 @@ impl Shared {
                     JobRecord::Removed { jobs } => Some(jobs),
                     _ => None,
                 });
-                let removed: Vec<_> = removed.flat_map(|jobs| applied.queue.stored(jobs)).collect();
-                (records, removed)
+                removing.extend(removed.flatten().map(|id| (*id, applied.queue.stored(&[*id]))));
+                records
             };
             // The next period tries again after a failure, here and below.
-            if !records.is_empty() && self.append(records).await.is_ok() {
-                has_removed |= !removed.is_empty();
-                self.discard(removed);
+            if !records.is_empty() {
+                self.append(records).await.ok();
             }
+            has_removed |= self.discard_removed(&mut removing);
             if can_erase {
                 self.remove_retired_batches(*retention).await.ok();
             }
@@ -109,6 +111,25 @@ impl Shared {
         let delete = async |object| drop(self.objects.delete(object).await);
         stream::iter(objects).for_each_concurrent(ERASURES_IN_FLIGHT, delete).await;
         self.objects.delete_interrupted(before).await.ok();
+    }
+
+    /// Queues the erasure of the content of those of these jobs that are removed, and returns whether there are any. The others
+    /// stay in the map: after a failed append some of its records, or all of them, may be applied later.
+    fn discard_removed(&self, removing: &mut BTreeMap<DurableJobId, Vec<StoredRange>>) -> bool {
+        let mut removed = Vec::new();
+        {
+            let applied = self.applied.lock();
+            removing.retain(|id, ranges| {
+                let is_kept = applied.queue.job(*id).is_some();
+                if !is_kept {
+                    removed.append(ranges);
+                }
+                is_kept
+            });
+        }
+        let has_removed = !removed.is_empty();
+        self.discard(removed);
+        has_removed
     }
 
     /// Queues the erasure of payloads and results that no job has any more.

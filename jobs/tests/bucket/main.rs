@@ -9,6 +9,7 @@ mod s3_server;
 
 use bytes::Bytes;
 use fixture::spec;
+use jobs::cpu::CpuWork;
 use jobs::log::EmbeddedJobLog;
 use jobs::objects::{JobObjects, ObjectError};
 use jobs::queue_host::{ComputationEnd, QueueConfig, QueueError, QueueHost, now};
@@ -71,9 +72,15 @@ async fn a_folder_and_a_bucket_conform() {
     let dir = tempfile::tempdir().unwrap();
     let server = S3Server::start(&dir.path().join("s3"), 0).await;
     for keys in [&[][..], &[KEY]] {
-        conforms(|| JobObjects::in_folder(&dir.path().join("folder")).unwrap().encrypted(keys)).await;
+        conforms(|| {
+            JobObjects::in_folder(&dir.path().join("folder"), &CpuWork::new()).unwrap().encrypted(keys)
+        })
+        .await;
         for prefix in ["", "meridian/eu"] {
-            conforms(|| JobObjects::in_bucket(&server.config(prefix)).unwrap().encrypted(keys)).await;
+            conforms(|| {
+                JobObjects::in_bucket(&server.config(prefix), &CpuWork::new()).unwrap().encrypted(keys)
+            })
+            .await;
         }
     }
 }
@@ -82,7 +89,9 @@ async fn a_folder_and_a_bucket_conform() {
 async fn prefixes_separate_the_queues_of_a_bucket_and_contents_are_encrypted() {
     let dir = tempfile::tempdir().unwrap();
     let server = S3Server::start(dir.path(), 0).await;
-    let open = |prefix: &str| JobObjects::in_bucket(&server.config(prefix)).unwrap().encrypted(&[KEY]);
+    let open = |prefix: &str| {
+        JobObjects::in_bucket(&server.config(prefix), &CpuWork::new()).unwrap().encrypted(&[KEY])
+    };
     let eu = open("eu").put(&parts(1), Duration::from_secs(1)).await.unwrap();
     assert!(open("us").list().await.unwrap().is_empty());
     assert_eq!(open("us").get(eu[0]).await, Err(ObjectError::Missing(eu[0].object)));
@@ -92,7 +101,7 @@ async fn prefixes_separate_the_queues_of_a_bucket_and_contents_are_encrypted() {
 
 async fn open(folder: &Path, server: &S3Server) -> QueueHost {
     let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
-    let objects = JobObjects::in_bucket(&server.config("eu")).unwrap();
+    let objects = JobObjects::in_bucket(&server.config("eu"), &CpuWork::new()).unwrap();
     let config = fixture::config(3, Duration::from_millis(10));
     let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
     tokio::spawn(tasks.run());
@@ -143,7 +152,7 @@ async fn jobs_are_kept_while_the_server_of_the_bucket_is_down() {
 async fn objects_without_a_job_are_deleted_from_the_bucket_and_the_others_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     let server = S3Server::start(&dir.path().join("s3"), 0).await;
-    let objects = JobObjects::in_bucket(&server.config("eu")).unwrap();
+    let objects = JobObjects::in_bucket(&server.config("eu"), &CpuWork::new()).unwrap();
     // Of a job whose retention time has passed, or of a write whose record was lost.
     let orphan = objects.put(&parts(1), Duration::from_secs(1000)).await.unwrap()[0].object;
     let host = open(dir.path(), &server).await;
@@ -178,7 +187,7 @@ async fn failures_say_whether_space_or_the_access_or_the_server_is_missing() {
     let dir = tempfile::tempdir().unwrap();
     let server = S3Server::start(dir.path(), 0).await;
     let put = async |port: u16, secret: &str| {
-        let objects = JobObjects::in_bucket(&config(port, "eu", secret)).unwrap();
+        let objects = JobObjects::in_bucket(&config(port, "eu", secret), &CpuWork::new()).unwrap();
         objects.put(&[Bytes::from("text")], Duration::from_secs(1)).await
     };
     assert!(put(server.port, "secret").await.is_ok());
@@ -218,7 +227,7 @@ async fn expirations_do_not_wait_for_erasures() {
     let server = S3Server::start(&dir.path().join("s3"), 0).await;
     let port = server.port;
     let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
-    let objects = JobObjects::in_bucket(&server.config("eu")).unwrap();
+    let objects = JobObjects::in_bucket(&server.config("eu"), &CpuWork::new()).unwrap();
     let config = fixture::config(3, Duration::from_millis(10));
     let config = QueueConfig { retention: Duration::from_millis(1), ..config };
     let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();

@@ -5,7 +5,10 @@
 #[expect(dead_code, reason = "the tests of retention search its files")]
 mod nats_server;
 
-use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, NatsJobLog, NatsLogConfig, QueueSnapshot};
+use jobs::cpu::CpuWork;
+use jobs::log::{
+    EmbeddedJobLog, EncodedEntry, JobLog, JobLogError, NatsJobLog, NatsLogConfig, QueueSnapshot,
+};
 use jobs_core::job::{DurableJob, DurableJobId, JobOperation, JobSpec, JobStatus, StoredRange, UnixMillis};
 use jobs_core::record::JobRecord;
 use nats_server::NatsServer;
@@ -54,9 +57,9 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
 
     // Sequence numbers begin at 1 and have no gaps; a reader is notified.
     let mut last = log.last();
-    assert_eq!(log.append(&entry([1])).await, Ok(1));
-    assert_eq!(log.append(&entry([2, 3])).await, Ok(2));
-    assert_eq!(log.append(&entry([])).await, Ok(3));
+    assert_eq!(log.append(EncodedEntry::of(&entry([1]))).await, Ok(1));
+    assert_eq!(log.append(EncodedEntry::of(&entry([2, 3]))).await, Ok(2));
+    assert_eq!(log.append(EncodedEntry::of(&entry([]))).await, Ok(3));
     assert_eq!(*last.wait_for(|last| *last == 3).await.unwrap(), 3);
     let all = [(1, entry([1])), (2, entry([2, 3])), (3, entry([]))];
     assert_eq!(log.read(0, 10).await.unwrap(), all);
@@ -70,7 +73,9 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
     assert_eq!(*log.last().borrow(), 3);
     let callers = (0..100).map(|caller| {
         let log = log.clone();
-        tokio::spawn(async move { (caller, log.append(&entry([caller, 1000])).await.unwrap()) })
+        tokio::spawn(
+            async move { (caller, log.append(EncodedEntry::of(&entry([caller, 1000]))).await.unwrap()) },
+        )
     });
     for caller in callers.collect::<Vec<_>>() {
         let (caller, sequence) = caller.await.unwrap();
@@ -92,14 +97,14 @@ async fn conforms<L: JobLog>(open: impl AsyncFn() -> L) {
     drop(log);
     let log = open().await;
     assert_eq!(log.saved().await.unwrap(), snapshot);
-    assert_eq!(log.append(&entry([104])).await, Ok(104));
+    assert_eq!(log.append(EncodedEntry::of(&entry([104]))).await, Ok(104));
     let next = QueueSnapshot { applied: 104, jobs: vec![(id(9), Arc::new(job(9)))], batches: Vec::new() };
     log.save(next.clone()).await.unwrap();
     drop(log);
     let log = open().await;
     assert_eq!(log.saved().await.unwrap(), next);
     assert_eq!(*log.last().borrow(), 104, "also without entries");
-    assert_eq!(log.append(&entry([105])).await, Ok(105));
+    assert_eq!(log.append(EncodedEntry::of(&entry([105]))).await, Ok(105));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,20 +141,20 @@ fn nats_config(server: &NatsServer, queue: &str) -> NatsLogConfig {
 async fn the_log_in_nats_conforms() {
     let server = NatsServer::start();
     let config = nats_config(&server, "eu");
-    conforms(async || NatsJobLog::connect(&config).await.unwrap()).await;
+    conforms(async || NatsJobLog::connect(&config, &CpuWork::new()).await.unwrap()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_share_a_log_in_nats_and_queues_are_separate() {
     let server = NatsServer::start();
     let (eu, us) = (nats_config(&server, "eu"), nats_config(&server, "us"));
-    let one = NatsJobLog::connect(&eu).await.unwrap();
-    let two = NatsJobLog::connect(&eu).await.unwrap();
-    let other = NatsJobLog::connect(&us).await.unwrap();
+    let one = NatsJobLog::connect(&eu, &CpuWork::new()).await.unwrap();
+    let two = NatsJobLog::connect(&eu, &CpuWork::new()).await.unwrap();
+    let other = NatsJobLog::connect(&us, &CpuWork::new()).await.unwrap();
     let mut last = two.last();
-    assert_eq!(one.append(&entry([1])).await, Ok(1));
+    assert_eq!(one.append(EncodedEntry::of(&entry([1]))).await, Ok(1));
     tokio::time::timeout(Duration::from_secs(10), last.wait_for(|last| *last == 1)).await.unwrap().unwrap();
-    assert_eq!(two.append(&entry([2])).await, Ok(2));
+    assert_eq!(two.append(EncodedEntry::of(&entry([2]))).await, Ok(2));
     assert_eq!(one.read(0, 10).await.unwrap(), [(1, entry([1])), (2, entry([2]))]);
     assert_eq!(other.read(0, 10).await.unwrap(), []);
 
@@ -164,17 +169,17 @@ async fn processes_share_a_log_in_nats_and_queues_are_separate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_survive_a_killed_nats_server_and_appends_fail_until_it_is_back() {
     let mut server = NatsServer::start();
-    let log = NatsJobLog::connect(&nats_config(&server, "eu")).await.unwrap();
+    let log = NatsJobLog::connect(&nats_config(&server, "eu"), &CpuWork::new()).await.unwrap();
     for number in 1..=20 {
-        assert_eq!(log.append(&entry([number])).await, Ok(number));
+        assert_eq!(log.append(EncodedEntry::of(&entry([number]))).await, Ok(number));
     }
     server.kill();
-    let failed = log.append(&entry([21])).await;
+    let failed = log.append(EncodedEntry::of(&entry([21]))).await;
     assert!(matches!(failed, Err(JobLogError::Unavailable(_))), "{failed:?}");
     server.start_again();
     let mut last = log.last();
     let appended = loop {
-        match log.append(&entry([22])).await {
+        match log.append(EncodedEntry::of(&entry([22]))).await {
             Ok(sequence) => break sequence,
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }

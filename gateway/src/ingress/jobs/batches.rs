@@ -11,11 +11,11 @@ use crate::listener::AfterResponse;
 use crate::metrics::BatchLineOutcome;
 use crate::respond::{ForwardError, Rejection};
 use gateway_core::memory::BodyOwner;
-use jobs::queue_host::{QueueError, now};
+use jobs::queue_host::{Created, QueueError, now};
 use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::line;
 use jobs_core::batch::segment;
-use jobs_core::batch::state::{BatchPhase, BatchProgress, BatchSpec, FileProblem, UploadedFile};
+use jobs_core::batch::state::{Batch, BatchPhase, BatchProgress, BatchSpec, FileProblem, UploadedFile};
 use jobs_core::job::{IdempotencyKey, JobOperation, UnixMillis};
 use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
@@ -41,9 +41,6 @@ const CONTENT_NOT_PERMITTED: &str =
     "The message is returned only through a gateway in a region that the residency policy allows.";
 /// Pause after an error of the queue.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
-
-/// Parts of a batch that are shown.
-type BatchView = (BatchSpec, BatchProgress, BatchPhase);
 
 impl JobApi {
     /// Serves a request about files or batches; an upload has an `arrival`.
@@ -80,10 +77,11 @@ impl JobApi {
             BatchCall::Batch(id) => self.shown_batch(queue, &tenant, queue.parse_batch(id)?, &gateway)?,
             BatchCall::Cancel(id) => {
                 let id = queue.parse_batch(id)?;
-                let (_, progress, phase) = queue.host.batch(&tenant, id).ok_or_else(no_such_batch)?;
+                let batch = queue.host.batch(&tenant, id).ok_or_else(no_such_batch)?;
                 let cancelled = queue.recorded(queue.host.cancel_batch(id).await).map_err(rejected)?;
-                if !cancelled && progress.cancelled.is_none() {
-                    let message = format!("The batch is {}, so it cannot be cancelled.", phase_text(phase));
+                if !cancelled && batch.progress.cancelled.is_none() {
+                    let phase = phase_text(batch.phase());
+                    let message = format!("The batch is {phase}, so it cannot be cancelled.");
                     return Err(Rejection::new(ErrorCode::BatchFinished, message).into());
                 }
                 self.shown_batch(queue, &tenant, id, &gateway)?
@@ -147,13 +145,13 @@ impl JobApi {
             metadata,
             total,
             problems,
-            residency: file.residency,
-            models: file.models,
+            residency: file.residency.clone(),
+            models: file.models.clone(),
             idempotency,
         };
         let created = queue.recorded(queue.host.create_batch(spec, queue.file_limits.tenant_bytes).await);
-        let id = created.map_err(|error| queue.rejected_batch(error))?;
-        queue.metrics.batches.add(1);
+        let Created { id, is_new } = created.map_err(|error| queue.rejected_batch(error))?;
+        queue.metrics.batches.add(u64::from(is_new));
         Ok(self.shown_batch(queue, &tenant, id, gateway)?)
     }
 
@@ -162,17 +160,17 @@ impl JobApi {
         &self,
         queue: &RegionalJobQueue,
         (tenant, id): (&str, UploadId),
-        file: &UploadedFile,
+        file: &Arc<UploadedFile>,
         operation: JobOperation,
     ) -> Result<Vec<FileProblem>, Rejection> {
         let mut problems = Vec::new();
-        for segment in &file.segments {
+        for (index, segment) in file.segments.iter().enumerate() {
             let range = [segment.range];
             let read = queue.host.read_part(tenant, BatchFileId::Upload(id), &range).await;
             let read = queue.recorded(read).map_err(rejected)?;
-            let (segment, models) = (segment.clone(), file.models.clone());
+            let file = file.clone();
             let scan = move || {
-                let requests = segment::requests(&read, &segment, &models, operation);
+                let requests = segment::requests(&read, &file.segments[index], &file.models, operation);
                 // A message names what the line has, so its length is limited where the line is read.
                 let problems = requests.filter_map(|(line, request)| {
                     let error = request.err()?;
@@ -201,7 +199,8 @@ impl JobApi {
         let after =
             page.after_id("the id of the last batch of the page before", |id| BatchId::from_str(id).ok())?;
         let batches = queue.host.batches(tenant, after, page.limit + 1);
-        let shown = |(id, view): &(BatchId, BatchView)| self.shown_through_gateway(queue, *id, view, gateway);
+        let shown =
+            |(id, batch): &(BatchId, Arc<Batch>)| self.shown_through_gateway(queue, *id, batch, gateway);
         Ok(job_lists::page(batches.iter().map(shown), page.limit))
     }
 
@@ -212,8 +211,8 @@ impl JobApi {
         id: BatchId,
         gateway: &RequestingGateway,
     ) -> Result<Value, Rejection> {
-        let view = queue.host.batch(tenant, id).ok_or_else(no_such_batch)?;
-        Ok(self.shown_through_gateway(queue, id, &view, gateway))
+        let batch = queue.host.batch(tenant, id).ok_or_else(no_such_batch)?;
+        Ok(self.shown_through_gateway(queue, id, &batch, gateway))
     }
 
     /// Renders a batch, without messages about its lines that its gateway may not return.
@@ -221,11 +220,11 @@ impl JobApi {
         &self,
         queue: &RegionalJobQueue,
         id: BatchId,
-        view: &BatchView,
+        batch: &Batch,
         gateway: &RequestingGateway,
     ) -> Value {
-        let (spec, ..) = view;
-        let mut shown = queue.render(id, view);
+        let spec = &batch.spec;
+        let mut shown = queue.render(id, batch);
         if spec.problems.is_empty() {
             return shown;
         }
@@ -258,12 +257,14 @@ impl RegionalJobQueue {
     }
 
     /// Renders a batch as in the API of OpenAI.
-    fn render(&self, id: BatchId, (spec, progress, phase): &BatchView) -> Value {
+    fn render(&self, id: BatchId, batch: &Batch) -> Value {
+        let Batch { spec, progress, .. } = batch;
+        let phase = batch.phase();
         let BatchProgress { completed, failed, output_bytes, error_bytes, .. } = *progress;
         let BatchProgress { started, cancelled, finalizing, ended, output_deleted, errors_deleted, .. } =
             *progress;
         let at = |time: Option<UnixMillis>| time.map(seconds);
-        let ended_as = |other: BatchPhase| if *phase == other { at(ended) } else { None };
+        let ended_as = |other: BatchPhase| if phase == other { at(ended) } else { None };
         let file = |file: BatchFileId, bytes: u64, deleted: bool| {
             (ended.is_some() && bytes > 0 && !deleted).then(|| self.client_id(&file))
         };
@@ -283,7 +284,7 @@ impl RegionalJobQueue {
             "errors": errors,
             "input_file_id": self.client_id(&BatchFileId::Upload(spec.file)),
             "completion_window": spec.completion_window,
-            "status": phase_text(*phase),
+            "status": phase_text(phase),
             "output_file_id": file(BatchFileId::Output(id), output_bytes, output_deleted),
             "error_file_id": file(BatchFileId::Errors(id), error_bytes, errors_deleted),
             "created_at": seconds(id.created()),

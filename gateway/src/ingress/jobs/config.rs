@@ -5,6 +5,7 @@ use backoff::Backoff;
 use configuration::{ConfigFile, Files};
 use identity::authorities::read_roots;
 use jobs::bucket::{BucketConfig, BucketCredentials, BucketError};
+use jobs::cpu::CpuWork;
 use jobs::dir_lock::{DirLock, DirLockError, DirUse};
 use jobs::log::{EmbeddedJobLog, JobLog, JobLogError, JobLogOpenError, NatsJobLog, NatsLogConfig};
 use jobs::objects::{JobObjects, KEY_LEN};
@@ -175,9 +176,10 @@ impl JobsConfig {
         let dir_use = if self.nats.is_empty() { DirUse::Exclusive } else { DirUse::Shared };
         let lock = DirLock::acquire(&self.dir, dir_use)?;
         let failed = |source| JobsError::Directory { dir: self.dir.clone(), source };
+        let cpu = CpuWork::new();
         let objects = match &self.bucket {
-            None => JobObjects::in_folder(&self.dir.join(OBJECTS)).map_err(failed)?,
-            Some(bucket) => JobObjects::in_bucket(bucket)?,
+            None => JobObjects::in_folder(&self.dir.join(OBJECTS), &cpu).map_err(failed)?,
+            Some(bucket) => JobObjects::in_bucket(bucket, &cpu)?,
         };
         let objects = objects.encrypted(&self.keys);
         let log: Arc<dyn JobLog> = match self.nats.as_slice() {
@@ -185,7 +187,7 @@ impl JobsConfig {
             servers => {
                 let queue = region.as_str().replace(['/', '.'], "-");
                 let config = NatsLogConfig { servers: servers.to_vec(), queue, replicas: self.nats_replicas };
-                Arc::new(NatsJobLog::connect(&config).await?)
+                Arc::new(NatsJobLog::connect(&config, &cpu).await?)
             }
         };
         let (host, tasks) = QueueHost::open(log, objects, self.queue).await?;

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::memory::BodyOwner;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use jobs::queue_host::{ContentOrigin, FileContent, FileInfo, NewUpload, QueueError};
+use jobs::queue_host::{ContentOrigin, Created, FileContent, FileInfo, NewUpload, QueueError};
 use jobs_core::batch::id::{BatchFileId, UploadId};
 use jobs_core::batch::segment::{self, LineWork};
 use jobs_core::batch::state::FileDeletion;
@@ -96,7 +96,7 @@ impl JobApi {
             idempotency,
         };
         let stored = queue.recorded(queue.host.store_file(new, limits.tenant_bytes).await);
-        let id = stored.map_err(|error| match error {
+        let Created { id, is_new } = stored.map_err(|error| match error {
             QueueError::OtherRequest(earlier) => {
                 let id = queue.client_id(&BatchFileId::Upload(UploadId(earlier)));
                 key_conflict(&format!("the file {id}"))
@@ -104,7 +104,7 @@ impl JobApi {
             other => rejected(other),
         })?;
         let id = BatchFileId::Upload(id);
-        queue.metrics.files.add(1);
+        queue.metrics.files.add(u64::from(is_new));
         let info = queue.host.file(&tenant, id).ok_or_else(no_such_file)?;
         Ok(json_response(session, 200, queue.shown_file(&info).to_string(), &self.region_header()).await)
     }

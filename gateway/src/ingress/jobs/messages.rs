@@ -60,7 +60,7 @@ impl WebhookHost for QueueMessages {
 /// delivery is left out: a message cannot contain the outcome of its own delivery.
 fn message(queue: &RegionalJobQueue, taken: &TakenJob) -> WebhookMessage {
     let (job, id) = (&taken.job, ClientJobId { id: taken.id, region: &queue.region }.to_string());
-    let mut data = queue.shown(taken.id, &JobView { job: job.clone(), position: None });
+    let mut data = queue.shown(taken.id, &JobView { job: Arc::new(job.clone()), position: None });
     if let Some(members) = data.as_object_mut() {
         members.remove("webhook");
     }

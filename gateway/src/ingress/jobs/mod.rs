@@ -155,6 +155,7 @@ impl RegionalJobQueue {
             oldest_undelivered: totals
                 .oldest_undelivered
                 .map_or(Duration::ZERO, |oldest| now().since(oldest)),
+            erasures_dropped: metrics::Total(self.host.erasures_dropped()),
         }
     }
 

@@ -403,8 +403,8 @@ impl BatchTable {
     }
 
     /// Returns a file of a tenant.
-    pub fn file(&self, tenant: &str, id: UploadId) -> Option<&UploadedFile> {
-        self.files.get(&id).map(Arc::as_ref).filter(|file| file.tenant == tenant)
+    pub fn file(&self, tenant: &str, id: UploadId) -> Option<&Arc<UploadedFile>> {
+        self.files.get(&id).filter(|file| file.tenant == tenant)
     }
 
     /// Returns the file or the batch of a tenant that has an idempotency key.
@@ -414,13 +414,13 @@ impl BatchTable {
     }
 
     /// Returns the file of a batch.
-    pub fn file_of(&self, batch: &Batch) -> Option<&UploadedFile> {
-        self.files.get(&batch.spec.file).map(Arc::as_ref)
+    pub fn file_of(&self, batch: &Batch) -> Option<&Arc<UploadedFile>> {
+        self.files.get(&batch.spec.file)
     }
 
     /// Returns a batch.
-    pub fn batch(&self, id: BatchId) -> Option<&Batch> {
-        self.batches.get(&id).map(Arc::as_ref)
+    pub fn batch(&self, id: BatchId) -> Option<&Arc<Batch>> {
+        self.batches.get(&id)
     }
 
     /// Returns the batches of a tenant, the newest first; those before one.
@@ -428,7 +428,7 @@ impl BatchTable {
         &self,
         tenant: &str,
         before: Option<BatchId>,
-    ) -> impl Iterator<Item = (BatchId, &Batch)> {
+    ) -> impl Iterator<Item = (BatchId, &Arc<Batch>)> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
         let own = self.tenants.get(tenant).into_iter();
         let ids = own.flat_map(move |own| own.batches.range((Bound::Unbounded, end)).rev());
@@ -472,7 +472,7 @@ impl BatchTable {
 
     /// Returns where the lines that a batch has written are stored; empty if there is no such batch.
     pub fn ranges_of_batch(&self, id: BatchId) -> Vec<StoredRange> {
-        self.batch(id).into_iter().flat_map(Batch::ranges).collect()
+        self.batch(id).into_iter().flat_map(|batch| batch.ranges()).collect()
     }
 
     /// Returns where a file is stored; empty if there is no such file.

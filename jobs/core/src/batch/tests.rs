@@ -362,7 +362,7 @@ fn a_repeated_file_or_batch_is_the_first_one_until_it_is_deleted() {
     let mut history = History::new(10);
     let key = |request| Some(IdempotencyKey { key: [1; 32], request: [request; 32] });
     let batches = history.queue.batches();
-    let file = UploadedFile { idempotency: key(1), ..batches.file("a", FILE).unwrap().clone() };
+    let file = UploadedFile { idempotency: key(1), ..(**batches.file("a", FILE).unwrap()).clone() };
     let spec = batches.batch(BATCH).unwrap().spec.clone();
     let numbers = [10, 11, 12].map(|number| DurableJobId::new(UnixMillis(2), number));
     let upload = |number: DurableJobId, file: &UploadedFile| JobRecord::FileUploaded {

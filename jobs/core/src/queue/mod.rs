@@ -198,6 +198,11 @@ impl DurableJobQueue {
         self.jobs.get(&id).map(Arc::as_ref)
     }
 
+    /// Returns a job, which the queue shares.
+    pub fn shared_job(&self, id: DurableJobId) -> Option<Arc<DurableJob>> {
+        self.jobs.get(&id).cloned()
+    }
+
     /// Returns the number of jobs by status.
     pub fn totals(&self) -> QueueTotals {
         let running = self.computing.len() as u64;

@@ -56,16 +56,16 @@ async fn a_full_disk_keeps_what_is_stored_and_the_log_continues_with_space() {
         }
     };
     let log = EmbeddedJobLog::start(path, Box::new(opener)).await.unwrap();
-    assert_eq!(log.append(&[record(1), record(2)]).await, Ok(1));
-    assert_eq!(log.append(&[record(3)]).await, Ok(2));
+    assert_eq!(log.append(EncodedEntry::of(&[record(1), record(2)])).await, Ok(1));
+    assert_eq!(log.append(EncodedEntry::of(&[record(3)])).await, Ok(2));
     full.store(true, Ordering::SeqCst);
-    assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
-    assert_eq!(log.append(&[record(4)]).await, Err(JobLogError::Full));
+    assert_eq!(log.append(EncodedEntry::of(&[record(4)])).await, Err(JobLogError::Full));
+    assert_eq!(log.append(EncodedEntry::of(&[record(4)])).await, Err(JobLogError::Full));
     assert_eq!(*log.last().borrow(), 2);
     let snapshot = QueueSnapshot { applied: 2, jobs: Vec::new(), batches: Vec::new() };
     assert_eq!(log.save(snapshot).await, Err(JobLogError::Full), "the log is not replaced");
     full.store(false, Ordering::SeqCst);
-    let first = log.append(&[record(5)]).await.unwrap();
+    let first = log.append(EncodedEntry::of(&[record(5)])).await.unwrap();
     let stored = log.read(0, 10).await.unwrap();
     assert_eq!(stored[..2], [(1, vec![record(1), record(2)]), (2, vec![record(3)])]);
     assert_eq!(stored.last(), Some(&(first, vec![record(5)])));
