@@ -19,7 +19,7 @@ use jobs_core::decide::{
     SubmissionError,
 };
 use jobs_core::delivery::{DeliveriesInFlight, DeliveryLimits};
-use jobs_core::erasure::ErasureQueue;
+use jobs_core::erasure::{ContentOwner, ErasureQueue, PendingRemovals};
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
 use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect, TenantUsage};
 use jobs_core::record::{DeliveryOutcome, JobRecord};
@@ -141,6 +141,8 @@ struct Shared {
     failure: watch::Sender<Option<JobLogError>>,
     /// Sequence number of the last applied entry.
     position: watch::Sender<u64>,
+    /// Content whose removal may not be applied yet.
+    removals: Mutex<PendingRemovals>,
     /// Content without a job that is to be erased.
     erasures: Mutex<ErasureQueue>,
     /// Work on the content of files.
@@ -174,8 +176,9 @@ impl QueueHost {
     ) -> Result<(QueueHost, QueueTasks), JobLogError> {
         let (applied, failure, position) =
             (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
-        let (erasures, cpu) = (Mutex::default(), objects.cpu().clone());
-        let shared = Arc::new(Shared { log, objects, config, applied, failure, position, erasures, cpu });
+        let (removals, erasures, cpu) = (Mutex::default(), Mutex::default(), objects.cpu().clone());
+        let shared =
+            Arc::new(Shared { log, objects, config, applied, failure, position, removals, erasures, cpu });
         match shared.read_log().await {
             // The process has other tasks besides, and continues with these when the servers of the log respond.
             Err(error) if shared.log.is_shared() => drop(shared.failure.send_replace(Some(error))),
@@ -280,12 +283,19 @@ impl QueueHost {
     /// Cancels a job of a tenant.
     pub async fn cancel(&self, tenant: &str, id: DurableJobId) -> Result<Cancellation, QueueError> {
         let job = self.latest_job(tenant, id).await?.job;
-        match self.shared.append(vec![JobRecord::CancelRequested { id, at: now() }]).await?.1.pop() {
+        let result = match &job.status {
+            JobStatus::Finished { result, .. } => *result,
+            _ => None,
+        };
+        let appended = self.shared.append(vec![JobRecord::CancelRequested { id, at: now() }]).await;
+        if appended.is_err() {
+            // The record may be stored, and then the job has no result any more.
+            self.shared.removals.lock().add(ContentOwner::Job(id), result);
+        }
+        match appended?.1.pop() {
             Some(RecordEffect::Cancellation(cancellation)) => {
-                if let (Cancellation::Confirmed, JobStatus::Finished { result, .. }) =
-                    (cancellation, &job.status)
-                {
-                    self.shared.discard(result.iter().copied().collect());
+                if cancellation == Cancellation::Confirmed {
+                    self.shared.discard(result.into_iter().collect());
                 }
                 Ok(cancellation)
             }

@@ -269,6 +269,41 @@ async fn the_content_of_a_job_is_erased_although_the_append_of_its_removal_has_f
     assert!(has(b"content two") && host.totals().finished == 0);
 }
 
+#[tokio::test]
+async fn the_content_of_a_file_is_erased_although_the_append_of_its_deletion_has_failed() {
+    let dir = tempfile::tempdir().unwrap();
+    let unconfirmed = Arc::new(AtomicBool::new(false));
+    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
+    let log = DamagedLog { log, unreadable: Arc::default(), unconfirmed: unconfirmed.clone() };
+    let folder = dir.path().join("objects");
+    let objects = JobObjects::in_folder(&folder, &CpuWork::new()).unwrap();
+    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
+    tokio::spawn(tasks.run());
+    let text = Bytes::from(
+        r#"{"custom_id":"1","method":"POST","url":"/v1/embeddings","body":{"model":"m","input":"x"}}"#,
+    );
+    let models = BTreeSet::from(["m".to_owned()]);
+    let segments = segment::scan(&text, &models, |_, _| LineWork { inputs: 1, tokens: 1 }).unwrap();
+    let upload = NewUpload {
+        tenant: "a".to_owned(),
+        name: "f".to_owned(),
+        text,
+        models,
+        segments,
+        residency: None,
+        idempotency: None,
+    };
+    let id = BatchFileId::Upload(host.store_file(upload, u64::MAX).await.unwrap().id);
+    unconfirmed.store(true, Ordering::SeqCst);
+    assert!(host.delete_file("a", id).await.is_err());
+    let begun = Instant::now();
+    while std::fs::read_dir(&folder).unwrap().count() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the content of the deleted file stays");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(host.file("a", id), None);
+}
+
 /// The longest time for which a snapshot may stop every other operation on a queue of 100,000 jobs.
 const SNAPSHOT_LOCK_MAX: Duration = Duration::from_millis(20);
 

@@ -4,8 +4,9 @@
 //! removed ones are overwritten. In a bucket that replaces the whole object, so the parts of some seconds are overwritten
 //! together: the jobs of an object were submitted at the same time and often end at about the same time.
 
-use crate::job::{StoredRange, UnixMillis};
-use std::collections::BTreeMap;
+use crate::batch::id::{BatchId, UploadId};
+use crate::job::{DurableJobId, StoredRange, UnixMillis};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Parts that wait, some 32 bytes each. Further ones are dropped: their content stays until their object is deleted.
@@ -24,6 +25,47 @@ pub enum Erasure {
     Delete(u64),
     /// Parts without a job, of an object that has others.
     Overwrite(u64, Vec<StoredRange>),
+}
+
+/// Owner of stored content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ContentOwner {
+    /// A job has a payload and a result.
+    Job(DurableJobId),
+    /// A batch has the lines that it has written.
+    Batch(BatchId),
+    /// An uploaded file has its segments.
+    Upload(UploadId),
+}
+
+/// Content whose removal was appended to the log and may not be applied yet. After a failed append some of its records, or all
+/// of them, may be applied later, so the content is erased when the queue does not have it any more. Each part is content of the
+/// queue until then, which limits their number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PendingRemovals {
+    parts: BTreeMap<ContentOwner, BTreeSet<StoredRange>>,
+}
+
+impl PendingRemovals {
+    /// Adds parts of an owner.
+    pub fn add(&mut self, owner: ContentOwner, parts: impl IntoIterator<Item = StoredRange>) {
+        self.parts.entry(owner).or_default().extend(parts);
+    }
+
+    /// Removes and returns the parts that their owners, of which `stored` returns the parts, do not have any more.
+    pub fn take_removed<I: IntoIterator<Item = StoredRange>>(
+        &mut self,
+        stored: impl Fn(ContentOwner) -> I,
+    ) -> Vec<StoredRange> {
+        let mut removed = Vec::new();
+        self.parts.retain(|owner, parts| {
+            let stored: BTreeSet<_> = stored(*owner).into_iter().collect();
+            removed.extend(parts.difference(&stored));
+            parts.retain(|part| stored.contains(part));
+            !parts.is_empty()
+        });
+        removed
+    }
 }
 
 /// Erasures that wait.
@@ -130,6 +172,22 @@ mod tests {
         queue.add_failed(Erasure::Delete(7), at(10));
         assert_eq!(queue.take_due(delay, at(11), |_| false), [Erasure::Delete(1)]);
         assert!(queue.is_empty() && queue.parts == 0);
+    }
+
+    #[test]
+    fn content_is_removed_when_its_owner_does_not_have_it_any_more() {
+        let id = |number| DurableJobId::new(UnixMillis(1), number);
+        let (job, batch) = (ContentOwner::Job(id(1)), ContentOwner::Batch(BatchId(id(1))));
+        let mut removals = PendingRemovals::default();
+        removals.add(job, [part(1, 0), part(1, 5)]);
+        removals.add(job, [part(1, 5)]);
+        removals.add(batch, [part(2, 0)]);
+        assert_eq!(removals.take_removed(|_| [part(1, 0), part(1, 5), part(2, 0)]), []);
+        assert_eq!(removals.take_removed(|_| [part(1, 0), part(2, 0), part(3, 0)]), [part(1, 5)]);
+        let of_batch = |owner| (owner == batch).then_some(part(2, 0));
+        assert_eq!(removals.take_removed(of_batch), [part(1, 0)]);
+        assert_eq!(removals.take_removed(|_| None), [part(2, 0)]);
+        assert_eq!(removals, PendingRemovals::default());
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub enum JobOperation {
 }
 
 /// Part of a stored object, which contains the payloads or results of many jobs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StoredRange {
     /// Number of the object in the queue's object store.
     pub object: u64,

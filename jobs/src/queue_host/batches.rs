@@ -10,7 +10,7 @@ use jobs_core::batch::state::{
     self, Batch, BatchProgress, BatchSpec, ChunkResult, FileDeletion, UploadedFile,
 };
 use jobs_core::decide;
-use jobs_core::erasure::PARTS_MAX;
+use jobs_core::erasure::{ContentOwner, PARTS_MAX};
 use jobs_core::job::{BatchChunkRef, DurableJobId, IdempotencyKey, JobOperation, StoredRange, UnixMillis};
 use jobs_core::queue::RecordEffect;
 use jobs_core::record::JobRecord;
@@ -347,14 +347,26 @@ impl QueueHost {
     pub async fn delete_file(&self, tenant: &str, id: BatchFileId) -> Result<FileDeletion, QueueError> {
         let content = self.content(tenant, id);
         let record = JobRecord::FileDeleted { tenant: tenant.to_owned(), id };
-        match self.shared.append(vec![record]).await?.1.pop() {
-            Some(RecordEffect::FileDeletion(deletion)) => {
-                if let (FileDeletion::Deleted, Some(content)) = (&deletion, content) {
-                    self.shared.discard(content.parts.into_iter().flatten().collect());
+        let ranges = content.into_iter().flat_map(|content| content.parts).flatten();
+        match self.shared.append(vec![record]).await {
+            Ok((_, mut effects)) => match effects.pop() {
+                Some(RecordEffect::FileDeletion(deletion)) => {
+                    if deletion == FileDeletion::Deleted {
+                        self.shared.discard(ranges.collect());
+                    }
+                    Ok(deletion)
                 }
-                Ok(deletion)
+                _ => Ok(FileDeletion::Unknown),
+            },
+            // The record may be stored, and the client does not find the file when it tries again.
+            Err(error) => {
+                let owner = match id {
+                    BatchFileId::Upload(id) => ContentOwner::Upload(id),
+                    BatchFileId::Output(id) | BatchFileId::Errors(id) => ContentOwner::Batch(id),
+                };
+                self.shared.removals.lock().add(owner, ranges);
+                Err(error)
             }
-            _ => Ok(FileDeletion::Unknown),
         }
     }
 
@@ -518,33 +530,24 @@ impl Shared {
             let table = applied.queue.batches();
             let (batches, files) = table.retired(by, RETIRED_MAX);
             let mut parts = 0;
-            let mut fits = |ranges: &[StoredRange]| {
+            let mut removals = self.removals.lock();
+            let mut fits = |owner: ContentOwner| {
+                let ranges = applied.queue.stored(owner);
                 parts += ranges.len();
-                parts == ranges.len() || parts <= RETIRED_PARTS_MAX
+                let fits = parts == ranges.len() || parts <= RETIRED_PARTS_MAX;
+                if fits {
+                    removals.add(owner, ranges);
+                }
+                fits
             };
-            let batches = batches.into_iter().map(|id| (id, table.ranges_of_batch(id)));
-            let batches: Vec<_> = batches.take_while(|(_, ranges)| fits(ranges)).collect();
-            let files = files.into_iter().map(|id| (id, table.ranges_of_file(id)));
-            (batches, files.take_while(|(_, ranges)| fits(ranges)).collect::<Vec<_>>())
+            let batches: Vec<_> =
+                batches.into_iter().take_while(|id| fits(ContentOwner::Batch(*id))).collect();
+            let files: Vec<_> = files.into_iter().take_while(|id| fits(ContentOwner::Upload(*id))).collect();
+            (batches, files)
         };
         if batches.is_empty() && files.is_empty() {
             return Ok(());
         }
-        let record = JobRecord::BatchesRemoved {
-            batches: batches.iter().map(|(id, _)| *id).collect(),
-            files: files.iter().map(|(id, _)| *id).collect(),
-        };
-        // The record may be applied although this fails.
-        let appended = self.append(vec![record]).await;
-        let removed = {
-            let applied = self.applied.lock();
-            let table = applied.queue.batches();
-            // A batch may have begun to read a file meanwhile, which then stays.
-            let batches = batches.into_iter().filter(|(id, _)| table.batch(*id).is_none());
-            let files = files.into_iter().filter(|(id, _)| table.ranges_of_file(*id).is_empty());
-            batches.flat_map(|(_, ranges)| ranges).chain(files.flat_map(|(_, ranges)| ranges)).collect()
-        };
-        self.discard(removed);
-        appended.map(drop)
+        self.append(vec![JobRecord::BatchesRemoved { batches, files }]).await.map(drop)
     }
 }

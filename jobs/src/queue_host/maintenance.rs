@@ -7,10 +7,9 @@ use crate::log::QueueSnapshot;
 use crate::objects::{JobObjects, ObjectError};
 use futures_util::stream::{self, StreamExt};
 use jobs_core::decide;
-use jobs_core::erasure::Erasure;
-use jobs_core::job::{DurableJobId, StoredRange};
+use jobs_core::erasure::{ContentOwner, Erasure};
+use jobs_core::job::StoredRange;
 use jobs_core::record::JobRecord;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
@@ -38,7 +37,6 @@ impl Shared {
         let mut saved = *self.position.borrow();
         // Jobs may have been removed before the start of this process.
         let (mut has_removed, mut erased) = (true, Instant::now());
-        let mut removing = BTreeMap::new();
         loop {
             tokio::time::sleep(MAINTENANCE_PERIOD).await;
             let QueueConfig { computation, retention, .. } = &self.config;
@@ -52,17 +50,20 @@ impl Shared {
                     JobRecord::Removed { jobs } => Some(jobs),
                     _ => None,
                 });
-                removing.extend(removed.flatten().map(|id| (*id, applied.queue.stored(&[*id]))));
+                let mut removals = self.removals.lock();
+                for owner in removed.flatten().copied().map(ContentOwner::Job) {
+                    removals.add(owner, applied.queue.stored(owner));
+                }
                 records
             };
             // The next period tries again after a failure, here and below.
             if !records.is_empty() {
                 self.append(records).await.ok();
             }
-            has_removed |= self.discard_removed(&mut removing);
             if can_erase {
                 self.remove_retired_batches(*retention).await.ok();
             }
+            has_removed |= self.discard_removed();
             let snapshot = {
                 let applied = self.applied.lock();
                 let position = applied.queue.applied();
@@ -113,20 +114,12 @@ impl Shared {
         self.objects.delete_interrupted(before).await.ok();
     }
 
-    /// Queues the erasure of the content of those of these jobs that are removed, and returns whether there are any. The others
-    /// stay in the map: after a failed append some of its records, or all of them, may be applied later.
-    fn discard_removed(&self, removing: &mut BTreeMap<DurableJobId, Vec<StoredRange>>) -> bool {
-        let mut removed = Vec::new();
-        {
+    /// Queues the erasure of the content whose removal was applied; returns whether there is any.
+    fn discard_removed(&self) -> bool {
+        let removed = {
             let applied = self.applied.lock();
-            removing.retain(|id, ranges| {
-                let is_kept = applied.queue.job(*id).is_some();
-                if !is_kept {
-                    removed.append(ranges);
-                }
-                is_kept
-            });
-        }
+            self.removals.lock().take_removed(|owner| applied.queue.stored(owner))
+        };
         let has_removed = !removed.is_empty();
         self.discard(removed);
         has_removed

@@ -10,6 +10,7 @@ use crate::batch::id::BatchId;
 use crate::batch::state::{
     BatchRow, BatchSpec, BatchTable, ChunkResult, ChunkState, FileDeletion, KeyOwner, PlannedChunk,
 };
+use crate::erasure::ContentOwner;
 use crate::job::{
     BatchChunkRef, DeliveryProgress, DurableJob, DurableJobId, IdempotencyKey, JobDelivery, JobLease,
     JobOutcome, JobPhase, JobSpec, JobStatus, StoredRange, UnixMillis,
@@ -237,9 +238,13 @@ impl DurableJobQueue {
         self.objects.contains_key(&object) || self.batches.refers_to(object)
     }
 
-    /// Returns where the payloads and results of these jobs are stored.
-    pub fn stored(&self, jobs: &[DurableJobId]) -> Vec<StoredRange> {
-        jobs.iter().filter_map(|id| self.job(*id)).flat_map(stored).collect()
+    /// Returns where the content of an owner is stored; empty if it does not exist.
+    pub fn stored(&self, owner: ContentOwner) -> Vec<StoredRange> {
+        match owner {
+            ContentOwner::Job(id) => self.job(id).into_iter().flat_map(stored).collect(),
+            ContentOwner::Batch(id) => self.batches.ranges_of_batch(id),
+            ContentOwner::Upload(id) => self.batches.ranges_of_file(id),
+        }
     }
 
     /// Returns the position of a job that waits; none for another one.
