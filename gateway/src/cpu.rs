@@ -91,13 +91,14 @@ impl CpuPool {
         std::future::pending().await
     }
 
-    /// Runs `work` on this many bytes: on the calling thread if they are few.
+    /// Runs `work` of a tenant on this many bytes: on the calling thread if they are few.
     pub(crate) async fn run_on<T: Send + 'static>(
         &self,
+        tenant: Option<usize>,
         bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> T {
-        if bytes <= INLINE_BYTES_MAX { work() } else { self.run(None, work).await }
+        if bytes <= INLINE_BYTES_MAX { work() } else { self.run(tenant, work).await }
     }
 
     fn tenant_semaphore(&self, tenant: usize) -> Arc<Semaphore> {
@@ -168,8 +169,8 @@ mod tests {
     async fn work_on_few_bytes_stays_on_its_thread() {
         let pool = CpuPool::with_threads(1).unwrap();
         let here = std::thread::current().id();
-        assert_eq!(pool.run_on(INLINE_BYTES_MAX, || std::thread::current().id()).await, here);
-        assert_ne!(pool.run_on(INLINE_BYTES_MAX + 1, || std::thread::current().id()).await, here);
+        assert_eq!(pool.run_on(None, INLINE_BYTES_MAX, || std::thread::current().id()).await, here);
+        assert_ne!(pool.run_on(None, INLINE_BYTES_MAX + 1, || std::thread::current().id()).await, here);
     }
 
     #[cfg(target_os = "linux")]

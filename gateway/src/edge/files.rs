@@ -13,7 +13,6 @@ use super::upload_form::{UploadedForm, invalid_file, receive};
 use super::view::View;
 use crate::idempotency_key;
 use crate::listener::AfterResponse;
-use crate::metrics::RequestOutcome;
 use crate::relay;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
@@ -311,30 +310,6 @@ impl JobForwarder {
             response = tokio::time::timeout(STORE_TIMEOUT, send) => Ok(response.map_err(|_| unreachable(name))??),
             () = relay::client_disconnected(session) => Err(ForwardError::ClientDisconnected),
         }
-    }
-
-    /// Responds with a page of the list of files or batches.
-    async fn page(
-        &self,
-        session: &mut ServerSession,
-        page: (&'static str, usize),
-        caller: BatchCaller<'_>,
-        context: &mut RequestContext<'_>,
-    ) -> Result<AfterResponse, ForwardError> {
-        let query = session.req_header().uri.query().unwrap_or_default().to_owned();
-        let list = self.list(page, &query, &caller, &context.id);
-        let mut list = tokio::select! {
-            biased;
-            list = list => list?,
-            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
-        };
-        let data = list["data"].as_array();
-        let id = |row: Option<&Value>| row.map_or(Value::Null, |row| row["id"].clone());
-        let (first, last) = (id(data.and_then(|rows| rows.first())), id(data.and_then(|rows| rows.last())));
-        (list["first_id"], list["last_id"]) = (first, last);
-        let after = self.responder.local(session, list.to_string().into_bytes(), &context.id).await;
-        context.outcome = RequestOutcome::of_session(session);
-        Ok(after)
     }
 }
 

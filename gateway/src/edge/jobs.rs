@@ -14,8 +14,9 @@ use super::request::RequestContext;
 use super::request::single;
 use super::responder::Responder;
 use super::view::View;
+use crate::body_memory::Reservation;
 use crate::hop::UpstreamKey;
-use crate::job_lists::{self, LIST_BYTES_MAX, RegionPage};
+use crate::job_lists::{LIST_BYTES_MAX, MergedList};
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay::{self, ForwardedHeaders};
@@ -23,7 +24,7 @@ use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
 use crate::upstream::{BUFFERED_RESPONSE_MAX, ResponseBody, Upstream, UpstreamResponse};
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use gateway_core::endpoint::ForwardTarget;
 use gateway_core::tenant::Tenant;
 use http::header::{CONTENT_LENGTH, HOST};
@@ -38,7 +39,8 @@ use replica_api::error::{ErrorBody, ErrorCode};
 use replica_api::headers;
 use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::priority::Priority;
-use serde_json::{Value, json};
+use serde_json::{Map, json};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::request::RequestTrace;
@@ -49,6 +51,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const ID_BYTES_MAX: usize = 128;
 /// Number of jobs of a page if the query does not say.
 pub(super) const PAGE_DEFAULT: usize = 20;
+/// Regions whose pages of a list are received at the same time: [`LIST_BYTES_MAX`] each at most.
+const LIST_REGIONS_IN_FLIGHT: usize = 8;
 /// Retry time while the region of a job is unreachable.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
 /// Retry time before the first reports of regions: they are polled five times a second.
@@ -199,49 +203,85 @@ impl JobForwarder {
         after
     }
 
+    /// Responds with the list at `path` of the tenant's jobs, files or batches.
+    pub(super) async fn page(
+        &self,
+        session: &mut ServerSession,
+        page: (&'static str, usize),
+        caller: BatchCaller<'_>,
+        context: &mut RequestContext<'_>,
+    ) -> Result<AfterResponse, ForwardError> {
+        let query = session.req_header().uri.query().unwrap_or_default().to_owned();
+        let list = self.list(page, &query, &caller, &context.id);
+        let (list, memory) = tokio::select! {
+            biased;
+            list = list => list?,
+            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
+        };
+        let after = self.responder.local(session, list.into_bytes(), &context.id).await;
+        drop(memory);
+        context.outcome = RequestOutcome::of_session(session);
+        Ok(after)
+    }
+
     /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that its policy and that of the request
-    /// allow, the newest first.
-    pub(super) async fn list(
+    /// allow, the newest first, and its memory.
+    async fn list(
         &self,
         (path, page_default): (&'static str, usize),
         query: &str,
         caller: &BatchCaller<'_>,
         id: &str,
-    ) -> Result<Value, Rejection> {
-        let BatchCaller { tenant, view, requested, .. } = caller;
+    ) -> Result<(String, Reservation), ForwardError> {
+        let BatchCaller { tenant, view, requested, body_reader, owner } = caller;
         let with_jobs = self.region_monitor.states().instances.regions_with_jobs();
         let permitted = |policy: &ResidencyPolicy| policy.permitted(&self.catalogue);
         let allowed = permitted(&tenant.residency).intersect(permitted(requested));
         let regions = with_jobs.intersect(allowed).intersect(view.routed);
-        let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
-        let pages = join_all(regions.iter().map(async |region| {
-            let sent = self.send(UpstreamMethod::Get, path.clone(), region, tenant, view, id, LIST_BYTES_MAX);
+        let target = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
+        let send = async |region| {
+            let target = target.clone();
+            let sent = self.send(UpstreamMethod::Get, target, region, tenant, view, id, LIST_BYTES_MAX);
             (region, sent.await)
-        }));
-        let (mut read, mut unavailable) = (Vec::new(), Vec::new());
-        for (region, page) in pages.await {
-            let page = match page {
-                Some(UpstreamResponse { head, body: ResponseBody::Buffered(body) }) => {
-                    match head.status.as_u16() {
-                        200 => RegionPage::read(&body),
-                        400..500 => return Err(invalid_query(&body)),
-                        _ => None,
-                    }
-                }
-                Some(_) | None => None,
+        };
+        let mut pages = stream::iter(regions.iter().map(send)).buffer_unordered(LIST_REGIONS_IN_FLIGHT);
+        // The last one applies, as in the region.
+        let limit = query.split('&').filter_map(|pair| pair.strip_prefix("limit=")).next_back();
+        let limit = limit.and_then(|limit| limit.parse().ok()).unwrap_or(page_default);
+        let mut memory = body_reader.reservation(*owner);
+        let mut reserve =
+            |bytes| memory.grow_to(bytes).inspect_err(|error| body_reader.count_rejection(error));
+        let (mut list, mut unavailable) = (MergedList::default(), BTreeSet::new());
+        while let Some((region, page)) = pages.next().await {
+            let Some(page) = page_of(page)? else {
+                unavailable.insert(region);
+                continue;
             };
-            match page {
-                Some(page) => read.push(page),
-                None => unavailable.push(self.catalogue.region(region).id.as_str()),
+            // The page, and its rows.
+            reserve(list.bytes() + 2 * page.len())?;
+            let (bytes, mut merged) = (page.len(), std::mem::take(&mut list));
+            let merge = move || (merged.add(&page, limit), merged);
+            let is_list;
+            (is_list, list) = body_reader.cpu.run_on(Some(tenant.index), bytes, merge).await;
+            if !is_list {
+                unavailable.insert(region);
             }
         }
-        let limit = query.split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
-        let (rows, has_more) = job_lists::merge(read, limit.unwrap_or(page_default));
-        let mut list = json!({"object": "list", "data": rows, "has_more": has_more});
-        if !unavailable.is_empty() {
-            list["unavailable_regions"] = json!(unavailable);
+        let mut further = Map::new();
+        // As in the API of OpenAI.
+        if path != JOBS {
+            let (first, last) = list.ends().unzip();
+            further.extend([("first_id".to_owned(), json!(first)), ("last_id".to_owned(), json!(last))]);
         }
-        Ok(list)
+        if !unavailable.is_empty() {
+            let names = unavailable.into_iter().map(|region| self.catalogue.region(region).id.as_str());
+            further.insert("unavailable_regions".to_owned(), names.collect());
+        }
+        let bytes = list.bytes();
+        reserve(2 * bytes)?;
+        let render = move || list.render(&further);
+        let text = body_reader.cpu.run_on(Some(tenant.index), bytes, render).await;
+        Ok((text, memory))
     }
 
     /// Sends a request without a body to the queue of a region. None if it cannot be reached.
@@ -342,6 +382,18 @@ pub(super) fn unreachable(region: &RegionId) -> Rejection {
         "The queue of jobs of region {region} cannot be reached at the moment; accepted jobs are kept."
     );
     Rejection::new(ErrorCode::JobsUnavailable, message).after(UNREACHABLE_RETRY)
+}
+
+/// Returns the page in the response of a region, if it has one.
+fn page_of(response: Option<UpstreamResponse>) -> Result<Option<Bytes>, Rejection> {
+    let Some(UpstreamResponse { head, body: ResponseBody::Buffered(body) }) = response else {
+        return Ok(None);
+    };
+    match head.status.as_u16() {
+        200 => Ok(Some(body)),
+        400 => Err(invalid_query(&body)),
+        _ => Ok(None),
+    }
 }
 
 /// Returns the rejection of a query that a region has rejected.

@@ -152,15 +152,9 @@ impl Pipeline {
                 return self.jobs.batch_call(session, call, caller, context).await;
             }
             Endpoint::Jobs => {
-                let query = session.req_header().uri.query().unwrap_or_default().to_owned();
                 let requested = self.reader.options(session)?.residency;
                 let caller = self.batch_caller(&tenant, &view, &requested);
-                let list = self.jobs.list((JOBS, PAGE_DEFAULT), &query, &caller, &context.id);
-                tokio::select! {
-                    biased;
-                    list = list => list?.to_string().into_bytes(),
-                    () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
-                }
+                return self.jobs.page(session, (JOBS, PAGE_DEFAULT), caller, context).await;
             }
             Endpoint::OpenApi => openapi::document().to_vec(),
             Endpoint::Models => models::list(&view, &tenant),

@@ -1,10 +1,13 @@
 //! Requests about files and batches: repetitions with an idempotency key, pages of lists, and the limit of tokens.
 
 use super::batches::{Client, EmbeddingReplica, PATIENCE, file_of};
-use super::jobs::{REGION, Region, gateway, jobs_config};
+use super::jobs::{REGION, Region, gateway, gateway_in, jobs_config};
+use replica_api::limits::MAX_BODY_BYTES;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 async fn create_with(client: &Client, body: &Value, key: &str) -> (u16, Value) {
@@ -86,12 +89,14 @@ async fn repeated_uploads_and_batches_with_a_key_are_one_also_after_a_restart() 
 }
 
 #[tokio::test]
-async fn a_page_that_would_be_too_long_has_fewer_rows_and_says_that_there_are_more() {
+async fn a_page_that_would_be_too_long_has_fewer_rows_and_long_pages_have_the_memory_of_bodies() {
     let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (_, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
     let region = Region::start(Some(jobs_config(dirs[0].path(), "")), vec![at]).await;
     let stop = watch::Sender::new(());
-    let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
+    let memory = format!("[bodies]\nbytes_per_tenant_max = {MAX_BODY_BYTES}\n");
+    let url = gateway_in(REGION, &memory, dirs[1].path(), &[(REGION, &region)], &stop).await;
+    let client = Client::new(url.clone());
     let file = client.upload(&file_of(0..1)).await;
     // The longest metadata of a batch: six bytes for each character. A hundred of them are more than 4 MiB.
     let pairs = (0..16).map(|number| (format!("{number}"), json!("\u{1}".repeat(512))));
@@ -120,6 +125,23 @@ async fn a_page_that_would_be_too_long_has_fewer_rows_and_says_that_there_are_mo
     }
     assert_eq!((pages, listed.len()), (2, 100), "each once");
     assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), created);
+
+    // An upload that is under way leaves less memory than the page and its rows need.
+    let upload = unfinished_upload(&url, MAX_BODY_BYTES - (6 << 20)).await;
+    let list = async || client.send("GET", "/v1/batches?limit=100", "KEY", &Value::Null).await;
+    let begun = Instant::now();
+    let problem = loop {
+        let (status, body) = list().await;
+        if status != 200 {
+            break body;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(9), "a page is not within the limit of memory");
+    };
+    assert!(problem["error"]["message"].as_str().unwrap().contains("bytes_per_tenant_max"), "{problem}");
+    drop(upload);
+    while list().await.0 != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the memory of the upload is released");
+    }
     drop(stop);
     region.stop().await;
 }
@@ -153,4 +175,18 @@ async fn the_tokens_of_the_unfinished_batches_of_a_tenant_are_limited() {
     client.create(&file, "24h").await;
     drop(stop);
     region.stop().await;
+}
+
+/// Sends a file of this many bytes except its last one. The gateway holds it while the connection is open.
+async fn unfinished_upload(url: &str, bytes: usize) -> TcpStream {
+    let head = "--x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
+    let mut connection = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
+    let request = format!(
+        "POST /v1/files HTTP/1.1\r\nhost: a\r\nauthorization: Bearer KEY\r\ncontent-type: multipart/form-data; boundary=x\r\n\
+         content-length: {}\r\n\r\n{head}",
+        head.len() + bytes
+    );
+    connection.write_all(request.as_bytes()).await.unwrap();
+    connection.write_all(&vec![b'\n'; bytes - 1]).await.unwrap();
+    connection
 }

@@ -6,13 +6,14 @@
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
-use super::{ClientJobId, RegionalJobQueue, seconds};
+use super::{ClientJobId, RegionalJobQueue, reserve, seconds};
+use crate::body_memory::Reservation;
 use crate::idempotency_key;
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::{deployment, milliseconds, text};
 use crate::ingress::residency::ResidencyGuard;
-use crate::job_lists;
+use crate::job_lists::{self, LIST_BYTES_MAX};
 use crate::listener::AfterResponse;
 use crate::receipts::CommitFailed;
 use crate::request_body::BodyReader;
@@ -77,6 +78,7 @@ impl<'a> JobQuery<'a> {
 }
 
 /// API of jobs. Without a queue it rejects each request.
+#[derive(Clone)]
 pub(in crate::ingress) struct JobApi {
     pub(in crate::ingress) region: RegionId,
     pub(in crate::ingress) residency: Arc<ResidencyGuard>,
@@ -96,7 +98,7 @@ impl JobApi {
         let tenant = tenant(session)?;
         let gateway = RequestingGateway::of(session, &self.residency.catalogue)?;
         // Held until the response was written.
-        let result_memory;
+        let (result_memory, _list_memory);
         let mut status = 200;
         let body = match query {
             JobQuery::Read(id) => {
@@ -113,7 +115,7 @@ impl JobApi {
                 let shown = self.shown_through(queue, &gateway, id, &view);
                 // Up to 256 MiB are copied.
                 let bytes = result.as_ref().map_or(0, Bytes::len);
-                self.body_reader.cpu.run_on(bytes, move || with_result(&shown, result)).await
+                self.body_reader.cpu.run_on(None, bytes, move || with_result(&shown, result)).await
             }
             JobQuery::Cancel(id) => {
                 let id = queue.parse(id)?;
@@ -138,11 +140,19 @@ impl JobApi {
                 self.shown_through(queue, &gateway, id, &view).to_string()
             }
             JobQuery::List(query) => {
-                let (filter, limit) = queue.filter(query, tenant)?;
+                let (filter, limit) = queue.filter(query, tenant.clone())?;
                 let listed = queue.recorded(queue.host.latest_list(&filter, limit + 1).await);
                 let jobs = listed.map_err(rejected)?.into_iter();
                 let jobs = jobs.map(|(id, job)| (id, JobView { job, position: None }));
-                job_lists::page(jobs.map(|(id, view)| self.shown_through(queue, &gateway, id, &view)), limit)
+                let render = move |api: &JobApi, queue: &RegionalJobQueue| {
+                    job_lists::page(
+                        jobs.map(|(id, view)| api.shown_through(queue, &gateway, id, &view)),
+                        limit,
+                    )
+                };
+                let page;
+                (page, _list_memory) = self.page(&tenant, render).await?;
+                page
             }
         };
         Ok(json_response(session, status, body, &[(headers::REGION, self.region.as_str())]).await)
@@ -190,7 +200,7 @@ impl JobApi {
                 let policy = residency.clone();
                 let hash =
                     move || request_digest(kind, &deployment, &hashed, webhook.as_deref(), policy.as_deref());
-                let request = self.body_reader.cpu.run_on(payload.len(), hash).await;
+                let request = self.body_reader.cpu.run_on(None, payload.len(), hash).await;
                 Some(IdempotencyKey { key: digest(&[key.as_bytes()]), request })
             }
             None => None,
@@ -223,6 +233,19 @@ impl JobApi {
             extra.push((headers::PREFERENCE_APPLIED, "respond-async"));
         }
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
+    }
+
+    /// Renders a page of a list, which may have thousands of rows, on a thread for CPU work. Returns it with its memory.
+    pub(super) async fn page(
+        &self,
+        tenant: &str,
+        render: impl FnOnce(&JobApi, &RegionalJobQueue) -> String + Send + 'static,
+    ) -> Result<(String, Reservation), Rejection> {
+        let queue = self.queue.clone().ok_or_else(|| self.no_queue())?;
+        let memory = reserve(&queue.results, tenant, LIST_BYTES_MAX as u64)?;
+        let api = self.clone();
+        let page = self.body_reader.cpu.run(None, move || render(&api, &queue)).await;
+        Ok((page, memory))
     }
 
     /// Rejects a request for the content of a job that may not be returned through its gateway.

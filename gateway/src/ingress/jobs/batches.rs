@@ -5,6 +5,7 @@ use super::files::{no_such_file, of_region};
 use super::page_query::PageQuery;
 use super::readers::RequestingGateway;
 use super::{RegionalJobQueue, seconds};
+use crate::body_memory::Reservation;
 use crate::ingress::arrival::Arrival;
 use crate::job_lists;
 use crate::listener::AfterResponse;
@@ -62,9 +63,10 @@ impl JobApi {
             BatchCall::FileContent(id) => return self.file_content(session, queue, &tenant, id).await,
             BatchCall::Upload => return Err(no_such_file().into()),
             BatchCall::Files | BatchCall::Batches => {
-                let list = match call {
-                    BatchCall::Files => self.file_list(queue, &tenant, query)?,
-                    _ => self.batch_list(queue, &tenant, query, &gateway)?,
+                // The memory is held until the response was written.
+                let (list, _memory) = match call {
+                    BatchCall::Files => self.file_list(&tenant, query).await?,
+                    _ => self.batch_list(&tenant, query, gateway).await?,
                 };
                 return Ok(json_response(session, 200, list, &self.region_header()).await);
             }
@@ -188,20 +190,23 @@ impl JobApi {
     }
 
     /// Lists the batches of a tenant, the newest first.
-    fn batch_list(
+    async fn batch_list(
         &self,
-        queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
-        gateway: &RequestingGateway,
-    ) -> Result<String, Rejection> {
+        gateway: RequestingGateway,
+    ) -> Result<(String, Reservation), Rejection> {
         let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &[])?;
         let after =
             page.after_id("the id of the last batch of the page before", |id| BatchId::from_str(id).ok())?;
-        let batches = queue.host.batches(tenant, after, page.limit + 1);
-        let shown =
-            |(id, batch): &(BatchId, Arc<Batch>)| self.shown_through_gateway(queue, *id, batch, gateway);
-        Ok(job_lists::page(batches.iter().map(shown), page.limit))
+        let (limit, of_tenant) = (page.limit, tenant.to_owned());
+        let render = move |api: &JobApi, queue: &RegionalJobQueue| {
+            let batches = queue.host.batches(&of_tenant, after, limit + 1);
+            let shown =
+                |(id, batch): &(BatchId, Arc<Batch>)| api.shown_through_gateway(queue, *id, batch, &gateway);
+            job_lists::page(batches.iter().map(shown), limit)
+        };
+        self.page(tenant, render).await
     }
 
     fn shown_batch(

@@ -9,6 +9,7 @@ use super::api::{
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::{RegionalJobQueue, reserve, seconds};
+use crate::body_memory::Reservation;
 use crate::ingress::arrival::Arrival;
 use crate::ingress::refusals::no_receipt;
 use crate::ingress::request::text;
@@ -110,12 +111,11 @@ impl JobApi {
     }
 
     /// Lists the files of a tenant, the newest first.
-    pub(super) fn file_list(
+    pub(super) async fn file_list(
         &self,
-        queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
-    ) -> Result<String, Rejection> {
+    ) -> Result<(String, Reservation), Rejection> {
         let page = PageQuery::read(query, (PAGE_MAX, PAGE_MAX), &["purpose", "order"])?;
         let purpose = page.parsed("purpose", "batch or batch_output", |purpose| {
             PURPOSES.into_iter().find(|known| *known == purpose)
@@ -124,13 +124,17 @@ impl JobApi {
         let after = page
             .after_id("the id of the last file of the page before", |id| BatchFileId::from_str(id).ok())?
             .map(|id| (id.number(), id.to_string()));
-        let files = queue.host.files(tenant);
-        let files = files.iter().filter(|file| {
-            let key = (file.id.number(), file.id.to_string());
-            purpose.is_none_or(|purpose| purpose_of(file.id) == purpose)
-                && after.as_ref().is_none_or(|after| key < *after)
-        });
-        Ok(job_lists::page(files.map(|file| queue.shown_file(file)), page.limit))
+        let (limit, of_tenant) = (page.limit, tenant.to_owned());
+        let render = move |_: &JobApi, queue: &RegionalJobQueue| {
+            let files = queue.host.files(&of_tenant);
+            let files = files.iter().filter(|file| {
+                let key = (file.id.number(), file.id.to_string());
+                purpose.is_none_or(|purpose| purpose_of(file.id) == purpose)
+                    && after.as_ref().is_none_or(|after| key < *after)
+            });
+            job_lists::page(files.map(|file| queue.shown_file(file)), limit)
+        };
+        self.page(tenant, render).await
     }
 
     /// Sends the content of a file.

@@ -64,9 +64,9 @@ use supervision::Mutex;
 use transfers::OfferedTransfers;
 use webhooks::Webhooks;
 
-/// Memory of the results that are being sent. A client that reads slowly holds its own until the write timeout, and a quarter
-/// of the total is its tenant's limit, so it delays no other tenant. The largest result ([`attempt::RESULT_BYTES_MAX`]) fits
-/// twice, because it is copied into the response.
+/// Memory of the results, and of the pages of lists, that are being sent. A client that reads slowly holds its own until the write
+/// timeout, and a quarter of the total is its tenant's limit, so it delays no other tenant. The largest result
+/// ([`attempt::RESULT_BYTES_MAX`]) fits twice, because it is copied into the response.
 const RESULT_MEMORY: memory::Limits =
     memory::Limits { total: 2 << 30, per_tenant: 512 << 20, per_connection: usize::MAX };
 /// Time after which a client may read a result that was rejected for lack of memory.
@@ -81,7 +81,7 @@ pub(super) struct RegionalJobQueue {
     transfers: Arc<OfferedTransfers>,
     webhooks: Webhooks,
     file_limits: config::FileLimits,
-    /// Memory of the results that are being sent.
+    /// Memory of the results and of the pages of lists that are being sent.
     results: BodyMemoryBudget,
     /// Whether the last operation failed.
     failing: AtomicBool,
@@ -186,7 +186,7 @@ fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reser
     match reservation.grow_to((2 * bytes as usize).min(RESULT_MEMORY.per_tenant)) {
         Ok(()) => Ok(reservation),
         Err(_) => {
-            let message = "Too many results of jobs are being read at the same time; read fewer at once, and repeat the \
+            let message = "Too many results and lists of jobs are being read at the same time; read fewer at once, and repeat the \
                            request.";
             Err(Rejection::new(ErrorCode::Overloaded, message).after(RESULT_RETRY))
         }
