@@ -472,7 +472,11 @@ async fn a_job_is_accepted_without_a_ready_replica_and_computed_when_there_is_on
     assert_eq!(status, 202, "{preferred}");
     let (status, problem) = send("/v1/embeddings", "").await;
     assert_eq!(status, 503, "an ordinary request needs a replica: {problem}");
-    assert_eq!(region.job("everywhere", &job["id"]).await.1["status"], "queued");
+    // For a moment an attempt may be under way, which finds no replica.
+    while region.job("everywhere", &job["id"]).await.1["status"] != "queued" {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the job does not wait for a replica");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let _replica = Replica::start_at(replica).await;
     for job in [job, preferred] {
         let job = region.finished("everywhere", &job["id"]).await;
