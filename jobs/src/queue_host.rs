@@ -5,15 +5,16 @@
 
 mod batches;
 mod maintenance;
+mod replay;
+mod submissions;
 mod transfers;
 
 pub use batches::{ChunkLines, ChunkWork, ContentOrigin, Created, FileContent, FileInfo, NewUpload};
 
 use crate::cpu::CpuWork;
-use crate::log::{EncodedEntry, JobLog, JobLogError, QueueSnapshot};
+use crate::log::{JobLog, JobLogError};
 use crate::objects::{JobObjects, ObjectError};
 use bytes::Bytes;
-use jobs_core::batch::state::BatchRow;
 use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
     SubmissionError,
@@ -21,11 +22,11 @@ use jobs_core::decide::{
 use jobs_core::delivery::{DeliveriesInFlight, DeliveryLimits};
 use jobs_core::erasure::{ContentOwner, ErasureQueue, PendingRemovals};
 use jobs_core::job::{DurableJob, DurableJobId, JobSpec, JobStatus, StoredRange, UnixMillis};
-use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect, TenantUsage};
+use jobs_core::queue::{Cancellation, DurableJobQueue, JobPosition, QueueTotals, RecordEffect};
 use jobs_core::record::{DeliveryOutcome, JobRecord};
 use jobs_core::webhook::MESSAGE_RESULT_BYTES_MAX;
 use rand::Rng;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
@@ -33,16 +34,6 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// Submissions that wait for a write; further callers wait.
 const SUBMISSIONS_MAX: usize = 1024;
-/// Submissions that are written together, and the sum of their payloads in bytes.
-const BATCH_MAX: usize = 512;
-const BATCH_BYTES: usize = 16 << 20;
-/// Bytes of the records of an entry that has several: half of the largest message of NATS, 1 MiB. A record is smaller than that
-/// message, because its texts and lists are limited.
-const ENTRY_BYTES: usize = 512 << 10;
-/// Entries that are read and applied together.
-const READ_MAX: usize = 1024;
-/// Entries whose effects are kept for the callers that have appended them.
-const EFFECTS_MAX: usize = 1 << 12;
 /// Time within which the record that refers to a new object must be appended. Later, for example after the machine was
 /// suspended, the object may have been deleted as one without a job.
 const RECORD_WITHIN: Duration = maintenance::ORPHAN_AGE.checked_div(2).expect("not a division by zero");
@@ -450,238 +441,6 @@ impl QueueTasks {
 }
 
 impl Shared {
-    /// Reads the last snapshot and the entries after it.
-    async fn read_log(&self) -> Result<(), JobLogError> {
-        let QueueSnapshot { applied, jobs, batches } = self.log.saved().await?;
-        if applied > *self.position.borrow() {
-            self.replace(jobs, batches, applied);
-        }
-        let latest = self.log.latest().await?;
-        while *self.position.borrow() < latest {
-            self.apply_next().await?;
-        }
-        Ok(())
-    }
-
-    /// Ends the leases of earlier processes, if this process has the log for itself: they have ended, and their jobs need not
-    /// wait until their leases expire. An attempt counts as if its lease had expired.
-    async fn end_leases(&self) -> Result<(), JobLogError> {
-        if self.log.is_shared() {
-            return Ok(());
-        }
-        let record = decide::end_leases(&self.applied.lock().queue, now());
-        let Some(record) = record else { return Ok(()) };
-        let sequence = self.log.append(EncodedEntry::of(&[record])).await?;
-        while *self.position.borrow() < sequence {
-            self.apply_next().await?;
-        }
-        Ok(())
-    }
-
-    /// Appends records, and returns the sequence number of the last entry with the effects of all. They are one entry unless
-    /// they are larger than [`ENTRY_BYTES`].
-    async fn append(&self, records: Vec<JobRecord>) -> Result<(u64, Vec<RecordEffect>), QueueError> {
-        let (mut last, mut effects) = (0, Vec::with_capacity(records.len()));
-        for entry in entries(&records) {
-            let (sequence, of_entry) = self.append_entry(entry).await?;
-            last = sequence;
-            effects.extend(of_entry);
-        }
-        Ok((last, effects))
-    }
-
-    async fn append_entry(&self, entry: EncodedEntry) -> Result<(u64, Vec<RecordEffect>), QueueError> {
-        // An entry that follows an unreadable one would never be applied.
-        let failure = self.failure.borrow().clone();
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        let sequence = self.log.append(entry).await?;
-        self.wait_for(sequence).await?;
-        let applied = self.applied.lock();
-        let since = (applied.queue.applied() - sequence) as usize;
-        // After more than `EFFECTS_MAX` other entries, and if a snapshot has replaced the entry, the outcome is unknown.
-        let index = applied.effects.len().checked_sub(since + 1).ok_or(QueueError::Closed)?;
-        Ok((sequence, applied.effects[index].clone()))
-    }
-
-    /// Applies the next entries of the log; waits for some.
-    async fn apply_next(&self) -> Result<(), JobLogError> {
-        let after = *self.position.borrow();
-        let mut last = self.log.last();
-        if last.wait_for(|last| *last > after).await.is_err() {
-            return Err(JobLogError::Unavailable("closed".to_owned()));
-        }
-        let entries = self.log.read(after, READ_MAX).await?;
-        if entries.first().is_none_or(|(sequence, _)| *sequence != after + 1) {
-            return self.restore(after).await;
-        }
-        let mut applied = self.applied.lock();
-        for (sequence, entry) in &entries {
-            let next = applied.queue.applied() + 1;
-            if *sequence != next {
-                return Err(JobLogError::Unavailable(format!("entry {next} is missing")));
-            }
-            let effects = applied.queue.apply(*sequence, entry);
-            applied.effects.push_back(effects);
-            if applied.effects.len() > EFFECTS_MAX {
-                applied.effects.pop_front();
-            }
-        }
-        let position = applied.queue.applied();
-        drop(applied);
-        self.position.send_replace(position);
-        Ok(())
-    }
-
-    /// Continues from the last snapshot, after another process has replaced the next entries by it.
-    async fn restore(&self, after: u64) -> Result<(), JobLogError> {
-        let QueueSnapshot { applied: position, jobs, batches } = self.log.saved().await?;
-        if position <= after {
-            return Err(JobLogError::Unavailable(format!("entry {} is missing", after + 1)));
-        }
-        self.replace(jobs, batches, position);
-        Ok(())
-    }
-
-    /// Replaces the queue by a later one. The effects of the entries that were not applied are unknown.
-    fn replace(&self, jobs: Vec<(DurableJobId, Arc<DurableJob>)>, batches: Vec<BatchRow>, position: u64) {
-        let queue = DurableJobQueue::restore(jobs, position).with_batches(batches);
-        *self.applied.lock() = Applied { queue, effects: VecDeque::new() };
-        self.position.send_replace(position);
-    }
-
-    /// Waits until all entries are applied that any process has appended before this call.
-    async fn catch_up(&self) -> Result<(), QueueError> {
-        let failure = self.failure.borrow().clone();
-        if let Some(error) = failure {
-            return Err(error.into());
-        }
-        let latest = self.log.latest().await?;
-        self.wait_for(latest).await
-    }
-
-    /// Waits until an entry is applied; fails when entries cannot be read.
-    async fn wait_for(&self, sequence: u64) -> Result<(), QueueError> {
-        let (mut position, mut failure) = (self.position.subscribe(), self.failure.subscribe());
-        tokio::select! {
-            biased;
-            applied = position.wait_for(|position| *position >= sequence) => {
-                applied.map(drop).map_err(|_| QueueError::Closed)
-            }
-            failed = failure.wait_for(Option::is_some) => {
-                Err(failed.ok().and_then(|failed| failed.clone()).map_or(QueueError::Closed, QueueError::Log))
-            }
-        }
-    }
-
-    async fn follow(&self) {
-        loop {
-            // After a failure there may be no next entry to wait for.
-            let has_failed = self.failure.borrow().is_some();
-            let applied = if has_failed { self.read_log().await } else { self.apply_next().await };
-            match applied {
-                Ok(()) => {
-                    self.failure.send_if_modified(|failure| failure.take().is_some());
-                }
-                Err(error) => {
-                    self.failure.send_if_modified(|failure| {
-                        failure.replace(error.clone()).is_none_or(|before| before != error)
-                    });
-                    tokio::time::sleep(RETRY_PAUSE).await;
-                }
-            }
-        }
-    }
-
-    async fn write_submissions(&self, mut inbox: mpsc::Receiver<JobSubmission>) {
-        while let Some(first) = inbox.recv().await {
-            let mut bytes = first.payload.len();
-            let mut batch = vec![first];
-            while batch.len() < BATCH_MAX
-                && bytes < BATCH_BYTES
-                && let Ok(next) = inbox.try_recv()
-            {
-                bytes += next.payload.len();
-                batch.push(next);
-            }
-            self.write(batch).await;
-        }
-    }
-
-    /// Writes submissions together and responds to each. The job of a client that has disconnected is durable all the same.
-    async fn write(&self, batch: Vec<JobSubmission>) {
-        let (mut accepted, mut usages) = (Vec::new(), HashMap::<String, TenantUsage>::new());
-        {
-            let applied = self.applied.lock();
-            for submission in batch {
-                let JobSubmission { spec, payload, .. } = &submission;
-                let bytes = payload.len() as u64;
-                let usage =
-                    usages.entry(spec.tenant.clone()).or_insert_with(|| applied.queue.usage(&spec.tenant));
-                // A repeated submission adds nothing, so it is not rejected by a limit.
-                let known =
-                    spec.idempotency.is_some_and(|key| applied.queue.with_key(&spec.tenant, &key).is_some());
-                match decide::check_submission(*usage, &self.config.limits, spec, bytes, now()) {
-                    Err(error) if !known => drop(submission.respond.send(Err(error.into()))),
-                    _ => {
-                        usage.jobs += 1;
-                        usage.bytes += bytes;
-                        accepted.push(submission);
-                    }
-                }
-            }
-        }
-        if accepted.is_empty() {
-            return;
-        }
-        let payloads: Vec<_> = accepted.iter().map(|submission| submission.payload.clone()).collect();
-        let written = async {
-            // Payloads that no record can follow would stay until a sweep.
-            self.catch_up().await?;
-            let ranges = self.objects.put(&payloads, since_epoch()).await?;
-            self.submitted(&accepted, ranges).await
-        };
-        let written = written.await;
-        match written {
-            Ok(responses) => {
-                for (submission, response) in accepted.into_iter().zip(responses) {
-                    submission.respond.send(response).ok();
-                }
-            }
-            Err(error) => {
-                for submission in accepted {
-                    submission.respond.send(Err(error.clone())).ok();
-                }
-            }
-        }
-    }
-
-    async fn submitted(
-        &self,
-        accepted: &[JobSubmission],
-        ranges: Vec<StoredRange>,
-    ) -> Result<Vec<Result<DurableJobId, QueueError>>, QueueError> {
-        let mut ids = Vec::with_capacity(accepted.len());
-        check_recent(&ranges)?;
-        let records = accepted.iter().zip(ranges.clone()).map(|(submission, payload)| {
-            let id = DurableJobId::new(now(), rand::rng().random());
-            ids.push(id);
-            JobRecord::Submitted { id, spec: Box::new(JobSpec { payload, ..submission.spec.clone() }) }
-        });
-        let records = records.collect();
-        let (_, effects) = self.append(records).await?;
-        let repeated =
-            ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
-        self.discard(repeated.map(|(range, _)| range).collect());
-        let response = |(id, effect)| match effect {
-            RecordEffect::AlreadyExists { id, same_request: true } => Ok(id),
-            RecordEffect::AlreadyExists { id, .. } => Err(QueueError::OtherRequest(id)),
-            _ => Ok(id),
-        };
-        Ok(ids.into_iter().zip(effects).map(response).collect())
-    }
-
     /// Appends a lease and reads the bodies of the jobs that it was granted for. An attempt whose body cannot be read has
     /// failed; the others are not affected.
     async fn lease(&self, record: Option<JobRecord>) -> Result<Vec<TakenJob>, QueueError> {
@@ -733,23 +492,6 @@ impl Shared {
     }
 }
 
-/// Encodes records, and divides them into entries.
-fn entries(records: &[JobRecord]) -> Vec<EncodedEntry> {
-    let mut entries = Vec::<EncodedEntry>::new();
-    for record in records {
-        let record = serde_json::to_vec(record).expect("a record serialises to JSON");
-        match entries.last_mut().filter(|entry| entry.len() + record.len() <= ENTRY_BYTES) {
-            Some(entry) => entry.push(&record),
-            None => {
-                let mut entry = EncodedEntry::default();
-                entry.push(&record);
-                entries.push(entry);
-            }
-        }
-    }
-    entries
-}
-
 /// Fails if objects were written so long ago that they may have been deleted.
 fn check_recent(ranges: &[StoredRange]) -> Result<(), ObjectError> {
     let age = |range: &StoredRange| since_epoch().saturating_sub(JobObjects::written(range.object));
@@ -772,32 +514,4 @@ pub fn now() -> UnixMillis {
 
 fn draw() -> f64 {
     rand::rng().random()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn records_are_divided_into_entries_that_a_log_can_store() {
-        let id = |number: u64| DurableJobId::new(UnixMillis(number), 0);
-        let failed = |number, bytes| JobRecord::Finished {
-            id: id(number),
-            token: None,
-            outcome: jobs_core::job::JobOutcome::Failed { reason: "x".repeat(bytes) },
-            result: None,
-            at: now(),
-        };
-        assert!(entries(&[]).is_empty());
-        for (count, bytes, expected) in [(1, 900_000, 1), (3, 100, 1), (9_000, 100, 5), (5, 400_000, 5)] {
-            let records: Vec<_> = (0..count).map(|number| failed(number, bytes)).collect();
-            let divided = entries(&records);
-            assert_eq!(divided.len(), expected, "{count} records of {bytes}");
-            let stored: Vec<_> = divided.into_iter().map(EncodedEntry::into_bytes).collect();
-            assert!(stored.iter().all(|entry| entry.len() < 1 << 20));
-            let read =
-                stored.iter().flat_map(|entry| serde_json::from_slice::<Vec<JobRecord>>(entry).unwrap());
-            assert_eq!(read.collect::<Vec<_>>(), records, "the order is kept");
-        }
-    }
 }
