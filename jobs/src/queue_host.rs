@@ -9,7 +9,9 @@ mod replay;
 mod submissions;
 mod transfers;
 
-pub use batches::{ChunkLines, ChunkWork, ContentOrigin, Created, FileContent, FileInfo, NewUpload};
+pub use batches::{
+    ChunkLines, ChunkWork, ContentOrigin, Created, FileContent, FileInfo, FileRows, NewUpload,
+};
 
 use crate::cpu::CpuWork;
 use crate::log::{JobLog, JobLogError};

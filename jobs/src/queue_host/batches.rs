@@ -60,6 +60,44 @@ pub struct FileInfo {
     pub expires: UnixMillis,
 }
 
+/// Files of a tenant as the queue has them, so that they can be rendered elsewhere than under its lock.
+#[derive(Debug)]
+pub struct FileRows {
+    uploads: Vec<(UploadId, Arc<UploadedFile>)>,
+    batches: Vec<(BatchId, BatchProgress)>,
+    retention: Duration,
+}
+
+impl FileRows {
+    /// Returns the files, the newest first.
+    pub fn files(&self) -> Vec<FileInfo> {
+        let uploads = self.uploads.iter().map(|(id, file)| uploaded(*id, file, self.retention));
+        let of_batch = |(id, progress): &(BatchId, BatchProgress)| {
+            [false, true].map(|of_errors| written(*id, progress, of_errors, self.retention))
+        };
+        let mut files: Vec<_> = uploads.chain(self.batches.iter().flat_map(of_batch).flatten()).collect();
+        // A gateway sorts the lists of several regions by the text of the identifiers.
+        files.sort_by_cached_key(|file| Reverse((file.id.number(), file.id.to_string())));
+        files
+    }
+}
+
+fn uploaded(id: UploadId, file: &UploadedFile, retention: Duration) -> FileInfo {
+    let (id, created) = (BatchFileId::Upload(id), id.0.submitted());
+    FileInfo { id, name: file.name.clone(), bytes: file.bytes, created, expires: created.after(retention) }
+}
+
+/// Returns the output file or the error file of a batch, if it exists.
+fn written(id: BatchId, progress: &BatchProgress, of_errors: bool, retention: Duration) -> Option<FileInfo> {
+    let BatchProgress { ended, output_bytes, error_bytes, .. } = *progress;
+    let created = ended.filter(|_| progress.has_file(of_errors))?;
+    let (id, bytes, name) = match of_errors {
+        false => (BatchFileId::Output(id), output_bytes, format!("{id}_output.jsonl")),
+        true => (BatchFileId::Errors(id), error_bytes, format!("{id}_error.jsonl")),
+    };
+    Some(FileInfo { id, name, bytes, created, expires: created.after(retention) })
+}
+
 /// Origin of the content of a file or a batch: what decides who may read it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContentOrigin {
@@ -221,45 +259,24 @@ impl QueueHost {
     /// Returns a file of a tenant.
     pub fn file(&self, tenant: &str, id: BatchFileId) -> Option<FileInfo> {
         let applied = self.shared.applied.lock();
-        let table = applied.queue.batches();
-        match id {
-            BatchFileId::Upload(id) => Some(self.uploaded(id, table.file(tenant, id)?)),
-            BatchFileId::Output(batch) => self.written(batch, table.written(tenant, batch, false)?, false),
-            BatchFileId::Errors(batch) => self.written(batch, table.written(tenant, batch, true)?, true),
-        }
+        let (table, retention) = (applied.queue.batches(), self.shared.config.retention);
+        let (batch, of_errors) = match id {
+            BatchFileId::Upload(id) => return Some(uploaded(id, table.file(tenant, id)?, retention)),
+            BatchFileId::Output(batch) => (batch, false),
+            BatchFileId::Errors(batch) => (batch, true),
+        };
+        written(batch, &table.written(tenant, batch, of_errors)?.progress, of_errors, retention)
     }
 
-    /// Returns the files of a tenant, the newest first.
-    pub fn files(&self, tenant: &str) -> Vec<FileInfo> {
+    /// Returns the files of a tenant as the queue has them.
+    pub fn file_rows(&self, tenant: &str) -> FileRows {
         let applied = self.shared.applied.lock();
         let table = applied.queue.batches();
-        let mut files: Vec<_> = table.files_of(tenant).map(|(id, file)| self.uploaded(id, file)).collect();
-        for (id, _) in table.batches_of(tenant, None) {
-            for of_errors in [false, true] {
-                let written = table.written(tenant, id, of_errors);
-                files.extend(written.and_then(|batch| self.written(id, batch, of_errors)));
-            }
+        FileRows {
+            uploads: table.files_of(tenant).map(|(id, file)| (id, file.clone())).collect(),
+            batches: table.batches_of(tenant, None).map(|(id, batch)| (id, batch.progress)).collect(),
+            retention: self.shared.config.retention,
         }
-        drop(applied);
-        // A gateway sorts the lists of several regions by the text of the identifiers.
-        files.sort_by_cached_key(|file| Reverse((file.id.number(), file.id.to_string())));
-        files
-    }
-
-    fn uploaded(&self, id: UploadId, file: &UploadedFile) -> FileInfo {
-        let created = id.0.submitted();
-        let expires = created.after(self.shared.config.retention);
-        FileInfo { id: BatchFileId::Upload(id), name: file.name.clone(), bytes: file.bytes, created, expires }
-    }
-
-    fn written(&self, id: BatchId, batch: &Batch, of_errors: bool) -> Option<FileInfo> {
-        let BatchProgress { ended, output_bytes, error_bytes, .. } = batch.progress;
-        let (id, bytes, name) = match of_errors {
-            false => (BatchFileId::Output(id), output_bytes, format!("{id}_output.jsonl")),
-            true => (BatchFileId::Errors(id), error_bytes, format!("{id}_error.jsonl")),
-        };
-        let created = ended?;
-        Some(FileInfo { id, name, bytes, created, expires: created.after(self.shared.config.retention) })
     }
 
     /// Returns the origin of the content of a file of a tenant.

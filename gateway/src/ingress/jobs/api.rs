@@ -235,7 +235,8 @@ impl JobApi {
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
     }
 
-    /// Renders a page of a list, which may have thousands of rows, on a thread for CPU work. Returns it with its memory.
+    /// Renders a page of a list, which may have thousands of rows, on a thread for CPU work. Returns it with its memory. The rows are
+    /// read from the queue before: these threads have a low priority and must not hold its lock.
     pub(super) async fn page(
         &self,
         tenant: &str,

@@ -65,8 +65,8 @@ impl JobApi {
             BatchCall::Files | BatchCall::Batches => {
                 // The memory is held until the response was written.
                 let (list, _memory) = match call {
-                    BatchCall::Files => self.file_list(&tenant, query).await?,
-                    _ => self.batch_list(&tenant, query, gateway).await?,
+                    BatchCall::Files => self.file_list(queue, &tenant, query).await?,
+                    _ => self.batch_list(queue, &tenant, query, gateway).await?,
                 };
                 return Ok(json_response(session, 200, list, &self.region_header()).await);
             }
@@ -192,6 +192,7 @@ impl JobApi {
     /// Lists the batches of a tenant, the newest first.
     async fn batch_list(
         &self,
+        queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
         gateway: RequestingGateway,
@@ -199,9 +200,9 @@ impl JobApi {
         let page = PageQuery::read(query, (PAGE_DEFAULT, PAGE_MAX), &[])?;
         let after =
             page.after_id("the id of the last batch of the page before", |id| BatchId::from_str(id).ok())?;
-        let (limit, of_tenant) = (page.limit, tenant.to_owned());
+        let limit = page.limit;
+        let batches = queue.host.batches(tenant, after, limit + 1);
         let render = move |api: &JobApi, queue: &RegionalJobQueue| {
-            let batches = queue.host.batches(&of_tenant, after, limit + 1);
             let shown =
                 |(id, batch): &(BatchId, Arc<Batch>)| api.shown_through_gateway(queue, *id, batch, &gateway);
             job_lists::page(batches.iter().map(shown), limit)

@@ -113,6 +113,7 @@ impl JobApi {
     /// Lists the files of a tenant, the newest first.
     pub(super) async fn file_list(
         &self,
+        queue: &RegionalJobQueue,
         tenant: &str,
         query: &str,
     ) -> Result<(String, Reservation), Rejection> {
@@ -124,9 +125,9 @@ impl JobApi {
         let after = page
             .after_id("the id of the last file of the page before", |id| BatchFileId::from_str(id).ok())?
             .map(|id| (id.number(), id.to_string()));
-        let (limit, of_tenant) = (page.limit, tenant.to_owned());
+        let (limit, rows) = (page.limit, queue.host.file_rows(tenant));
         let render = move |_: &JobApi, queue: &RegionalJobQueue| {
-            let files = queue.host.files(&of_tenant);
+            let files = rows.files();
             let files = files.iter().filter(|file| {
                 let key = (file.id.number(), file.id.to_string());
                 purpose.is_none_or(|purpose| purpose_of(file.id) == purpose)

@@ -94,9 +94,9 @@ impl BatchTable {
     }
 
     /// Returns the uploaded files of a tenant.
-    pub fn files_of(&self, tenant: &str) -> impl Iterator<Item = (UploadId, &UploadedFile)> {
+    pub fn files_of(&self, tenant: &str) -> impl Iterator<Item = (UploadId, &Arc<UploadedFile>)> {
         let ids = self.tenants.get(tenant).into_iter().flat_map(|own| &own.files);
-        ids.filter_map(|id| Some((*id, self.files.get(id)?.as_ref())))
+        ids.filter_map(|id| Some((*id, self.files.get(id)?)))
     }
 
     /// Returns the sums over the files and batches of a tenant.
@@ -368,11 +368,7 @@ impl BatchTable {
     /// Returns an ended batch of a tenant whose output file or error file exists.
     pub fn written(&self, tenant: &str, id: BatchId, of_errors: bool) -> Option<&Batch> {
         let batch = self.batches.get(&id).filter(|batch| batch.spec.tenant == tenant)?;
-        let BatchProgress { ended, output_bytes, error_bytes, output_deleted, errors_deleted, .. } =
-            batch.progress;
-        let (bytes, deleted) =
-            if of_errors { (error_bytes, errors_deleted) } else { (output_bytes, output_deleted) };
-        (ended.is_some() && bytes > 0 && !deleted).then_some(batch)
+        batch.progress.has_file(of_errors).then_some(batch)
     }
 
     fn remove_file(&mut self, id: UploadId) {

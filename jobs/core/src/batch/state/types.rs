@@ -168,6 +168,16 @@ pub struct BatchProgress {
     pub errors_deleted: bool,
 }
 
+impl BatchProgress {
+    /// Whether the batch has ended and its output file or its error file exists.
+    pub fn has_file(&self, of_errors: bool) -> bool {
+        let BatchProgress { ended, output_bytes, error_bytes, output_deleted, errors_deleted, .. } = *self;
+        let (bytes, deleted) =
+            if of_errors { (error_bytes, errors_deleted) } else { (output_bytes, output_deleted) };
+        ended.is_some() && bytes > 0 && !deleted
+    }
+}
+
 /// Batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
