@@ -1,6 +1,6 @@
 //! Requests about files and batches: repetitions with an idempotency key, pages of lists, and the limit of tokens.
 
-use super::batches::{Client, EmbeddingReplica, PATIENCE, file_of};
+use super::batches::{Client, EmbeddingReplica, batch_of, file_of};
 use super::jobs::{REGION, Region, gateway, gateway_in, jobs_config};
 use replica_api::limits::MAX_BODY_BYTES;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ async fn repeated_uploads_and_batches_with_a_key_are_one_also_after_a_restart() 
     let (status, problem) = upload(&client, "", &"x".repeat(256)).await;
     assert_eq!((status, code(&problem)), (400, "invalid_header"), "{problem}");
 
-    let body = |window: &str| json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": window});
+    let body = |window: &str| batch_of(&file, window);
     // The key of the upload is another one than that of the batch.
     let (status, batch) = create_with(&client, &body("24h"), "night").await;
     assert_eq!(status, 200, "{batch}");
@@ -63,15 +63,7 @@ async fn repeated_uploads_and_batches_with_a_key_are_one_also_after_a_restart() 
     assert_eq!(client.get("/v1/batches").await["data"].as_array().unwrap().len(), 1);
 
     drop(stop);
-    region.stop().await;
-    let begun = Instant::now();
-    let region = loop {
-        match tokio::spawn(Region::start(Some(config.clone()), vec![at])).await {
-            Ok(region) => break region,
-            Err(_) => assert!(begun.elapsed() < PATIENCE, "the queue cannot be opened again"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let region = region.restart(&config, vec![at]).await;
     let stop = watch::Sender::new(());
     let client = Client::new(gateway(dirs[2].path(), &[(REGION, &region)], &stop).await);
     client.upload("{}").await;
@@ -101,9 +93,9 @@ async fn a_page_that_would_be_too_long_has_fewer_rows_and_long_pages_have_the_me
     // The longest metadata of a batch: six bytes for each character. A hundred of them are more than 4 MiB.
     let pairs = (0..16).map(|number| (format!("{number}"), json!("\u{1}".repeat(512))));
     let metadata = Value::Object(pairs.collect());
-    let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h",
-        "metadata": metadata});
     assert!(100 * metadata.to_string().len() > 4 << 20);
+    let mut body = batch_of(&file, "24h");
+    body["metadata"] = metadata;
     let mut created = BTreeSet::new();
     for _ in 0..100 {
         let (status, batch) = client.send("POST", "/v1/batches", "KEY", &body).await;
@@ -157,7 +149,7 @@ async fn the_tokens_of_the_unfinished_batches_of_a_tenant_are_limited() {
     let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
     let file = client.upload(&file_of(0..10)).await;
     let first = client.create(&file, "24h").await;
-    let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let body = batch_of(&file, "24h");
     let (status, problem) = client.send("POST", "/v1/batches", "KEY", &body).await;
     assert_eq!((status, code(&problem)), (429, "too_many_jobs"), "{problem}");
     let message = problem["error"]["message"].as_str().unwrap();
@@ -166,8 +158,7 @@ async fn the_tokens_of_the_unfinished_batches_of_a_tenant_are_limited() {
         "{message}"
     );
     let large = client.upload(&file_of(0..20)).await;
-    let body =
-        json!({"input_file_id": large["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let body = batch_of(&large, "24h");
     let (_, problem) = client.send("POST", "/v1/batches", "KEY", &body).await;
     assert!(problem["error"]["message"].as_str().unwrap().contains("split its file"), "{problem}");
     let cancel = format!("/v1/batches/{}/cancel", first["id"].as_str().unwrap());

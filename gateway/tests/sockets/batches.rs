@@ -85,6 +85,11 @@ pub(crate) struct Client {
     http: reqwest::Client,
 }
 
+/// Returns the request for a batch of embeddings.
+pub(crate) fn batch_of(file: &Value, window: &str) -> Value {
+    json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": window})
+}
+
 impl Client {
     pub(crate) fn new(url: String) -> Client {
         let http = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none());
@@ -169,8 +174,8 @@ impl Client {
     }
 
     pub(crate) async fn create(&self, file: &Value, window: &str) -> Value {
-        let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": window,
-            "metadata": {"name": "night"}});
+        let mut body = batch_of(file, window);
+        body["metadata"] = json!({"name": "night"});
         let (status, batch) = self.send("POST", "/v1/batches", "KEY", &body).await;
         assert_eq!(status, 200, "{batch}");
         batch
@@ -256,8 +261,7 @@ async fn bodies_and_names_that_would_be_stored_are_limited() {
     let client = Client::new(gateway(dirs[1].path(), &[(REGION, &region)], &stop).await);
     let body = json!({"model": "m".repeat(1 << 20), "input": "x"});
     let file = client.upload(&line("a", &body)).await;
-    let request =
-        json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let request = batch_of(&file, "24h");
     let (status, batch) = client.send("POST", "/v1/batches", "KEY", &request).await;
     assert_eq!((status, &batch["status"]), (200, &json!("failed")), "{batch}");
     assert!(batch.to_string().len() < 2000, "the model is not repeated");
@@ -403,15 +407,8 @@ async fn a_batch_continues_after_a_restart_with_each_line_once() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(stop);
-    region.stop().await;
     let (_, at) = EmbeddingReplica::start(Semaphore::MAX_PERMITS).await;
-    let region = loop {
-        match tokio::spawn(Region::start(Some(config.clone()), vec![at])).await {
-            Ok(region) => break region,
-            Err(_) => assert!(begun.elapsed() < PATIENCE, "the queue cannot be opened again"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let region = region.restart(&config, vec![at]).await;
     let stop = watch::Sender::new(());
     let client = Client::new(gateway(dirs[2].path(), &[(REGION, &region)], &stop).await);
     // Until the gateway has a report of the region.
@@ -571,8 +568,7 @@ async fn limits_and_mistakes_are_reported_with_the_field() {
     }
     let (status, problem) = client.upload_as("KEY", "\n", &[]).await;
     assert_eq!((status, &problem["error"]["param"]), (400, &json!("file")), "{problem}");
-    let valid =
-        json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let valid = batch_of(&file, "24h");
     for (field, value) in [
         ("input_file_id", Value::Null),
         ("endpoint", Value::Null),
@@ -651,7 +647,7 @@ async fn a_region_that_is_killed_computes_each_line_once() {
     let parsed = |text: String| serde_json::from_str::<Value>(&text).unwrap();
     let (mut process, mut url) = start_process(dir.path(), at).await;
     let file = parsed(send("POST", &url, "/v1/files", file_of(0..LINES)).await);
-    let body = json!({"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let body = batch_of(&file, "24h");
     let batch = parsed(send("POST", &url, "/v1/batches", body.to_string()).await);
     let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
     let mut counted = 0;

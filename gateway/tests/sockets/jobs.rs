@@ -147,6 +147,22 @@ impl Region {
         self.served.await.unwrap();
     }
 
+    /// Stops the region, and starts it again with the same queue and these replicas.
+    pub(crate) async fn restart(self, jobs: &JobsConfig, replicas: Vec<SocketAddr>) -> Region {
+        self.stop().await;
+        let begun = Instant::now();
+        // The file of the queue is free soon after the last handle is dropped.
+        loop {
+            match tokio::spawn(Region::start(Some(jobs.clone()), replicas.clone())).await {
+                Ok(region) => return region,
+                Err(_) => {
+                    assert!(begun.elapsed() < Duration::from_secs(60), "the queue cannot be opened again")
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -338,17 +354,8 @@ async fn jobs_survive_a_restart_and_repeated_submissions_are_one_job() {
     let path = format!("/v1/async/{}", second["id"].as_str().unwrap());
     let (status, cancelled) = region.send("DELETE", &path, &[("x-meridian-tenant", "a")], "").await;
     assert_eq!((status, &cancelled["status"]), (200, &json!("cancelled")), "{cancelled}");
-    region.stop().await;
     let (_, at) = Replica::start().await;
-    // The file is free soon after the last handle is dropped.
-    let begun = Instant::now();
-    let region = loop {
-        match tokio::spawn(Region::start(Some(config.clone()), vec![at])).await {
-            Ok(region) => break region,
-            Err(_) => assert!(begun.elapsed() < Duration::from_secs(20), "the queue cannot be opened again"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+    let region = region.restart(&config, vec![at]).await;
     let job = region.finished("a", &first["id"]).await;
     assert_eq!((&job["status"], job["result"].to_string()), (&json!("succeeded"), text(1)));
     let (_, cancelled) = region.job("a", &second["id"]).await;
