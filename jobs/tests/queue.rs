@@ -293,11 +293,13 @@ async fn the_content_of_a_file_is_erased_although_the_append_of_its_deletion_has
         residency: None,
         idempotency: None,
     };
+    // After that the tasks of the queue run. They delete what an earlier process has left.
+    host.submit(spec("a"), Bytes::from("text")).await.unwrap();
     let id = BatchFileId::Upload(host.store_file(upload, u64::MAX).await.unwrap().id);
     unconfirmed.store(true, Ordering::SeqCst);
     assert!(host.delete_file("a", id).await.is_err());
     let begun = Instant::now();
-    while std::fs::read_dir(&folder).unwrap().count() > 0 {
+    while std::fs::read_dir(&folder).unwrap().count() > 1 {
         assert!(begun.elapsed() < Duration::from_secs(30), "the content of the deleted file stays");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
