@@ -60,15 +60,22 @@ pub struct WaitingGroup {
     pub jobs: u64,
     /// Bytes of their payloads.
     pub bytes: u64,
+    /// Position of the first one among the jobs of its deployment.
+    pub position: usize,
+    /// Earliest submission.
+    pub oldest: UnixMillis,
 }
 
 /// Waiting work of a deployment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobBacklog {
-    /// Bytes of the payloads, estimated from a sample.
+    /// Bytes of the payloads, estimated from a sample: the first [`SCAN_MAX`] jobs.
     pub bytes: u64,
-    /// Submission of the job that is next.
-    pub next: Option<UnixMillis>,
+    /// Earliest submission in the sample. The first job is often younger: the queue alternates between tenants, and takes
+    /// interactive jobs before bulk jobs.
+    pub oldest: Option<UnixMillis>,
+    /// Jobs in the sample that may be transferred, by group, in the order of the first job of each.
+    pub groups: Vec<WaitingGroup>,
 }
 
 /// Returns the waiting work of a deployment.
@@ -79,45 +86,69 @@ pub fn backlog(
     now: UnixMillis,
 ) -> JobBacklog {
     queue.advance(now);
-    let (mut sample_inputs, mut sample_bytes, mut next) = (0u64, 0u64, None);
-    for (id, inputs) in decide::takeable(queue, deployment, policy, now).take(SCAN_MAX) {
+    let (mut sample_inputs, mut sample_bytes, mut oldest) = (0u64, 0u64, None::<UnixMillis>);
+    let mut groups = Vec::<WaitingGroup>::new();
+    // By tenant and policy.
+    let mut at = BTreeMap::<(&str, &str), usize>::new();
+    let queue = &*queue;
+    let scanned = decide::takeable(queue, deployment, policy, now).take(SCAN_MAX);
+    for (position, (id, inputs)) in scanned.enumerate() {
+        let Some(job) = queue.job(id) else { continue };
+        let submitted = id.submitted();
         sample_inputs = sample_inputs.saturating_add(inputs.max(1));
-        sample_bytes += queue.job(id).map_or(0, |job| job.spec.payload.length);
-        next = next.or(Some(id.submitted()));
+        sample_bytes = sample_bytes.saturating_add(job.spec.payload.length);
+        oldest = Some(oldest.map_or(submitted, |oldest| oldest.min(submitted)));
+        let Some(residency) = job.spec.residency.as_deref().filter(|_| is_transferable(job)) else { continue };
+        let at = *at.entry((&job.spec.tenant, residency)).or_insert_with(|| {
+            let (tenant, residency) = (job.spec.tenant.clone(), residency.to_owned());
+            let group = TransferGroup { deployment: deployment.to_owned(), tenant, residency };
+            groups.push(WaitingGroup { group, jobs: 0, bytes: 0, position, oldest: submitted });
+            groups.len() - 1
+        });
+        let waiting = &mut groups[at];
+        waiting.jobs += 1;
+        waiting.bytes = waiting.bytes.saturating_add(job.spec.payload.length);
+        waiting.oldest = waiting.oldest.min(submitted);
     }
     let inputs = queue.waiting_inputs(deployment).max(sample_inputs);
     let bytes = u128::from(sample_bytes) * u128::from(inputs) / u128::from(sample_inputs.max(1));
-    JobBacklog { bytes: u64::try_from(bytes).unwrap_or(u64::MAX), next }
+    JobBacklog { bytes: u64::try_from(bytes).unwrap_or(u64::MAX), oldest, groups }
 }
 
 /// Decides whether other regions compute jobs of a deployment. `own` is the capacity of the region of the queue, whose replicas
-/// get no further job now; `tokens` is the waiting work. Without a measured speed the age of the next job decides.
-pub fn is_backlogged(own: &JobCapacity, tokens: u64, next: Option<UnixMillis>, now: UnixMillis) -> bool {
-    let Some(next) = next else { return false };
+/// get no further job now; `tokens` is the waiting work. Without a measured speed the age of the oldest job decides.
+pub fn is_backlogged(own: &JobCapacity, tokens: u64, oldest: Option<UnixMillis>, now: UnixMillis) -> bool {
+    let Some(oldest) = oldest else { return false };
     if own.ready > 0 && own.tokens_per_second > 0.0 {
         return tokens as f64 > own.tokens_per_second * WAIT_THRESHOLD.as_secs_f64();
     }
-    now.since(next) > WAIT_THRESHOLD
+    now.since(oldest) > WAIT_THRESHOLD
 }
 
-/// Returns the waiting jobs of a deployment by group, of those that may be transferred.
-pub fn waiting_groups(
-    queue: &mut DurableJobQueue,
-    deployment: &str,
-    policy: &AttemptPolicy,
-    now: UnixMillis,
-) -> Vec<WaitingGroup> {
-    queue.advance(now);
-    let mut groups = BTreeMap::<TransferGroup, (u64, u64)>::new();
-    for (id, _) in decide::takeable(queue, deployment, policy, now).take(SCAN_MAX) {
-        let Some(job) = queue.job(id).filter(|job| is_transferable(job)) else { continue };
-        let Some(group) = group_of(job) else { continue };
-        let (jobs, bytes) = groups.entry(group).or_default();
-        *jobs += 1;
-        *bytes += job.spec.payload.length;
+/// Returns the groups of all backlogged deployments in the order in which they are served: the first group of each tenant before the
+/// second one of any, otherwise in the order in which the queue would start their jobs.
+pub fn interleaved(mut groups: Vec<WaitingGroup>) -> Vec<WaitingGroup> {
+    groups.sort_by(|a, b| (a.position, a.oldest, &a.group).cmp(&(b.position, b.oldest, &b.group)));
+    let mut of_tenant = BTreeMap::<String, usize>::new();
+    let ranked = groups.into_iter().map(|waiting| {
+        let count = of_tenant.entry(waiting.group.tenant.clone()).or_insert(0);
+        *count += 1;
+        (*count, waiting)
+    });
+    let mut ranked: Vec<_> = ranked.collect();
+    ranked.sort_by_key(|(rank, _)| *rank);
+    ranked.into_iter().map(|(_, waiting)| waiting).collect()
+}
+
+/// Returns at most `max` groups. If there are more, the list begins at a random one, `draw`: otherwise a gateway that has no region
+/// for the first ones would never see the others.
+pub fn listed<T>(mut groups: Vec<T>, max: usize, draw: u64) -> Vec<T> {
+    if groups.len() > max {
+        let first = draw % groups.len() as u64;
+        groups.rotate_left(first as usize);
+        groups.truncate(max);
     }
-    let groups = groups.into_iter();
-    groups.map(|(group, (jobs, bytes))| WaitingGroup { group, jobs, bytes }).collect()
+    groups
 }
 
 /// Decides which jobs of a group a worker takes for another region: at most `count`, up to this number of inputs and at least
@@ -327,13 +358,28 @@ mod tests {
         }
 
         fn submit(&mut self, residency: Option<&str>, inputs: u64, bytes: u64) -> DurableJobId {
+            let submitted = UnixMillis(90_001 + self.sequence);
+            self.append(("a", residency), Priority::Bulk, (inputs, bytes), submitted)
+        }
+
+        fn submit_as(&mut self, tenant: &str, priority: Priority, submitted: UnixMillis) -> DurableJobId {
+            self.append((tenant, Some("anywhere")), priority, (1, 1), submitted)
+        }
+
+        fn append(
+            &mut self,
+            (tenant, residency): (&str, Option<&str>),
+            priority: Priority,
+            (inputs, bytes): (u64, u64),
+            submitted: UnixMillis,
+        ) -> DurableJobId {
             self.sequence += 1;
-            let id = DurableJobId::new(UnixMillis(90_000 + self.sequence), u128::from(self.sequence));
+            let id = DurableJobId::new(submitted, u128::from(self.sequence));
             let spec = JobSpec {
-                tenant: "a".to_owned(),
+                tenant: tenant.to_owned(),
                 deployment: "minilm".to_owned(),
                 operation: JobOperation::Embeddings,
-                priority: Priority::Bulk,
+                priority,
                 inputs,
                 payload: StoredRange { object: 1, offset: 0, length: bytes },
                 deadline: None,
@@ -359,14 +405,14 @@ mod tests {
     #[test]
     fn a_region_that_can_compute_its_jobs_in_time_keeps_them() {
         let own = JobCapacity { ready: 2, held: 0, pending_tokens: 900, tokens_per_second: 1000.0 };
-        let next = Some(NOW);
-        assert!(!is_backlogged(&own, 5000, next, NOW), "exactly the threshold");
-        assert!(is_backlogged(&own, 5001, next, NOW));
+        let oldest = Some(NOW);
+        assert!(!is_backlogged(&own, 5000, oldest, NOW), "exactly the threshold");
+        assert!(is_backlogged(&own, 5001, oldest, NOW));
         assert!(!is_backlogged(&own, 5001, None, NOW), "no job");
     }
 
     #[test]
-    fn without_a_measured_speed_the_age_of_the_next_job_decides() {
+    fn without_a_measured_speed_the_age_of_the_oldest_job_decides() {
         let asleep = JobCapacity { ready: 0, held: 1, pending_tokens: 0, tokens_per_second: 0.0 };
         let starting = JobCapacity { tokens_per_second: 1000.0, ..asleep };
         let unmeasured = JobCapacity { ready: 1, ..asleep };
@@ -385,8 +431,56 @@ mod tests {
         for _ in 1..4 * SCAN_MAX {
             jobs.submit(Some("eu"), 1, 100);
         }
-        let all = JobBacklog { bytes: 100 * 4 * SCAN_MAX as u64, next: Some(first.submitted()) };
-        assert_eq!(backlog(&mut jobs.queue, "minilm", &POLICY, NOW), all);
+        let all = backlog(&mut jobs.queue, "minilm", &POLICY, NOW);
+        assert_eq!((all.bytes, all.oldest), (100 * 4 * SCAN_MAX as u64, Some(first.submitted())));
+        let sampled: Vec<_> = all.groups.iter().map(|group| group.jobs).collect();
+        assert_eq!(sampled, [1, SCAN_MAX as u64 - 1], "jobs of the sample");
+    }
+
+    #[test]
+    fn an_old_bulk_job_behind_a_new_interactive_one_of_another_tenant_is_backlogged() {
+        let mut jobs = TestQueue::new();
+        let old = jobs.submit_as("a", Priority::Bulk, UnixMillis(NOW.0 - 60_000));
+        let new = jobs.submit_as("b", Priority::Interactive, NOW);
+        let first = decide::takeable(&jobs.queue, "minilm", &POLICY, NOW).next();
+        assert_eq!(first, Some((new, 1)), "the interactive job starts first");
+        let waiting = backlog(&mut jobs.queue, "minilm", &POLICY, NOW);
+        assert_eq!(waiting.oldest, Some(old.submitted()));
+        let asleep = JobCapacity { ready: 0, held: 1, pending_tokens: 0, tokens_per_second: 0.0 };
+        assert!(is_backlogged(&asleep, 1, waiting.oldest, NOW));
+        let of = |waiting: &WaitingGroup| (waiting.group.tenant.clone(), waiting.position, waiting.oldest);
+        let groups: Vec<_> = waiting.groups.iter().map(of).collect();
+        assert_eq!(groups, [("b".to_owned(), 0, NOW), ("a".to_owned(), 1, old.submitted())]);
+    }
+
+    #[test]
+    fn the_groups_of_one_tenant_are_not_all_before_those_of_another() {
+        let waiting = |deployment: &str, tenant: &str, position, oldest| {
+            let (deployment, tenant) = (deployment.to_owned(), tenant.to_owned());
+            let group = TransferGroup { deployment, tenant, residency: "anywhere".to_owned() };
+            WaitingGroup { group, jobs: 1, bytes: 1, position, oldest: UnixMillis(oldest) }
+        };
+        let groups = vec![
+            waiting("x", "a", 0, 1),
+            waiting("y", "a", 0, 2),
+            waiting("z", "a", 0, 4),
+            waiting("x", "b", 1, 9),
+            waiting("z", "c", 1, 5),
+        ];
+        let order = |groups: Vec<WaitingGroup>| -> Vec<String> {
+            let name = |waiting: WaitingGroup| format!("{}{}", waiting.group.tenant, waiting.group.deployment);
+            interleaved(groups).into_iter().map(name).collect()
+        };
+        assert_eq!(order(groups.clone()), ["ax", "cz", "bx", "ay", "az"]);
+        assert_eq!(order(groups.into_iter().rev().collect()), ["ax", "cz", "bx", "ay", "az"]);
+    }
+
+    #[test]
+    fn each_of_too_many_groups_is_listed_for_some_draw() {
+        assert_eq!(listed(vec![1, 2, 3], 3, 2), [1, 2, 3], "as many as permitted, in their order");
+        assert_eq!(listed(vec![1, 2, 3, 4], 3, 2), [3, 4, 1]);
+        let last = |draw: u64| listed((0..65).collect(), 64, draw).contains(&64);
+        assert!(!last(0) && (1..65).all(last));
     }
 
     #[test]
@@ -398,11 +492,19 @@ mod tests {
         jobs.submit(Some("anywhere"), 1, TRANSFER_BYTES_MAX + 1);
         let open = jobs.submit(Some("anywhere"), TRANSFER_INPUTS_MAX, TRANSFER_BYTES_MAX);
         let second = jobs.submit(Some("anywhere"), 1, 10);
-        let waiting = waiting_groups(&mut jobs.queue, "minilm", &POLICY, NOW);
+        let waiting = backlog(&mut jobs.queue, "minilm", &POLICY, NOW).groups;
+        let (of_open, of_locked) = ((2, TRANSFER_BYTES_MAX + 10), (1, 10));
         let expected = [
-            WaitingGroup { group: group("anywhere"), jobs: 2, bytes: TRANSFER_BYTES_MAX + 10 },
-            WaitingGroup { group: group("eu"), jobs: 1, bytes: 10 },
+            (group("eu"), of_locked, 1, locked.submitted()),
+            (group("anywhere"), of_open, 4, open.submitted()),
         ];
+        let expected = expected.map(|(group, (jobs, bytes), position, oldest)| WaitingGroup {
+            group,
+            jobs,
+            bytes,
+            position,
+            oldest,
+        });
         assert_eq!(waiting, expected);
         assert_eq!(jobs.take("eu", 10, 10), [locked]);
         assert_eq!(jobs.take("anywhere", 10, 1), [open], "at least one");

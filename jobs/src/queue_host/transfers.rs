@@ -2,19 +2,13 @@
 
 use super::{QueueError, QueueHost, TakenJob, now};
 use jobs_core::decide::JobWorker;
-use jobs_core::transfer::{self, JobBacklog, TransferGroup, WaitingGroup};
+use jobs_core::transfer::{self, JobBacklog, TransferGroup};
 
 impl QueueHost {
-    /// Returns the waiting work of a deployment.
+    /// Returns the waiting work of a deployment, with the groups that may be transferred.
     pub fn backlog(&self, deployment: &str) -> JobBacklog {
         let mut applied = self.shared.applied.lock();
         transfer::backlog(&mut applied.queue, deployment, &self.shared.config.computation, now())
-    }
-
-    /// Returns the waiting jobs of a deployment that may be transferred, by group.
-    pub fn waiting_groups(&self, deployment: &str) -> Vec<WaitingGroup> {
-        let mut applied = self.shared.applied.lock();
-        transfer::waiting_groups(&mut applied.queue, deployment, &self.shared.config.computation, now())
     }
 
     /// Takes jobs of a group for another region: at most `count`, up to this number of inputs.
