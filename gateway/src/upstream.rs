@@ -79,7 +79,20 @@ pub(crate) enum ResponseBody {
 }
 
 /// Response body that is being received.
-pub(crate) struct StreamedBody(UpstreamBody);
+pub(crate) struct StreamedBody {
+    body: UpstreamBody,
+    /// Length by its head.
+    declared: Option<usize>,
+}
+
+/// Reason why a whole body was not received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WholeBodyError {
+    /// It is longer than permitted.
+    TooLong,
+    /// The connection ended before it.
+    Truncated,
+}
 
 impl Upstream {
     /// Creates the client of a gateway for regions; uses HTTP/2 where they support it, if `http2`.
@@ -226,8 +239,10 @@ impl Upstream {
         whole_max: usize,
         address: &HostPort,
     ) -> Result<UpstreamResponse, AttemptFailure> {
-        let Some(length) = declared_length(&head).filter(|length| *length <= whole_max) else {
-            return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(StreamedBody(body))) });
+        let declared = declared_length(&head);
+        let Some(length) = declared.filter(|length| *length <= whole_max) else {
+            let streamed = StreamedBody { body, declared };
+            return Ok(UpstreamResponse { head, body: ResponseBody::Streamed(Box::new(streamed)) });
         };
         let whole = body.whole(length).await.map_err(|error| {
             // An upstream closed the connection before its response was complete. The request fails over.
@@ -290,12 +305,35 @@ impl UpstreamBody {
 impl StreamedBody {
     /// Returns the next piece of the body; `None` at its end.
     pub(crate) async fn chunk(&mut self) -> Result<Option<Bytes>, UpstreamError> {
-        self.0.chunk().await
+        self.body.chunk().await
+    }
+
+    /// Receives the whole body, of at most `bytes_max` bytes, behind the bytes of `first`. With a declared length the memory is
+    /// allocated once.
+    pub(crate) async fn read_after(
+        mut self,
+        mut first: Vec<u8>,
+        bytes_max: usize,
+        upstream: &Upstream,
+    ) -> Result<Bytes, WholeBodyError> {
+        if self.declared.is_some_and(|declared| declared > bytes_max) {
+            return Err(WholeBodyError::TooLong);
+        }
+        let begin = first.len();
+        first.reserve_exact(self.declared.unwrap_or(0));
+        while let Some(chunk) = self.chunk().await.map_err(|_| WholeBodyError::Truncated)? {
+            if first.len() - begin + chunk.len() > bytes_max {
+                return Err(WholeBodyError::TooLong);
+            }
+            first.extend_from_slice(&chunk);
+        }
+        self.finish(upstream);
+        Ok(first.into())
     }
 
     /// Returns the connection to the pool if the body has ended.
     pub(crate) fn finish(self, upstream: &Upstream) {
-        self.0.finish(&upstream.http1_client);
+        self.body.finish(&upstream.http1_client);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Jobs of a region without capacity, which are computed in another region.
 
-use super::batches::{Client, EmbeddingReplica, PATIENCE, file_of};
+use super::batches::{Client, EmbeddingReplica, PATIENCE, file_of, line};
 use super::jobs::{EUROPE, REGION, Region, gateway_in, gateway_task, jobs_config, text};
 use axum::extract::State;
 use scheduler_api::paths;
@@ -178,6 +178,75 @@ async fn after_the_sudden_end_of_a_gateway_each_of_its_jobs_ends_once() {
     europe.stop().await;
 }
 
+/// Response of a replica to an embedding request with one text.
+fn embedded(body: &str) -> String {
+    let body: Value = serde_json::from_str(body).unwrap();
+    let length = body["input"].as_str().unwrap().len();
+    let data = json!([{"object": "embedding", "index": 0, "embedding": [length]}]);
+    let usage = json!({"prompt_tokens": 1, "total_tokens": 1});
+    json!({"object": "list", "data": data, "model": "m", "usage": usage}).to_string()
+}
+
+#[tokio::test]
+async fn one_gateway_computes_each_line_of_a_chunk_once() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let america = Region::start(Some(jobs_config(dirs[0].path(), "")), Vec::new()).await;
+    let stop = watch::Sender::new(());
+    // This gateway transfers no jobs; the test does.
+    let url = gateway_in(REGION, "spill = false", dirs[1].path(), &[(REGION, &america)], &stop).await;
+    let client = Client::new(url);
+    // Lines with different parameters are requests of their own.
+    let lines = (0..20).map(|number| {
+        let body = json!({"model": "m", "input": format!("text {number}"), "user": format!("{number}")});
+        line(&format!("r{number}"), &body) + "\n"
+    });
+    let file = client.upload(&lines.collect::<String>()).await;
+    let batch = client.create(&file, "24h").await;
+    waiting(&america, REGION).await;
+    let pulled = async || {
+        let (status, message) = pull(&america, REGION, ("m", "anywhere"), EUROPE).await;
+        assert_eq!(status, 200, "{message}");
+        let (line, body) = message.split_once('\n')?;
+        let line: Value = serde_json::from_str(line).unwrap();
+        Some((line["ticket"].as_u64().unwrap(), body.to_owned()))
+    };
+    let computed = std::cell::RefCell::new(Vec::new());
+    let returned = async |(ticket, body): (u64, String)| {
+        let line = json!({"version": 1, "ticket": ticket, "status": 200});
+        let message = format!("{line}\n{}", embedded(&body));
+        assert_eq!(call(&america, REGION, paths::JOBS_RESULT, &message).await.0, 200);
+        computed.borrow_mut().push(body);
+    };
+    let begun = Instant::now();
+    let first = loop {
+        match pulled().await {
+            Some(first) => break first,
+            None => assert!(begun.elapsed() < PATIENCE, "no request"),
+        }
+    };
+    // The chunk was taken for one gateway. Other requests would expire, and the chunk would be lost with them.
+    assert_eq!(pulled().await, None);
+    assert!(metrics(&america).await.contains("meridian_jobs_transfers 1"));
+    returned(first).await;
+    let all = async {
+        loop {
+            if let Some(next) = pulled().await {
+                returned(next).await;
+            }
+        }
+    };
+    let batch = tokio::select! {
+        batch = client.wait(&batch, &["completed"]) => batch,
+        () = all => unreachable!("it has no end"),
+    };
+    assert_eq!(batch["request_counts"]["completed"], 20, "{batch}");
+    let computed = computed.into_inner();
+    assert_eq!(computed.len(), 20);
+    assert_eq!(computed.iter().collect::<BTreeSet<_>>().len(), 20, "each line once");
+    drop(stop);
+    america.stop().await;
+}
+
 #[tokio::test]
 async fn a_late_result_is_discarded_and_a_cancelled_job_ends_its_ticket() {
     let dir = tempfile::tempdir().unwrap();
@@ -207,11 +276,11 @@ async fn a_late_result_is_discarded_and_a_cancelled_job_ends_its_ticket() {
     let second = pulled().await;
     assert_ne!(first, second);
     assert_eq!(call(&america, REGION, paths::JOBS_RENEW, &renewal(first)).await.0, 404);
-    assert_eq!(call(&america, REGION, paths::JOBS_PULLED, &result(first, "\"late\"")).await.0, 404);
+    assert_eq!(call(&america, REGION, paths::JOBS_RESULT, &result(first, "\"late\"")).await.0, 404);
     assert_eq!(america.job("everywhere", &id).await.1["status"], "running");
-    assert_eq!(call(&america, REGION, paths::JOBS_PULLED, &result(second, "\"in time\"")).await.0, 200);
+    assert_eq!(call(&america, REGION, paths::JOBS_RESULT, &result(second, "\"in time\"")).await.0, 200);
     assert_eq!(america.finished("everywhere", &id).await["result"], "in time");
-    assert_eq!(call(&america, REGION, paths::JOBS_PULLED, &result(second, "\"again\"")).await.0, 404);
+    assert_eq!(call(&america, REGION, paths::JOBS_RESULT, &result(second, "\"again\"")).await.0, 404);
     assert!(metrics(&america).await.contains("meridian_jobs_transfers_late_total 2"));
 
     let id = america.submit("everywhere", &text(1), &[]).await.1["id"].clone();

@@ -89,6 +89,73 @@ impl CapacityPause {
     }
 }
 
+/// Requests of one chunk in flight at most.
+pub const CHUNK_IN_FLIGHT_MAX: usize = 8;
+/// Shortest pause of a chunk without capacity.
+const CHUNK_PAUSE_MIN: Duration = Duration::from_millis(50);
+/// All pauses of a chunk since its last response at most, and the longest one. Then it is computed again later.
+const CHUNK_PAUSES_MAX: Duration = Duration::from_secs(30);
+
+/// Window of the requests of a chunk of a batch: how many are in flight, and how long it pauses without capacity.
+///
+/// A request without capacity is repeated while others are in flight or some have been computed: all of that would be lost with
+/// the attempt. In another region the window is reduced to the requests that are in flight then, and grows by one with each
+/// response, as in the slow start of TCP: it adapts to the gateways that take them.
+#[derive(Debug, Clone)]
+pub struct ChunkWindow {
+    size: usize,
+    size_min: usize,
+    until: Option<Instant>,
+    /// Sum of the pauses since the last response.
+    paused: Duration,
+    has_responses: bool,
+}
+
+impl ChunkWindow {
+    /// Creates the window of a chunk that the replicas of its region compute.
+    pub fn of_region() -> ChunkWindow {
+        let size = CHUNK_IN_FLIGHT_MAX;
+        ChunkWindow { size, size_min: size, until: None, paused: Duration::ZERO, has_responses: false }
+    }
+
+    /// Creates the window of a chunk for another region. It was taken for one gateway, which computes one request at a time, and
+    /// for one free ticket.
+    pub fn of_transfer() -> ChunkWindow {
+        ChunkWindow { size: 1, size_min: 1, ..ChunkWindow::of_region() }
+    }
+
+    /// Returns whether another request may be sent beside those in flight.
+    pub fn permits(&self, in_flight: usize, now: Instant) -> bool {
+        in_flight < self.size && self.pause(now).is_none()
+    }
+
+    /// Returns the end of the pause; none if there is none now.
+    pub fn pause(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| now < *until)
+    }
+
+    /// Records the response to a request.
+    pub fn computed(&mut self) {
+        self.size = (self.size + 1).min(CHUNK_IN_FLIGHT_MAX);
+        (self.paused, self.has_responses) = (Duration::ZERO, true);
+    }
+
+    /// Records that a request had no capacity, while `in_flight` others are in flight. Returns whether it is repeated after the
+    /// pause; otherwise the attempt at the chunk ends.
+    pub fn rejected(&mut self, in_flight: usize, retry_after: Duration, now: Instant) -> bool {
+        if in_flight == 0 && (!self.has_responses || self.paused >= CHUNK_PAUSES_MAX) {
+            return false;
+        }
+        self.size = in_flight.clamp(self.size_min, CHUNK_IN_FLIGHT_MAX);
+        // Requests that were sent together are rejected together.
+        if self.pause(now).is_none() {
+            let pause = retry_after.clamp(CHUNK_PAUSE_MIN, CHUNK_PAUSES_MAX);
+            (self.until, self.paused) = (Some(now + pause), self.paused.saturating_add(pause));
+        }
+        true
+    }
+}
+
 /// Shortest time over which a rate is measured.
 const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Half-life of a rate.
@@ -192,6 +259,66 @@ mod tests {
         assert!(!pause.is_over(true, at(now + 30)) && pause.is_over(true, at(now + 31)));
         pause.rejected(second, false, at(now + 31));
         assert!(pause.is_over(false, at(now + 32)), "the first one again");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn a_chunk_without_capacity_is_not_given_up_while_its_requests_are_in_flight() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut window = ChunkWindow::of_transfer();
+        for _ in 1..CHUNK_IN_FLIGHT_MAX {
+            window.computed();
+        }
+        assert!(window.permits(CHUNK_IN_FLIGHT_MAX - 1, start));
+        assert!(!window.permits(CHUNK_IN_FLIGHT_MAX, start));
+        // One gateway has one of eight requests, and the others were not taken.
+        for in_flight in (1..CHUNK_IN_FLIGHT_MAX).rev() {
+            assert!(window.rejected(in_flight, second, start), "{in_flight}");
+        }
+        assert_eq!(window.pause(start), Some(start + second), "rejected together, one pause");
+        assert!(!window.permits(0, start));
+        assert!(window.permits(0, start + second) && !window.permits(1, start + second));
+        window.computed();
+        assert!(window.permits(1, start + second) && !window.permits(2, start + second));
+        for _ in 0..2 * CHUNK_IN_FLIGHT_MAX {
+            window.computed();
+        }
+        assert!(window.permits(CHUNK_IN_FLIGHT_MAX - 1, start + second));
+        assert!(!window.permits(CHUNK_IN_FLIGHT_MAX, start + second));
+        let mut window = ChunkWindow::of_region();
+        assert!(window.rejected(1, second, start));
+        assert!(
+            window.permits(CHUNK_IN_FLIGHT_MAX - 1, start + second),
+            "other requests reach other replicas"
+        );
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn a_chunk_with_responses_waits_for_capacity_up_to_a_limit_and_another_one_not_at_all() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        assert!(!ChunkWindow::of_region().rejected(0, Duration::ZERO, at(0)), "nothing would be lost");
+        let mut window = ChunkWindow::of_region();
+        window.computed();
+        for seconds in [0, 10, 20] {
+            assert!(window.rejected(0, Duration::from_secs(10), at(seconds)));
+        }
+        assert!(!window.rejected(0, Duration::from_secs(10), at(30)), "after pauses of 30 s");
+        window.computed();
+        assert!(window.rejected(0, Duration::MAX, at(30)));
+        assert_eq!(window.pause(at(30)), Some(at(60)), "the longest pause");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn a_chunk_for_another_region_begins_with_one_request() {
+        let now = Instant::now();
+        let mut window = ChunkWindow::of_transfer();
+        assert!(window.permits(0, now) && !window.permits(1, now));
+        window.computed();
+        assert!(window.permits(1, now) && !window.permits(2, now));
     }
 
     #[test]

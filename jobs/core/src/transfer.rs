@@ -98,7 +98,9 @@ pub fn backlog(
         sample_inputs = sample_inputs.saturating_add(inputs.max(1));
         sample_bytes = sample_bytes.saturating_add(job.spec.payload.length);
         oldest = Some(oldest.map_or(submitted, |oldest| oldest.min(submitted)));
-        let Some(residency) = job.spec.residency.as_deref().filter(|_| is_transferable(job)) else { continue };
+        let Some(residency) = job.spec.residency.as_deref().filter(|_| is_transferable(job)) else {
+            continue;
+        };
         let at = *at.entry((&job.spec.tenant, residency)).or_insert_with(|| {
             let (tenant, residency) = (job.spec.tenant.clone(), residency.to_owned());
             let group = TransferGroup { deployment: deployment.to_owned(), tenant, residency };
@@ -198,6 +200,20 @@ pub struct TicketRequest {
     pub target: RegionIndex,
 }
 
+/// Returns the demands for requests in the order of their groups in `groups`, without those for other groups.
+pub fn in_order<D>(
+    demands: impl IntoIterator<Item = (TicketRequest, D)>,
+    groups: &[WaitingGroup],
+) -> Vec<(TicketRequest, D)> {
+    let positions: BTreeMap<_, _> =
+        groups.iter().enumerate().map(|(at, waiting)| (&waiting.group, at)).collect();
+    let demands = demands.into_iter();
+    let ranked = demands.filter_map(|demand| Some((*positions.get(&demand.0.group)?, demand)));
+    let mut ranked: Vec<_> = ranked.collect();
+    ranked.sort_by_key(|(position, (request, _))| (*position, request.target));
+    ranked.into_iter().map(|(_, demand)| demand).collect()
+}
+
 /// Error: the region has [`TICKETS_PER_REGION_MAX`] tickets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TicketsFull;
@@ -250,8 +266,7 @@ impl TicketTable {
     ///
     /// If the region has the maximum number of tickets.
     pub fn offer(&mut self, request: TicketRequest, now: Instant) -> Result<u64, TicketsFull> {
-        let of_target = self.tickets.values().filter(|ticket| ticket.request.target == request.target);
-        if of_target.count() >= TICKETS_PER_REGION_MAX {
+        if self.free(request.target) == 0 {
             return Err(TicketsFull);
         }
         let number = self.next;
@@ -260,9 +275,10 @@ impl TicketTable {
         Ok(number)
     }
 
-    /// Returns the number of tickets for a region.
-    pub fn count(&self, target: RegionIndex) -> usize {
-        self.tickets.values().filter(|ticket| ticket.request.target == target).count()
+    /// Returns the number of requests that can still be offered for a region.
+    pub fn free(&self, target: RegionIndex) -> usize {
+        let of_target = self.tickets.values().filter(|ticket| ticket.request.target == target);
+        TICKETS_PER_REGION_MAX.saturating_sub(of_target.count())
     }
 
     /// Grants the oldest offered request of a group for a region to a gateway, for [`TICKET_LEASE`].
@@ -468,11 +484,36 @@ mod tests {
             waiting("z", "c", 1, 5),
         ];
         let order = |groups: Vec<WaitingGroup>| -> Vec<String> {
-            let name = |waiting: WaitingGroup| format!("{}{}", waiting.group.tenant, waiting.group.deployment);
+            let name =
+                |waiting: WaitingGroup| format!("{}{}", waiting.group.tenant, waiting.group.deployment);
             interleaved(groups).into_iter().map(name).collect()
         };
         assert_eq!(order(groups.clone()), ["ax", "cz", "bx", "ay", "az"]);
         assert_eq!(order(groups.into_iter().rev().collect()), ["ax", "cz", "bx", "ay", "az"]);
+    }
+
+    #[test]
+    fn demands_are_met_in_the_order_of_the_queue_and_not_of_names() {
+        let waiting = |residency: &str| WaitingGroup {
+            group: group(residency),
+            jobs: 1,
+            bytes: 1,
+            position: 0,
+            oldest: NOW,
+        };
+        let demand = |residency: &str, target: &str, number: u32| {
+            (TicketRequest { group: group(residency), target: region(target) }, number)
+        };
+        let demands = [
+            demand("anywhere", "aws/us-east-1", 1),
+            demand("us", "aws/us-west-2", 2),
+            demand("us", "aws/us-east-1", 3),
+            demand("eu", "aws/us-east-1", 4),
+        ];
+        let order = in_order(demands, &[waiting("us"), waiting("anywhere")]);
+        let numbers: Vec<_> = order.into_iter().map(|(_, number)| number).collect();
+        let of_us = if region("aws/us-east-1") < region("aws/us-west-2") { [3, 2] } else { [2, 3] };
+        assert_eq!(numbers, [of_us[0], of_us[1], 1]);
     }
 
     #[test]
@@ -579,7 +620,8 @@ mod tests {
         }
         assert_eq!(table.offer(request("aws/us-east-1"), now), Err(TicketsFull));
         assert!(table.offer(request("aws/us-west-2"), now).is_ok(), "another region");
-        assert_eq!(table.count(region("aws/us-east-1")), TICKETS_PER_REGION_MAX);
+        assert_eq!(table.free(region("aws/us-east-1")), 0);
+        assert_eq!(table.free(region("aws/us-west-2")), TICKETS_PER_REGION_MAX - 1);
         assert_eq!(table.pull(&request("aws/us-east-1"), now), Some(first), "the oldest first");
         table.end(first, now);
         assert!(table.offer(request("aws/us-east-1"), now).is_ok());

@@ -4,7 +4,7 @@
 //! POST /spoke/v1/jobs/waiting   which jobs wait for longer than their region needs; held until there are some
 //! POST /spoke/v1/jobs/pull      one request, with its ticket, for a region that the gateway has selected
 //! POST /spoke/v1/jobs/renew     the ticket continues
-//! POST /spoke/v1/jobs/pulled    the response of that region, which ends the ticket
+//! POST /spoke/v1/jobs/result    the response of that region, which ends the ticket
 //! ```
 //!
 //! A message with a body of a job is a line of JSON, a line break, and the body ([`framed`]): bodies are not parsed on the way.
@@ -19,7 +19,7 @@ use std::time::Duration;
 pub const WAITING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time for which a region holds a request for a body.
 pub const PULL_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Maximum number of groups of waiting jobs in a message. Others follow when these are computed.
+/// Maximum number of groups of waiting jobs in a message. If there are more, each message begins at another one.
 pub const GROUPS_MAX: usize = 64;
 /// Maximum length of the first line of a message with a body.
 pub const LINE_BYTES_MAX: usize = 16 << 10;
@@ -98,7 +98,7 @@ pub struct RenewalV1 {
     pub ticket: u64,
 }
 
-/// First line of `POST /spoke/v1/jobs/pulled`; the body of the response follows. The response is 200, or 404 if the ticket has
+/// First line of `POST /spoke/v1/jobs/result`; the body of the response follows. The response is 200, or 404 if the ticket has
 /// ended: then the result is discarded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReturnedV1 {

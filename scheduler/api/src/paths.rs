@@ -90,7 +90,7 @@ pub const JOBS_PULL: &str = "/spoke/v1/jobs/pull";
 /// Renewal of a ticket.
 pub const JOBS_RENEW: &str = "/spoke/v1/jobs/renew";
 /// The response to a request, which ends its ticket.
-pub const JOBS_PULLED: &str = "/spoke/v1/jobs/pulled";
+pub const JOBS_RESULT: &str = "/spoke/v1/jobs/result";
 
 /// Method and path of the hub, with the roles that may use it.
 #[derive(Clone, Copy, Debug)]

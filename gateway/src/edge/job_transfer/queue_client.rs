@@ -99,7 +99,7 @@ impl QueueClient {
             loop {
                 let to = permitted.open(host.region, host.address.clone());
                 let to = to.map_err(|_| "the residency policy does not allow the region")?;
-                let head = self.head(paths::JOBS_PULLED, message.len());
+                let head = self.head(paths::JOBS_RESULT, message.len());
                 let body = permitted.seal(message.clone());
                 match self.upstream.send(to, MESSAGE_TIMEOUT, head, body, LINE_BYTES_MAX).await {
                     // Another idle connection or a new one: the number of idle ones is finite.

@@ -1,8 +1,8 @@
 //! End of one attempt to compute a request of a job: at a replica of this region, or in another region.
 
 use crate::respond::Rejection;
-use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
-use bytes::{Bytes, BytesMut};
+use crate::upstream::{ResponseBody, Upstream, UpstreamResponse, WholeBodyError};
+use bytes::Bytes;
 use jobs::queue_host::ComputationEnd;
 use jobs_core::decide::ComputeEnd;
 use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
@@ -44,6 +44,34 @@ pub(super) enum ReplicaAttemptEnd {
     },
 }
 
+/// End of one request of a job: at a replica, or in another region.
+pub(super) struct JobRequestEnd {
+    /// The end.
+    pub(super) end: ReplicaAttemptEnd,
+    /// Whether it says something about gateways, and nothing about the region that would have computed the request.
+    pub(super) is_gateway_lost: bool,
+}
+
+/// End of an attempt to compute a job.
+pub(super) struct JobAttemptEnd {
+    /// Its effect on the job.
+    pub(super) end: ComputationEnd,
+    /// As in [`JobRequestEnd`].
+    pub(super) is_gateway_lost: bool,
+}
+
+impl From<ReplicaAttemptEnd> for JobRequestEnd {
+    fn from(end: ReplicaAttemptEnd) -> JobRequestEnd {
+        JobRequestEnd { end, is_gateway_lost: false }
+    }
+}
+
+impl From<JobRequestEnd> for JobAttemptEnd {
+    fn from(JobRequestEnd { end, is_gateway_lost }: JobRequestEnd) -> JobAttemptEnd {
+        JobAttemptEnd { end: end.into(), is_gateway_lost }
+    }
+}
+
 impl From<ReplicaAttemptEnd> for ComputationEnd {
     fn from(end: ReplicaAttemptEnd) -> ComputationEnd {
         ComputationEnd::Other(match end {
@@ -55,6 +83,16 @@ impl From<ReplicaAttemptEnd> for ComputationEnd {
             }
         })
     }
+}
+
+/// Returns the end of a request whose gateway was lost, which counts as a failed attempt, or that no gateway has taken.
+pub(super) fn gateway_lost(was_granted: bool) -> JobRequestEnd {
+    let end = if was_granted {
+        failed("the gateway that had the request did not return it in time")
+    } else {
+        no_capacity("no gateway has taken the request".to_owned(), None)
+    };
+    JobRequestEnd { end, is_gateway_lost: true }
 }
 
 pub(super) fn rejected(code: ErrorCode, message: String) -> ReplicaAttemptEnd {
@@ -86,22 +124,18 @@ pub(super) async fn received(upstream: &Upstream, response: UpstreamResponse) ->
     let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
     let body = match body {
         ResponseBody::Buffered(body) => body,
-        ResponseBody::Streamed(mut streamed) => {
-            let mut whole = BytesMut::new();
-            loop {
-                match streamed.chunk().await {
-                    Ok(Some(chunk)) if whole.len() + chunk.len() > RESULT_BYTES_MAX => {
-                        let problem =
-                            format!("the result has more than {RESULT_BYTES_MAX} bytes; send fewer inputs");
-                        return rejected(ErrorCode::InvalidValue, problem);
-                    }
-                    Ok(Some(chunk)) => whole.extend_from_slice(&chunk),
-                    Ok(None) => break,
-                    Err(_) => return failed("the response of the replica was truncated"),
+        ResponseBody::Streamed(streamed) => {
+            match streamed.read_after(Vec::new(), RESULT_BYTES_MAX, upstream).await {
+                Ok(body) => body,
+                Err(WholeBodyError::TooLong) => {
+                    let problem =
+                        format!("the result has more than {RESULT_BYTES_MAX} bytes; send fewer inputs");
+                    return rejected(ErrorCode::InvalidValue, problem);
+                }
+                Err(WholeBodyError::Truncated) => {
+                    return failed("the response of the replica was truncated");
                 }
             }
-            streamed.finish(upstream);
-            whole.freeze()
         }
     };
     let retry_after = text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok());

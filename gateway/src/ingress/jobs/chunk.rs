@@ -2,10 +2,11 @@
 //!
 //! Embedding requests with the same parameters are sent as one ([`jobs_core::batch::pack`]). If a replica rejects it, or fails,
 //! its lines are sent alone, so that a bad line is the only one that fails. In the last attempt at a chunk a line that fails is
-//! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica.
+//! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica. [`ChunkWindow`]
+//! decides how many of the requests are in flight, and whether one without capacity is repeated.
 
 use super::api::kind;
-use super::attempt::ReplicaAttemptEnd;
+use super::attempt::{JobAttemptEnd, JobRequestEnd, ReplicaAttemptEnd};
 use super::transfers::TargetRegion;
 use super::worker::JobComputation;
 use bytes::Bytes;
@@ -16,19 +17,14 @@ use jobs_core::batch::line::BatchLine;
 use jobs_core::batch::output;
 use jobs_core::batch::pack::{self, PackedLine, PackedRequest};
 use jobs_core::batch::segment;
-use jobs_core::decide::ComputeEnd;
 use jobs_core::job::JobOperation;
+use jobs_core::pace::ChunkWindow;
 use replica_api::error::{ErrorBody, ErrorCode};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Attempts in which lines are packed into requests; in later ones each line is sent alone.
 const PACKED_ATTEMPTS: u32 = 2;
-/// Pause of a chunk without capacity at least, and all its pauses since the last result at most. Then it is computed again later.
-const WAIT_STEP: Duration = Duration::from_millis(50);
-const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Requests of a chunk in flight.
-const IN_FLIGHT_MAX: usize = 8;
 
 /// Line of a result.
 struct ResultLine {
@@ -81,7 +77,7 @@ impl JobComputation {
         work: ChunkWork,
         target: &TargetRegion,
         is_last: bool,
-    ) -> ComputationEnd {
+    ) -> JobAttemptEnd {
         let batch = work.batch;
         let (text, deployment) = (job.body.clone(), job.job.spec.deployment.clone());
         // The first attempt may have ended with its worker, as at a restart. After a second one, a line may be the cause.
@@ -91,12 +87,13 @@ impl JobComputation {
         let PreparedChunk { lines, requests, rejected: mut results } = prepared;
         let lines = Arc::new(lines);
         let (mut waiting, mut in_flight) = (requests, FuturesUnordered::new());
-        // Waiting for capacity, until when; and for how long since the last result.
-        let (mut pause, mut waited, mut computed) = (None::<Instant>, Duration::ZERO, false);
+        let mut window = match target {
+            TargetRegion::Local => ChunkWindow::of_region(),
+            TargetRegion::Remote(..) => ChunkWindow::of_transfer(),
+        };
         loop {
-            pause = pause.filter(|until| *until > Instant::now());
-            while pause.is_none()
-                && in_flight.len() < IN_FLIGHT_MAX
+            let now = Instant::now();
+            while window.permits(in_flight.len(), now)
                 && let Some(request) = waiting.pop()
             {
                 in_flight.push(async move {
@@ -106,11 +103,14 @@ impl JobComputation {
                     (request, end)
                 });
             }
-            let Some((request, end)) = in_flight.next().await else {
-                let Some(until) = pause else { break };
-                tokio::time::sleep_until(until.into()).await;
-                continue;
+            let pause = window.pause(now);
+            let (request, end) = tokio::select! {
+                biased;
+                Some(ended) = in_flight.next() => ended,
+                () = ended(pause), if pause.is_some() => continue,
+                else => break,
             };
+            let JobRequestEnd { end, is_gateway_lost } = end;
             let end = match end {
                 ReplicaAttemptEnd::Computed(response) => {
                     let (lines, split) = (lines.clone(), request.clone());
@@ -118,7 +118,7 @@ impl JobComputation {
                     match divided {
                         Some(divided) => {
                             results.extend(divided);
-                            (computed, waited) = (true, Duration::ZERO);
+                            window.computed();
                             continue;
                         }
                         None => ReplicaAttemptEnd::Failed(
@@ -143,24 +143,26 @@ impl JobComputation {
                     let code = ErrorCode::Internal;
                     results.push(line.rejection(batch, code.status(), &ErrorBody::new(code, reason, None)));
                 }
-                ReplicaAttemptEnd::Failed(reason) => {
-                    return ComputationEnd::Other(ComputeEnd::Failed(reason));
-                }
-                // What was computed would be lost, and computed again with the rest.
-                ReplicaAttemptEnd::NoCapacity { reason: _, retry_after } if computed && waited < WAIT_MAX => {
-                    let wait = retry_after.clamp(WAIT_STEP, WAIT_MAX);
-                    if pause.is_none() {
-                        (pause, waited) = (Some(Instant::now() + wait), waited + wait);
-                    }
+                ReplicaAttemptEnd::NoCapacity { retry_after, .. }
+                    if window.rejected(in_flight.len(), retry_after, Instant::now()) =>
+                {
                     waiting.push(request);
                 }
-                ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
-                    return ComputationEnd::Other(ComputeEnd::NoCapacity { reason, retry_after });
+                end @ (ReplicaAttemptEnd::Failed(_) | ReplicaAttemptEnd::NoCapacity { .. }) => {
+                    return JobAttemptEnd { end: end.into(), is_gateway_lost };
                 }
                 ReplicaAttemptEnd::Computed(_) => {}
             }
         }
-        ComputationEnd::Chunk(cpu.run(None, move || joined(results)).await)
+        let end = ComputationEnd::Chunk(cpu.run(None, move || joined(results)).await);
+        JobAttemptEnd { end, is_gateway_lost: false }
+    }
+}
+
+/// Waits for the end of a pause.
+async fn ended(pause: Option<Instant>) {
+    if let Some(until) = pause {
+        tokio::time::sleep_until(until.into()).await;
     }
 }
 

@@ -15,7 +15,7 @@ use crate::respond::{self, ForwardError, Rejection};
 use gateway_core::memory::BodyOwner;
 use http::header::CONTENT_LENGTH;
 use jobs_core::pace::JobCapacity;
-use jobs_core::transfer::{TICKET_LEASE, TicketRequest, TransferGroup};
+use jobs_core::transfer::{self, TICKET_LEASE, TicketRequest, TransferGroup, WaitingGroup};
 use pingora::protocols::http::ServerSession;
 use replica_api::error::ErrorCode;
 use scheduler_api::job_transfer::{
@@ -23,6 +23,7 @@ use scheduler_api::job_transfer::{
     WAITING_MAX, WaitingGroupV1, WaitingJobsV1,
 };
 use scheduler_api::{VERSION, WireError, paths};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
@@ -39,7 +40,7 @@ pub(in crate::ingress) enum TransferCall {
     /// The ticket continues.
     Renew,
     /// The result.
-    Pulled,
+    Return,
 }
 
 impl TransferCall {
@@ -49,7 +50,7 @@ impl TransferCall {
             ("POST", paths::JOBS_WAITING) => Some(TransferCall::Waiting),
             ("POST", paths::JOBS_PULL) => Some(TransferCall::Pull),
             ("POST", paths::JOBS_RENEW) => Some(TransferCall::Renew),
-            ("POST", paths::JOBS_PULLED) => Some(TransferCall::Pulled),
+            ("POST", paths::JOBS_RESULT) => Some(TransferCall::Return),
             _ => None,
         }
     }
@@ -76,7 +77,7 @@ impl JobApi {
                 let message = serde_json::from_slice::<RenewalV1>(&body).map_err(invalid_json)?;
                 Ok(acknowledge(session, queue.transfers.renew(message.ticket)).await)
             }
-            TransferCall::Pulled => {
+            TransferCall::Return => {
                 let (message, at) = job_transfer::first_line::<ReturnedV1>(&body).map_err(invalid)?;
                 let ReturnedV1 { version: _, ticket, status, error, retry_after_ms, reason } = message;
                 let retry_after = retry_after_ms.map(Duration::from_millis);
@@ -107,17 +108,14 @@ impl JobApi {
         let _permit = queue.transfers.polls.try_acquire().map_err(|_| busy("for waiting jobs"))?;
         let deadline = Instant::now() + WAITING_MAX;
         let found = async {
-            let mut backlogged = queue.transfers.backlogged();
+            let mut waiting = queue.transfers.waiting();
             loop {
-                let deployments = backlogged.borrow_and_update().clone();
-                let groups = deployments.iter().flat_map(|name| queue.host.waiting_groups(name));
-                let groups =
-                    groups.filter(|waiting| self.residency.permits_transfer(gateway, &waiting.group, None));
-                let groups: Vec<_> = groups.take(GROUPS_MAX).collect();
+                let groups = waiting.borrow_and_update().clone();
+                let groups = self.permitted(gateway, &groups);
                 let is_over = !groups.is_empty();
                 // The sender outlives the request.
-                if is_over || !matches!(timeout_at(deadline.into(), backlogged.changed()).await, Ok(Ok(()))) {
-                    return groups;
+                if is_over || !matches!(timeout_at(deadline.into(), waiting.changed()).await, Ok(Ok(()))) {
+                    return transfer::listed(groups, GROUPS_MAX, rand::random());
                 }
             }
         };
@@ -136,6 +134,17 @@ impl JobApi {
         let message = WaitingJobsV1 { version: VERSION, groups: groups.collect() };
         let body = serde_json::to_vec(&message).expect("a message serialises to JSON");
         Ok(respond::ok(session, body, &[]).await)
+    }
+
+    /// Returns the groups whose jobs may pass through a gateway.
+    fn permitted(&self, gateway: &RequestingGateway, groups: &[WaitingGroup]) -> Vec<WaitingGroup> {
+        // The tenant has no effect on it.
+        let mut by_policy = BTreeMap::<(&str, &str), bool>::new();
+        let permitted = groups.iter().filter(|WaitingGroup { group, .. }| {
+            let is_permitted = by_policy.entry((&group.deployment, &group.residency));
+            *is_permitted.or_insert_with(|| self.residency.permits_transfer(gateway, group, None))
+        });
+        permitted.cloned().collect()
     }
 
     /// Responds with a request and its ticket, or without one.
@@ -173,9 +182,7 @@ impl JobApi {
         };
         let after = respond::ok(session, job_transfer::framed(&line, &body), &[]).await;
         if after == AfterResponse::Close {
-            // The gateway does not have it.
-            let reason = "the gateway disconnected before it had the request".to_owned();
-            queue.transfers.end(ticket, Err((reason, None)));
+            queue.transfers.undelivered(ticket);
         }
         Ok(after)
     }

@@ -11,17 +11,17 @@
 //! being sent to a replica; so the chunks of batches are transferred request by request. [`jobs_core::transfer`] decides which
 //! ticket a gateway has and when it ends; this module adds the lock, the clock, the bodies and the signals.
 
-use super::attempt::{self, JobAttemptResponse, ReplicaAttemptEnd};
+use super::attempt::{self, JobAttemptResponse, JobRequestEnd, ReplicaAttemptEnd};
 use crate::events::{JobTransferEnded, JobTransferLate, JobTransfersExpired};
 use crate::metrics::{JobMetrics, JobTransferOutcome};
 use bytes::Bytes;
 use jobs_core::pace::JobCapacity;
-use jobs_core::transfer::{TICKETS_PER_REGION_MAX, TicketRequest, TicketTable};
+use jobs_core::transfer::{TICKETS_PER_REGION_MAX, TicketRequest, TicketTable, WaitingGroup};
 use regions::catalogue::Catalogue;
+use regions::set::RegionIndex;
 use scheduler_api::job_transfer::PULL_WAIT_MAX;
 use scheduler_api::report::GATEWAYS_MAX;
-use std::collections::{BTreeMap, BTreeSet};
-use std::pin::pin;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
@@ -32,20 +32,18 @@ use tokio::time::timeout_at;
 pub(in crate::ingress) const POLLS_MAX: usize = GATEWAYS_MAX;
 /// Requests for a body that wait: four for each gateway, or those of eight gateways with the maximum of transfers.
 pub(in crate::ingress) const PULLS_MAX: usize = 256;
-/// Retry time after a request that no gateway has taken, or for which there is no ticket: about that of a gateway's next poll.
-const NOT_TAKEN_RETRY: Duration = Duration::from_millis(500);
+/// Retry time after a request for which there is no ticket: about the time of a round trip to another region with its computation.
+const NO_TICKET_RETRY: Duration = Duration::from_millis(500);
 
 /// Requests of the jobs of a queue for other regions.
 pub(super) struct OfferedTransfers {
     pub(super) catalogue: Arc<Catalogue>,
     metrics: Arc<JobMetrics>,
     state: Mutex<TransferState>,
-    /// Signal to the worker: a gateway waits for a request.
-    pub(super) demanded: Notify,
-    /// Signal to the gateways that wait: a request was offered.
-    offered: Notify,
-    /// Deployments whose jobs other regions may compute.
-    backlogged: watch::Sender<BTreeSet<String>>,
+    /// Signal to the worker: a gateway waits for a request, or a request was offered, which expires.
+    pub(super) changed: Notify,
+    /// Jobs that other regions may compute, of backlogged deployments, in the order in which they are served.
+    waiting: watch::Sender<Arc<[WaitingGroup]>>,
     /// Permits to wait.
     pub(super) polls: Semaphore,
     pub(super) pulls: Semaphore,
@@ -64,18 +62,27 @@ struct OfferedRequest {
     id: String,
     path: &'static str,
     body: Bytes,
-    respond: oneshot::Sender<ReplicaAttemptEnd>,
+    respond: oneshot::Sender<JobRequestEnd>,
 }
 
 /// A gateway that waits for a request.
-#[derive(Clone)]
-pub(super) struct TransferDemand {
+struct TransferDemand {
     /// Group and region of the requests that it waits for.
-    pub(super) request: TicketRequest,
+    request: TicketRequest,
     /// Capacity of the region that it has selected.
-    pub(super) capacity: JobCapacity,
+    capacity: JobCapacity,
     /// Whether the worker has taken a job for it.
     is_met: bool,
+    /// Signal to it: such a request was offered.
+    offered: Arc<Notify>,
+}
+
+/// Gateways that wait for the same requests, for which the worker has taken no job.
+pub(super) struct UnmetDemand {
+    /// Capacity of the region that the first one has selected.
+    pub(super) capacity: JobCapacity,
+    /// Their number.
+    pub(super) count: usize,
 }
 
 /// Request that a gateway has pulled.
@@ -107,26 +114,27 @@ impl OfferedTransfers {
             catalogue,
             metrics,
             state: Mutex::new(state),
-            demanded: Notify::new(),
-            offered: Notify::new(),
-            backlogged: watch::Sender::new(BTreeSet::new()),
+            changed: Notify::new(),
+            waiting: watch::Sender::new(Arc::default()),
             polls: Semaphore::new(POLLS_MAX),
             pulls: Semaphore::new(PULLS_MAX),
         }
     }
 
-    /// Sets the deployments whose jobs other regions may compute.
-    pub(super) fn set_backlogged(&self, deployments: BTreeSet<String>) {
-        self.backlogged.send_if_modified(|current| {
-            let is_new = *current != deployments;
-            *current = deployments;
+    /// Publishes the jobs that other regions may compute.
+    pub(super) fn set_waiting(&self, groups: Vec<WaitingGroup>) {
+        self.waiting.send_if_modified(|current| {
+            let is_new = **current != *groups;
+            if is_new {
+                *current = groups.into();
+            }
             is_new
         });
     }
 
-    /// Returns these deployments, when they change.
-    pub(super) fn backlogged(&self) -> watch::Receiver<BTreeSet<String>> {
-        self.backlogged.subscribe()
+    /// Returns these jobs, when they change.
+    pub(super) fn waiting(&self) -> watch::Receiver<Arc<[WaitingGroup]>> {
+        self.waiting.subscribe()
     }
 
     /// Returns the number of tickets.
@@ -134,18 +142,20 @@ impl OfferedTransfers {
         self.state.lock().tickets.len()
     }
 
-    /// Returns the gateways that wait without a job, by what they wait for, with the number of requests that may be offered.
-    pub(super) fn demands(&self) -> Vec<(TransferDemand, usize)> {
+    /// Returns the gateways that wait without a job, by what they wait for.
+    pub(super) fn demands(&self) -> BTreeMap<TicketRequest, UnmetDemand> {
         let state = self.state.lock();
-        let mut found = BTreeMap::<&TicketRequest, (&TransferDemand, usize)>::new();
+        let mut found = BTreeMap::new();
         for demand in state.demands.values().filter(|demand| !demand.is_met) {
-            found.entry(&demand.request).or_insert((demand, 0)).1 += 1;
+            let unmet = UnmetDemand { capacity: demand.capacity, count: 0 };
+            found.entry(demand.request.clone()).or_insert(unmet).count += 1;
         }
-        let free = |demand: &TransferDemand| {
-            TICKETS_PER_REGION_MAX.saturating_sub(state.tickets.count(demand.request.target))
-        };
-        let found = found.into_values();
-        found.map(|(demand, count)| (demand.clone(), count.min(free(demand)))).collect()
+        found
+    }
+
+    /// Returns the number of requests that can still be offered for a region.
+    pub(super) fn free_tickets(&self, target: RegionIndex) -> usize {
+        self.state.lock().tickets.free(target)
     }
 
     /// Records that the worker has taken this number of jobs for the gateways that wait for `request`.
@@ -163,23 +173,26 @@ impl OfferedTransfers {
         id: String,
         path: &'static str,
         body: Bytes,
-    ) -> ReplicaAttemptEnd {
+    ) -> JobRequestEnd {
         let (respond, response) = oneshot::channel();
         let offer = {
             let state = &mut *self.state.lock();
             let offer = state.tickets.offer(request.clone(), Instant::now());
             if let Ok(ticket) = offer {
                 state.requests.insert(ticket, OfferedRequest { id, path, body, respond });
+                let waiting = state.demands.values().filter(|demand| demand.request == request);
+                waiting.for_each(|demand| demand.offered.notify_one());
             }
             offer
         };
         let Ok(ticket) = offer else {
             let reason = format!("{TICKETS_PER_REGION_MAX} requests of jobs are in flight to the region");
-            return attempt::no_capacity(reason, Some(NOT_TAKEN_RETRY));
+            return attempt::no_capacity(reason, Some(NO_TICKET_RETRY)).into();
         };
         let _withdrawn = Withdrawal { transfers: self, ticket, request: &request };
-        self.offered.notify_waiters();
-        response.await.unwrap_or_else(|_| attempt::failed("the transfer ended without a result"))
+        // It has to end the ticket when its lease is over.
+        self.changed.notify_one();
+        response.await.unwrap_or_else(|_| attempt::failed("the transfer ended without a result").into())
     }
 
     /// Waits for a request for a gateway, and grants its ticket. `is_permitted` says whether the gateway may have it now.
@@ -189,20 +202,21 @@ impl OfferedTransfers {
         capacity: JobCapacity,
         is_permitted: impl Fn() -> bool,
     ) -> Option<GrantedRequest> {
+        if !is_permitted() {
+            return None;
+        }
         let deadline = Instant::now() + PULL_WAIT_MAX;
-        let _waiting = self.wait_for(request, capacity);
-        self.demanded.notify_one();
+        let waiting = self.wait_for(request, capacity);
+        self.changed.notify_one();
         loop {
-            // Registered before the search, so that no offer is missed.
-            let mut offered = pin!(self.offered.notified());
-            offered.as_mut().enable();
-            if !is_permitted() {
-                return None;
-            }
             if let Some(pulled) = self.granted(request) {
                 return Some(pulled);
             }
-            timeout_at(deadline.into(), offered).await.ok()?;
+            // An offer since the registration is not missed: its signal stays until it is received.
+            timeout_at(deadline.into(), waiting.offered.notified()).await.ok()?;
+            if !is_permitted() {
+                return None;
+            }
         }
     }
 
@@ -217,9 +231,11 @@ impl OfferedTransfers {
         let state = &mut *self.state.lock();
         let number = state.next_demand;
         state.next_demand += 1;
-        let demand = TransferDemand { request: request.clone(), capacity, is_met: false };
+        let offered = Arc::new(Notify::new());
+        let demand =
+            TransferDemand { request: request.clone(), capacity, is_met: false, offered: offered.clone() };
         state.demands.insert(number, demand);
-        Waiting { transfers: self, number }
+        Waiting { transfers: self, number, offered }
     }
 
     /// Extends a ticket. Returns false if it has ended.
@@ -255,7 +271,20 @@ impl OfferedTransfers {
         };
         self.record(&request, ticket, outcome);
         // The attempt may have been aborted at this moment.
-        offered.respond.send(end).is_ok()
+        offered.respond.send(end.into()).is_ok()
+    }
+
+    /// Ends a ticket that its gateway has not received. The request is offered again with the next attempt.
+    pub(super) fn undelivered(&self, ticket: u64) {
+        let ended = {
+            let state = &mut *self.state.lock();
+            let request = state.tickets.end(ticket, Instant::now());
+            request.and_then(|request| Some((request, state.requests.remove(&ticket)?)))
+        };
+        let Some((request, offered)) = ended else { return };
+        self.record(&request, ticket, JobTransferOutcome::NotTaken);
+        // The attempt may have been aborted at this moment.
+        offered.respond.send(attempt::gateway_lost(false)).ok();
     }
 
     /// Ends the tickets whose lease is over. Returns the time at which the next one ends.
@@ -269,18 +298,16 @@ impl OfferedTransfers {
         };
         let mut lost = BTreeMap::new();
         for (offered, ticket) in expired {
-            let (outcome, end) = if ticket.was_granted {
+            let outcome = if ticket.was_granted {
                 *lost.entry(ticket.request.target).or_insert(0) += 1;
-                let reason = "the gateway that had the request did not return it in time";
-                (JobTransferOutcome::Expired, attempt::failed(reason))
+                JobTransferOutcome::Expired
             } else {
-                let reason = "no gateway has taken the request".to_owned();
-                (JobTransferOutcome::NotTaken, attempt::no_capacity(reason, Some(NOT_TAKEN_RETRY)))
+                JobTransferOutcome::NotTaken
             };
             self.record(&ticket.request, ticket.number, outcome);
             if let Some(offered) = offered {
                 // The attempt may have been aborted at this moment.
-                offered.respond.send(end).ok();
+                offered.respond.send(attempt::gateway_lost(ticket.was_granted)).ok();
             }
         }
         for (target, count) in lost {
@@ -319,10 +346,101 @@ impl Drop for Withdrawal<'_> {
 struct Waiting<'a> {
     transfers: &'a OfferedTransfers,
     number: u64,
+    offered: Arc<Notify>,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.transfers.state.lock().demands.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use jobs_core::transfer::TransferGroup;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake, Waker};
+
+    /// Waker that counts.
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    const CAPACITY: JobCapacity =
+        JobCapacity { ready: 1, held: 0, pending_tokens: 0, tokens_per_second: 1000.0 };
+
+    fn transfers() -> OfferedTransfers {
+        let catalogue = Arc::new(Catalogue::builtin());
+        let metrics = Arc::new(JobMetrics::new(&catalogue));
+        OfferedTransfers::new(catalogue, metrics)
+    }
+
+    fn request(transfers: &OfferedTransfers, tenant: &str) -> TicketRequest {
+        let (deployment, residency) = ("m".to_owned(), "anywhere".to_owned());
+        let group = TransferGroup { deployment, tenant: tenant.to_owned(), residency };
+        TicketRequest { group, target: transfers.catalogue.all().iter().next().expect("a region") }
+    }
+
+    #[tokio::test]
+    async fn an_offer_wakes_the_worker_and_the_gateways_that_wait_for_it() {
+        let transfers = transfers();
+        let (wanted, other) = (request(&transfers, "a"), request(&transfers, "b"));
+        let wakes = [(); 2].map(|()| Arc::new(Wakes::default()));
+        let always: fn() -> bool = || true;
+        let mut pulls = [&wanted, &other].map(|request| Box::pin(transfers.pull(request, CAPACITY, always)));
+        for (pull, wakes) in pulls.iter_mut().zip(&wakes) {
+            let waker = Waker::from(wakes.clone());
+            assert!(pull.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert!(transfers.changed.notified().now_or_never().is_some(), "a demand wakes the worker");
+        assert_eq!(transfers.demands()[&wanted].count, 1);
+        let offer = |request: &TicketRequest| {
+            Box::pin(transfers.compute(request.clone(), "id".to_owned(), "/v1/embeddings", Bytes::new()))
+        };
+        let mut offered = offer(&wanted);
+        assert!((&mut offered).now_or_never().is_none());
+        assert!(
+            transfers.changed.notified().now_or_never().is_some(),
+            "the worker, which may sleep for as long as the lease of an offer, ends it in time"
+        );
+        let woken = wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed));
+        assert_eq!(woken, [1, 0], "only the gateway that waits for such a request");
+        let [pull, of_other] = pulls;
+        drop(of_other);
+        let granted = pull.await.expect("the request");
+        assert!(transfers.demands().is_empty());
+        transfers.expire(Instant::now() + 2 * jobs_core::transfer::TICKET_LEASE);
+        assert!(!transfers.renew(granted.ticket));
+        let JobRequestEnd { end, is_gateway_lost } = offered.await;
+        assert!(matches!(end, ReplicaAttemptEnd::Failed(_)) && is_gateway_lost, "it counts as an attempt");
+
+        let mut offered = offer(&wanted);
+        assert!((&mut offered).now_or_never().is_none());
+        let granted = transfers.pull(&wanted, CAPACITY, || true).await.expect("the request");
+        transfers.undelivered(granted.ticket);
+        let JobRequestEnd { end, is_gateway_lost } = offered.await;
+        assert!(matches!(end, ReplicaAttemptEnd::NoCapacity { .. }) && is_gateway_lost, "it does not count");
+        assert!(!transfers.renew(granted.ticket));
+
+        let mut offered = offer(&wanted);
+        assert!((&mut offered).now_or_never().is_none());
+        let granted = transfers.pull(&wanted, CAPACITY, || true).await.expect("the request");
+        assert!(transfers.end(granted.ticket, Err(("no replica".to_owned(), None))));
+        assert!(!offered.await.is_gateway_lost, "the region that the gateway selected is the cause");
+    }
+
+    #[tokio::test]
+    async fn a_gateway_without_permission_is_no_demand() {
+        let transfers = transfers();
+        let wanted = request(&transfers, "a");
+        assert!(transfers.pull(&wanted, CAPACITY, || false).await.is_none());
+        assert!(transfers.changed.notified().now_or_never().is_none(), "the worker is not woken");
     }
 }

@@ -11,9 +11,9 @@
 
 use super::RegionalJobQueue;
 use super::api::kind;
-use super::attempt::{self, ReplicaAttemptEnd};
+use super::attempt::{self, JobAttemptEnd, JobRequestEnd};
 use super::batches::count_lines;
-use super::transfers::{TargetRegion, TransferDemand};
+use super::transfers::{TargetRegion, UnmetDemand};
 use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
 use crate::events::JobAttemptEnded;
@@ -31,7 +31,7 @@ use jobs::queue_host::{self, ComputationEnd, QueueError, TakenJob};
 use jobs_core::decide::{ComputeEnd, JobWorker};
 use jobs_core::job::{DurableJobId, JobSpec};
 use jobs_core::pace::{self, CapacityPause, JobCapacity};
-use jobs_core::transfer;
+use jobs_core::transfer::{self, JobBacklog, WaitingGroup};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId};
 use regions::set::RegionIndex;
@@ -105,7 +105,13 @@ pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Ar
     loop {
         changes.borrow_and_update();
         let step = worker.step().await;
-        let (state, pause) = worker.queue.recorded(step).unwrap_or((WorkerState::Blocked, ERROR_PAUSE));
+        let step = worker.queue.recorded(step);
+        let has_failed = step.is_err();
+        if has_failed {
+            // No job can be leased. Gateways would wait for one in vain, and their pulls would end the pause.
+            worker.queue.transfers.set_waiting(Vec::new());
+        }
+        let (state, pause) = step.unwrap_or((WorkerState::Blocked, ERROR_PAUSE));
         tokio::select! {
             biased;
             ended = worker.tasks.join_next_with_id(), if !worker.tasks.is_empty() => {
@@ -119,7 +125,7 @@ pub(in crate::ingress) async fn work(computation: Arc<JobComputation>, queue: Ar
                 }
             }
             _ = changes.changed(), if state == WorkerState::Idle => {}
-            () = worker.queue.transfers.demanded.notified() => {}
+            () = worker.queue.transfers.changed.notified(), if !has_failed => {}
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -135,14 +141,14 @@ enum WorkerState {
 }
 
 type EndedJob = (DurableJobId, u64, ComputationEnd);
-type JoinedJob = Result<(Id, Option<ComputationEnd>), tokio::task::JoinError>;
+type JoinedJob = Result<(Id, Option<JobAttemptEnd>), tokio::task::JoinError>;
 
 struct Worker {
     computation: Arc<JobComputation>,
     queue: Arc<RegionalJobQueue>,
     identity: JobWorker,
     in_flight: BTreeMap<Id, JobInFlight>,
-    tasks: JoinSet<Option<ComputationEnd>>,
+    tasks: JoinSet<Option<JobAttemptEnd>>,
     /// Deployments whose last attempt had no capacity.
     paused: BTreeMap<String, CapacityPause>,
     /// The same for other regions that compute jobs of a deployment.
@@ -164,7 +170,7 @@ impl Worker {
         let now = Instant::now();
         let deployments = self.queue.host.startable_deployments();
         if deployments.is_empty() {
-            self.queue.transfers.set_backlogged(BTreeSet::new());
+            self.queue.transfers.set_waiting(Vec::new());
             let pause = if self.in_flight.is_empty() { IDLE_PAUSE } else { EXTENSION_PERIOD };
             let until_expiry = expiry.map_or(pause, |expiry| expiry.saturating_duration_since(now));
             return Ok((WorkerState::Idle, pause.min(until_expiry.max(PAUSE))));
@@ -172,15 +178,15 @@ impl Worker {
         let is_draining = self.computation.spoke.lock().is_draining();
         if is_draining || self.unstored_until.is_some_and(|until| now < until) {
             // Another process computes them, or this one after its restart; or what is computed would be lost.
-            self.queue.transfers.set_backlogged(BTreeSet::new());
+            self.queue.transfers.set_waiting(Vec::new());
             return Ok((WorkerState::Blocked, PAUSE));
         }
         let loads = self.capacities(now);
         self.start_own(&deployments, &loads, now).await?;
         if now.saturating_duration_since(self.backlogs_checked) >= BACKLOG_PERIOD {
             self.backlogs_checked = now;
-            let backlogged = deployments.into_iter().filter(|name| self.is_backlogged(name, &loads));
-            self.queue.transfers.set_backlogged(backlogged.collect());
+            let groups = deployments.iter().flat_map(|name| self.transferable(name, &loads));
+            self.queue.transfers.set_waiting(transfer::interleaved(groups.collect()));
         }
         self.start_transfers(now).await?;
         Ok((WorkerState::Blocked, PAUSE))
@@ -204,43 +210,56 @@ impl Worker {
                 continue;
             }
             let under_way = self.inputs_in_flight(deployment, None);
-            let room = pace::free_inputs(loads.get(deployment).unwrap_or(&ASLEEP), under_way);
-            if room > 0 {
+            let free_inputs = pace::free_inputs(loads.get(deployment).unwrap_or(&ASLEEP), under_way);
+            if free_inputs > 0 {
                 if under_way == 0 {
                     self.queue.measure(deployment, |rate, now| rate.started(now));
                 }
-                let jobs = self.queue.host.take(deployment, room, self.identity).await?;
+                let jobs = self.queue.host.take(deployment, free_inputs, self.identity).await?;
                 jobs.into_iter().for_each(|job| self.start(job, TargetRegion::Local));
             }
         }
         Ok(())
     }
 
-    /// Returns whether the jobs of a deployment would wait for too long in this region.
-    fn is_backlogged(&self, deployment: &str, loads: &BTreeMap<String, JobCapacity>) -> bool {
-        let waiting = self.queue.host.backlog(deployment);
+    /// Returns the jobs of a deployment that other regions may compute: none if they would not wait for too long in this region.
+    fn transferable(&self, deployment: &str, loads: &BTreeMap<String, JobCapacity>) -> Vec<WaitingGroup> {
+        let JobBacklog { bytes, oldest, groups } = self.queue.host.backlog(deployment);
         let capacity = loads.get(deployment).unwrap_or(&ASLEEP);
-        transfer::is_backlogged(capacity, waiting.bytes / BYTES_PER_TOKEN, waiting.next, queue_host::now())
+        let is_backlogged =
+            transfer::is_backlogged(capacity, bytes / BYTES_PER_TOKEN, oldest, queue_host::now());
+        if is_backlogged { groups } else { Vec::new() }
     }
 
     /// Starts the jobs of backlogged deployments that gateways wait for, paced by the capacity of the regions that they have selected.
     async fn start_transfers(&mut self, now: Instant) -> Result<(), QueueError> {
-        let backlogged = self.queue.transfers.backlogged().borrow().clone();
-        self.targets_paused.retain(|(deployment, _), _| backlogged.contains(deployment));
-        for (demand, count) in self.queue.transfers.demands() {
-            let TransferDemand { request, capacity, .. } = demand;
+        let waiting = self.queue.transfers.waiting().borrow().clone();
+        let deployments: BTreeSet<_> =
+            waiting.iter().map(|waiting| waiting.group.deployment.as_str()).collect();
+        self.targets_paused.retain(|(deployment, _), _| deployments.contains(deployment.as_str()));
+        let mut free_tickets = BTreeMap::new();
+        let demands = self.queue.transfers.demands();
+        for (request, UnmetDemand { capacity, count }) in transfer::in_order(demands, &waiting) {
             let deployment = &request.group.deployment;
             let pause = self.targets_paused.get(&(deployment.clone(), request.target));
-            let is_paused = pause.is_some_and(|pause| !pause.is_over(false, now));
-            if !backlogged.contains(deployment) || is_paused || capacity.ready == 0 {
+            if pause.is_some_and(|pause| !pause.is_over(false, now)) || capacity.ready == 0 {
                 continue;
             }
-            let room = pace::free_inputs(&capacity, self.inputs_in_flight(deployment, Some(request.target)));
-            if room == 0 || count == 0 {
+            let free_tickets = free_tickets
+                .entry(request.target)
+                .or_insert_with(|| self.queue.transfers.free_tickets(request.target));
+            let free_inputs =
+                pace::free_inputs(&capacity, self.inputs_in_flight(deployment, Some(request.target)));
+            let count = count.min(*free_tickets);
+            if free_inputs == 0 || count == 0 {
                 continue;
             }
-            let taken =
-                self.queue.host.take_for_transfer(&request.group, (count, room), self.identity).await?;
+            let taken = self
+                .queue
+                .host
+                .take_for_transfer(&request.group, (count, free_inputs), self.identity)
+                .await?;
+            *free_tickets -= taken.len().min(*free_tickets);
             self.queue.transfers.met(&request, taken.len());
             for job in taken {
                 self.start(job, TargetRegion::Remote(self.queue.transfers.clone(), request.clone()));
@@ -287,7 +306,10 @@ impl Worker {
             let is_last = job.job.attempts >= queue.host.config().computation.attempts;
             match queue.host.chunk_work(chunk) {
                 Some(work) => computation.compute_chunk(&job, work, &region, is_last).await,
-                None => ComputationEnd::Other(ComputeEnd::Rejected("the batch does not exist".to_owned())),
+                None => {
+                    let reason = "the batch does not exist".to_owned();
+                    JobRequestEnd::from(attempt::rejected(ErrorCode::NotFound, reason)).into()
+                }
             }
         };
         let task = self.tasks.spawn(contained("job", compute));
@@ -322,16 +344,15 @@ impl Worker {
             };
             let Some(job) = self.in_flight.remove(&task) else { continue };
             let aborted = end.is_none();
-            let end = match end {
-                Some(end) => end,
-                // After a panic, which counts as an attempt. An aborted job has another lease, so this has no effect.
-                None => ComputationEnd::Other(ComputeEnd::Failed("the worker failed".to_owned())),
-            };
+            // After a panic, which counts as an attempt. An aborted job has another lease, so this has no effect.
+            let end = end.unwrap_or_else(|| JobRequestEnd::from(attempt::failed("the worker failed")).into());
+            let JobAttemptEnd { end, is_gateway_lost } = end;
             let (outcome, reason) = outcome(&end);
             if !aborted {
                 JobAttemptEnded { id: job.id, outcome, reason }.record(&self.queue.metrics);
             }
-            if !aborted {
+            // A lost gateway says nothing about the region that it would have sent the request to.
+            if !aborted && !is_gateway_lost {
                 self.pace(&job, &end, &loads, now);
             }
             ends.push((job.id, job.token, end));
@@ -430,14 +451,14 @@ impl JobComputation {
         spec: &JobSpec,
         body: Bytes,
         target: &TargetRegion,
-    ) -> ReplicaAttemptEnd {
+    ) -> JobRequestEnd {
         let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
             let message = format!("`{}` is not the name of a deployment", spec.deployment);
-            return attempt::rejected(ErrorCode::ModelNotFound, message);
+            return attempt::rejected(ErrorCode::ModelNotFound, message).into();
         };
         // A residency policy that was narrowed since the submission applies to the job as well (invariant 1, Residency).
         if let Err(rejection) = self.residency.check_deployment_policy(&deployment) {
-            return attempt::rejected(rejection.code, rejection.message);
+            return attempt::rejected(rejection.code, rejection.message).into();
         }
         let path = kind(spec.operation).computed_path();
         if let TargetRegion::Remote(transfers, request) = target {
@@ -464,11 +485,11 @@ impl JobComputation {
         };
         self.spoke.lock().arrived(&request.deployment, tokens, request.origin, Instant::now());
         match self.forwarder.forward(&request, &mut IngressStages::default()).await {
-            Err(rejection) => attempt::not_computed(rejection),
+            Err(rejection) => attempt::not_computed(rejection).into(),
             Ok(ReplicaResponse { response, attempt: replica, held: _ }) => {
                 let end = attempt::received(&self.forwarder.upstream, response).await;
                 replica.finish();
-                end
+                end.into()
             }
         }
     }
