@@ -308,6 +308,11 @@ impl StreamedBody {
         self.body.chunk().await
     }
 
+    /// Returns the length that the head declares.
+    pub(crate) fn declared(&self) -> Option<usize> {
+        self.declared
+    }
+
     /// Receives the whole body, of at most `bytes_max` bytes, behind the bytes of `first`. With a declared length the memory is
     /// allocated once.
     pub(crate) async fn read_after(

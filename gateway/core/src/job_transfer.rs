@@ -105,6 +105,52 @@ impl TransferQuery {
     }
 }
 
+/// Share of a group of jobs in the transfers of a gateway. The order of the fields is the preference: the least first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TransferShare {
+    /// Transfers that are running.
+    pub running: usize,
+    /// Number of the last one in the order of their starts; 0 if none has started.
+    pub last_started: u64,
+}
+
+/// Returns the position of the group that gets the next slot: of those with less than `max` transfers the one with the smallest
+/// share, and the first of several with the same.
+pub fn next_group(shares: impl IntoIterator<Item = TransferShare>, max: usize) -> Option<usize> {
+    let shares = shares.into_iter().enumerate().filter(|(_, share)| share.running < max);
+    shares.min_by_key(|(at, share)| (*share, *at)).map(|(at, _)| at)
+}
+
+/// Attempts to return a result to the region of the queue, and after these to return the ticket without it.
+pub const RETURN_ATTEMPTS: u32 = 3;
+
+/// Step of a gateway after it has sent a result to the region of the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReturnStep {
+    /// The ticket has ended.
+    Ended,
+    /// The gateway sends the result again.
+    Repeat,
+    /// The gateway returns the ticket without the result, so that the request is computed again and no attempt counts.
+    WithoutResult,
+    /// The ticket expires, which counts as a failed attempt.
+    GiveUp,
+}
+
+/// Decides what follows attempt number `attempt`, from 1, to return a result. `status` is that of the response, if there was one.
+///
+/// A region that is overloaded, for example because the memory for bodies is in use, does not reject this result, so the job
+/// is not at fault. Any other error may have the result as its cause: without counting, such a job would be computed for ever.
+pub fn after_return(status: Option<u16>, attempt: u32) -> ReturnStep {
+    match status {
+        // 404: it had ended before.
+        Some(200 | 404) => ReturnStep::Ended,
+        _ if attempt < RETURN_ATTEMPTS => ReturnStep::Repeat,
+        Some(429 | 503) => ReturnStep::WithoutResult,
+        Some(_) | None => ReturnStep::GiveUp,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,6 +231,39 @@ mod tests {
         assert_eq!(query.rejection(&idle), None);
         let busy = TransferCandidate { load: DeploymentLoad { pending_tokens: 1, ..unmeasured }, ..idle };
         assert_eq!(query.rejection(&busy), Some(TransferRejection::NoCredit));
+    }
+
+    #[test]
+    fn each_group_gets_a_slot_before_another_one_gets_its_second() {
+        let share = |running, last_started| TransferShare { running, last_started };
+        let next = |shares: &[TransferShare]| next_group(shares.iter().copied(), 8);
+        assert_eq!(next(&[share(0, 0), share(0, 0)]), Some(0), "in the order of the queue");
+        assert_eq!(next(&[share(1, 1), share(0, 0)]), Some(1));
+        assert_eq!(next(&[share(1, 2), share(1, 1)]), Some(1));
+        assert_eq!(
+            next(&[share(0, 7), share(0, 0)]),
+            Some(1),
+            "the slot of a group that has ended goes to another"
+        );
+        assert_eq!(next(&[share(7, 1), share(8, 0)]), Some(0));
+        assert_eq!(next(&[share(8, 1)]), None, "at the limit");
+        assert_eq!(next(&[]), None);
+    }
+
+    #[test]
+    fn a_result_for_which_a_region_has_no_memory_is_no_failure_of_the_job() {
+        for status in [200, 404] {
+            assert_eq!(after_return(Some(status), 1), ReturnStep::Ended, "{status}");
+        }
+        for status in [Some(429), Some(503), Some(413), Some(500), None] {
+            assert_eq!(after_return(status, RETURN_ATTEMPTS - 1), ReturnStep::Repeat, "{status:?}");
+        }
+        for status in [429, 503] {
+            assert_eq!(after_return(Some(status), RETURN_ATTEMPTS), ReturnStep::WithoutResult, "{status}");
+        }
+        for status in [Some(413), Some(500), None] {
+            assert_eq!(after_return(status, RETURN_ATTEMPTS), ReturnStep::GiveUp, "{status:?}");
+        }
     }
 
     #[test]

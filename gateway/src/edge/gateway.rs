@@ -3,7 +3,7 @@
 use super::explain::Explanations;
 use super::forwarder::Forwarder;
 use super::forwarder::PolicyGuard;
-use super::job_transfer::{self, JobTransfers, QueueClient, TRANSFERS_MAX};
+use super::job_transfer::{self, JobTransfers, QueueClient, ResultMemory, TRANSFERS_MAX};
 use super::jobs::JobForwarder;
 use super::operator_state::Operations;
 use super::pipeline::Authenticator;
@@ -66,6 +66,8 @@ pub(super) struct Gateway {
     router: Arc<Router>,
     /// Permits for transfers of requests of jobs.
     transfer_slots: Arc<Semaphore>,
+    /// Memory of their results.
+    transfer_memory: ResultMemory,
     pub(super) usage: Arc<UsageRecorder>,
 }
 
@@ -109,6 +111,7 @@ impl Gateway {
             usage: Arc::new(UsageRecorder::open(&config.snapshot, &config.region, &config.catalogue)),
             router: Arc::new(router),
             transfer_slots: Arc::new(Semaphore::new(TRANSFERS_MAX)),
+            transfer_memory: ResultMemory::new(),
             config,
             metrics,
             tenants,
@@ -258,9 +261,15 @@ impl Gateway {
             upstream: self.upstream.clone(),
             recorder,
             slots: self.transfer_slots.clone(),
+            result_memory: self.transfer_memory.clone(),
             draining: draining.clone(),
         });
         tasks.spawn(supervise("job transfers", move || job_transfer::follow(transfers.clone())));
+    }
+
+    /// Waits until the transfers of a draining gateway have ended.
+    pub(super) async fn finish_transfers(&self) {
+        job_transfer::finish(&self.transfer_slots).await;
     }
 
     fn forwarder(&self, recorder: Option<Arc<Recorder>>) -> Arc<Forwarder> {
@@ -366,6 +375,7 @@ impl Gateway {
             listener: listener.metrics(),
             split_capacity: self.split_capacity.clone(),
             transfer_slots: self.transfer_slots.clone(),
+            transfer_memory: self.transfer_memory.clone(),
             explanations: self.explanations.clone(),
             usage: self.usage.clone(),
             leaving,

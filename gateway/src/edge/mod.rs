@@ -206,6 +206,7 @@ pub async fn run(
         stop
     };
     listener.serve(Arc::new(gateway.pipeline(recorder, tracer)), stop, gateway.config.timeouts).await;
+    gateway.finish_transfers().await;
     tasks.shutdown().await;
     gateway.usage.finish(&gateway.client).await;
     scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;

@@ -1,6 +1,7 @@
 //! State of a gateway that the handlers of the operations port share.
 
 use super::explain::Explanations;
+use super::job_transfer::ResultMemory;
 use super::policy_clock::PolicyClock;
 use super::region_monitor::RegionMonitor;
 use super::router::AdmissionPools;
@@ -46,6 +47,8 @@ pub(super) struct Operations {
     pub(super) split_capacity: Arc<SplitCapacity>,
     /// One permit for each transfer of a request of a job that may still begin.
     pub(super) transfer_slots: Arc<Semaphore>,
+    /// Memory of the results of transfers.
+    pub(super) transfer_memory: ResultMemory,
     pub(super) explanations: Arc<Explanations>,
     pub(super) usage: Arc<UsageRecorder>,
     pub(super) upstream: Arc<Upstream>,

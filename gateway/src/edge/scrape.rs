@@ -1,6 +1,6 @@
 //! `/metrics` of a gateway: its counters, and gauges read from the components at the time of the scrape.
 
-use super::job_transfer::TRANSFERS_MAX;
+use super::job_transfer::{RESULTS_BYTES_MAX, TRANSFERS_MAX};
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
 use super::usage::UsageScrape;
@@ -74,6 +74,10 @@ metric_set! {
         job_transfers: usize = "meridian_gateway_job_transfers",
         /// Limit on them.
         job_transfers_max: usize = "meridian_gateway_job_transfers_max",
+        /// Memory reserved for their large results.
+        job_transfers_bytes: usize = "meridian_gateway_job_transfers_bytes",
+        /// Limit on the memory reserved for the large results of transfers.
+        job_transfers_bytes_max: usize = "meridian_gateway_job_transfers_bytes_max",
         /// Failed TLS connections to regions, by cause.
         hop_failures: &'a metrics::Family<ConnectionFailureCause> = "meridian_gateway_hop_failures_total" ["cause"],
         /// HTTP/2 connections to regions, by event.
@@ -178,6 +182,8 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         parts_bytes_max: PART_BODIES_BYTES_MAX,
         job_transfers: TRANSFERS_MAX - operations.transfer_slots.available_permits(),
         job_transfers_max: TRANSFERS_MAX,
+        job_transfers_bytes: operations.transfer_memory.used(),
+        job_transfers_bytes_max: RESULTS_BYTES_MAX,
         hop_failures: &upstream.hop_failures().counts,
         names: upstream.names(),
         hop_events: hop_connections.map(|(events, _)| events),

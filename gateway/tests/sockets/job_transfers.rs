@@ -178,6 +178,41 @@ async fn after_the_sudden_end_of_a_gateway_each_of_its_jobs_ends_once() {
     europe.stop().await;
 }
 
+#[tokio::test]
+async fn a_gateway_that_stops_returns_its_tickets() {
+    let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let (replica, at) = HeldReplica::start(0).await;
+    let america = Region::start(Some(jobs_config(dirs[0].path(), "")), Vec::new()).await;
+    let europe = Region::start_in(EUROPE, None, vec![at]).await;
+    let regions = [(REGION, &america), (EUROPE, &europe)];
+    let stop = watch::Sender::new(());
+    let (_, first) = gateway_task(REGION, "", dirs[1].path(), &regions, &stop).await;
+    let mut ids = Vec::new();
+    for number in 0..3 {
+        ids.push(america.submit("everywhere", &text(number), &[]).await.1["id"].clone());
+    }
+    let begun = Instant::now();
+    while replica.arrived.load(Ordering::SeqCst) == 0 {
+        assert!(begun.elapsed() < PATIENCE, "no request in the other region");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // No request of a client is in flight.
+    drop(stop);
+    first.await.unwrap();
+    assert!(transfers(&america, EUROPE, "no_capacity").await >= 1, "returned before its end");
+    assert!(metrics(&america).await.contains("meridian_jobs_transfers 0"));
+    replica.permits.add_permits(1000);
+    let stop = watch::Sender::new(());
+    gateway_in(REGION, "", dirs[2].path(), &regions, &stop).await;
+    for id in &ids {
+        assert_eq!(america.finished("everywhere", id).await["status"], "succeeded");
+    }
+    assert_eq!(transfers(&america, EUROPE, "expired").await, 0);
+    drop(stop);
+    america.stop().await;
+    europe.stop().await;
+}
+
 /// Response of a replica to an embedding request with one text.
 fn embedded(body: &str) -> String {
     let body: Value = serde_json::from_str(body).unwrap();

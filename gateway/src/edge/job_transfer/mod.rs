@@ -17,8 +17,11 @@
 //! of the gateway.
 
 mod queue_client;
+mod running;
+mod transfer_end;
 
 pub(super) use queue_client::QueueClient;
+pub(super) use transfer_end::{RESULTS_BYTES_MAX, ResultMemory};
 
 use super::forwarder::{AttemptResponse, Forwarder, Permit};
 use super::region_monitor::{RegionMonitor, random_draws};
@@ -35,10 +38,10 @@ use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
 use crate::respond::ForwardError;
-use crate::upstream::{ResponseBody, Upstream, UpstreamResponse};
-use bytes::{Bytes, BytesMut};
+use crate::upstream::Upstream;
+use bytes::Bytes;
 use gateway_core::body::BYTES_PER_TOKEN;
-use gateway_core::job_transfer::{TransferCandidate, TransferQuery};
+use gateway_core::job_transfer::{self as transfer, ReturnStep, TransferCandidate, TransferQuery};
 use gateway_core::latency::SizeClass;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::tenant::{Cost, Tenant};
@@ -49,37 +52,39 @@ use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
-use replica_api::limits::MAX_BODY_BYTES;
 use replica_api::priority::Priority;
+use running::RunningTransfers;
 use scheduler_api::VERSION;
-use scheduler_api::job_transfer::{self, JobGroupV1, LINE_BYTES_MAX, PullRequestV1, ReturnedV1};
+use scheduler_api::job_transfer::{JobGroupV1, PullRequestV1};
 use scheduler_api::report::EXCHANGE_PERIOD;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use supervision::task::{contained, supervise};
+use supervision::task::{contained, supervise_until_done};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use transfer_end::TransferEnd;
 
-/// Transfers of a gateway at the same time, in all regions. Each has its request and its result in memory: with the largest ones
-/// of both (4 and 32 MiB) 1.2 GB, with a thousand short texts in flight some 20 MB.
+/// Transfers of a gateway at the same time, in all regions. Each has its request in memory, of at most 4 MiB, and its result, which
+/// [`RESULTS_BYTES_MAX`] bounds: together 384 MiB, with a thousand short texts in flight some 20 MB.
 pub(super) const TRANSFERS_MAX: usize = 32;
-/// Transfers of the jobs of one group, so that another group finds a place.
+/// Transfers of the jobs of one group, so that another group finds a slot.
 const GROUP_TRANSFERS_MAX: usize = 8;
+/// Time after which a transfer gives its slot to another group, if no other slot is free.
+const SLOT_PERIOD: Duration = Duration::from_secs(2);
 /// Period in which the list of regions with a queue is compared with the tasks.
 const LIST_PERIOD: Duration = Duration::from_secs(1);
 /// Pause between two requests for waiting jobs. What a gateway decides by, the reports of the regions, changes in this period.
 const POLL_PAUSE: Duration = EXCHANGE_PERIOD;
-/// Pause after a failed one: the region is unreachable, or of an earlier version.
+/// Pause after a failed one, or a failed pull: the region is unreachable, overloaded, or of an earlier version.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// Attempts to return a result, and the pause after each.
-const RETURN_ATTEMPTS: u32 = 3;
+/// Pause between two attempts to return a result.
 const RETURN_PAUSE: Duration = Duration::from_secs(1);
 /// Timeout of the computation: many times that of the largest request at a slow replica, which is ready.
 const COMPUTE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Longest result: what the region of the queue reads, without the first line.
-const RESULT_BYTES_MAX: usize = MAX_BODY_BYTES - LINE_BYTES_MAX - 1;
+/// Timeout of the last messages of a gateway that stops: its tickets are returned, without a result if there is none yet.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Transfers of one gateway.
 pub(super) struct JobTransfers {
@@ -95,6 +100,8 @@ pub(super) struct JobTransfers {
     pub(super) recorder: Option<Arc<Recorder>>,
     /// A permit for each transfer that may still begin.
     pub(super) slots: Arc<Semaphore>,
+    /// Memory of the results.
+    pub(super) result_memory: ResultMemory,
     /// Whether the gateway is draining.
     pub(super) draining: watch::Receiver<bool>,
 }
@@ -117,15 +124,6 @@ struct Transfer {
     target: TransferCandidate,
 }
 
-/// End of a computation in the other region.
-struct TransferEnd {
-    status: Option<u16>,
-    code: Option<ErrorCode>,
-    retry_after: Option<Duration>,
-    reason: Option<String>,
-    body: Bytes,
-}
-
 /// Transfers requests of jobs of all regions with a queue.
 pub(super) async fn follow(transfers: Arc<JobTransfers>) {
     let mut tasks = JoinSet::new();
@@ -135,75 +133,102 @@ pub(super) async fn follow(transfers: Arc<JobTransfers>) {
     loop {
         timer.tick().await;
         while tasks.try_join_next().is_some() {}
-        let routed = transfers.views.borrow().as_ref().map_or(RegionSet::EMPTY, |view| view.routed);
-        let with_jobs = transfers.region_monitor.states().instances.regions_with_jobs().intersect(routed);
-        by_region.retain(|region, task| {
-            let stays = with_jobs.contains(*region);
-            if !stays {
-                task.abort();
-            }
-            stays
-        });
-        for region in with_jobs.iter() {
+        by_region.retain(|_, task| !task.is_finished());
+        for region in transfers.regions_with_queue().iter() {
             by_region.entry(region).or_insert_with(|| {
                 let transfers = transfers.clone();
-                tasks.spawn(supervise("job transfers", move || transfers.clone().transfer_from(region)))
+                tasks.spawn(supervise_until_done("job transfers", move || {
+                    transfers.clone().transfer_from(region)
+                }))
             });
         }
     }
 }
 
+/// Waits until a draining gateway has returned its tickets: aborted transfers would end with expired ones, which count as failed
+/// attempts.
+pub(super) async fn finish(slots: &Semaphore) {
+    // After the timeout the tickets that are left expire.
+    timeout(FINISH_TIMEOUT, slots.acquire_many(TRANSFERS_MAX as u32)).await.map(drop).ok();
+}
+
 impl JobTransfers {
-    /// Transfers requests of the jobs of one region.
+    /// Returns the regions with a queue to which the gateway has routes.
+    fn regions_with_queue(&self) -> RegionSet {
+        let routed = self.views.borrow().as_ref().map_or(RegionSet::EMPTY, |view| view.routed);
+        self.region_monitor.states().instances.regions_with_jobs().intersect(routed)
+    }
+
+    /// Transfers requests of the jobs of one region, until it has no queue and the transfers have ended.
     async fn transfer_from(self: Arc<JobTransfers>, queue: RegionIndex) {
-        let mut pulls = JoinSet::new();
-        let mut running: BTreeMap<(String, String, String), usize> = BTreeMap::new();
+        let mut running = RunningTransfers::default();
         loop {
+            let has_queue = self.regions_with_queue().contains(queue);
             let address = self.region_monitor.states().instances.job_host(queue, Instant::now()).cloned();
-            let waiting = match address {
+            let waiting = match address.filter(|_| has_queue) {
                 Some(address) => self.queue_client.waiting(&UpstreamKey { region: queue, address }).await,
                 None => Err("no instance has the queue".to_owned()),
             };
-            while let Some(ended) = pulls.try_join_next() {
-                // The place of a task that panicked is free again below, when all have ended.
-                if let Ok(Some(key)) = ended
-                    && let Some(count) = running.get_mut(&key)
-                {
-                    *count -= 1;
-                }
+            running.remove_ended();
+            if !has_queue && running.tasks.is_empty() {
+                return;
             }
-            if pulls.is_empty() {
-                running.clear();
-            }
-            running.retain(|_, count| *count > 0);
             let Ok(waiting) = waiting else {
                 sleep(RETRY_PAUSE).await;
                 continue;
             };
-            for group in waiting {
-                let key = (group.deployment.clone(), group.tenant.clone(), group.residency.clone());
-                let count = running.entry(key.clone()).or_insert(0);
-                while *count < GROUP_TRANSFERS_MAX
-                    && self.decide(queue, &group).is_some()
-                    && let Ok(slot) = self.slots.clone().try_acquire_owned()
-                {
-                    let (transfers, group, key) = (self.clone(), group.clone(), key.clone());
-                    pulls.spawn(contained("job transfer", async move {
-                        transfers.transfer_group(queue, group, slot).await;
-                        key
-                    }));
-                    *count += 1;
-                }
-            }
+            self.start(queue, waiting, &mut running);
             sleep(POLL_PAUSE).await;
         }
     }
 
-    /// Transfers requests of one group, one after the other, as long as there are some and a region has capacity.
-    async fn transfer_group(&self, queue: RegionIndex, group: JobGroupV1, _slot: OwnedSemaphorePermit) {
-        while let Some(transfer) = self.decide(queue, &group) {
-            let Some(pulled) = self.pull(&transfer).await else { return };
-            self.perform(&transfer, pulled).await;
+    /// Starts transfers of waiting groups while there are slots.
+    fn start(
+        self: &Arc<JobTransfers>,
+        queue: RegionIndex,
+        waiting: Vec<JobGroupV1>,
+        running: &mut RunningTransfers,
+    ) {
+        let mut groups: Vec<_> = waiting.into_iter().map(|group| (running::key_of(&group), group)).collect();
+        running.retain(|key| groups.iter().any(|(listed, _)| listed == key));
+        while let Ok(slot) = self.slots.clone().try_acquire_owned() {
+            let shares = groups.iter().map(|(key, _)| running.share(key));
+            let Some(at) = transfer::next_group(shares, GROUP_TRANSFERS_MAX) else { return };
+            let Some(transfer) = self.decide(queue, &groups[at].1) else {
+                groups.remove(at);
+                continue;
+            };
+            let (transfers, key) = (self.clone(), groups[at].0.clone());
+            running.started(key.clone());
+            running.tasks.spawn(contained("job transfer", async move {
+                transfers.transfer_group(transfer, slot).await;
+                key
+            }));
+        }
+    }
+
+    /// Transfers requests of one group, one after the other, as long as there are some, a region has capacity, and other groups
+    /// have slots as well.
+    async fn transfer_group(&self, first: Transfer, slot: OwnedSemaphorePermit) {
+        let (queue, group) = (first.host.region, first.group.clone());
+        let begun = Instant::now();
+        let mut next = Some(first);
+        while let Some(transfer) = next {
+            match self.pull(&transfer).await {
+                Ok(Some(pulled)) => self.perform(&transfer, pulled).await,
+                Ok(None) => return,
+                Err(reason) => {
+                    // The region of the queue is unreachable, or too many gateways wait there. The pull is repeated after a pause.
+                    tracing::debug!(reason, "pulling a request of a job failed");
+                    // Another group may use it.
+                    drop(slot);
+                    return sleep(RETRY_PAUSE).await;
+                }
+            }
+            if begun.elapsed() >= SLOT_PERIOD && self.slots.available_permits() == 0 {
+                return;
+            }
+            next = self.decide(queue, &group);
         }
     }
 
@@ -253,7 +278,7 @@ impl JobTransfers {
     }
 
     /// Pulls a request; none if there is none for the target.
-    async fn pull(&self, transfer: &Transfer) -> Option<PulledTransfer> {
+    async fn pull(&self, transfer: &Transfer) -> Result<Option<PulledTransfer>, String> {
         let Transfer { group, target, .. } = transfer;
         let message = PullRequestV1 {
             version: VERSION,
@@ -273,7 +298,7 @@ impl JobTransfers {
                 biased;
                 end = self.compute(transfer, &pulled) => end,
                 // Otherwise the request would wait until the ticket expires.
-                () = self.until_draining() => TransferEnd::none("the gateway stops"),
+                () = self.until_draining() => TransferEnd::without_response(pulled.ticket, "the gateway stops", None),
             };
             self.return_result(transfer, pulled.ticket, end).await;
         };
@@ -287,29 +312,31 @@ impl JobTransfers {
 
     /// Returns a result to the region of the queue.
     async fn return_result(&self, transfer: &Transfer, ticket: u64, end: TransferEnd) {
-        let TransferEnd { status, code, retry_after, reason, body } = end;
-        let line = ReturnedV1 {
-            version: VERSION,
-            ticket,
-            status,
-            error: code.map(|code| code.as_str().to_owned()),
-            retry_after_ms: retry_after.map(|wait| wait.as_millis() as u64),
-            reason,
-        };
-        let message = Bytes::from(job_transfer::framed(&line, &body));
-        drop(body);
-        for attempt in 1..=RETURN_ATTEMPTS {
+        if self.send_result(transfer, ticket, &end.message).await == ReturnStep::WithoutResult {
+            drop(end);
+            let reason = "the region of the queue is overloaded";
+            let without = TransferEnd::without_response(ticket, reason, None);
+            self.send_result(transfer, ticket, &without.message).await;
+        }
+    }
+
+    /// Sends a result to the region of the queue until the region accepts it or the attempts are over.
+    async fn send_result(&self, transfer: &Transfer, ticket: u64, message: &Bytes) -> ReturnStep {
+        let mut attempt = 1;
+        loop {
             // A repetition after a lost response finds the ticket ended.
             let returned =
-                self.queue_client.return_result(&transfer.host, &transfer.permitted, message.clone());
-            match returned.await {
-                Ok(()) => return,
-                Err(reason) => {
-                    // The result could not be returned. After the last attempt the request is computed again.
-                    tracing::debug!(ticket, attempt, reason, "returning a result failed");
-                    sleep(RETURN_PAUSE).await;
-                }
+                self.queue_client.return_result(&transfer.host, &transfer.permitted, message.clone()).await;
+            let step = transfer::after_return(returned.as_ref().ok().copied(), attempt);
+            if step != ReturnStep::Ended {
+                // The result could not be returned, and `step` follows. After the last attempt the request is computed again.
+                tracing::debug!(ticket, attempt, ?returned, ?step, "returning a result failed");
             }
+            if step != ReturnStep::Repeat {
+                return step;
+            }
+            attempt += 1;
+            sleep(RETURN_PAUSE).await;
         }
     }
 
@@ -324,10 +351,11 @@ impl JobTransfers {
     /// Sends a request to its target, and receives the whole response.
     async fn compute(&self, transfer: &Transfer, pulled: &PulledTransfer) -> TransferEnd {
         let Transfer { view, tenant, deployment, policy, allowed, target, accepted, .. } = transfer;
+        let ticket = pulled.ticket;
         let tokens = (pulled.body.len() as u64 / BYTES_PER_TOKEN).max(1);
         let cost = Cost { inputs: 1, tokens };
         let Some(routed) = view.deployment(deployment.as_str(), tenant) else {
-            return TransferEnd::none("the deployment was removed");
+            return TransferEnd::without_response(ticket, "the deployment was removed", None);
         };
         let [target_draw, _, _] = random_draws();
         let routing = RoutingContext { target_draw, ..routing(deployment, cost) };
@@ -338,7 +366,7 @@ impl JobTransfers {
         let needs_receipt = is_locked && self.recorder.as_ref().is_some_and(|recorder| recorder.required());
         let slot = self.recorder.as_ref().filter(|_| needs_receipt).map(|recorder| recorder.reserve());
         if matches!(slot, Some(None)) {
-            return TransferEnd::none("the gateway cannot write a receipt");
+            return TransferEnd::without_response(ticket, "the gateway cannot write a receipt", None);
         }
         let (arrived, at_ms) = (Instant::now(), now_ms());
         let request = Request {
@@ -379,71 +407,23 @@ impl JobTransfers {
         };
         let permit = Permit::of(&request, view);
         let end = match self.forwarder.forward(&request, permit, &mut record.trail).await {
-            Ok(AttemptResponse { response, .. }) => self.received(response).await,
+            Ok(AttemptResponse { response, .. }) => {
+                TransferEnd::received(ticket, response, &self.upstream, &self.result_memory).await
+            }
             Err(ForwardError::Rejected(rejection)) if rejection.code == ErrorCode::DeadlineExceeded => {
-                TransferEnd {
-                    status: Some(rejection.code.status()),
-                    code: Some(rejection.code),
-                    retry_after: None,
-                    reason: None,
-                    body: Bytes::new(),
-                }
+                TransferEnd::with_response(ticket, (rejection.code.status(), Some(rejection.code)), b"")
             }
             Err(ForwardError::Rejected(rejection)) => {
-                TransferEnd { retry_after: rejection.retry_after, ..TransferEnd::none(rejection.message) }
+                TransferEnd::without_response(ticket, rejection.message, rejection.retry_after)
             }
-            Err(ForwardError::ClientDisconnected) => TransferEnd::none("the gateway stopped"),
+            Err(ForwardError::ClientDisconnected) => {
+                TransferEnd::without_response(ticket, "the gateway stopped", None)
+            }
         };
-        if let Some(status) = end.status {
-            record.outcome = RequestOutcome::Complete { status, code: end.code };
+        if let Some((status, code)) = end.response {
+            record.outcome = RequestOutcome::Complete { status, code };
         }
         end
-    }
-
-    /// Receives the whole response of a region.
-    async fn received(&self, response: UpstreamResponse) -> TransferEnd {
-        let UpstreamResponse { head, body } = response;
-        let text = |name: &str| head.headers.get(name).and_then(|value| value.to_str().ok());
-        let failed = |reason: &str| TransferEnd {
-            status: Some(500),
-            body: serde_json::json!({"error": reason}).to_string().into(),
-            ..TransferEnd::none("")
-        };
-        let body = match body {
-            ResponseBody::Buffered(body) => body,
-            ResponseBody::Streamed(mut streamed) => {
-                let mut whole = BytesMut::new();
-                loop {
-                    match streamed.chunk().await {
-                        Ok(Some(chunk)) if whole.len() + chunk.len() > RESULT_BYTES_MAX => {
-                            return failed("the result is too large to be returned by a gateway");
-                        }
-                        Ok(Some(chunk)) => whole.extend_from_slice(&chunk),
-                        Ok(None) => break,
-                        // Not a lack of capacity: a request that ends replicas must not be repeated for ever.
-                        Err(_) => return failed("the response of the region was truncated"),
-                    }
-                }
-                streamed.finish(&self.upstream);
-                whole.freeze()
-            }
-        };
-        let retry_after = text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok());
-        TransferEnd {
-            status: Some(head.status.as_u16()),
-            code: text(headers::ERROR).and_then(ErrorCode::parse),
-            retry_after: retry_after.map(Duration::from_millis),
-            reason: None,
-            body,
-        }
-    }
-}
-
-impl TransferEnd {
-    /// No region has responded.
-    fn none(reason: impl Into<String>) -> TransferEnd {
-        let reason = Some(reason.into());
-        TransferEnd { status: None, code: None, retry_after: None, reason, body: Bytes::new() }
     }
 }
 

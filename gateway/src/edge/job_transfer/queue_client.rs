@@ -8,6 +8,7 @@ use bytes::Bytes;
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::residency::AllowedRegions;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
+use jobs_core::transfer::TRANSFER_BYTES_MAX;
 use replica_api::headers;
 use replica_api::jobs::JobKind;
 use scheduler_api::job_transfer::{
@@ -26,7 +27,7 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest message about waiting jobs: the maximum number of groups, each with names and a policy of the maximum length.
 const WAITING_BYTES_MAX: usize = 1 << 20;
 /// Longest message with a request.
-const PULLED_BYTES_MAX: usize = LINE_BYTES_MAX + 1 + (4 << 20);
+const PULLED_BYTES_MAX: usize = LINE_BYTES_MAX + 1 + TRANSFER_BYTES_MAX as usize;
 /// Longest identifier of a request.
 const ID_BYTES_MAX: usize = 128;
 /// Shortest lease of a ticket that is accepted: a renewal is a message over the longest distance.
@@ -58,21 +59,27 @@ impl QueueClient {
         Ok(groups.into_iter().map(|waiting| waiting.group).collect())
     }
 
-    /// Pulls a request; none if there is none.
-    pub(super) async fn pull(&self, host: &UpstreamKey, message: &PullRequestV1) -> Option<PulledTransfer> {
+    /// Pulls a request; none if there is none for the target.
+    pub(super) async fn pull(
+        &self,
+        host: &UpstreamKey,
+        message: &PullRequestV1,
+    ) -> Result<Option<PulledTransfer>, String> {
         let body = serde_json::to_vec(message).expect("a message serialises to JSON");
         let limits = (PULLED_BYTES_MAX, PULL_WAIT_MAX + BODY_TIMEOUT);
-        let message = self.send(host, paths::JOBS_PULL, body.into(), limits).await.ok()?;
+        let message = self.send(host, paths::JOBS_PULL, body.into(), limits).await?;
         if message.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let (line, at) = job_transfer::first_line::<PulledRequestV1>(&message).ok()?;
+        let line = job_transfer::first_line::<PulledRequestV1>(&message);
+        let (line, at) = line.map_err(|error| error.to_string())?;
         let PulledRequestV1 { version: _, ticket, id, path, lease_ms } = line;
         let is_valid = id.len() <= ID_BYTES_MAX && id.bytes().all(|byte| byte.is_ascii_graphic());
         // Otherwise the region has a later version; the ticket expires.
-        let path = JobKind::of_computed(&path).filter(|_| is_valid)?.computed_path();
+        let kind = JobKind::of_computed(&path).filter(|_| is_valid);
+        let path = kind.ok_or("the message has an unknown path or an invalid identifier")?.computed_path();
         let lease = Duration::from_millis(lease_ms).max(LEASE_MIN);
-        Some(PulledTransfer { ticket, id, path, lease, body: message.slice(at..) })
+        Ok(Some(PulledTransfer { ticket, id, path, lease, body: message.slice(at..) }))
     }
 
     /// Renews a ticket until it has ended.
@@ -88,13 +95,13 @@ impl QueueClient {
         }
     }
 
-    /// Returns a result to the region of the queue, which must be one of the regions that may see it.
+    /// Returns a result to the region of the queue, which must be one of the regions that may see it. Returns the status.
     pub(super) async fn return_result(
         &self,
         host: &UpstreamKey,
         permitted: &AllowedRegions,
         message: Bytes,
-    ) -> Result<(), String> {
+    ) -> Result<u16, String> {
         let sent = async {
             loop {
                 let to = permitted.open(host.region, host.address.clone());
@@ -109,11 +116,7 @@ impl QueueClient {
                 }
             }
         };
-        match timeout(BODY_TIMEOUT, sent).await.map_err(|late| late.to_string())?? {
-            // 404: the ticket had ended.
-            200 | 404 => Ok(()),
-            status => Err(format!("the region responded {status}")),
-        }
+        timeout(BODY_TIMEOUT, sent).await.map_err(|late| late.to_string())?
     }
 
     /// Sends a message without the content of a job, and returns the body of a successful response.
@@ -154,5 +157,75 @@ impl QueueClient {
         head.put(CONTENT_LENGTH.as_str(), bytes.to_string());
         head.put(headers::GATEWAY_REGION, self.config.region.as_str());
         head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::StatusCode;
+    use axum::response::IntoResponse;
+    use resolver::Resolver;
+    use std::future::IntoFuture;
+
+    /// Starts a region that responds to each pull with this status and body, and returns its client and address.
+    async fn region(status: u16, body: String) -> (QueueClient, UpstreamKey) {
+        let response = move || async move { (StatusCode::from_u16(status).unwrap(), body).into_response() };
+        let router = axum::Router::new().route(paths::JOBS_PULL, axum::routing::post(response));
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = socket.local_addr().unwrap();
+        tokio::spawn(axum::serve(socket, router).into_future());
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tenants.toml"), "[[tenant]]\nname = 'a'\nkey_env = 'KEY'\n").unwrap();
+        let text = "listen = '127.0.0.1:0'\noperations = '127.0.0.1:0'\nregion = 'aws/us-east-1'\n\
+                    hub = 'http://127.0.0.1:1'\nsnapshot = 'routes'\ntenants = 'tenants.toml'\n";
+        let environment = [("KEY".to_owned(), "KEY".to_owned())].into();
+        let config = Arc::new(EdgeConfig::parse(text, dir.path(), &environment).unwrap());
+        let resolver = Resolver::new(&config.dns);
+        let upstream = Upstream::to_regions(&config.transport, false, &config.catalogue, resolver).unwrap();
+        let region = config.catalogue.all().iter().next().unwrap();
+        let key = UpstreamKey { region, address: address.to_string().parse().unwrap() };
+        (QueueClient { config, upstream: Arc::new(upstream) }, key)
+    }
+
+    async fn pull(status: u16, body: String) -> Result<Option<PulledTransfer>, String> {
+        let (client, key) = region(status, body).await;
+        let names = ["m", "a", "anywhere"].map(str::to_owned);
+        let [deployment, tenant, residency] = names;
+        let message = PullRequestV1 {
+            version: VERSION,
+            group: JobGroupV1 { deployment, tenant, residency },
+            target: "aws/eu-central-1".to_owned(),
+            ready: 1,
+            pending_tokens: 0,
+            tokens_per_second: 1000.0,
+        };
+        client.pull(&key, &message).await
+    }
+
+    #[tokio::test]
+    async fn a_pull_that_fails_is_not_one_without_a_request() {
+        assert!(pull(200, String::new()).await.is_ok_and(|pulled| pulled.is_none()));
+        for status in [429, 503] {
+            assert!(pull(status, String::new()).await.is_err(), "{status}");
+        }
+        assert!(pull(200, "no line".to_owned()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn the_largest_request_is_pulled_and_a_longer_one_is_an_error() {
+        let line = PulledRequestV1 {
+            version: VERSION,
+            ticket: 1,
+            id: "id".to_owned(),
+            path: "/v1/embeddings".to_owned(),
+            lease_ms: 15_000,
+        };
+        let mut line = serde_json::to_string(&line).unwrap();
+        line.push_str(&" ".repeat(LINE_BYTES_MAX - line.len()));
+        let message = |bytes: u64| format!("{line}\n{}", "x".repeat(bytes as usize));
+        let pulled = pull(200, message(TRANSFER_BYTES_MAX)).await.unwrap().expect("a request");
+        assert_eq!(pulled.body.len() as u64, TRANSFER_BYTES_MAX);
+        assert!(pull(200, message(TRANSFER_BYTES_MAX + 1)).await.is_err());
     }
 }
