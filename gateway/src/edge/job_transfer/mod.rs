@@ -476,3 +476,23 @@ impl Drop for TransferRecord<'_> {
         recorder.record(WriterMessage::Finished(Arc::new(finished)), self.slot.take());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_ends_when_its_transfers_have_ended_or_after_a_timeout() {
+        let slots = Semaphore::new(TRANSFERS_MAX);
+        let transfer = slots.acquire().await.unwrap();
+        let mut finished = Box::pin(finish(&slots));
+        assert!((&mut finished).now_or_never().is_none(), "a transfer returns its ticket");
+        drop(transfer);
+        assert!(finished.now_or_never().is_some());
+        let _lost = slots.acquire().await.unwrap();
+        let begun = tokio::time::Instant::now();
+        finish(&slots).await;
+        assert!(begun.elapsed() >= FINISH_TIMEOUT);
+    }
+}
