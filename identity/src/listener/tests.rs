@@ -157,7 +157,7 @@ fn the_addresses_of_persons_are_not_logged() {
     let address = IpAddr::from([10, 0, 0, 1]);
     let of = |id: &str| {
         let (id, serial) = (id.parse().unwrap(), "1f".parse().unwrap());
-        ClientIdentity::Verified(PeerIdentity { id, region: None, serial }).logged(address)
+        ClientIdentity::Verified(PeerIdentity { id, region: None, serial, not_after: 0 }).logged(address)
     };
     assert_eq!(of("spiffe://m.example/spoke/aws/eu-central-1/in/de"), Some(address));
     assert_eq!(of("spiffe://m.example/operator/jane"), None);

@@ -125,7 +125,10 @@ mod tests {
         let head = |length: usize| format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
         let closed = HttpAttemptError::ConnectionClosed("end of stream".to_owned());
         assert_eq!(read(head(RESPONSE_BYTES_MAX).as_bytes(), 4096).await, Err(closed));
-        assert_eq!(read(head(RESPONSE_BYTES_MAX + 1).as_bytes(), 4096).await, Err(HttpAttemptError::TooLarge));
+        assert_eq!(
+            read(head(RESPONSE_BYTES_MAX + 1).as_bytes(), 4096).await,
+            Err(HttpAttemptError::TooLarge)
+        );
     }
 
     #[tokio::test]
