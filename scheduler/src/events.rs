@@ -16,12 +16,21 @@ use scheduler_api::plan::TrafficClass;
 use scheduler_api::scaler::ScalerEpoch;
 use scheduler_core::pki::rotation::CertificateRecord;
 use scheduler_core::pki::token::Fingerprint;
-use scheduler_store::EtcdConfig;
+use scheduler_store::{EtcdConfig, StoreError};
 
 /// Remedy for an unusable store.
 pub(crate) const NEW_EPOCH: &str = "start the hub on a new store (an empty data folder, or another etcd prefix): this begins a new epoch, and regions register again by themselves";
 
 crate::log::events! {
+    /// Old records of usage were not deleted. The next report of usage tries again. If it persists, check the store.
+    warn!(%error, "cannot delete old usage")
+    UsagePruneFailed<'a> { error: &'a StoreError }
+
+    /// The oldest records of usage are not in the backup, because the usage of tenants exceeds its limit. Export it
+    /// (`meridian get usage --csv`).
+    warn!(records = left_out, "backup without the oldest usage")
+    BackupWithoutOldUsage { left_out: usize }
+
     /// An operator promoted the next model of a deployment.
     info!(%deployment, %revision, "model revision promoted")
     Promoted<'a> { deployment: &'a DeploymentName, revision: ModelRevision }

@@ -71,6 +71,11 @@ impl ErrorResponse {
         ErrorResponse { challenge: Some(challenge), ..ErrorResponse::new(ErrorCode::InvalidToken, message) }
     }
 
+    #[cfg(test)]
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     pub(crate) fn with_field(mut self, field: impl Into<String>) -> ErrorResponse {
         self.field = Some(field.into());
         self

@@ -59,8 +59,11 @@ pub const ROUTES: &str = "routes";
 pub const DEMAND: &str = "demand/";
 /// Prefix of the demand of tenants at the gateways.
 pub const TENANT_DEMAND: &str = "tenant-demand/";
-/// Prefix of the usage of tenants.
+/// Prefix of the usage of tenants. All other keys are before it, so the leader reads and watches what is before it, at one
+/// revision: the usage of a year does not fit into a response of the store.
 pub const USAGE: &str = "usage/";
+/// First key after the usage of tenants.
+pub const USAGE_END: &str = "usage0";
 /// Prefix of the drains.
 pub const DRAINS: &str = "drains/";
 /// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
@@ -121,12 +124,17 @@ pub fn demand(region: &RegionId, boot_id: u64) -> String {
 
 /// Returns the key of one day of a ledger of usage.
 pub fn usage(day: UsageDay, gateway: &RegionId, ledger: u64) -> String {
-    format!("{}{gateway}/{ledger:016x}", usage_of(day))
+    format!("{}{ledger:016x}", usage_of_gateway(day, gateway))
 }
 
 /// Returns the prefix of the usage of one day.
 pub fn usage_of(day: UsageDay) -> String {
     format!("{USAGE}{day}/")
+}
+
+/// Returns the prefix of the usage of one day of the gateways of a region.
+pub fn usage_of_gateway(day: UsageDay, gateway: &RegionId) -> String {
+    format!("{}{gateway}/", usage_of(day))
 }
 
 /// Returns the key of the demand of tenants at a gateway.
@@ -222,6 +230,38 @@ mod tests {
             let gateway = Reader { role: Role::Gateway, region, boot_id };
             prop_assert_eq!(reader_of(&reader(&gateway)), Some(gateway));
         }
+    }
+
+    #[test]
+    fn all_keys_but_those_of_usage_are_before_it() {
+        let all = [
+            EPOCH,
+            DEPLOYMENTS,
+            TENANTS,
+            CREATED_KEYS,
+            READERS,
+            SPOKES,
+            INSTANCES,
+            LEASES,
+            SCALERS,
+            ROUTES,
+            DEMAND,
+            TENANT_DEMAND,
+            DRAINS,
+            PLAN,
+            WEIGHTS,
+            FLOORS,
+            SHARES,
+            TRUST,
+            JOIN_TOKENS,
+            CERTIFICATES,
+            LEADER,
+        ];
+        for prefix in all {
+            assert!(format!("{prefix}\u{10ffff}") < USAGE.to_owned(), "{prefix}");
+        }
+        let key = usage(UsageDay(20_000), &"aws/us-east-1".parse().unwrap(), u64::MAX);
+        assert!((USAGE..USAGE_END).contains(&key.as_str()));
     }
 
     #[test]

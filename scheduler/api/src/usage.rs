@@ -7,18 +7,30 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use regions::{DeploymentName, RegionId, TenantId};
 use serde::{Deserialize, Serialize};
 
 use super::{MessageVersion, VERSION, WireError, parsed};
 
-/// Maximum number of rows of a day in a ledger; the rest is counted in the rows of [`OTHER`]. Four thousand rows are 0.5 MB as JSON,
-/// and less than 100 kB in the hub's store.
-pub const ROWS_MAX: usize = 4096;
+/// Maximum number of rows of a day in a ledger; the rest is counted in the rows of [`OTHER`]. Two thousand rows are 0.3 MB as JSON,
+/// and less than [`RECORD_BYTES_MAX`] in the hub's store.
+pub const ROWS_MAX: usize = 2048;
+/// Maximum bytes of a day of a ledger in the hub's store, compressed.
+pub const RECORD_BYTES_MAX: usize = 64 << 10;
+/// Maximum number of ledgers of one day with the same region of the gateway. A gateway continues its ledger when it starts again,
+/// so this is the number of gateways in a region, and of those whose disk was lost on this day.
+pub const LEDGERS_MAX: usize = 64;
+/// Maximum number of records in the hub's store: two gateways in each of 64 regions for [`RETENTION_DAYS`], and a quarter more for
+/// lost disks.
+pub const RECORDS_MAX: usize = 64 << 10;
+/// Maximum number of rows of the response to a query, 10 MB as JSON.
+pub const REPORT_ROWS_MAX: usize = 50_000;
 /// Days for which the hub keeps usage: a year, and a month to look at it.
 pub const RETENTION_DAYS: u32 = 400;
+/// Days that the clock of a gateway may be ahead of the hub's.
+const AHEAD_DAYS_MAX: u32 = 1;
 /// Maximum number of days of one query, for which the hub reads the ledgers of all gateways.
 pub const QUERY_DAYS_MAX: u32 = 92;
 /// Name of a deployment in a row that has the requests for which there was no row left. No deployment can have it.
@@ -34,6 +46,16 @@ impl UsageDay {
     /// Returns the day of a time since 1970.
     pub fn at(since_1970: Duration) -> UsageDay {
         UsageDay(u32::try_from(since_1970.as_secs() / SECONDS_OF_A_DAY).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the day of a time; the first one for a clock before 1970.
+    pub fn of(time: SystemTime) -> UsageDay {
+        UsageDay::at(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+
+    /// Returns whether the hub stores usage of this day: it is in the last [`RETENTION_DAYS`].
+    pub fn is_stored(self, today: UsageDay) -> bool {
+        self >= today.before(RETENTION_DAYS) && self.before(AHEAD_DAYS_MAX) <= today
     }
 
     /// Returns the day this many days before.
@@ -234,14 +256,36 @@ impl TryFrom<UsageV1> for UsageOfDay {
     }
 }
 
-/// Returns the sum of days of ledgers, as operators read it.
-pub fn report(days: impl IntoIterator<Item = UsageOfDay>) -> UsageReportV1 {
-    let mut sums: BTreeMap<(UsageDay, UsageKey), UsageCounts> = BTreeMap::new();
-    for UsageOfDay { day, rows, .. } in days {
+/// Sums over days of ledgers, as operators read them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UsageSums(BTreeMap<(UsageDay, UsageKey), UsageCounts>);
+
+/// A query has more rows than [`REPORT_ROWS_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the usage of these days has more than {REPORT_ROWS_MAX} rows; ask for fewer days")]
+pub struct TooManyRows;
+
+impl UsageSums {
+    /// Adds a day of a ledger.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many rows.
+    pub fn add(&mut self, usage: UsageOfDay) -> Result<(), TooManyRows> {
+        let UsageOfDay { gateway: _, ledger: _, sequence: _, day, rows } = usage;
         for (key, counts) in rows {
-            sums.entry((day, key)).or_default().add(counts);
+            self.0.entry((day, key)).or_default().add(counts);
         }
+        if self.0.len() > REPORT_ROWS_MAX { Err(TooManyRows) } else { Ok(()) }
     }
+
+    /// Returns the sums.
+    pub fn report(self) -> UsageReportV1 {
+        report(self.0)
+    }
+}
+
+fn report(sums: BTreeMap<(UsageDay, UsageKey), UsageCounts>) -> UsageReportV1 {
     let row =
         |((day, (tenant, deployment, region)), counts): ((UsageDay, UsageKey), UsageCounts)| DailyUsageV1 {
             day: day.to_string(),
@@ -333,13 +377,41 @@ mod tests {
 
     #[test]
     fn the_report_is_the_sum_over_ledgers() {
-        let report = report([
-            usage(1, &[("acme", Some("minilm"), 3)]),
-            usage(2, &[("acme", Some("minilm"), 4), ("b", None, 1)]),
-        ]);
+        let mut sums = UsageSums::default();
+        sums.add(usage(1, &[("acme", Some("minilm"), 3)])).unwrap();
+        sums.add(usage(2, &[("acme", Some("minilm"), 4), ("b", None, 1)])).unwrap();
+        let report = sums.report();
         let rows: Vec<_> =
             report.rows.iter().map(|it| (it.row.tenant.as_str(), it.row.counts.requests)).collect();
         assert_eq!(rows, [("acme", 7), ("b", 1)]);
         assert_eq!(report.rows[0].day, "2024-10-04");
+    }
+
+    #[test]
+    fn a_report_has_a_limit_of_rows() {
+        let day = |day: u32, rows: usize| {
+            let rows = (0..rows).map(|n| {
+                let key = (format!("t-{n}").parse().unwrap(), None, "aws/us-east-1".parse().unwrap());
+                (key, UsageCounts::default())
+            });
+            UsageOfDay { day: UsageDay(day), rows: rows.collect(), ..usage(1, &[]) }
+        };
+        let mut sums = UsageSums::default();
+        assert_eq!(sums.add(day(1, REPORT_ROWS_MAX - 1)), Ok(()));
+        assert_eq!(sums.add(day(2, 1)), Ok(()), "at the limit");
+        assert_eq!(sums.add(day(1, 2)), Ok(()), "the same rows of another ledger");
+        assert_eq!(sums.add(day(3, 1)), Err(TooManyRows), "one past it");
+    }
+
+    #[test]
+    fn the_hub_stores_the_days_of_its_retention_and_one_of_a_clock_that_is_ahead() {
+        let today = UsageDay(20_000);
+        for (day, expected) in
+            [(19_600, true), (19_599, false), (20_000, true), (20_001, true), (20_002, false)]
+        {
+            assert_eq!(UsageDay(day).is_stored(today), expected, "{day}");
+        }
+        let time = UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
+        assert_eq!(UsageDay::of(time), today);
     }
 }

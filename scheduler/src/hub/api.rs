@@ -11,9 +11,7 @@ use identity::{ConnectionFailures, Transport};
 use regions::{Catalogue, RegionId};
 use replica_api::error::ErrorCode;
 use scheduler_api::plan::{GatewayDemand, TenantDemand};
-use scheduler_api::usage::UsageDay;
 use serde::de::DeserializeOwned;
-use supervision::Mutex;
 use supervision::health::HealthCheck;
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -25,6 +23,7 @@ use super::operators::OperatorTokens;
 use super::plans::PublishedPlan;
 use super::readers::ReaderReport;
 use super::scrape::HubMetrics;
+use super::usage_records::UsageState;
 use super::{Current, PublishedTable};
 use crate::respond::ErrorResponse;
 
@@ -51,8 +50,8 @@ pub(super) struct HubApi<S> {
     pub(super) demand_bases: Arc<DemandBases>,
     /// Demand of tenants that gateways have reported to this hub.
     pub(super) tenant_demands: Arc<GatewayReports<TenantDemand>>,
-    /// Day on which this hub last deleted old usage.
-    pub(super) usage_pruned: Arc<Mutex<Option<UsageDay>>>,
+    /// Limits of the usage of tenants.
+    pub(super) usage: Arc<UsageState>,
     pub(super) polls: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.

@@ -24,7 +24,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, sleep_until};
 
 use super::publisher::Publisher;
-use super::term_start::{TermStart, read_all, readable};
+use super::term_start::{TermStart, control_keys, read_all, readable};
 use super::{HubError, records};
 use crate::events::{
     FailoverCapacityChanged, LeadershipLost, MassLeaseExpiry, MassLeaseExpiryOver, SpokeLeaseEnded,
@@ -73,7 +73,7 @@ impl<'a, S: Store> Controller<'a, S> {
         publisher: &'a Publisher,
     ) -> Controller<'a, S> {
         let TermStart { found, routes_at, next } = start;
-        let watch = store.watch("", next);
+        let watch = store.watch(control_keys(), next);
         let (now, GracePeriods { lapsed_keep, settle }) = (Instant::now(), grace_periods);
         let rollout = Rollout::new(catalogue.clone(), settle, now);
         let hub = HubState::new(found, catalogue, lapsed_keep, rollout, now);
@@ -139,10 +139,10 @@ impl<'a, S: Store> Controller<'a, S> {
     /// Lists the store again after the watch was interrupted; retries until the store responds.
     async fn relist(&mut self) -> Result<(), HubError> {
         loop {
-            match self.store.range("").await {
+            match self.store.range(control_keys()).await {
                 Ok(range) => {
                     self.handle(Event::Listed(read_all(&range.entries)));
-                    self.watch = self.store.watch("", range.revision + 1);
+                    self.watch = self.store.watch(control_keys(), range.revision + 1);
                     self.publisher.report_store(None);
                     return Ok(());
                 }
@@ -338,7 +338,7 @@ enum Write {
 }
 
 /// Groups puts into as few transactions as their limits allow.
-fn into_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
+pub(super) fn into_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
     let (mut all, mut bytes): (Vec<Vec<Op>>, usize) = (Vec::new(), 0);
     for (key, value) in puts {
         let more = key.len() + value.len();

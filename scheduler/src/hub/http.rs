@@ -224,7 +224,7 @@ mod tests {
             demands: Arc::default(),
             demand_bases: Arc::default(),
             tenant_demands: Arc::default(),
-            usage_pruned: Arc::default(),
+            usage: Arc::default(),
             transport: Transport::Loopback,
             polls: Arc::new(Semaphore::new(polls)),
             stopping,

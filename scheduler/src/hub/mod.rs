@@ -52,6 +52,7 @@ mod spokes;
 mod tenant_demands;
 mod term_start;
 mod usage;
+mod usage_records;
 
 use std::future::{Future, IntoFuture};
 use std::io;
@@ -255,7 +256,7 @@ async fn serve<S: Store>(
         demands: Arc::default(),
         demand_bases: Arc::default(),
         tenant_demands: Arc::default(),
-        usage_pruned: Arc::default(),
+        usage: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),

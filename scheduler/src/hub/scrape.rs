@@ -8,9 +8,11 @@ use metrics::{
 };
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
+use scheduler_api::usage::RECORDS_MAX;
 
 use super::denials::{DenialReason, Denials, JoinRejection};
 use super::operators::rejection::OperatorMetrics;
+use super::usage_records::UsageMetrics;
 use supervision::panics::PanicMetrics;
 
 /// Role in the names of shared metrics.
@@ -105,6 +107,8 @@ metric_set! {
         /// Requests, by path and status.
         pub(super) requests: Sparse<Family<HubPath, Family<StatusLabel>>, false> =
             "meridian_hub_requests_total" ["path", "status"],
+        /// Usage of tenants.
+        pub(super) usage: UsageMetrics = set,
         /// Operators with tokens.
         pub(super) operators: OperatorMetrics = set,
     }
@@ -150,6 +154,8 @@ metric_set! {
         plan_origins: usize = "meridian_hub_plan_origins",
         /// Gateways with shares in the rate limits of tenants.
         sharing_gateways: usize = "meridian_hub_sharing_gateways",
+        /// Limit of the records of usage.
+        usage_records_max: usize = "meridian_hub_usage_records_max",
         /// Open long polls for the route table.
         polls: usize = "meridian_hub_polls",
         /// Limit on open long polls.
@@ -197,6 +203,7 @@ impl HubMetrics {
             route_deployments: table.map_or(0, |table| table.deployments.len()),
             plan_origins,
             sharing_gateways,
+            usage_records_max: RECORDS_MAX,
             polls,
             polls_max,
             console,

@@ -7,7 +7,7 @@ use scheduler_api::deployment::{DesiredDeployments, Promotions};
 use scheduler_api::keys;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
-use scheduler_store::{Compare, KeyValue, Op, Range, Store, StoreError, Term, Txn};
+use scheduler_store::{Compare, KeyRange, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
 use super::HubError;
 use super::records::{self, RecordError};
@@ -33,7 +33,7 @@ pub(super) async fn start<S: Store>(
 ) -> Result<Option<TermStart>, HubError> {
     begin_epoch(store, term, epoch_if_new).await?;
     write_file_deployments(store, term, deployments).await?;
-    let Range { entries, revision } = store.range("").await?;
+    let Range { entries, revision } = store.range(control_keys()).await?;
     let entry = |key: &str| entries.iter().find(|entry| entry.key == key);
     if entry(keys::LEADER).is_none_or(|leader| leader.create_revision != term.created) {
         return Ok(None);
@@ -64,6 +64,11 @@ pub(super) async fn start<S: Store>(
         found.epoch = next;
     }
     Ok(Some(TermStart { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
+}
+
+/// Returns the range of the keys that the leader reads and watches: all but those of usage.
+pub(super) fn control_keys() -> KeyRange {
+    KeyRange::Between { from: String::new(), before: keys::USAGE.to_owned() }
 }
 
 /// Returns the readable records among these entries; unreadable ones are logged and left out.
@@ -212,6 +217,22 @@ mod tests {
         let value = records::packed(&DeploymentsV1::from(&applied));
         store.put(keys::DEPLOYMENTS, value, None).await.unwrap();
         assert_eq!(names(&begun(&store, &term, &file, 1).await), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn a_term_starts_without_reading_usage() {
+        let (store, term) = store().await;
+        let day = scheduler_api::usage::UsageDay(20_000);
+        store
+            .put(&keys::usage(day, &"aws/us-east-1".parse().unwrap(), 1), b"{".to_vec(), None)
+            .await
+            .unwrap();
+        store.put(&keys::drain(&"aws/us-east-1".parse().unwrap()), b"{".to_vec(), None).await.unwrap();
+        let read: Vec<_> =
+            store.range(control_keys()).await.unwrap().entries.into_iter().map(|it| it.key).collect();
+        assert_eq!(read, ["drains/aws/us-east-1", "leader"]);
+        let next = begun(&store, &term, &[], 1).await.next;
+        assert_eq!(next, store.range("").await.unwrap().revision + 1, "the watch begins after the read");
     }
 
     #[tokio::test]

@@ -13,26 +13,21 @@ use replica_api::error::ErrorCode;
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::keys;
 use scheduler_api::paths::{self, UsageQuery};
-use scheduler_api::usage::{self, RETENTION_DAYS, UsageDay, UsageOfDay, UsageReportV1, UsageV1};
-use scheduler_store::{Compare, Op, Store, StoreError, Txn};
-use supervision::Mutex;
+use scheduler_api::usage::{
+    RECORD_BYTES_MAX, RETENTION_DAYS, TooManyRows, UsageDay, UsageOfDay, UsageReportV1, UsageSums, UsageV1,
+};
+use scheduler_store::{Compare, KeyValue, Op, Store, Txn};
+use tokio::task::spawn_blocking;
 
 use super::access::Caller;
 use super::api::{Body, HubApi, json};
-use super::records;
+use super::records::{self, RecordError};
+use super::usage_records::{QUERIES_MAX, UsagePages, check_number, prune};
+use crate::events::UsagePruneFailed;
 use crate::respond::ErrorResponse;
 
 /// Attempts of a write if the same report arrives at another hub at the same time.
 const ATTEMPTS_MAX: usize = 3;
-/// Days of a report that may be in the future, for a gateway whose clock is ahead.
-const AHEAD_DAYS_MAX: u32 = 1;
-/// Maximum number of old records that are deleted in one transaction; etcd permits 128 operations.
-const DELETED_MAX: usize = 100;
-
-fn today() -> UsageDay {
-    UsageDay::at(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
-}
-
 /// Stores one day of a ledger, unless the stored version is as new.
 pub(super) async fn report<S: Store>(
     State(api): State<HubApi<S>>,
@@ -42,24 +37,31 @@ pub(super) async fn report<S: Store>(
     let reported = UsageOfDay::try_from(json::<UsageV1>(body)?)?;
     api.check_region(&reported.gateway)?;
     caller.check_region(&api, &reported.gateway, paths::USAGE)?;
-    let (today, day) = (today(), reported.day);
-    if day < today.before(RETENTION_DAYS) || day.before(AHEAD_DAYS_MAX) > today {
+    let (today, day) = (UsageDay::of(SystemTime::now()), reported.day);
+    if !day.is_stored(today) {
         let message = format!("`day`: {day} is not in the last {RETENTION_DAYS} days; today is {today}.");
         return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("day"));
     }
     let key = keys::usage(day, &reported.gateway, reported.ledger);
+    let value = packed(&reported).inspect_err(|_| api.metrics.usage.rejected.add(1))?;
     for _ in 0..ATTEMPTS_MAX {
         let stored = api.store.get(&key).await?;
         let known = stored.as_ref().map(records::usage).transpose()?;
         if known.is_some_and(|known| known.sequence >= reported.sequence) {
             return Ok(StatusCode::NO_CONTENT);
         }
+        if stored.is_none() {
+            check_number(&api.store, &api.metrics.usage, day, &reported.gateway).await?;
+        }
         let revision = stored.map_or(0, |entry| entry.mod_revision);
-        let value = records::packed(&UsageV1::from(&reported));
         let when = vec![Compare::ModRevision(key.clone(), revision)];
-        let then = vec![Op::Put { key: key.clone(), value, lease: None }];
+        let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: None }];
         if api.store.txn(Txn { when, then }).await?.succeeded {
-            prune(&api.store, &api.usage_pruned, today).await?;
+            if let Err(error) = prune(&api.store, &api.usage.pruned, today).await {
+                // The report is stored.
+                api.metrics.usage.prune_failures.add(1);
+                UsagePruneFailed { error: &error }.emit();
+            }
             return Ok(StatusCode::NO_CONTENT);
         }
     }
@@ -67,23 +69,17 @@ pub(super) async fn report<S: Store>(
     Err(ErrorResponse::new(HubErrorCode::Conflict, message))
 }
 
-/// Deletes records that are too old, unless this hub has done so on the same day.
-async fn prune<S: Store>(
-    store: &S,
-    pruned: &Mutex<Option<UsageDay>>,
-    today: UsageDay,
-) -> Result<(), StoreError> {
-    if pruned.lock().replace(today) == Some(today) {
-        return Ok(());
+/// Returns the record of a day of a ledger.
+fn packed(usage: &UsageOfDay) -> Result<Vec<u8>, ErrorResponse> {
+    let value = records::packed(&UsageV1::from(usage));
+    if value.len() <= RECORD_BYTES_MAX {
+        return Ok(value);
     }
-    let oldest = keys::usage_of(today.before(RETENTION_DAYS));
-    let stored = store.range(keys::USAGE).await?;
-    let old: Vec<_> = stored.entries.into_iter().filter(|entry| entry.key < oldest).collect();
-    for some in old.chunks(DELETED_MAX) {
-        let then = some.iter().map(|entry| Op::Delete { key: entry.key.clone() }).collect();
-        store.txn(Txn { when: Vec::new(), then }).await?;
-    }
-    Ok(())
+    let message = format!(
+        "`rows`: they have {} bytes in the store; at most {RECORD_BYTES_MAX} are stored.",
+        value.len()
+    );
+    Err(ErrorResponse::new(ErrorCode::BodyTooLarge, message).with_field("rows"))
 }
 
 /// Responds with the usage of some days, for operators.
@@ -91,42 +87,81 @@ pub(super) async fn read<S: Store>(
     State(api): State<HubApi<S>>,
     RawQuery(query): RawQuery,
 ) -> Result<Json<UsageReportV1>, ErrorResponse> {
-    let UsageQuery { from, to } = UsageQuery::parse(query.as_deref().unwrap_or_default(), today())?;
-    let mut days = Vec::new();
-    for day in (from.0..=to.0).map(UsageDay) {
-        for entry in api.store.range(&keys::usage_of(day)).await?.entries {
-            days.push(records::usage(&entry)?);
+    let today = UsageDay::of(SystemTime::now());
+    let UsageQuery { from, to } = UsageQuery::parse(query.as_deref().unwrap_or_default(), today)?;
+    let Ok(_permit) = api.usage.queries.try_acquire() else {
+        let message =
+            format!("{QUERIES_MAX} queries of usage run at this hub, which is the limit; try again shortly.");
+        return Err(ErrorResponse::new(ErrorCode::Overloaded, message));
+    };
+    let mut pages = UsagePages::of(from, to);
+    let mut sums = UsageSums::default();
+    while let Some(page) = pages.next(&api.store).await? {
+        // A page takes some milliseconds to decompress and to parse.
+        let added = spawn_blocking(move || add(sums, &page)).await;
+        sums = added.expect("adding does not panic")?;
+    }
+    Ok(Json(sums.report()))
+}
+
+/// Failed query.
+#[derive(Debug)]
+enum QueryError {
+    Record(RecordError),
+    Rows(TooManyRows),
+}
+
+impl From<QueryError> for ErrorResponse {
+    fn from(error: QueryError) -> ErrorResponse {
+        match error {
+            QueryError::Record(error) => error.into(),
+            QueryError::Rows(error) => {
+                ErrorResponse::new(ErrorCode::InvalidValue, format!("`from`: {error}.")).with_field("from")
+            }
         }
     }
-    Ok(Json(usage::report(days)))
+}
+
+/// Adds the records of a page.
+fn add(mut sums: UsageSums, page: &[KeyValue]) -> Result<UsageSums, QueryError> {
+    for entry in page {
+        sums.add(records::usage(entry).map_err(QueryError::Record)?).map_err(QueryError::Rows)?;
+    }
+    Ok(sums)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler_store::SimStore;
+    use regions::RegionId;
+    use scheduler_api::usage::{ROWS_MAX, UsageCounts};
 
-    #[tokio::test]
-    async fn records_past_the_retention_are_deleted_once_a_day() {
-        let (store, pruned, today) = (SimStore::new(), Mutex::default(), UsageDay(20_500));
-        let gateway = "aws/us-east-1".parse().unwrap();
-        let put = async |days: u32, ledger: u64| {
-            let key = keys::usage(today.before(days), &gateway, ledger);
-            store.put(&key, b"{}".to_vec(), None).await.unwrap();
-        };
-        let left = async || store.range(keys::USAGE).await.unwrap().entries.len();
-        // More than one transaction can delete.
-        for ledger in 0..2 * DELETED_MAX as u64 + 1 {
-            put(RETENTION_DAYS + 1, ledger).await;
-        }
-        put(RETENTION_DAYS, 1).await;
-        put(0, 1).await;
-        prune(&store, &pruned, today).await.unwrap();
-        assert_eq!(left().await, 2);
-        put(RETENTION_DAYS + 1, 1).await;
-        prune(&store, &pruned, today).await.unwrap();
-        assert_eq!(left().await, 3, "not again on the same day");
-        prune(&store, &pruned, UsageDay(today.0 + 1)).await.unwrap();
-        assert_eq!(left().await, 1);
+    fn gateway() -> RegionId {
+        "aws/us-east-1".parse().unwrap()
+    }
+
+    /// Returns a day with rows of different names and counts, as a large fleet has them.
+    fn large(rows: usize, name: impl Fn(u64) -> String) -> UsageOfDay {
+        let rows = (0..rows as u64).map(|n| {
+            let mixed = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let tenant = format!("tenant-{}", mixed >> 56).parse().unwrap();
+            let counts = UsageCounts { requests: mixed >> 44, inputs: mixed >> 42, tokens: mixed >> 34 };
+            ((tenant, Some(name(mixed).parse().unwrap()), gateway()), counts)
+        });
+        UsageOfDay { gateway: gateway(), ledger: 1, sequence: 1, day: UsageDay(20_000), rows: rows.collect() }
+    }
+
+    #[test]
+    fn the_maximum_of_rows_fits_into_a_record_and_longer_names_are_rejected() {
+        let usual = packed(&large(ROWS_MAX, |n| format!("embed-{:04x}", n >> 48))).map(|value| value.len());
+        let usual = usual.expect("the maximum of rows");
+        println!("{ROWS_MAX} rows: {usual} bytes in the store");
+        assert!(usual <= RECORD_BYTES_MAX);
+        let hostile = large(ROWS_MAX, |n| {
+            let parts = (1..=3).map(|m| format!("{:016x}", n.wrapping_mul(m * m + 0xd134_2543)));
+            format!("d{}", parts.collect::<String>())
+        });
+        let error = packed(&hostile).unwrap_err();
+        assert!(error.message().contains("at most 65536"), "{}", error.message());
     }
 }

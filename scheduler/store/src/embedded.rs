@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::history::History;
 use crate::local_watch::LocalWatch;
-use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
+use crate::model::{KeyRange, KeyValue, Lease, Page, PageContent, Range, StoreError, Txn, TxnOutcome};
 use crate::state::State;
 use crate::store::Store;
 use disk::{DiskError, StoreFile};
@@ -124,9 +124,13 @@ impl Store for EmbeddedStore {
         self.execute(move |state| Ok(state.get(&key))).await
     }
 
-    async fn range(&self, prefix: &str) -> Result<Range, StoreError> {
-        let prefix = prefix.to_owned();
-        self.execute(move |state| Ok(state.range(&prefix))).await
+    async fn range(&self, keys: impl Into<KeyRange> + Send) -> Result<Range, StoreError> {
+        let keys = keys.into();
+        self.execute(move |state| Ok(state.range(&keys))).await
+    }
+
+    async fn page(&self, keys: KeyRange, limit: usize, content: PageContent) -> Result<Page, StoreError> {
+        self.execute(move |state| Ok(state.page(&keys, limit, content))).await
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
@@ -149,8 +153,8 @@ impl Store for EmbeddedStore {
         self.execute(move |state| Ok(state.expire(now))).await
     }
 
-    fn watch(&self, prefix: &str, from: u64) -> LocalWatch {
-        LocalWatch::new(prefix.to_owned(), from, self.history.clone(), self.notified.clone())
+    fn watch(&self, keys: impl Into<KeyRange>, from: u64) -> LocalWatch {
+        LocalWatch::new(keys.into(), from, self.history.clone(), self.notified.clone())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::model::{Event, WatchError};
+use crate::model::{Event, KeyRange, WatchError};
 
 /// Maximum number of stored revisions: a quarter of an hour of a region that changes ten times a second.
 pub(crate) const REVISIONS_MAX: usize = 10_000;
@@ -58,8 +58,8 @@ impl History {
         }
     }
 
-    /// Returns the events under `prefix` from revision `from` on, possibly none, and the revision to continue from.
-    pub(crate) fn read(&self, prefix: &str, from: u64) -> Result<(Vec<Event>, u64), WatchError> {
+    /// Returns the events of these keys from revision `from` on, possibly none, and the revision to continue from.
+    pub(crate) fn read(&self, keys: &KeyRange, from: u64) -> Result<(Vec<Event>, u64), WatchError> {
         if from <= self.compacted {
             return Err(WatchError::Compacted { oldest: self.compacted + 1 });
         }
@@ -68,7 +68,7 @@ impl History {
         }
         let read = (from - self.compacted - 1) as usize;
         let events = self.revisions.iter().skip(read).flat_map(|revision| &revision.events);
-        let matching = events.filter(|event| event.key().starts_with(prefix));
+        let matching = events.filter(|event| keys.contains(event.key()));
         Ok((matching.cloned().collect(), self.revision + 1))
     }
 }
@@ -96,27 +96,27 @@ mod tests {
     #[test]
     fn a_reader_continues_where_it_stopped_and_gets_only_its_prefix() {
         let mut history = History::starting_at(5);
-        assert_eq!(history.read("a/", 6), Ok((vec![], 6)));
+        assert_eq!(history.read(&"a/".into(), 6), Ok((vec![], 6)));
         history.push(vec![put("a/1", 6, 1), put("b/1", 6, 1)]);
         history.push(vec![Event::Delete { key: "a/1".to_owned(), revision: 7 }]);
-        let (events, next) = history.read("a/", 6).unwrap();
+        let (events, next) = history.read(&"a/".into(), 6).unwrap();
         assert_eq!((events.len(), next), (2, 8));
-        assert_eq!(keys(history.read("a/", 7)), Ok(vec!["a/1".to_owned()]));
-        assert_eq!(history.read("b/", 7), Ok((vec![], 8)));
+        assert_eq!(keys(history.read(&"a/".into(), 7)), Ok(vec!["a/1".to_owned()]));
+        assert_eq!(history.read(&"b/".into(), 7), Ok((vec![], 8)));
     }
 
     #[test]
     fn reads_outside_the_history_are_errors() {
         let mut history = History::starting_at(5);
-        assert_eq!(history.read("", 5), Err(WatchError::Compacted { oldest: 6 }));
-        assert_eq!(history.read("", 7), Err(WatchError::FutureRevision { from: 7, revision: 5 }));
+        assert_eq!(history.read(&"".into(), 5), Err(WatchError::Compacted { oldest: 6 }));
+        assert_eq!(history.read(&"".into(), 7), Err(WatchError::FutureRevision { from: 7, revision: 5 }));
         for revision in 6..6 + REVISIONS_MAX as u64 {
             history.push(vec![put("a", revision, 1)]);
         }
-        assert_eq!(keys(history.read("", 6)).map(|all| all.len()), Ok(REVISIONS_MAX));
+        assert_eq!(keys(history.read(&"".into(), 6)).map(|all| all.len()), Ok(REVISIONS_MAX));
         history.push(vec![put("a", 6 + REVISIONS_MAX as u64, 1)]);
-        assert_eq!(history.read("", 6), Err(WatchError::Compacted { oldest: 7 }));
-        assert_eq!(keys(history.read("", 7)).map(|all| all.len()), Ok(REVISIONS_MAX));
+        assert_eq!(history.read(&"".into(), 6), Err(WatchError::Compacted { oldest: 7 }));
+        assert_eq!(keys(history.read(&"".into(), 7)).map(|all| all.len()), Ok(REVISIONS_MAX));
     }
 
     #[test]
@@ -124,9 +124,9 @@ mod tests {
         let mut history = History::starting_at(0);
         history.push(vec![put("a", 1, BYTES_MAX / 2), put("b", 1, 1)]);
         history.push(vec![put("c", 2, BYTES_MAX / 2 - 1)]);
-        assert_eq!(keys(history.read("", 1)), Ok(vec!["a".into(), "b".into(), "c".into()]));
+        assert_eq!(keys(history.read(&"".into(), 1)), Ok(vec!["a".into(), "b".into(), "c".into()]));
         history.push(vec![put("d", 3, 1)]);
-        assert_eq!(history.read("", 1), Err(WatchError::Compacted { oldest: 2 }));
-        assert_eq!(keys(history.read("", 2)), Ok(vec!["c".into(), "d".into()]));
+        assert_eq!(history.read(&"".into(), 1), Err(WatchError::Compacted { oldest: 2 }));
+        assert_eq!(keys(history.read(&"".into(), 2)), Ok(vec!["c".into(), "d".into()]));
     }
 }

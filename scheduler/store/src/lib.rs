@@ -33,6 +33,9 @@ mod store;
 pub use embedded::{EmbeddedStore, StoreOpenError};
 pub use etcd::{CALL_BUDGET, EtcdConfig, EtcdStore, EtcdTls, EtcdTlsError, EtcdUser, EtcdWatch, KEEP_ALIVE};
 pub use local_watch::LocalWatch;
-pub use model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
+pub use model::{
+    Compare, Event, KeyRange, KeyValue, Lease, Op, Page, PageContent, Range, StoreError, Txn, TxnOutcome,
+    WatchError,
+};
 pub use sim::{SimSnapshot, SimStore};
 pub use store::{Store, Term, Watch};

@@ -6,13 +6,13 @@ use supervision::Mutex;
 use tokio::sync::watch;
 
 use crate::history::History;
-use crate::model::{Event, WatchError};
+use crate::model::{Event, KeyRange, WatchError};
 use crate::store::Watch;
 
-/// Watch of the changes under a prefix.
+/// Watch of the changes to a range of keys.
 #[derive(Debug)]
 pub struct LocalWatch {
-    prefix: String,
+    keys: KeyRange,
     from: u64,
     history: Arc<Mutex<History>>,
     notified: watch::Receiver<()>,
@@ -20,12 +20,12 @@ pub struct LocalWatch {
 
 impl LocalWatch {
     pub(crate) fn new(
-        prefix: String,
+        keys: KeyRange,
         from: u64,
         history: Arc<Mutex<History>>,
         notified: watch::Receiver<()>,
     ) -> LocalWatch {
-        LocalWatch { prefix, from, history, notified }
+        LocalWatch { keys, from, history, notified }
     }
 }
 
@@ -34,7 +34,7 @@ impl Watch for LocalWatch {
         loop {
             // Marked before the read, so that a change during the read notifies again.
             self.notified.borrow_and_update();
-            let read = self.history.lock().read(&self.prefix, self.from);
+            let read = self.history.lock().read(&self.keys, self.from);
             let (events, next) = read?;
             self.from = next;
             if !events.is_empty() {

@@ -34,7 +34,68 @@ pub struct KeyValue {
     pub lease: Option<Lease>,
 }
 
-/// Keys with a prefix.
+/// Keys of a read or a watch. A text stands for a prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyRange {
+    /// Keys with this prefix.
+    Prefix(String),
+    /// Keys from one on, before another, in the order of their bytes.
+    Between {
+        /// First key.
+        from: String,
+        /// First key after the range; not empty.
+        before: String,
+    },
+}
+
+impl KeyRange {
+    /// Returns the first key of the range.
+    pub(crate) fn from(&self) -> &str {
+        match self {
+            KeyRange::Prefix(from) | KeyRange::Between { from, .. } => from,
+        }
+    }
+
+    /// Returns whether the range has this key.
+    pub fn contains(&self, key: &str) -> bool {
+        match self {
+            KeyRange::Prefix(prefix) => key.starts_with(prefix),
+            KeyRange::Between { from, before } => (from.as_str()..before).contains(&key),
+        }
+    }
+}
+
+impl From<&str> for KeyRange {
+    fn from(prefix: &str) -> KeyRange {
+        KeyRange::Prefix(prefix.to_owned())
+    }
+}
+
+impl From<&String> for KeyRange {
+    fn from(prefix: &String) -> KeyRange {
+        KeyRange::Prefix(prefix.clone())
+    }
+}
+
+/// Part of the entries that a read of a page returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageContent {
+    /// Keys and values.
+    Values,
+    /// Keys; the values are empty.
+    Keys,
+}
+
+/// First keys of a range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    /// Entries in the order of their keys, at most the limit.
+    pub entries: Vec<KeyValue>,
+    /// Number of keys in the whole range.
+    pub total: usize,
+}
+
+/// All keys of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range {
     /// Entries in the order of their keys.

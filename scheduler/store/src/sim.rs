@@ -12,7 +12,7 @@ use tokio::sync::watch;
 
 use crate::history::History;
 use crate::local_watch::LocalWatch;
-use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
+use crate::model::{KeyRange, KeyValue, Lease, Page, PageContent, Range, StoreError, Txn, TxnOutcome};
 use crate::state::State;
 use crate::store::Store;
 
@@ -106,8 +106,13 @@ impl Store for SimStore {
         self.execute(|state| Ok(state.get(key)))
     }
 
-    async fn range(&self, prefix: &str) -> Result<Range, StoreError> {
-        self.execute(|state| Ok(state.range(prefix)))
+    async fn range(&self, keys: impl Into<KeyRange> + Send) -> Result<Range, StoreError> {
+        let keys = keys.into();
+        self.execute(|state| Ok(state.range(&keys)))
+    }
+
+    async fn page(&self, keys: KeyRange, limit: usize, content: PageContent) -> Result<Page, StoreError> {
+        self.execute(|state| Ok(state.page(&keys, limit, content)))
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
@@ -130,7 +135,7 @@ impl Store for SimStore {
         self.execute(|state| Ok(state.expire(now)))
     }
 
-    fn watch(&self, prefix: &str, from: u64) -> LocalWatch {
-        LocalWatch::new(prefix.to_owned(), from, self.history.clone(), self.notify.subscribe())
+    fn watch(&self, keys: impl Into<KeyRange>, from: u64) -> LocalWatch {
+        LocalWatch::new(keys.into(), from, self.history.clone(), self.notify.subscribe())
     }
 }

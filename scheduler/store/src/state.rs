@@ -9,7 +9,10 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::model::{Compare, Event, KeyValue, LEASES_MAX, Lease, Op, Range, StoreError, Txn, TxnOutcome};
+use crate::model::{
+    Compare, Event, KeyRange, KeyValue, LEASES_MAX, Lease, Op, Page, PageContent, Range, StoreError, Txn,
+    TxnOutcome,
+};
 
 /// State of a store.
 #[derive(Clone, Debug, Default)]
@@ -77,10 +80,22 @@ impl State {
         self.entries.get(key).cloned()
     }
 
-    pub(crate) fn range(&self, prefix: &str) -> Range {
-        let from = self.entries.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-        let under = from.take_while(|(key, _)| key.starts_with(prefix));
-        Range { entries: under.map(|(_, entry)| entry.clone()).collect(), revision: self.revision }
+    pub(crate) fn range(&self, keys: &KeyRange) -> Range {
+        Range { entries: self.entries_of(keys).cloned().collect(), revision: self.revision }
+    }
+
+    /// Returns the first keys of a range.
+    pub(crate) fn page(&self, keys: &KeyRange, limit: usize, content: PageContent) -> Page {
+        let entries = self.entries_of(keys).take(limit).map(|entry| match content {
+            PageContent::Values => entry.clone(),
+            PageContent::Keys => KeyValue { value: Arc::default(), ..entry.clone() },
+        });
+        Page { entries: entries.collect(), total: self.entries_of(keys).count() }
+    }
+
+    fn entries_of<'a>(&'a self, keys: &'a KeyRange) -> impl Iterator<Item = &'a KeyValue> {
+        let from = self.entries.range::<str, _>((Bound::Included(keys.from()), Bound::Unbounded));
+        from.take_while(|(key, _)| keys.contains(key)).map(|(_, entry)| entry)
     }
 
     /// Executes a transaction, if its guards hold.

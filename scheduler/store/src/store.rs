@@ -11,7 +11,10 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use crate::model::{Compare, Event, KeyValue, Lease, Op, Range, StoreError, Txn, TxnOutcome, WatchError};
+use crate::model::{
+    Compare, Event, KeyRange, KeyValue, Lease, Op, Page, PageContent, Range, StoreError, Txn, TxnOutcome,
+    WatchError,
+};
 
 /// Store of the hub. Clones are handles of the same store.
 ///
@@ -23,8 +26,20 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Returns the key, if it exists. The read is linearisable.
     fn get(&self, key: &str) -> impl Future<Output = Result<Option<KeyValue>, StoreError>> + Send;
 
-    /// Returns all keys with this prefix, at one revision.
-    fn range(&self, prefix: &str) -> impl Future<Output = Result<Range, StoreError>> + Send;
+    /// Returns all of these keys, at one revision. The caller knows that they fit into one response; [`Store::page`] reads
+    /// keys whose number has no such limit.
+    fn range(
+        &self,
+        keys: impl Into<KeyRange> + Send,
+    ) -> impl Future<Output = Result<Range, StoreError>> + Send;
+
+    /// Returns the first `limit` of these keys, and the number of all.
+    fn page(
+        &self,
+        keys: KeyRange,
+        limit: usize,
+        content: PageContent,
+    ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
     /// Executes a transaction, if its guards hold.
     ///
@@ -34,8 +49,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// send it twice: then the first attempt may be the reason why a guard of the second one fails.
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<TxnOutcome, StoreError>> + Send;
 
-    /// Watches the changes to keys with this prefix, from the revision `from` on.
-    fn watch(&self, prefix: &str, from: u64) -> Self::Watch;
+    /// Watches the changes to these keys, from the revision `from` on.
+    fn watch(&self, keys: impl Into<KeyRange>, from: u64) -> Self::Watch;
 
     /// Grants a lease that expires after `ttl` unless it is kept alive.
     ///
@@ -120,7 +135,7 @@ pub trait Store: Clone + Send + Sync + 'static {
     }
 }
 
-/// Watch: the changes under a prefix, from a revision on, in order and without a gap.
+/// Watch: the changes to some keys, from a revision on, in order and without a gap.
 pub trait Watch: Send {
     /// Waits for changes and returns all available ones, at least one. Dropping the future loses none.
     ///

@@ -4,10 +4,10 @@ use super::world::{AMERICA, Hub, config};
 use scheduler_api::paths;
 use scheduler_api::usage::{RETENTION_DAYS, UsageDay, UsageReportV1};
 use serde_json::{Value, json};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 fn today() -> UsageDay {
-    UsageDay::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap())
+    UsageDay::of(SystemTime::now())
 }
 
 /// Returns a report with one row.

@@ -198,7 +198,7 @@ mod tests {
             state
         };
         let (_, mut read) = StoreFile::open(&path, now).unwrap();
-        assert_eq!(read.range(""), written.range(""));
+        assert_eq!(read.range(&"".into()), written.range(&"".into()));
         assert_eq!((read.revision, read.last_lease), (4, 2));
         assert_eq!(read.expire(now + Duration::from_secs(5)), [Lease(1)]);
         assert!(read.get("a").is_none());

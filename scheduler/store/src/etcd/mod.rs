@@ -22,11 +22,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etcd_client::{
-    Client, CompactionOptions, ConnectOptions, Error, GetOptions, KvClient, LeaseTimeToLiveOptions,
+    Client, CompactionOptions, ConnectOptions, Error, GetOptions, GetResponse, KvClient,
+    LeaseTimeToLiveOptions,
 };
 use tokio::time::timeout;
 
-use crate::model::{KeyValue, Lease, Range, StoreError, Txn, TxnOutcome};
+use crate::model::{KeyRange, KeyValue, Lease, Page, PageContent, Range, StoreError, Txn, TxnOutcome};
 use crate::store::Store;
 use convert::PrefixedKeys;
 use members::{MemberTls, Members, pause};
@@ -46,7 +47,7 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(500);
 pub const KEEP_ALIVE: Duration = Duration::from_secs(6);
 /// Timeout of a keep-alive ping.
 const KEEP_ALIVE_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum bytes of a response: all keys with a prefix, or all changes since a watch was interrupted. 64 regions with
+/// Maximum bytes of a response: all keys of a range, or all changes since a watch was interrupted. 64 regions with
 /// eight spokes each and a thousand ready deployments per spoke are 20 MB.
 const RESPONSE_BYTES_MAX: usize = 64 << 20;
 
@@ -127,6 +128,16 @@ impl EtcdStore {
             Err(CallFailure::Rejected(error)) if convert::is_compacted(&error) => Ok(()),
             Err(failure) => Err(failure.into()),
         }
+    }
+
+    async fn read(&self, keys: KeyRange, options: GetOptions) -> Result<GetResponse, StoreError> {
+        let from = &self.keys.outer(keys.from());
+        let options = &match &keys {
+            KeyRange::Prefix(_) => options.with_prefix(),
+            KeyRange::Between { before, .. } => options.with_range(self.keys.outer(before)),
+        };
+        let read = |client: Client| async move { kv(&client).get(from.clone(), Some(options.clone())).await };
+        Ok(self.call(read).await?)
     }
 
     /// Finds the missing lease of a transaction; etcd's error does not name it.
@@ -230,16 +241,24 @@ impl Store for EtcdStore {
         Ok(response.take_kvs().pop().map(|entry| self.keys.entry(&entry)))
     }
 
-    async fn range(&self, prefix: &str) -> Result<Range, StoreError> {
-        let prefix = &self.keys.outer(prefix);
-        let mut response = self
-            .call(|client| async move {
-                kv(&client).get(prefix.clone(), Some(GetOptions::new().with_prefix())).await
-            })
-            .await?;
+    async fn range(&self, keys: impl Into<KeyRange> + Send) -> Result<Range, StoreError> {
+        let mut response = self.read(keys.into(), GetOptions::new()).await?;
         let revision = convert::revision(response.header());
         let entries = response.take_kvs().iter().map(|entry| self.keys.entry(entry)).collect();
         Ok(Range { entries, revision })
+    }
+
+    async fn page(&self, keys: KeyRange, limit: usize, content: PageContent) -> Result<Page, StoreError> {
+        // In etcd, 0 means no limit.
+        let options = GetOptions::new().with_limit(i64::try_from(limit).unwrap_or(i64::MAX).max(1));
+        let options = match content {
+            PageContent::Values => options,
+            PageContent::Keys => options.with_keys_only(),
+        };
+        let mut response = self.read(keys, options).await?;
+        let total = usize::try_from(response.count()).unwrap_or_default();
+        let entries = response.take_kvs();
+        Ok(Page { entries: entries.iter().take(limit).map(|entry| self.keys.entry(entry)).collect(), total })
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnOutcome, StoreError> {
@@ -255,8 +274,8 @@ impl Store for EtcdStore {
         Ok(TxnOutcome { succeeded: response.succeeded(), revision: convert::revision(response.header()) })
     }
 
-    fn watch(&self, prefix: &str, from: u64) -> EtcdWatch {
-        EtcdWatch::start(self.members.clone(), self.keys.clone(), prefix.to_owned(), from)
+    fn watch(&self, keys: impl Into<KeyRange>, from: u64) -> EtcdWatch {
+        EtcdWatch::start(self.members.clone(), self.keys.clone(), keys.into(), from)
     }
 
     async fn lease_grant(&self, ttl: Duration, _: Instant) -> Result<Lease, StoreError> {

@@ -24,7 +24,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::convert::{self, PrefixedKeys};
 use super::members::{Members, pause};
 use super::{CALL_LIMIT, RESPONSE_BYTES_MAX, kv};
-use crate::model::{Event, WatchError};
+use crate::model::{Event, KeyRange, WatchError};
 use crate::store::Watch;
 
 /// Interval of progress requests on a stream.
@@ -34,7 +34,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// Capacity of the queue to the watcher. Further messages wait in the stream, which etcd then stops filling.
 const QUEUE_MAX: usize = 16;
 
-/// Watch of the changes under a prefix.
+/// Watch of the changes to a range of keys.
 #[derive(Debug)]
 pub struct EtcdWatch {
     events: mpsc::Receiver<Result<Vec<Event>, WatchError>>,
@@ -44,11 +44,11 @@ pub struct EtcdWatch {
 }
 
 impl EtcdWatch {
-    pub(super) fn start(members: Arc<Members>, keys: PrefixedKeys, prefix: String, from: u64) -> EtcdWatch {
+    pub(super) fn start(members: Arc<Members>, keys: PrefixedKeys, range: KeyRange, from: u64) -> EtcdWatch {
         let (sender, events) = mpsc::channel(QUEUE_MAX);
         let mut task = JoinSet::new();
         let position = WatchPosition { from, cluster: None, term: 0 };
-        let watcher = StreamWatcher { members, keys, prefix, position, sender };
+        let watcher = StreamWatcher { members, keys, range, position, sender };
         task.spawn(async {
             essential("store watch", watcher.run()).await;
         });
@@ -80,7 +80,7 @@ struct WatchPosition {
 struct StreamWatcher {
     members: Arc<Members>,
     keys: PrefixedKeys,
-    prefix: String,
+    range: KeyRange,
     position: WatchPosition,
     sender: mpsc::Sender<Result<Vec<Event>, WatchError>>,
 }
@@ -168,10 +168,13 @@ impl StreamWatcher {
     }
 
     async fn open(&self, client: &Client) -> Result<WatchStream, Error> {
-        let options =
-            WatchOptions::new().with_prefix().with_start_revision(convert::signed(self.position.from));
+        let options = WatchOptions::new().with_start_revision(convert::signed(self.position.from));
+        let options = match &self.range {
+            KeyRange::Prefix(_) => options.with_prefix(),
+            KeyRange::Between { before, .. } => options.with_range(self.keys.outer(before)),
+        };
         let mut watches = client.watch_client().max_decoding_message_size(RESPONSE_BYTES_MAX);
-        watches.watch(self.keys.outer(&self.prefix), Some(options)).await
+        watches.watch(self.keys.outer(self.range.from()), Some(options)).await
     }
 
     async fn deliver(&mut self, message: Result<Option<WatchResponse>, Error>) -> Result<(), StreamEnd> {

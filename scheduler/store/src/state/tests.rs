@@ -30,7 +30,7 @@ fn done(state: &mut State, then: Vec<Op>) -> u64 {
 }
 
 fn keys(state: &State, prefix: &str) -> Vec<String> {
-    state.range(prefix).entries.into_iter().map(|entry| entry.key).collect()
+    state.range(&prefix.into()).entries.into_iter().map(|entry| entry.key).collect()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_prefix_is_listed_in_order_without_other_keys() {
     done(&mut state, ["spokes/b", "spokes/a", "spokes", "spokesman", "t"].map(|key| put(key, "")).to_vec());
     assert_eq!(keys(&state, "spokes/"), ["spokes/a", "spokes/b"]);
     assert_eq!(keys(&state, "").len(), 5);
-    assert_eq!(state.range("nothing"), Range { entries: vec![], revision: 1 });
+    assert_eq!(state.range(&"nothing".into()), Range { entries: vec![], revision: 1 });
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn a_restored_state_is_equal_and_leases_have_their_whole_time() {
     let mut state = State::default();
     let lease = state.grant(TTL, now).unwrap();
     done(&mut state, vec![put_under("a", "1", Some(lease)), put("b", "2")]);
-    let mut after = State::restored(1, 1, state.range("").entries, vec![(lease, TTL)], now + TTL);
-    assert_eq!(after.range(""), state.range(""));
+    let mut after = State::restored(1, 1, state.range(&"".into()).entries, vec![(lease, TTL)], now + TTL);
+    assert_eq!(after.range(&"".into()), state.range(&"".into()));
     assert_eq!(after.expire(now + TTL), []);
     assert_eq!(after.expire(now + 2 * TTL), [lease]);
     assert_eq!(keys(&after, ""), ["b"]);

@@ -119,7 +119,7 @@ impl<S: Store> TestedStore<S> {
             Step::Get(key) => self.store.get(key).await.map(|entry| {
                 Reply::Entries(entry.into_iter().map(|entry| self.entry(entry)).collect(), None)
             }),
-            Step::Range(prefix) => self.store.range(prefix).await.map(|Range { entries, revision }| {
+            Step::Range(prefix) => self.store.range(*prefix).await.map(|Range { entries, revision }| {
                 let entries = entries.into_iter().map(|entry| self.entry(entry));
                 Reply::Entries(entries.collect(), Some(self.shared(revision)))
             }),

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{
-    Compare, EmbeddedStore, Event, Op, SimStore, Store, StoreError, Txn, Watch, WatchError,
+    Compare, EmbeddedStore, Event, KeyRange, KeyValue, Op, PageContent, SimStore, Store, StoreError, Txn,
+    Watch, WatchError,
 };
 
 use super::cluster::Cluster;
@@ -60,6 +61,7 @@ async fn expire_leases<S: Store>(store: &S, _: &str) {
 /// Runs the suite. `lease_ends` returns when the lease of this key has expired; `compact` compacts the history.
 async fn conforms<S: Store>(store: &S, lease_ends: impl AsyncFn(&S, &str), compact: impl AsyncFn(&S)) {
     keys_have_values_and_revisions(store).await;
+    ranges_have_an_end_and_pages_a_limit(store).await;
     guards_hold(store).await;
     limits_are_the_same(store).await;
     leases_delete_their_keys(store, lease_ends).await;
@@ -98,6 +100,45 @@ async fn keys_have_values_and_revisions<S: Store>(store: &S) {
     store.put("k/a", vec![], None).await.unwrap();
     let anew = store.get("k/a").await.unwrap().unwrap();
     assert_eq!(anew.create_revision, first + 4, "it was created again");
+}
+
+async fn ranges_have_an_end_and_pages_a_limit<S: Store>(store: &S) {
+    let from = store.range("").await.unwrap().revision + 1;
+    for key in ["p/a", "p/b", "p/c", "p0", "q"] {
+        store.put(key, b"value".to_vec(), None).await.unwrap();
+    }
+    let between =
+        |from: &str, before: &str| KeyRange::Between { from: from.to_owned(), before: before.to_owned() };
+    let names = |entries: &[KeyValue]| entries.iter().map(|entry| entry.key.clone()).collect::<Vec<_>>();
+    let ranged = async |keys: KeyRange| names(&store.range(keys).await.unwrap().entries);
+    assert_eq!(ranged(between("p/b", "p0")).await, ["p/b", "p/c"]);
+    assert_eq!(ranged(between("p/b\0", "q")).await, ["p/c", "p0"]);
+    assert_eq!(ranged(between("q", "p")).await, [""; 0], "an empty range");
+    for (keys, limit, expected) in [
+        (KeyRange::from("p/"), 2, (vec!["p/a", "p/b"], 3)),
+        (KeyRange::from("p/"), 3, (vec!["p/a", "p/b", "p/c"], 3)),
+        (between("p/b\0", "q"), 9, (vec!["p/c", "p0"], 2)),
+        (KeyRange::from("p/"), 0, (vec![], 3)),
+        (KeyRange::from("none/"), 1, (vec![], 0)),
+    ] {
+        for (content, value) in [(PageContent::Values, &b"value"[..]), (PageContent::Keys, b"")] {
+            let page = store.page(keys.clone(), limit, content).await.unwrap();
+            let (found, total) = &expected;
+            assert_eq!(
+                (names(&page.entries), page.total),
+                (found.iter().map(|key| (*key).to_owned()).collect(), *total),
+                "{keys:?}"
+            );
+            assert!(page.entries.iter().all(|entry| &*entry.value == value && entry.mod_revision >= from));
+        }
+    }
+    let mut watch = store.watch(between("p/b", "p0"), from);
+    let mut changed = Vec::new();
+    while changed.len() < 2 {
+        let events = soon("the changes", watch.next()).await.unwrap();
+        changed.extend(events.iter().map(|event| event.key().to_owned()));
+    }
+    assert_eq!(changed, ["p/b", "p/c"]);
 }
 
 async fn guards_hold<S: Store>(store: &S) {
