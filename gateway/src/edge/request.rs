@@ -41,7 +41,7 @@ use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::priority::Priority;
 use scheduler_api::traffic::REQUEST_ID_BYTES_MAX;
-use scheduler_api::usage::UsageCounts;
+use scheduler_api::usage::{UsageCounts, UsageDay};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -332,7 +332,8 @@ impl<'a> RequestContext<'a> {
         };
         if matches!(self.outcome, RequestOutcome::Complete { status: 200..300, code: None }) {
             let counts = UsageCounts { requests: 1, inputs: resolved.cost.inputs, tokens };
-            self.request_recorder.usage.count(&tenant.id, &resolved.deployment, region, counts);
+            let day = UsageDay::at(Duration::from_millis(self.at_ms));
+            self.request_recorder.usage.count(day, &tenant.id, &resolved.deployment, region, counts);
         }
     }
 

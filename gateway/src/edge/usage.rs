@@ -1,27 +1,35 @@
 //! Usage of tenants: counts finished requests in the gateway's ledger ([`gateway_core::usage`]), writes it to disk, and reports it to
 //! the hubs.
 //!
+//! ```text
+//!  request ──▶ RecentUsage ──every FLUSH_PERIOD──▶ Ledger, and its files ──every REPORT_PERIOD──▶ hub
+//!              a lock of its own                   a lock that only blocking threads take
+//! ```
+//!
 //! The ledger is written every [`FLUSH_PERIOD`] and when the gateway stops, so a process that is killed loses at most the counts of
 //! that time. It is reported every [`REPORT_PERIOD`], and what is reported is on disk before. While no hub responds, requests are
-//! served and counted as always.
+//! served, counted and written as always. A day that a hub rejects does not delay the others.
 //!
-//! A ledger has one writer, which holds a lock of its file: during a handover two processes count, each in its own. A process that
+//! A ledger has one writer, which holds a lock: during a handover two processes count, each in its own ledger. A process that
 //! starts continues the ledgers of those that have ended, its own counts in the first of them.
+//!
+//! The ledgers are written on a blocking thread under their lock. If the task that waits for the write is cancelled, the write
+//! continues, and the next one waits for it.
 
-use gateway_core::usage::{Ledger, LedgerFileV1};
+mod files;
+
+use files::LedgerOnDisk;
+use gateway_core::usage::RecentUsage;
 use metrics::{Counter, Total, metric_set};
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId, TenantId};
 use regions::set::RegionIndex;
 use scheduler_api::paths;
 use scheduler_api::usage::{ROWS_MAX, UsageCounts, UsageDay, UsageV1};
-use scheduler_client::hub::{ControlPlaneClient, HubCallError, HubRequest};
-use scheduler_client::snapshot;
-use std::fs::File;
-use std::io;
-use std::path::{Path, PathBuf};
+use scheduler_client::hub::{ControlPlaneClient, HubCallError, HubFailure, HubRequest};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 use supervision::Mutex;
 use tokio::time::MissedTickBehavior;
 
@@ -33,27 +41,33 @@ const REPORT_PERIOD: Duration = Duration::from_secs(60);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for the last report when the gateway stops. What it misses is reported after the next start.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum number of ledgers beside the one in which this process counts. More are left for the next start.
-const FORMER_LEDGERS_MAX: usize = 8;
 
 /// Usage of tenants at this gateway.
 pub(crate) struct UsageRecorder {
     catalogue: Arc<Catalogue>,
+    /// Counts since the last write. Each request takes this lock.
+    recent: Mutex<RecentUsage>,
+    /// Held during writes and reads of files, so only blocking threads take it.
+    ledgers: Mutex<Ledgers>,
+    /// Sums of the ledgers after the last write.
+    totals: Mutex<LedgerTotals>,
+    counts: UsageReportCounts,
+}
+
+/// Ledgers that this process owns.
+struct Ledgers {
     /// Ledger in which this process counts.
     counting: LedgerOnDisk,
     /// Ledgers of processes that have ended, which are deleted when they are reported.
     former: Vec<LedgerOnDisk>,
-    counts: UsageReportCounts,
 }
 
-/// Ledger, and the file that has a version of it.
-struct LedgerOnDisk {
-    ledger: Mutex<Ledger>,
-    path: PathBuf,
-    /// Held while this process owns the ledger.
-    _lock: Option<File>,
-    /// Content of the file.
-    written: Mutex<Option<Arc<LedgerFileV1>>>,
+/// Sums of the ledgers, for the metrics.
+#[derive(Clone, Copy, Default)]
+struct LedgerTotals {
+    rows: usize,
+    uncounted: u64,
+    lost_days: u64,
 }
 
 metric_set! {
@@ -83,79 +97,71 @@ metric_set! {
     }
 }
 
-fn today() -> UsageDay {
-    UsageDay::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-}
-
 impl UsageRecorder {
     /// Continues the ledgers that ended processes left beside the snapshot, or begins one.
     pub(super) fn open(snapshot: &Path, region: &RegionId, catalogue: &Arc<Catalogue>) -> UsageRecorder {
-        let (mut former, count) = (Vec::new(), FORMER_LEDGERS_MAX + 1);
-        for path in ledger_files(snapshot) {
-            match LedgerOnDisk::adopt(&path) {
-                Ok(Some(ledger)) if ledger.ledger.lock().gateway() == region => former.push(ledger),
-                // Another process uses it, or the files of another gateway were copied.
-                Ok(_) => {}
-                Err(error) => {
-                    // The usage in this file is missing in reports. Move the file away and report the defect.
-                    tracing::warn!(file = %path.display(), %error, "usage on disk rejected");
-                }
-            }
-            if former.len() == count {
-                break;
-            }
+        let (counting, former) = files::open(snapshot, region);
+        UsageRecorder {
+            catalogue: catalogue.clone(),
+            recent: Mutex::independent(RecentUsage::default()),
+            ledgers: Mutex::new(Ledgers { counting, former }),
+            totals: Mutex::independent(LedgerTotals::default()),
+            counts: UsageReportCounts::default(),
         }
-        let counting = match former.is_empty() {
-            true => LedgerOnDisk::create(snapshot, region),
-            false => former.remove(0),
-        };
-        UsageRecorder { catalogue: catalogue.clone(), counting, former, counts: UsageReportCounts::default() }
     }
 
-    /// Counts a successful request.
+    /// Counts a successful request on a day.
     pub(crate) fn count(
         &self,
+        day: UsageDay,
         tenant: &TenantId,
         deployment: &DeploymentName,
         region: RegionIndex,
         counts: UsageCounts,
     ) {
         let region = &self.catalogue.region(region).id;
-        self.counting.ledger.lock().count(today(), tenant, deployment, region, counts);
+        self.recent.lock().count(day, tenant, deployment, region, counts);
     }
 
-    /// Returns the metrics.
+    /// Returns the metrics, as of the last write.
     pub(super) fn scrape(&self) -> UsageScrape<'_> {
-        let ledger = self.counting.ledger.lock();
+        let LedgerTotals { rows, uncounted, lost_days } = *self.totals.lock();
         UsageScrape {
             counts: &self.counts,
-            rows: ledger.rows(),
+            rows,
             rows_max: ROWS_MAX,
-            uncounted: Total(ledger.uncounted()),
-            lost_days: Total(ledger.lost_days()),
+            uncounted: Total(uncounted),
+            lost_days: Total(lost_days),
         }
     }
 
-    /// Writes and reports for ever.
+    /// Writes and reports for ever. A report that waits for a hub does not delay the writes.
     pub(super) async fn follow(self: Arc<UsageRecorder>, client: ControlPlaneClient) {
-        let mut interval = tokio::time::interval(FLUSH_PERIOD);
-        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let periods = (REPORT_PERIOD.as_secs() / FLUSH_PERIOD.as_secs()).max(1);
-        let mut reachable = true;
-        for tick in 0_u64.. {
+        tokio::join!(self.write_periodically(), self.report_periodically(&client));
+    }
+
+    async fn write_periodically(self: &Arc<UsageRecorder>) {
+        let mut interval = interval(FLUSH_PERIOD);
+        loop {
             interval.tick().await;
             self.write().await;
-            if !tick.is_multiple_of(periods) {
-                continue;
-            }
-            match self.report(&client).await {
+        }
+    }
+
+    async fn report_periodically(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) {
+        let mut interval = interval(REPORT_PERIOD);
+        let mut reachable = true;
+        loop {
+            interval.tick().await;
+            match self.report(client).await {
                 Ok(()) if std::mem::replace(&mut reachable, true) => {}
                 Ok(()) => {
                     // A hub stores the usage of tenants again, also that of the time between.
                     tracing::info!(hub = client.hubs().current(), "reports of usage resumed");
                 }
                 Err(error) if std::mem::replace(&mut reachable, false) => {
-                    // `meridian get usage` misses the latest requests until a hub responds; they are on disk. Check the hubs.
+                    // `meridian get usage` misses requests until a hub stores them; they are on disk. If the hub rejects a day, the error
+                    // has the reason. Otherwise check the hubs.
                     tracing::warn!(%error, "report of usage failed; trying again");
                 }
                 Err(_) => {}
@@ -164,207 +170,115 @@ impl UsageRecorder {
     }
 
     /// Writes and reports the last counts when the gateway stops.
-    pub(super) async fn finish(&self, client: &ControlPlaneClient) {
+    pub(super) async fn finish(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) {
         self.write().await;
         // What a hub does not store now is on disk, and reported after the next start.
         let _ = tokio::time::timeout(LAST_REPORT_TIMEOUT, self.report(client)).await;
     }
 
-    /// Writes the ledger in which this process counts, if it has changed.
-    async fn write(&self) {
-        let Some(file) = self.counting.ledger.lock().flush() else { return };
-        let (path, written) = (self.counting.path.clone(), Arc::new(file));
-        let content = written.clone();
-        let saved = tokio::task::spawn_blocking(move || save(&path, &content)).await;
-        match saved.map_err(io::Error::other).flatten() {
-            Ok(()) => *self.counting.written.lock() = Some(written),
-            Err(error) => {
-                self.counts.write_failures.add(1);
-                self.counting.ledger.lock().unflushed();
-                // Usage is counted in memory, and not reported before it is on disk. Check the disk of `snapshot`.
-                tracing::warn!(file = %self.counting.path.display(), %error, "cannot write the usage to disk");
-            }
-        }
+    /// Runs a function with the ledgers on a blocking thread, where it continues if this is cancelled.
+    async fn with_ledgers<T: Send + 'static>(
+        self: &Arc<UsageRecorder>,
+        run: impl FnOnce(&UsageRecorder, &mut Ledgers) -> T + Send + 'static,
+    ) -> T {
+        let recorder = self.clone();
+        let running = tokio::task::spawn_blocking(move || {
+            let mut ledgers = recorder.ledgers.lock();
+            run(&recorder, &mut ledgers)
+        });
+        running.await.expect("the ledgers do not panic")
     }
 
-    /// Reports all days that no hub has stored yet, and deletes the files of ledgers that have nothing left.
-    async fn report(&self, client: &ControlPlaneClient) -> Result<(), HubCallError> {
-        for ledger in std::iter::once(&self.counting).chain(&self.former) {
-            let Some(written) = ledger.written.lock().clone() else { continue };
-            let days: Vec<UsageV1> = ledger.ledger.lock().unreported(&written).into_iter().cloned().collect();
-            for usage in days {
-                let request = HubRequest::post(paths::USAGE, &usage, REPORT_TIMEOUT);
-                let sent = client.send::<Option<()>>(&request).await;
-                if let Err(error) = sent {
+    /// Writes the ledgers, if they have changed.
+    async fn write(self: &Arc<UsageRecorder>) {
+        let today = UsageDay::of(SystemTime::now());
+        self.with_ledgers(move |recorder, ledgers| ledgers.write(recorder, today)).await;
+    }
+
+    /// Reports all days that no hub has stored yet, and deletes the files of ledgers that have nothing left. A rejected day is
+    /// reported again with the next report. Returns the first error.
+    async fn report(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) -> Result<(), HubCallError> {
+        let mut result = Ok(());
+        for (ledger, day) in self.with_ledgers(|_, ledgers| ledgers.unreported()).await {
+            let read = self.with_ledgers(move |_, ledgers| ledgers.read(ledger, day)).await;
+            let Some(usage) = read else { continue };
+            let request = HubRequest::post(paths::USAGE, &usage, REPORT_TIMEOUT);
+            match client.send::<Option<()>>(&request).await {
+                Ok(_) => {
+                    let sequence = usage.sequence;
+                    self.with_ledgers(move |_, ledgers| ledgers.reported(ledger, day, sequence)).await;
+                }
+                Err(error) => {
                     self.counts.report_failures.add(1);
-                    return Err(error);
-                }
-                if let Ok(day) = usage.day.parse() {
-                    ledger.ledger.lock().reported(day, usage.sequence, today());
+                    let is_rejected = matches!(error.failure, HubFailure::Rejected { .. });
+                    result = result.and(Err(error));
+                    if !is_rejected {
+                        break;
+                    }
                 }
             }
         }
-        for ledger in &self.former {
-            let is_done = ledger
-                .written
-                .lock()
-                .as_ref()
-                .is_some_and(|written| ledger.ledger.lock().unreported(written).is_empty());
-            if is_done {
-                *ledger.written.lock() = None;
-                let path = ledger.path.clone();
-                let remove = move || {
-                    std::fs::remove_file(&path)?;
-                    std::fs::remove_file(snapshot::with_suffix(&path, LOCK_SUFFIX))
-                };
-                // If it stays, it is reported again after the next start, which changes nothing.
-                let _ = tokio::task::spawn_blocking(remove).await;
-            }
+        self.with_ledgers(|_, ledgers| ledgers.retire()).await;
+        result
+    }
+}
+
+fn interval(period: Duration) -> tokio::time::Interval {
+    let mut interval = tokio::time::interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+impl Ledgers {
+    fn all(&mut self) -> impl Iterator<Item = &mut LedgerOnDisk> {
+        std::iter::once(&mut self.counting).chain(&mut self.former)
+    }
+
+    fn find(&mut self, ledger: u64) -> Option<&mut LedgerOnDisk> {
+        self.all().find(|it| it.ledger.id() == ledger)
+    }
+
+    /// Adds the recent counts, and writes what has changed.
+    fn write(&mut self, recorder: &UsageRecorder, today: UsageDay) {
+        let recent = std::mem::take(&mut *recorder.recent.lock());
+        self.counting.ledger.merge(recent);
+        for ledger in self.all() {
+            recorder.counts.write_failures.add(ledger.write());
         }
-        Ok(())
-    }
-}
-
-impl LedgerOnDisk {
-    /// Begins a ledger with a file of its own.
-    fn create(snapshot: &Path, region: &RegionId) -> LedgerOnDisk {
-        let id: u64 = rand::random();
-        let path = snapshot::with_suffix(snapshot, &format!("{SUFFIX}{id:016x}"));
-        let lock = lock(&path).ok().flatten();
-        let ledger = Mutex::independent(Ledger::new(region.clone(), id));
-        LedgerOnDisk { ledger, path, _lock: lock, written: Mutex::independent(None) }
+        let expired = self.counting.ledger.expire(today);
+        self.counting.delete(&expired);
+        let ledger = &self.counting.ledger;
+        let (rows, uncounted, lost_days) = (ledger.rows(), ledger.uncounted(), ledger.lost_days());
+        *recorder.totals.lock() = LedgerTotals { rows, uncounted, lost_days };
     }
 
-    /// Takes over the ledger of a file; `None` if another process holds it.
-    fn adopt(path: &Path) -> io::Result<Option<LedgerOnDisk>> {
-        let Some(lock) = lock(path)? else { return Ok(None) };
-        let content = match std::fs::read(path) {
-            Ok(content) => content,
-            // Its owner has deleted it meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let written: LedgerFileV1 = serde_json::from_slice(&content)?;
-        let ledger = Ledger::adopt(written.clone()).map_err(io::Error::other)?;
-        Ok(Some(LedgerOnDisk {
-            ledger: Mutex::independent(ledger),
-            path: path.to_owned(),
-            _lock: Some(lock),
-            written: Mutex::independent(Some(Arc::new(written))),
-        }))
+    /// Returns the days of ledgers that are on disk, and that no hub has stored.
+    fn unreported(&mut self) -> Vec<(u64, UsageDay)> {
+        let days =
+            |it: &mut LedgerOnDisk| it.ledger.unreported().into_iter().zip(std::iter::repeat(it.ledger.id()));
+        self.all().flat_map(days).map(|(day, ledger)| (ledger, day)).collect()
     }
-}
 
-/// Suffix of the files, before the number of the ledger.
-const SUFFIX: &str = ".usage-";
-/// Suffix of the lock of a file. It is another file, because each write replaces the file itself.
-const LOCK_SUFFIX: &str = ".lock";
-
-/// Returns the files of ledgers beside the snapshot, in the order of their numbers.
-fn ledger_files(snapshot: &Path) -> Vec<PathBuf> {
-    let prefix = snapshot::with_suffix(snapshot, SUFFIX);
-    let (Some(dir), Some(prefix)) = (prefix.parent(), prefix.file_name()) else { return Vec::new() };
-    let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    let is_ledger = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let number = name.strip_prefix(&*prefix.to_string_lossy());
-        number.is_some_and(|number| number.len() == 16 && u64::from_str_radix(number, 16).is_ok())
-    };
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.map(|entry| entry.path()).filter(is_ledger).collect();
-    files.sort();
-    files
-}
-
-/// Locks the ledger of a file until the returned file is dropped or the process ends; `None` if another process holds it.
-fn lock(path: &Path) -> io::Result<Option<File>> {
-    let file = File::create(snapshot::with_suffix(path, LOCK_SUFFIX))?;
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(std::fs::TryLockError::WouldBlock) => Ok(None),
-        Err(std::fs::TryLockError::Error(error)) => Err(error),
+    /// Returns the version of a day that is on disk.
+    fn read(&mut self, ledger: u64, day: UsageDay) -> Option<UsageV1> {
+        self.find(ledger)?.read(day)
     }
-}
 
-fn save(path: &Path, file: &LedgerFileV1) -> io::Result<()> {
-    snapshot::replace(path, &[&serde_json::to_vec(file)?])
+    fn reported(&mut self, ledger: u64, day: UsageDay, sequence: u64) {
+        if let Some(it) = self.find(ledger) {
+            it.ledger.reported(day, sequence);
+        }
+    }
+
+    /// Deletes the former ledgers that have nothing left to report.
+    fn retire(&mut self) {
+        self.former.retain_mut(|it| {
+            let days = it.ledger.retire();
+            it.delete(&days);
+            !it.ledger.is_empty()
+        });
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn open(dir: &Path) -> UsageRecorder {
-        let catalogue = Arc::new(Catalogue::builtin());
-        UsageRecorder::open(&dir.join("routes"), &"aws/us-east-1".parse().unwrap(), &catalogue)
-    }
-
-    fn count(recorder: &UsageRecorder, requests: u64) {
-        let region = recorder.catalogue.index_of(&"aws/us-east-1".parse().unwrap()).unwrap();
-        let counts = UsageCounts { requests, inputs: 0, tokens: 0 };
-        recorder.count(&"acme".parse().unwrap(), &"minilm".parse().unwrap(), region, counts);
-    }
-
-    /// Returns the requests in the file of the ledger in which a process counts.
-    fn written(recorder: &UsageRecorder) -> u64 {
-        let written = recorder.counting.written.lock().clone();
-        let days = written.iter().flat_map(|file| &file.days);
-        days.flat_map(|day| &day.rows).map(|row| row.counts.requests).sum()
-    }
-
-    #[tokio::test]
-    async fn a_process_continues_the_ledger_of_one_that_was_killed_after_its_last_write() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = open(dir.path());
-        count(&first, 5);
-        first.write().await;
-        count(&first, 7);
-        // The lock ends with the process, and the last counts were only in its memory.
-        drop(first);
-        let second = open(dir.path());
-        assert_eq!(written(&second), 5);
-        count(&second, 1);
-        second.write().await;
-        assert_eq!((written(&second), ledger_files(&dir.path().join("routes")).len()), (6, 1));
-    }
-
-    #[tokio::test]
-    async fn two_processes_count_in_ledgers_of_their_own() {
-        let dir = tempfile::tempdir().unwrap();
-        let (old, new) = (open(dir.path()), open(dir.path()));
-        count(&old, 2);
-        count(&new, 3);
-        old.write().await;
-        new.write().await;
-        assert_eq!((written(&old), written(&new)), (2, 3));
-        drop((old, new));
-        let next = open(dir.path());
-        assert_eq!(next.former.len(), 1, "one is continued, and the other one is reported");
-        let former = next.former[0].written.lock().clone();
-        let former = former.map_or(0, |file| file.days[0].rows[0].counts.requests);
-        assert_eq!(written(&next) + former, 5);
-    }
-
-    #[tokio::test]
-    async fn a_write_that_failed_is_made_up_for_by_the_next() {
-        let dir = tempfile::tempdir().unwrap();
-        let recorder = open(&dir.path().join("missing"));
-        count(&recorder, 4);
-        recorder.write().await;
-        assert_eq!((written(&recorder), recorder.counts.write_failures.get()), (0, 1));
-        std::fs::create_dir(dir.path().join("missing")).unwrap();
-        recorder.write().await;
-        assert_eq!(written(&recorder), 4, "without a new request");
-    }
-
-    #[test]
-    fn an_unreadable_file_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("routes.usage-00000000000000ff");
-        std::fs::write(&file, "{").unwrap();
-        std::fs::write(dir.path().join("routes.usage-other"), "{").unwrap();
-        let recorder = open(dir.path());
-        assert!(recorder.former.is_empty() && recorder.counting.path != file);
-        assert_eq!(std::fs::read_to_string(file).unwrap(), "{");
-    }
-}
+mod tests;

@@ -54,7 +54,8 @@ pub struct WireError {
 }
 
 impl WireError {
-    fn new(field: impl Into<String>, problem: impl Display) -> WireError {
+    /// Creates an error of a field.
+    pub fn new(field: impl Into<String>, problem: impl Display) -> WireError {
         WireError { field: field.into(), problem: problem.to_string() }
     }
 }

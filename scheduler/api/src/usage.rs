@@ -260,7 +260,7 @@ impl TryFrom<UsageV1> for UsageOfDay {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageSums(BTreeMap<(UsageDay, UsageKey), UsageCounts>);
 
-/// A query has more rows than [`REPORT_ROWS_MAX`].
+/// A query of usage has too many rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the usage of these days has more than {REPORT_ROWS_MAX} rows; ask for fewer days")]
 pub struct TooManyRows;
