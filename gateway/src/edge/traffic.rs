@@ -10,12 +10,12 @@ use super::table::Current;
 use super::view::View;
 use crate::config::EdgeConfig;
 use crate::events::FinishedRequest;
-use crate::metrics::RequestOutcome;
+use crate::metrics::{ObjectiveResult, RequestOutcome};
 use gateway_core::traffic::{
     FinishedTraffic, ReportedLoads, TrafficRows, TrafficSummary, pause_after_failure,
 };
 use regions::RegionId;
-use replica_api::error::{ErrorCode, Fault};
+use replica_api::error::ErrorCode;
 use scheduler_api::paths;
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::traffic::{
@@ -80,18 +80,6 @@ pub(super) async fn follow(client: ControlPlaneClient, source: TrafficSource) {
     }
 }
 
-/// Returns whether a request failed by no fault of the client.
-fn is_failed(outcome: RequestOutcome) -> bool {
-    match outcome {
-        RequestOutcome::Complete { code: Some(code), .. } => {
-            matches!(code.fault(), Fault::Capacity | Fault::Replica | Fault::Network)
-        }
-        RequestOutcome::Complete { status, code: None } => status >= 500,
-        RequestOutcome::Truncated { .. } | RequestOutcome::Shutdown => true,
-        RequestOutcome::ClientDisconnected => false,
-    }
-}
-
 fn finished_traffic(request: &FinishedRequest) -> FinishedTraffic<'_> {
     let FinishedRequest { id, outcome, tenant, trail, served_by, tokens, total, resolved, .. } = request;
     let is_success = matches!(outcome, RequestOutcome::Complete { status: 200..300, code: None });
@@ -103,7 +91,7 @@ fn finished_traffic(request: &FinishedRequest) -> FinishedTraffic<'_> {
         tenant: tenant.as_ref(),
         region: served_by.map(|(region, _)| region),
         failure: (!is_success).then(|| RequestOutcome::name(outcome.index())),
-        is_failed: is_failed(*outcome),
+        is_failed: ObjectiveResult::of(*outcome) == ObjectiveResult::Failed,
         is_limited,
         inputs: resolved.as_ref().map_or(0, |resolved| resolved.cost.inputs),
         tokens: tokens.unwrap_or(0),

@@ -61,8 +61,8 @@ pub(crate) enum RequestOutcome {
     Shutdown,
 }
 
-/// Outcomes without an error code: ok, other status, truncated, client disconnected, shutdown.
-const OUTCOMES_WITHOUT_CODE: usize = 5;
+/// Outcomes without an error code: ok, other status, truncated, client disconnected, shutdown, other status of a server error.
+const OUTCOMES_WITHOUT_CODE: usize = 6;
 
 impl RequestOutcome {
     pub(crate) const LEN: usize = ErrorCode::ALL.len() + OUTCOMES_WITHOUT_CODE;
@@ -82,6 +82,7 @@ impl RequestOutcome {
         match self {
             RequestOutcome::Complete { code: Some(code), .. } => code as usize + OUTCOMES_WITHOUT_CODE,
             RequestOutcome::Complete { status: 200..300, code: None } => 0,
+            RequestOutcome::Complete { status: 500.., code: None } => 5,
             RequestOutcome::Complete { code: None, .. } => 1,
             RequestOutcome::Truncated { .. } => 2,
             RequestOutcome::ClientDisconnected => 3,
@@ -91,7 +92,7 @@ impl RequestOutcome {
 
     pub(crate) fn name(at: usize) -> &'static str {
         const NAMES: [&str; OUTCOMES_WITHOUT_CODE] =
-            ["ok", "other_status", "truncated", "client_disconnected", "shutdown"];
+            ["ok", "other_status", "truncated", "client_disconnected", "shutdown", "other_server_error"];
         NAMES.get(at).copied().unwrap_or_else(|| ErrorCode::ALL[at - OUTCOMES_WITHOUT_CODE].as_str())
     }
 
@@ -164,6 +165,7 @@ impl ObjectiveResult {
     pub(crate) fn of(outcome: RequestOutcome) -> ObjectiveResult {
         match outcome {
             RequestOutcome::Complete { status: 200..300, code: None } => ObjectiveResult::Ok,
+            RequestOutcome::Complete { status: 500.., code: None } => ObjectiveResult::Failed,
             RequestOutcome::Complete { code: None, .. } | RequestOutcome::ClientDisconnected => {
                 ObjectiveResult::Excluded
             }
@@ -217,7 +219,8 @@ mod tests {
             |code: ErrorCode| RequestOutcome::Complete { status: code.status(), code: Some(code) };
         let others = [
             RequestOutcome::Complete { status: 200, code: None },
-            RequestOutcome::Complete { status: 418, code: None },
+            RequestOutcome::Complete { status: 499, code: None },
+            RequestOutcome::Complete { status: 500, code: None },
             RequestOutcome::Truncated { status: 200 },
             RequestOutcome::ClientDisconnected,
             RequestOutcome::Shutdown,
