@@ -343,19 +343,17 @@ impl<'a> Environment<'a> {
 
 /// Parses the URL of a collector, and appends the path of traces if it `is_base`.
 fn url(text: &str, is_base: bool) -> Result<Uri, String> {
+    // Not shown with a user, also if it cannot be parsed: there may be a password.
+    if text.contains('@') {
+        return Err("a URL of a collector has no user and no @; write its key into headers_file".to_owned());
+    }
     let invalid = || {
         format!("{text:?} is not the URL of a collector; write \"http://HOST:PORT\" or \"https://HOST:PORT\"")
     };
     let parsed: Uri = text.parse().map_err(|_| invalid())?;
     let has_scheme = matches!(parsed.scheme_str(), Some("http" | "https"));
-    let has_user = parsed.authority().is_some_and(|authority| authority.as_str().contains('@'));
-    if !has_scheme || has_user || parsed.host().is_none_or(str::is_empty) {
-        // Not shown with a user: there may be a password.
-        return Err(if has_user {
-            "a URL of a collector has no user; write its key into headers_file".to_owned()
-        } else {
-            invalid()
-        });
+    if !has_scheme || parsed.host().is_none_or(str::is_empty) {
+        return Err(invalid());
     }
     if is_base {
         return format!("{}{HTTP_PATH}", text.trim_end_matches('/')).parse().map_err(|_| invalid());
