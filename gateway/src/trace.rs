@@ -8,13 +8,13 @@ use std::time::Duration;
 use telemetry::request::RequestTrace;
 use telemetry::span::{Attribute, SpanKind, SpanName, SpanRecord};
 
-/// Returns whether the trace of a request with this outcome is kept as an error: one of a server, or no complete response.
+/// Returns whether the trace of a request with this outcome is kept as an error: one of a server, or no complete response although
+/// the client waited for it.
 pub(crate) fn is_trace_error(outcome: RequestOutcome) -> bool {
     match outcome {
         RequestOutcome::Complete { status, .. } => status >= 500,
-        RequestOutcome::Truncated { .. } | RequestOutcome::ClientDisconnected | RequestOutcome::Shutdown => {
-            true
-        }
+        RequestOutcome::Truncated { .. } | RequestOutcome::Shutdown => true,
+        RequestOutcome::ClientDisconnected => false,
     }
 }
 

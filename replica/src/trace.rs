@@ -18,7 +18,7 @@ use supervision::Mutex;
 use telemetry::Tracer;
 use telemetry::context::{SpanId, TraceContext, TraceId};
 use telemetry::request::RequestTrace;
-use telemetry::sampling::{FinishedTrace, KeepReason};
+use telemetry::sampling::{FailoverTrace, FinishedTrace, KeepReason};
 use telemetry::span::{Attribute, LINKS_MAX, SpanKind, SpanName, SpanRecord};
 
 /// Maximum number of batches of a request that are recorded; a request of more inputs has the first ones.
@@ -210,10 +210,12 @@ impl Drop for TracedRequest {
         let is_error = match self.end {
             RequestEnd::Completed { .. } => false,
             RequestEnd::Rejected(code) => code.status() >= 500,
-            RequestEnd::Abandoned => true,
+            RequestEnd::Abandoned => false,
         };
+        let is_disconnected = matches!(self.end, RequestEnd::Abandoned);
         let is_sampled = self.stages.trace.is_sampled;
-        let ended = FinishedTrace { is_sampled, is_error, is_failed_over: false, total };
+        let ended =
+            FinishedTrace { is_sampled, is_error, is_disconnected, failover: FailoverTrace::None, total };
         if let Some(reason) = self.tracer.keep(&ended) {
             let record = std::mem::take(&mut *self.stages.record.lock());
             let request = (self.operation, self.request_id.as_str(), self.end);

@@ -81,7 +81,8 @@ section! {
         /// Duration from which the trace of a request is exported although it was not sampled, like those of errors and
         /// failovers.
         pub slow: Duration = SLOW, in Duration::from_millis(1)..;
-        /// Limit of the traces that are exported in a second although they were not sampled.
+        /// Limit of the traces that are exported in a second although they were not sampled. Those of disconnected callers have the
+        /// same limit for themselves, and so have, at gateways, those that are sampled because of the flag of a client.
         pub kept_per_second: u32 = KEPT_PER_SECOND;
         /// Timeout of an export; 10 s by default. Or `OTEL_EXPORTER_OTLP_TRACES_TIMEOUT`, `OTEL_EXPORTER_OTLP_TIMEOUT`, in
         /// milliseconds.

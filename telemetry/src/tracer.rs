@@ -11,8 +11,9 @@ use telemetry_core::sampling::{FinishedTrace, HeadSampler, KeepLimiter, KeepPoli
 use telemetry_core::span::SpanRecord;
 use tokio::sync::Notify;
 
-/// Maximum number of spans that wait for the export. A span with its attributes has some 0.5 KiB, so that
-/// is 4 MiB.
+/// Maximum number of spans that wait for the export. Computed from the sizes of the types, the span of a request has 1.3 KiB with its
+/// attributes, that of an attempt 0.75 KiB, and the others less, so the spans of a request have 0.5 KiB on average, and the queue 4 MiB.
+/// It has at most 32 MiB more, if all spans are those of batches with the maximum of links.
 pub const QUEUED_SPANS_MAX: usize = 8192;
 /// Number of waiting spans at which an export begins before its period is over.
 pub(crate) const WAKE_SPANS: usize = 512;
@@ -36,9 +37,11 @@ labels! {
         Error = "error",
         /// It was sent again.
         FailedOver = "failed_over",
+        /// Its caller disconnected.
+        Disconnected = "disconnected",
         /// It took long.
         Slow = "slow",
-        /// None: more traces than the limit would have been kept in a second.
+        /// None: more traces than the limit would have been kept, or sampled by clients, in a second.
         Limited = "limited",
     }
 }
@@ -49,6 +52,7 @@ impl From<KeepReason> for KeptLabel {
             KeepReason::Sampled => KeptLabel::Sampled,
             KeepReason::Error => KeptLabel::Error,
             KeepReason::FailedOver => KeptLabel::FailedOver,
+            KeepReason::Disconnected => KeptLabel::Disconnected,
             KeepReason::Slow => KeptLabel::Slow,
         }
     }
@@ -85,7 +89,12 @@ pub struct Tracer(Arc<Shared>);
 pub(crate) struct Shared {
     sampler: HeadSampler,
     keep: KeepPolicy,
+    /// Limit of the traces that are kept without having been sampled.
     limiter: Mutex<KeepLimiter>,
+    /// The same limit of those whose caller disconnected.
+    disconnected_limiter: Mutex<KeepLimiter>,
+    /// Limit of the traces that are sampled because of the flag of a client. Clients do not use the other one.
+    client_limiter: Mutex<KeepLimiter>,
     queue: Mutex<SpanQueue>,
     /// Signal that many spans wait.
     pub(crate) wake: Notify,
@@ -102,10 +111,14 @@ struct SpanQueue {
 impl Tracer {
     /// Creates a tracer; [`crate::start`] also starts the export of its spans.
     pub fn new(sampler: HeadSampler, keep: KeepPolicy) -> Tracer {
+        let now = Instant::now();
+        let limiter = || Mutex::independent(KeepLimiter::new(keep.per_second, now));
         Tracer(Arc::new(Shared {
             sampler,
             keep,
-            limiter: Mutex::independent(KeepLimiter::new(keep.per_second, Instant::now())),
+            limiter: limiter(),
+            disconnected_limiter: limiter(),
+            client_limiter: limiter(),
             queue: Mutex::new(SpanQueue::default()),
             wake: Notify::new(),
             counts: TraceCounts::default(),
@@ -133,19 +146,36 @@ impl Tracer {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
         let passed = u64::try_from(arrived.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        RequestTrace::begin(caller, &self.0.sampler, random, (arrived, now_ns.saturating_sub(passed)))
+        let times = (arrived, now_ns.saturating_sub(passed));
+        RequestTrace::begin(caller, &self.0.sampler, random, times, || self.admit(&self.0.client_limiter))
     }
 
     /// Decides about the trace of a finished request, and returns the reason to export it, if there is one.
     pub fn keep(&self, finished: &FinishedTrace) -> Option<KeepReason> {
-        let reason = self.0.keep.reason(finished)?;
-        // Only sampled traces are free: their number is bounded by the ratio.
-        if reason != KeepReason::Sampled && !self.0.limiter.lock().admit(Instant::now()) {
-            self.0.counts.kept.count(KeptLabel::Limited);
-            return None;
-        }
+        // A sampled trace needs no token: its number is bounded by the ratio, or by the limit of clients, or by its caller.
+        let admit = |reason| match reason {
+            KeepReason::Disconnected => self.admit(&self.0.disconnected_limiter),
+            KeepReason::Sampled | KeepReason::Error | KeepReason::FailedOver | KeepReason::Slow => {
+                self.admit(&self.0.limiter)
+            }
+        };
+        let reason = self.0.keep.decide(finished, admit)?;
         self.0.counts.kept.count(reason.into());
         Some(reason)
+    }
+
+    /// Decides whether the trace of a request is exported that is about to be sent again, so that the attempt has the flag.
+    pub fn admit_failover(&self) -> bool {
+        self.admit(&self.0.limiter)
+    }
+
+    /// Takes a token; counts the trace if there is none.
+    fn admit(&self, limiter: &Mutex<KeepLimiter>) -> bool {
+        let is_admitted = limiter.lock().admit(Instant::now());
+        if !is_admitted {
+            self.0.counts.kept.count(KeptLabel::Limited);
+        }
+        is_admitted
     }
 
     /// Puts the spans of a finished request into the queue. If it is full, they are dropped and counted.
@@ -192,6 +222,7 @@ impl Tracer {
 mod tests {
     use super::*;
     use std::time::Duration;
+    use telemetry_core::sampling::FailoverTrace;
     use telemetry_core::span::SpanName;
 
     fn tracer(per_second: u32) -> Tracer {
@@ -223,14 +254,39 @@ mod tests {
         let finished = |is_sampled| FinishedTrace {
             is_sampled,
             is_error: true,
-            is_failed_over: false,
+            is_disconnected: false,
+            failover: FailoverTrace::None,
             total: Duration::ZERO,
         };
         let kept: Vec<_> = (0..3).map(|_| tracer.keep(&finished(false))).collect();
         assert_eq!(kept, [Some(KeepReason::Error), Some(KeepReason::Error), None]);
         assert_eq!(tracer.keep(&finished(true)), Some(KeepReason::Sampled));
         let counted = |label| tracer.metrics().kept.of(label).get();
-        assert_eq!(KeptLabel::ALL.map(counted), [1, 2, 0, 0, 1]);
+        assert_eq!(KeptLabel::ALL.map(counted), [1, 2, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn flags_of_clients_failovers_and_disconnected_callers_are_limited() {
+        let tracer = tracer(2);
+        let client = &b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"[..];
+        let sampled: Vec<_> = (0..3).map(|_| tracer.begin([client], Instant::now()).is_sampled).collect();
+        assert_eq!(sampled, [true, true, false]);
+        // The flag of an attempt after a failed one uses the limit of kept traces, and the end of the request does not again.
+        let failovers: Vec<_> = (0..3).map(|_| tracer.admit_failover()).collect();
+        assert_eq!(failovers, [true, true, false]);
+        let kept = |failover, is_disconnected| {
+            let (is_sampled, is_error, total) = (false, false, Duration::ZERO);
+            tracer.keep(&FinishedTrace { is_sampled, is_error, is_disconnected, failover, total })
+        };
+        assert_eq!(kept(FailoverTrace::Exported, false), Some(KeepReason::FailedOver));
+        assert_eq!(kept(FailoverTrace::Limited, false), None);
+        assert_eq!(
+            kept(FailoverTrace::None, true),
+            Some(KeepReason::Disconnected),
+            "that limit is another one"
+        );
+        let limited = tracer.metrics().kept.of(KeptLabel::Limited).get();
+        assert_eq!(limited, 2, "one of a client and one failover");
     }
 
     #[test]

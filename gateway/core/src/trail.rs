@@ -14,6 +14,7 @@ use regions::set::{RegionIndex, RegionSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry_core::context::SpanId;
+use telemetry_core::sampling::FailoverTrace;
 
 /// Cause of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -91,6 +92,8 @@ pub struct PolicyVersion {
 pub struct AttemptTrace {
     /// Its span, to which the region's span refers.
     pub span: SpanId,
+    /// Whether the region exports its part of the trace: the flag that it was sent with.
+    pub is_exported: bool,
     /// Address that it was sent to.
     pub address: Option<HostPort>,
 }
@@ -198,9 +201,16 @@ impl Trail {
         self.attempts.iter().map(|(attempt, _)| attempt)
     }
 
-    /// Returns whether an attempt was made because another one had failed, had not responded in time, or had lost its region.
-    pub fn is_failed_over(&self) -> bool {
-        self.attempts().any(|attempt| attempt.cause.is_failover())
+    /// Returns whether the request was sent again after a failure, and whether the trace of one of these attempts is exported.
+    pub fn failover(&self) -> FailoverTrace {
+        let is_exported =
+            |attempt: &AttemptRecord| attempt.trace.as_ref().is_some_and(|trace| trace.is_exported);
+        let failovers = || self.attempts().filter(|attempt| attempt.cause.is_failover());
+        match failovers().next() {
+            None => FailoverTrace::None,
+            Some(_) if failovers().any(is_exported) => FailoverTrace::Exported,
+            Some(_) => FailoverTrace::Limited,
+        }
     }
 
     /// Returns the number of parts of a split request, each of which has a first attempt; 1 if it was not split.
@@ -237,6 +247,21 @@ mod tests {
         let responded = AttemptEnd::Responded { status: 200 };
         let cancelled = |at, seconds| (region(at), seconds * second, AttemptEnd::Cancelled);
         assert_eq!(recorded, [(region(1), second, responded), cancelled(0, 2), cancelled(2, 1)]);
+    }
+
+    #[test]
+    fn a_failover_is_exported_if_one_of_its_attempts_was_told_to() {
+        let (now, region) = (some_instant(), RegionIndex::new(0).unwrap_or_else(|| panic!("0 is small")));
+        let mut trail = Trail::default();
+        let mut began = |cause, is_exported| {
+            let id = trail.began(region, None, cause, 0, now);
+            trail.set_trace(id, AttemptTrace { span: SpanId::from_random(1), is_exported, address: None });
+            trail.failover()
+        };
+        assert_eq!(began(AttemptCause::First, true), FailoverTrace::None);
+        assert_eq!(began(AttemptCause::Hedge, true), FailoverTrace::None);
+        assert_eq!(began(AttemptCause::Retry, false), FailoverTrace::Limited);
+        assert_eq!(began(AttemptCause::Retry, true), FailoverTrace::Exported);
     }
 
     #[test]

@@ -46,7 +46,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use telemetry::Tracer;
 use telemetry::context::{SpanId, TraceContext};
+use telemetry::sampling::FailoverTrace;
 use tokio::sync::watch;
 
 /// Bounds of the connect timeout to a region; between them it is twice the estimated round trip.
@@ -79,8 +81,8 @@ struct OutboundAttempt {
     cause: AttemptCause,
     /// Number unique in the process.
     key: u64,
-    /// Span of the attempt, if the request has a trace.
-    span: Option<SpanId>,
+    /// Context of the attempt, if the request has a trace.
+    context: Option<TraceContext>,
     began: Instant,
     /// Remaining time of the request.
     left: Duration,
@@ -93,6 +95,8 @@ pub(super) struct Forwarder {
     pub(super) policy: Arc<PolicyGuard>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) recorder: Option<Arc<Recorder>>,
+    /// Tracer, if traces are configured.
+    pub(super) tracer: Option<Tracer>,
 }
 
 impl Forwarder {
@@ -135,7 +139,7 @@ impl Forwarder {
         permit: Permit,
         attempt: OutboundAttempt,
     ) -> Result<AttemptResponse, AttemptFailure> {
-        let OutboundAttempt { region, address, number, cause, key, span, began, left } = attempt;
+        let OutboundAttempt { region, address, number, cause, key, context, began, left } = attempt;
         let Permit { view, allowed, policy } = permit;
         let address = address.or_else(|| view.address(region).cloned()).ok_or(AttemptFailure::Unreachable)?;
         let to = allowed.open(region, address);
@@ -194,7 +198,7 @@ impl Forwarder {
         let connect = connect.clamp(CONNECT_MIN, CONNECT_MAX);
         let elsewhere_ms = elsewhere.map(|there| there.as_millis().to_string());
         extra.extend(elsewhere_ms.as_deref().map(|there| (headers::ALTERNATIVE_MS, there)));
-        let traceparent = traceparent(request, span, cause);
+        let traceparent = context.map(|context| context.traceparent());
         extra.extend(traceparent.as_deref().map(|context| (headers::TRACEPARENT, context)));
         let head = request.headers.head(request.path, &request.body.bytes, &extra);
         let body = allowed.seal(request.body.bytes.clone());
@@ -326,11 +330,25 @@ impl<'a> ForwardState<'a> {
         let (began, key) = (Instant::now(), forwarder.next_attempt_key());
         let left = self.plan.time_left(began);
         let policy = self.permit.newer_than(request);
-        let span = request.trace.map(|_| SpanId::from_random(rand::random()));
-        let trace = span.map(|span| AttemptTrace { span, address: address.clone() });
-        let attempt = OutboundAttempt { region, address, number, cause, key, span, began, left };
+        let context = self.trace_context(cause);
+        let trace = context.map(|TraceContext { trace: _, span, is_sampled }| AttemptTrace {
+            span,
+            is_exported: is_sampled,
+            address: address.clone(),
+        });
+        let attempt = OutboundAttempt { region, address, number, cause, key, context, began, left };
         let completion = forwarder.attempt(request, self.permit.clone(), attempt);
         self.race.start(cause, in_flight, AttemptStart { began, key, policy, instance, trace }, completion);
+    }
+
+    /// Returns the context of an attempt, if the request has a trace. The attempts after a failed one are sampled within the limit of
+    /// kept traces, so that the region and its replica export their part of a trace that the gateway keeps.
+    fn trace_context(&self, cause: AttemptCause) -> Option<TraceContext> {
+        let trace = self.request.trace?;
+        let admits = || self.forwarder.tracer.as_ref().is_some_and(Tracer::admit_failover);
+        let is_kept = || self.race.trail.failover() == FailoverTrace::Exported || admits();
+        let is_sampled = trace.is_sampled || (cause.is_failover() && is_kept());
+        Some(TraceContext { trace: trace.trace, span: SpanId::from_random(rand::random()), is_sampled })
     }
 
     /// Waits until an attempt has ended, the health of a region is worse, or a timer of the plan fires.
@@ -419,14 +437,6 @@ fn held_duration(response: &UpstreamResponse) -> Duration {
     let held_duration = response.head.headers.get(names::name(headers::HELD_MS));
     let held_duration = held_duration.and_then(|value| value.to_str().ok()?.parse().ok());
     held_duration.map(Duration::from_millis).unwrap_or_default()
-}
-
-/// Header with the span of an attempt, if the request has a trace. The attempts after a failed one are sampled, so that the
-/// region and its replica export their part of a trace that the gateway keeps.
-fn traceparent(request: &Request, span: Option<SpanId>, cause: AttemptCause) -> Option<String> {
-    let trace = request.trace?;
-    let is_sampled = trace.is_sampled || cause.is_failover();
-    Some(TraceContext { trace: trace.trace, span: span?, is_sampled }.traceparent())
 }
 
 /// Whether the region reports that another region could serve the request.

@@ -256,7 +256,7 @@ impl Gateway {
             views: self.views.subscribe(),
             region_monitor: self.region_monitor.clone(),
             router: self.router.clone(),
-            forwarder: self.forwarder(recorder.clone()),
+            forwarder: self.forwarder(recorder.clone(), None),
             queue_client: QueueClient { config: self.config.clone(), upstream: self.upstream.clone() },
             upstream: self.upstream.clone(),
             recorder,
@@ -272,7 +272,7 @@ impl Gateway {
         job_transfer::finish(&self.transfer_slots).await;
     }
 
-    fn forwarder(&self, recorder: Option<Arc<Recorder>>) -> Arc<Forwarder> {
+    fn forwarder(&self, recorder: Option<Arc<Recorder>>, tracer: Option<Tracer>) -> Arc<Forwarder> {
         let policy = Arc::new(PolicyGuard {
             config: self.config.clone(),
             views: self.views.subscribe(),
@@ -284,6 +284,7 @@ impl Gateway {
             policy,
             upstream: self.upstream.clone(),
             recorder,
+            tracer,
         })
     }
 
@@ -303,7 +304,7 @@ impl Gateway {
             region_monitor: self.region_monitor.clone(),
             metrics: self.metrics.clone(),
         });
-        let forwarder = self.forwarder(recorder.clone());
+        let forwarder = self.forwarder(recorder.clone(), tracer.clone());
         let policy = forwarder.policy.clone();
         let responder = Arc::new(Responder { config: self.config.clone(), upstream: self.upstream.clone() });
         Pipeline {

@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 use telemetry::Tracer;
 use telemetry::context::{TraceContext, TraceId};
 use telemetry::request::RequestTrace;
-use telemetry::sampling::FinishedTrace;
+use telemetry::sampling::{FinishedTrace, KeepReason};
 
 /// Admitted, resolved and routed request.
 pub(super) struct Request {
@@ -184,8 +184,8 @@ pub(super) struct RequestContext<'a> {
     /// Arrival in milliseconds since 1970.
     pub(super) at_ms: u64,
     pub(super) tls_ended_here: bool,
-    /// Identifier of the trace of the request, for exemplars.
-    trace_id: Option<TraceId>,
+    /// Identifier of the trace of a client that samples it, if the gateway records no traces.
+    client_trace: Option<TraceId>,
     protocol: ClientProtocol,
     method: &'static str,
     priority: Option<Priority>,
@@ -247,14 +247,15 @@ impl<'a> RequestContext<'a> {
         let begin = |tracer: &Tracer| tracer.begin(traceparent().iter().map(|line| line.as_bytes()), arrived);
         let trace = request_recorder.tracer.as_ref().map(begin);
         let of_client = || header(session, headers::TRACEPARENT).and_then(TraceContext::parse);
-        let trace_id = trace.as_ref().map(|trace| trace.trace).or_else(|| Some(of_client()?.trace));
+        let client_trace = if trace.is_some() { None } else { of_client() };
+        let client_trace = client_trace.filter(|context| context.is_sampled).map(|context| context.trace);
         RequestContext {
             request_recorder,
             id: request_id(session),
             arrived,
             at_ms: now_ms(),
             tls_ended_here: digest.is_some_and(|digest| digest.ssl_digest.is_some()),
-            trace_id,
+            client_trace,
             protocol,
             method: method_name(&session.req_header().method),
             priority: None,
@@ -357,25 +358,17 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Exports the trace of the request, if it was sampled or is kept.
-    fn export_trace(&self, finished: &FinishedRequest) {
-        let (Some(tracer), Some(trace)) = (&self.request_recorder.tracer, self.trace) else { return };
+    /// Returns the trace of the request and the reason to export it, if it was sampled or is kept.
+    fn kept_trace(&self, total: Duration) -> Option<(&'a Tracer, RequestTrace, KeepReason)> {
+        let (tracer, trace) = (self.request_recorder.tracer.as_ref()?, self.trace?);
         let ended = FinishedTrace {
             is_sampled: trace.is_sampled,
             is_error: is_trace_error(self.outcome),
-            is_failed_over: finished.trail.is_failed_over(),
-            total: finished.total,
+            is_disconnected: self.outcome == RequestOutcome::ClientDisconnected,
+            failover: self.trail.failover(),
+            total,
         };
-        if let Some(reason) = tracer.keep(&ended) {
-            let RequestContext { method, protocol, priority, routed_at, .. } = *self;
-            let details = TraceDetails { method, protocol, priority, routed_at, reason };
-            tracer.export(spans::of_request(
-                &trace,
-                finished,
-                &details,
-                &self.request_recorder.config.catalogue,
-            ));
-        }
+        Some((tracer, trace, tracer.keep(&ended)?))
     }
 }
 
@@ -387,7 +380,10 @@ impl Drop for RequestContext<'_> {
         let total = now.saturating_duration_since(self.arrived);
         let resolved = self.resolved.as_ref();
         let shed = self.shed_deployment.as_ref();
-        let exemplar = self.trace_id.map(|trace| Exemplar {
+        let kept = self.kept_trace(total);
+        // A collector has the trace that an exemplar names, unless the export of its spans fails.
+        let trace_id = kept.map_or(self.client_trace, |(_, trace, _)| Some(trace.trace));
+        let exemplar = trace_id.map(|trace| Exemplar {
             trace_id: trace.get().to_be_bytes(),
             at_ms: self.at_ms + total.as_millis() as u64,
         });
@@ -416,7 +412,12 @@ impl Drop for RequestContext<'_> {
         ended.record(&self.request_recorder.metrics);
         self.count_usage();
         let finished = Arc::new(self.finished(total));
-        self.export_trace(&finished);
+        if let Some((tracer, trace, reason)) = kept {
+            let RequestContext { method, protocol, priority, routed_at, .. } = *self;
+            let details = TraceDetails { method, protocol, priority, routed_at, reason };
+            let catalogue = &self.request_recorder.config.catalogue;
+            tracer.export(spans::of_request(&trace, &finished, &details, catalogue));
+        }
         if let Some(recorder) = &self.request_recorder.recorder {
             recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());
         }

@@ -142,7 +142,7 @@ mod tests {
     use std::time::Duration;
     use telemetry::context::{SpanId, TraceContext, TraceId};
     use telemetry::request::TraceRandom;
-    use telemetry::sampling::HeadSampler;
+    use telemetry::sampling::{FailoverTrace, HeadSampler};
     use telemetry::span::{AttributeValue, SpanKind};
 
     fn value(span: &SpanRecord, attribute: Attribute) -> Option<AttributeValue> {
@@ -156,6 +156,7 @@ mod tests {
         let (began, second) = (Instant::now(), Duration::from_secs(1));
         let attempt = |number| AttemptTrace {
             span: SpanId::from_random(number),
+            is_exported: number == 12,
             address: Some("spoke.example.com:7100".parse().unwrap()),
         };
         let mut trail = Trail::default();
@@ -165,7 +166,7 @@ mod tests {
         let retry = trail.began(region("gcp/europe-west4"), None, AttemptCause::Retry, 0, began + second);
         trail.set_trace(retry, attempt(12));
         trail.ended(retry, AttemptEnd::Responded { status: 200 }, began + 2 * second);
-        assert!(trail.is_failed_over());
+        assert_eq!(trail.failover(), FailoverTrace::Exported);
         let served_by = RequestTimes { to_head: 2 * second, waited: second, region: RegionTiming::default() };
         let request = FinishedRequest {
             id: "r".to_owned(),
@@ -186,8 +187,13 @@ mod tests {
         let caller =
             TraceContext { trace: TraceId::from_random(1), span: SpanId::from_random(2), is_sampled: false };
         let random = TraceRandom { trace: 0, span: 3 };
-        let trace =
-            RequestTrace::begin(Some(caller), &HeadSampler::new(0.0, true), random, (began, 1_000_000_000));
+        let trace = RequestTrace::begin(
+            Some(caller),
+            &HeadSampler::new(0.0, true),
+            random,
+            (began, 1_000_000_000),
+            || false,
+        );
         let details = TraceDetails {
             method: "POST",
             protocol: ClientProtocol::Http2,

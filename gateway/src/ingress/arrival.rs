@@ -65,7 +65,9 @@ impl ArrivalRecorder {
             recorder: self,
             arrived,
             method: method_name(&head.method),
-            stages: IngressStages::of(self.tracer.as_ref().map(|tracer| tracer.begin(traceparent, arrived))),
+            stages: IngressStages::of(
+                self.tracer.as_ref().map(|tracer| (tracer.begin(traceparent, arrived), tracer.clone())),
+            ),
             endpoint: EndpointLabel::at(path),
             at_ms: now_ms(),
             id: text(headers::REQUEST_ID).unwrap_or_default().to_owned(),
@@ -134,7 +136,8 @@ impl Arrival<'_> {
         let ended = FinishedTrace {
             is_sampled: trace.is_sampled,
             is_error: is_trace_error(self.outcome),
-            is_failed_over: self.stages.is_failed_over(),
+            is_disconnected: self.outcome == RequestOutcome::ClientDisconnected,
+            failover: self.stages.failover(),
             total,
         };
         let Some(reason) = tracer.keep(&ended) else { return };

@@ -10,9 +10,10 @@ use rand::Rng;
 use regions::HostPort;
 use regions::id::{DeploymentName, RegionId};
 use std::time::{Duration, Instant};
+use telemetry::Tracer;
 use telemetry::context::{SpanId, TraceContext};
 use telemetry::request::RequestTrace;
-use telemetry::sampling::KeepReason;
+use telemetry::sampling::{FailoverTrace, KeepReason};
 use telemetry::span::{Attribute, SpanName, SpanRecord};
 
 /// Maximum number of stages that are recorded: several holds and attempts of a request; further ones are not exported.
@@ -21,9 +22,10 @@ const STAGES_MAX: usize = 32;
 /// Stages of a request.
 #[derive(Default)]
 pub(super) struct IngressStages {
-    trace: Option<RequestTrace>,
+    traced: Option<(RequestTrace, Tracer)>,
     stages: Vec<StageRecord>,
     attempts: u32,
+    failover: FailoverTrace,
 }
 
 /// One stage; the last one may be in progress.
@@ -41,18 +43,18 @@ enum Stage {
 }
 
 impl IngressStages {
-    /// Returns the stages of a request with this trace.
-    pub(super) fn of(trace: Option<RequestTrace>) -> IngressStages {
-        IngressStages { trace, ..IngressStages::default() }
+    /// Returns the stages of a request with this trace, and the tracer that keeps it.
+    pub(super) fn of(traced: Option<(RequestTrace, Tracer)>) -> IngressStages {
+        IngressStages { traced, ..IngressStages::default() }
     }
 
     pub(super) fn trace(&self) -> Option<&RequestTrace> {
-        self.trace.as_ref()
+        self.traced.as_ref().map(|(trace, _)| trace)
     }
 
     /// Returns whether the request was sent to a second replica.
-    pub(super) fn is_failed_over(&self) -> bool {
-        self.attempts > 1
+    pub(super) fn failover(&self) -> FailoverTrace {
+        self.failover
     }
 
     /// Records the stage from `began` until now, in which the body was read.
@@ -87,16 +89,20 @@ impl IngressStages {
         self.selecting();
     }
 
-    /// Records an attempt, and returns the header with its span. The attempts after the first are sampled, because their trace
-    /// is kept.
+    /// Records an attempt, and returns the header with its span. The attempts after the first are sampled within the limit of
+    /// kept traces, because their trace is kept.
     pub(super) fn attempting(&mut self, replica: &HostPort) -> Option<String> {
-        let trace = self.trace?;
+        let (trace, tracer) = self.traced.as_ref()?;
         self.attempts += 1;
+        if self.attempts > 1 && self.failover != FailoverTrace::Exported {
+            let is_exported = trace.is_sampled || tracer.admit_failover();
+            self.failover = if is_exported { FailoverTrace::Exported } else { FailoverTrace::Limited };
+        }
+        let (trace, is_sampled) = (trace.trace, trace.is_sampled || self.failover == FailoverTrace::Exported);
         let span = SpanId::from_random(rand::rng().random());
         let (number, replica, end) = (self.attempts, replica.clone(), AttemptEnd::Cancelled);
         self.begin_now(Stage::Attempt { span, number, replica, end });
-        let is_sampled = trace.is_sampled || self.attempts > 1;
-        Some(TraceContext { trace: trace.trace, span, is_sampled }.traceparent())
+        Some(TraceContext { trace, span, is_sampled }.traceparent())
     }
 
     /// Records the end of the attempt.
@@ -114,13 +120,13 @@ impl IngressStages {
     }
 
     fn begin_now(&mut self, stage: Stage) {
-        if self.trace.is_some() {
+        if self.traced.is_some() {
             self.begin(stage, Instant::now());
         }
     }
 
     fn begin(&mut self, stage: Stage, began: Instant) {
-        if self.trace.is_some() && self.stages.len() < STAGES_MAX {
+        if self.traced.is_some() && self.stages.len() < STAGES_MAX {
             self.stages.push(StageRecord { stage, began, ended: None });
         }
     }
@@ -205,14 +211,19 @@ mod tests {
     use super::*;
     use telemetry::context::TraceId;
     use telemetry::request::TraceRandom;
-    use telemetry::sampling::HeadSampler;
+    use telemetry::sampling::{HeadSampler, KeepPolicy};
 
     fn trace() -> RequestTrace {
         let caller =
             TraceContext { trace: TraceId::from_random(1), span: SpanId::from_random(2), is_sampled: false };
         let times = (Instant::now(), 1_000_000_000);
         let random = TraceRandom { trace: 0, span: 3 };
-        RequestTrace::begin(Some(caller), &HeadSampler::new(0.0, true), random, times)
+        RequestTrace::begin(Some(caller), &HeadSampler::new(0.0, true), random, times, || false)
+    }
+
+    fn stages(trace: RequestTrace, per_second: u32) -> IngressStages {
+        let keep = KeepPolicy { slow: Duration::MAX, per_second };
+        IngressStages::of(Some((trace, Tracer::new(HeadSampler::new(0.0, true), keep))))
     }
 
     fn spans(trace: &RequestTrace, stages: &IngressStages) -> Vec<SpanRecord> {
@@ -236,7 +247,7 @@ mod tests {
     #[test]
     fn a_held_request_that_is_sent_twice_has_a_span_for_each_stage() {
         let (trace, replica) = (trace(), "127.0.0.1:7200".parse().unwrap());
-        let mut stages = IngressStages::of(Some(trace));
+        let mut stages = self::stages(trace, 1);
         stages.received(Instant::now());
         stages.selecting();
         stages.holding();
@@ -244,10 +255,10 @@ mod tests {
         stages.selected();
         let first = stages.attempting(&replica).expect("a header");
         stages.failed(AttemptFailure::Unreachable);
-        assert!(!stages.is_failed_over());
+        assert_eq!(stages.failover(), FailoverTrace::None);
         let second = stages.attempting(&replica).expect("a header");
         stages.attempted(AttemptEnd::Responded { status: 200 });
-        assert!(stages.is_failed_over());
+        assert_eq!(stages.failover(), FailoverTrace::Exported);
         let spans = spans(&trace, &stages);
         let names: Vec<_> = spans.iter().map(|span| span.name.text().into_owned()).collect();
         let expected = [
@@ -271,9 +282,29 @@ mod tests {
     }
 
     #[test]
+    fn a_second_replica_exports_within_the_limit_of_kept_traces() {
+        let replica = "127.0.0.1:7200".parse().unwrap();
+        let flags = |mut stages: IngressStages| {
+            let header = |_| stages.attempting(&replica).expect("a header");
+            let headers: Vec<_> = (0..3).map(header).collect();
+            let flag = |header: String| TraceContext::parse(header.as_bytes()).expect("a context").is_sampled;
+            (headers.into_iter().map(flag).collect::<Vec<_>>(), stages.failover())
+        };
+        assert_eq!(
+            flags(stages(trace(), 1)),
+            (vec![false, true, true], FailoverTrace::Exported),
+            "one token"
+        );
+        assert_eq!(flags(stages(trace(), 0)), (vec![false; 3], FailoverTrace::Limited));
+        let mut sampled = trace();
+        sampled.is_sampled = true;
+        assert_eq!(flags(stages(sampled, 0)), (vec![true; 3], FailoverTrace::Exported));
+    }
+
+    #[test]
     fn stages_beyond_the_limit_are_not_recorded() {
         let (trace, replica) = (trace(), "127.0.0.1:7200".parse().unwrap());
-        let mut stages = IngressStages::of(Some(trace));
+        let mut stages = self::stages(trace, 1);
         for _ in 0..STAGES_MAX + 1 {
             assert!(stages.attempting(&replica).is_some());
             stages.failed(AttemptFailure::Unreachable);

@@ -32,19 +32,20 @@ pub struct RequestTrace {
 
 impl RequestTrace {
     /// Begins the trace of a request with the context of its caller, if it is valid, or a new one. The request arrived at
-    /// `arrived`, which is `arrived_ns` nanoseconds since 1970.
+    /// `arrived`, which is `arrived_ns` nanoseconds since 1970. `admit` takes a token of the limit of the traces that clients sample.
     pub fn begin(
         caller: Option<TraceContext>,
         sampler: &HeadSampler,
         random: TraceRandom,
         (arrived, arrived_ns): (Instant, u64),
+        admit: impl FnOnce() -> bool,
     ) -> RequestTrace {
         let trace = caller.map_or_else(|| TraceId::from_random(random.trace), |caller| caller.trace);
         RequestTrace {
             trace,
             span: SpanId::from_random(random.span),
             parent: caller.map(|caller| caller.span),
-            is_sampled: sampler.is_sampled(caller.as_ref(), trace),
+            is_sampled: sampler.is_sampled(caller.as_ref(), trace, admit),
             arrived,
             arrived_ns,
         }
@@ -111,11 +112,11 @@ mod tests {
         let now = (Instant::now(), 1_700_000_000_000_000_000);
         let random = TraceRandom { trace: 3, span: 4 };
         let never = HeadSampler::new(0.0, true);
-        let own = RequestTrace::begin(None, &never, random, now);
+        let own = RequestTrace::begin(None, &never, random, now, || false);
         assert_eq!((own.trace.get(), own.span.get(), own.parent, own.is_sampled), (3, 4, None, false));
         let caller =
             TraceContext { trace: TraceId::from_random(8), span: SpanId::from_random(9), is_sampled: true };
-        let continued = RequestTrace::begin(Some(caller), &never, random, now);
+        let continued = RequestTrace::begin(Some(caller), &never, random, now, || true);
         assert_eq!((continued.trace.get(), continued.span.get()), (8, 4));
         assert_eq!((continued.parent, continued.is_sampled), (Some(caller.span), true));
         let later = now.0 + Duration::from_nanos(1500);

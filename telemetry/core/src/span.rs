@@ -125,7 +125,7 @@ attributes! {
     ServerPort = "server.port",
     /// Error code, or the failure of an attempt.
     ErrorType = "error.type",
-    /// Operation: `embeddings`, `rerank`, `classify`, `tokenize`.
+    /// Operation: `embeddings`, `rerank`, `score`, `classify`, `tokenize`.
     GenAiOperation = "gen_ai.operation.name",
     /// Deployment.
     GenAiModel = "gen_ai.request.model",
@@ -153,7 +153,7 @@ attributes! {
     Parts = "meridian.parts",
     /// Outcome of the request, as in its log line.
     Outcome = "meridian.outcome",
-    /// Reason why the trace was exported: `sampled`, `error`, `failed_over`, `slow`.
+    /// Reason why the trace was exported: `sampled`, `error`, `failed_over`, `disconnected`, `slow`.
     KeepReason = "meridian.trace.kept",
     /// Number of candidate regions.
     Candidates = "meridian.route.candidates",

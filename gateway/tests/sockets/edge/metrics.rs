@@ -60,6 +60,10 @@ async fn open_metrics_has_the_trace_of_a_request_by_deployment() {
     let fixture = fixture().await;
     let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
     let parent = format!("00-{trace}-00f067aa0ba902b7-01");
+    // This one is not sampled, so no collector has it.
+    let unsampled = "5bf92f3577b34da6a3ce929d0e0e4736";
+    let other = format!("00-{unsampled}-00f067aa0ba902b7-00");
+    assert_eq!(fixture.send("anywhere", &[("traceparent", &other)]).await.unwrap().status(), 200);
     assert_eq!(fixture.send("anywhere", &[("traceparent", &parent)]).await.unwrap().status(), 200);
     let is_bucket = |line: &&str| {
         line.starts_with("meridian_gateway_deployment_request_seconds_bucket{deployment=\"anywhere\"")
@@ -74,6 +78,7 @@ async fn open_metrics_has_the_trace_of_a_request_by_deployment() {
             break text;
         }
     };
+    assert!(!text.contains(unsampled), "{text}");
     let families: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
     let names: BTreeSet<_> = families.iter().map(|family| family.split(' ').next().unwrap()).collect();
     assert_eq!(names.len(), families.len(), "a family occurs once");
@@ -83,7 +88,7 @@ async fn open_metrics_has_the_trace_of_a_request_by_deployment() {
     let (content_type, text) = scrape(&fixture, "text/plain").await;
     assert_eq!(content_type, "text/plain; version=0.0.4; charset=utf-8");
     assert!(!text.contains(trace) && !text.contains("# EOF"), "{text}");
-    let result = "meridian_gateway_deployment_requests_total{deployment=\"anywhere\",result=\"ok\"} 1";
+    let result = "meridian_gateway_deployment_requests_total{deployment=\"anywhere\",result=\"ok\"} 2";
     assert!(text.lines().any(|line| line == result), "{text}");
 }
 
