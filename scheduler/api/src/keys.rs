@@ -258,7 +258,7 @@ mod tests {
             LEADER,
         ];
         for prefix in all {
-            assert!(format!("{prefix}\u{10ffff}") < USAGE.to_owned(), "{prefix}");
+            assert!(*format!("{prefix}\u{10ffff}") < *USAGE, "{prefix}");
         }
         let key = usage(UsageDay(20_000), &"aws/us-east-1".parse().unwrap(), u64::MAX);
         assert!((USAGE..USAGE_END).contains(&key.as_str()));
