@@ -177,18 +177,18 @@ impl UsageRecorder {
         let _ = tokio::time::timeout(LAST_REPORT_TIMEOUT, self.report(client)).await;
     }
 
-    /// Runs a function with the ledgers on a blocking thread, where it continues if this is cancelled; `None` if it panics, which the
-    /// lock logs.
+    /// Runs a function with the ledgers on a blocking thread, where it continues if this is cancelled. A panic ends the task that
+    /// waits, which is started again.
     async fn with_ledgers<T: Send + 'static>(
         self: &Arc<UsageRecorder>,
         run: impl FnOnce(&UsageRecorder, &mut Ledgers) -> T + Send + 'static,
-    ) -> Option<T> {
+    ) -> T {
         let recorder = self.clone();
         let running = tokio::task::spawn_blocking(move || {
             let mut ledgers = recorder.ledgers.lock();
             run(&recorder, &mut ledgers)
         });
-        running.await.ok()
+        running.await.expect("the ledgers do not panic")
     }
 
     /// Writes the ledgers, if they have changed.
@@ -201,9 +201,9 @@ impl UsageRecorder {
     /// reported again with the next report. Returns the first error.
     async fn report(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) -> Result<(), HubCallError> {
         let mut result = Ok(());
-        for (ledger, day) in self.with_ledgers(|_, ledgers| ledgers.unreported()).await.unwrap_or_default() {
+        for (ledger, day) in self.with_ledgers(|_, ledgers| ledgers.unreported()).await {
             let read = self.with_ledgers(move |_, ledgers| ledgers.read(ledger, day)).await;
-            let Some(usage) = read.flatten() else { continue };
+            let Some(usage) = read else { continue };
             let request = HubRequest::post(paths::USAGE, &usage, REPORT_TIMEOUT);
             match client.send::<Option<()>>(&request).await {
                 Ok(_) => {
