@@ -29,6 +29,8 @@ use scheduler_api::usage::{ROWS_MAX, UsageCounts, UsageDay, UsageV1};
 use scheduler_client::hub::{ControlPlaneClient, HubCallError, HubFailure, HubRequest};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
 use tokio::time::MissedTickBehavior;
@@ -50,7 +52,7 @@ pub(crate) struct UsageRecorder {
     /// Held during writes and reads of files, so only blocking threads take it.
     ledgers: Mutex<Ledgers>,
     /// Sums of the ledgers after the last write.
-    totals: Mutex<LedgerTotals>,
+    totals: LedgerTotals,
     counts: UsageReportCounts,
 }
 
@@ -62,12 +64,12 @@ struct Ledgers {
     former: Vec<LedgerOnDisk>,
 }
 
-/// Sums of the ledgers, for the metrics.
-#[derive(Clone, Copy, Default)]
+/// Sums of the ledgers, for the metrics, which take no lock.
+#[derive(Default)]
 struct LedgerTotals {
-    rows: usize,
-    uncounted: u64,
-    lost_days: u64,
+    rows: AtomicUsize,
+    uncounted: AtomicU64,
+    lost_days: AtomicU64,
 }
 
 metric_set! {
@@ -106,7 +108,7 @@ impl UsageRecorder {
             recent: Mutex::independent(RecentUsage::default()),
             // A panic costs counts at most, and requests are served without them.
             ledgers: Mutex::independent(Ledgers { counting, former }),
-            totals: Mutex::independent(LedgerTotals::default()),
+            totals: LedgerTotals::default(),
             counts: UsageReportCounts::default(),
         }
     }
@@ -126,13 +128,13 @@ impl UsageRecorder {
 
     /// Returns the metrics, as of the last write.
     pub(super) fn scrape(&self) -> UsageScrape<'_> {
-        let LedgerTotals { rows, uncounted, lost_days } = *self.totals.lock();
+        let LedgerTotals { rows, uncounted, lost_days } = &self.totals;
         UsageScrape {
             counts: &self.counts,
-            rows,
+            rows: rows.load(Relaxed),
             rows_max: ROWS_MAX,
-            uncounted: Total(uncounted),
-            lost_days: Total(lost_days),
+            uncounted: Total(uncounted.load(Relaxed)),
+            lost_days: Total(lost_days.load(Relaxed)),
         }
     }
 
@@ -250,8 +252,9 @@ impl Ledgers {
         let expired = self.counting.ledger.expire(today);
         self.counting.delete(&expired);
         let ledger = &self.counting.ledger;
-        let (rows, uncounted, lost_days) = (ledger.rows(), ledger.uncounted(), ledger.lost_days());
-        *recorder.totals.lock() = LedgerTotals { rows, uncounted, lost_days };
+        recorder.totals.rows.store(ledger.rows(), Relaxed);
+        recorder.totals.uncounted.store(ledger.uncounted(), Relaxed);
+        recorder.totals.lost_days.store(ledger.lost_days(), Relaxed);
     }
 
     /// Returns the days of ledgers that are on disk, and that no hub has stored.
