@@ -1,7 +1,7 @@
 //! Colour of a region in reports and plots.
 //!
-//! A region has one colour on all pages of `meridian load --html` and `meridian drill --html`, so that a reader recognizes
-//! it from report to report. The colour depends on the name alone: not on the order in which regions occur, nor on the other
+//! A region has one colour on all pages of `meridian load --html` and `meridian drill --html` and in the console, so that a
+//! reader recognizes it from report to report. The colour depends on the name alone: not on the order in which regions occur, nor on the other
 //! regions of a page. The palette has twelve hues in two shades of the OKLCH colour space, each with a variant for light
 //! and for dark pages (contrast above 3:1). Two regions of the catalogue may have the same colour, so pages also label what
 //! they draw.
