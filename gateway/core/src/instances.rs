@@ -13,7 +13,8 @@
 //!   readmits it. One that was [down](Health::Down) is readmitted after [`RECOVERY_TIME`], so that a flapping
 //!   instance does not take its share of the requests up and down with it. Slow or failing instances are ejected by
 //!   a circuit breaker of their own ([`crate::circuit`]), never the last one.
-//! - **Draining.** An instance that announces in its report that it drains gets no new request while another one is up.
+//! - **Draining.** An instance that announces in its report that it drains gets no new request for a deployment that another
+//!   one serves.
 //!
 //! The last instance stays selectable, whatever its state, and the health of its region decides.
 

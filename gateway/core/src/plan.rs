@@ -2,7 +2,7 @@
 //!
 //! The plan is made once, from the allowed regions in the order of preference. It never uses a region that is not in
 //! that list, so the residency policy that made the list holds throughout. Each region gets at most one attempt (apart
-//! from the replay after a stale connection, and one at another of its instances), every attempt after the first is
+//! from the replay after a stale connection, one at another of its instances, and a return to one that was late), every attempt after the first is
 //! paid from a budget, and the plan ends at the deadline. Where the policy has become narrower meanwhile, regions
 //! are removed from the list ([`RequestPlan::restrict`]); none is added.
 //!
@@ -11,14 +11,16 @@
 //! | stale connection | the same region, once | free: the region has not seen the request |
 //! | unreachable, wrong peer, or region or instance lost | another instance of the same region ([`crate::instances`]), once | the evacuation budget if there is one, else the retry budget |
 //! | unreachable, wrong peer, or declined | the next region, once | the retry budget |
-//! | first-byte timeout | the next healthy region instead, once | the evacuation budget if there is one, else the retry budget |
+//! | first-byte timeout | the next healthy region instead, or else an instance of the same region that reports and whose last request did not fail, once | the evacuation budget if there is one, else the retry budget |
+//! | what took over after a first-byte timeout fails or declines, and no region is left | the region that was late, if the retry was not used | the retry budget |
 //! | region down | the next region, once | the evacuation budget of that region |
 //! | slower than the 95th percentile | the next healthy, lightly loaded region as well, once | the hedge budget |
 //! | deadline exceeded | none: error | |
 //! | the receipt cannot be made durable | none: error; nothing was sent | |
 //!
 //! A first-byte timeout is no failure yet: without a healthy region to take over, or a budget to pay for it, the plan
-//! keeps waiting. So a timeout that is too short costs a few attempts and never a response. While two attempts race,
+//! keeps waiting. If what took over fails, the request returns to the region that was late, so a timeout that is too short rarely
+//! costs a response. While two attempts race,
 //! the failure of one leaves the other in flight.
 //!
 //! Another instance comes before the next region: the request has been admitted to its region, is near it, and a
@@ -219,28 +221,29 @@ impl RequestPlan {
         {
             return self.send(region, AttemptCause::Replay, None, view, now);
         }
+        // Only the replay is free.
+        let failure = match failure {
+            AttemptFailure::StaleConnection => AttemptFailure::Unreachable,
+            failure => failure,
+        };
+        let cause = AttemptCause::after(failure);
         if failure != AttemptFailure::Declined && self.moves_to_other_instance(region, view, budgets, now) {
-            let cause = match failure {
-                AttemptFailure::StaleConnection => AttemptCause::Retry,
-                failure => AttemptCause::after(failure),
-            };
             return self.send(region, cause, None, view, now);
         }
         match self.next_candidate(view, |health, load| health != Health::Down && load != RegionLoad::Full) {
             Some(next) if self.limits.withdraw(failure, region, budgets, now) => {
-                self.send(next, AttemptCause::after(failure), None, view, now)
+                self.send(next, cause, None, view, now)
             }
             None if failure == AttemptFailure::Declined
                 && self.moves_to_other_instance(region, view, budgets, now) =>
             {
-                self.send(region, AttemptCause::after(failure), None, view, now)
+                self.send(region, cause, None, view, now)
+            }
+            None if let Some(late) = self.return_to_late(region, failure, view, budgets, now) => {
+                self.send(late, cause, None, view, now)
             }
             _ if failure == AttemptFailure::Declined => Step::RelayResponse,
-            None => match self.return_to_late(region, failure, view, budgets, now) {
-                Some(late) => self.send(late, AttemptCause::after(failure), None, view, now),
-                None => Step::NoRegionReachable,
-            },
-            Some(_) => Step::NoRegionReachable,
+            _ => Step::NoRegionReachable,
         }
     }
 
@@ -254,7 +257,7 @@ impl RequestPlan {
         budgets: &mut Budgets<RegionIndex>,
         now: Instant,
     ) -> Option<RegionIndex> {
-        let (late, instance) = self.late?;
+        let (late, late_instance) = self.late?;
         let is_usable = self.order.contains(&late)
             && (view.health)(late) != Health::Down
             && (view.load)(late) != RegionLoad::Full;
@@ -262,7 +265,11 @@ impl RequestPlan {
             return None;
         }
         self.late = None;
-        self.failed_instances.retain(|failed| Some(*failed) != instance);
+        let next = (view.instance)(late, &self.failed_instances);
+        if !next.is_some_and(|next| next.is_alternative) {
+            // The others have failed, and the late one may only have been slow.
+            self.failed_instances.retain(|failed| Some(*failed) != late_instance);
+        }
         Some(late)
     }
 
@@ -424,9 +431,11 @@ impl RequestPlan {
         self.running.iter_mut().find(|running| of(running)).and_then(Option::take)
     }
 
-    /// Removes the attempt at `region`, which is late.
+    /// Removes the attempt at `region`, which is late. Other instances of the region come before that one.
     fn cancel_late(&mut self, region: RegionIndex) {
-        self.late = self.remove_attempt(region).map(|running| (region, running.instance));
+        let instance = self.remove_attempt(region).and_then(|running| running.instance);
+        self.late = Some((region, instance));
+        self.failed_instances.extend(instance.filter(|it| !self.failed_instances.contains(it)));
     }
 
     /// Returns the first region without an attempt for which `is_fit` holds.

@@ -79,6 +79,19 @@ fn a_region_that_is_no_longer_allowed_gets_no_retry_hedge_or_replay() {
         };
     assert_eq!(sent_to(after(&[2], timed_out)), Some(region(2)));
     assert_eq!(after(&[], timed_out), Step::Wait);
+    // The region that was late, when what took over has failed.
+    let returns = |allowed: &'static [u16]| {
+        move |plan: &mut RequestPlan,
+              view: RegionView<'_>,
+              budgets: &mut Budgets<RegionIndex>,
+              now: Instant| {
+            assert_eq!(sent_to(plan.first_byte_timed_out(region(0), view, budgets, now)), Some(region(1)));
+            plan.restrict(only(allowed));
+            plan.failed(region(1), AttemptFailure::Unreachable, view, budgets, now)
+        }
+    };
+    assert_eq!(sent_to(after(&[0, 1], returns(&[0, 1]))), Some(region(0)));
+    assert_eq!(after(&[0, 1], returns(&[1])), Step::NoRegionReachable);
 }
 
 #[test]

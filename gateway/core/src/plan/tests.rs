@@ -190,7 +190,7 @@ fn each_event_leads_to_the_step_of_the_table() {
     check(Evacuating, &[late], retry_instead(0, 1, 2));
     check(Evacuating, &[late, late], Step::Wait);
     // The second fails too.
-    check(Rich, &[Fails(0, StaleConnection), Fails(0, StaleConnection)], send(1, 3, Replay));
+    check(Rich, &[Fails(0, StaleConnection), Fails(0, StaleConnection)], send(1, 3, Retry));
     check(Rich, &[Fails(0, Unreachable), Fails(1, Unreachable)], Step::NoRegionReachable);
     check(Rich, &[Fails(0, Unreachable), Fails(1, Declined)], Step::RelayResponse);
     check(Rich, &[Fails(0, Unreachable), Fails(1, RegionDown)], send(2, 3, Evacuation));
@@ -378,7 +378,13 @@ proptest! {
         let health = |at: RegionIndex| match mark(at) { 0 => Health::Down, 1 => Health::Suspect, _ => Health::Healthy };
         let load = |at: RegionIndex| match mark(at) { 2 => RegionLoad::Full, 3 => RegionLoad::Busy, _ => RegionLoad::Light };
         let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: Some(HEDGE_AFTER) };
-        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &|_, _| None };
+        let instance = |of: RegionIndex, failed: &[InstanceIndex]| {
+            let both = [0, 1].map(|number| InstanceIndex::new(of, number));
+            let left = both.into_iter().find(|instance| !failed.contains(instance));
+            let (is_alternative, instance) = (left.is_some(), left.unwrap_or(both[0]));
+            Some(SelectedInstance { instance, is_alternative, is_sound_alternative: is_alternative })
+        };
+        let view = RegionView { health: &health, load: &load, timeouts: &timeouts, instance: &instance };
         let mut running: Vec<RegionIndex> = Vec::new();
         let (mut sent, mut extra, mut ended) = (0, 0, false);
         let mut step = plan.start(view, &mut budgets, now);
@@ -504,8 +510,29 @@ fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_re
     );
     assert_eq!(
         sent(&[0, 1], &[late, Fails(1, Unreachable), Fails(1, Unreachable)]),
-        [Some((0, 0)), Some((1, 0)), Some((1, 1)), Some((0, 0))]
+        [Some((0, 0)), Some((1, 0)), Some((1, 1)), Some((0, 1))],
+        "another instance than the late one"
     );
+    assert_eq!(sent(&[0, 1], &[late, Fails(1, Declined)]), [Some((0, 0)), Some((1, 0)), Some((1, 1))]);
+    assert_eq!(
+        sent(&[0, 1], &[late, Fails(1, Declined), Fails(1, Declined)]),
+        [Some((0, 0)), Some((1, 0)), Some((1, 1)), Some((0, 1))]
+    );
+    // A second closed connection is paid for, also for the return.
+    let killed = [late, Fails(1, StaleConnection), Fails(1, StaleConnection), Fails(1, StaleConnection)];
+    let steps = with_instances(&[0, 1], &killed);
+    let causes = steps.iter().filter_map(|(step, _)| match step {
+        Step::Send { cause, .. } => Some(*cause),
+        _ => None,
+    });
+    let expected = [
+        AttemptCause::First,
+        AttemptCause::FirstByteTimeout,
+        AttemptCause::Replay,
+        AttemptCause::Retry,
+        AttemptCause::Retry,
+    ];
+    assert_eq!(causes.collect::<Vec<_>>(), expected);
     // A replay is no failure of the instance, but a second closed connection is: it was killed.
     let killed = [Fails(0, StaleConnection), Fails(0, StaleConnection)];
     assert_eq!(sent(&[0], &killed), [Some((0, 0)), Some((0, 0)), Some((0, 1))]);
