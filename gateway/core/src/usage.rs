@@ -18,11 +18,12 @@
 
 use regions::id::{DeploymentName, RegionId, TenantId};
 use scheduler_api::WireError;
-use scheduler_api::usage::{ROWS_MAX, UsageCounts, UsageDay, UsageKey, UsageOfDay, UsageV1};
+use scheduler_api::usage::{REPORT_DAYS_MAX, ROWS_MAX, UsageCounts, UsageDay, UsageKey, UsageOfDay, UsageV1};
 use std::collections::BTreeMap;
 
 /// Maximum number of days that wait for a hub. When the hubs are away for longer, the oldest day is deleted.
 pub const DAYS_MAX: usize = 35;
+const _: () = assert!(DAYS_MAX < REPORT_DAYS_MAX as usize, "the hub accepts all days that wait");
 
 /// Maximum number of days in [`RecentUsage`]: today, and one on each side of a clock that is set.
 const RECENT_DAYS_MAX: usize = 3;

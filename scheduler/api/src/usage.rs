@@ -20,15 +20,18 @@ pub const ROWS_MAX: usize = 2048;
 /// Maximum bytes of a day of a ledger in the hub's store, compressed.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of ledgers of one day with the same region of the gateway. A gateway continues its ledger when it starts again,
-/// so this is the number of gateways in a region, and of those whose disk was lost on this day.
+/// so this is the number of gateways in a region, and of those whose disk was lost on this day; a gateway that hands over to
+/// another process has two.
 pub const LEDGERS_MAX: usize = 64;
 /// Maximum number of records in the hub's store: two gateways in each of 64 regions for [`RETENTION_DAYS`], and a quarter more for
-/// lost disks.
+/// lost disks and for days with a handover.
 pub const RECORDS_MAX: usize = 64 << 10;
 /// Maximum number of rows of the response to a query, 10 MB as JSON.
 pub const REPORT_ROWS_MAX: usize = 50_000;
 /// Days for which the hub keeps usage: a year, and a month to look at it.
 pub const RETENTION_DAYS: u32 = 400;
+/// Days after which usage is no longer accepted: those that a gateway keeps while no hub responds, and one for its clock.
+pub const REPORT_DAYS_MAX: u32 = 36;
 /// Days that the clock of a gateway may be ahead of the hub's.
 const AHEAD_DAYS_MAX: u32 = 1;
 /// Maximum number of days of one query, for which the hub reads the ledgers of all gateways.
@@ -53,9 +56,9 @@ impl UsageDay {
         UsageDay::at(time.duration_since(UNIX_EPOCH).unwrap_or_default())
     }
 
-    /// Returns whether the hub stores usage of this day: it is in the last [`RETENTION_DAYS`].
-    pub fn is_stored(self, today: UsageDay) -> bool {
-        self >= today.before(RETENTION_DAYS) && self.before(AHEAD_DAYS_MAX) <= today
+    /// Returns whether the hub accepts usage of this day: it is in the last [`REPORT_DAYS_MAX`].
+    pub fn is_accepted(self, today: UsageDay) -> bool {
+        self >= today.before(REPORT_DAYS_MAX) && self.before(AHEAD_DAYS_MAX) <= today
     }
 
     /// Returns the day this many days before.
@@ -404,12 +407,12 @@ mod tests {
     }
 
     #[test]
-    fn the_hub_stores_the_days_of_its_retention_and_one_of_a_clock_that_is_ahead() {
+    fn the_hub_accepts_the_days_that_gateways_keep_and_one_of_a_clock_that_is_ahead() {
         let today = UsageDay(20_000);
         for (day, expected) in
-            [(19_600, true), (19_599, false), (20_000, true), (20_001, true), (20_002, false)]
+            [(19_964, true), (19_963, false), (20_000, true), (20_001, true), (20_002, false)]
         {
-            assert_eq!(UsageDay(day).is_stored(today), expected, "{day}");
+            assert_eq!(UsageDay(day).is_accepted(today), expected, "{day}");
         }
         let time = UNIX_EPOCH + Duration::from_secs(20_000 * 86_400);
         assert_eq!(UsageDay::of(time), today);

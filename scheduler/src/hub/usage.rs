@@ -14,20 +14,22 @@ use scheduler_api::error::HubErrorCode;
 use scheduler_api::keys;
 use scheduler_api::paths::{self, UsageQuery};
 use scheduler_api::usage::{
-    RECORD_BYTES_MAX, RETENTION_DAYS, TooManyRows, UsageDay, UsageOfDay, UsageReportV1, UsageSums, UsageV1,
+    RECORD_BYTES_MAX, REPORT_DAYS_MAX, TooManyRows, UsageDay, UsageOfDay, UsageReportV1, UsageSums, UsageV1,
 };
 use scheduler_store::{Compare, KeyValue, Op, Store, Txn};
 use tokio::task::spawn_blocking;
 
 use super::access::Caller;
 use super::api::{Body, HubApi, json};
-use super::records::{self, RecordError};
+use super::records;
+use super::term_start::readable;
 use super::usage_records::{QUERIES_MAX, UsagePages, check_number, prune};
 use crate::events::UsagePruneFailed;
 use crate::respond::ErrorResponse;
 
 /// Attempts of a write if the same report arrives at another hub at the same time.
 const ATTEMPTS_MAX: usize = 3;
+
 /// Stores one day of a ledger, unless the stored version is as new.
 pub(super) async fn report<S: Store>(
     State(api): State<HubApi<S>>,
@@ -38,15 +40,21 @@ pub(super) async fn report<S: Store>(
     api.check_region(&reported.gateway)?;
     caller.check_region(&api, &reported.gateway, paths::USAGE)?;
     let (today, day) = (UsageDay::of(SystemTime::now()), reported.day);
-    if !day.is_stored(today) {
-        let message = format!("`day`: {day} is not in the last {RETENTION_DAYS} days; today is {today}.");
+    if !day.is_accepted(today) {
+        let message = format!("`day`: {day} is not in the last {REPORT_DAYS_MAX} days; today is {today}.");
         return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("day"));
     }
     let key = keys::usage(day, &reported.gateway, reported.ledger);
     let value = packed(&reported).inspect_err(|_| api.metrics.usage.rejected.add(1))?;
+    // Before the records are counted, so that old ones do not reject new ones.
+    if let Err(error) = prune(&api.store, &api.usage.pruned, &api.metrics.usage, today).await {
+        api.metrics.usage.prune_failures.add(1);
+        UsagePruneFailed { error: &error }.emit();
+    }
     for _ in 0..ATTEMPTS_MAX {
         let stored = api.store.get(&key).await?;
-        let known = stored.as_ref().map(records::usage).transpose()?;
+        // An unreadable record is replaced.
+        let known = stored.as_ref().and_then(|entry| readable(records::usage(entry)));
         if known.is_some_and(|known| known.sequence >= reported.sequence) {
             return Ok(StatusCode::NO_CONTENT);
         }
@@ -57,11 +65,6 @@ pub(super) async fn report<S: Store>(
         let when = vec![Compare::ModRevision(key.clone(), revision)];
         let then = vec![Op::Put { key: key.clone(), value: value.clone(), lease: None }];
         if api.store.txn(Txn { when, then }).await?.succeeded {
-            if let Err(error) = prune(&api.store, &api.usage.pruned, today).await {
-                // The report is stored.
-                api.metrics.usage.prune_failures.add(1);
-                UsagePruneFailed { error: &error }.emit();
-            }
             return Ok(StatusCode::NO_CONTENT);
         }
     }
@@ -99,33 +102,17 @@ pub(super) async fn read<S: Store>(
     while let Some(page) = pages.next(&api.store).await? {
         // A page takes some milliseconds to decompress and to parse.
         let added = spawn_blocking(move || add(sums, &page)).await;
-        sums = added.expect("adding does not panic")?;
+        sums = added.expect("adding does not panic").map_err(|error| {
+            ErrorResponse::new(ErrorCode::InvalidValue, format!("`from`: {error}.")).with_field("from")
+        })?;
     }
     Ok(Json(sums.report()))
 }
 
-/// Failed query.
-#[derive(Debug)]
-enum QueryError {
-    Record(RecordError),
-    Rows(TooManyRows),
-}
-
-impl From<QueryError> for ErrorResponse {
-    fn from(error: QueryError) -> ErrorResponse {
-        match error {
-            QueryError::Record(error) => error.into(),
-            QueryError::Rows(error) => {
-                ErrorResponse::new(ErrorCode::InvalidValue, format!("`from`: {error}.")).with_field("from")
-            }
-        }
-    }
-}
-
-/// Adds the records of a page.
-fn add(mut sums: UsageSums, page: &[KeyValue]) -> Result<UsageSums, QueryError> {
-    for entry in page {
-        sums.add(records::usage(entry).map_err(QueryError::Record)?).map_err(QueryError::Rows)?;
+/// Adds the readable records of a page; unreadable ones are logged and left out.
+fn add(mut sums: UsageSums, page: &[KeyValue]) -> Result<UsageSums, TooManyRows> {
+    for usage in page.iter().filter_map(|entry| readable(records::usage(entry))) {
+        sums.add(usage)?;
     }
     Ok(sums)
 }
@@ -149,6 +136,20 @@ mod tests {
             ((tenant, Some(name(mixed).parse().unwrap()), gateway()), counts)
         });
         UsageOfDay { gateway: gateway(), ledger: 1, sequence: 1, day: UsageDay(20_000), rows: rows.collect() }
+    }
+
+    #[test]
+    fn an_unreadable_record_is_left_out_of_the_sums() {
+        let entry = |value: Vec<u8>| KeyValue {
+            key: keys::usage(UsageDay(20_000), &gateway(), 1),
+            value: value.into(),
+            create_revision: 1,
+            mod_revision: 1,
+            lease: None,
+        };
+        let valid = packed(&large(3, |n| format!("embed-{n}"))).unwrap();
+        let sums = add(UsageSums::default(), &[entry(b"{".to_vec()), entry(valid)]).unwrap();
+        assert_eq!(sums.report().rows.len(), 3);
     }
 
     #[test]

@@ -112,6 +112,7 @@ pub(super) async fn check_number<S: Store>(
 pub(super) async fn prune<S: Store>(
     store: &S,
     pruned: &Mutex<Option<UsageDay>>,
+    metrics: &UsageMetrics,
     today: UsageDay,
 ) -> Result<(), StoreError> {
     if *pruned.lock() == Some(today) {
@@ -127,6 +128,7 @@ pub(super) async fn prune<S: Store>(
             store.txn(Txn { when: Vec::new(), then }).await?;
         }
         if is_last {
+            metrics.records.set(store.page(keys::USAGE.into(), 1, PageContent::Keys).await?.total);
             *pruned.lock() = Some(today);
             break;
         }
@@ -150,6 +152,7 @@ mod tests {
     #[tokio::test]
     async fn records_past_the_retention_are_deleted_once_a_day() {
         let (store, pruned, today) = (SimStore::new(), Mutex::default(), UsageDay(20_500));
+        let metrics = UsageMetrics::default();
         let left = async || store.range(keys::USAGE).await.unwrap().entries.len();
         // More than one transaction can delete.
         for ledger in 0..2 * DELETED_MAX as u64 + 1 {
@@ -157,26 +160,27 @@ mod tests {
         }
         put(&store, today.before(RETENTION_DAYS), 1).await;
         put(&store, today, 1).await;
-        prune(&store, &pruned, today).await.unwrap();
+        prune(&store, &pruned, &metrics, today).await.unwrap();
         assert_eq!(left().await, 2);
         put(&store, today.before(RETENTION_DAYS + 1), 1).await;
-        prune(&store, &pruned, today).await.unwrap();
+        prune(&store, &pruned, &metrics, today).await.unwrap();
         assert_eq!(left().await, 3, "not again on the same day");
-        prune(&store, &pruned, UsageDay(today.0 + 1)).await.unwrap();
+        prune(&store, &pruned, &metrics, UsageDay(today.0 + 1)).await.unwrap();
         assert_eq!(left().await, 1);
     }
 
     #[tokio::test]
     async fn a_deletion_that_failed_or_was_not_completed_continues_with_the_next_report() {
         let (store, pruned, today) = (SimStore::new(), Mutex::default(), UsageDay(20_500));
+        let metrics = UsageMetrics::default();
         for ledger in 0..(DELETED_MAX * PRUNES_MAX) as u64 + 1 {
             put(&store, today.before(RETENTION_DAYS + 1), ledger).await;
         }
         store.set_unavailable(true);
-        assert!(prune(&store, &pruned, today).await.is_err());
+        assert!(prune(&store, &pruned, &metrics, today).await.is_err());
         store.set_unavailable(false);
         for left in [1, 0] {
-            prune(&store, &pruned, today).await.unwrap();
+            prune(&store, &pruned, &metrics, today).await.unwrap();
             assert_eq!(store.range(keys::USAGE).await.unwrap().entries.len(), left);
         }
         assert_eq!(*pruned.lock(), Some(today));

@@ -2,7 +2,7 @@
 
 use super::world::{AMERICA, Hub, config};
 use scheduler_api::paths;
-use scheduler_api::usage::{RETENTION_DAYS, UsageDay, UsageReportV1};
+use scheduler_api::usage::{QUERY_DAYS_MAX, REPORT_DAYS_MAX, UsageDay, UsageReportV1};
 use serde_json::{Value, json};
 use std::time::SystemTime;
 
@@ -50,17 +50,18 @@ async fn the_newest_version_of_each_ledger_counts_once_and_survives_a_restart() 
 }
 
 #[tokio::test]
-async fn days_outside_the_retention_and_long_queries_are_rejected() {
+async fn days_that_no_gateway_keeps_and_long_queries_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;
-    let (oldest, newest) = (today().before(RETENTION_DAYS), UsageDay(today().0 + 1));
+    let (oldest, newest) = (today().before(REPORT_DAYS_MAX), UsageDay(today().0 + 1));
     for (day, expected) in
         [(oldest, 204), (oldest.before(1), 400), (newest, 204), (UsageDay(newest.0 + 1), 400)]
     {
         let (status, _, body) = hub.post(paths::USAGE, report(1, 1, day, 1).to_string()).await;
         assert_eq!(status, expected, "{day}: {body}");
     }
-    let (status, _, body) = hub.get(&format!("{}?from={oldest}", paths::USAGE)).await;
+    let early = today().before(QUERY_DAYS_MAX);
+    let (status, _, body) = hub.get(&format!("{}?from={early}", paths::USAGE)).await;
     assert_eq!(status, 400, "{body}");
     hub.stop().await;
 }
