@@ -68,7 +68,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use supervision::task::essential;
+use supervision::task::{contained, essential};
 use telemetry::TracingError;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
@@ -208,7 +208,6 @@ pub async fn run(
     listener.serve(Arc::new(gateway.pipeline(recorder, tracer)), stop, gateway.config.timeouts).await;
     gateway.finish_transfers().await;
     tasks.shutdown().await;
-    gateway.usage.finish(&gateway.client).await;
     scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;
     if let Some(receipt_writer) = receipt_writer {
         receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;
@@ -216,6 +215,8 @@ pub async fn run(
     if let Some(trace_export) = trace_export {
         trace_export.finish(FINAL_SPANS_TIMEOUT).await;
     }
+    // After the receipts, so that no defect of the ledgers loses evidence.
+    contained("last usage", gateway.usage.finish(&gateway.client)).await;
     Ok(())
 }
 

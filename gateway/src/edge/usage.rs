@@ -41,7 +41,7 @@ pub(crate) const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// Timeout of a report. A hub responds after it has written it.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for the last report when the gateway stops. What it misses is reported after the next start.
+/// Maximum time for the last write and report when the gateway stops. What it misses is reported after the next start.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Usage of tenants at this gateway.
@@ -174,9 +174,12 @@ impl UsageRecorder {
 
     /// Writes and reports the last counts when the gateway stops.
     pub(super) async fn finish(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) {
-        self.write().await;
+        let last = async {
+            self.write().await;
+            self.report(client).await
+        };
         // What a hub does not store now is on disk, and reported after the next start.
-        let _ = tokio::time::timeout(LAST_REPORT_TIMEOUT, self.report(client)).await;
+        let _ = tokio::time::timeout(LAST_REPORT_TIMEOUT, last).await;
     }
 
     /// Runs a function with the ledgers on a blocking thread, where it continues if this is cancelled. A panic ends the task that
