@@ -6,7 +6,7 @@
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
-use super::{ClientJobId, RegionalJobQueue, reserve, seconds};
+use super::{ClientJobId, RegionalJobQueue, number_of, reserve, seconds};
 use crate::body_memory::Reservation;
 use crate::idempotency_key;
 use crate::ingress::arrival::Arrival;
@@ -143,12 +143,16 @@ impl JobApi {
                 let (filter, limit) = queue.filter(query, tenant.clone())?;
                 let listed = queue.recorded(queue.host.latest_list(&filter, limit + 1).await);
                 let jobs = listed.map_err(rejected)?.into_iter();
-                let jobs = jobs.map(|(id, job)| (id, JobView { job, position: None }));
-                let render = move |api: &JobApi, queue: &RegionalJobQueue| {
-                    job_lists::page(
-                        jobs.map(|(id, view)| api.shown_through(queue, &gateway, id, &view)),
-                        limit,
-                    )
+                let jobs = jobs.map(|(id, job)| {
+                    let permits = self.permits_errors(queue, &gateway, id, &job);
+                    (id, JobView { job, position: None }, permits)
+                });
+                let jobs: Vec<_> = jobs.collect();
+                let render = move |queue: &RegionalJobQueue| {
+                    let shown = |(id, view, permits): &(DurableJobId, JobView, bool)| {
+                        queue.shown_with_error(*id, view, *permits)
+                    };
+                    job_lists::page(jobs.iter().map(shown), limit)
                 };
                 let page;
                 (page, _list_memory) = self.page(&tenant, render).await?;
@@ -235,17 +239,17 @@ impl JobApi {
         Ok(json_response(session, 202, queue.shown(id, &view).to_string(), &extra).await)
     }
 
-    /// Renders a page of a list, which may have thousands of rows, on a thread for CPU work. Returns it with its memory. The rows are
-    /// read from the queue before: these threads have a low priority and must not hold its lock.
+    /// Renders a page of a list, which may have thousands of rows, on a thread for CPU work, one at a time for each tenant. Returns it
+    /// with its memory. The rows are read from the queue before, and what the gateway may return is decided before: these
+    /// threads have a low priority, and must not hold a lock that requests take.
     pub(super) async fn page(
         &self,
         tenant: &str,
-        render: impl FnOnce(&JobApi, &RegionalJobQueue) -> String + Send + 'static,
+        render: impl FnOnce(&RegionalJobQueue) -> String + Send + 'static,
     ) -> Result<(String, Reservation), Rejection> {
         let queue = self.queue.clone().ok_or_else(|| self.no_queue())?;
         let memory = reserve(&queue.results, tenant, LIST_BYTES_MAX as u64)?;
-        let api = self.clone();
-        let page = self.body_reader.cpu.run(None, move || render(&api, &queue)).await;
+        let page = self.body_reader.cpu.run(Some(number_of(tenant)), move || render(&queue)).await;
         Ok((page, memory))
     }
 
@@ -270,14 +274,18 @@ impl JobApi {
         id: DurableJobId,
         view: &JobView,
     ) -> Value {
-        let mut shown = queue.shown(id, view);
-        if quotes_input(&view.job)
-            && self.check_job_content(queue, gateway, id, &view.job).is_err()
-            && let Some(members) = shown.as_object_mut()
-        {
-            members.remove("error");
-        }
-        shown
+        queue.shown_with_error(id, view, self.permits_errors(queue, gateway, id, &view.job))
+    }
+
+    /// Returns whether the error of a job may be returned through its gateway.
+    fn permits_errors(
+        &self,
+        queue: &RegionalJobQueue,
+        gateway: &RequestingGateway,
+        id: DurableJobId,
+        job: &DurableJob,
+    ) -> bool {
+        !quotes_input(job) || self.check_job_content(queue, gateway, id, job).is_ok()
     }
 
     pub(super) fn no_queue(&self) -> Rejection {
@@ -289,6 +297,15 @@ impl JobApi {
 impl RegionalJobQueue {
     fn parse(&self, id: &str) -> Result<DurableJobId, Rejection> {
         ClientJobId::of_region(id, &self.region).map(|id| id.id).ok_or_else(|| rejected(QueueError::Unknown))
+    }
+
+    /// Renders a job without its result, with or without its error.
+    fn shown_with_error(&self, id: DurableJobId, view: &JobView, permits_error: bool) -> Value {
+        let mut shown = self.shown(id, view);
+        if !permits_error && let Some(members) = shown.as_object_mut() {
+            members.remove("error");
+        }
+        shown
     }
 
     /// Renders a job without its result.

@@ -201,10 +201,15 @@ impl JobApi {
         let after =
             page.after_id("the id of the last batch of the page before", |id| BatchId::from_str(id).ok())?;
         let limit = page.limit;
-        let batches = queue.host.batches(tenant, after, limit + 1);
-        let render = move |api: &JobApi, queue: &RegionalJobQueue| {
-            let shown =
-                |(id, batch): &(BatchId, Arc<Batch>)| api.shown_through_gateway(queue, *id, batch, &gateway);
+        let batches = queue.host.batches(tenant, after, limit + 1).into_iter().map(|(id, batch)| {
+            let permits = self.permits_problems(queue, id, &batch, &gateway);
+            (id, batch, permits)
+        });
+        let batches: Vec<_> = batches.collect();
+        let render = move |queue: &RegionalJobQueue| {
+            let shown = |(id, batch, permits): &(BatchId, Arc<Batch>, bool)| {
+                queue.shown_with_problems(*id, batch, *permits)
+            };
             job_lists::page(batches.iter().map(shown), limit)
         };
         self.page(tenant, render).await
@@ -218,35 +223,41 @@ impl JobApi {
         gateway: &RequestingGateway,
     ) -> Result<Value, Rejection> {
         let batch = queue.host.batch(tenant, id).ok_or_else(no_such_batch)?;
-        Ok(self.shown_through_gateway(queue, id, &batch, gateway))
+        let permits = self.permits_problems(queue, id, &batch, gateway);
+        Ok(queue.shown_with_problems(id, &batch, permits))
     }
 
-    /// Renders a batch, without messages about its lines that its gateway may not return.
-    fn shown_through_gateway(
+    /// Returns whether messages about the lines of a batch may be returned through its gateway: they quote identifiers and
+    /// values of the lines.
+    fn permits_problems(
         &self,
         queue: &RegionalJobQueue,
         id: BatchId,
         batch: &Batch,
         gateway: &RequestingGateway,
-    ) -> Value {
+    ) -> bool {
         let spec = &batch.spec;
-        let mut shown = queue.render(id, batch);
         if spec.problems.is_empty() {
-            return shown;
+            return true;
         }
         let origin = queue.host.batch_origin(&spec.tenant, id).unwrap_or_default();
         let deployments = origin.deployments.iter().map(String::as_str);
-        // They quote identifiers and values of the lines.
-        if self.residency.check_content_policy(gateway, "", spec.residency.as_deref(), deployments).is_err() {
+        self.residency.check_content_policy(gateway, "", spec.residency.as_deref(), deployments).is_ok()
+    }
+}
+
+impl RegionalJobQueue {
+    /// Renders a batch, with or without messages about its lines.
+    fn shown_with_problems(&self, id: BatchId, batch: &Batch, permits_problems: bool) -> Value {
+        let mut shown = self.render(id, batch);
+        if !permits_problems {
             for problem in shown["errors"]["data"].as_array_mut().into_iter().flatten() {
                 problem["message"] = json!(CONTENT_NOT_PERMITTED);
             }
         }
         shown
     }
-}
 
-impl RegionalJobQueue {
     /// Returns the rejection of the creation of a batch.
     fn rejected_batch(&self, error: QueueError) -> Rejection {
         match error {

@@ -126,7 +126,7 @@ impl JobApi {
             .after_id("the id of the last file of the page before", |id| BatchFileId::from_str(id).ok())?
             .map(|id| (id.number(), id.to_string()));
         let (limit, rows) = (page.limit, queue.host.file_rows(tenant));
-        let render = move |_: &JobApi, queue: &RegionalJobQueue| {
+        let render = move |queue: &RegionalJobQueue| {
             let files = rows.files();
             let files = files.iter().filter(|file| {
                 let key = (file.id.number(), file.id.to_string());

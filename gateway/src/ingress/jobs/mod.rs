@@ -174,12 +174,16 @@ impl RegionalJobQueue {
     }
 }
 
-/// Reserves the memory to send a result of this many bytes to a tenant.
-fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reservation, Rejection> {
+/// Returns the number by which budgets and limits distinguish a tenant. Two tenants with the same one share a limit.
+fn number_of(tenant: &str) -> usize {
     let mut hasher = DefaultHasher::new();
     tenant.hash(&mut hasher);
-    // The budget distinguishes tenants by a number. Two with the same one share a limit.
-    let owner = BodyOwner { tenant: Some(hasher.finish() as usize), connection: None };
+    hasher.finish() as usize
+}
+
+/// Reserves the memory to send a result of this many bytes to a tenant.
+fn reserve(results: &BodyMemoryBudget, tenant: &str, bytes: u64) -> Result<Reservation, Rejection> {
+    let owner = BodyOwner { tenant: Some(number_of(tenant)), connection: None };
     let mut reservation = results.reservation(owner);
     // What encryption and the other lines of a chunk add to the largest result is neglected: otherwise it would be rejected also
     // when no other one is being sent.
