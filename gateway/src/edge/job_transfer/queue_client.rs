@@ -18,7 +18,7 @@ use scheduler_api::job_transfer::{
 use scheduler_api::{VERSION, paths};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Timeout of a message without a body, beyond the time for which the region holds it; and of a connection.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -82,15 +82,19 @@ impl QueueClient {
         Ok(Some(PulledTransfer { ticket, id, path, lease, body: message.slice(at..) }))
     }
 
-    /// Renews a ticket until it has ended.
+    /// Renews a ticket until it has ended, or must have expired because no renewal succeeded.
     pub(super) async fn renew_until_lost(&self, host: &UpstreamKey, pulled: &PulledTransfer) {
         let message = RenewalV1 { version: VERSION, ticket: pulled.ticket };
         let body = Bytes::from(serde_json::to_vec(&message).expect("a message serialises to JSON"));
+        let mut renewed_at = Instant::now();
         loop {
             sleep(pulled.lease / 3).await;
             let limits = (LINE_BYTES_MAX, MESSAGE_TIMEOUT);
-            if let Ok((404, _)) = self.exchange(host, paths::JOBS_RENEW, body.clone(), limits).await {
-                return;
+            match self.exchange(host, paths::JOBS_RENEW, body.clone(), limits).await {
+                Ok((404, _)) => return,
+                Ok((200..300, _)) => renewed_at = Instant::now(),
+                Ok(_) | Err(_) if renewed_at.elapsed() >= pulled.lease => return,
+                Ok(_) | Err(_) => {}
             }
         }
     }
