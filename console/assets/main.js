@@ -10,7 +10,9 @@ const RETRY_MS = 1500, STALE_MS = 5000;
 const REQUEST_MS = 15_000;
 // `visitor` is undefined until the hub has said who the person is, and null if nobody is signed in. `problem` is that of an action or
 // of a link, and `outage` is why there are no snapshots.
-const state = { snapshot: null, history: { total: [], regions: {}, deployments: {} }, visitor: undefined, lookup: null, problem: null, outage: null, live: false };
+// Names of deployments and regions are keys, so that one named `constructor` finds nothing else.
+const seriesByName = (samples) => Object.assign(Object.create(null), samples);
+const state = { snapshot: null, history: { total: [], regions: seriesByName({}), deployments: seriesByName({}) }, visitor: undefined, lookup: null, problem: null, outage: null, live: false };
 const content = document.getElementById("content");
 let scheduled = false, stream = null, retry = null, receivedAt = 0, sampledAt = 0, announced = null;
 
@@ -183,7 +185,7 @@ function connect() {
 
 function loadHistory({ total, regions, deployments, colours }) {
   setColours(colours);
-  state.history = { total, regions, deployments };
+  state.history = { total, regions: seriesByName(regions), deployments: seriesByName(deployments) };
 }
 
 function startLater(login) {

@@ -29,8 +29,8 @@ function snapshot() {
   const now = Date.now();
   sent += 1;
   return { at_ms: now, generation: "1.1", total: traffic, regions: [region(AMERICA, 0), region(EUROPE, 1)], gateways: [gateway("00", true), gateway("01", false)], arcs: [],
-    // The order of the rates changes with each snapshot.
-    deployments: (sent % 2 ? ["a", "b"] : ["b", "a"]).map(deployment), deployments_omitted: 0, tenants: [], tenants_omitted: 0, tenants_applied: true,
+    // The order of the rates changes with each snapshot. One name is that of a member of every object.
+    deployments: (sent % 2 ? ["constructor", "b"] : ["b", "constructor"]).map(deployment), deployments_omitted: 0, tenants: [], tenants_omitted: 0, tenants_applied: true,
     rollout: { generation: "1.1", pending: [], readers: [], deployments: [] },
     events: [{ number: hub.event, at_ms: now - 3 * DAY_MS, last_ms: now - 3 * DAY_MS, kind: "health", subject: AMERICA, to: "down", cause: "healthy", requests: 0, example: "" }] };
 }

@@ -4,8 +4,9 @@
 //! nothing. If more requests have finished since the last report than are recorded, the counts are scaled.
 //!
 //! A row of each kind is kept for the highest counts, up to [`TRAFFIC_ROWS_MAX`], so a report never exceeds the size that a hub
-//! reads. The report goes to the hubs of all regions: it has no identifier of a request whose residency is restricted, because
-//! clients choose identifiers, and may write anything into them.
+//! reads. The report goes to the hubs of all regions: its examples of moves have no identifier of a request whose residency is
+//! restricted, because clients choose identifiers, and may write anything into them. Only the explanation of a request that a
+//! person looks up has that identifier.
 
 use crate::trail::{AttemptCause, Trail};
 use backoff::Backoff;
