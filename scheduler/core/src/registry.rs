@@ -5,7 +5,7 @@
 //!
 //! - All spokes of a region are its *instances* and get traffic. They serve the same replicas, so the region's
 //!   capacity and model revisions are those that one of them reports ([`representatives`]), never a sum.
-//! - A spoke that drains leaves the table at once if its region has another one.
+//! - A spoke that drains leaves the table at once when it deregisters, if its region has another one.
 //! - A spoke that is gone without having drained *lapses*: it keeps its route for [`LAPSED_KEEP`]. Gateways judge
 //!   the health of each instance by its own reports, five per second, and do not need the hub for that. A stalling
 //!   store, on the other hand, can revoke every lease at once (etcd issue 15247), and a table without regions would
@@ -274,13 +274,12 @@ impl Registry {
         // Of two with one name, the later one is routed to.
         registered.sort_by_key(|spoke| spoke.created);
         for spoke in &registered {
-            let Registration { region, instance, endpoint, deployments, draining, .. } = &spoke.registration;
-            let is_replaced = *draining && self.of(region).any(|other| !other.registration.draining);
-            if !is_replaced {
-                let route = routes.entry(region.clone()).or_insert_with(no_route);
-                route.instances.insert(instance.clone(), endpoint.clone());
-                add(&mut route.deployments, deployments);
-            }
+            // One that drains stays until it deregisters: gateways know from its reports that it drains, and still need it for what
+            // the others do not serve yet; and the next scaler exchanges with it until its replicas are replaced.
+            let Registration { region, instance, endpoint, deployments, .. } = &spoke.registration;
+            let route = routes.entry(region.clone()).or_insert_with(no_route);
+            route.instances.insert(instance.clone(), endpoint.clone());
+            add(&mut route.deployments, deployments);
         }
         for ((region, instance), lapsed) in &self.lapsed {
             let route = routes.entry(region.clone()).or_insert_with(no_route);
