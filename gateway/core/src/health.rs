@@ -57,8 +57,6 @@ struct RegionHealth {
     failures: u32,
     /// Deployments with a ready replica, by the region's reports; `None` until it has reported.
     ready: Option<BTreeSet<DeploymentName>>,
-    /// Whether it drains, by its last report, and is used for none of them.
-    draining: bool,
 }
 
 /// Health of all regions at this gateway.
@@ -67,6 +65,8 @@ pub struct RegionHealthTracker {
     regions: BTreeMap<RegionIndex, RegionHealth>,
     /// Regions that have reported.
     reported: RegionSet,
+    /// Regions that drain, by their last reports.
+    draining: RegionSet,
     /// Reporting regions that have each deployment ready: an inverted index of the reports, so that a request needs one
     /// lookup for its deployment and not one for each region.
     serving: BTreeMap<DeploymentName, RegionSet>,
@@ -100,6 +100,7 @@ impl Default for RegionHealthTracker {
         RegionHealthTracker {
             regions: BTreeMap::new(),
             reported: RegionSet::EMPTY,
+            draining: RegionSet::EMPTY,
             serving: BTreeMap::new(),
             last_tick: None,
         }
@@ -117,7 +118,6 @@ impl RegionHealthTracker {
                 round_trip: Duration::ZERO,
                 failures: 0,
                 ready: None,
-                draining: false,
             });
             regions.insert(region, health);
         }
@@ -127,6 +127,7 @@ impl RegionHealthTracker {
                 self.set_serving(region, &name, false);
             }
             self.reported.remove(region);
+            self.draining.remove(region);
         }
     }
 
@@ -170,16 +171,18 @@ impl RegionHealthTracker {
         }
         let ready = health.ready.get_or_insert_default();
         let mut changes: Vec<(DeploymentName, bool)> = Vec::new();
-        if std::mem::replace(&mut health.draining, draining) != draining {
-            changes.extend(ready.iter().map(|name| (name.clone(), !draining)));
-        }
         for (name, serves) in serves {
             let is_change = if serves { ready.insert(name.clone()) } else { ready.remove(&name) };
             if is_change {
-                changes.push((name, serves && !draining));
+                changes.push((name, serves));
             }
         }
         self.reported.insert(region);
+        if draining {
+            self.draining.insert(region);
+        } else {
+            self.draining.remove(region);
+        }
         for (name, serves) in changes {
             self.set_serving(region, &name, serves);
         }
@@ -294,13 +297,19 @@ impl RegionHealthTracker {
         reported_serving.union(registered.minus(self.reported))
     }
 
+    /// Returns the regions that drain, by their last reports. They still accept requests, and are used where no other region is
+    /// left.
+    pub fn draining(&self) -> RegionSet {
+        self.draining
+    }
+
     fn reports_ready(&self, region: RegionIndex, deployment: &DeploymentName) -> bool {
         self.serving.get(deployment).is_some_and(|serving| serving.contains(region))
     }
 
     /// Returns the deployments for which a region reports a ready replica, for operators.
     pub fn ready(&self, region: RegionIndex) -> Vec<&str> {
-        let health = self.regions.get(&region).filter(|health| !health.draining);
+        let health = self.regions.get(&region).filter(|_| !self.draining.contains(region));
         let ready = health.and_then(|health| health.ready.as_ref());
         ready.into_iter().flatten().map(DeploymentName::as_str).collect()
     }
@@ -482,6 +491,11 @@ mod tests {
         assert_eq!(scenario.tracker.health(region(0), &"other".parse().unwrap()), Down);
         let report = HealthReport { round_trip: MS, serves: vec![(deployment(), true)], draining: true };
         scenario.tracker.reported(region(0), report, scenario.now);
+        assert_eq!(scenario.tracker.health(region(0), &deployment()), Healthy, "it still accepts requests");
+        assert!(scenario.tracker.draining().contains(region(0)));
+        let report = HealthReport { round_trip: MS, serves: vec![(deployment(), false)], draining: false };
+        scenario.tracker.reported(region(0), report, scenario.now);
+        assert!(scenario.tracker.draining().is_empty());
         scenario.expect(&[Down]);
     }
 
@@ -509,7 +523,8 @@ mod tests {
                 let all = ["a", "b", "c"].iter();
                 let serves = all.map(|name| (name.parse().unwrap(), names.contains(*name))).collect();
                 tracker.reported(region(number), HealthReport { round_trip: MS, serves, draining }, now);
-                reported_serving.insert(number, Some(if draining { BTreeSet::new() } else { names }));
+                reported_serving.insert(number, Some(names));
+                prop_assert_eq!(tracker.draining().contains(region(number)), draining);
             }
             let registered: RegionSet = registered.into_iter().map(region).collect();
             for name in ["a", "b", "c"] {

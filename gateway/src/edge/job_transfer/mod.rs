@@ -263,7 +263,7 @@ impl JobTransfers {
             let candidates = candidates.iter().map(|region| TransferCandidate {
                 region,
                 health: states.health(region, &routing, now),
-                is_draining: view.draining.contains(region),
+                is_draining: view.draining.contains(region) || states.fleet.draining().contains(region),
                 load: states.load(region, &deployment),
                 credit: states.spill.credit(region, &deployment, now),
                 rtt: states.latency.estimate(region, now),
