@@ -230,6 +230,7 @@ impl DecisionScenario {
             routed: self.routed,
             serving: self.fleet.serving(deployment, *registered),
             draining: RegionSet::EMPTY,
+            stopping: RegionSet::EMPTY,
             gateway: self.routed.iter().next().unwrap(),
             is_client_located: client.is_some(),
             assigned: None,

@@ -297,8 +297,8 @@ impl RegionHealthTracker {
         reported_serving.union(registered.minus(self.reported))
     }
 
-    /// Returns the regions that drain, by their last reports. They still accept requests, and are used where no other region is
-    /// left.
+    /// Returns the regions whose spokes all drain because they stop, by their last reports. They still accept requests, and are
+    /// used only if no other region is left.
     pub fn draining(&self) -> RegionSet {
         self.draining
     }

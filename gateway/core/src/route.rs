@@ -52,6 +52,9 @@ pub struct RouteQuery<'a> {
     pub serving: RegionSet,
     /// Regions that are being drained. They rank last among the equally healthy.
     pub draining: RegionSet,
+    /// Regions whose spokes all drain because they stop. They still accept requests, and are candidates only if no other region is
+    /// one.
+    pub stopping: RegionSet,
     /// Region of this gateway: the origin of requests whose client's location is unknown.
     pub gateway: RegionIndex,
     /// Whether the client's location is known. Then the nearest healthy region is the origin.
@@ -209,11 +212,20 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
     let mut candidates = buffer;
     candidates.clear();
     candidates.reserve_exact(eligible.len());
-    for region in eligible.iter() {
-        match observed.health(region) {
-            Health::Down => rejected.down.insert(region),
-            health => candidates.push(score(query, observed, region, health)),
+    let mut add = |regions: RegionSet, candidates: &mut Vec<Candidate>| {
+        for region in regions.iter() {
+            match observed.health(region) {
+                Health::Down => rejected.down.insert(region),
+                health => candidates.push(score(query, observed, region, health)),
+            }
         }
+    };
+    let stopping = eligible.intersect(query.stopping);
+    add(eligible.minus(stopping), &mut candidates);
+    if candidates.is_empty() {
+        add(stopping, &mut candidates);
+    } else {
+        rejected.not_serving = rejected.not_serving.union(stopping);
     }
     let origin = origin(query, &candidates);
     let is_any_cold = observed.is_any_cold();

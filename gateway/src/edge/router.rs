@@ -197,10 +197,14 @@ impl Router {
         let Routable { view, routing, allowed, registered, client } = *request;
         let RoutingContext { deployment, priority, .. } = routing;
         let mut serving = states.fleet.serving(deployment, registered);
-        // Drained by an operator, or with spokes that all stop.
-        let draining = view.draining.union(states.fleet.draining());
+        let stopping = states.fleet.draining();
         if routing.is_job {
-            serving = states.job_regions(allowed.intersect(view.routed), serving, registered, draining);
+            serving = states.job_regions(
+                allowed.intersect(view.routed),
+                serving,
+                registered,
+                view.draining.union(stopping),
+            );
         }
         let current_weights = self.current_weights.borrow();
         let interactive_share = |origin| self.demand_recorder.interactive_share(deployment, allowed, origin);
@@ -211,7 +215,8 @@ impl Router {
             routed: view.routed,
             // The reports of a region about its replicas are newer than its registration in the table.
             serving,
-            draining,
+            draining: view.draining,
+            stopping,
             gateway: self.gateway,
             is_client_located: client.is_some(),
             assigned,

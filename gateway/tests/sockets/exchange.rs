@@ -2,7 +2,7 @@
 //! the time until a change has effect, and the end of a stream.
 
 use crate::overflow::fixture::ingress_of;
-use crate::weights::fixture::{Edge, FAR, Hub, NEAR, region, table};
+use crate::weights::fixture::{Edge, FAR, Hub, NEAR, plan, region, row, table};
 use scheduler_api::report::EXCHANGE_PERIOD;
 use serde_json::{Value, json};
 use std::future::IntoFuture;
@@ -144,6 +144,11 @@ fn is_far_healthy(routes: &Value) -> bool {
         .any(|region| region["health"] == "healthy")
 }
 
+/// Returns whether the gateway knows that an instance drains.
+fn is_draining(routes: &Value) -> bool {
+    routes.to_string().contains("\"draining\":true")
+}
+
 /// Starts a gateway whose far region is at this address, and waits until it is healthy.
 async fn edge(dir: &std::path::Path, far: SocketAddr) -> Edge {
     let (_, hub) = Hub::start(table(1, [region(NEAR).await, far], &[])).await;
@@ -204,14 +209,35 @@ async fn forged_reports_are_rejected_and_the_next_complete_one_is_accepted() {
 }
 
 #[tokio::test]
+async fn a_region_that_stops_gets_requests_only_if_no_other_one_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let (spoke, far) = ScriptedSpoke::start().await;
+    let (hub, at) = Hub::start(table(1, [region(NEAR).await, far], &[])).await;
+    let edge = Edge::start(dir.path(), at).await;
+    hub.set_plan(plan(1, &[row("m", Value::Null, &[(FAR, 1000)])]));
+    edge.wait_for_plan("1.1", 2).await;
+    assert_eq!(edge.count_far(20, "m").await, 20, "the plan's region");
+    spoke.draining.store(true, Ordering::SeqCst);
+    edge.wait_until("the drain is known", is_draining).await;
+    assert_eq!(edge.count_far(20, "m").await, 0, "whatever the plan");
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    hub.table.send_replace(table(2, [closed, far], &[]));
+    let near_is_down = |routes: &Value| {
+        let mut regions = routes["regions"].as_array().into_iter().flatten();
+        regions.any(|region| region["region"] == NEAR && region["health"] == "down")
+    };
+    edge.wait_until("the other region is down", near_is_down).await;
+    assert_eq!(edge.count_far(20, "m").await, 20, "it still accepts requests");
+}
+
+#[tokio::test]
 async fn a_change_has_effect_with_the_next_report() {
     let dir = tempfile::tempdir().unwrap();
     let (spoke, address) = ScriptedSpoke::start().await;
     let edge = edge(dir.path(), address).await;
     spoke.draining.store(true, Ordering::SeqCst);
     let before = spoke.reports.load(Ordering::SeqCst);
-    let drains = |routes: &Value| routes.to_string().contains("\"draining\":true");
-    edge.wait_until("the drain is known", drains).await;
+    edge.wait_until("the drain is known", is_draining).await;
     let reports = spoke.reports.load(Ordering::SeqCst) - before;
     // One that was being written, the one with the change, and one while the test looked.
     assert!(reports <= 3, "{reports} reports");

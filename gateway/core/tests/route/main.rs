@@ -59,6 +59,24 @@ fn each_region_of_the_route_table_is_a_candidate_or_has_a_reason() {
 }
 
 #[test]
+fn a_region_that_stops_is_a_candidate_only_if_no_other_one_is() {
+    let mut last = 0;
+    for_each_situation(SITUATIONS, |situation, seed| {
+        let stopping: RegionSet =
+            situation.routed.iter().filter(|at| (seed >> at.as_usize()) & 1 == 1).collect();
+        let decision = Situation { stopping, ..situation.clone() }.route();
+        let without = Situation { serving: situation.serving.minus(stopping), ..situation.clone() }.route();
+        if !without.candidates.is_empty() {
+            assert_eq!(decision.candidates, without.candidates, "seed {seed}");
+            return;
+        }
+        assert_eq!(decision.candidates, situation.route().candidates, "seed {seed}");
+        last += u32::from(!decision.candidates.is_empty());
+    });
+    assert!(last > 100, "{last} situations in which only stopping regions are left");
+}
+
+#[test]
 fn the_order_of_the_scores_is_final() {
     for_each_situation(SITUATIONS, |situation, seed| {
         let decision = situation.route();
