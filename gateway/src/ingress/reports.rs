@@ -27,7 +27,7 @@ use scheduler_core::spoke::Spoke;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use supervision::Mutex;
+use supervision::{Mutex, MutexGuard};
 
 /// Time without a message after which a stream ends, and time in which the gateway must read a report: 25 intervals, longer
 /// than a gateway keeps a stream that does not respond.
@@ -283,17 +283,21 @@ impl ReportExchange {
             () = closing => Reserved::Closing,
             replaced = replaced => Reserved::Exceeded(replaced),
             held = requests.stream.hold_when_available(bytes) => match held {
-                Ok(()) => Reserved::Memory,
+                Ok(()) => {
+                    // The loads are those of the time before the wait.
+                    drop(self.update_loads(Instant::now()));
+                    Reserved::Memory
+                }
                 Err(exceeded) => Reserved::Exceeded(exceeded),
             },
             () = tokio::time::sleep(MEMORY_WAIT_MAX) => Reserved::Exceeded(exceeded),
         }
     }
 
-    /// Returns an estimate of the bytes of the report for a request, which is at least those of its loads.
+    /// Updates the loads, and returns an estimate of the bytes of the report for a request, which is at least those of its loads.
     fn report_bytes(&self, request: &ExchangeRequest) -> usize {
-        self.update_loads(Instant::now());
-        self.encoder.lock().changed_loads(request.known, self.boot_id) * LOAD_BYTES_MAX
+        let encoder = self.update_loads(Instant::now());
+        encoder.changed_loads(request.known, self.boot_id) * LOAD_BYTES_MAX
     }
 
     /// Performs a write; returns `None` if it takes too long, so that a gateway that does not read keeps neither the memory of its
@@ -336,24 +340,28 @@ impl ReportExchange {
         Rejection::new(ErrorCode::Overloaded, format!("No report: {exceeded}."))
     }
 
-    /// Returns the report for a request.
+    /// Returns the report for a request, after [`ReportExchange::reserve`], which updates the loads.
     fn report(&self, request: &ExchangeRequest) -> ReportV1 {
         self.metrics.exchanges.add(1);
         let now = Instant::now();
-        self.update_loads(now);
         let report = self.spoke.lock().exchange(request, now);
         let report = self.encoder.lock().encode(report, &request.gateway, request.known);
         self.metrics.loads_sent.add(report.deployments.len() as u64);
         report
     }
 
-    /// Computes the loads of all deployments if they are too old for the next report.
-    fn update_loads(&self, now: Instant) {
-        if self.encoder.lock().needs_loads(now) {
-            let loads = self.spoke.lock().loads(now);
-            // Not under the lock of the spoke, which every request takes: an update compares the loads of all deployments.
-            self.encoder.lock().update(loads, now);
+    /// Computes the loads of all deployments if they are too old for the next report. Returns the encoder with them.
+    fn update_loads(&self, now: Instant) -> MutexGuard<'_, ReportEncoder> {
+        let encoder = self.encoder.lock();
+        if !encoder.needs_loads(now) {
+            return encoder;
         }
+        drop(encoder);
+        let loads = self.spoke.lock().loads(now);
+        // Not under the lock of the spoke, which every request takes: an update compares the loads of all deployments.
+        let mut encoder = self.encoder.lock();
+        encoder.update(loads, now);
+        encoder
     }
 }
 
