@@ -245,6 +245,15 @@ mod tests {
         }
     }
 
+    crate::section! {
+        /// File with a path.
+        #[derive(Debug)]
+        struct Folder {
+            /// Folder.
+            data: std::path::PathBuf, like "\"data\"";
+        }
+    }
+
     fn is_lower(word: &str) -> Result<(), String> {
         if *word == word.to_lowercase() {
             Ok(())
@@ -281,6 +290,17 @@ mod tests {
                 "line 9: row \"x\": type: is a string; write a whole number from 0 to 255",
             ]
         );
+    }
+
+    #[test]
+    fn an_empty_path_and_one_with_a_null_character_are_reported() {
+        let read = |text| ConfigFile::read(text, |document| document.section::<Folder>());
+        assert_eq!(read("data = \"data\"").expect("a valid file").data, Path::new("data"));
+        for (text, shown) in [("data = \"\"", r#""""#), ("data = \"a\\u0000b\"", r#""a\0b""#)] {
+            let found = read(text).expect_err("no path");
+            let expected = format!("data: {shown} is not a path; write the path of a file or a folder");
+            assert_eq!(found[0].message, expected);
+        }
     }
 
     #[test]

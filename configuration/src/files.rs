@@ -66,6 +66,14 @@ impl Files<'_> {
                 let text = self.text(document, &key, path)?;
                 (key, path.display().to_string(), text)
             }
+            (None, Some(variable)) if !is_variable_name(variable) => {
+                let fix = "write letters, digits and underscores, such as \"MERIDIAN_KEY\"";
+                document.problem(
+                    &format!("{name}_env"),
+                    format!("{variable:?} is not the name of an environment variable; {fix}"),
+                );
+                return None;
+            }
             (None, Some(variable)) => {
                 let (key, Some(environment)) = (format!("{name}_env"), self.environment) else { return None };
                 let Some(text) = environment.get(variable) else {
@@ -80,6 +88,12 @@ impl Files<'_> {
         };
         parse(&text).map_err(|problem| document.problem(&key, format!("\"{source}\" {problem}"))).ok()
     }
+}
+
+/// Returns whether a text is a portable name of an environment variable (POSIX.1-2017, 8.1), in upper or lower case.
+fn is_variable_name(text: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    text.bytes().next().is_some_and(|first| !first.is_ascii_digit()) && text.bytes().all(is_name)
 }
 
 #[cfg(test)]
@@ -103,6 +117,8 @@ mod tests {
         assert_eq!(read(None, None, Some(&environment)), (None, String::new()));
         assert_eq!(read(None, Some("OTHER"), None), (None, String::new()), "variables are not known");
         for (file, variable, part) in [
+            (None, Some(""), "tls.key_env: \"\" is not the name of an environment variable; write letters"),
+            (None, Some("2 KEYS\0"), "tls.key_env: \"2 KEYS\\0\" is not the name of an environment variable"),
             (None, Some("OTHER"), "tls.key_env: \"OTHER\" is not set in the environment; set the variable"),
             (Some("gone"), None, "tls.key_file: \"/nowhere/gone\" cannot be read"),
             (Some("gone"), Some("KEY"), "key_file and key_env are both set; remove one"),

@@ -287,7 +287,12 @@ impl ConfigValue for PathBuf {
     }
 
     fn read(field: &ConfigField<'_>, rule: &Rule<PathBuf>) -> Option<PathBuf> {
-        field.checked(field.text()?.into(), rule.check)
+        let text = field.text()?;
+        if text.is_empty() || text.contains('\0') {
+            field.problem(format!("{:?} is not a path; write the path of a file or a folder", shown(text)));
+            return None;
+        }
+        field.checked(text.into(), rule.check)
     }
 
     fn written(&self) -> String {

@@ -86,6 +86,9 @@ impl FromStr for ModelSource {
                 Ok(ModelSource::Hf { owner, name, revision: revision.map(str::to_owned) })
             }
             Some(_) => refuse("the scheme is unknown", "pypi://…, hf://… or the path of a directory"),
+            None if text.contains('\0') => {
+                refuse("it has a null character", "pypi://…, hf://… or the path of a directory")
+            }
             None if text.is_empty() => refuse("it is empty", "pypi://…, hf://… or the path of a directory"),
             None => Ok(ModelSource::Directory(PathBuf::from(text))),
         }
@@ -152,6 +155,7 @@ mod tests {
     fn sources_that_leave_the_cache_are_rejected() {
         for text in [
             "",
+            "a\0b",
             "pypi://",
             "pypi://..",
             "pypi://a/../b",
