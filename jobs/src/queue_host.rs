@@ -288,7 +288,7 @@ impl QueueHost {
         match appended?.1.pop() {
             Some(RecordEffect::Cancellation(cancellation)) => {
                 if cancellation == Cancellation::Confirmed {
-                    self.shared.discard(result.into_iter().collect());
+                    self.shared.discard_of(ContentOwner::Job(id), result.into_iter().collect());
                 }
                 Ok(cancellation)
             }

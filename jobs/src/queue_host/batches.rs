@@ -364,12 +364,16 @@ impl QueueHost {
     pub async fn delete_file(&self, tenant: &str, id: BatchFileId) -> Result<FileDeletion, QueueError> {
         let content = self.content(tenant, id);
         let record = JobRecord::FileDeleted { tenant: tenant.to_owned(), id };
-        let ranges = content.into_iter().flat_map(|content| content.parts).flatten();
+        let ranges = content.into_iter().flat_map(|content| content.parts).flatten().collect();
+        let owner = match id {
+            BatchFileId::Upload(id) => ContentOwner::Upload(id),
+            BatchFileId::Output(id) | BatchFileId::Errors(id) => ContentOwner::Batch(id),
+        };
         match self.shared.append(vec![record]).await {
             Ok((_, mut effects)) => match effects.pop() {
                 Some(RecordEffect::FileDeletion(deletion)) => {
                     if deletion == FileDeletion::Deleted {
-                        self.shared.discard(ranges.collect());
+                        self.shared.discard_of(owner, ranges);
                     }
                     Ok(deletion)
                 }
@@ -377,10 +381,6 @@ impl QueueHost {
             },
             // The record may be stored, and the client does not find the file when it tries again.
             Err(error) => {
-                let owner = match id {
-                    BatchFileId::Upload(id) => ContentOwner::Upload(id),
-                    BatchFileId::Output(id) | BatchFileId::Errors(id) => ContentOwner::Batch(id),
-                };
                 self.shared.removals.lock().add(owner, ranges);
                 Err(error)
             }
