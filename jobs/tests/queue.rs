@@ -143,6 +143,8 @@ async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
     assert!(matches!(host.submit(spec("a"), Bytes::new()).await, Err(QueueError::Rejected(_))));
     assert_eq!(host.submit(keyed(1), Bytes::from("text")).await, Ok(ids[0]));
     host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
+    let counted = host.submissions();
+    assert_eq!((counted.accepted, counted.repeated), (3, 8), "a conflict and a rejection are neither");
 }
 
 /// A log whose entries cannot be read while `unreadable` is set, and whose appends fail after they have been written while

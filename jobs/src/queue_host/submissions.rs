@@ -7,6 +7,7 @@ use jobs_core::queue::{RecordEffect, TenantUsage};
 use jobs_core::record::JobRecord;
 use rand::Rng;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
 /// Submissions that are written together, and the sum of their payloads in bytes.
@@ -96,9 +97,15 @@ impl Shared {
             ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
         self.discard(repeated.map(|(range, _)| range).collect());
         let response = |(id, effect)| match effect {
-            RecordEffect::AlreadyExists { id, same_request: true } => Ok(id),
+            RecordEffect::AlreadyExists { id, same_request: true } => {
+                self.repeated.fetch_add(1, Ordering::Relaxed);
+                Ok(id)
+            }
             RecordEffect::AlreadyExists { id, .. } => Err(QueueError::OtherRequest(id)),
-            _ => Ok(id),
+            _ => {
+                self.accepted.fetch_add(1, Ordering::Relaxed);
+                Ok(id)
+            }
         };
         Ok(ids.into_iter().zip(effects).map(response).collect())
     }
