@@ -16,6 +16,7 @@ pub use batches::{
 use crate::cpu::CpuWork;
 use crate::log::{JobLog, JobLogError};
 use crate::objects::{JobObjects, ObjectError};
+use crate::space::StoredContent;
 use bytes::Bytes;
 use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
@@ -398,7 +399,10 @@ impl QueueHost {
             .collect();
         let ranges = match results.is_empty() {
             true => Vec::new(),
-            false => self.shared.objects.put(&results, since_epoch()).await?,
+            false => {
+                self.shared.objects.check_space(StoredContent::Result).await?;
+                self.shared.objects.put(&results, since_epoch()).await?
+            }
         };
         check_recent(&ranges)?;
         let mut ranges = ranges.into_iter();

@@ -2,6 +2,7 @@
 
 use super::{QueueError, QueueHost, Shared, check_recent, now, since_epoch};
 use crate::objects::ObjectError;
+use crate::space::StoredContent;
 use bytes::Bytes;
 use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::output;
@@ -218,6 +219,7 @@ impl QueueHost {
         }
         let usage = self.shared.applied.lock().queue.batches().usage_of(&tenant);
         decide::check_file(usage, bytes, segments.len(), limit)?;
+        self.shared.objects.check_space(StoredContent::NewWork).await?;
         let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
         let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
         check_recent(&ranges)?;
@@ -414,6 +416,7 @@ impl QueueHost {
             decide::check_batch_work(usage, limits, &chunks, file.bytes)?;
             chunks
         };
+        self.shared.objects.check_space(StoredContent::NewWork).await?;
         let id = BatchId(number());
         records.push(JobRecord::BatchCreated { id, spec: Box::new(spec), chunks });
         match self.shared.append(records).await?.1.pop() {
@@ -524,6 +527,7 @@ impl QueueHost {
             true => Vec::new(),
             false => {
                 let lines: Vec<_> = parts.iter().map(|(_, part)| part.clone()).collect();
+                self.shared.objects.check_space(StoredContent::Result).await?;
                 self.shared.objects.put(&lines, since_epoch()).await?
             }
         };

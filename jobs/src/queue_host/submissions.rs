@@ -1,6 +1,7 @@
 //! Submissions: those that wait at the same time are written together.
 
 use super::{JobSubmission, QueueError, Shared, check_recent, now, since_epoch};
+use crate::space::StoredContent;
 use jobs_core::decide;
 use jobs_core::job::{DurableJobId, JobSpec, StoredRange};
 use jobs_core::queue::{RecordEffect, TenantUsage};
@@ -61,6 +62,7 @@ impl Shared {
         let written = async {
             // Payloads that no record can follow would stay until a sweep.
             self.catch_up().await?;
+            self.objects.check_space(StoredContent::NewWork).await?;
             let ranges = self.objects.put(&payloads, since_epoch()).await?;
             self.submitted(&accepted, ranges).await
         };
