@@ -14,4 +14,5 @@ pub mod dir_lock;
 pub mod log;
 pub mod objects;
 pub mod queue_host;
+mod space;
 pub mod webhook;

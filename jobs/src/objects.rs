@@ -12,6 +12,7 @@
 
 use crate::bucket::{BucketConfig, BucketError};
 use crate::cpu::CpuWork;
+use crate::space::{Disk, StoredContent};
 use bytes::{Bytes, BytesMut};
 use jobs_core::job::StoredRange;
 use object_store::local::LocalFileSystem;
@@ -75,6 +76,8 @@ pub struct JobObjects {
     keys: Arc<[ObjectKey]>,
     /// Encryption and decryption.
     cpu: CpuWork,
+    /// Disk of the objects, or of the log beside them; none if both are elsewhere.
+    disk: Option<Disk>,
 }
 
 impl JobObjects {
@@ -87,12 +90,12 @@ impl JobObjects {
     pub fn in_folder(folder: &Path, cpu: &CpuWork) -> io::Result<JobObjects> {
         std::fs::create_dir_all(folder)?;
         let store = LocalFileSystem::new_with_prefix(folder).map_err(io::Error::other)?;
-        let folder = Some(folder.to_owned());
         Ok(JobObjects {
             store: Arc::new(store.with_fsync(true)),
-            folder,
+            folder: Some(folder.to_owned()),
             keys: Arc::new([]),
             cpu: cpu.clone(),
+            disk: Some(Disk::of(folder.to_owned())),
         })
     }
 
@@ -102,7 +105,21 @@ impl JobObjects {
     ///
     /// When the settings or the certificates of the authorities are invalid.
     pub fn in_bucket(config: &BucketConfig, cpu: &CpuWork) -> Result<JobObjects, BucketError> {
-        Ok(JobObjects { store: config.open()?, folder: None, keys: Arc::new([]), cpu: cpu.clone() })
+        let (store, cpu) = (config.open()?, cpu.clone());
+        Ok(JobObjects { store, folder: None, keys: Arc::new([]), cpu, disk: None })
+    }
+
+    /// Keeps space for the log, which is a file in this folder.
+    pub fn with_log_in(self, folder: &Path) -> JobObjects {
+        JobObjects { disk: Some(Disk::of(folder.to_owned())), ..self }
+    }
+
+    /// Fails while the disk has no space for this content, beside that which it keeps for what was accepted before.
+    pub(crate) async fn check_space(&self, content: StoredContent) -> Result<(), ObjectError> {
+        match &self.disk {
+            Some(disk) => disk.check(content).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns the limit on encryption and decryption.

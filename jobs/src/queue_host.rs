@@ -16,6 +16,7 @@ pub use batches::{
 use crate::cpu::CpuWork;
 use crate::log::{JobLog, JobLogError};
 use crate::objects::{JobObjects, ObjectError};
+use crate::space::StoredContent;
 use bytes::Bytes;
 use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
@@ -30,6 +31,7 @@ use jobs_core::webhook::MESSAGE_RESULT_BYTES_MAX;
 use rand::Rng;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -140,6 +142,17 @@ struct Shared {
     erasures: Mutex<ErasureQueue>,
     /// Work on the content of files.
     cpu: CpuWork,
+    accepted: AtomicU64,
+    repeated: AtomicU64,
+}
+
+/// Confirmed submissions since the start of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubmissionTotals {
+    /// Those that have added a job.
+    pub accepted: u64,
+    /// Those with the idempotency key of an earlier job, which they have returned.
+    pub repeated: u64,
 }
 
 /// A queue. Clones are handles of the same one.
@@ -170,8 +183,20 @@ impl QueueHost {
         let (applied, failure, position) =
             (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
         let (removals, erasures, cpu) = (Mutex::default(), Mutex::default(), objects.cpu().clone());
-        let shared =
-            Arc::new(Shared { log, objects, config, applied, failure, position, removals, erasures, cpu });
+        let (accepted, repeated) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Arc::new(Shared {
+            log,
+            objects,
+            config,
+            applied,
+            failure,
+            position,
+            removals,
+            erasures,
+            cpu,
+            accepted,
+            repeated,
+        });
         match shared.read_log().await {
             // The process has other tasks besides, and continues with these when the servers of the log respond.
             Err(error) if shared.log.is_shared() => drop(shared.failure.send_replace(Some(error))),
@@ -228,6 +253,15 @@ impl QueueHost {
     /// Returns the number of jobs by status.
     pub fn totals(&self) -> QueueTotals {
         self.shared.applied.lock().queue.totals()
+    }
+
+    /// Returns the confirmed submissions of jobs.
+    pub fn submissions(&self) -> SubmissionTotals {
+        let [accepted, repeated] = [&self.shared.accepted, &self.shared.repeated];
+        SubmissionTotals {
+            accepted: accepted.load(Ordering::Relaxed),
+            repeated: repeated.load(Ordering::Relaxed),
+        }
     }
 
     /// Returns the number of stored parts that were not overwritten when their jobs were removed, because too many waited.
@@ -288,7 +322,7 @@ impl QueueHost {
         match appended?.1.pop() {
             Some(RecordEffect::Cancellation(cancellation)) => {
                 if cancellation == Cancellation::Confirmed {
-                    self.shared.discard(result.into_iter().collect());
+                    self.shared.discard_of(ContentOwner::Job(id), result.into_iter().collect());
                 }
                 Ok(cancellation)
             }
@@ -365,7 +399,10 @@ impl QueueHost {
             .collect();
         let ranges = match results.is_empty() {
             true => Vec::new(),
-            false => self.shared.objects.put(&results, since_epoch()).await?,
+            false => {
+                self.shared.objects.check_space(StoredContent::Result).await?;
+                self.shared.objects.put(&results, since_epoch()).await?
+            }
         };
         check_recent(&ranges)?;
         let mut ranges = ranges.into_iter();

@@ -11,7 +11,7 @@ use jobs::cpu::CpuWork;
 use jobs::log::{EmbeddedJobLog, EncodedEntry, JobLog, JobLogError, QueueSnapshot};
 use jobs::objects::JobObjects;
 use jobs::queue_host::{
-    ComputationEnd, Created, NewUpload, QueueConfig, QueueError, QueueHost, TakenJob, now,
+    ComputationEnd, Created, NewUpload, QueueConfig, QueueError, QueueHost, QueueTasks, TakenJob, now,
 };
 use jobs_core::batch::id::BatchFileId;
 use jobs_core::batch::segment::{self, LineWork};
@@ -25,7 +25,7 @@ use jobs_core::queue::{Cancellation, DurableJobQueue};
 use jobs_core::record::JobRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -143,6 +143,8 @@ async fn repeated_submissions_with_a_key_are_one_job_also_at_the_limit() {
     assert!(matches!(host.submit(spec("a"), Bytes::new()).await, Err(QueueError::Rejected(_))));
     assert_eq!(host.submit(keyed(1), Bytes::from("text")).await, Ok(ids[0]));
     host.submit(spec("b"), Bytes::from("of another tenant")).await.unwrap();
+    let counted = host.submissions();
+    assert_eq!((counted.accepted, counted.repeated), (3, 8), "a conflict and a rejection are neither");
 }
 
 /// A log whose entries cannot be read while `unreadable` is set, and whose appends fail after they have been written while
@@ -183,14 +185,32 @@ impl JobLog for DamagedLog {
     }
 }
 
+/// A queue whose log is a [`DamagedLog`], with the switches of the log.
+struct DamagedQueue {
+    host: QueueHost,
+    tasks: QueueTasks,
+    unreadable: Arc<AtomicBool>,
+    unconfirmed: Arc<AtomicBool>,
+    /// Folder of the objects.
+    objects: PathBuf,
+}
+
+impl DamagedQueue {
+    async fn open(folder: &Path, config: QueueConfig) -> DamagedQueue {
+        let [unreadable, unconfirmed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let log = EmbeddedJobLog::open(&folder.join("log")).await.unwrap();
+        let log = DamagedLog { log, unreadable: unreadable.clone(), unconfirmed: unconfirmed.clone() };
+        let folder = folder.join("objects");
+        let objects = JobObjects::in_folder(&folder, &CpuWork::new()).unwrap();
+        let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
+        DamagedQueue { host, tasks, unreadable, unconfirmed, objects: folder }
+    }
+}
+
 #[tokio::test]
 async fn submissions_fail_at_once_while_the_log_cannot_be_read() {
     let dir = tempfile::tempdir().unwrap();
-    let unreadable = Arc::new(AtomicBool::new(false));
-    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
-    let log = DamagedLog { log, unreadable: unreadable.clone(), unconfirmed: Arc::default() };
-    let objects = JobObjects::in_folder(&dir.path().join("objects"), &CpuWork::new()).unwrap();
-    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
+    let DamagedQueue { host, tasks, unreadable, .. } = DamagedQueue::open(dir.path(), config()).await;
     tokio::spawn(tasks.run());
     let first = host.submit(spec("a"), Bytes::from("text")).await.unwrap();
     unreadable.store(true, Ordering::SeqCst);
@@ -242,13 +262,9 @@ async fn removed_jobs_leave_no_payload_and_no_result() {
 #[tokio::test]
 async fn the_content_of_a_job_is_erased_although_the_append_of_its_removal_has_failed() {
     let dir = tempfile::tempdir().unwrap();
-    let unconfirmed = Arc::new(AtomicBool::new(false));
-    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
-    let log = DamagedLog { log, unreadable: Arc::default(), unconfirmed: unconfirmed.clone() };
-    let folder = dir.path().join("objects");
-    let objects = JobObjects::in_folder(&folder, &CpuWork::new()).unwrap();
     let config = QueueConfig { retention: Duration::from_millis(500), ..config() };
-    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config).await.unwrap();
+    let queue = DamagedQueue::open(dir.path(), config).await;
+    let DamagedQueue { host, tasks, unconfirmed, objects: folder, .. } = queue;
     // Both have one object: they wait together.
     let (first, second) = (Bytes::from("content one"), Bytes::from("content two"));
     let submitted = async { tokio::join!(host.submit(spec("a"), first), host.submit(spec("a"), second)) };
@@ -272,12 +288,8 @@ async fn the_content_of_a_job_is_erased_although_the_append_of_its_removal_has_f
 #[tokio::test]
 async fn the_content_of_a_file_is_erased_although_the_append_of_its_deletion_has_failed() {
     let dir = tempfile::tempdir().unwrap();
-    let unconfirmed = Arc::new(AtomicBool::new(false));
-    let log = EmbeddedJobLog::open(&dir.path().join("log")).await.unwrap();
-    let log = DamagedLog { log, unreadable: Arc::default(), unconfirmed: unconfirmed.clone() };
-    let folder = dir.path().join("objects");
-    let objects = JobObjects::in_folder(&folder, &CpuWork::new()).unwrap();
-    let (host, tasks) = QueueHost::open(Arc::new(log), objects, config()).await.unwrap();
+    let queue = DamagedQueue::open(dir.path(), config()).await;
+    let DamagedQueue { host, tasks, unconfirmed, objects: folder, .. } = queue;
     tokio::spawn(tasks.run());
     let text = Bytes::from(
         r#"{"custom_id":"1","method":"POST","url":"/v1/embeddings","body":{"model":"m","input":"x"}}"#,

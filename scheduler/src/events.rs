@@ -311,6 +311,33 @@ impl FailoverCapacityChanged<'_> {
     }
 }
 
+/// The set of regions with several queues of jobs changed.
+pub(crate) struct SeveralJobQueuesChanged<'a> {
+    pub(crate) regions: &'a BTreeSet<RegionId>,
+}
+
+/// Maximum number of regions named in one log line.
+const LOGGED_REGIONS_MAX: usize = 8;
+
+impl SeveralJobQueuesChanged<'_> {
+    pub(crate) fn emit(self) {
+        let SeveralJobQueuesChanged { regions } = self;
+        if regions.is_empty() {
+            // Since the last change, the spokes of each region share one queue.
+            tracing::info!("each region has at most one queue of jobs");
+            return;
+        }
+        let named: Vec<_> = regions.iter().take(LOGGED_REGIONS_MAX).map(ToString::to_string).collect();
+        // Spokes of these regions have queues of their own, and gateways look for a job at one spoke, so accepted jobs
+        // are not found. `named` has up to eight of the regions.
+        tracing::warn!(
+            regions = regions.len(),
+            ?named,
+            "regions have several queues of jobs; remove [jobs] from all of its spokes but one, or set jobs.nats of all to the same servers"
+        );
+    }
+}
+
 /// Requests to the store succeed again.
 pub(crate) struct StoreRecovered;
 

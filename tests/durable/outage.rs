@@ -147,7 +147,12 @@ async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
         assert_eq!(status, 200, "{job}");
     }
     std::fs::remove_file(&filler).unwrap();
-    // The inputs still fill it; an operator gives it more space.
+    // Inputs fill it up to the part that is kept for the results and the log.
+    assert_succeeded(&client, &jobs).await;
+    fleet.print("all accepted jobs have succeeded");
+    let rejected = client.submit(MODEL, "one more").await;
+    assert!(matches!(&rejected, Err(Ok((507, body))) if waits(body, "storage_full")), "{rejected:?}");
+    // Their inputs still fill it; an operator gives it more space.
     let more = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&disk.0).status();
     assert!(more.is_ok_and(|status| status.success()));
     let text = "the disk has space".to_owned();

@@ -8,23 +8,19 @@
 //! sent to that region if the residency policy of the tenant allows it: otherwise a result could leave its jurisdiction. The
 //! region returns a result only through a gateway that the policies of the job allow ([`super::readers`]).
 
-use super::batch_caller::BatchCaller;
 use super::region_monitor::RegionMonitor;
 use super::request::RequestContext;
 use super::request::single;
 use super::responder::Responder;
 use super::view::View;
-use crate::body_memory::Reservation;
 use crate::hop::UpstreamKey;
-use crate::job_lists::{LIST_BYTES_MAX, MergedList};
 use crate::listener::AfterResponse;
 use crate::metrics::RequestOutcome;
 use crate::relay::{self, ForwardedHeaders};
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::respond::{ForwardError, Rejection};
-use crate::upstream::{BUFFERED_RESPONSE_MAX, ResponseBody, Upstream, UpstreamResponse};
+use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
 use gateway_core::endpoint::ForwardTarget;
 use gateway_core::tenant::Tenant;
 use http::header::{CONTENT_LENGTH, HOST};
@@ -35,12 +31,10 @@ use regions::health::Health;
 use regions::id::{DeploymentName, RegionId};
 use regions::residency::ResidencyPolicy;
 use regions::set::{RegionIndex, RegionSet};
-use replica_api::error::{ErrorBody, ErrorCode};
+use replica_api::error::ErrorCode;
 use replica_api::headers;
 use replica_api::jobs::{JOBS, JobKind, WEBHOOK};
 use replica_api::priority::Priority;
-use serde_json::{Map, json};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::request::RequestTrace;
@@ -51,8 +45,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const ID_BYTES_MAX: usize = 128;
 /// Number of jobs of a page if the query does not say.
 pub(super) const PAGE_DEFAULT: usize = 20;
-/// Regions whose pages of a list are received at the same time: [`LIST_BYTES_MAX`] each at most.
-const LIST_REGIONS_IN_FLIGHT: usize = 8;
 /// Retry time while the region of a job is unreachable.
 const UNREACHABLE_RETRY: Duration = Duration::from_secs(3);
 /// Retry time before the first reports of regions: they are polled five times a second.
@@ -203,87 +195,6 @@ impl JobForwarder {
         after
     }
 
-    /// Responds with the list at `path` of the tenant's jobs, files or batches.
-    pub(super) async fn page(
-        &self,
-        session: &mut ServerSession,
-        page: (&'static str, usize),
-        caller: BatchCaller<'_>,
-        context: &mut RequestContext<'_>,
-    ) -> Result<AfterResponse, ForwardError> {
-        let query = session.req_header().uri.query().unwrap_or_default().to_owned();
-        let list = self.list(page, &query, &caller, &context.id);
-        let (list, memory) = tokio::select! {
-            biased;
-            list = list => list?,
-            () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
-        };
-        let after = self.responder.local(session, list.into_bytes(), &context.id).await;
-        drop(memory);
-        context.outcome = RequestOutcome::of_session(session);
-        Ok(after)
-    }
-
-    /// Returns the list at `path` of the tenant's jobs, files or batches in all regions that its policy and that of the request
-    /// allow, the newest first, and its memory.
-    async fn list(
-        &self,
-        (path, page_default): (&'static str, usize),
-        query: &str,
-        caller: &BatchCaller<'_>,
-        id: &str,
-    ) -> Result<(String, Reservation), ForwardError> {
-        let BatchCaller { tenant, view, requested, body_reader, owner } = caller;
-        let with_jobs = self.region_monitor.states().instances.regions_with_jobs();
-        let permitted = |policy: &ResidencyPolicy| policy.permitted(&self.catalogue);
-        let allowed = permitted(&tenant.residency).intersect(permitted(requested));
-        let regions = with_jobs.intersect(allowed).intersect(view.routed);
-        let target = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
-        let send = async |region| {
-            let target = target.clone();
-            let sent = self.send(UpstreamMethod::Get, target, region, tenant, view, id, LIST_BYTES_MAX);
-            (region, sent.await)
-        };
-        let mut pages = stream::iter(regions.iter().map(send)).buffer_unordered(LIST_REGIONS_IN_FLIGHT);
-        // The last one applies, as in the region.
-        let limit = query.split('&').filter_map(|pair| pair.strip_prefix("limit=")).next_back();
-        let limit = limit.and_then(|limit| limit.parse().ok()).unwrap_or(page_default);
-        let mut memory = body_reader.reservation(*owner);
-        let mut reserve =
-            |bytes| memory.grow_to(bytes).inspect_err(|error| body_reader.count_rejection(error));
-        let (mut list, mut unavailable) = (MergedList::default(), BTreeSet::new());
-        while let Some((region, page)) = pages.next().await {
-            let Some(page) = page_of(page)? else {
-                unavailable.insert(region);
-                continue;
-            };
-            // The page, and its rows.
-            reserve(list.bytes() + 2 * page.len())?;
-            let (bytes, mut merged) = (page.len(), std::mem::take(&mut list));
-            let merge = move || (merged.add(&page, limit), merged);
-            let is_list;
-            (is_list, list) = body_reader.cpu.run_on(Some(tenant.index), bytes, merge).await;
-            if !is_list {
-                unavailable.insert(region);
-            }
-        }
-        let mut further = Map::new();
-        // As in the API of OpenAI.
-        if path != JOBS {
-            let (first, last) = list.ends().unzip();
-            further.extend([("first_id".to_owned(), json!(first)), ("last_id".to_owned(), json!(last))]);
-        }
-        if !unavailable.is_empty() {
-            let names = unavailable.into_iter().map(|region| self.catalogue.region(region).id.as_str());
-            further.insert("unavailable_regions".to_owned(), names.collect());
-        }
-        let bytes = list.bytes();
-        reserve(2 * bytes)?;
-        let render = move || list.render(&further);
-        let text = body_reader.cpu.run_on(Some(tenant.index), bytes, render).await;
-        Ok((text, memory))
-    }
-
     /// Sends a request without a body to the queue of a region. None if it cannot be reached.
     #[expect(clippy::too_many_arguments, reason = "a request, its destination, and a limit")]
     pub(super) async fn send(
@@ -382,22 +293,4 @@ pub(super) fn unreachable(region: &RegionId) -> Rejection {
         "The queue of jobs of region {region} cannot be reached at the moment; accepted jobs are kept."
     );
     Rejection::new(ErrorCode::JobsUnavailable, message).after(UNREACHABLE_RETRY)
-}
-
-/// Returns the page in the response of a region, if it has one.
-fn page_of(response: Option<UpstreamResponse>) -> Result<Option<Bytes>, Rejection> {
-    let Some(UpstreamResponse { head, body: ResponseBody::Buffered(body) }) = response else {
-        return Ok(None);
-    };
-    match head.status.as_u16() {
-        200 => Ok(Some(body)),
-        400 => Err(invalid_query(&body)),
-        _ => Ok(None),
-    }
-}
-
-/// Returns the rejection of a query that a region has rejected.
-fn invalid_query(body: &[u8]) -> Rejection {
-    let message = serde_json::from_slice::<ErrorBody>(body).map(|body| body.error.message);
-    Rejection::new(ErrorCode::InvalidValue, message.unwrap_or_else(|_| "The query is not valid.".to_owned()))
 }

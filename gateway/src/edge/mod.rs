@@ -11,7 +11,7 @@
 //! [`forwarder`] sends it, with at most two attempts in flight, and checks before each attempt what the newest route table
 //! allows; [`responder`] writes the response. Beside them, [`tenant_limiters`] applies the rate limits of a tenant, and
 //! [`scatter`] splits a request that is too large for one replica. [`jobs`] and [`files`] send what is computed later to the queue of
-//! a region, and [`job_transfer`] takes it to others if that region has too much of it.
+//! a region, [`lists`] merges the lists of all regions, and [`job_transfer`] takes it to others if that region has too much of it.
 //!
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
@@ -27,6 +27,7 @@ mod gateway;
 mod health;
 mod job_transfer;
 mod jobs;
+mod lists;
 mod models;
 mod operations;
 mod operator_state;

@@ -70,8 +70,6 @@ metric_set! {
     /// Counters of the queue of jobs.
     #[derive(Default)]
     pub(crate) struct JobMetrics {
-        /// Jobs that were accepted: durable, and confirmed to the client. A repeated submission counts again.
-        pub(crate) accepted: Counter = "meridian_jobs_accepted_total",
         /// Ended attempts to compute a job, by outcome.
         pub(crate) attempts: Family<JobAttemptOutcome> = "meridian_jobs_attempts_total" ["outcome"],
         /// Requests of jobs that were offered to another region, by that region and by outcome.
@@ -109,6 +107,10 @@ metric_set! {
     pub(crate) struct JobScrape<'a> {
         /// Counters.
         pub(crate) counted: &'a JobMetrics = set,
+        /// Jobs that were accepted: durable, and confirmed to the client. The parts of batches are not counted.
+        pub(crate) accepted: Total = "meridian_jobs_accepted_total",
+        /// Submissions with the idempotency key of an earlier job, which they have returned. They add no job.
+        pub(crate) repeated: Total = "meridian_jobs_repeated_total",
         /// Jobs that wait.
         pub(crate) queued: u64 = "meridian_jobs_queued",
         /// Jobs that are computed, or whose worker has ended.

@@ -169,7 +169,7 @@ async fn the_tokens_of_the_unfinished_batches_of_a_tenant_are_limited() {
 }
 
 /// Sends a file of this many bytes except its last one. The gateway holds it while the connection is open.
-async fn unfinished_upload(url: &str, bytes: usize) -> TcpStream {
+pub(crate) async fn unfinished_upload(url: &str, bytes: usize) -> TcpStream {
     let head = "--x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n";
     let mut connection = TcpStream::connect(url.trim_start_matches("http://")).await.unwrap();
     let request = format!(

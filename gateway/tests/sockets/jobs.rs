@@ -237,8 +237,20 @@ pub(crate) async fn gateway_task(
     regions: &[(&str, &Region)],
     stop: &watch::Sender<()>,
 ) -> (String, JoinHandle<()>) {
-    let regions = regions.iter().map(|(id, region)| {
-        let endpoint = region.url.trim_start_matches("http://");
+    let regions: Vec<_> =
+        regions.iter().map(|(id, region)| (*id, region.url.trim_start_matches("http://"))).collect();
+    gateway_at(region, more, dir, &regions, stop).await
+}
+
+/// The same, with the addresses of the regions.
+pub(crate) async fn gateway_at(
+    region: &str,
+    more: &str,
+    dir: &Path,
+    regions: &[(&str, &str)],
+    stop: &watch::Sender<()>,
+) -> (String, JoinHandle<()>) {
+    let regions = regions.iter().map(|(id, endpoint)| {
         json!({"id": id, "instances": [{"name": "a", "endpoint": endpoint}], "deployments": ["m", "m-eu"]})
     });
     let deployment = |name: &str, residency: Value| {

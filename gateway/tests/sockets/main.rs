@@ -22,6 +22,7 @@ mod ingress;
 mod job_transfers;
 mod jobs;
 mod listener;
+mod lists;
 mod overflow;
 mod policies;
 mod readers;

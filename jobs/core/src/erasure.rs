@@ -7,6 +7,7 @@
 use crate::batch::id::{BatchId, UploadId};
 use crate::job::{DurableJobId, StoredRange, UnixMillis};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// Parts that wait, some 32 bytes each. Further ones are dropped: their content stays until their object is deleted.
@@ -15,7 +16,8 @@ pub const PARTS_MAX: usize = 400_000;
 /// The rest is for what clients delete and cancel.
 pub const RETENTION_PARTS_MAX: usize = PARTS_MAX / 2;
 
-/// Objects that [`ErasureQueue::take_due`] looks at. It runs while no other operation on the queue does, for a millisecond.
+/// Objects that [`ErasureQueue::take_due`] looks at, and owners that [`PendingRemovals::take_removed`] does. Each runs while no other
+/// operation on the queue does, for a millisecond.
 const EXAMINED_MAX: usize = 4096;
 
 /// Erasure of a part of an object, or of a whole one.
@@ -44,6 +46,8 @@ pub enum ContentOwner {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PendingRemovals {
     parts: BTreeMap<ContentOwner, BTreeSet<StoredRange>>,
+    /// Last owner that was looked at.
+    last: Option<ContentOwner>,
 }
 
 impl PendingRemovals {
@@ -52,18 +56,47 @@ impl PendingRemovals {
         self.parts.entry(owner).or_default().extend(parts);
     }
 
-    /// Removes and returns the parts that their owners, of which `stored` returns the parts, do not have any more.
+    /// Removes parts of an owner that are erased without waiting, because their removal was applied.
+    pub fn forget(&mut self, owner: ContentOwner, parts: &[StoredRange]) {
+        if let Some(pending) = self.parts.get_mut(&owner) {
+            for part in parts {
+                pending.remove(part);
+            }
+            if pending.is_empty() {
+                self.parts.remove(&owner);
+            }
+        }
+    }
+
+    /// Returns the number of calls of [`Self::take_removed`] after which each owner was looked at.
+    pub fn turns(&self) -> usize {
+        self.parts.len().div_ceil(EXAMINED_MAX)
+    }
+
+    /// Removes and returns the parts that their owners, of which `stored` returns the parts, do not have any more. Of many
+    /// owners each call looks at some: while the log fails, content stays that clients try to delete again and again.
     pub fn take_removed<I: IntoIterator<Item = StoredRange>>(
         &mut self,
         stored: impl Fn(ContentOwner) -> I,
     ) -> Vec<StoredRange> {
+        let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let first = self.last.into_iter().flat_map(|last| self.parts.range(..=last));
+        let in_turn = self.parts.range((after, Bound::Unbounded)).chain(first);
+        let examined: Vec<_> = in_turn.take(EXAMINED_MAX).map(|(owner, _)| *owner).collect();
+        self.last = examined.last().copied();
         let mut removed = Vec::new();
-        self.parts.retain(|owner, parts| {
-            let stored: BTreeSet<_> = stored(*owner).into_iter().collect();
+        for owner in examined {
+            let Some(parts) = self.parts.get_mut(&owner) else { continue };
+            let stored: BTreeSet<_> = stored(owner).into_iter().collect();
             removed.extend(parts.difference(&stored));
             parts.retain(|part| stored.contains(part));
-            !parts.is_empty()
-        });
+            if parts.is_empty() {
+                self.parts.remove(&owner);
+            }
+        }
+        if self.parts.is_empty() {
+            self.last = None;
+        }
         removed
     }
 }
@@ -72,7 +105,7 @@ impl PendingRemovals {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ErasureQueue {
     /// Parts of each object, and the time at which the first was added.
-    objects: BTreeMap<u64, (UnixMillis, Vec<StoredRange>)>,
+    objects: BTreeMap<u64, (UnixMillis, BTreeSet<StoredRange>)>,
     parts: usize,
     /// Parts that were dropped.
     dropped: u64,
@@ -81,14 +114,17 @@ pub struct ErasureQueue {
 }
 
 impl ErasureQueue {
-    /// Adds parts that nothing refers to. Those above [`PARTS_MAX`] are dropped.
+    /// Adds parts that nothing refers to, each once. Those above [`PARTS_MAX`] are dropped.
     pub fn add(&mut self, parts: impl IntoIterator<Item = StoredRange>, now: UnixMillis) {
         for part in parts.into_iter().filter(|part| part.length > 0) {
+            if self.objects.get(&part.object).is_some_and(|(_, parts)| parts.contains(&part)) {
+                continue;
+            }
             if self.parts >= PARTS_MAX {
                 self.dropped += 1;
                 continue;
             }
-            self.objects.entry(part.object).or_insert_with(|| (now, Vec::new())).1.push(part);
+            self.objects.entry(part.object).or_insert_with(|| (now, BTreeSet::new())).1.insert(part);
             self.parts += 1;
         }
     }
@@ -138,7 +174,7 @@ impl ErasureQueue {
             let Some((_, parts)) = self.objects.remove(&object) else { continue };
             self.parts -= parts.len();
             erasures.push(match is_used(object) {
-                true => Erasure::Overwrite(object, parts),
+                true => Erasure::Overwrite(object, parts.into_iter().collect()),
                 false => Erasure::Delete(object),
             });
         }
@@ -149,6 +185,7 @@ impl ErasureQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     fn part(object: u64, offset: u64) -> StoredRange {
         StoredRange { object, offset, length: 1 }
@@ -191,6 +228,47 @@ mod tests {
     }
 
     #[test]
+    fn a_part_waits_once_however_often_it_is_added() {
+        let mut queue = ErasureQueue::default();
+        queue.add([part(1, 0), part(1, 0), part(1, 5)], UnixMillis(0));
+        queue.add([part(1, 5)], UnixMillis(1));
+        assert_eq!(queue.parts, 2);
+        let both = Erasure::Overwrite(1, vec![part(1, 0), part(1, 5)]);
+        assert_eq!(queue.take_due(Duration::ZERO, UnixMillis(1), |_| true), [both]);
+        assert!(queue.is_empty() && queue.parts == 0);
+
+        let job = ContentOwner::Job(DurableJobId::new(UnixMillis(1), 1));
+        let mut removals = PendingRemovals::default();
+        removals.add(job, [part(1, 0), part(1, 5)]);
+        removals.forget(job, &[part(1, 5), part(2, 0)]);
+        assert_eq!(removals.take_removed(|_| None), [part(1, 0)], "the other one was erased at once");
+        removals.add(job, [part(1, 0)]);
+        removals.forget(job, &[part(1, 0)]);
+        assert_eq!(removals.turns(), 0);
+    }
+
+    #[test]
+    fn each_owner_of_many_is_looked_at_in_turn() {
+        let owners = 2 * EXAMINED_MAX as u64 + 1;
+        let owner = |number: u64| ContentOwner::Job(DurableJobId::new(UnixMillis(number), 0));
+        let mut removals = PendingRemovals::default();
+        (1..=owners).for_each(|number| removals.add(owner(number), [part(number, 0)]));
+        assert_eq!(removals.turns(), 3);
+        // Only the last one has been removed.
+        let looked_at = Cell::new(0);
+        let stored = |of: ContentOwner| {
+            looked_at.set(looked_at.get() + 1);
+            let ContentOwner::Job(id) = of else { panic!("{of:?}") };
+            let number = id.submitted().0;
+            (number < owners).then(|| part(number, 0))
+        };
+        let turns: Vec<_> = (0..3).map(|_| removals.take_removed(stored)).collect();
+        assert_eq!(turns, [vec![], vec![], vec![part(owners, 0)]]);
+        assert_eq!(looked_at.get(), 3 * EXAMINED_MAX);
+        assert_eq!(removals.take_removed(|_| None).len(), EXAMINED_MAX);
+    }
+
+    #[test]
     fn each_object_of_many_is_looked_at_in_turn() {
         let mut queue = ErasureQueue::default();
         let objects = 3 * EXAMINED_MAX as u64;
@@ -211,12 +289,12 @@ mod tests {
     #[test]
     fn parts_above_the_limit_are_dropped_and_half_of_it_delays_the_retention() {
         let mut queue = ErasureQueue::default();
-        let parts = |count: usize| (0..count as u64).map(|offset| part(1, offset));
-        queue.add(parts(RETENTION_PARTS_MAX - 1), UnixMillis(0));
+        let parts = |range: std::ops::Range<usize>| range.map(|offset| part(1, offset as u64));
+        queue.add(parts(0..RETENTION_PARTS_MAX - 1), UnixMillis(0));
         assert!(!queue.delays_retention());
         queue.add([part(2, 0)], UnixMillis(0));
         assert!(queue.delays_retention());
-        queue.add(parts(PARTS_MAX - RETENTION_PARTS_MAX), UnixMillis(0));
+        queue.add(parts(RETENTION_PARTS_MAX..PARTS_MAX), UnixMillis(0));
         assert_eq!((queue.parts, queue.dropped()), (PARTS_MAX, 0));
         queue.add([part(2, 1), part(3, 0)], UnixMillis(0));
         assert_eq!((queue.parts, queue.dropped()), (PARTS_MAX, 2));

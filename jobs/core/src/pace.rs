@@ -93,7 +93,7 @@ impl CapacityPause {
 pub const CHUNK_IN_FLIGHT_MAX: usize = 8;
 /// Shortest pause of a chunk without capacity.
 const CHUNK_PAUSE_MIN: Duration = Duration::from_millis(50);
-/// All pauses of a chunk since its last response at most, and the longest one. Then it is computed again later.
+/// All pauses of a chunk since its last response at most, while none of its requests is in flight. Then it is computed again later.
 const CHUNK_PAUSES_MAX: Duration = Duration::from_secs(30);
 
 /// Window of the requests of a chunk of a batch: how many are in flight, and how long it pauses without capacity.
@@ -108,6 +108,8 @@ pub struct ChunkWindow {
     until: Option<Instant>,
     /// Sum of the pauses since the last response.
     paused: Duration,
+    /// The same without the present pause.
+    paused_before: Duration,
     has_responses: bool,
 }
 
@@ -115,7 +117,8 @@ impl ChunkWindow {
     /// Creates the window of a chunk that the replicas of its region compute.
     pub fn of_region() -> ChunkWindow {
         let size = CHUNK_IN_FLIGHT_MAX;
-        ChunkWindow { size, size_min: size, until: None, paused: Duration::ZERO, has_responses: false }
+        let (paused, paused_before) = (Duration::ZERO, Duration::ZERO);
+        ChunkWindow { size, size_min: size, until: None, paused, paused_before, has_responses: false }
     }
 
     /// Creates the window of a chunk for another region. It was taken for one gateway, which computes one request at a time, and
@@ -134,23 +137,30 @@ impl ChunkWindow {
         self.until.filter(|until| now < *until)
     }
 
-    /// Records the response to a request.
-    pub fn computed(&mut self) {
+    /// Records the response to a request. A pause continues, and its rest counts.
+    pub fn computed(&mut self, now: Instant) {
         self.size = (self.size + 1).min(CHUNK_IN_FLIGHT_MAX);
-        (self.paused, self.has_responses) = (Duration::ZERO, true);
+        let rest = self.pause(now).map_or(Duration::ZERO, |until| until - now);
+        (self.paused, self.paused_before, self.has_responses) = (rest, Duration::ZERO, true);
     }
 
     /// Records that a request had no capacity, while `in_flight` others are in flight. Returns whether it is repeated after the
     /// pause; otherwise the attempt at the chunk ends.
     pub fn rejected(&mut self, in_flight: usize, retry_after: Duration, now: Instant) -> bool {
-        if in_flight == 0 && (!self.has_responses || self.paused >= CHUNK_PAUSES_MAX) {
+        // Requests that were sent together are rejected together: the first of them has begun the pause of the others.
+        let is_paused = self.pause(now).is_some();
+        let paused = if is_paused { self.paused_before } else { self.paused };
+        let left = CHUNK_PAUSES_MAX.saturating_sub(paused);
+        if in_flight == 0 && (!self.has_responses || left.is_zero()) {
             return false;
         }
         self.size = in_flight.clamp(self.size_min, CHUNK_IN_FLIGHT_MAX);
-        // Requests that were sent together are rejected together.
-        if self.pause(now).is_none() {
+        if !is_paused {
             let pause = retry_after.clamp(CHUNK_PAUSE_MIN, CHUNK_PAUSES_MAX);
-            (self.until, self.paused) = (Some(now + pause), self.paused.saturating_add(pause));
+            // With nothing left, others are in flight, and one of them may have a response.
+            let pause = if left.is_zero() { pause } else { pause.min(left) };
+            (self.until, self.paused_before) = (Some(now + pause), paused);
+            self.paused = paused.saturating_add(pause);
         }
         true
     }
@@ -268,7 +278,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let mut window = ChunkWindow::of_transfer();
         for _ in 1..CHUNK_IN_FLIGHT_MAX {
-            window.computed();
+            window.computed(start);
         }
         assert!(window.permits(CHUNK_IN_FLIGHT_MAX - 1, start));
         assert!(!window.permits(CHUNK_IN_FLIGHT_MAX, start));
@@ -279,10 +289,10 @@ mod tests {
         assert_eq!(window.pause(start), Some(start + second), "rejected together, one pause");
         assert!(!window.permits(0, start));
         assert!(window.permits(0, start + second) && !window.permits(1, start + second));
-        window.computed();
+        window.computed(start + second);
         assert!(window.permits(1, start + second) && !window.permits(2, start + second));
         for _ in 0..2 * CHUNK_IN_FLIGHT_MAX {
-            window.computed();
+            window.computed(start + second);
         }
         assert!(window.permits(CHUNK_IN_FLIGHT_MAX - 1, start + second));
         assert!(!window.permits(CHUNK_IN_FLIGHT_MAX, start + second));
@@ -301,14 +311,45 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         assert!(!ChunkWindow::of_region().rejected(0, Duration::ZERO, at(0)), "nothing would be lost");
         let mut window = ChunkWindow::of_region();
-        window.computed();
+        window.computed(at(0));
         for seconds in [0, 10, 20] {
             assert!(window.rejected(0, Duration::from_secs(10), at(seconds)));
         }
         assert!(!window.rejected(0, Duration::from_secs(10), at(30)), "after pauses of 30 s");
-        window.computed();
+        window.computed(at(30));
         assert!(window.rejected(0, Duration::MAX, at(30)));
         assert_eq!(window.pause(at(30)), Some(at(60)), "the longest pause");
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "any instant will do")]
+    fn all_pauses_of_a_chunk_without_a_response_are_30_seconds() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let long = Duration::from_secs(25);
+        let mut window = ChunkWindow::of_region();
+        window.computed(at(0));
+        assert!(window.rejected(0, long, at(0)) && window.rejected(0, long, at(25)));
+        assert_eq!(window.pause(at(25)), Some(at(30)));
+        assert!(!window.rejected(0, long, at(30)));
+
+        // Requests that are sent together have the same pause, also the longest one.
+        let mut window = ChunkWindow::of_region();
+        window.computed(at(0));
+        let mut rejected = |seconds| {
+            let each = (0..CHUNK_IN_FLIGHT_MAX).rev();
+            each.map(|in_flight| window.rejected(in_flight, Duration::MAX, at(seconds))).collect::<Vec<_>>()
+        };
+        assert_eq!(rejected(0), [true; CHUNK_IN_FLIGHT_MAX]);
+        assert_eq!(rejected(30).iter().filter(|repeated| !**repeated).count(), 1, "the last one in flight");
+
+        // The rest of a pause counts after a response.
+        let mut window = ChunkWindow::of_region();
+        window.computed(at(0));
+        assert!(window.rejected(1, long, at(0)));
+        window.computed(at(10));
+        assert!(window.rejected(0, long, at(25)));
+        assert_eq!(window.pause(at(25)), Some(at(40)), "15 s of the first pause, and 15 s");
     }
 
     #[test]
@@ -317,7 +358,7 @@ mod tests {
         let now = Instant::now();
         let mut window = ChunkWindow::of_transfer();
         assert!(window.permits(0, now) && !window.permits(1, now));
-        window.computed();
+        window.computed(now);
         assert!(window.permits(1, now) && !window.permits(2, now));
     }
 

@@ -75,15 +75,7 @@ impl EmbeddedJobLog {
     ///
     /// When the file cannot be read or written, is no job log, or is open in another process.
     pub async fn open(path: &Path) -> Result<EmbeddedJobLog, JobLogOpenError> {
-        let opener = |file: &Path| {
-            let is_new = !file.exists();
-            let mut builder = Database::builder();
-            let database = builder.set_cache_size(CACHE_BYTES).create(file)?;
-            if is_new {
-                sync_folder(file)?;
-            }
-            Ok(database)
-        };
+        let opener = |file: &Path| Ok(Database::builder().set_cache_size(CACHE_BYTES).create(file)?);
         let opened = EmbeddedJobLog::start(path.to_owned(), Box::new(opener)).await;
         opened.map_err(|problem| JobLogOpenError { path: path.to_owned(), problem })
     }
@@ -201,7 +193,7 @@ impl LogFile {
     }
 
     fn open(&mut self) -> Result<(), redb::Error> {
-        let database = (self.opener)(&self.path)?;
+        let database = self.open_file(&self.path.clone())?;
         // Of a process that was killed while it stored a snapshot.
         remove(&self.replacement())?;
         let txn = database.begin_write()?;
@@ -224,6 +216,22 @@ impl LogFile {
         txn.commit()?;
         self.database = Some(database);
         Ok(())
+    }
+
+    /// Opens a file. A new one gets its name when it is complete: if the process is killed or the disk is full while redb creates
+    /// it, the file is one that redb does not open.
+    fn open_file(&mut self, file: &Path) -> Result<Database, redb::Error> {
+        match std::fs::metadata(file) {
+            Ok(found) if found.len() > 0 => return (self.opener)(file),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+        let partial = with_suffix(file, ".partial");
+        remove(&partial)?;
+        let database = (self.opener)(&partial)?;
+        std::fs::rename(&partial, file)?;
+        sync_folder(file)?;
+        Ok(database)
     }
 
     fn database(&self) -> Result<&Database, redb::Error> {
@@ -284,9 +292,7 @@ impl LogFile {
 
     /// Returns the path of the file that replaces the log.
     fn replacement(&self) -> PathBuf {
-        let mut name = self.path.as_os_str().to_owned();
-        name.push(".new");
-        name.into()
+        with_suffix(&self.path, ".new")
     }
 
     /// Writes a file with a snapshot and the entries after it.
@@ -296,7 +302,7 @@ impl LogFile {
         snapshot: &QueueSnapshot,
     ) -> Result<Database, redb::Error> {
         remove(replacement)?;
-        let database = (self.opener)(replacement)?;
+        let database = self.open_file(replacement)?;
         let (read, write) = (self.database()?.begin_read()?, database.begin_write()?);
         {
             let mut meta = write.open_table(META)?;
@@ -339,6 +345,12 @@ impl LogFile {
         }
         Ok(QueueSnapshot { applied, jobs, batches })
     }
+}
+
+fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
 }
 
 /// Makes the entry of a file in its folder durable.

@@ -2,6 +2,7 @@
 
 use super::{QueueError, QueueHost, Shared, check_recent, now, since_epoch};
 use crate::objects::ObjectError;
+use crate::space::StoredContent;
 use bytes::Bytes;
 use jobs_core::batch::id::{BatchFileId, BatchId, UploadId};
 use jobs_core::batch::output;
@@ -218,6 +219,7 @@ impl QueueHost {
         }
         let usage = self.shared.applied.lock().queue.batches().usage_of(&tenant);
         decide::check_file(usage, bytes, segments.len(), limit)?;
+        self.shared.objects.check_space(StoredContent::NewWork).await?;
         let parts: Vec<_> = segments.iter().map(|(range, _)| text.slice(range.clone())).collect();
         let ranges = self.shared.objects.put(&parts, since_epoch()).await?;
         check_recent(&ranges)?;
@@ -364,12 +366,16 @@ impl QueueHost {
     pub async fn delete_file(&self, tenant: &str, id: BatchFileId) -> Result<FileDeletion, QueueError> {
         let content = self.content(tenant, id);
         let record = JobRecord::FileDeleted { tenant: tenant.to_owned(), id };
-        let ranges = content.into_iter().flat_map(|content| content.parts).flatten();
+        let ranges = content.into_iter().flat_map(|content| content.parts).flatten().collect();
+        let owner = match id {
+            BatchFileId::Upload(id) => ContentOwner::Upload(id),
+            BatchFileId::Output(id) | BatchFileId::Errors(id) => ContentOwner::Batch(id),
+        };
         match self.shared.append(vec![record]).await {
             Ok((_, mut effects)) => match effects.pop() {
                 Some(RecordEffect::FileDeletion(deletion)) => {
                     if deletion == FileDeletion::Deleted {
-                        self.shared.discard(ranges.collect());
+                        self.shared.discard_of(owner, ranges);
                     }
                     Ok(deletion)
                 }
@@ -377,10 +383,6 @@ impl QueueHost {
             },
             // The record may be stored, and the client does not find the file when it tries again.
             Err(error) => {
-                let owner = match id {
-                    BatchFileId::Upload(id) => ContentOwner::Upload(id),
-                    BatchFileId::Output(id) | BatchFileId::Errors(id) => ContentOwner::Batch(id),
-                };
                 self.shared.removals.lock().add(owner, ranges);
                 Err(error)
             }
@@ -414,6 +416,7 @@ impl QueueHost {
             decide::check_batch_work(usage, limits, &chunks, file.bytes)?;
             chunks
         };
+        self.shared.objects.check_space(StoredContent::NewWork).await?;
         let id = BatchId(number());
         records.push(JobRecord::BatchCreated { id, spec: Box::new(spec), chunks });
         match self.shared.append(records).await?.1.pop() {
@@ -524,6 +527,7 @@ impl QueueHost {
             true => Vec::new(),
             false => {
                 let lines: Vec<_> = parts.iter().map(|(_, part)| part.clone()).collect();
+                self.shared.objects.check_space(StoredContent::Result).await?;
                 self.shared.objects.put(&lines, since_epoch()).await?
             }
         };

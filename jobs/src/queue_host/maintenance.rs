@@ -28,6 +28,9 @@ const ERASE_PERIOD: Duration = Duration::from_secs(3600);
 /// Period of erasures, and pause after one has failed.
 const ERASURE_PERIOD: Duration = Duration::from_millis(200);
 const ERASURE_RETRY: Duration = Duration::from_secs(10);
+/// Times that a maintenance looks at a part of the content whose removal may not be applied yet: more than it removes itself
+/// ([`MAINTENANCE_MAX`]), so that each removal is noticed within seconds also while there are many that have failed.
+const REMOVAL_TURNS: usize = 16;
 /// Erasures at the same time. Each in a bucket has an object in memory, of 16 MiB (submissions) to some 256 MiB (one result).
 const ERASURES_IN_FLIGHT: usize = 8;
 
@@ -116,13 +119,23 @@ impl Shared {
 
     /// Queues the erasure of the content whose removal was applied; returns whether there is any.
     fn discard_removed(&self) -> bool {
-        let removed = {
-            let applied = self.applied.lock();
-            self.removals.lock().take_removed(|owner| applied.queue.stored(owner))
-        };
-        let has_removed = !removed.is_empty();
-        self.discard(removed);
+        let mut has_removed = false;
+        let turns = self.removals.lock().turns().min(REMOVAL_TURNS);
+        for _ in 0..turns {
+            let removed = {
+                let applied = self.applied.lock();
+                self.removals.lock().take_removed(|owner| applied.queue.stored(owner))
+            };
+            has_removed |= !removed.is_empty();
+            self.discard(removed);
+        }
         has_removed
+    }
+
+    /// Queues the erasure of content whose removal was applied. An earlier attempt to remove it may have failed.
+    pub(super) fn discard_of(&self, owner: ContentOwner, ranges: Vec<StoredRange>) {
+        self.removals.lock().forget(owner, &ranges);
+        self.discard(ranges);
     }
 
     /// Queues the erasure of payloads and results that no job has any more.

@@ -1,12 +1,14 @@
 //! Submissions: those that wait at the same time are written together.
 
 use super::{JobSubmission, QueueError, Shared, check_recent, now, since_epoch};
+use crate::space::StoredContent;
 use jobs_core::decide;
 use jobs_core::job::{DurableJobId, JobSpec, StoredRange};
 use jobs_core::queue::{RecordEffect, TenantUsage};
 use jobs_core::record::JobRecord;
 use rand::Rng;
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
 /// Submissions that are written together, and the sum of their payloads in bytes.
@@ -60,6 +62,7 @@ impl Shared {
         let written = async {
             // Payloads that no record can follow would stay until a sweep.
             self.catch_up().await?;
+            self.objects.check_space(StoredContent::NewWork).await?;
             let ranges = self.objects.put(&payloads, since_epoch()).await?;
             self.submitted(&accepted, ranges).await
         };
@@ -96,9 +99,15 @@ impl Shared {
             ranges.into_iter().zip(&effects).filter(|(_, effect)| **effect != RecordEffect::Submitted);
         self.discard(repeated.map(|(range, _)| range).collect());
         let response = |(id, effect)| match effect {
-            RecordEffect::AlreadyExists { id, same_request: true } => Ok(id),
+            RecordEffect::AlreadyExists { id, same_request: true } => {
+                self.repeated.fetch_add(1, Ordering::Relaxed);
+                Ok(id)
+            }
             RecordEffect::AlreadyExists { id, .. } => Err(QueueError::OtherRequest(id)),
-            _ => Ok(id),
+            _ => {
+                self.accepted.fetch_add(1, Ordering::Relaxed);
+                Ok(id)
+            }
         };
         Ok(ids.into_iter().zip(effects).map(response).collect())
     }

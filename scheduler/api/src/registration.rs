@@ -6,6 +6,7 @@
 //! A registration is valid as long as its lease is kept alive. The same type is the stored record of a spoke.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
 
 use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,41 @@ pub struct Registration {
     pub draining: bool,
     /// Whether the spoke can start replicas, so that it may hold the scaler lease of its region.
     pub scales: bool,
+    /// Log of its queue of jobs, if it has one.
+    pub job_log: Option<JobLogKind>,
+}
+
+/// Storage of the log of a queue of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobLogKind {
+    /// File of the spoke.
+    File,
+    /// Stream of NATS JetStream, which the spokes of a region share.
+    Nats,
+}
+
+impl JobLogKind {
+    /// Returns whether a spoke with this log and another one of its region have two queues. Gateways look for a job at one.
+    pub fn is_another_queue(self, other: JobLogKind) -> bool {
+        (self, other) != (JobLogKind::Nats, JobLogKind::Nats)
+    }
+
+    /// Returns the text of the messages.
+    fn as_str(self) -> &'static str {
+        match self {
+            JobLogKind::File => "file",
+            JobLogKind::Nats => "nats",
+        }
+    }
+}
+
+impl FromStr for JobLogKind {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<JobLogKind, &'static str> {
+        let all = [JobLogKind::File, JobLogKind::Nats];
+        all.into_iter().find(|kind| kind.as_str() == text).ok_or("is not \"file\" or \"nats\"")
+    }
 }
 
 /// `POST /v1/spokes`.
@@ -65,6 +101,9 @@ pub struct RegisterV1 {
     /// Whether the spoke can start replicas. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scales: bool,
+    /// Log of its queue of jobs: `file` or `nats`. Absent without a queue, and from spokes that do not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_log: Option<String>,
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
@@ -139,6 +178,7 @@ impl From<&Registration> for RegisterV1 {
             models,
             draining,
             scales,
+            job_log,
         } = registration;
         RegisterV1 {
             version: VERSION,
@@ -151,6 +191,7 @@ impl From<&Registration> for RegisterV1 {
             models: replica_revisions_v1(models),
             draining: *draining,
             scales: *scales,
+            job_log: job_log.map(|kind| kind.as_str().to_owned()),
         }
     }
 }
@@ -170,6 +211,7 @@ impl TryFrom<RegisterV1> for Registration {
             models,
             draining,
             scales,
+            job_log,
         } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
@@ -181,6 +223,7 @@ impl TryFrom<RegisterV1> for Registration {
             models: read_replica_revisions("models", models)?,
             draining,
             scales,
+            job_log: job_log.map(|kind| parsed("job_log", &kind)).transpose()?,
         })
     }
 }
@@ -225,10 +268,13 @@ mod tests {
         fn registration()(
             region in any::region(), instance in any::instance(), endpoint in any::endpoint(), boot_id: u64,
             deployments in any::names(), speed: u64, draining: bool, scales: bool,
+            job_log in proptest::option::of(prop_oneof![Just(JobLogKind::File), Just(JobLogKind::Nats)]),
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
             let models = models(&deployments);
-            Registration { region, instance, endpoint, boot_id, deployments, capacity, models, draining, scales }
+            Registration {
+                region, instance, endpoint, boot_id, deployments, capacity, models, draining, scales, job_log,
+            }
         }
     }
 
@@ -304,6 +350,7 @@ mod tests {
         }
         check("deployments", json!(["a", "b/c"]), "deployments[1]");
         check("deployments", json!(["a", "a"]), "deployments[1]");
+        check("job_log", json!("redis"), "job_log");
     }
 
     #[test]

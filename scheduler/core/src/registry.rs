@@ -26,7 +26,7 @@ use crate::revisions::Reports;
 use regions::route::MAX_INSTANCES;
 use regions::{DeploymentName, HostPort, InstanceName, RegionId, RegionRoute};
 use scheduler_api::plan::GatewayBoot;
-use scheduler_api::registration::Registration;
+use scheduler_api::registration::{JobLogKind, Registration};
 
 /// Time for which a spoke keeps its route after its lease ended: a dozen lease periods. Every running spoke has
 /// registered again by then, and gateways stop polling a region that was shut down.
@@ -303,6 +303,20 @@ impl Registry {
     pub fn reports(&self) -> Reports<'_> {
         let each = self.representatives().into_iter();
         each.map(|(region, spoke)| (region, &spoke.registration.models)).collect()
+    }
+
+    /// Returns the regions whose spokes have several queues of jobs.
+    pub fn regions_with_several_job_queues(&self) -> BTreeSet<&RegionId> {
+        let queues = self.spokes.values().filter_map(|RegisteredSpoke { registration, .. }| {
+            registration.job_log.map(|log| (&registration.region, log))
+        });
+        let mut known: BTreeMap<&RegionId, JobLogKind> = BTreeMap::new();
+        queues
+            .filter_map(|(region, log)| {
+                let other = known.insert(region, log)?;
+                log.is_another_queue(other).then_some(region)
+            })
+            .collect()
     }
 
     fn of(&self, region: &RegionId) -> impl Iterator<Item = &RegisteredSpoke> {

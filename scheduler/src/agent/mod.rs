@@ -239,6 +239,7 @@ impl Agent {
             models,
             draining,
             scales: self.config.scaling.is_some(),
+            job_log: self.config.job_log,
         }
     }
 

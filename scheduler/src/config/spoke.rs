@@ -13,6 +13,7 @@ use regions::spiffe::Role;
 use regions::{Catalogue, HostPort, InstanceName, IpNetwork, RegionId};
 use resolver::DnsSection;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
+use scheduler_api::registration::JobLogKind;
 use scheduler_client::hub::check_transport;
 use scheduler_core::hubs::Hubs;
 use scheduler_core::jobs::JobsSection;
@@ -108,6 +109,8 @@ pub struct SpokeConfig {
     pub scaling: Option<ScalingConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Log of the queue of jobs, if this spoke has one.
+    pub job_log: Option<JobLogKind>,
 }
 
 /// Content of `spoke.toml`, of which the ingress validates a part.
@@ -179,6 +182,10 @@ impl SpokeConfig {
             scaling.check_transport(document, transport);
         }
         let tracing = file.tracing.and_then(|section| section.read(document, files));
+        let job_log = file.jobs.as_ref().and_then(Option::as_ref).map(|jobs| match jobs.nats.as_slice() {
+            [] => JobLogKind::File,
+            _ => JobLogKind::Nats,
+        });
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -195,6 +202,7 @@ impl SpokeConfig {
                 transport: transport?,
                 scaling: scaling?,
                 tracing: tracing?,
+                job_log,
             })
         };
         Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })

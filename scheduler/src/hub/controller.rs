@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regions::{Catalogue, RouteTable};
+use regions::{Catalogue, RegionId, RouteTable};
 use scheduler_api::keys;
 use scheduler_api::plan::TrafficClass;
 use scheduler_api::route::RouteTableV1;
@@ -27,8 +27,8 @@ use super::publisher::Publisher;
 use super::term_start::{TermStart, control_keys, read_all, readable};
 use super::{HubError, records};
 use crate::events::{
-    FailoverCapacityChanged, LeadershipLost, MassLeaseExpiry, MassLeaseExpiryOver, SpokeLeaseEnded,
-    StoreRelisted,
+    FailoverCapacityChanged, LeadershipLost, MassLeaseExpiry, MassLeaseExpiryOver, SeveralJobQueuesChanged,
+    SpokeLeaseEnded, StoreRelisted,
 };
 
 /// Delay after a failed call of the store, of the leader and of a candidate.
@@ -59,6 +59,8 @@ pub(super) struct Controller<'a, S: Store> {
     planning: Option<JoinHandle<TrafficPlan>>,
     /// Classes last logged as short of capacity.
     short: BTreeSet<TrafficClass>,
+    /// Regions last logged with several queues of jobs.
+    several_job_queues: BTreeSet<RegionId>,
     /// Minimum interval between tables; readers reject tables that are published faster.
     pace: PublishRateLimiter,
 }
@@ -90,6 +92,7 @@ impl<'a, S: Store> Controller<'a, S> {
             mass_expiry,
             planning,
             short,
+            several_job_queues: BTreeSet::new(),
             pace,
         }
     }
@@ -101,6 +104,7 @@ impl<'a, S: Store> Controller<'a, S> {
                 return Ok(lost);
             }
             self.publisher.metrics.spokes.set(self.hub.registered_spokes());
+            self.log_several_job_queues();
             let wakeup = wait_until(self.hub.next_wakeup());
             tokio::select! {
                 changes = self.watch.next() => match changes {
@@ -166,6 +170,16 @@ impl<'a, S: Store> Controller<'a, S> {
             (false, true) => MassLeaseExpiry.emit(),
             (true, false) => MassLeaseExpiryOver.emit(),
             (false, false) | (true, true) => {}
+        }
+    }
+
+    /// Logs a change of the regions with several queues of jobs.
+    fn log_several_job_queues(&mut self) {
+        let regions = self.hub.regions_with_several_job_queues();
+        self.publisher.metrics.several_job_queues.set(regions.len());
+        if !regions.iter().copied().eq(&self.several_job_queues) {
+            self.several_job_queues = regions.into_iter().cloned().collect();
+            SeveralJobQueuesChanged { regions: &self.several_job_queues }.emit();
         }
     }
 

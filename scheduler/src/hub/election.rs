@@ -79,9 +79,13 @@ impl<S: Store> ElectionCandidate<S> {
             metrics.leader.set(1);
             metrics.terms.add(1);
             self.lead(&term).await?;
-            for of_the_leader in
-                [&metrics.leader, &metrics.spokes, &metrics.mass_expiry, &metrics.uncovered_classes]
-            {
+            for of_the_leader in [
+                &metrics.leader,
+                &metrics.spokes,
+                &metrics.several_job_queues,
+                &metrics.mass_expiry,
+                &metrics.uncovered_classes,
+            ] {
                 of_the_leader.set(0);
             }
             BecameFollower { created: term.created }.emit();

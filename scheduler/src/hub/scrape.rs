@@ -92,6 +92,8 @@ metric_set! {
         pub(super) terms: Counter = "meridian_hub_terms_total",
         /// Registered spokes; 0 at a hub that is not the leader.
         pub(super) spokes: Gauge = "meridian_hub_spokes",
+        /// Regions whose spokes have several queues of jobs, of which gateways find the jobs of one; 0 at a hub that is not the leader.
+        pub(super) several_job_queues: Gauge = "meridian_hub_regions_with_several_job_queues",
         /// Leases of spokes that ended, as the leader saw them.
         pub(super) leases_ended: Counter = "meridian_hub_spoke_leases_ended_total",
         /// 1 while so many leases have expired at the same time that the store is suspected rather than the regions.

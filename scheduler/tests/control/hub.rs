@@ -263,6 +263,32 @@ async fn an_instance_name_belongs_to_one_spoke_until_its_lease_has_ended() {
     hub.stop().await;
 }
 
+/// Gateways look for a job at one spoke of its region, but both spokes serve all other requests.
+#[tokio::test]
+async fn a_region_with_several_queues_of_jobs_is_counted_until_one_of_them_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let is_counted = async |count: u8| {
+        let response = client.get(format!("{}/metrics", hub.url)).send().await.unwrap();
+        let line = format!("meridian_hub_regions_with_several_job_queues {count}");
+        response.text().await.unwrap().lines().any(|given| given == line)
+    };
+    let mut leases = Vec::new();
+    for (region, boot_id) in [(EUROPE, 1), (AMERICA, 2), (EUROPE, 3)] {
+        assert!(is_counted(0).await);
+        let mut message: Value = serde_json::from_str(&registration(region, 7100, boot_id, &[])).unwrap();
+        message["job_log"] = json!("file");
+        let (status, _, lease) = hub.post(paths::SPOKES, message.to_string()).await;
+        assert_eq!(status, 200, "{lease}");
+        leases.push(lease);
+    }
+    wait_until("Europe is counted", async || is_counted(1).await).await;
+    assert_eq!(hub.deregister(&Lease::of(EUROPE, 1, &leases[0])).await, 204);
+    wait_until("Europe has one queue", async || is_counted(0).await).await;
+    hub.stop().await;
+}
+
 /// Returns the holder of the scaler lease in a response, and the revision of its epoch.
 fn scaler(body: &Value) -> Option<(u64, u64)> {
     Some((body["scaler"]["boot_id"].as_u64()?, body["scaler"]["epoch"]["revision"].as_u64()?))

@@ -539,14 +539,18 @@ fn a_request_continues_at_another_instance_of_its_region_and_then_in_the_next_re
     assert_eq!(sent(&[0], &[Fails(0, StaleConnection)]), [Some((0, 0)), Some((0, 0))]);
 }
 
-#[test]
-fn a_late_attempt_is_not_cancelled_for_an_instance_that_may_be_lost() {
+/// Starts a request to region 0, which has another instance for each attempt, and calls `check` with its start.
+fn start_in_one_region(
+    funds: BudgetState,
+    is_sound_alternative: bool,
+    check: impl FnOnce(&mut RequestPlan, RegionView<'_>, &mut Budgets<RegionIndex>, Instant),
+) {
     let now = some_instant();
-    let mut rich = budgets(Rich, now);
+    let mut budgets = budgets(funds, now);
     let mut plan = RequestPlan::new(vec![region(0)], false, now + SECOND);
     let instance = |of: RegionIndex, failed: &[InstanceIndex]| {
         let instance = InstanceIndex::new(of, failed.len() as u32);
-        Some(SelectedInstance { instance, is_alternative: true, is_sound_alternative: false })
+        Some(SelectedInstance { instance, is_alternative: true, is_sound_alternative })
     };
     let timeouts = |_: RegionIndex| AttemptTimeouts { first_byte: Some(FIRST_BYTE_TIMEOUT), hedge: None };
     let view = RegionView {
@@ -555,30 +559,24 @@ fn a_late_attempt_is_not_cancelled_for_an_instance_that_may_be_lost() {
         timeouts: &timeouts,
         instance: &instance,
     };
-    plan.start(view, &mut rich, now);
-    let late = now + FIRST_BYTE_TIMEOUT;
-    assert_eq!(plan.expired_timer(late), Some(ExpiredTimer::FirstByte(region(0))));
-    assert_eq!(plan.first_byte_timed_out(region(0), view, &mut rich, late), Step::Wait);
-    let after = plan.failed(region(0), Unreachable, view, &mut rich, late);
-    assert!(matches!(after, Step::Send { .. }), "a failed attempt moves there: {after:?}");
+    plan.start(view, &mut budgets, now);
+    check(&mut plan, view, &mut budgets, now);
+}
+
+#[test]
+fn a_late_attempt_is_not_cancelled_for_an_instance_that_may_be_lost() {
+    start_in_one_region(Rich, false, |plan, view, budgets, now| {
+        let late = now + FIRST_BYTE_TIMEOUT;
+        assert_eq!(plan.expired_timer(late), Some(ExpiredTimer::FirstByte(region(0))));
+        assert_eq!(plan.first_byte_timed_out(region(0), view, budgets, late), Step::Wait);
+        let after = plan.failed(region(0), Unreachable, view, budgets, late);
+        assert!(matches!(after, Step::Send { .. }), "a failed attempt moves there: {after:?}");
+    });
 }
 
 #[test]
 fn without_a_budget_no_request_moves_to_another_instance() {
-    let now = some_instant();
-    let mut poor = budgets(Poor, now);
-    let mut plan = RequestPlan::new(vec![region(0)], false, now + SECOND);
-    let instance = |of: RegionIndex, _: &[InstanceIndex]| {
-        let instance = InstanceIndex::new(of, 0);
-        Some(SelectedInstance { instance, is_alternative: true, is_sound_alternative: true })
-    };
-    let timeouts = |_: RegionIndex| AttemptTimeouts::default();
-    let view = RegionView {
-        health: &|_| Health::Healthy,
-        load: &|_| RegionLoad::Light,
-        timeouts: &timeouts,
-        instance: &instance,
-    };
-    plan.start(view, &mut poor, now);
-    assert_eq!(plan.failed(region(0), Unreachable, view, &mut poor, now), Step::NoRegionReachable);
+    start_in_one_region(Poor, true, |plan, view, budgets, now| {
+        assert_eq!(plan.failed(region(0), Unreachable, view, budgets, now), Step::NoRegionReachable);
+    });
 }

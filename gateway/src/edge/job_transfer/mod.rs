@@ -38,7 +38,7 @@ use crate::metrics::{EndpointLabel, RequestOutcome};
 use crate::receipts::{QueueSlot, Recorder, WriterMessage, now_ms};
 use crate::relay::ForwardedHeaders;
 use crate::respond::ForwardError;
-use crate::upstream::Upstream;
+use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream};
 use bytes::Bytes;
 use gateway_core::body::BYTES_PER_TOKEN;
 use gateway_core::job_transfer::{self as transfer, ReturnStep, TransferCandidate, TransferQuery};
@@ -46,6 +46,7 @@ use gateway_core::latency::SizeClass;
 use gateway_core::residency::AllowedRegions;
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::{PolicyVersion, Trail};
+use jobs_core::transfer::TRANSFER_BYTES_MAX;
 use queue_client::PulledTransfer;
 use regions::id::DeploymentName;
 use regions::residency::ResidencyPolicy;
@@ -66,9 +67,15 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use transfer_end::TransferEnd;
 
-/// Transfers of a gateway at the same time, in all regions. Each has its request in memory, of at most 4 MiB, and its result, which
-/// [`RESULTS_BYTES_MAX`] bounds: together 384 MiB, with a thousand short texts in flight some 20 MB.
+/// Transfers of a gateway at the same time, in all regions. With a thousand short texts in flight they take some 20 MB, and
+/// [`MEMORY_MAX`] at most.
 pub(super) const TRANSFERS_MAX: usize = 32;
+/// Memory of the transfers of a gateway: each has its request and a result that was buffered with its head, and the larger results
+/// have [`RESULTS_BYTES_MAX`].
+const MEMORY_MAX: usize =
+    TRANSFERS_MAX * (TRANSFER_BYTES_MAX as usize + BUFFERED_RESPONSE_MAX) + RESULTS_BYTES_MAX;
+// As docs/jobs.md says.
+const _: () = assert!(MEMORY_MAX <= 416 << 20);
 /// Transfers of the jobs of one group, so that another group finds a slot.
 const GROUP_TRANSFERS_MAX: usize = 8;
 /// Time after which a transfer gives its slot to another group, if no other slot is free.

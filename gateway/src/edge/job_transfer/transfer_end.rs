@@ -17,6 +17,9 @@ const RETURNED_BYTES_MAX: usize = MAX_BODY_BYTES - LINE_BYTES_MAX - 1;
 /// Memory of results at most, in bytes: eight of the largest. A result that is buffered with its head
 /// ([`BUFFERED_RESPONSE_MAX`](crate::upstream::BUFFERED_RESPONSE_MAX)) is not counted.
 pub(in crate::edge) const RESULTS_BYTES_MAX: usize = 8 * RETURNED_BYTES_MAX;
+/// Time for which a result waits for memory. The region keeps it meanwhile, and cancels a response that is not read within its
+/// write timeout, which counts as a failed attempt.
+const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of the rest of a response: the largest result over a slow link.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -31,7 +34,8 @@ pub(super) struct TransferEnd {
 }
 
 impl TransferEnd {
-    /// Receives the whole response of a region. A large one waits for memory first, so the region keeps it meanwhile.
+    /// Receives the whole response of a region. A large one waits for memory first. Without memory the request is computed again,
+    /// and no attempt counts.
     pub(super) async fn received(
         ticket: u64,
         UpstreamResponse { head, body }: UpstreamResponse,
@@ -54,8 +58,13 @@ impl TransferEnd {
             }
             ResponseBody::Streamed(streamed) => streamed,
         };
-        let memory = memory.reserve(streamed.declared()).await;
-        let first = job_transfer::framed(&line, b"");
+        let Some(memory) = memory.reserve(streamed.declared()).await else {
+            let reason = "the gateway has no memory for the result";
+            return TransferEnd { response, ..TransferEnd::without_response(ticket, reason, None) };
+        };
+        let mut first = job_transfer::framed(&line, b"");
+        // Once: a vector that grows takes up to twice its length.
+        first.reserve_exact(streamed.declared().unwrap_or(RETURNED_BYTES_MAX).min(RETURNED_BYTES_MAX));
         let read = streamed.read_after(first, RETURNED_BYTES_MAX, upstream);
         let reason = match timeout(RECEIVE_TIMEOUT, read).await {
             Ok(Ok(message)) => return TransferEnd { response, message, _memory: Some(memory) },
@@ -112,11 +121,13 @@ impl ResultMemory {
         RESULTS_BYTES_MAX - self.0.available_permits()
     }
 
-    /// Waits for the memory of a result of this length, or of the largest one if its length is unknown or larger.
-    async fn reserve(&self, declared: Option<usize>) -> OwnedSemaphorePermit {
+    /// Waits for the memory of a result of this length, or of the largest one if its length is unknown or larger; none after
+    /// [`MEMORY_TIMEOUT`].
+    async fn reserve(&self, declared: Option<usize>) -> Option<OwnedSemaphorePermit> {
         let bytes = declared.unwrap_or(RETURNED_BYTES_MAX).min(RETURNED_BYTES_MAX);
         let permits = u32::try_from(bytes).expect("a result is shorter than 4 GiB");
-        self.0.clone().acquire_many_owned(permits).await.expect("the semaphore is never closed")
+        let reserved = timeout(MEMORY_TIMEOUT, self.0.clone().acquire_many_owned(permits)).await;
+        reserved.ok().map(|permit| permit.expect("the semaphore is never closed"))
     }
 }
 
@@ -125,17 +136,28 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
+    async fn a_result_that_finds_no_memory_in_time_is_given_up() {
+        let memory = ResultMemory::new();
+        let held = memory.0.clone().acquire_many_owned(RESULTS_BYTES_MAX as u32).await.expect("memory");
+        let begun = tokio::time::Instant::now();
+        assert!(memory.reserve(Some(1)).await.is_none());
+        assert_eq!(begun.elapsed(), MEMORY_TIMEOUT);
+        drop(held);
+        assert!(memory.reserve(Some(1)).await.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_largest_results_wait_for_memory() {
         let memory = ResultMemory::new();
         let mut held = Vec::new();
         for declared in [None, Some(usize::MAX), Some(RETURNED_BYTES_MAX)].iter().cycle().take(8) {
-            held.push(memory.reserve(*declared).now_or_never().expect("memory"));
+            held.push(memory.reserve(*declared).now_or_never().flatten().expect("memory"));
         }
         assert_eq!(memory.used(), RESULTS_BYTES_MAX);
         let mut next = Box::pin(memory.reserve(Some(1)));
         assert!((&mut next).now_or_never().is_none(), "one byte past the limit");
         held.pop();
-        assert!(next.now_or_never().is_some());
+        assert!(next.now_or_never().flatten().is_some());
     }
 }

@@ -229,7 +229,6 @@ impl JobApi {
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let submitted = queue.recorded(queue.host.submit(spec, payload).await);
         let id = submitted.map_err(|error| queue.rejected(error))?;
-        queue.metrics.accepted.add(1);
         let view = queue.host.job(&tenant, id).map_err(rejected)?;
         let location = format!("{JOBS}/{}", ClientJobId { id, region: &queue.region });
         let mut extra = vec![(headers::REGION, self.region.as_str()), ("location", location.as_str())];

@@ -118,7 +118,7 @@ impl JobComputation {
                     match divided {
                         Some(divided) => {
                             results.extend(divided);
-                            window.computed();
+                            window.computed(Instant::now());
                             continue;
                         }
                         None => ReplicaAttemptEnd::Failed(

@@ -182,6 +182,7 @@ impl JobsConfig {
             Some(bucket) => JobObjects::in_bucket(bucket, &cpu)?,
         };
         let objects = objects.encrypted(&self.keys);
+        let objects = if self.nats.is_empty() { objects.with_log_in(&self.dir) } else { objects };
         let log: Arc<dyn JobLog> = match self.nats.as_slice() {
             [] => Arc::new(EmbeddedJobLog::open(&self.dir.join(LOG)).await?),
             servers => {

@@ -142,9 +142,11 @@ impl RegionalJobQueue {
 
     /// Returns the metrics of the queue.
     pub(super) fn scrape(&self) -> JobScrape<'_> {
-        let totals = self.host.totals();
+        let (totals, submissions) = (self.host.totals(), self.host.submissions());
         JobScrape {
             counted: &self.metrics,
+            accepted: metrics::Total(submissions.accepted),
+            repeated: metrics::Total(submissions.repeated),
             queued: totals.queued,
             running: totals.running,
             transfers: self.transfers.tickets(),

@@ -139,6 +139,7 @@ impl Hub {
             models: BTreeMap::new(),
             draining: false,
             scales: false,
+            job_log: None,
         };
         let created = registration.boot_id + 1;
         self.state.handle(Event::SpokeRegistered(RegisteredSpoke { registration, created }), now);

@@ -439,6 +439,11 @@ impl HubState {
         self.registry.representatives().len()
     }
 
+    /// Returns the regions whose spokes have several queues of jobs, of which gateways find the jobs of one.
+    pub fn regions_with_several_job_queues(&self) -> BTreeSet<&RegionId> {
+        self.registry.regions_with_several_job_queues()
+    }
+
     /// Returns whether so many leases ended at once that the hub suspects the store and holds their regions.
     pub fn suspects_store_failure(&self) -> bool {
         self.registry.is_holding()

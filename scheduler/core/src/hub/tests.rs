@@ -25,6 +25,7 @@ fn spoke(region: &str, created: u64) -> RegisteredSpoke {
         models: BTreeMap::new(),
         draining: false,
         scales: false,
+        job_log: None,
     };
     RegisteredSpoke { registration, created }
 }

@@ -19,6 +19,7 @@ fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
         models: BTreeMap::new(),
         draining: false,
         scales: false,
+        job_log: None,
     };
     RegisteredSpoke { registration, created }
 }
@@ -44,6 +45,33 @@ fn draining(mut spoke: RegisteredSpoke) -> RegisteredSpoke {
 
 fn of(region: &str, port: u16) -> (String, u16) {
     (region.to_owned(), port)
+}
+
+#[test]
+fn a_region_whose_spokes_have_several_queues_of_jobs_is_named() {
+    const FILE: Option<JobLogKind> = Some(JobLogKind::File);
+    const NATS: Option<JobLogKind> = Some(JobLogKind::Nats);
+    let several = |logs: &[Option<JobLogKind>]| {
+        let now = some_instant();
+        let mut registry = empty(now);
+        let with_log = |region, port, log| {
+            let mut spoke = spoke(region, port, 1);
+            spoke.registration.job_log = log;
+            spoke
+        };
+        registry.put(with_log(AMERICA, 1, FILE), now);
+        (2..).zip(logs).for_each(|(port, log)| registry.put(with_log(EUROPE, port, *log), now));
+        let several = registry.regions_with_several_job_queues();
+        several.into_iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    for one in [&[None, FILE][..], &[FILE, None, None], &[NATS, None, NATS], &[None, None], &[FILE]] {
+        assert!(several(one).is_empty(), "{one:?}");
+    }
+    for two in
+        [&[FILE, FILE][..], &[FILE, None, FILE], &[NATS, FILE], &[FILE, NATS, NATS], &[NATS, NATS, FILE]]
+    {
+        assert_eq!(several(two), [EUROPE], "{two:?}");
+    }
 }
 
 #[test]

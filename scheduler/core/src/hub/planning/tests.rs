@@ -47,6 +47,7 @@ fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
         models: BTreeMap::new(),
         draining: false,
         scales: false,
+        job_log: None,
     };
     RegisteredSpoke { registration, created: 1 }
 }
