@@ -8,11 +8,12 @@ mod key;
 mod load;
 mod model;
 mod pki;
+mod requests;
 
 pub(crate) use console::ConsoleOptions;
 pub(crate) use embed::{EmbedCommandOptions, InputFormatOption};
 pub(crate) use get::{GetOptions, GetUsageOptions, ResourceKind};
-pub(crate) use jobs::GetJobsOptions;
+pub(crate) use jobs::{GetJobsOptions, GetListOptions, StatusOption};
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
@@ -20,6 +21,7 @@ pub(crate) use pki::{
     BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions,
     RotateOptions, TokenOptions,
 };
+pub(crate) use requests::GetRequestsOptions;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
@@ -259,6 +261,9 @@ pub(crate) struct UpOptions {
     /// Catalogue of clouds and regions; by default the built-in one
     #[arg(long, value_name = "FILE")]
     pub catalogue: Option<PathBuf>,
+    /// Directory of the drills that the console lists and starts; by default those of the repository
+    #[arg(long, value_name = "DIR")]
+    pub drills: Option<PathBuf>,
     /// Directory for configurations, logs and state; by default in the user's state directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,

@@ -2,7 +2,7 @@
 //!
 //! A hub does not know jobs: the queues of the regions have them, and a gateway reads those that the tenant's residency policy allows.
 
-use crate::cli::GetJobsOptions;
+use crate::cli::{GetJobsOptions, GetListOptions, StatusOption};
 use loadtest::client::jobs::{ClientJob, ClientJobFilter, ClientJobPage};
 use loadtest::client::{Client, ClientSettings, EndpointSettings, Preference};
 use serde::Serialize;
@@ -36,14 +36,15 @@ pub(crate) enum GetJobsError {
 /// Returns the text of the command: a list of jobs, or one job.
 pub(crate) async fn text(
     options: &GetJobsOptions,
+    list_options: &GetListOptions,
     id: Option<&str>,
     json: bool,
 ) -> Result<String, GetJobsError> {
     let client = client(options).map_err(GetJobsError::Usage)?;
     let preference = Preference { total_timeout: Some(TIMEOUT), ..Preference::default() };
     let Some(id) = id else {
-        let filter = filter(options, SystemTime::now()).map_err(GetJobsError::Usage)?;
-        let listed = list(&client, filter, options.limit as usize, &preference).await;
+        let filter = filter(list_options, SystemTime::now()).map_err(GetJobsError::Usage)?;
+        let listed = list(&client, filter, list_options.limit as usize, &preference).await;
         let listed = listed.map_err(|error| GetJobsError::Failed(error.to_string()))?;
         return Ok(if json { pretty(&listed) } else { table(&listed) });
     };
@@ -63,11 +64,20 @@ fn client(options: &GetJobsOptions) -> Result<Client, String> {
     client.map_err(|error| format!("--gateway: {error}"))
 }
 
-fn filter(options: &GetJobsOptions, now: SystemTime) -> Result<ClientJobFilter, String> {
-    let GetJobsOptions { status, deployment, since, .. } = options;
+fn filter(options: &GetListOptions, now: SystemTime) -> Result<ClientJobFilter, String> {
+    let GetListOptions { status, deployment, since, limit: _ } = options;
+    let status = match status {
+        None => None,
+        Some(StatusOption::Job(status)) => Some((*status).into()),
+        Some(StatusOption::Http(status)) => {
+            return Err(format!(
+                "--status {status} is that of requests; write queued, running, succeeded, failed, cancelled or expired"
+            ));
+        }
+    };
     let since = since.as_deref().map(|text| since_seconds(text, now)).transpose()?;
     Ok(ClientJobFilter {
-        status: status.map(Into::into),
+        status,
         model: deployment.clone(),
         created_after: since,
         ..ClientJobFilter::default()
@@ -75,7 +85,7 @@ fn filter(options: &GetJobsOptions, now: SystemTime) -> Result<ClientJobFilter, 
 }
 
 /// Parses the beginning of a time span: a duration before now, or a time.
-fn since_seconds(text: &str, now: SystemTime) -> Result<u64, String> {
+pub(crate) fn since_seconds(text: &str, now: SystemTime) -> Result<u64, String> {
     let ago = humantime::parse_duration(text).ok().and_then(|ago| now.checked_sub(ago));
     let time = ago.or_else(|| humantime::parse_rfc3339_weak(text).ok());
     let time = time.ok_or_else(|| {

@@ -15,6 +15,7 @@ mod load;
 mod log;
 mod models;
 mod pki;
+mod requests;
 mod roles;
 mod tune;
 mod up;

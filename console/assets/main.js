@@ -6,13 +6,15 @@ import { NOT_FOUND, PAGES } from "./pages.js";
 const SAMPLES_MAX = 300;
 // Time after which the hub is tried again, and time without a snapshot, which comes each second, after which the connection is lost.
 const RETRY_MS = 1500, STALE_MS = 5000;
+// Interval at which the page of drills is loaded.
+const DRILLS_MS = 1000;
 // Time limit of a request: a lookup takes up to five seconds.
 const REQUEST_MS = 15_000;
 // `visitor` is undefined until the hub has said who the person is, and null if nobody is signed in. `problem` is that of an action or
 // of a link, and `outage` is why there are no snapshots.
 // Names of deployments and regions are keys, so that one named `constructor` finds nothing else.
 const seriesByName = (samples) => Object.assign(Object.create(null), samples);
-const state = { snapshot: null, history: { total: [], regions: seriesByName({}), deployments: seriesByName({}) }, visitor: undefined, lookup: null, problem: null, outage: null, live: false };
+const state = { snapshot: null, history: { total: [], regions: seriesByName({}), deployments: seriesByName({}) }, visitor: undefined, lookup: null, search: null, drills: null, problem: null, outage: null, live: false };
 const content = document.getElementById("content");
 let scheduled = false, stream = null, retry = null, receivedAt = 0, sampledAt = 0, announced = null;
 
@@ -112,6 +114,38 @@ async function lookup(id) {
   schedule();
 }
 
+// Searches for requests. A response to an earlier search does not replace a later one.
+async function search(filter) {
+  const started = { pending: true };
+  state.search = started;
+  schedule();
+  const ended = await call(`/api/requests?${new URLSearchParams(filter)}`).then((result) => ({ result }), (error) => ({ problem: error.message }));
+  if (state.search === started) state.search = ended;
+  schedule();
+}
+
+// Conditions of the search form as the hub expects them.
+function filterOf(form) {
+  const given = [...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
+  const { since, ...conditions } = Object.fromEntries(given);
+  return { ...conditions, since_ms: Date.now() - Number(since) * 60_000 };
+}
+
+// Loads the drills while their page is shown. While the hub restarts in a drill, the last state stays.
+let isLoadingDrills = false;
+async function loadDrills() {
+  if (isLoadingDrills || !state.visitor || route().page.path !== "drills") return;
+  isLoadingDrills = true;
+  try {
+    state.drills = await call("/api/drills");
+  } catch (error) {
+    if (error.status) state.drills = { problem: error.message };
+  } finally {
+    isLoadingDrills = false;
+  }
+  schedule();
+}
+
 async function act(send) {
   try {
     await send();
@@ -127,6 +161,8 @@ const ACTIONS = {
   drain: ({ region }) => confirm(`Drain ${region}? Its traffic moves to other allowed regions within some ten seconds.`) && act(() => call(`/api/drains/${region}`, { method: "PUT" })),
   undrain: ({ region }) => act(() => call(`/api/drains/${region}`, { method: "DELETE" })),
   promote: ({ deployment }) => confirm(`Switch the traffic of ${deployment} to the next model?`) && act(() => call(`/api/promotions/${encodeURIComponent(deployment)}`, { method: "POST" })),
+  startDrill: ({ drill }) => confirm(`Start the drill ${drill}? It sends load to this fleet and injects faults; afterwards the fleet is as before.`) && act(() => call(`/api/drills/${encodeURIComponent(drill)}`, { method: "POST" })).then(loadDrills),
+  stopDrill: () => act(() => call("/api/drills", { method: "DELETE" })).then(loadDrills),
   logout: async () => {
     try {
       await call("/api/logout", { method: "POST" });
@@ -196,7 +232,7 @@ function startLater(login) {
 function signedOut(message) {
   stream?.close();
   stream = null;
-  Object.assign(state, { visitor: null, snapshot: null, lookup: null, live: false, outage: null, problem: message });
+  Object.assign(state, { visitor: null, snapshot: null, lookup: null, search: null, drills: null, live: false, outage: null, problem: message });
 }
 
 // Signs in with the secret of a link, or with the session, and connects.
@@ -242,6 +278,7 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("submit", (event) => {
   event.preventDefault();
+  if (event.target.dataset.action === "search") { search(filterOf(event.target)); return; }
   const id = new FormData(event.target).get("id")?.trim();
   if (!id) return;
   if (location.hash === `#/requests/${encodeURIComponent(id)}`) lookup(id);
@@ -251,11 +288,13 @@ addEventListener("hashchange", () => {
   if (location.hash.startsWith("#login=")) { begin(); return; }
   const { page, parameter } = route();
   if (page.path === "requests" && parameter && state.visitor) lookup(parameter);
+  loadDrills();
   state.problem = null;
   render();
   content.focus({ preventScroll: true });
   scrollTo(0, 0);
 });
+setInterval(loadDrills, DRILLS_MS);
 setInterval(() => {
   if (!state.live || Date.now() - receivedAt < STALE_MS) return;
   state.live = false;

@@ -4,6 +4,7 @@ import { ago, badge, bar, byName, clock, colour, columns as head, count, h, ms, 
 import { lines, spark, stacked } from "./charts.js";
 import { map, mapTable } from "./map.js";
 import { requests } from "./requests.js";
+import { drills } from "./drills.js";
 
 const CAUSES = {
   evacuation: "the region is down", retry: "the attempt failed", first_byte_timeout: "no response in time", spillover: "the nearest region is busy",
@@ -232,6 +233,7 @@ export const PAGES = [
   { path: "gateways", title: "Gateways", render: gateways },
   { path: "tenants", title: "Tenants", render: tenants },
   { path: "rollouts", title: "Rollouts", render: rollouts },
+  { path: "drills", title: "Drills", render: drills },
   { path: "requests", title: "Requests", render: requests },
 ];
 

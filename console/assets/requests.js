@@ -1,28 +1,11 @@
-// Page of one request: the routing decision with the reason of every region, and the attempts.
+// Page of requests: search, and one request with its routing decision, the reason of every region, and its stages.
 
-import { badge, colour, columns, h, ms, regionName, s } from "./dom.js";
+import { badge, clock, columns, h, ms, regionName } from "./dom.js";
+import { waterfall } from "./waterfall.js";
 
 const list = (value) => (Array.isArray(value) ? value : []);
-
-// Attempts on a common time axis.
-function waterfall(explanation) {
-  const attempts = list(explanation.attempts);
-  const total = Math.max(explanation.total_ms ?? 0, 0.001, ...attempts.map((attempt) => attempt.began_ms + attempt.took_ms));
-  const LEFT = 190, WIDTH = 900, ROW = 30;
-  const x = (at) => LEFT + (at / total) * (WIDTH - LEFT - 90);
-  const rows = attempts.map((attempt, index) => {
-    const y = 24 + index * ROW, width = Math.max(2, x(attempt.began_ms + attempt.took_ms) - x(attempt.began_ms));
-    const good = attempt.status >= 200 && attempt.status < 300;
-    return s("g", { "data-key": index },
-      s("text", { x: 0, y: y + 15 }, `${attempt.attempt}  ${attempt.region}`),
-      s("rect", { class: `span ${colour(attempt.region)} ${good ? "" : "failed"}`, x: x(attempt.began_ms), y, width, height: 20, rx: 3 }),
-      s("text", { class: "figure", x: x(attempt.began_ms) + width + 6, y: y + 15 }, `${ms(attempt.took_ms)} ${attempt.end}`));
-  });
-  const label = `Attempts: ${attempts.map((attempt) => `${attempt.attempt} to ${attempt.region}, ${attempt.cause}, ${attempt.end}, from ${ms(attempt.began_ms)} for ${ms(attempt.took_ms)}`).join("; ")}`;
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Attempts over time" },
-    s("svg", { class: "waterfall", viewBox: `0 0 ${WIDTH} ${34 + attempts.length * ROW}`, role: "img", "aria-label": label },
-      [0, 0.25, 0.5, 0.75, 1].map((part) => [s("line", { class: "grid", x1: x(total * part), x2: x(total * part), y1: 16, y2: 26 + attempts.length * ROW }), s("text", { class: "figure", x: x(total * part), y: 10, "text-anchor": "middle" }, ms(total * part))]), rows));
-}
+const KINDS = { failed: ["failed", "bad"], failed_over: ["failed over", "warn"], slow: ["slow", "warn"], rejected: ["rejected", ""], sampled: ["sampled", ""] };
+const SINCE = [["15", "15 minutes"], ["60", "hour"], ["360", "6 hours"], ["1440", "24 hours"]];
 
 function reasons(candidate) {
   if (candidate.rejected) return h("span", { class: "soft" }, candidate.rejected.replaceAll("_", " "));
@@ -32,7 +15,7 @@ function reasons(candidate) {
 }
 
 function decision({ gateway, explanation }) {
-  const facts = [["Outcome", `${explanation.outcome} (${explanation.status ?? "no response"})`], ["Time", ms(explanation.total_ms)], ["Served by", explanation.region ? regionName(explanation.region) : "no region"], ["Gateway", gateway],
+  const facts = [["Outcome", `${explanation.outcome} (${explanation.status ?? "no response"})`], ["Arrived", clock(explanation.at_ms)], ["Time", ms(explanation.total_ms)], ["Served by", explanation.region ? regionName(explanation.region) : "no region"], ["Gateway", gateway],
     ["Endpoint", explanation.endpoint], ["Deployment", explanation.deployment ?? "–"], ["Tenant", explanation.tenant ?? "–"], ["Residency", explanation.residency ?? "–"], ["Tokens", explanation.tokens ?? "–"], ["Route table", explanation.generation ?? "–"]];
   const regions = list(explanation.regions).map((candidate) => h("tr", { "data-key": candidate.region },
     h("td", {}, candidate.rank ?? "–"), h("th", { scope: "row" }, regionName(candidate.region)),
@@ -41,26 +24,67 @@ function decision({ gateway, explanation }) {
   const notes = [];
   if (explanation.spillover?.to) notes.push(["Spilled over to ", regionName(explanation.spillover.to), ` with ${explanation.spillover.tokens} tokens of credit.`]);
   if (explanation.rejection) notes.push([`The pool of the nearest region rejected it (${explanation.rejection.reason}): queue ${ms(explanation.rejection.wait_ms)}.`]);
-  const times = Object.entries(explanation.times ?? {}).filter(([, value]) => value !== null);
   return [
     h("dl", { class: "facts" }, facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)))),
-    h("section", { class: "card", "aria-label": "Attempts" }, h("h2", {}, "Attempts"), list(explanation.attempts).length ? waterfall(explanation) : h("p", { class: "empty" }, "It was sent to no region."),
-      times.length > 0 && h("p", { class: "soft" }, times.map(([stage, value]) => `${stage.replace("_ms", "")} ${ms(value)}`).join(" · "))),
+    h("section", { class: "card", "aria-label": "Stages" }, h("h2", {}, "Stages"), waterfall(explanation)),
     h("section", { class: "card", "aria-label": "Regions" }, h("h2", {}, "Routing decision"), notes.map((note) => h("p", {}, note)),
       regions.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Candidates" }, h("table", {}, h("caption", { class: "hidden" }, "Candidates and rejected regions"),
         columns(["Rank", "<Region", "<Health", "Round trip", "Response in", "<Reasons"]), h("tbody", {}, regions))) : h("p", { class: "empty" }, "No region was selected.")),
   ];
 }
 
-// Returns the page; `state.lookup` is the last one that was looked up.
-export function requests({ lookup, snapshot }, id) {
-  const examples = [...new Set(snapshot.events.map((event) => event.example).filter(Boolean))].slice(0, 5);
+const field = (id, label, control) => h("div", { class: "field", "data-key": id }, h("label", { for: id }, label), control);
+const select = (id, name, options, chosen) => h("select", { id, name }, options.map(([value, text]) => h("option", { value, selected: value === chosen, "data-key": value }, text)));
+const text = (id, name, placeholder) => h("input", { id, name, type: "text", autocomplete: "off", spellcheck: "false", maxlength: "64", placeholder });
+
+function searchForm(snapshot) {
+  return h("form", { class: "filters", role: "search", "aria-label": "Search requests", "data-action": "search" },
+    field("search-since", "In the last", select("search-since", "since", SINCE, "60")),
+    field("search-kept", "Kind", select("search-kept", "kept", [["", "all"], ...Object.entries(KINDS).map(([value, [name]]) => [value, name])], "")),
+    field("search-region", "Region", select("search-region", "region", [["", "all"], ...snapshot.regions.map(({ id }) => [id, id])], "")),
+    field("search-tenant", "Tenant", text("search-tenant", "tenant", "all")),
+    field("search-deployment", "Deployment", text("search-deployment", "deployment", "all")),
+    field("search-status", "Status", text("search-status", "status", "503, 5xx, none")),
+    field("search-outcome", "Outcome", text("search-outcome", "outcome", "all")),
+    h("button", { type: "submit" }, "Search"));
+}
+
+function row(request) {
+  const [kind, cls] = KINDS[request.kept] ?? [request.kept, ""];
+  const path = request.attempts.map((region, index) => [index > 0 && " → ", regionName(region)]);
+  return h("tr", { "data-key": `${request.gateway} ${request.id ?? ""} ${request.at_ms}`, "data-kept": request.kept },
+    h("th", { scope: "row" }, h("time", { datetime: new Date(request.at_ms).toISOString() }, clock(request.at_ms))),
+    h("td", { class: "left" }, request.id ? h("a", { href: `#/requests/${encodeURIComponent(request.id)}` }, h("code", {}, request.id)) : h("span", { class: "soft" }, "withheld")),
+    h("td", { class: "left" }, badge(kind, cls)), h("td", {}, request.status ?? "–"), h("td", { class: "left" }, request.outcome.replaceAll("_", " ")), h("td", {}, ms(request.total_ms)),
+    h("td", { class: "left" }, request.tenant ?? "–"), h("td", { class: "left" }, request.deployment ?? "–"), h("td", { class: "left" }, path.length ? path : "none"), h("td", { class: "left" }, request.gateway));
+}
+
+function results(search) {
+  if (search.pending) return h("p", { class: "empty", role: "status" }, "Asking the gateways…");
+  if (search.problem) return h("p", { class: "empty bad", role: "alert" }, search.problem);
+  const { requests, has_more: hasMore, silent, disabled } = search.result;
+  const notes = [
+    silent.length > 0 && `No response from gateways in ${silent.join(", ")}.`,
+    disabled.length > 0 && `Gateways in ${disabled.join(", ")} keep no explanations: [explanations] is missing in their configuration.`,
+    requests.some(({ id }) => !id) && "Ids of requests with a residency policy are withheld; `meridian get requests` at the gateway shows them.",
+    hasMore && "There are more; narrow the search.",
+  ];
+  return [
+    h("p", { role: "status" }, requests.length === 1 ? "1 request" : `${requests.length} requests`),
+    requests.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Found requests" }, h("table", { class: "found" }, h("caption", { class: "hidden" }, "Found requests"),
+      columns(["Arrived", "<Request", "<Kind", "Status", "<Outcome", "Time", "<Tenant", "<Deployment", "<Attempts", "<Gateway"]), h("tbody", {}, requests.map(row)))),
+    notes.filter(Boolean).map((note) => h("p", { class: "soft" }, note)),
+  ];
+}
+
+// Returns the page; `state.lookup` is the last request that was looked up, `state.search` the last search.
+export function requests({ lookup, search, snapshot }, id) {
   const found = lookup?.id === id ? lookup : undefined;
   return [
     h("div", { class: "heading" }, h("h1", {}, "Requests"), h("p", { class: "soft" }, "The id of a request is in its response header x-request-id.")),
-    h("form", { class: "search", role: "search", "data-action": "lookup" }, h("label", { for: "request-id" }, "Request id"), h("input", { id: "request-id", name: "id", type: "text", autocomplete: "off", spellcheck: "false", maxlength: "128", required: true }), h("button", { type: "submit" }, "Explain")),
-    !id && examples.length > 0 && h("section", { class: "card", "aria-label": "Recent failovers" }, h("h2", {}, "Recently moved to another region"), h("ul", { class: "plain" }, examples.map((example) => h("li", {}, h("a", { href: `#/requests/${encodeURIComponent(example)}` }, h("code", {}, example)))))),
-    id && h("p", {}, h("code", {}, id)),
+    h("form", { class: "search", role: "search", "aria-label": "Explain a request", "data-action": "lookup" }, h("label", { for: "request-id" }, "Request id"), h("input", { id: "request-id", name: "id", type: "text", autocomplete: "off", spellcheck: "false", maxlength: "128", required: true }), h("button", { type: "submit" }, "Explain")),
+    !id && h("section", { class: "card", "data-key": "search", "aria-label": "Search" }, h("h2", {}, "Failed, failed-over, slow, rejected and sampled requests"), searchForm(snapshot), search && results(search)),
+    id && h("p", {}, h("a", { href: "#/requests" }, "Search"), " / ", h("code", {}, id)),
     id && (!found || found.pending) && h("p", { class: "empty", role: "status" }, "Asking the gateways…"),
     found?.problem && h("p", { class: "empty bad", role: "alert" }, found.problem),
     found?.result && decision(found.result),

@@ -42,6 +42,8 @@ assets! {
     "/charts.js", "charts.js", SCRIPT;
     "/pages.js", "pages.js", SCRIPT;
     "/requests.js", "requests.js", SCRIPT;
+    "/waterfall.js", "waterfall.js", SCRIPT;
+    "/drills.js", "drills.js", SCRIPT;
 }
 
 /// Returns the file at this path.

@@ -8,7 +8,7 @@
 //! [`traffic`] aggregates the reports of the gateways, and [`observed`] what they observe of the regions; [`snapshot`] joins them
 //! with the route table and the replicas; [`history`] has the last five minutes for the charts. [`sessions`] has the persons who are
 //! signed in, and [`open_pages`] the number of their pages; [`origin`] decides which requests of a browser are accepted, [`lookups`]
-//! has the requests that gateways are to explain, [`colours`] the colours of the regions, and [`assets`] the files.
+//! has the requests that gateways are to explain, [`searches`] what they are to find, [`colours`] the colours of the regions, and [`assets`] the files.
 //!
 //! Time and randomness are arguments; the hub serves it.
 
@@ -20,6 +20,7 @@ pub mod lookups;
 pub mod observed;
 pub mod open_pages;
 pub mod origin;
+pub mod searches;
 pub mod sessions;
 pub mod snapshot;
 pub mod traffic;

@@ -10,6 +10,7 @@ mod usage;
 
 use crate::cli::{ApplyOptions, CallerOptions, GetOptions, ResourceKind};
 use crate::jobs::{self, GetJobsError};
+use crate::requests::{self, GetRequestsError};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::TenantRules;
@@ -63,6 +64,15 @@ impl std::fmt::Display for CommandError {
             CommandError::Usage(problems) => f.write_str(&problems.join("; ")),
             CommandError::InvalidFiles(_) => f.write_str("the hub rejects the files"),
             CommandError::Failed(problem) => f.write_str(problem),
+        }
+    }
+}
+
+impl From<GetRequestsError> for CommandError {
+    fn from(error: GetRequestsError) -> CommandError {
+        match error {
+            GetRequestsError::Usage(problem) => CommandError::Usage(vec![problem]),
+            GetRequestsError::Failed(problem) => CommandError::Failed(problem),
         }
     }
 }
@@ -154,10 +164,13 @@ fn promote_model(name: &str, hub: &str, caller: &CallerOptions, json: bool) -> E
 
 /// Runs `meridian get`.
 pub(crate) fn get(options: &GetOptions) -> ExitCode {
-    let GetOptions { resource, name, hub, caller, jobs, usage, json } = options;
+    let GetOptions { resource, name, hub, caller, jobs, list, requests, usage, json } = options;
     run(*json, async {
         if *resource == ResourceKind::Jobs {
-            return Ok(jobs::text(jobs, name.as_deref(), *json).await?);
+            return Ok(jobs::text(jobs, list, name.as_deref(), *json).await?);
+        }
+        if *resource == ResourceKind::Requests {
+            return Ok(requests::text(requests, list, name.as_deref(), *json).await?);
         }
         let hub = client(hub, caller, TIMEOUT)?;
         Ok(match resource {
@@ -209,7 +222,7 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 }
             }
             // Of a gateway, above.
-            ResourceKind::Jobs => String::new(),
+            ResourceKind::Jobs | ResourceKind::Requests => String::new(),
             ResourceKind::Rollout => {
                 let mut rollout: RolloutV1 = hub.get(paths::ROLLOUT).await?;
                 rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));

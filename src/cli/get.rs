@@ -1,10 +1,10 @@
 //! Command-line options of `meridian get`.
 //!
-//! The options of jobs and of usage are declared for the whole command, because the resource is an argument and not a
+//! The options of jobs, requests and usage are declared for the whole command, because the resource is an argument and not a
 //! subcommand: it may follow the options. So clap accepts them for each resource, and [`foreign_options`] rejects those
 //! that the resource would ignore.
 
-use super::{CallerOptions, GetJobsOptions};
+use super::{CallerOptions, GetJobsOptions, GetListOptions, GetRequestsOptions};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command, ValueEnum};
 use scheduler_api::usage::UsageDay;
@@ -14,7 +14,7 @@ pub(crate) struct GetOptions {
     /// Kind of resource
     #[arg(value_enum)]
     pub resource: ResourceKind,
-    /// Show only the resource with this name; of jobs the id
+    /// Show only the resource with this name; of jobs the id; requests have `meridian explain ID`
     pub name: Option<String>,
     /// Hub, or any of several
     #[arg(long, value_name = "URL", env = "MERIDIAN_HUB", default_value = "http://127.0.0.1:7000")]
@@ -22,9 +22,15 @@ pub(crate) struct GetOptions {
     /// Authentication at the hub
     #[command(flatten)]
     pub caller: CallerOptions,
-    /// Filters and endpoint of jobs
+    /// Endpoint of jobs
     #[command(flatten)]
     pub jobs: GetJobsOptions,
+    /// Filters of jobs and requests
+    #[command(flatten)]
+    pub list: GetListOptions,
+    /// Endpoint and filters of requests
+    #[command(flatten)]
+    pub requests: GetRequestsOptions,
     /// Days and format of usage
     #[command(flatten)]
     pub usage: GetUsageOptions,
@@ -64,6 +70,8 @@ pub(crate) enum ResourceKind {
     Rollout,
     /// Durable jobs of the tenant of an API key, from a gateway
     Jobs,
+    /// Requests that failed, failed over, were slow, rejected or sampled, from the disk of a gateway
+    Requests,
     /// Requests, inputs and tokens by tenant, deployment, region and day, optionally of one tenant
     Usage,
 }
@@ -79,6 +87,8 @@ fn owned_options() -> Vec<(clap::Arg, OptionOwner)> {
     let of_hubs =
         hub.map(|option| (option, OptionOwner::Hub)).into_iter().chain(of::<CallerOptions>(OptionOwner::Hub));
     of::<GetJobsOptions>(OptionOwner::Jobs)
+        .chain(of::<GetListOptions>(OptionOwner::Lists))
+        .chain(of::<GetRequestsOptions>(OptionOwner::Requests))
         .chain(of::<GetUsageOptions>(OptionOwner::Usage))
         .chain(of_hubs)
         .collect()
@@ -88,8 +98,11 @@ fn owned_options() -> Vec<(clap::Arg, OptionOwner)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OptionOwner {
     Jobs,
+    Requests,
+    /// Jobs and requests.
+    Lists,
     Usage,
-    /// All resources but jobs, which come from a gateway.
+    /// All resources but jobs and requests, which come from a gateway.
     Hub,
 }
 
@@ -98,7 +111,9 @@ impl OptionOwner {
         match self {
             OptionOwner::Jobs => resource == ResourceKind::Jobs,
             OptionOwner::Usage => resource == ResourceKind::Usage,
-            OptionOwner::Hub => resource != ResourceKind::Jobs,
+            OptionOwner::Requests => resource == ResourceKind::Requests,
+            OptionOwner::Lists => matches!(resource, ResourceKind::Jobs | ResourceKind::Requests),
+            OptionOwner::Hub => !matches!(resource, ResourceKind::Jobs | ResourceKind::Requests),
         }
     }
 
@@ -106,7 +121,11 @@ impl OptionOwner {
         match self {
             OptionOwner::Jobs => "`meridian get jobs`",
             OptionOwner::Usage => "`meridian get usage`",
-            OptionOwner::Hub => "the resources of a hub, and jobs come from a gateway (--gateway)",
+            OptionOwner::Requests => "`meridian get requests`",
+            OptionOwner::Lists => "`meridian get jobs` and `meridian get requests`",
+            OptionOwner::Hub => {
+                "the resources of a hub; jobs and requests come from a gateway (--gateway, --operations)"
+            }
         }
     }
 }
@@ -142,8 +161,12 @@ mod tests {
         check("deployments --csv --from 2026-11-01", &["--csv belongs to", "--from belongs to", usage]);
         check("--to 2026-11-01 plan minilm", &["`meridian get plan`: --to", usage]);
         check("jobs --csv", &[usage]);
-        check("usage --status failed", &["--status belongs to `meridian get jobs`"]);
-        check("regions --limit 100", &["--limit belongs to `meridian get jobs`"]);
+        let lists = "belongs to `meridian get jobs` and `meridian get requests`";
+        check("usage --status failed", &["--status", lists]);
+        check("regions --limit 100", &["--limit", lists]);
+        check("jobs --tenant a", &["--tenant belongs to `meridian get requests`"]);
+        check("requests --key local", &["--key belongs to `meridian get jobs`"]);
+        check("requests --hub http://a", &["--hub belongs to the resources of a hub"]);
         check("tenants --key local --gateway http://a", &["--key belongs to", "--gateway belongs to"]);
         check("jobs --hub http://a", &["--hub belongs to the resources of a hub"]);
         check("jobs --identity a", &["--identity belongs to the resources of a hub"]);
@@ -157,6 +180,7 @@ mod tests {
             "--csv usage acme --token-file a --authorities b",
             "jobs --status failed --deployment a --since 2d --limit 5 --gateway http://a --key local --cacert b --json",
             "rollout",
+            "requests --operations http://a --tenant docs --region aws/us-east-1 --status 5xx --kept failed_over --since 2h --limit 5",
         ] {
             let read = Cli::try_read(format!("meridian get {line}").split(' '));
             assert!(read.is_ok(), "{line}: {read:?}");

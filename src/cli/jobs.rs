@@ -1,8 +1,10 @@
-//! Command-line options of `meridian get jobs`.
+//! Command-line options of `meridian get jobs`, and those that it shares with `meridian get requests`.
 
 use clap::{Args, ValueEnum};
 use loadtest::client::jobs::ClientJobStatus;
+use scheduler_api::requests::StatusFilter;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Jobs")]
@@ -16,18 +18,46 @@ pub(crate) struct GetJobsOptions {
     /// CA certificates for https, as PEM, in addition to those of this machine
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
-    /// Only jobs with this status
-    #[arg(long, value_enum)]
-    pub status: Option<JobStatusOption>,
-    /// Only jobs of this deployment
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Jobs and requests")]
+pub(crate) struct GetListOptions {
+    /// Only those with this status: of jobs queued, running, succeeded, failed, cancelled or expired; of requests the HTTP
+    /// status, such as 503 or 5xx, or none
+    #[arg(long, value_name = "STATUS")]
+    pub status: Option<StatusOption>,
+    /// Only those of this deployment
     #[arg(long, value_name = "NAME")]
     pub deployment: Option<String>,
-    /// Only jobs that were submitted since then: a duration before now (90m, 2d), or a time (2026-11-26T08:00:00Z)
+    /// Only those since then: a duration before now (90m, 2d), or a time (2026-11-26T08:00:00Z)
     #[arg(long, value_name = "TIME")]
     pub since: Option<String>,
-    /// Maximum number of jobs, the newest first
+    /// Maximum number, the newest first
     #[arg(long, value_name = "N", default_value = "100", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
+}
+
+/// Status of a job or of a request, as written on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StatusOption {
+    /// Of jobs.
+    Job(JobStatusOption),
+    /// Of requests.
+    Http(StatusFilter),
+}
+
+impl FromStr for StatusOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StatusOption, String> {
+        if let Ok(status) = <JobStatusOption as ValueEnum>::from_str(text, false) {
+            return Ok(StatusOption::Job(status));
+        }
+        let problem = "is no status; write queued, running, succeeded, failed, cancelled or expired of jobs, or one such as 503, 5xx or \
+                       none of requests";
+        text.parse().map(StatusOption::Http).map_err(|_| problem.to_owned())
+    }
 }
 
 /// Status of a job, as written on the command line.

@@ -4,8 +4,8 @@
 //! this process and in a temporary directory, generates load, and executes the steps ([`run`]) while an observer polls the
 //! fleet ([`observer`]), all on one clock. Against an existing deployment, only operators' actions are possible.
 
-mod observer;
-mod run;
+pub(crate) mod observer;
+pub(crate) mod run;
 
 use crate::cli::{DrillOptions, StoreKind, UpOptions};
 use crate::load::page_context;
@@ -142,6 +142,7 @@ fn prepared(options: &DrillOptions, drill: &Drill) -> Result<(UpOptions, FleetPl
         spokes: drill.fleet.spokes,
         deployments: drill.fleet.deployments.as_ref().map(|file| base.join(file)),
         catalogue: None,
+        drills: None,
         dir: options.dir.clone(),
     };
     let mut plan = match FleetPlan::check(&up) {
@@ -183,7 +184,7 @@ async fn in_local_fleet(
     let executor = ActionExecutor::LocalFleet(control);
     // Processes that are dropped here are killed, including paused ones.
     tokio::select! {
-        ran = run::run(drill, loads, executor, observer) => ran,
+        ran = run::run(drill, loads, executor, observer, |_| {}) => ran,
         () = fleet.watch(&mut interrupts) => bail!("interrupted"),
     }
 }
@@ -207,7 +208,7 @@ async fn against(options: &DrillOptions, drill: &Drill, url: &str) -> Result<Dri
     let catalogue = Catalogue::builtin();
     let loads = run::loads(drill, &|_| url.to_owned(), &options.key, &catalogue, false)
         .map_err(|found| anyhow::anyhow!(found.join("\n")))?;
-    run::run(drill, loads, ActionExecutor::Operator(operator), Observer::default()).await
+    run::run(drill, loads, ActionExecutor::Operator(operator), Observer::default(), |_| {}).await
 }
 
 /// Temporary directory, deleted on drop.

@@ -26,16 +26,24 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct ObservationLog {
     start: Instant,
     entries: Mutex<(DrillObservations, Vec<Event>)>,
+    /// Is called for each event.
+    on_event: Box<dyn Fn(&Event)>,
 }
 
 impl ObservationLog {
-    pub(super) fn begin(start: Instant) -> ObservationLog {
-        ObservationLog { start, entries: Mutex::default() }
+    pub(super) fn begin(start: Instant, on_event: impl Fn(&Event) + 'static) -> ObservationLog {
+        ObservationLog { start, entries: Mutex::default(), on_event: Box::new(on_event) }
+    }
+
+    fn push(&self, events: &mut Vec<Event>, event: Event) {
+        (self.on_event)(&event);
+        events.push(event);
     }
 
     /// Records an executed action.
     pub(super) fn record_action(&self, text: &str) {
-        self.entries().1.push(Event { at: self.start.elapsed(), is_action: true, text: text.to_owned() });
+        let event = Event { at: self.start.elapsed(), is_action: true, text: text.to_owned() };
+        self.push(&mut self.entries().1, event);
     }
 
     pub(super) fn end(self) -> (DrillObservations, Vec<Event>) {
@@ -51,7 +59,7 @@ impl ObservationLog {
         let draining = if observation.draining { ", draining" } else { "" };
         let text = format!("{gateway} reports {region} {}{draining}", observation.health);
         if entries.0.region(at, gateway, region, observation) {
-            entries.1.push(Event { at, is_action: false, text });
+            self.push(&mut entries.1, Event { at, is_action: false, text });
         }
     }
 
@@ -59,14 +67,15 @@ impl ObservationLog {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         if entries.0.unreachable(at, gateway) {
             let text = format!("{gateway} does not respond");
-            entries.1.push(Event { at, is_action: false, text });
+            self.push(&mut entries.1, Event { at, is_action: false, text });
         }
     }
 
     fn reachable(&self, gateway: &str) {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         if entries.0.is_unreachable(gateway) {
-            entries.1.push(Event { at, is_action: false, text: format!("{gateway} responds again") });
+            let text = format!("{gateway} responds again");
+            self.push(&mut entries.1, Event { at, is_action: false, text });
         }
     }
 
@@ -74,25 +83,22 @@ impl ObservationLog {
         let (at, entries) = (self.start.elapsed(), &mut *self.entries());
         let first = !entries.0.tables_at(at).contains_key(reader);
         if entries.0.table(at, reader, table) && !first {
-            entries.1.push(Event {
-                at,
-                is_action: false,
-                text: format!("{reader} has table {}", table.generation),
-            });
+            let text = format!("{reader} has table {}", table.generation);
+            self.push(&mut entries.1, Event { at, is_action: false, text });
         }
     }
 }
 
 /// Processes to poll.
 #[derive(Default)]
-pub(super) struct Observer {
+pub(crate) struct Observer {
     gateways: Vec<(String, SocketAddr)>,
     hubs: Vec<(String, OperatorClient)>,
 }
 
 impl Observer {
     /// Creates an observer of gateways, by their operations addresses, and of all hubs, with the identity of an operator.
-    pub(super) fn new(
+    pub(crate) fn new(
         gateways: &[(RegionId, SocketAddr)],
         hubs: &[SocketAddr],
         identity: &Path,
@@ -213,7 +219,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let observer = Observer::new(&[(NEAR.parse().unwrap(), address)], &[], Path::new("unused")).unwrap();
-        let (log, far) = (ObservationLog::begin(Instant::now()), FAR.parse().unwrap());
+        let (log, far) = (ObservationLog::begin(Instant::now(), |_| {}), FAR.parse().unwrap());
         let regions = || log.entries().0.region_at(&far, log.start.elapsed()).len();
         let story = async {
             tokio::select! {

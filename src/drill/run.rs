@@ -15,14 +15,14 @@ use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// Results of a drill, for its evaluation.
-pub(super) struct DrillRun {
-    pub(super) report: Report,
-    pub(super) observations: DrillObservations,
-    pub(super) events: Vec<Event>,
+pub(crate) struct DrillRun {
+    pub(crate) report: Report,
+    pub(crate) observations: DrillObservations,
+    pub(crate) events: Vec<Event>,
 }
 
 /// Executor of the drill's actions.
-pub(super) enum ActionExecutor {
+pub(crate) enum ActionExecutor {
     /// Local fleet of this process.
     LocalFleet(FleetControl),
     /// Operator of an existing deployment.
@@ -31,7 +31,7 @@ pub(super) enum ActionExecutor {
 
 /// Returns the load generator options for each load of the drill, in order. `url_near` returns the URL for callers near a
 /// region; `has_links` says whether this process also relays their requests over the links of a local fleet.
-pub(super) fn loads(
+pub(crate) fn loads(
     drill: &Drill,
     url_near: &dyn Fn(&RegionId) -> String,
     key: &str,
@@ -67,15 +67,16 @@ pub(super) fn loads(
     if problems.is_empty() { Ok(loads) } else { Err(problems) }
 }
 
-/// Runs the drill until its load ends.
-pub(super) async fn run(
+/// Runs the drill until its load ends. Calls `on_event` for each action and observation at once.
+pub(crate) async fn run(
     drill: &Drill,
     loads: Vec<Options>,
     executor: ActionExecutor,
     observer: Observer,
+    on_event: impl Fn(&Event) + 'static,
 ) -> Result<DrillRun> {
     let start = Instant::now();
-    let log = ObservationLog::begin(start);
+    let log = ObservationLog::begin(start, on_event);
     let mut load_tasks = JoinSet::new();
     for (index, options) in loads.into_iter().enumerate() {
         load_tasks

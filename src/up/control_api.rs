@@ -14,11 +14,18 @@
 //! | `POST /stop?process=P`, `POST /start?process=P` | graceful stop; start with the same command line |
 //! | `POST /restart?process=P` | graceful stop if it is running, and start |
 //! | `POST /pause?process=P`, `POST /resume?process=P` | SIGSTOP, SIGCONT |
+//! | `GET /drills` | lists drills, and the one that runs or has run last, with its events and expectations |
+//! | `POST /drills/start?name=N`, `POST /drills/stop` | starts a drill, one at a time; stops it |
+//!
+//! Requests of web pages are rejected: a page of any site could send them to a port of this machine.
 
+use super::drills::{DrillBoard, StartError};
 use super::fleet_control::FleetControl;
 use super::link::LinkConditions;
-use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Query, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, TIMES_MAX};
@@ -26,6 +33,7 @@ use regions::id::RegionId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
@@ -46,7 +54,7 @@ struct ControlQuery {
 }
 
 /// Serves the control API until the process ends.
-pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
+pub(super) async fn serve(socket: TcpListener, control: FleetControl, drills: Option<Arc<DrillBoard>>) {
     let mut router = Router::new().route("/", get(show));
     for (path, action) in [
         ("/kill", ProcessAction::Kill),
@@ -68,10 +76,61 @@ pub(crate) async fn serve(socket: TcpListener, control: FleetControl) {
         .route("/drain", post(|State(control), Query(query)| drain(control, query, true)))
         .route("/undrain", post(|State(control), Query(query)| drain(control, query, false)))
         .with_state(control);
+    let router = match drills {
+        Some(drills) => router.merge(drill_routes(drills)),
+        None => router,
+    };
+    let router = router.layer(from_fn(without_pages));
     if let Err(error) = axum::serve(socket, router).await {
         // Faults can no longer be injected. Start `meridian up` again.
         tracing::error!(%error, "control API failed");
     }
+}
+
+fn drill_routes(drills: Arc<DrillBoard>) -> Router {
+    Router::new()
+        .route("/drills", get(async |State(drills): State<Arc<DrillBoard>>| Json(drills.to_json())))
+        .route("/drills/start", post(start_drill))
+        .route("/drills/stop", post(stop_drill))
+        .with_state(drills)
+}
+
+/// Rejects requests that a browser sends for a page.
+async fn without_pages(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
+        let problem = "the control API is for curl and the console of the hub, not for web pages";
+        return (StatusCode::FORBIDDEN, Json(json!({"error": problem}))).into_response();
+    }
+    next.run(request).await
+}
+
+/// Name of a drill.
+#[derive(Deserialize)]
+struct DrillQuery {
+    name: String,
+}
+
+async fn start_drill(
+    State(drills): State<Arc<DrillBoard>>,
+    Query(DrillQuery { name }): Query<DrillQuery>,
+) -> ControlResponse {
+    let (status, problem) = match drills.start(&name) {
+        Ok(()) => return respond(Ok(json!({"drill": name, "done": "start"}))),
+        Err(StartError::Unknown) => {
+            (StatusCode::NOT_FOUND, format!("no drill '{name}'; GET /drills lists them"))
+        }
+        Err(StartError::Unmet(unmet)) => (StatusCode::CONFLICT, format!("the drill {name} {unmet}")),
+        Err(StartError::Running) => (StatusCode::CONFLICT, "a drill is running; stop it first".to_owned()),
+    };
+    (status, Json(json!({"error": problem})))
+}
+
+async fn stop_drill(State(drills): State<Arc<DrillBoard>>) -> ControlResponse {
+    if drills.stop() {
+        return respond(Ok(json!({"done": "stop"})));
+    }
+    (StatusCode::CONFLICT, Json(json!({"error": "no drill is running"})))
 }
 
 async fn show(State(control): State<FleetControl>) -> Json<Value> {

@@ -107,13 +107,13 @@ impl FleetFiles {
         Ok(file)
     }
 
-    /// Writes the configuration of a hub, counted from zero.
+    /// Writes the configuration of a hub, counted from zero. A console has its own address, and that of the control API.
     pub(super) fn hub(
         &self,
         plan: &FleetPlan,
         number: usize,
         listen: SocketAddr,
-        console: Option<SocketAddr>,
+        console: Option<(SocketAddr, SocketAddr)>,
         etcd: Option<&EtcdCluster>,
         authority: &FleetAuthority,
     ) -> Result<ProcessSpec> {
@@ -152,7 +152,10 @@ impl FleetFiles {
             .text("listen", authority.address(number))
             .text("dir", authority.dir().display());
         let document = match console {
-            Some(console) => document.line("\n[console]").text("listen", console),
+            Some((console, control)) => {
+                let drills = format!("http://{control}");
+                document.line("\n[console]").text("listen", console).text("drills", drills)
+            }
             None => document,
         };
         Ok(self.spec("hub", None, number, &self.write(&name, document)?, member))
@@ -296,6 +299,8 @@ impl FleetFiles {
             document = document.text("certificate", certificate.display()).text("key", key.display());
         }
         let document = self.receipts(document, &name)?;
+        let explanations = self.dir.join("explanations").join(&name);
+        let document = document.line("\n[explanations]").text("dir", explanations.display());
         let file = self.write(&name, document)?;
         let log = self.logs().join(format!("{name}.log"));
         let name = if *number == 0 { name } else { format!("gateway {region}") };

@@ -1,6 +1,7 @@
 //! The local fleet: its processes and links, from the first start to the last stop.
 
 use super::authority::FleetAuthority;
+use super::drills::DrillBoard;
 use super::etcd::EtcdCluster;
 use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
 use super::link::{EmulatedLink, LinkDelays};
@@ -87,6 +88,8 @@ pub(crate) struct LocalFleet {
     pub(super) running: Vec<FleetProcess>,
     pub(super) commands: Option<mpsc::Receiver<ProcessCommand>>,
     pub(super) processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
+    /// Drills that can be started in it, for the control API.
+    pub(super) drills: Option<Arc<DrillBoard>>,
     /// Prints progress for the user.
     pub(super) print: fn(&str),
 }
@@ -152,7 +155,7 @@ impl LocalFleet {
         self.commands = Some(receiver);
         let socket = self.listener(self.control)?;
         let control = self.control_handle(links, commands)?;
-        tokio::spawn(control_api::serve(socket, control.clone()));
+        tokio::spawn(control_api::serve(socket, control.clone(), self.drills.clone()));
         for gateway in &self.gateways {
             readiness::until_healthy(gateway.operations, plan).await?;
         }

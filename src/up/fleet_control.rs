@@ -14,7 +14,7 @@ use regions::id::RegionId;
 use rustix::process::Signal;
 use scheduler_client::operator::OperatorClient;
 use scheduler_core::hubs::Hubs;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,6 +76,36 @@ impl FleetControl {
             Action::Drain(region) => self.set_draining(region, true).await,
             Action::Undrain(region) => self.set_draining(region, false).await,
         }
+    }
+
+    /// Returns the processes that do not run.
+    pub(crate) fn ended_processes(&self) -> BTreeSet<String> {
+        let processes = self.processes.lock();
+        processes.iter().filter(|(_, id)| id.is_none()).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Ends the effects of faults: makes links normal, resumes processes, starts those that have ended except `ended_before`, and ends
+    /// the throttling of real replicas. Returns what did not succeed.
+    pub(crate) async fn restore(&self, ended_before: &BTreeSet<String>) -> Vec<String> {
+        let mut problems = Vec::new();
+        for region in self.links.keys() {
+            problems.extend(self.change(region, LinkChange::Heal).err());
+        }
+        let running: Vec<_> = self.processes.lock().values().copied().collect();
+        for id in running {
+            // One that has ended meanwhile needs no signal.
+            let _ = signal_to(id, Signal::CONT);
+        }
+        let mut ended: Vec<_> = self.ended_processes().difference(ended_before).cloned().collect();
+        ended.sort_by_key(|name| start_order(name));
+        for process in ended {
+            problems.extend(self.send_command(&process, ProcessAction::Start).await.err());
+        }
+        let slowed: Vec<_> = self.throttled.lock().keys().cloned().collect();
+        for process in slowed {
+            problems.extend(self.throttle(&process, 1).await.err());
+        }
+        problems
     }
 
     /// Has the main thread execute a command on a process.
@@ -193,6 +223,12 @@ impl FleetControl {
         let operator = operator.map_err(|error| error.to_string())?;
         operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
     }
+}
+
+/// Returns the position of a process in the order of dependencies, by the first word of its name.
+fn start_order(name: &str) -> usize {
+    let roles = ["etcd", "hub", "replica", "spoke"];
+    roles.iter().position(|role| name.starts_with(role)).unwrap_or(roles.len())
 }
 
 /// Lets a process run for its share of each period, until it ends or is replaced.

@@ -15,6 +15,7 @@
 mod authority;
 mod certificates;
 mod control_api;
+mod drills;
 mod etcd;
 mod etcd_certificates;
 mod files;
@@ -32,16 +33,22 @@ mod summary;
 use crate::cli::UpOptions;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail, models, roles};
 use anyhow::{Context, Result};
+use drills::{DrillBoard, DrillContext};
 use fleet::LocalFleet;
 use plan::FleetPlan;
 use std::io;
 use std::process::ExitCode;
+use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Runs the command.
 pub(crate) fn main(options: UpOptions) -> ExitCode {
     let plan = match FleetPlan::check(&options) {
         Ok(plan) => plan,
+        Err(problems) => return fail(EXIT_USAGE, &problems),
+    };
+    let board = match drills::read(&options, &plan) {
+        Ok(listed) => Arc::new(DrillBoard::new(listed)),
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
     let _log = roles::log_to_stderr("warn");
@@ -55,7 +62,7 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
-    match runtime.block_on(run(&options, &plan)) {
+    match runtime.block_on(run(&options, &plan, board)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(EXIT_FAILED, &[format!("{error:#}")]),
     }
@@ -83,18 +90,24 @@ impl Interrupts {
     }
 }
 
-async fn run(options: &UpOptions, plan: &FleetPlan) -> Result<()> {
+async fn run(options: &UpOptions, plan: &FleetPlan, board: Arc<DrillBoard>) -> Result<()> {
     let mut interrupts = Interrupts::listen().context("cannot install signal handlers")?;
     let mut fleet = LocalFleet::prepare(options, plan, |line| println!("{line}"))?;
-    tokio::select! {
-        started = fleet.start_all(plan) => drop(started?),
+    fleet.drills = Some(board.clone());
+    let control = tokio::select! {
+        started = fleet.start_all(plan) => started?,
         () = interrupts.next() => {
             println!("\nstopping before the fleet is ready");
             return Ok(());
         }
-    }
+    };
     fleet.announce(plan, &options.key).await?;
-    fleet.watch(&mut interrupts).await;
+    let context = DrillContext::new(&fleet, plan, &options.key, control);
+    // A drill executes its actions through the fleet that is watched meanwhile.
+    tokio::select! {
+        () = fleet.watch(&mut interrupts) => {}
+        () = drills::serve(board, context) => {}
+    }
     println!("\ndraining; press Ctrl-C again to stop immediately");
     tokio::select! {
         () = fleet.stop() => println!("stopped"),

@@ -50,7 +50,7 @@ impl LocalFleet {
             FleetAuthority::create(&files.dir, &gateway_region, &plan.catalogue, authority_addresses)?;
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
-            let console = (number == 0).then_some(console);
+            let console = (number == 0).then_some((console, control));
             hubs.push((files.hub(plan, number, *address, console, etcd.as_ref(), &authority)?, *address));
         }
         let mut regions = Vec::new();
@@ -111,6 +111,7 @@ impl LocalFleet {
             running: Vec::new(),
             commands: None,
             processes: Arc::default(),
+            drills: None,
             print,
         })
     }

@@ -1,5 +1,5 @@
 // Test of the console in a browser. Environment: BROWSER, CONSOLE (link that signs in), CONTROL (control API of the fleet), GATEWAY
-// (URL for clients), IMAGES (folder of the screenshots). Exits with 1 and a message if an expectation does not hold.
+// (URL for clients), OPERATIONS (URL of its operations port), IMAGES (folder of the screenshots). Exits with 1 and a message if an expectation does not hold.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -7,11 +7,11 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 
-const { BROWSER, CONSOLE, CONTROL, GATEWAY, IMAGES } = process.env;
+const { BROWSER, CONSOLE, CONTROL, GATEWAY, OPERATIONS, IMAGES } = process.env;
 const AXE = readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
 const [EUROPE, AMERICA] = ["gcp/europe-west4", "aws/us-east-1"];
 const PLACES = ["50.11,8.68", "39.04,-77.49", "34.69,135.50"];
-const PAGES = ["", "deployments", "deployments/minilm", "regions", "gateways", "tenants", "rollouts", "requests"];
+const PAGES = ["", "deployments", "deployments/minilm", "regions", "gateways", "tenants", "rollouts", "drills", "requests"];
 const SIZES = { wide: { width: 1280, height: 900 }, narrow: { width: 390, height: 844 } };
 // Limits of the page: bytes of its files, and time until it shows the map.
 const BYTES_MAX = 300_000, INTERACTIVE_MS_MAX = 5_000;
@@ -42,6 +42,17 @@ async function accessible(context, page, name) {
   assert.deepEqual(found, [], `accessibility of ${name}`);
   const overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   assert.ok(overflow <= 0, `${name} is ${overflow} px wider than the window`);
+}
+
+// Checks a state of a page with axe-core, dark and light, narrow and wide.
+async function both(context, page, name) {
+  for (const colorScheme of ["dark", "light"]) {
+    await page.emulateMedia({ colorScheme });
+    for (const size of ["narrow", "wide"]) {
+      await page.setViewportSize(SIZES[size]);
+      await accessible(context, page, `${name}, ${colorScheme}, ${size}`);
+    }
+  }
 }
 
 async function shown(page, selector, milliseconds, what) {
@@ -147,12 +158,40 @@ try {
   await page.fill("#request-id", id);
   await page.press("#request-id", "Enter");
   await shown(page, ".waterfall .span", 8_000, "explanation");
-  const attempts = await page.locator(".waterfall > g").count();
+  const attempts = await page.locator(".waterfall > g.attempt").count();
   assert.ok(attempts >= 2, `${attempts} attempts of ${id}`);
   const decision = await page.locator("main").innerText();
   for (const part of [EUROPE, "Routing decision", "minilm"]) assert.ok(decision.includes(part), `${part} in ${decision}`);
-  await accessible(context, page, "explained request");
+  for (const stage of ["Admission", "Routing decision", "Engine"]) assert.ok((await page.locator(".waterfall").innerHTML()).includes(stage), `${stage} in the waterfall`);
+  await page.click("main details summary");
+  await shown(page, "main details[open] tbody tr", 1_000, "stages as a table");
+  await both(context, page, "explained request");
+  await page.click("main details summary");
   await page.screenshot({ path: join(IMAGES, "console-request.png") });
+
+  // Failed-over requests are found by a search after the ring has forgotten them, and are explained from disk.
+  await page.goto(`${origin}/#/requests`);
+  await page.selectOption("#search-kept", "failed_over");
+  await page.selectOption("#search-region", EUROPE);
+  await page.waitForTimeout(2_500);
+  await page.click(".filters button");
+  await shown(page, ".found tr[data-kept=failed_over] a", 10_000, "found requests");
+  await both(context, page, "found requests");
+  await page.screenshot({ path: join(IMAGES, "console-search.png") });
+  const oldest = page.locator(".found tbody tr a").last();
+  const kept = await oldest.innerText();
+  // More requests than the ring has, which are answered at once.
+  const flood = async (number) => { for (let at = 0; at < number; at++) await fetch(`${GATEWAY}/v1/models`).then((response) => response.arrayBuffer()); };
+  await Promise.all(Array.from({ length: 16 }, () => flood(280)));
+  const onDisk = await (await fetch(`${OPERATIONS}/explain/${encodeURIComponent(kept)}`)).json();
+  assert.ok(["failed_over", "failed"].includes(onDisk.kept), `${kept} is explained from disk: ${JSON.stringify(onDisk).slice(0, 200)}`);
+  await oldest.click();
+  await shown(page, ".waterfall > g.attempt ~ g.attempt", 10_000, "explanation from disk");
+  assert.ok((await page.locator(".waterfall > g.attempt").count()) >= 2, `attempts of ${kept}`);
+  await page.goto(`${origin}/#/requests`);
+  await page.fill("#search-status", "99");
+  await page.click(".filters button");
+  await shown(page, "main [role=alert]", 5_000, "invalid status");
   await page.goto(`${origin}/#/requests/no-such-request`);
   await shown(page, "main [role=alert]", 8_000, "unknown request");
 
@@ -175,9 +214,33 @@ try {
   await page.click(`button[data-action=undrain][data-region="${AMERICA}"]`);
   await shown(page, `button[data-action=drain][data-region="${AMERICA}"]`, 10_000, "end of the drain");
 
+  // An operator runs a drill, and watches it.
+  await page.goto(`${origin}/#/drills`);
+  await shown(page, "button[data-drill=short]", 5_000, "drill");
+  assert.ok((await page.locator(".drills").innerText()).includes("--store etcd"), "a drill names the fleet that it needs");
+  const unsent = await context.request.post(`${origin}/api/drills/short`, { headers: { origin } });
+  assert.equal(unsent.status(), 403);
+  await page.click("button[data-drill=short]");
+  await shown(page, "[data-key=run][data-state=running]", 5_000, "drill that runs");
+  assert.ok(await page.locator("button[data-drill=short]").isDisabled(), "one drill at a time");
+  await shown(page, ".drillevents li.bad", 10_000, "action of the drill");
+  await both(context, page, "drill that runs");
+  await page.screenshot({ path: join(IMAGES, "console-drill.png") });
+  await shown(page, "[data-key=run][data-state=held]", 60_000, "verdict").catch(async (error) => { throw new Error(`${error.message}: ${await page.locator("main").innerText()}`); });
+  assert.equal(await page.locator("tr[data-state=held]").count(), 2);
+  await both(context, page, "drill that has ended");
+  // A drill that is stopped leaves the fleet as it was.
+  await page.click("button[data-drill=short]");
+  await shown(page, "[data-key=run][data-state=running]", 5_000, "second run");
+  await shown(page, ".drillevents li.bad", 15_000, "action of the second run");
+  await page.click("button[data-action=stopDrill]");
+  await shown(page, "[data-key=run][data-state=stopped]", 30_000, "stopped drill");
+  await page.goto(`${origin}/#/`);
+  await shown(page, `.mark[data-region="${EUROPE}"][data-state="healthy"]`, 30_000, "region after the stopped drill");
+
   await page.click("button[data-action=logout]");
   await shown(page, ".signin", 5_000, "signed out");
-  const expected = problems.filter((problem) => !/status of (401|403|404|429|504)/.test(problem));
+  const expected = problems.filter((problem) => !/status of (400|401|403|404|429|504)/.test(problem));
   assert.deepEqual(expected, [], "errors of the page");
 } finally {
   stop = true;

@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use super::local_fleet::LocalFleet;
+use super::local_fleet::{LocalFleet, meridian};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/console");
 const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/console/assets");
 const LOCK_FILE: &str = "package-lock.json";
 const FILES: [&str; 4] = ["package.json", LOCK_FILE, "browser.mjs", "page.mjs"];
+/// Drills that the test starts: a short one, and one that its fleet cannot run.
+const DRILLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/console/drills");
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 /// Variable that `.ci/run` sets: no test may be skipped because of a program that `.ci/prerequisites` installs.
 const CI_VARIABLE: &str = "MERIDIAN_CI";
@@ -88,7 +90,7 @@ fn the_page_says_what_is_wrong_with_the_hub_and_stays_usable() {
 #[tokio::test]
 async fn the_console_shows_a_killed_region_within_two_seconds_and_explains_a_request_that_failed_over() {
     let Some((browser, folder)) = INSTALLED.as_ref() else { return };
-    let fleet = LocalFleet::start(&[]);
+    let fleet = LocalFleet::start(&["--drills", DRILLS]);
     let images = std::env::var_os(IMAGES_VARIABLE).map(PathBuf::from);
     let images = images.unwrap_or_else(|| folder.join("images"));
     std::fs::create_dir_all(&images).unwrap();
@@ -98,6 +100,7 @@ async fn the_console_shows_a_killed_region_within_two_seconds_and_explains_a_req
         .env("CONSOLE", &fleet.console)
         .env("CONTROL", &fleet.control)
         .env("GATEWAY", &fleet.url)
+        .env("OPERATIONS", &fleet.operations)
         .env("HUB", &fleet.hub)
         .env("IMAGES", images)
         .env("NO_PROXY", "127.0.0.1")
@@ -107,4 +110,28 @@ async fn the_console_shows_a_killed_region_within_two_seconds_and_explains_a_req
     let output = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{output}");
     println!("{output}");
+    finds_requests_on_the_command_line(&fleet);
+}
+
+/// The requests that failed over are found at the gateway, with both regions, and those of another tenant are none.
+fn finds_requests_on_the_command_line(fleet: &LocalFleet) {
+    let find = |arguments: &[&str]| -> serde_json::Value {
+        let mut command = meridian();
+        command.args(["get", "requests", "--json", "--operations", &fleet.operations]).args(arguments);
+        let ran = command.output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        serde_json::from_slice(&ran.stdout).unwrap()
+    };
+    let failed_over =
+        ["--kept", "failed_over", "--region", "gcp/europe-west4", "--status", "2xx", "--since", "1h"];
+    let found = find(&failed_over);
+    let requests = found["requests"].as_array().unwrap();
+    assert!(!requests.is_empty(), "{found}");
+    for request in requests {
+        assert!(request["attempts"].as_array().is_some_and(|attempts| attempts.len() > 1), "{request}");
+    }
+    assert_eq!(
+        find(&[&failed_over[..], &["--tenant", "nobody"]].concat())["requests"],
+        serde_json::json!([])
+    );
 }

@@ -15,7 +15,7 @@ const CLASSES = { [EUROPE]: "c-b97500", [AMERICA]: "c-c656a6" };
 const DAY_MS = 86_400_000, TIMEOUT_MS = 10_000, PERIOD_MS = 300;
 
 // What the hub responds with; each case begins with these values.
-const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0 };
+const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0, drills: 200, search: 200, searchMs: 0, found: [] };
 const hub = {};
 const streams = new Set();
 
@@ -47,6 +47,12 @@ function serve({ url: path }, response) {
   if (path === "/api/login") return respond(response, path, hub.login, { role: "operator", name: "ada" });
   if (path === "/api/logout") return respond(response, path, hub.logout);
   if (path.startsWith("/api/drains/")) return respond(response, path, hub.drain, {});
+  if (path === "/api/drills") return respond(response, path, hub.drills, { is_available: false, reason: "not here", drills: [], run: null });
+  if (path.startsWith("/api/requests?")) {
+    hub.searches.push(path);
+    const wait = hub.searches.length === 1 ? hub.searchMs : 0;
+    return setTimeout(() => respond(response, path, hub.search, { requests: hub.found, has_more: true, silent: [EUROPE], disabled: [AMERICA] }), wait);
+  }
   if (path === "/api/history") {
     hub.histories += 1;
     return respond(response, path, hub.history, { at_ms: [], total: [], regions: { [EUROPE]: [1, 2] }, deployments: {}, colours: CLASSES });
@@ -204,6 +210,39 @@ const CASES = {
     hub.event = 2;
     await shows(page, "#announcer", /is down/);
   },
+  "a search sends only its conditions, and says what is missing": async (page, open) => {
+    hub.found = [{ gateway: AMERICA, id: null, at_ms: Date.now(), kept: "failed", tenant: "docs", deployment: "constructor", region: null, status: 503, outcome: "overloaded", total_ms: 5, attempts: [AMERICA, EUROPE] }];
+    await open("/#/requests");
+    await page.fill("#search-tenant", " docs ");
+    await page.click(".filters button");
+    await shows(page, ".found", /withheld/);
+    const [query] = hub.searches;
+    const parameters = new URL(query, "http://hub").searchParams;
+    assert.deepEqual([...parameters.keys()].sort(), ["since_ms", "tenant"]);
+    assert.equal(parameters.get("tenant"), "docs");
+    const text = await page.textContent("main");
+    for (const part of [`No response from gateways in ${EUROPE}`, "[explanations] is missing", "narrow the search"]) assert.ok(text.includes(part), part);
+    // The form keeps what was written while snapshots arrive.
+    await snapshots(2);
+    assert.equal(await page.inputValue("#search-tenant"), " docs ");
+  },
+  "a response to an earlier search does not replace a later one": async (page, open) => {
+    Object.assign(hub, { searchMs: 1000, search: 400 });
+    await open("/#/requests");
+    await page.click(".filters button");
+    await until("first search", () => hub.searches.length === 1);
+    await page.fill("#search-tenant", "later");
+    await page.click(".filters button");
+    await shows(page, "main [role=alert]", /later/);
+    await snapshots(5);
+    await shows(page, "main [role=alert]", /later/);
+  },
+  "a hub outside a local fleet says why no drill can be started": async (page, open) => {
+    await open("/#/drills");
+    await shows(page, "main", /not here/);
+    hub.drills = 500;
+    await shows(page, "main [role=alert]", /error 500/);
+  },
   "counts that round up have the next unit": async (page, open) => {
     await open("/");
     const counts = await page.evaluate(async () => { const { count } = await import("/dom.js"); return [9999, 12_345, 999_949, 999.6e6, 1e12].map(count); });
@@ -220,7 +259,7 @@ const executablePath = execFileSync("which", [BROWSER], { encoding: "utf8" }).tr
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
 let failed = 0;
 for (const [name, run] of Object.entries(CASES)) {
-  Object.assign(hub, USUAL);
+  Object.assign(hub, USUAL, { searches: [] });
   const context = await browser.newContext({ colorScheme: "light" });
   context.setDefaultTimeout(TIMEOUT_MS);
   const page = await context.newPage();

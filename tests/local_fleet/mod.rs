@@ -24,7 +24,8 @@ pub(crate) struct LocalFleet {
     up: Child,
     /// Base URL for clients, without `/v1`.
     pub url: String,
-    operations: String,
+    /// Base URL of the operations port of the gateway.
+    pub operations: String,
     /// Base URL of the control API.
     pub control: String,
     /// Link that signs a browser in to the console, once.

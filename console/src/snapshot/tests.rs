@@ -75,6 +75,7 @@ fn traffic(deployment: &str, now: Instant) -> TrafficState {
         tenants: BTreeMap::from([("acme".parse().unwrap(), Default::default())]),
         moves: Vec::new(),
         explained: BTreeMap::new(),
+        searched: BTreeMap::new(),
     };
     state.record(report, now, 5_000).unwrap();
     state

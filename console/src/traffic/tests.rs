@@ -43,6 +43,7 @@ fn report(boot_id: u64, requests: u64, health: Health) -> GatewayTraffic {
         tenants: BTreeMap::from([("acme".parse().unwrap(), tenant)]),
         moves: Vec::new(),
         explained: BTreeMap::new(),
+        searched: BTreeMap::new(),
     }
 }
 

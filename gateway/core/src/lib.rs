@@ -21,7 +21,7 @@
 //!    budget. [`hedge`]: hedge budget. [`scatter`]: split of a request with very many inputs into sub-requests, and
 //!    join of their responses. [`multiplex`]: selection among a region's HTTP/2 connections.
 //! 8. [`trail`]: record of the attempts, with [`labels`]. [`timing`]: the `server-timing` header.
-//!    [`usage`]: the usage of tenants.
+//!    [`usage`]: the usage of tenants. [`explanation_archive`]: explanations that are kept on disk.
 //! 9. [`receipt`]: receipts that prove all this later, and their audit. [`decimal`]: fast formatting of numbers.
 //!
 //! The residency policy itself and region selection are in `regions`. Everything here takes the time as an argument;
@@ -41,6 +41,7 @@ pub mod demand;
 pub mod encoding;
 pub mod endpoint;
 pub mod exchange_streams;
+pub mod explanation_archive;
 pub mod flood;
 mod frame;
 pub mod head;

@@ -3,6 +3,7 @@
 
 mod bodies;
 mod cors;
+mod explanations;
 mod issuers;
 mod jobs;
 mod tenants;
@@ -14,6 +15,7 @@ pub(crate) use tenants::TenantsRead;
 pub use tenants::{TenantsFile, read_tenants};
 pub use timeouts::Timeouts;
 
+use crate::edge::ExplanationsConfig;
 pub use crate::listener::admission::AddressLimits;
 use crate::listener::admission::{CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS_MAX, HALF_OPEN_PER_ADDRESS_MAX};
 use crate::receipts::ReceiptsConfig;
@@ -21,6 +23,7 @@ use crate::tokens::Issuer;
 use bodies::BodiesSection;
 use configuration::{ConfigFile, Files, Problem, section};
 use cors::CorsSection;
+use explanations::ExplanationsSection;
 use gateway_core::cors::Cors;
 use gateway_core::keys::KeyRing;
 use identity::certificate::TlsIdentity;
@@ -50,7 +53,7 @@ section! {
     partial struct GatewayFile {
         /// Listener for clients: HTTP/1.1 and HTTP/2.
         listen: SocketAddr, like "\"127.0.0.1:8080\"";
-        /// Listener for operators: `/livez`, `/readyz`, `/routes`, `/metrics`, `/explain/ID`.
+        /// Listener for operators: `/livez`, `/readyz`, `/routes`, `/metrics`, `/explain/ID`, `/requests`.
         operations: SocketAddr, like "\"127.0.0.1:8081\"";
         /// Region at or near this gateway; distances are measured from it.
         region: String, like "\"aws/us-east-1\"";
@@ -71,6 +74,8 @@ section! {
         tenants: Option<PathBuf>;
         /// Receipts; none are written without this table.
         receipts: Option<ReceiptsSection>;
+        /// Explanations on disk; none are kept without this table.
+        explanations: Option<ExplanationsSection>;
         /// TLS for clients; plaintext without this table.
         tls: Option<TlsSection>;
         /// Traces by OTLP.
@@ -188,6 +193,8 @@ pub struct EdgeConfig {
     pub catalogue: Arc<Catalogue>,
     /// Receipts, if they are configured.
     pub receipts: Option<ReceiptsConfig>,
+    /// Explanations on disk, if they are configured.
+    pub explanations: Option<ExplanationsConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
 }
@@ -235,6 +242,7 @@ impl EdgeConfig {
         });
         let receipts = file.receipts.flatten();
         let receipts = receipts.and_then(|section| ReceiptsConfig::read(section, document, files));
+        let explanations = file.explanations.flatten().map(|section| section.read(files));
         let tls = file.tls.flatten().and_then(|TlsSection { certificate, key }| {
             let loaded = TlsIdentity::load(files.path(certificate), files.path(key));
             loaded.map_err(|found| document.problems_by_key(found)).ok().map(Arc::new)
@@ -294,6 +302,7 @@ impl EdgeConfig {
             issuers,
             catalogue: catalogue?,
             receipts,
+            explanations,
             tracing: tracing?,
         })
     }

@@ -1,7 +1,8 @@
 //! Routing decisions and attempts of recent requests: `GET /explain/{id}`.
 //!
-//! A finished request is kept in a ring buffer for a while; older requests are only in the log. The JSON is rendered
-//! when an operator requests it, not when the request ends.
+//! A finished request is kept in a ring buffer for a while. Of older requests, those with a reason are on disk
+//! ([`super::explanation_archive`]), and all are in the log. The JSON is rendered when an operator requests it, or by the writer of
+//! that archive, not when the request ends.
 
 use crate::events::{FinishedRequest, RequestTimes};
 use crate::metrics::RequestOutcome;
@@ -68,7 +69,7 @@ impl Explanations {
 
 /// Renders a request as JSON.
 pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value {
-    let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, .. } = request;
+    let FinishedRequest { id, at_ms, arrived, endpoint, outcome, tenant, trail, routed_at, .. } = request;
     let FinishedRequest { served_by, tokens, total, resolved, trace, .. } = request;
     let named = |region: RegionIndex| catalogue.region(region).id.as_str();
     let resolved = resolved.as_ref();
@@ -88,6 +89,10 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "tokens": tokens,
         "region": served_by.map(|(region, _)| named(region)),
         "total_ms": millis(*total),
+        "routing": routed_at.map(|(began, ended)| json!({
+            "began_ms": millis(began.saturating_duration_since(*arrived)),
+            "took_ms": millis(ended.saturating_duration_since(began)),
+        })),
         "times": served_by.map(|(_, times)| times_json(&times)),
         "origin": trail.route().map(|route| named(route.origin)),
         "rejection": trail.route().and_then(|route| route.rejection).map(|rejection| json!({
@@ -161,6 +166,7 @@ fn attempt_json(attempt: &AttemptRecord, arrived: Instant, catalogue: &Catalogue
 fn times_json(times: &RequestTimes) -> Value {
     let RequestTimes { to_head, waited, region } = times;
     json!({
+        "to_head_ms": millis(*to_head),
         "gateway_ms": millis(to_head.saturating_sub(*waited)),
         "network_ms": region.region.map(|region| millis(waited.saturating_sub(region))),
         "queue_ms": region.queue.map(millis),
@@ -188,6 +194,7 @@ mod tests {
             outcome: RequestOutcome::ClientDisconnected,
             tenant: None,
             trail: Trail::default(),
+            routed_at: None,
             served_by: None,
             tokens: None,
             total: Duration::ZERO,

@@ -1,6 +1,7 @@
 //! Components of a gateway, and the tasks that keep them up to date.
 
 use super::explain::Explanations;
+use super::explanation_archive::ExplanationArchive;
 use super::forwarder::Forwarder;
 use super::forwarder::PolicyGuard;
 use super::job_transfer::{self, JobTransfers, QueueClient, ResultMemory, TRANSFERS_MAX};
@@ -63,6 +64,8 @@ pub(super) struct Gateway {
     body_reader: Arc<BodyReader>,
     split_capacity: Arc<SplitCapacity>,
     explanations: Arc<Explanations>,
+    /// Explanations on disk, if they are configured.
+    pub(super) archive: Option<Arc<ExplanationArchive>>,
     router: Arc<Router>,
     /// Permits for transfers of requests of jobs.
     transfer_slots: Arc<Semaphore>,
@@ -91,6 +94,10 @@ impl Gateway {
             current_weights: current_weights.subscribe(),
             demand_recorder: demand_recorder.clone(),
         };
+        let archive = config
+            .explanations
+            .as_ref()
+            .map(|explanations| ExplanationArchive::start(explanations, &config.catalogue).map(Arc::new));
         let resolver = config.resolver.clone().unwrap_or_else(|| Resolver::new(&config.dns));
         Ok(Gateway {
             client: ControlPlaneClient::new(&config.hub, &config.transport, resolver.clone())?,
@@ -108,6 +115,7 @@ impl Gateway {
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             split_capacity: Arc::new(SplitCapacity::new()),
             explanations: Arc::new(Explanations::new()),
+            archive: archive.transpose().map_err(EdgeError::Threads)?,
             usage: Arc::new(UsageRecorder::open(&config.snapshot, &config.region, &config.catalogue)),
             router: Arc::new(router),
             transfer_slots: Arc::new(Semaphore::new(TRANSFERS_MAX)),
@@ -189,6 +197,7 @@ impl Gateway {
                 views: self.views.subscribe(),
                 region_monitor: self.region_monitor.clone(),
                 explanations: self.explanations.clone(),
+                archive: self.archive.clone(),
             };
             tasks.spawn(supervise("traffic report", move || traffic::follow(client.clone(), source.clone())));
         }
@@ -340,6 +349,7 @@ impl Gateway {
                 config: self.config.clone(),
                 metrics: self.metrics.clone(),
                 explanations: self.explanations.clone(),
+                archive: self.archive.clone(),
                 usage: self.usage.clone(),
                 recorder: recorder.clone(),
                 tracer,
@@ -378,6 +388,7 @@ impl Gateway {
             transfer_slots: self.transfer_slots.clone(),
             transfer_memory: self.transfer_memory.clone(),
             explanations: self.explanations.clone(),
+            archive: self.archive.clone(),
             usage: self.usage.clone(),
             leaving,
             receipts: recorder.map(Recorder::metrics),

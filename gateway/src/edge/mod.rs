@@ -16,11 +16,13 @@
 //! In the background: [`table`] watches the route table of the hub and [`weights`] its traffic plan, and both work
 //! without the hub; [`policy_clock`] measures the age of the table; [`tenants`] holds its tenants; [`reports`] receives
 //! the reports of the regions; [`region_states`] is the observed state of the regions, and [`region_monitor`] shares it. [`operations`]
-//! serves operators, and [`traffic`] the consoles of the hubs. [`gateway`] puts the parts together.
+//! serves operators, and [`traffic`] the consoles of the hubs, with their [`lookups`] of requests. Explanations of some requests are
+//! kept on disk by [`explanation_archive`]. [`gateway`] puts the parts together.
 
 mod batch_caller;
 mod duration;
 mod explain;
+mod explanation_archive;
 mod files;
 mod forwarder;
 mod gateway;
@@ -28,6 +30,7 @@ mod health;
 mod job_transfer;
 mod jobs;
 mod lists;
+mod lookups;
 mod models;
 mod operations;
 mod operator_state;
@@ -61,6 +64,7 @@ use crate::listener::{Listener, StopReason};
 use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
+pub use explanation_archive::ExplanationsConfig;
 use gateway::Gateway;
 pub use scrape::metrics;
 use std::future::Future;
@@ -77,6 +81,9 @@ use tokio::task::JoinSet;
 
 /// Timeout for writing the last receipts to disk at shutdown.
 const FINAL_RECEIPTS_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout for writing the last explanations to disk at shutdown.
+const FINAL_EXPLANATIONS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Timeout for the export of the last spans at shutdown.
 const FINAL_SPANS_TIMEOUT: Duration = Duration::from_secs(2);
@@ -135,7 +142,7 @@ pub enum EdgeError {
     #[error("cannot set up TLS: {0}")]
     Tls(#[from] rustls::Error),
     /// The system starts no more threads, because of a limit of processes or memory. The gateway does not start.
-    #[error("cannot start the threads for large bodies: {0}")]
+    #[error("cannot start the threads for large bodies and explanations: {0}")]
     Threads(#[source] io::Error),
     /// Traces cannot be exported.
     #[error("{0}")]
@@ -212,6 +219,9 @@ pub async fn run(
     scheduler_client::table::deregister(&gateway.client, &gateway.table_reader).await;
     if let Some(receipt_writer) = receipt_writer {
         receipt_writer.finish(FINAL_RECEIPTS_TIMEOUT).await;
+    }
+    if let Some(archive) = &gateway.archive {
+        archive.finish(FINAL_EXPLANATIONS_TIMEOUT).await;
     }
     if let Some(trace_export) = trace_export {
         trace_export.finish(FINAL_SPANS_TIMEOUT).await;

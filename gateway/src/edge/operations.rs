@@ -6,14 +6,17 @@
 //! | `/readyz` | 200 while the gateway has a route table, makes routing decisions and is not draining |
 //! | `/routes` | the route table, and the state of each region |
 //! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
+//! | `/requests` | search for requests whose explanation is on disk ([`super::explanation_archive`]) |
 //! | `/metrics` | metrics, in the text format of Prometheus or OpenMetrics ([`super::scrape`]) |
 
 use super::explain::{self, RECENT_REQUESTS_MAX};
+use super::explanation_archive::ArchiveError;
 use super::operator_state::Operations;
 use super::scrape;
 use crate::circuits;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
@@ -21,6 +24,7 @@ use gateway_core::instances::InstanceStatus;
 use metrics::Format;
 use regions::HostPort;
 use scheduler_api::paths;
+use scheduler_api::requests::{RequestFilter, RequestFilterV1};
 use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::net::TcpListener;
@@ -32,6 +36,7 @@ pub(super) async fn serve(socket: TcpListener, operations: Operations) {
         .route(paths::READYZ, get(ready))
         .route("/routes", get(routes))
         .route(paths::EXPLAIN, get(explain))
+        .route(paths::REQUESTS, get(requests))
         .route(paths::METRICS, get(metrics))
         .with_state(operations);
     let served = axum::serve(socket, router).await;
@@ -56,16 +61,54 @@ fn probe_response(result: Result<(), String>, ok_text: &str) -> (StatusCode, Str
 
 /// The identifier is the rest of the path, because it may contain slashes.
 async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -> (StatusCode, Json<Value>) {
-    match operations.explanations.find(&id) {
-        Some(request) => (StatusCode::OK, Json(explain::to_json(&request, &operations.config.catalogue))),
-        None => {
+    if let Some(request) = operations.explanations.find(&id) {
+        return (StatusCode::OK, Json(explain::to_json(&request, &operations.config.catalogue)));
+    }
+    let on_disk = match &operations.archive {
+        Some(archive) => archive.find(id).await,
+        None => Ok(None),
+    };
+    match on_disk {
+        Ok(Some(explanation)) => (StatusCode::OK, Json(explanation)),
+        Ok(None) => {
             let error = format!(
-                "no request with this identifier; the gateway keeps the last {RECENT_REQUESTS_MAX} requests, and \
-                 its log has all"
+                "no request with this identifier; the gateway keeps the last {RECENT_REQUESTS_MAX} requests, with [explanations] \
+                 also those that failed, failed over or were slow, for hours, and its log has all"
             );
             (StatusCode::NOT_FOUND, Json(json!({"error": error})))
         }
+        Err(error) => archive_error(&error),
     }
+}
+
+/// Searches the explanations on disk.
+async fn requests(
+    State(operations): State<Operations>,
+    filter: Result<Query<RequestFilterV1>, QueryRejection>,
+) -> (StatusCode, Json<Value>) {
+    let filter = filter.map_err(|rejection| rejection.body_text());
+    let filter =
+        filter.and_then(|Query(filter)| RequestFilter::try_from(filter).map_err(|error| error.to_string()));
+    let filter = match filter {
+        Ok(filter) => filter,
+        Err(problem) => return (StatusCode::BAD_REQUEST, Json(json!({"error": problem}))),
+    };
+    let Some(archive) = &operations.archive else {
+        let error = "the gateway keeps no explanations; add [explanations] with dir to its configuration";
+        return (StatusCode::NOT_FOUND, Json(json!({"error": error})));
+    };
+    match archive.search(filter).await {
+        Ok((found, _)) => (StatusCode::OK, Json(json!(found))),
+        Err(error) => archive_error(&error),
+    }
+}
+
+fn archive_error(error: &ArchiveError) -> (StatusCode, Json<Value>) {
+    let status = match error {
+        ArchiveError::Busy => StatusCode::TOO_MANY_REQUESTS,
+        ArchiveError::Disk(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, Json(json!({"error": error.to_string()})))
 }
 
 async fn metrics(State(operations): State<Operations>, headers: HeaderMap) -> impl IntoResponse {

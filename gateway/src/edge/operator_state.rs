@@ -1,6 +1,7 @@
 //! State of a gateway that the handlers of the operations port share.
 
 use super::explain::Explanations;
+use super::explanation_archive::ExplanationArchive;
 use super::job_transfer::ResultMemory;
 use super::policy_clock::PolicyClock;
 use super::region_monitor::RegionMonitor;
@@ -50,6 +51,8 @@ pub(super) struct Operations {
     /// Memory of the results of transfers.
     pub(super) transfer_memory: ResultMemory,
     pub(super) explanations: Arc<Explanations>,
+    /// Explanations on disk, if they are configured.
+    pub(super) archive: Option<Arc<ExplanationArchive>>,
     pub(super) usage: Arc<UsageRecorder>,
     pub(super) upstream: Arc<Upstream>,
     /// Rejected connections: clients that use TLS on a plaintext port.

@@ -5,6 +5,7 @@
 //! One outcome).
 
 use super::explain::Explanations;
+use super::explanation_archive::ExplanationArchive;
 use super::region_states::RoutingContext;
 use super::router::{AdmissionPermit, Route};
 use super::spans::{self, TraceDetails};
@@ -170,6 +171,8 @@ pub(super) struct RequestRecorder {
     pub(super) config: Arc<EdgeConfig>,
     pub(super) metrics: Arc<EdgeMetrics>,
     pub(super) explanations: Arc<Explanations>,
+    /// Explanations on disk, if they are configured.
+    pub(super) archive: Option<Arc<ExplanationArchive>>,
     pub(super) usage: Arc<UsageRecorder>,
     pub(super) recorder: Option<Arc<Recorder>>,
     /// Tracer, if traces are configured.
@@ -202,7 +205,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) trail: Trail,
     /// Trace of the request, if the gateway records traces.
     pub(super) trace: Option<RequestTrace>,
-    /// Begin and end of the routing decision, of a request with a trace.
+    /// Begin and end of the routing decision.
     pub(super) routed_at: Option<(Instant, Instant)>,
     /// Region whose response is relayed, with the breakdown of its time.
     pub(super) served_by: Option<(RegionIndex, RequestTimes)>,
@@ -349,6 +352,7 @@ impl<'a> RequestContext<'a> {
             outcome: self.outcome,
             tenant: self.tenant.as_ref().map(|tenant| tenant.id.clone()),
             trail: std::mem::take(&mut self.trail),
+            routed_at: self.routed_at,
             served_by: self.served_by,
             tokens: self.tokens,
             total,
@@ -413,13 +417,16 @@ impl Drop for RequestContext<'_> {
         self.count_usage();
         let finished = Arc::new(self.finished(total));
         if let Some((tracer, trace, reason)) = kept {
-            let RequestContext { method, protocol, priority, routed_at, .. } = *self;
-            let details = TraceDetails { method, protocol, priority, routed_at, reason };
+            let RequestContext { method, protocol, priority, .. } = *self;
+            let details = TraceDetails { method, protocol, priority, reason };
             let catalogue = &self.request_recorder.config.catalogue;
             tracer.export(spans::of_request(&trace, &finished, &details, catalogue));
         }
         if let Some(recorder) = &self.request_recorder.recorder {
             recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());
+        }
+        if let Some(archive) = &self.request_recorder.archive {
+            archive.record(&finished);
         }
         self.request_recorder.explanations.record(finished);
     }

@@ -1,5 +1,6 @@
 //! `/metrics` of a gateway: its counters, and gauges read from the components at the time of the scrape.
 
+use super::explanation_archive::ArchiveScrape;
 use super::job_transfer::{RESULTS_BYTES_MAX, TRANSFERS_MAX};
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
@@ -104,6 +105,8 @@ metric_set! {
         build: BuildMetrics = set,
         /// Receipts.
         receipts: Option<ReceiptScrape<'a>> = set,
+        /// Explanations on disk.
+        explanations: Option<ArchiveScrape<'a>> = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
     }
@@ -197,6 +200,7 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         panics: PanicMetrics::read(),
         build: BuildMetrics::read(),
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),
+        explanations: operations.archive.as_ref().map(|archive| archive.scrape()),
         traces: operations.tracer.as_ref().map(Tracer::metrics),
     };
     metrics::render(ROLE, &scrape, format)

@@ -20,8 +20,6 @@ pub(super) struct TraceDetails {
     pub(super) method: &'static str,
     pub(super) protocol: ClientProtocol,
     pub(super) priority: Option<Priority>,
-    /// Begin and end of the routing decision.
-    pub(super) routed_at: Option<(Instant, Instant)>,
     pub(super) reason: KeepReason,
 }
 
@@ -39,7 +37,7 @@ pub(super) fn of_request(
 ) -> Vec<SpanRecord> {
     let mut spans = Vec::with_capacity(4 + request.trail.count());
     spans.push(whole_span(trace, request, details, catalogue));
-    if let Some((began, ended)) = details.routed_at {
+    if let Some((began, ended)) = request.routed_at {
         let admission = trace.span.child(ADMISSION);
         spans.push(trace.child_span(admission, SpanName::Admission, (request.arrived, began)));
         spans.push(route_span(trace, request, (began, ended), catalogue));
@@ -177,6 +175,7 @@ mod tests {
             outcome: RequestOutcome::Complete { status: 200, code: None },
             tenant: Some("docs".parse().unwrap()),
             trail,
+            routed_at: Some((began, began)),
             served_by: Some((region("gcp/europe-west4"), served_by)),
             tokens: Some(7),
             total: 3 * second,
@@ -198,7 +197,6 @@ mod tests {
             method: "POST",
             protocol: ClientProtocol::Http2,
             priority: Some(Priority::Interactive),
-            routed_at: Some((began, began)),
             reason: KeepReason::FailedOver,
         };
         let spans = of_request(&trace, &request, &details, &catalogue);

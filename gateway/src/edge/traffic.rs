@@ -4,7 +4,9 @@
 //! nothing more. A worsened health of a region is reported at once, and so are the routing decisions that the hub has
 //! requested. No request waits for these reports; a lost one is not repeated, and its requests are in the next one.
 
-use super::explain::{self, Explanations};
+use super::explain::Explanations;
+use super::explanation_archive::ExplanationArchive;
+use super::lookups::{HubLookups, LookupResults};
 use super::region_monitor::RegionMonitor;
 use super::table::Current;
 use super::view::View;
@@ -19,11 +21,9 @@ use replica_api::error::ErrorCode;
 use scheduler_api::paths;
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::traffic::{
-    EXPLANATION_BYTES_MAX, EXPLANATIONS_MAX, GatewayTraffic, ObservedRegion, TRAFFIC_IDLE_PERIOD,
-    TRAFFIC_PERIOD, TrafficReportV1, TrafficResponseV1,
+    GatewayTraffic, ObservedRegion, TRAFFIC_IDLE_PERIOD, TRAFFIC_PERIOD, TrafficReportV1, TrafficResponseV1,
 };
 use scheduler_client::hub::{ControlPlaneClient, EXCHANGE_TIMEOUT, HubRequest};
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,13 +41,16 @@ pub(super) struct TrafficSource {
     pub(super) views: watch::Receiver<Current>,
     pub(super) region_monitor: Arc<RegionMonitor>,
     pub(super) explanations: Arc<Explanations>,
+    /// Explanations on disk, if they are configured.
+    pub(super) archive: Option<Arc<ExplanationArchive>>,
 }
 
 /// Reports to one hub; never returns.
 pub(super) async fn follow(client: ControlPlaneClient, source: TrafficSource) {
     let mut health_changes = source.region_monitor.subscribe();
     let (mut reported, mut reported_at) = (source.explanations.recorded(), Instant::now());
-    let mut wanted: Vec<String> = Vec::new();
+    let catalogue = source.config.catalogue.clone();
+    let mut lookups = HubLookups::new(source.explanations.clone(), source.archive.clone(), catalogue);
     let (mut next, mut failures) = (INTERVAL_MIN, 0_u32);
     loop {
         tokio::select! {
@@ -60,15 +63,15 @@ pub(super) async fn follow(client: ControlPlaneClient, source: TrafficSource) {
         let (requests, recorded) = source.explanations.since(reported);
         let finished = recorded.wrapping_sub(reported) as u64;
         let rows = source.rows(&requests, finished);
-        let explained = source.explain(std::mem::take(&mut wanted));
-        let traffic = source.traffic(rows, explained, now.saturating_duration_since(reported_at), now);
+        let traffic = source.traffic(rows, lookups.take(), now.saturating_duration_since(reported_at), now);
         let request = HubRequest::post(paths::TRAFFIC, &TrafficReportV1::from(&traffic), EXCHANGE_TIMEOUT);
         let response = client.send::<TrafficResponseV1>(&request).await;
         next = match response {
-            Ok(TrafficResponseV1 { version: _, next_ms, explain }) => {
-                (reported, reported_at, wanted, failures) = (recorded, now, explain, 0);
+            Ok(TrafficResponseV1 { version: _, next_ms, explain, search }) => {
+                (reported, reported_at, failures) = (recorded, now, 0);
+                lookups.begin(explain, search);
                 let next = Duration::from_millis(next_ms).clamp(INTERVAL_MIN, TRAFFIC_IDLE_PERIOD);
-                if wanted.is_empty() { next } else { INTERVAL_MIN }
+                if lookups.is_busy() { INTERVAL_MIN } else { next }
             }
             Err(error) => {
                 // The console of this hub does not show the traffic of this gateway. Requests are not affected.
@@ -107,22 +110,6 @@ impl TrafficSource {
         summary.rows(finished, &self.config.catalogue)
     }
 
-    /// Returns the routing decisions of these requests, as far as they are known, and as many as fit into a report. The hub
-    /// requests the others again.
-    fn explain(&self, wanted: Vec<String>) -> BTreeMap<String, Option<Value>> {
-        let (mut explained, mut bytes) = (BTreeMap::new(), 0);
-        for id in wanted.into_iter().take(EXPLANATIONS_MAX) {
-            let found = self.explanations.find(&id);
-            let explanation = found.map(|request| explain::to_json(&request, &self.config.catalogue));
-            bytes += explanation.as_ref().map_or(0, |explanation| explanation.to_string().len());
-            if bytes > EXPLANATION_BYTES_MAX && !explained.is_empty() {
-                break;
-            }
-            explained.insert(id, explanation);
-        }
-        explained
-    }
-
     /// Returns the regions of the route table as this gateway observes them. The lock that routing needs is held for one region
     /// or deployment at a time, so that no request waits for all of them.
     fn observed(&self, view: &View, now: Instant) -> BTreeMap<RegionId, ObservedRegion> {
@@ -149,7 +136,7 @@ impl TrafficSource {
     fn traffic(
         &self,
         rows: TrafficRows,
-        explained: BTreeMap<String, Option<Value>>,
+        LookupResults { explained, searched }: LookupResults,
         interval: Duration,
         now: Instant,
     ) -> GatewayTraffic {
@@ -167,6 +154,7 @@ impl TrafficSource {
             tenants,
             moves,
             explained,
+            searched,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Record of a finished request at a gateway.
 //!
-//! It is built once and shared by its consumers, the ring buffer behind `GET /explain` and the writer of receipts; each
+//! It is built once and shared by its consumers, the ring buffer behind `GET /explain`, the writer of receipts and that of explanations; each
 //! reads the fields it needs when it needs them. The ring keeps it longer than the writer does, so its memory is freed
 //! on the thread that allocated it.
 
@@ -26,6 +26,8 @@ pub(crate) struct FinishedRequest {
     pub(crate) outcome: RequestOutcome,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) trail: Trail,
+    /// Begin and end of the routing decision; absent if there was none.
+    pub(crate) routed_at: Option<(Instant, Instant)>,
     /// Region whose response was forwarded, and the times of its stages.
     pub(crate) served_by: Option<(RegionIndex, RequestTimes)>,
     pub(crate) tokens: Option<u64>,

@@ -125,6 +125,16 @@ impl<In> Label<In> for RequestOutcome {
 }
 
 labels! {
+    /// Why an explanation was not written to disk.
+    pub(crate) enum ExplanationLoss {
+        QueueFull = "queue_full",
+        /// The tenant had used its quota of the hour.
+        Quota = "quota",
+        Disk = "disk",
+    }
+}
+
+labels! {
     /// Class of outcomes by the party at fault.
     pub(crate) enum OutcomeClass {
         Ok = "ok",

@@ -22,7 +22,9 @@ pub(crate) use ingress::{HoldMetrics, IngressMetrics};
 pub(crate) use jobs::{
     BatchLineOutcome, JobAttemptOutcome, JobMetrics, JobScrape, JobTransferOutcome, WebhookAttemptOutcome,
 };
-pub(crate) use label::{ClientProtocol, EndpointLabel, LatencyStage, ObjectiveResult, RequestOutcome};
+pub(crate) use label::{
+    ClientProtocol, EndpointLabel, ExplanationLoss, LatencyStage, ObjectiveResult, RequestOutcome,
+};
 pub(crate) use metrics::{Counter, Gauge, Histogram};
 
 /// Names this crate as the one that makes labels of other crates' enums.

@@ -11,7 +11,7 @@
 //! contains the gateways' demand and the traffic plan, [`apply`] the operator's messages, [`usage`] what tenants have used, [`pki`]
 //! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
 //! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive. [`traffic`] is for the
-//! console of a hub.
+//! console of a hub, and [`requests`] the search for requests.
 
 pub mod api_key;
 pub mod apply;
@@ -27,6 +27,7 @@ pub mod plan;
 pub mod reader;
 pub mod registration;
 pub mod report;
+pub mod requests;
 pub mod revision;
 pub mod route;
 pub mod scaler;

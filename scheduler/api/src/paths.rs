@@ -21,6 +21,8 @@ pub const READYZ: &str = "/readyz";
 pub const METRICS: &str = "/metrics";
 /// Explanation of a request, at the operations port of a gateway.
 pub const EXPLAIN: &str = "/explain/{*id}";
+/// Search for requests whose explanation is kept, at the operations port of a gateway.
+pub const REQUESTS: &str = "/requests";
 /// Registration of a spoke (`POST`).
 pub const SPOKES: &str = "/v1/spokes";
 /// End of a lease (`DELETE`).

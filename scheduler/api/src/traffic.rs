@@ -2,8 +2,8 @@
 //!
 //! A gateway sends a report to every hub of its list once a second, and at once when a region becomes less healthy. It has
 //! what the gateway observes of the regions, and counts of the requests that have finished since its last report to that
-//! hub. The response names requests whose routing decision a person at the console looks up; the gateway sends those
-//! that it knows with the next report, and that one at once. A hub without a console asks for a report a minute.
+//! hub. The response names requests whose routing decision a person at the console looks up, and searches for requests; the
+//! gateway responds with the next report, and that one follows at once. A hub without a console asks for a report a minute.
 //!
 //! No decision depends on these messages: a lost report is not repeated, and the plan is computed from the
 //! [demand](super::plan). A report has neither inputs nor keys.
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::plan::GatewayBoot;
+use super::requests::{FOUND_ATTEMPTS_MAX, FOUND_DEFAULT, FoundRequestsV1, RequestFilterV1};
 use super::{MessageVersion, VERSION, WireError, entries, list, parsed, reject_too_many};
 
 /// Interval of the reports to a hub with a console.
@@ -34,6 +35,8 @@ pub const TRAFFIC_ROWS_MAX: usize = 1024;
 pub const EXPLANATIONS_MAX: usize = 16;
 /// Maximum size of the explanations of a report, as JSON; a single larger one is sent alone. It is the size of one with all regions.
 pub const EXPLANATION_BYTES_MAX: usize = 256 << 10;
+/// Maximum number of searches of a report and of a response, of some 70 KiB each.
+pub const SEARCHES_MAX: usize = 4;
 /// Maximum size of a report. The limits of its rows keep it below: no report is too large for a hub.
 pub const TRAFFIC_BYTES_MAX: usize = 2 << 20;
 /// Maximum length of a request identifier, as gateways accept it from clients.
@@ -72,6 +75,9 @@ pub struct TrafficReportV1 {
     /// Routing decisions that the hub has requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explained: Vec<ExplainedV1>,
+    /// Results of searches of the hub.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub searched: Vec<SearchedV1>,
 }
 
 /// Region as a gateway observes it.
@@ -197,6 +203,25 @@ pub struct ExplainedV1 {
     pub explanation: Option<Value>,
 }
 
+/// Search of a hub.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SearchV1 {
+    /// Number of the search at this hub.
+    pub search: u64,
+    /// Filter.
+    pub filter: RequestFilterV1,
+}
+
+/// Result of a search at one gateway.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SearchedV1 {
+    /// Number of the search.
+    pub search: u64,
+    /// Requests.
+    #[serde(flatten)]
+    pub found: FoundRequestsV1,
+}
+
 /// Response to [`TrafficReportV1`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrafficResponseV1 {
@@ -207,6 +232,9 @@ pub struct TrafficResponseV1 {
     /// Requests whose routing decision the next report should have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explain: Vec<String>,
+    /// Searches whose result the next report should have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub search: Vec<SearchV1>,
 }
 
 /// Response to `POST /v1/console-logins`: a link that signs a browser in once.
@@ -243,6 +271,8 @@ pub struct GatewayTraffic {
     pub moves: Vec<Move>,
     /// Routing decisions that the hub has requested, by request.
     pub explained: BTreeMap<String, Option<Value>>,
+    /// Results of searches of the hub, by the number of the search.
+    pub searched: BTreeMap<u64, FoundRequestsV1>,
 }
 
 /// Region as a gateway observes it.
@@ -351,6 +381,7 @@ impl From<&GatewayTraffic> for TrafficReportV1 {
             tenants,
             moves,
             explained,
+            searched,
         } = traffic;
         let served = served.iter().map(|((deployment, region), served)| {
             let ServedTraffic { requests, failed, tokens, latencies } = served;
@@ -382,6 +413,8 @@ impl From<&GatewayTraffic> for TrafficReportV1 {
         let explained = explained
             .iter()
             .map(|(id, explanation)| ExplainedV1 { id: id.clone(), explanation: explanation.clone() });
+        let searched =
+            searched.iter().map(|(search, found)| SearchedV1 { search: *search, found: found.clone() });
         TrafficReportV1 {
             version: VERSION,
             gateway: region.to_string(),
@@ -395,6 +428,7 @@ impl From<&GatewayTraffic> for TrafficReportV1 {
             tenants: tenants.collect(),
             moves: moves.collect(),
             explained: explained.collect(),
+            searched: searched.collect(),
         }
     }
 }
@@ -438,11 +472,20 @@ impl TryFrom<TrafficReportV1> for GatewayTraffic {
             tenants,
             moves,
             explained,
+            searched,
         } = wire;
         reject_too_many("moves", moves.len(), TRAFFIC_ROWS_MAX)?;
         let explained = entries("explained", ".id", explained, EXPLANATIONS_MAX, |at, explained| {
             let ExplainedV1 { id, explanation } = explained;
             Ok((short(&format!("{at}.id"), id, REQUEST_ID_BYTES_MAX)?, explanation))
+        })?;
+        reject_too_many("searched", searched.len(), SEARCHES_MAX)?;
+        let searched = list("searched", searched, |at, SearchedV1 { search, found }| {
+            reject_too_many(&format!("{at}.requests"), found.requests.len(), FOUND_DEFAULT)?;
+            for found in &found.requests {
+                reject_too_many(&format!("{at}.attempts"), found.attempts.len(), FOUND_ATTEMPTS_MAX)?;
+            }
+            Ok((search, found))
         })?;
         Ok(GatewayTraffic {
             gateway: GatewayBoot { region: parsed("gateway", &gateway)?, boot_id },
@@ -468,6 +511,7 @@ impl TryFrom<TrafficReportV1> for GatewayTraffic {
                 })
             })?,
             explained,
+            searched: searched.into_iter().collect(),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use configuration::{ConfigFile, section};
 use identity::Transport;
-use url::Url;
+use url::{Host, Url};
 
 section! {
     /// Console: a page for browsers with the state of the fleet. Off without this table.
@@ -15,6 +15,8 @@ section! {
         /// URL that browsers open, if a proxy is in front of the listener, or if it listens at all addresses; that of the listener if
         /// absent.
         url: Option<String>;
+        /// URL of the control API of the local fleet in which this hub runs, on this machine, for drills; `meridian up` sets it.
+        drills: Option<String>;
     }
 }
 
@@ -25,6 +27,8 @@ pub struct ConsoleConfig {
     pub listen: SocketAddr,
     /// URL that browsers open.
     pub url: Option<String>,
+    /// URL of the control API of a local fleet.
+    pub drills: Option<Url>,
 }
 
 /// Reads the section.
@@ -33,8 +37,8 @@ pub(super) fn read(
     section: Option<ConsoleSection>,
     transport: Option<&Transport>,
 ) -> Option<Option<ConsoleConfig>> {
-    let Some(ConsoleSection { listen, url }) = section else { return Some(None) };
-    let (listen, url) = (listen?, url?);
+    let Some(ConsoleSection { listen, url, drills }) = section else { return Some(None) };
+    let (listen, url, drills) = (listen?, url?, drills?);
     // An invalid identity is reported by itself.
     let has_identity = transport.is_none_or(|transport| transport.identity().is_some());
     if !listen.ip().is_loopback() && !has_identity {
@@ -57,7 +61,13 @@ pub(super) fn read(
         document.problem("console.url", problem);
         return None;
     }
-    Some(Some(ConsoleConfig { listen, url }))
+    let control = drills.as_deref().map(control_url);
+    if let (Some(None), Some(text)) = (&control, &drills) {
+        let problem = format!("\"{text}\" is not a URL on this machine; write http://127.0.0.1:PORT");
+        document.problem("console.drills", problem);
+        return None;
+    }
+    Some(Some(ConsoleConfig { listen, url, drills: control.flatten() }))
 }
 
 /// Returns the problem of a listener whose address browsers cannot open.
@@ -68,6 +78,17 @@ fn missing_url(listen: SocketAddr, url: Option<&str>) -> Option<String> {
             "is required, because browsers cannot open console.listen (\"{listen}\"); write https://HOST:{port}"
         )
     })
+}
+
+/// Parses the URL of a control API, which is on loopback because it has no authentication.
+fn control_url(text: &str) -> Option<Url> {
+    let url = Url::parse(text).ok().filter(|url| url.scheme() == "http" && is_base_url(text))?;
+    let is_loopback = match url.host()? {
+        Host::Ipv4(ip) => ip.is_loopback(),
+        Host::Ipv6(ip) => ip.is_loopback(),
+        Host::Domain(_) => false,
+    };
+    is_loopback.then_some(url)
 }
 
 fn is_base_url(text: &str) -> bool {
@@ -118,6 +139,20 @@ mod tests {
             assert_eq!(problem(all, Some("https://console.example.com")), None);
         }
         assert_eq!(problem("10.0.0.5:7443", None), None);
+    }
+
+    #[test]
+    fn the_control_api_of_drills_is_on_this_machine() {
+        let drills = |url: &str| {
+            let section = format!("listen = \"127.0.0.1:1\"\ndrills = \"{url}\"");
+            parse(&section, &Transport::Loopback).map(|config| config.drills.map(String::from))
+        };
+        assert_eq!(drills("http://127.0.0.1:7081"), Ok(Some("http://127.0.0.1:7081/".to_owned())));
+        assert!(drills("http://[::1]:7081").is_ok());
+        let others = ["https://127.0.0.1:1", "http://10.0.0.5:1", "http://fleet:1", "http://127.0.0.1:1/a"];
+        for wrong in others {
+            assert!(drills(wrong).unwrap_err()[0].contains("console.drills"), "{wrong}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ const VISITOR_PAGES_MAX: usize = 16;
 
 /// Listener of the console on any port.
 pub(super) fn any_port() -> Option<ConsoleConfig> {
-    Some(ConsoleConfig { listen: ([127, 0, 0, 1], 0).into(), url: None })
+    Some(ConsoleConfig { listen: ([127, 0, 0, 1], 0).into(), url: None, drills: None })
 }
 
 /// Returns the base URL and the secret of a link.
@@ -101,6 +101,55 @@ async fn the_gateway_that_served_a_request_explains_it() {
     }
     let found: Value = lookup.await.unwrap().unwrap().json().await.unwrap();
     assert_eq!(found, json!({"gateway": AMERICA, "explanation": {"status": 200}}));
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_search_joins_what_all_gateways_find() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    for boot_id in [1, 2] {
+        hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+    }
+    let query = format!("{url}/api/requests?status=5xx&since_ms=1000&tenant=docs");
+    let search = tokio::spawn(hub.client.get(query).send());
+    while !search.is_finished() {
+        for boot_id in [1, 2] {
+            let (_, _, body) = hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+            if body["search"].is_null() {
+                continue;
+            }
+            let filter = json!({"tenant": "docs", "status": "5xx", "since_ms": 1000});
+            assert_eq!(body["search"][0]["filter"], filter);
+            let row = json!({"id": format!("req-{boot_id}"), "at_ms": 1000 + boot_id, "kept": "failed", "tenant": "docs", "deployment": null,
+                             "region": null, "status": 503, "outcome": "overloaded", "total_ms": 1.5, "attempts": [EUROPE]});
+            let mut wire: Value = serde_json::from_str(&report(boot_id, json!([]))).unwrap();
+            wire["searched"] = json!([{"search": body["search"][0]["search"], "requests": [row], "has_more": false, "is_enabled": true}]);
+            hub.post(paths::TRAFFIC, wire.to_string()).await;
+        }
+    }
+    let found: Value = search.await.unwrap().unwrap().json().await.unwrap();
+    let ids: Vec<_> = found["requests"].as_array().unwrap().iter().map(|row| &row["id"]).collect();
+    assert_eq!(ids, ["req-2", "req-1"], "{found}");
+    assert_eq!((&found["requests"][0]["gateway"], &found["silent"]), (&json!(AMERICA), &json!([])));
+    for wrong in ["status=9xx", "kept=lost", "limit=0", "unknown=1"] {
+        let rejected = hub.client.get(format!("{url}/api/requests?{wrong}")).send().await.unwrap();
+        assert_eq!(rejected.status(), StatusCode::BAD_REQUEST, "{wrong}");
+    }
+    hub.stop().await;
+}
+
+#[tokio::test]
+async fn a_hub_outside_a_local_fleet_says_why_no_drill_can_be_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    let found: Value =
+        hub.client.get(format!("{url}/api/drills")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(found["is_available"], false);
+    assert!(found["reason"].as_str().is_some_and(|reason| reason.contains("meridian up")), "{found}");
+    let start = hub.client.post(format!("{url}/api/drills/surge")).header("origin", &url);
+    let refused = start.header("x-meridian-console", "1").send().await.unwrap();
+    assert_eq!(refused.status(), StatusCode::NOT_FOUND);
     hub.stop().await;
 }
 

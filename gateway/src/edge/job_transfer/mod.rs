@@ -469,6 +469,7 @@ impl Drop for TransferRecord<'_> {
             outcome: self.outcome,
             tenant: Some(tenant.id.clone()),
             trail: std::mem::take(&mut self.trail),
+            routed_at: None,
             served_by: None,
             tokens: None,
             total: now.saturating_duration_since(*arrived),

@@ -61,6 +61,7 @@ impl Fixture {
             outcome: RequestOutcome::Shutdown,
             tenant: Some("docs".parse().unwrap()),
             trail,
+            routed_at: None,
             served_by: None,
             tokens: None,
             total: Duration::from_millis(1),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::requests::{FoundRequestV1, KeptReason};
 use serde_json::json;
 
 fn traffic() -> GatewayTraffic {
@@ -43,7 +44,26 @@ fn traffic() -> GatewayTraffic {
             example: "req-1".to_owned(),
         }],
         explained: BTreeMap::from([("a".to_owned(), Some(json!({"status": 200}))), ("b".to_owned(), None)]),
+        searched: BTreeMap::from([(7, found(1))]),
     }
+}
+
+/// Rows of a search that are as large as they can be.
+fn found(rows: usize) -> FoundRequestsV1 {
+    let region = "aws/ap-southeast-1".to_owned();
+    let request = FoundRequestV1 {
+        id: Some("x".repeat(REQUEST_ID_BYTES_MAX)),
+        at_ms: 1_800_000_000_000,
+        kept: KeptReason::FailedOver,
+        tenant: Some("t".repeat(63)),
+        deployment: Some("d".repeat(63)),
+        region: Some(region.clone()),
+        status: Some(200),
+        outcome: "x".repeat(OUTCOME_BYTES_MAX),
+        total_ms: 12_345.678,
+        attempts: vec![region; FOUND_ATTEMPTS_MAX],
+    };
+    FoundRequestsV1 { requests: vec![request; rows], has_more: true, is_enabled: true }
 }
 
 #[test]
@@ -100,6 +120,7 @@ fn a_report_with_all_rows_fits_into_a_request() {
         tenants: rows().map(|row| (name("t", row).parse().unwrap(), tenant)).collect(),
         moves: rows().map(|_| moved.clone()).collect(),
         explained: BTreeMap::from([("a".to_owned(), Some("x".repeat(EXPLANATION_BYTES_MAX).into()))]),
+        searched: (0..SEARCHES_MAX as u64).map(|search| (search, found(FOUND_DEFAULT))).collect(),
         ..traffic()
     };
     let bytes = serde_json::to_vec(&TrafficReportV1::from(&report)).unwrap().len();
@@ -139,4 +160,10 @@ fn limits_of_rows_are_enforced() {
         accepts(&|wire| wire.explained = (0..count).map(one).collect())
     };
     assert!(explained(EXPLANATIONS_MAX) && !explained(EXPLANATIONS_MAX + 1));
+    let searched = |searches: usize, rows: usize| {
+        let one = |search: usize| SearchedV1 { search: search as u64, found: found(rows) };
+        accepts(&|wire| wire.searched = (0..searches).map(one).collect())
+    };
+    assert!(searched(SEARCHES_MAX, FOUND_DEFAULT));
+    assert!(!searched(SEARCHES_MAX + 1, 1) && !searched(1, FOUND_DEFAULT + 1));
 }

@@ -11,6 +11,7 @@
 
 mod auth;
 mod context;
+mod drills;
 mod server;
 pub(super) mod state;
 mod stream;
@@ -79,12 +80,12 @@ pub(super) async fn traffic<S: Store>(
         let message = format!("The maximum of {GATEWAYS_MAX} gateways report to this console; stop some.");
         ErrorResponse::new(ErrorCode::Overloaded, message).with_field("gateway")
     };
-    let (next, explain) = match &api.console {
+    let (next, (explain, search)) = match &api.console {
         Some(console) => (TRAFFIC_PERIOD, console.record(report).map_err(too_many)?),
-        None => (TRAFFIC_IDLE_PERIOD, Vec::new()),
+        None => (TRAFFIC_IDLE_PERIOD, (Vec::new(), Vec::new())),
     };
     let next_ms = u64::try_from(next.as_millis()).unwrap_or(u64::MAX);
-    Ok(Json(TrafficResponseV1 { version: VERSION, next_ms, explain }))
+    Ok(Json(TrafficResponseV1 { version: VERSION, next_ms, explain, search }))
 }
 
 /// Creates a link that signs the caller in.

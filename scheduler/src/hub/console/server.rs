@@ -8,11 +8,14 @@
 //! | `GET /api/session` | name and role of the person |
 //! | `GET /api/history` | rates and latencies of the last five minutes, and the colours of the regions |
 //! | `GET /api/events` | the state of the fleet, as server-sent events |
+//! | `GET /api/requests?FILTER` | requests that gateways keep, which match a filter ([`scheduler_api::requests`]) |
 //! | `GET /api/requests/{id}` | routing decision of a request, from the gateway that served it |
 //! | `PUT`, `DELETE /api/drains/{cloud}/{name}` | drain of a region, and its end |
 //! | `POST /api/promotions/{name}` | promotion of the next model of a deployment |
+//! | `GET /api/drills` | drills of the local fleet, and the one that runs or has run last |
+//! | `POST /api/drills/{name}`, `DELETE /api/drills` | start of a drill, and its end |
 //!
-//! The last three need the role operator. Every response has the same strict headers, and every request is checked for its
+//! Requests that change something need the role operator. Every response has the same strict headers, and every request is checked for its
 //! host and, if it changes something, for its origin ([`console::origin`]).
 
 use std::time::Instant;
@@ -20,8 +23,10 @@ use std::time::Instant;
 use ::console::assets::{self, SECURITY_POLICY};
 use ::console::lookups::{LOOKUP_TTL, LookupResult};
 use ::console::origin::{self, REQUEST_HEADER};
+use ::console::searches::{SEARCH_TTL, SearchResult};
 use ::console::sessions::{ConsoleRole, SESSION_TTL, Visitor};
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -30,6 +35,7 @@ use axum::{Extension, Json, Router};
 use identity::ConnectedClient;
 use replica_api::error::ErrorCode;
 use scheduler_api::error::HubErrorCode;
+use scheduler_api::requests::{RequestFilter, RequestFilterV1};
 use scheduler_api::traffic::REQUEST_ID_BYTES_MAX;
 use scheduler_store::Store;
 use serde::Deserialize;
@@ -37,7 +43,7 @@ use serde_json::{Value, json};
 use supervision::request::{Panicked, contain};
 
 use super::context::{Admitted, ConsoleApi};
-use super::{auth, secret, stream};
+use super::{auth, drills as local_drills, secret, stream};
 use crate::hub::api::{Body, json as parse};
 use crate::hub::{drains, promote};
 use crate::respond::ErrorResponse;
@@ -52,8 +58,11 @@ pub(super) fn router<S: Store>(api: ConsoleApi<S>) -> Router {
         .route("/api/logout", post(logout::<S>))
         .route("/api/history", get(stream::history::<S>))
         .route("/api/events", get(stream::events::<S>))
+        .route("/api/requests", get(search::<S>))
         .route("/api/requests/{*id}", get(explain::<S>))
         .route("/api/drains/{cloud}/{name}", put(drain::<S>).delete(undrain::<S>))
+        .route("/api/drills", get(local_drills::show::<S>).delete(local_drills::stop::<S>))
+        .route("/api/drills/{name}", post(local_drills::start::<S>))
         .route("/api/promotions/{name}", post(promote_model::<S>))
         .route_layer(from_fn_with_state(api.clone(), authenticated::<S>));
     Router::new()
@@ -210,11 +219,41 @@ async fn explain<S: Store>(
             Err(ErrorResponse::new(ErrorCode::DeadlineExceeded, message))
         }
         LookupResult::Unknown => {
-            let message = "No gateway has a request with this id. Gateways keep their last 4096 requests, and \
-                           their logs have all.";
+            let message = "No gateway has a request with this id. Gateways keep their last 4096 requests, with [explanations] \
+                           also those that failed, failed over or were slow, for hours, and their logs have all.";
             Err(ErrorResponse::new(ErrorCode::NotFound, message))
         }
     }
+}
+
+/// Searches the requests that gateways keep on disk.
+async fn search<S: Store>(
+    State(api): State<ConsoleApi<S>>,
+    Extension(admitted): Extension<Admitted>,
+    filter: Result<Query<RequestFilterV1>, QueryRejection>,
+) -> Result<Json<SearchResult>, ErrorResponse> {
+    let invalid =
+        |rejection: QueryRejection| ErrorResponse::new(ErrorCode::InvalidValue, rejection.body_text());
+    let Query(filter) = filter.map_err(invalid)?;
+    RequestFilter::try_from(filter.clone())?;
+    let console = &api.console;
+    let mut looked_up = console.looked_up.subscribe();
+    let (gateways, visitor) = (console.gateways(), admitted.visitor.name.as_str());
+    let started = console.searches.lock().start((filter, visitor), gateways, Instant::now());
+    let number = started.map_err(|_| {
+        let message = "Too many searches are in progress; try again in some seconds.";
+        ErrorResponse::new(ErrorCode::Overloaded, message)
+    })?;
+    let completed = async {
+        while !console.searches.lock().is_complete(number) {
+            // The sender lives as long as the console.
+            looked_up.changed().await.ok();
+        }
+    };
+    // What the gateways have found until then is the result, which names the others.
+    let _ = tokio::time::timeout(SEARCH_TTL, completed).await;
+    let result = console.searches.lock().end(number);
+    Ok(Json(result))
 }
 
 async fn drain<S: Store>(

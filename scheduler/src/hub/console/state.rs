@@ -9,15 +9,17 @@ use ::console::history::ChartHistory;
 use ::console::lookups::Lookups;
 use ::console::open_pages::{OpenPages, PAGES_MAX, TooManyPages};
 use ::console::origin::ConsoleOrigin;
+use ::console::searches::Searches;
 use ::console::sessions::Sessions;
 use ::console::traffic::{ReportUrgency, TooManyGateways, TrafficState};
 use axum::body::Bytes;
 use metrics::Total;
 use scheduler_api::plan::GatewayBoot;
 use scheduler_api::report::GATEWAYS_MAX;
-use scheduler_api::traffic::GatewayTraffic;
+use scheduler_api::traffic::{GatewayTraffic, SearchV1};
 use supervision::Mutex;
 use tokio::sync::{Notify, watch};
+use url::Url;
 
 use crate::config::ConsoleConfig;
 use crate::hub::scrape::ConsoleMetrics;
@@ -29,13 +31,16 @@ pub(in crate::hub) struct Console {
     pub(super) history: Mutex<ChartHistory>,
     pub(super) sessions: Mutex<Sessions>,
     pub(super) lookups: Mutex<Lookups>,
-    /// A lookup has ended.
+    pub(super) searches: Mutex<Searches>,
+    /// A lookup or a search has ended.
     pub(super) looked_up: watch::Sender<()>,
     /// A change is worth showing at once.
     pub(super) urgent: Notify,
     /// The last snapshot as JSON; `None` while no page is open.
     pub(super) snapshot: watch::Sender<Option<Bytes>>,
     pub(super) pages: Mutex<OpenPages>,
+    /// Control API of the local fleet in which this hub runs, for drills.
+    pub(super) drills: Option<Url>,
 }
 
 /// Open page; it is closed when this is dropped.
@@ -67,29 +72,40 @@ impl Console {
             history: Mutex::independent(ChartHistory::default()),
             sessions: Mutex::independent(Sessions::default()),
             lookups: Mutex::independent(Lookups::default()),
+            searches: Mutex::independent(Searches::default()),
             looked_up: watch::Sender::new(()),
             urgent: Notify::new(),
             snapshot: watch::Sender::new(None),
             pages: Mutex::independent(OpenPages::default()),
+            drills: config.drills.clone(),
         }
     }
 
-    /// Adds a report of a gateway. Returns the requests that the gateway is to explain.
-    pub(super) fn record(&self, mut report: GatewayTraffic) -> Result<Vec<String>, TooManyGateways> {
+    /// Adds a report of a gateway. Returns the requests that the gateway is to explain, and its searches.
+    pub(super) fn record(
+        &self,
+        mut report: GatewayTraffic,
+    ) -> Result<(Vec<String>, Vec<SearchV1>), TooManyGateways> {
         let (now, gateway) = (Instant::now(), report.gateway.clone());
         let explained = std::mem::take(&mut report.explained);
+        let searched = std::mem::take(&mut report.searched);
         if self.traffic.lock().record(report, now, now_ms())? == ReportUrgency::Urgent {
             self.urgent.notify_one();
         }
         let mut lookups = self.lookups.lock();
-        let ended: Vec<bool> =
+        let mut ended: Vec<bool> =
             explained.into_iter().map(|(id, found)| lookups.record(&gateway, &id, found)).collect();
         let pending = lookups.pending_for(&gateway, now);
         drop(lookups);
+        let mut searches = self.searches.lock();
+        let found = searched.into_iter().map(|(number, found)| searches.record(&gateway, number, found));
+        ended.extend(found);
+        let searching = searches.pending_for(&gateway, now);
+        drop(searches);
         if ended.contains(&true) {
             self.looked_up.send_replace(());
         }
-        Ok(pending)
+        Ok((pending, searching))
     }
 
     /// Returns the metrics.

@@ -52,6 +52,7 @@ impl Fixture {
             tls_ended_here: *tls_ended_here,
             endpoint: finished.endpoint,
             outcome: finished.outcome,
+            routed_at: None,
             served_by: None,
             tokens: None,
             total: finished.total,
