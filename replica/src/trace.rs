@@ -139,14 +139,9 @@ struct RecordedStages {
 }
 
 impl RequestStages {
-    /// Returns the span of the request, to which its batches link.
+    /// Returns the span of the request, to which its batches link, and which its log lines name.
     pub(crate) fn context(&self) -> TraceContext {
         self.trace.context()
-    }
-
-    /// Returns the trace, for log lines.
-    pub(crate) fn trace_id(&self) -> TraceId {
-        self.trace.trace
     }
 
     /// Records a stage that ends now. The times of several of the same kind, such as the lists of a request that are tokenized

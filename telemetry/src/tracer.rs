@@ -19,7 +19,7 @@ pub const QUEUED_SPANS_MAX: usize = 8192;
 pub(crate) const WAKE_SPANS: usize = 512;
 
 labels! {
-    /// Reason why spans were dropped.
+    /// Reason why spans or events of the log were dropped.
     pub enum DropReason {
         /// The queue was full: the collector is slow or gone.
         QueueFull = "queue_full",

@@ -16,7 +16,7 @@ use regions::set::RegionIndex;
 use resolver::ResolverMetrics;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
-use telemetry::{TraceMetrics, Tracer};
+use telemetry::{LogMetrics, TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "gateway";
@@ -106,6 +106,8 @@ metric_set! {
         receipts: Option<ReceiptScrape<'a>> = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
+        /// Export of the log.
+        logs: Option<LogMetrics<'a>> = set,
     }
 }
 
@@ -198,6 +200,7 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         build: BuildMetrics::read(),
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),
         traces: operations.tracer.as_ref().map(Tracer::metrics),
+        logs: LogMetrics::read(),
     };
     metrics::render(ROLE, &scrape, format)
 }

@@ -14,6 +14,7 @@ use replica_api::headers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::Tracer;
+use telemetry::request::RequestTrace;
 use telemetry::sampling::FinishedTrace;
 
 /// Records requests: metrics, log records and receipts.
@@ -174,7 +175,7 @@ impl Drop for Arrival<'_> {
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total,
-            trace: self.stages.trace().map(|trace| trace.trace),
+            trace: self.stages.trace().map(RequestTrace::context),
         };
         ended.record(&self.recorder.metrics);
         if let Some(receipts) = &self.recorder.receipts {

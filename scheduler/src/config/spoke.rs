@@ -19,7 +19,7 @@ use scheduler_core::jobs::JobsSection;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
-use telemetry::{TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 
 use super::scaling::{ScalingConfig, ScalingSection};
 
@@ -55,6 +55,8 @@ section! {
         dns: DnsSection;
         /// Traces by OTLP.
         tracing: TracingSection;
+        /// Events of the log by OTLP.
+        logs: LogsSection;
         /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
         identity: Option<IdentitySection>;
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
@@ -108,6 +110,8 @@ pub struct SpokeConfig {
     pub scaling: Option<ScalingConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Export of the log, if it is configured.
+    pub logs: Option<LogsConfig>,
 }
 
 /// Content of `spoke.toml`, of which the ingress validates a part.
@@ -179,6 +183,7 @@ impl SpokeConfig {
             scaling.check_transport(document, transport);
         }
         let tracing = file.tracing.and_then(|section| section.read(document, files));
+        let logs = file.logs.and_then(|section| section.read(document, files));
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -195,6 +200,7 @@ impl SpokeConfig {
                 transport: transport?,
                 scaling: scaling?,
                 tracing: tracing?,
+                logs: logs?,
             })
         };
         Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })
