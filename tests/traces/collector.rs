@@ -37,6 +37,8 @@ struct Received {
 #[derive(Clone, Debug)]
 pub(super) struct ReceivedSpan {
     pub(super) service: String,
+    /// Region of the process.
+    pub(super) process_region: String,
     pub(super) trace: String,
     pub(super) id: String,
     /// Empty for a root.
@@ -122,7 +124,8 @@ async fn receive(State(received): State<Arc<Mutex<Received>>>, body: Bytes) -> V
         let process = attributes(resource.resource.map(|resource| resource.attributes).unwrap_or_default());
         let service = process.get("service.name").cloned().unwrap_or_default();
         let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-        received.spans.extend(spans.map(|span| read(&service, span)));
+        let region = process.get("cloud.region").cloned().unwrap_or_default();
+        received.spans.extend(spans.map(|span| read((&service, &region), span)));
     }
     ExportTraceServiceResponse::default().encode_to_vec()
 }
@@ -150,10 +153,11 @@ async fn receive_logs(State(received): State<Arc<Mutex<Received>>>, body: Bytes)
     ExportLogsServiceResponse::default().encode_to_vec()
 }
 
-fn read(service: &str, span: Span) -> ReceivedSpan {
+fn read((service, region): (&str, &str), span: Span) -> ReceivedSpan {
     assert!(span.trace_state.is_empty(), "the state is text of a client");
     ReceivedSpan {
         service: service.to_owned(),
+        process_region: region.to_owned(),
         trace: hexadecimal(&span.trace_id),
         id: hexadecimal(&span.span_id),
         parent: hexadecimal(&span.parent_span_id),

@@ -1,6 +1,7 @@
 //! Traces through all processes, received by a collector that reads the published protobuf definitions of OTLP.
 
 mod collector;
+mod jobs;
 
 use crate::local_fleet::LocalFleet;
 use crate::{AMERICA, ASHBURN, EUROPE};
