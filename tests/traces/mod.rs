@@ -85,7 +85,10 @@ async fn check_logs(fleet: &LocalFleet, collector: &Collector, spans: &[&Receive
         assert!(!line.attributes.contains_key("trace_id") && !line.attributes.contains_key("span_id"));
     }
     let line = logs.iter().find(|log| log.span == spans[0].id).expect("that of the gateway");
-    assert_eq!((line.scope.as_str(), line.body.as_str(), line.severity.as_str()), ("access", "access", "INFO"));
+    assert_eq!(
+        (line.scope.as_str(), line.body.as_str(), line.severity.as_str()),
+        ("access", "access", "INFO")
+    );
     assert_eq!(line.attributes["status"], "200");
     let metrics = fleet.metrics().await;
     for name in ["meridian_gateway_log_records_exported_total ", "meridian_gateway_log_queue_max_bytes "] {
@@ -155,6 +158,12 @@ async fn a_trace_has_the_spans_of_every_process_a_request_passed_through() {
     assert_eq!(batch.links, [(CLIENT.0.to_owned(), replica.id.clone())]);
     assert_eq!(engine.links, [(batch.trace.clone(), batch.id.clone())]);
     assert_ne!(batch.trace, CLIENT.0, "a batch has inputs of several requests");
+    let steps = collector.trace(&batch.trace);
+    let [pack, forward, pool] = ["pack", "forward", "pool"].map(|step| only(&steps, &batch.id, step));
+    assert_eq!(
+        [pack.start, pack.end, forward.end, pool.end],
+        [batch.start, forward.start, pool.start, batch.end]
+    );
 
     check_logs(&fleet, &collector, &[gateway, replica]).await;
 

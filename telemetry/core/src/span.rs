@@ -47,6 +47,12 @@ pub enum SpanName {
     Write,
     /// Replica: batch of inputs of several requests. It is a trace of its own with links to them.
     Batch,
+    /// Replica: step of a batch before the layers: its tokens are packed, and tables are prepared.
+    Pack,
+    /// Replica: step of a batch in which all layers are computed.
+    Forward,
+    /// Replica: step of a batch in which the rows of its sequences are made from the states of the last layer.
+    Pool,
     /// Spoke: job, from its submission to its end. It is the root of a trace of its own.
     Job,
     /// Spoke: batch of a file, from its creation to its end. It is the root of a trace of its own.
@@ -79,6 +85,9 @@ impl SpanName {
             SpanName::Engine => "engine".into(),
             SpanName::Write => "write".into(),
             SpanName::Batch => "batch".into(),
+            SpanName::Pack => "pack".into(),
+            SpanName::Forward => "forward".into(),
+            SpanName::Pool => "pool".into(),
             SpanName::Job => "job".into(),
             SpanName::FileBatch => "file batch".into(),
             SpanName::Accept => "accept".into(),
