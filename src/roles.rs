@@ -29,9 +29,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use supervision::task::{essential, supervise_until_done};
 use supervision::{Mutex, panics, process};
+use telemetry::logs::LogLayer;
+use telemetry::{LogsConfig, Process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Variable with the process id of the parent. The role ends when that process ends.
 pub(crate) use heartbeat::PARENT_VARIABLE;
@@ -53,8 +57,9 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
         Ok(config) => EdgeConfig { take_over: options.take_over, ..config },
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    let dns = config.dns.clone();
-    run(joined, &dns, async |stop, resolver| {
+    let (dns, logs, region) = (config.dns.clone(), config.logs.clone(), config.region.clone());
+    let process = Process { role: "gateway", region: Some(region.as_str()) };
+    run((process, logs.as_ref()), joined, &dns, async |stop, resolver| {
         let config = EdgeConfig { resolver: Some(resolver), ..config };
         gateway::edge::run(config, stopped(stop), |address| ready("gateway", None, address)).await
     })
@@ -72,8 +77,9 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
     };
     // A hub with the authority renews its own certificate.
     let joined = if config.authority.is_some() { Joined::elsewhere() } else { joined };
-    let dns = joined.dns().clone();
-    run(joined, &dns, async |stop, _| {
+    let (dns, logs) = (joined.dns().clone(), config.logs.clone());
+    let process = Process { role: "hub", region: None };
+    run((process, logs.as_ref()), joined, &dns, async |stop, _| {
         scheduler::hub::run(config, stopped(stop), |address| ready("hub", None, address)).await
     })
 }
@@ -91,8 +97,9 @@ pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
     let replicas = config.scaling.as_ref().and_then(|scaling| scaling.replica_identity(&config.transport));
-    let dns = config.dns.clone();
-    run(joined.with_replicas(replicas), &dns, async |stop, resolver| {
+    let (dns, logs, own_region) = (config.dns.clone(), config.logs.clone(), config.region.clone());
+    let process = Process { role: "spoke", region: Some(own_region.as_str()) };
+    run((process, logs.as_ref()), joined.with_replicas(replicas), &dns, async |stop, resolver| {
         spoke_parts(config, parts, stop, resolver).await
     })
 }
@@ -198,9 +205,10 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
         };
     // A replica that a spoke has started uses the folder that the spoke keeps current.
     let joined = if keeper.is_some() { Joined::elsewhere() } else { joined };
-    let (region, dns) = (options.region.clone(), joined.dns().clone());
+    let (region, dns, logs) = (options.region.clone(), joined.dns().clone(), config.logs.clone());
     let config = replica::Config { region: region.clone(), ..config };
-    run(joined, &dns, async |stop, _| {
+    let process = Process { role: "replica", region: region.as_deref() };
+    run((process, logs.as_ref()), joined, &dns, async |stop, _| {
         let shutdown = stopped_or_abandoned(stop, keeper);
         replica::server::run(config, shutdown, |address| ready("replica", region.as_deref(), address)).await
     })
@@ -218,7 +226,9 @@ pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
     let dns = joined.dns().clone();
-    run(joined, &dns, async |stop, _| {
+    // Its log is on stderr only.
+    let process = Process { role: "replica", region: None };
+    run((process, None), joined, &dns, async |stop, _| {
         scripted::run(options, transport, stopped(stop), |address| ready("replica", None, address)).await
     })
 }
@@ -248,13 +258,22 @@ pub(crate) fn with_parent(other: &ExecOptions) -> ExitCode {
 }
 
 /// Runs a role on a new runtime until it ends, and keeps its identity folder current; the first SIGTERM or SIGINT signals
-/// it to stop. Both use one resolver, whose metrics the role exports.
+/// it to stop. Both use one resolver, whose metrics the role exports. Its log goes to stderr, and to a collector if that is
+/// configured.
 fn run<E: std::fmt::Display>(
+    (own, logs): (Process<'_>, Option<&LogsConfig>),
     joined: Joined,
     dns: &DnsSection,
     role: impl AsyncFnOnce(watch::Receiver<bool>, Resolver) -> Result<(), E>,
 ) -> ExitCode {
-    let _log = log_to_stderr("info");
+    let exported = match logs.map(|logs| telemetry::logs::start(logs, own)).transpose() {
+        Ok(exported) => exported,
+        Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
+    };
+    let (layer, export) = exported.unzip();
+    let _log = log_to("info", layer);
+    // Dropped first, so that a failure of the last export is on stderr.
+    let _export = export;
     if let Err(problem) = end_with_parent() {
         return fail(EXIT_FAILED, &[problem]);
     }
@@ -349,27 +368,44 @@ fn end_with_parent() -> Result<(), String> {
 /// Logs to stderr at `level`, or as `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until the
 /// returned value is dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object per line.
 pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
+    log_to(level, None)
+}
+
+/// Logs to stderr, and copies the same events to the export if there is one.
+fn log_to(level: &str, export: Option<LogLayer>) -> Option<LogWriterThread> {
     let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
     let json = std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json");
     // Without a writer thread, each line is written synchronously.
     match (log::write_to(std::io::stderr()), json) {
         (Ok((lines, writing)), true) => {
-            log.with_writer(lines).json().flatten_event(true).init();
+            install(log.with_writer(lines).json().flatten_event(true).finish(), export);
             Some(writing)
         }
         (Ok((lines, writing)), false) => {
-            log.event_format(log::TextFormat::default()).with_writer(lines).init();
+            install(log.event_format(log::TextFormat::default()).with_writer(lines).finish(), export);
             Some(writing)
         }
         (Err(_), true) => {
-            log.with_writer(std::io::stderr).json().flatten_event(true).init();
+            install(log.with_writer(std::io::stderr).json().flatten_event(true).finish(), export);
             None
         }
         (Err(_), false) => {
-            log.event_format(log::TextFormat::default()).with_writer(std::io::stderr).init();
+            let log = log.event_format(log::TextFormat::default()).with_writer(std::io::stderr);
+            install(log.finish(), export);
             None
         }
+    }
+}
+
+/// Makes this subscriber, with the layer of the export if there is one, that of the process.
+fn install<S>(subscriber: S, export: Option<LogLayer>)
+where
+    S: tracing::Subscriber + Send + Sync + 'static,
+{
+    match export {
+        Some(layer) => subscriber.with(layer).init(),
+        None => subscriber.init(),
     }
 }
 

@@ -18,6 +18,7 @@ use crate::log::{JobLog, JobLogError};
 use crate::objects::{JobObjects, ObjectError};
 use crate::space::StoredContent;
 use bytes::Bytes;
+use jobs_core::batch::id::BatchId;
 use jobs_core::decide::{
     self, AttemptPolicy, ComputeEnd, DeliveryEnd, DeliveryPolicy, JobFilter, JobWorker, QueueLimits,
     SubmissionError,
@@ -34,13 +35,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 /// Submissions that wait for a write; further callers wait.
 const SUBMISSIONS_MAX: usize = 1024;
 /// Time within which the record that refers to a new object must be appended. Later, for example after the machine was
 /// suspended, the object may have been deleted as one without a job.
 const RECORD_WITHIN: Duration = maintenance::ORPHAN_AGE.checked_div(2).expect("not a division by zero");
+/// Ended jobs and batches that a subscriber may have yet to read, some 64 bytes each.
+pub const ENDED_MAX: usize = 4096;
 /// Pause after a failure of the log.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -113,6 +116,15 @@ pub struct JobView {
     pub position: Option<JobPosition>,
 }
 
+/// Job or batch that this process has ended: it has appended the record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndedWork {
+    /// Job, also of a chunk of a batch.
+    Job(DurableJobId),
+    /// Batch.
+    Batch(BatchId),
+}
+
 struct JobSubmission {
     spec: JobSpec,
     payload: Bytes,
@@ -144,6 +156,8 @@ struct Shared {
     cpu: CpuWork,
     accepted: AtomicU64,
     repeated: AtomicU64,
+    /// Jobs and batches that this process ends.
+    ended: broadcast::Sender<EndedWork>,
 }
 
 /// Confirmed submissions since the start of this process.
@@ -184,6 +198,7 @@ impl QueueHost {
             (Mutex::new(Applied::default()), watch::Sender::new(None), watch::Sender::new(0));
         let (removals, erasures, cpu) = (Mutex::default(), Mutex::default(), objects.cpu().clone());
         let (accepted, repeated) = (AtomicU64::new(0), AtomicU64::new(0));
+        let ended = broadcast::Sender::new(ENDED_MAX);
         let shared = Arc::new(Shared {
             log,
             objects,
@@ -196,6 +211,7 @@ impl QueueHost {
             cpu,
             accepted,
             repeated,
+            ended,
         });
         match shared.read_log().await {
             // The process has other tasks besides, and continues with these when the servers of the log respond.
@@ -222,6 +238,11 @@ impl QueueHost {
         let is_own = |job: &Arc<DurableJob>| job.spec.tenant == tenant && job.spec.chunk.is_none();
         let job = applied.queue.shared_job(id).filter(is_own).ok_or(QueueError::Unknown)?;
         Ok(JobView { job, position: applied.queue.position(id) })
+    }
+
+    /// Returns a job of any tenant, also that of a chunk of a batch.
+    pub fn job_of_any_tenant(&self, id: DurableJobId) -> Option<Arc<DurableJob>> {
+        self.shared.applied.lock().queue.shared_job(id)
     }
 
     /// Returns a job of a tenant with everything that was confirmed before this call, also by another process.
@@ -282,6 +303,12 @@ impl QueueHost {
     /// Returns a signal of each applied entry of the log: jobs were submitted, or have ended.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.position.subscribe()
+    }
+
+    /// Returns the jobs and batches that this process ends from now on. A subscriber that is slower misses those before the last
+    /// [`ENDED_MAX`].
+    pub fn ended(&self) -> broadcast::Receiver<EndedWork> {
+        self.shared.ended.subscribe()
     }
 
     /// Returns the deployments of which [`Self::take`] would take a job.

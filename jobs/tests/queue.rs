@@ -11,7 +11,8 @@ use jobs::cpu::CpuWork;
 use jobs::log::{EmbeddedJobLog, EncodedEntry, JobLog, JobLogError, QueueSnapshot};
 use jobs::objects::JobObjects;
 use jobs::queue_host::{
-    ComputationEnd, Created, NewUpload, QueueConfig, QueueError, QueueHost, QueueTasks, TakenJob, now,
+    ComputationEnd, Created, EndedWork, NewUpload, QueueConfig, QueueError, QueueHost, QueueTasks, TakenJob,
+    now,
 };
 use jobs_core::batch::id::BatchFileId;
 use jobs_core::batch::segment::{self, LineWork};
@@ -30,6 +31,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::watch;
 
 /// Folder of the queue in a process that this test starts to kill it.
@@ -72,6 +74,28 @@ async fn jobs_are_computed_cancelled_and_listed() {
     assert_eq!(host.result("a", ids[1]).await.unwrap(), None);
     let succeeded = JobFilter { status: Some(JobPhase::Succeeded), ..JobFilter::default() };
     assert_eq!(host.list(&succeeded, 10).len(), 1);
+}
+
+#[tokio::test]
+async fn a_process_is_told_of_each_job_that_it_ends_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = open(dir.path(), config()).await;
+    let mut ended = host.ended();
+    let submit = async |spec: JobSpec| host.submit(spec, Bytes::from("text")).await.unwrap();
+    let succeeds = submit(spec("a")).await;
+    let taken = host.take("minilm", 10, WORKER).await.unwrap();
+    let cancelled = submit(spec("a")).await;
+    host.cancel("a", cancelled).await.unwrap();
+    host.cancel("a", cancelled).await.unwrap();
+    host.end(vec![computed(&taken[0])]).await.unwrap();
+    host.end(vec![computed(&taken[0])]).await.unwrap();
+    let deadline = Some(now().after(Duration::from_millis(100)));
+    let expires = submit(JobSpec { deadline, ..spec("a") }).await;
+    for id in [cancelled, succeeds, expires] {
+        assert_eq!(ended.recv().await.unwrap(), EndedWork::Job(id));
+        assert!(host.job_of_any_tenant(id).unwrap().is_finished());
+    }
+    assert_eq!(ended.try_recv(), Err(TryRecvError::Empty), "no job twice");
 }
 
 #[tokio::test]
@@ -449,6 +473,7 @@ async fn a_batch_keeps_the_models_of_its_deleted_file() {
         residency: None,
         models: models.clone(),
         idempotency: None,
+        trace: None,
     };
     let batch = host.create_batch(spec, u64::MAX).await.unwrap().id;
     let deleted = host.delete_file("a", BatchFileId::Upload(file)).await;

@@ -152,7 +152,13 @@ impl WebhookHost for Host {
         false
     }
 
-    fn ended(&self, _: &TakenJob, end: &DeliveryEnd, follows: &Result<DeliveryOutcome, QueueError>) {
+    fn ended(
+        &self,
+        _: &TakenJob,
+        _: std::time::Instant,
+        end: &DeliveryEnd,
+        follows: &Result<DeliveryOutcome, QueueError>,
+    ) {
         let is_delivered = *follows == Ok(DeliveryOutcome::Delivered);
         assert_eq!(*end == DeliveryEnd::Accepted, is_delivered, "{follows:?}");
     }

@@ -13,7 +13,7 @@ use replica_api::priority::Priority;
 use replica_api::refusal::Refusal;
 use replica_core::batch::Backlog;
 use replica_core::window::StartReason;
-use telemetry::context::TraceId;
+use telemetry::context::TraceContext;
 use tracing::{debug, error, info, warn};
 
 use crate::engine::cpu::WeightsLocation;
@@ -118,8 +118,8 @@ pub(crate) struct RequestCompleted<'a> {
     pub(crate) operation: Operation,
     pub(crate) priority: Priority,
     pub(crate) request_id: &'a str,
-    /// Absent if the replica records no traces.
-    pub(crate) trace: Option<TraceId>,
+    /// Span of the request; absent if the replica records no traces.
+    pub(crate) trace: Option<TraceContext>,
     pub(crate) inputs: u64,
     pub(crate) tokens: u64,
     pub(crate) tokenize: Duration,
@@ -158,7 +158,8 @@ impl RequestCompleted<'_> {
         let (route, priority, total_us) = (operation.definition().path, priority.as_str(), micros(total));
         debug!(
             request_id,
-            trace_id = trace.map(tracing::field::display),
+            trace_id = trace.map(|span| tracing::field::display(span.trace)),
+            span_id = trace.map(|span| tracing::field::display(span.span)),
             route,
             priority,
             inputs,
@@ -176,22 +177,23 @@ impl RequestCompleted<'_> {
 pub(crate) struct RequestRejected<'a> {
     pub(crate) operation: Operation,
     pub(crate) request_id: &'a str,
-    /// Absent if the replica records no traces.
-    pub(crate) trace: Option<TraceId>,
+    /// Span of the request; absent if the replica records no traces.
+    pub(crate) trace: Option<TraceContext>,
     pub(crate) refusal: &'a Refusal,
 }
 
 impl RequestRejected<'_> {
     pub(crate) fn record(self, metrics: &Metrics) {
         let RequestRejected { operation, request_id, trace, refusal: Refusal { code, message, .. } } = self;
-        let trace_id = trace.map(tracing::field::display);
+        let trace_id = trace.map(|span| tracing::field::display(span.trace));
+        let span_id = trace.map(|span| tracing::field::display(span.span));
         metrics.counts.outcomes.0.of(operation).count(CodeLabel(Some(*code)));
         match code.fault() {
             // The engine or the tokenizer failed on a request, whose client received an error. The line `engine failed`
             // or `tokenizer failed` before it has the reason.
-            Fault::Replica => error!(request_id, trace_id, code = code.as_str(), "request failed"),
+            Fault::Replica => error!(request_id, trace_id, span_id, code = code.as_str(), "request failed"),
             Fault::Caller | Fault::Quota | Fault::Policy | Fault::Capacity | Fault::Network => {
-                debug!(request_id, trace_id, code = code.as_str(), message, "request rejected");
+                debug!(request_id, trace_id, span_id, code = code.as_str(), message, "request rejected");
             }
         }
     }

@@ -22,7 +22,7 @@ use replica_api::input::Readable;
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, UnknownName};
 use supervision::task::{essential, supervise};
-use telemetry::TracingError;
+use telemetry::{ExportError, Process};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -95,7 +95,7 @@ pub enum ServeError {
     Tls(String),
     /// Traces cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] TracingError),
+    Tracing(#[from] ExportError),
     /// The listener of the replica failed. The replica exits.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
@@ -121,8 +121,8 @@ pub async fn run(
     }
 
     let tracing = config.tracing.as_ref();
-    let region = config.region.as_deref();
-    let started = tracing.map(|tracing| telemetry::start(&tracing.behind_gateway(), "replica", region));
+    let process = Process { role: "replica", region: config.region.as_deref() };
+    let started = tracing.map(|tracing| telemetry::start(&tracing.behind_gateway(), process));
     let (tracer, trace_export) = started.transpose()?.unzip();
     let app = Arc::new(App::new(&config).with_tracer(tracer));
     let mut server = Server::start(listener, operations, transport, &app)?;

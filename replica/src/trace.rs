@@ -19,7 +19,9 @@ use telemetry::Tracer;
 use telemetry::context::{SpanId, TraceContext, TraceId};
 use telemetry::request::RequestTrace;
 use telemetry::sampling::{FailoverTrace, FinishedTrace, KeepReason};
-use telemetry::span::{Attribute, LINKS_MAX, SpanKind, SpanName, SpanRecord};
+use telemetry::span::{Attribute, LINKS_MAX, SpanName, SpanRecord};
+
+use crate::engine::EngineStep;
 
 /// Maximum number of batches of a request that are recorded; a request of more inputs has the first ones.
 const BATCHES_MAX: usize = 64;
@@ -41,20 +43,27 @@ pub(crate) struct BatchTrace {
     priority: Priority,
     size: Backlog,
     requests: usize,
-    began: Instant,
-    ended: Instant,
+    times: BatchTimes,
     links: Vec<TraceContext>,
     /// Set by the first request that exports the batch.
     is_exported: AtomicBool,
 }
 
+/// Times of a batch.
+#[derive(Debug)]
+pub(crate) struct BatchTimes {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+    /// Steps of the engine, each with its begin, in their order; none if the engine does not report them.
+    pub(crate) steps: Vec<(EngineStep, Instant)>,
+}
+
 impl BatchTrace {
-    /// Records a batch that the engine computed from `began` to `ended`, with inputs of these requests, some of which have a
-    /// trace.
+    /// Records a batch that the engine computed at these times, with inputs of these requests, some of which have a trace.
     pub(crate) fn new(
         priority: Priority,
         size: Backlog,
-        (began, ended): (Instant, Instant),
+        times: BatchTimes,
         requests: usize,
         mut links: Vec<TraceContext>,
     ) -> BatchTrace {
@@ -65,41 +74,48 @@ impl BatchTrace {
             priority,
             size,
             requests,
-            began,
-            ended,
+            times,
             links,
             is_exported: AtomicBool::new(false),
         }
     }
 
-    /// Returns the span of the batch, unless another of its requests has exported it. It links to its sampled requests and to
-    /// that of `exporting`; the others have no span to link to.
-    fn span(&self, exporting: &RequestTrace) -> Option<SpanRecord> {
+    /// Returns the spans of the batch and its steps, unless another of its requests has exported them.
+    fn spans(&self, exporting: &RequestTrace) -> Vec<SpanRecord> {
         if self.is_exported.swap(true, Ordering::Relaxed) {
-            return None;
+            return Vec::new();
         }
-        let start_ns = exporting.since_1970_ns(self.began);
+        let mut spans = vec![self.span(exporting)];
+        let steps = self.times.steps.iter().map(|(step, began)| match step {
+            EngineStep::Forward => (SpanName::Forward, *began),
+            EngineStep::Pool => (SpanName::Pool, *began),
+        });
+        let mut steps: Vec<_> = steps.collect();
+        if !steps.is_empty() {
+            steps.insert(0, (SpanName::Pack, self.times.began));
+        }
+        let ends = steps.iter().skip(1).map(|(_, began)| *began).chain([self.times.ended]);
+        let TraceContext { trace, span, .. } = self.context;
+        spans.extend(steps.iter().zip(ends).zip(0..).map(|(((name, began), ended), number)| {
+            let times = [*began, ended].map(|time| exporting.since_1970_ns(time));
+            SpanRecord::new(trace, (span.child(number), Some(span)), *name, times.into())
+        }));
+        spans
+    }
+
+    /// Returns the span of the batch. It links to its sampled requests and to that of `exporting`; the others have no span to link to.
+    fn span(&self, exporting: &RequestTrace) -> SpanRecord {
         let own = exporting.context();
         let is_linked = |link: &&TraceContext| link.is_sampled || link.span == own.span;
-        let span = SpanRecord {
-            trace: self.context.trace,
-            id: self.context.span,
-            parent: None,
-            is_parent_remote: false,
-            name: SpanName::Batch,
-            kind: SpanKind::Internal,
-            start_ns,
-            end_ns: exporting.since_1970_ns(self.ended).max(start_ns),
-            is_error: false,
-            attributes: Vec::new(),
-            links: self.links.iter().filter(is_linked).copied().collect(),
-        };
-        Some(
-            span.with(Attribute::Priority, self.priority.as_str())
-                .with(Attribute::BatchInputs, self.size.inputs)
-                .with(Attribute::BatchTokens, self.size.tokens)
-                .with(Attribute::BatchRequests, self.requests as u64),
-        )
+        let TraceContext { trace, span, .. } = self.context;
+        let times = [self.times.began, self.times.ended].map(|time| exporting.since_1970_ns(time));
+        let mut whole = SpanRecord::new(trace, (span, None), SpanName::Batch, times.into());
+        whole.links = self.links.iter().filter(is_linked).copied().collect();
+        whole
+            .with(Attribute::Priority, self.priority.as_str())
+            .with(Attribute::BatchInputs, self.size.inputs)
+            .with(Attribute::BatchTokens, self.size.tokens)
+            .with(Attribute::BatchRequests, self.requests as u64)
     }
 }
 
@@ -139,14 +155,9 @@ struct RecordedStages {
 }
 
 impl RequestStages {
-    /// Returns the span of the request, to which its batches link.
+    /// Returns the span of the request, to which its batches link, and which its log lines name.
     pub(crate) fn context(&self) -> TraceContext {
         self.trace.context()
-    }
-
-    /// Returns the trace, for log lines.
-    pub(crate) fn trace_id(&self) -> TraceId {
-        self.trace.trace
     }
 
     /// Records a stage that ends now. The times of several of the same kind, such as the lists of a request that are tokenized
@@ -246,7 +257,7 @@ fn spans(
             TraceStage::Write => SpanName::Write,
             TraceStage::Compute => {
                 // In the queue until the first batch. Without a batch, no input was computed.
-                let first = record.batches.iter().map(|batch| batch.began).min();
+                let first = record.batches.iter().map(|batch| batch.times.began).min();
                 let begun = first.unwrap_or(*ended).clamp(*began, *ended);
                 spans.push(
                     trace.child_span(child(&spans), SpanName::Queue, (*began, begun)).with_number(
@@ -262,7 +273,7 @@ fn spans(
         };
         spans.push(trace.child_span(child(&spans), name, (*began, *ended)));
     }
-    spans.extend(record.batches.iter().filter_map(|batch| batch.span(trace)));
+    spans.extend(record.batches.iter().flat_map(|batch| batch.spans(trace)));
     spans
 }
 
@@ -297,7 +308,7 @@ fn engine_span(
     record: &RecordedStages,
     (began, ended): (Instant, Instant),
 ) -> SpanRecord {
-    let last = record.batches.iter().map(|batch| batch.ended).max().unwrap_or(ended);
+    let last = record.batches.iter().map(|batch| batch.times.ended).max().unwrap_or(ended);
     let mut span = trace.child_span(id, SpanName::Engine, (began, last.clamp(began, ended)));
     span.links = record.batches.iter().map(|batch| batch.context).take(BATCHES_MAX).collect();
     span.with(Attribute::Batches, record.batches.len() as u64)
@@ -330,9 +341,12 @@ mod tests {
         RequestEnd::Completed { inputs: 2, tokens: 9, priority: Priority::Interactive };
 
     fn batch(links: Vec<TraceContext>) -> Arc<BatchTrace> {
-        let now = Instant::now();
+        let began = Instant::now();
+        let at = |millis| began + Duration::from_millis(millis);
+        let steps = vec![(EngineStep::Forward, at(1)), (EngineStep::Pool, at(7))];
+        let times = BatchTimes { began, ended: at(8), steps };
         let size = Backlog { tokens: 9, inputs: 2 };
-        Arc::new(BatchTrace::new(Priority::Interactive, size, (now, now), links.len(), links))
+        Arc::new(BatchTrace::new(Priority::Interactive, size, times, links.len(), links))
     }
 
     #[test]
@@ -354,6 +368,12 @@ mod tests {
         let [whole] = batches.as_slice() else { panic!("{batches:#?}") };
         assert_eq!(whole.links, links[..2]);
         assert!(whole.parent.is_none() && links.iter().all(|link| link.trace != whole.trace));
+        let steps = exported.iter().flatten().filter(|span| span.parent == Some(whole.id));
+        let steps: Vec<_> = steps
+            .map(|span| (span.name.text().into_owned(), (span.end_ns - span.start_ns) / 1_000_000))
+            .collect();
+        let expected = [("pack", 1), ("forward", 6), ("pool", 1)].map(|(name, took)| (name.to_owned(), took));
+        assert_eq!(steps, expected, "each step begins when the one before ends");
         for (spans, link) in exported.iter().zip(&links) {
             assert_eq!(spans[0].id, link.span);
             let engine = spans.iter().find(|span| span.name == SpanName::Engine).expect("it was computed");

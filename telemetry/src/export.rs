@@ -4,16 +4,12 @@
 //! fails is repeated by the exporter within its timeout; then its spans are dropped and counted. The task logs a failure
 //! and the recovery after it, not every failed export.
 
-use crate::config::{ExportProtocol, Headers, TracingConfig};
-use crate::connector::{CollectorConnector, HttpExportClient};
+use crate::config::TracingConfig;
+use crate::exporter::{self, ExportError, GRACE, Process};
 use crate::tracer::{DropReason, Tracer, WAKE_SPANS};
-use http::{HeaderName, HeaderValue, Uri};
 use opentelemetry::trace::{Link, SpanContext, SpanKind as OtelKind, Status, TraceFlags, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, SpanId as OtelSpanId, TraceId as OtelTraceId, Value};
-use opentelemetry_otlp::{
-    ExporterBuildError, SpanExporter as OtlpExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
-};
-use opentelemetry_sdk::Resource;
+use opentelemetry_otlp::SpanExporter as OtlpExporter;
 use opentelemetry_sdk::error::OTelSdkError;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter, SpanLinks};
 use std::sync::Arc;
@@ -23,36 +19,11 @@ use telemetry_core::context::{SpanId, TraceContext};
 use telemetry_core::span::{AttributeValue, SpanKind, SpanRecord};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tonic::metadata::MetadataMap;
-use tonic::transport::{Channel, Endpoint};
 
 /// Period of exports.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of spans of an export: some 200 KiB, which a collector accepts (4 MiB by default).
 const BATCH_SPANS_MAX: usize = WAKE_SPANS;
-/// Timeout of a connection attempt, TLS included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time beyond the exporter's own timeout after which an export is abandoned.
-const GRACE: Duration = Duration::from_secs(1);
-
-/// Error that prevents the export of traces.
-#[derive(Debug, thiserror::Error)]
-pub enum TracingError {
-    /// The exporter rejects the configuration or a variable `OTEL_*`, such as an unknown compression. The process does not
-    /// start.
-    #[error("traces cannot be exported: {0}")]
-    Exporter(#[from] ExporterBuildError),
-    /// The certificate authorities of the system cannot be read. The process does not start.
-    #[error("the certificate authorities of the system cannot be read: {0}; set tracing.ca")]
-    Authorities(rustls::Error),
-    /// A header of `tracing.headers_file` or `tracing.headers_env` has a name or a value that HTTP does not permit. The
-    /// process does not start.
-    #[error("entry {0} of tracing.headers is not a header of HTTP; write name=value")]
-    Header(usize),
-    /// The URL of the collector cannot be used. The process does not start.
-    #[error("the endpoint of traces cannot be used: {0}")]
-    Endpoint(#[from] tonic::transport::Error),
-}
 
 /// Task that exports spans; ended by [`TraceExport::finish`], and aborted on drop.
 pub struct TraceExport {
@@ -75,91 +46,22 @@ impl Drop for TraceExport {
     }
 }
 
-/// Starts the export of the traces of a process with this role, such as `gateway`, in this region; must be called in a
-/// runtime.
+/// Starts the export of the traces of a process; must be called in a runtime.
 ///
 /// # Errors
 ///
 /// When the exporter cannot be created. A collector that cannot be reached is no error.
-pub fn start(
-    config: &TracingConfig,
-    role: &'static str,
-    region: Option<&str>,
-) -> Result<(Tracer, TraceExport), TracingError> {
+pub fn start(config: &TracingConfig, process: Process<'_>) -> Result<(Tracer, TraceExport), ExportError> {
     let tracer = Tracer::new(config.sampler, config.keep);
-    let mut exporter = exporter(config)?;
-    exporter.set_resource(&resource(config, role, region));
+    let mut exporter = exporter::spans(&config.collector)?;
+    exporter.set_resource(&exporter::resource(&config.collector, process));
     let (end, ended) = watch::channel(false);
     let (spans, exporter) = (tracer.clone(), Arc::new(exporter));
-    let timeout = config.timeout + GRACE;
+    let timeout = config.collector.timeout + GRACE;
     let task = tokio::spawn(supervise_until_done("trace export", move || {
         run(spans.clone(), exporter.clone(), timeout, ended.clone())
     }));
     Ok((tracer, TraceExport { task, end }))
-}
-
-fn exporter(config: &TracingConfig) -> Result<OtlpExporter, TracingError> {
-    let TracingConfig { endpoint, protocol, roots, timeout, headers, .. } = config;
-    let connector = CollectorConnector::new(endpoint, *protocol, roots.as_ref(), CONNECT_TIMEOUT)
-        .map_err(TracingError::Authorities)?;
-    let exporter = match protocol {
-        ExportProtocol::Grpc => OtlpExporter::builder()
-            .with_tonic()
-            .with_timeout(*timeout)
-            .with_metadata(metadata(headers)?)
-            .with_channel(channel(endpoint, connector)?)
-            .build()?,
-        ExportProtocol::Http => {
-            metadata(headers)?;
-            OtlpExporter::builder()
-                .with_http()
-                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_endpoint(endpoint.to_string())
-                .with_timeout(*timeout)
-                .with_headers(headers.0.iter().cloned().collect())
-                .with_http_client(HttpExportClient::new(connector, *timeout))
-                .build()?
-        }
-    };
-    Ok(exporter)
-}
-
-/// Returns a channel to the collector. It connects with the first export, over the connector's own TLS; requests have the
-/// scheme of the URL.
-fn channel(endpoint: &Uri, connector: CollectorConnector) -> Result<Channel, TracingError> {
-    let authority = endpoint.authority().map_or("", |authority| authority.as_str());
-    let channel = Endpoint::from_shared(format!("http://{authority}"))?.origin(endpoint.clone());
-    Ok(channel.connect_with_connector_lazy(connector))
-}
-
-fn metadata(headers: &Headers) -> Result<MetadataMap, TracingError> {
-    let mut map = http::HeaderMap::new();
-    for (index, (name, value)) in headers.0.iter().enumerate() {
-        let (name, value) = (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.as_str()));
-        let (Ok(name), Ok(mut value)) = (name, value) else { return Err(TracingError::Header(index + 1)) };
-        value.set_sensitive(true);
-        map.insert(name, value);
-    }
-    Ok(MetadataMap::from_headers(map))
-}
-
-/// Returns the attributes of the process, by the semantic conventions.
-fn resource(config: &TracingConfig, role: &str, region: Option<&str>) -> Resource {
-    let name = config.service_name.clone().unwrap_or_else(|| format!("meridian-{role}"));
-    let provider = region.and_then(|region| region.split_once('/')).map(|(provider, _)| provider.to_owned());
-    let own = [
-        Some(("service.name".to_owned(), name)),
-        Some(("service.version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())),
-        Some(("service.instance.id".to_owned(), format!("{:032x}", rand::random::<u128>()))),
-        region.map(|region| ("cloud.region".to_owned(), region.to_owned())),
-        provider.map(|provider| ("cloud.provider".to_owned(), provider)),
-    ];
-    // The name is that of OTEL_SERVICE_NAME or the role; every other attribute can be set in the environment.
-    let configured = config.resource.iter().filter(|(name, _)| name != "service.name").cloned();
-    let attributes = own.into_iter().flatten().chain(configured);
-    Resource::builder_empty()
-        .with_attributes(attributes.map(|(name, value)| KeyValue::new(name, value)))
-        .build()
 }
 
 async fn run(

@@ -1,21 +1,27 @@
-//! Traces of a process: configuration, and export by the OpenTelemetry protocol (OTLP).
+//! Traces and logs of a process: configuration, and export by the OpenTelemetry protocol (OTLP).
 //!
 //! `telemetry_core` decides which requests are exported and what a span is; this crate has the clock, the randomness, the
-//! queue and the task that exports.
+//! queues, and the task and the thread that export.
 //!
-//! - [`config`]: the section `[tracing]` of each role's file, and the standard variables `OTEL_*`.
+//! - [`config`]: the sections `[tracing]` and `[logs]` of each role's file, and the standard variables `OTEL_*`.
 //! - [`tracer`]: begins and ends the traces of requests; the queue of finished spans.
-//! - [`export`]: the task that sends them to a collector; `connector`: its connections.
+//! - [`export`]: the task that sends them to a collector.
+//! - [`logs`]: the layer that copies the events of the log into a queue, and the thread that sends them.
+//! - [`exporter`]: the exporters of both; `connector`: their connections.
 //!
-//! A request never waits for an export: its spans are put into a bounded queue, or dropped and counted. A collector that
-//! is slow or gone has no other effect.
+//! Neither a request nor a line of the log waits for an export: it is put into a bounded queue, or dropped and counted. A collector
+//! that is slow or gone has no other effect.
 
 pub mod config;
 mod connector;
 pub mod export;
+pub mod exporter;
+pub mod logs;
 pub mod tracer;
 
-pub use config::{TracingConfig, TracingSection};
-pub use export::{TraceExport, TracingError, start};
+pub use config::{LogsConfig, LogsSection, TracingConfig, TracingSection};
+pub use export::{TraceExport, start};
+pub use exporter::{ExportError, Process};
+pub use logs::LogMetrics;
 pub use telemetry_core::{context, request, sampling, span};
 pub use tracer::{TraceMetrics, Tracer};

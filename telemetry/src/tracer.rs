@@ -5,7 +5,7 @@ use rand::Rng;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use supervision::Mutex;
-use telemetry_core::context::TraceContext;
+use telemetry_core::context::{SpanId, TraceContext, TraceId};
 use telemetry_core::request::{RequestTrace, TraceRandom};
 use telemetry_core::sampling::{FinishedTrace, HeadSampler, KeepLimiter, KeepPolicy, KeepReason};
 use telemetry_core::span::SpanRecord;
@@ -19,7 +19,7 @@ pub const QUEUED_SPANS_MAX: usize = 8192;
 pub(crate) const WAKE_SPANS: usize = 512;
 
 labels! {
-    /// Reason why spans were dropped.
+    /// Reason why spans or events of the log were dropped.
     pub enum DropReason {
         /// The queue was full: the collector is slow or gone.
         QueueFull = "queue_full",
@@ -69,7 +69,7 @@ pub(crate) struct TraceCounts {
 metric_set! {
     /// Traces of a process, if they are configured.
     pub struct TraceMetrics<'a> {
-        /// Requests whose trace was exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
+        /// Requests, and attempts at jobs, whose trace was exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
         pub kept: &'a Family<KeptLabel> = "meridian_{role}_traces_total" ["reason"],
         /// Spans that the collector accepted.
         pub exported: &'a Counter = "meridian_{role}_trace_spans_exported_total",
@@ -143,11 +143,18 @@ impl Tracer {
             trace: if caller.is_none() { rng.random() } else { 0 },
             span: rng.random(),
         };
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
-        let passed = u64::try_from(arrived.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let times = (arrived, now_ns.saturating_sub(passed));
+        let times = (arrived, since_1970_ns(arrived));
         RequestTrace::begin(caller, &self.0.sampler, random, times, || self.admit(&self.0.client_limiter))
+    }
+
+    /// Returns whether a trace without a caller is sampled. Every process with the same ratio decides the same.
+    pub fn is_sampled(&self, trace: TraceId) -> bool {
+        self.0.sampler.is_sampled(None, trace, || false)
+    }
+
+    /// Continues a trace with a span that began at `began`, without a decision about it.
+    pub fn continued(&self, span: TraceContext, parent: Option<SpanId>, began: Instant) -> RequestTrace {
+        RequestTrace::continued(span, parent, (began, since_1970_ns(began)))
     }
 
     /// Decides about the trace of a finished request, and returns the reason to export it, if there is one.
@@ -216,6 +223,14 @@ impl Tracer {
     pub(crate) fn shared(&self) -> &Shared {
         &self.0
     }
+}
+
+/// Returns a time of the past in nanoseconds since 1970.
+fn since_1970_ns(time: Instant) -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ns = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+    let passed = u64::try_from(time.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    now_ns.saturating_sub(passed)
 }
 
 #[cfg(test)]

@@ -145,6 +145,12 @@ impl LocalFleet {
         }
     }
 
+    /// Returns the metrics of the gateway.
+    pub(crate) async fn metrics(&self) -> String {
+        let response = self.client.get(format!("{}/metrics", self.operations)).send().await;
+        response.expect("a response").text().await.expect("text")
+    }
+
     /// Sends `POST /v1/embeddings` with this body and further headers.
     pub(crate) async fn post(
         &self,

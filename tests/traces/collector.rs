@@ -1,9 +1,10 @@
-//! Collector of traces: receives exports by HTTP and decodes them with the published protobuf definitions.
+//! Collector of traces and logs: receives exports by HTTP and decodes them with the published protobuf definitions.
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
+use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
@@ -28,6 +29,7 @@ pub(super) struct Collector {
 #[derive(Default)]
 struct Received {
     spans: Vec<ReceivedSpan>,
+    logs: Vec<ReceivedLog>,
     bytes: Vec<u8>,
 }
 
@@ -35,6 +37,8 @@ struct Received {
 #[derive(Clone, Debug)]
 pub(super) struct ReceivedSpan {
     pub(super) service: String,
+    /// Region of the process.
+    pub(super) process_region: String,
     pub(super) trace: String,
     pub(super) id: String,
     /// Empty for a root.
@@ -46,6 +50,19 @@ pub(super) struct ReceivedSpan {
     /// Trace and span of each link.
     pub(super) links: Vec<(String, String)>,
     attributes: BTreeMap<String, String>,
+}
+
+/// Received event of a log.
+#[derive(Clone, Debug)]
+pub(super) struct ReceivedLog {
+    pub(super) service: String,
+    pub(super) scope: String,
+    pub(super) severity: String,
+    pub(super) body: String,
+    /// Empty without one.
+    pub(super) trace: String,
+    pub(super) span: String,
+    pub(super) attributes: BTreeMap<String, String>,
 }
 
 impl ReceivedSpan {
@@ -60,7 +77,8 @@ impl Collector {
         let received: Arc<Mutex<Received>> = Arc::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
-        let router = Router::new().route("/v1/traces", post(receive)).with_state(received.clone());
+        let router = Router::new().route("/v1/traces", post(receive)).route("/v1/logs", post(receive_logs));
+        let router = router.with_state(received.clone());
         let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
         Collector { address, received, server }
     }
@@ -72,6 +90,11 @@ impl Collector {
     /// Returns all spans.
     pub(super) fn spans(&self) -> Vec<ReceivedSpan> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner).spans.clone()
+    }
+
+    /// Returns all events of logs.
+    pub(super) fn logs(&self) -> Vec<ReceivedLog> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).logs.clone()
     }
 
     /// Returns the spans of a trace in the order in which they began.
@@ -101,15 +124,40 @@ async fn receive(State(received): State<Arc<Mutex<Received>>>, body: Bytes) -> V
         let process = attributes(resource.resource.map(|resource| resource.attributes).unwrap_or_default());
         let service = process.get("service.name").cloned().unwrap_or_default();
         let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
-        received.spans.extend(spans.map(|span| read(&service, span)));
+        let region = process.get("cloud.region").cloned().unwrap_or_default();
+        received.spans.extend(spans.map(|span| read((&service, &region), span)));
     }
     ExportTraceServiceResponse::default().encode_to_vec()
 }
 
-fn read(service: &str, span: Span) -> ReceivedSpan {
+async fn receive_logs(State(received): State<Arc<Mutex<Received>>>, body: Bytes) -> Vec<u8> {
+    let export = ExportLogsServiceRequest::decode(body.clone()).expect("an export");
+    let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+    received.bytes.extend_from_slice(&body);
+    for resource in export.resource_logs {
+        let process = attributes(resource.resource.map(|resource| resource.attributes).unwrap_or_default());
+        let service = process.get("service.name").cloned().unwrap_or_default();
+        for scope in resource.scope_logs {
+            let name = scope.scope.map(|scope| scope.name).unwrap_or_default();
+            received.logs.extend(scope.log_records.into_iter().map(|record| ReceivedLog {
+                service: service.clone(),
+                scope: name.clone(),
+                severity: record.severity_text,
+                body: record.body.and_then(|body| body.value).map(text).unwrap_or_default(),
+                trace: hexadecimal(&record.trace_id),
+                span: hexadecimal(&record.span_id),
+                attributes: attributes(record.attributes),
+            }));
+        }
+    }
+    ExportLogsServiceResponse::default().encode_to_vec()
+}
+
+fn read((service, region): (&str, &str), span: Span) -> ReceivedSpan {
     assert!(span.trace_state.is_empty(), "the state is text of a client");
     ReceivedSpan {
         service: service.to_owned(),
+        process_region: region.to_owned(),
         trace: hexadecimal(&span.trace_id),
         id: hexadecimal(&span.span_id),
         parent: hexadecimal(&span.parent_span_id),
@@ -127,14 +175,19 @@ fn read(service: &str, span: Span) -> ReceivedSpan {
 }
 
 fn attributes(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
-    let text = |value| match value {
-        Value::StringValue(text) => text,
-        Value::IntValue(number) => number.to_string(),
-        other => panic!("an attribute is text or a number: {other:?}"),
-    };
     let value =
         |attribute: KeyValue| (attribute.key, attribute.value.and_then(|value| value.value).map(text));
     attributes.into_iter().map(value).map(|(name, value)| (name, value.unwrap_or_default())).collect()
+}
+
+fn text(value: Value) -> String {
+    match value {
+        Value::StringValue(text) => text,
+        Value::IntValue(number) => number.to_string(),
+        Value::DoubleValue(number) => number.to_string(),
+        Value::BoolValue(value) => value.to_string(),
+        other => panic!("a value is text, a number or a truth value: {other:?}"),
+    }
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -1,6 +1,7 @@
 //! Traces through all processes, received by a collector that reads the published protobuf definitions of OTLP.
 
 mod collector;
+mod jobs;
 
 use crate::local_fleet::LocalFleet;
 use crate::{AMERICA, ASHBURN, EUROPE};
@@ -23,6 +24,7 @@ const CLIENT: (&str, &str) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203
 fn fleet(collector: &Collector) -> LocalFleet {
     let endpoint = collector.url();
     let environment = [
+        ("MERIDIAN_LOG", "info,access=debug,replica=debug"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
         ("OTEL_TRACES_SAMPLER_ARG", "0"),
@@ -62,6 +64,36 @@ fn check_attempt(spans: &[ReceivedSpan], attempt: &ReceivedSpan, region: &str) {
     for (outer, inner) in [(attempt, spoke), (spoke, to_replica), (to_replica, replica)] {
         // A spoke ends its span when it has written the response, which the gateway may have read by then.
         assert!(outer.start <= inner.start, "{}", collector::waterfall(spans));
+    }
+}
+
+/// Waits for the log lines of a request, and checks that they name its spans and that every role exports its log.
+async fn check_logs(fleet: &LocalFleet, collector: &Collector, spans: &[&ReceivedSpan]) {
+    let mut logs = Vec::new();
+    fleet
+        .wait_until("all roles have exported their logs", async || {
+            logs = collector.logs();
+            let has = |role: &str| logs.iter().any(|log| log.service == format!("meridian-{role}"));
+            ["gateway", "hub", "spoke", "replica"].iter().all(|role| has(role))
+                && spans.iter().all(|span| logs.iter().any(|log| log.span == span.id))
+        })
+        .await;
+    for span in spans {
+        let lines: Vec<_> = logs.iter().filter(|log| log.span == span.id).collect();
+        let [line] = lines.as_slice() else { panic!("one line for each request: {lines:?}") };
+        assert_eq!((&line.service, &line.trace), (&span.service, &span.trace));
+        assert!(!line.attributes.contains_key("trace_id") && !line.attributes.contains_key("span_id"));
+    }
+    let line = logs.iter().find(|log| log.span == spans[0].id).expect("that of the gateway");
+    assert_eq!(
+        (line.scope.as_str(), line.body.as_str(), line.severity.as_str()),
+        ("access", "access", "INFO")
+    );
+    assert_eq!(line.attributes["status"], "200");
+    let metrics = fleet.metrics().await;
+    for name in ["meridian_gateway_log_records_exported_total ", "meridian_gateway_log_queue_max_bytes "] {
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name));
+        assert!(value.is_some_and(|value| value != "0"), "{name} in {metrics}");
     }
 }
 
@@ -126,6 +158,14 @@ async fn a_trace_has_the_spans_of_every_process_a_request_passed_through() {
     assert_eq!(batch.links, [(CLIENT.0.to_owned(), replica.id.clone())]);
     assert_eq!(engine.links, [(batch.trace.clone(), batch.id.clone())]);
     assert_ne!(batch.trace, CLIENT.0, "a batch has inputs of several requests");
+    let steps = collector.trace(&batch.trace);
+    let [pack, forward, pool] = ["pack", "forward", "pool"].map(|step| only(&steps, &batch.id, step));
+    assert_eq!(
+        [pack.start, pack.end, forward.end, pool.end],
+        [batch.start, forward.start, pool.start, batch.end]
+    );
+
+    check_logs(&fleet, &collector, &[gateway, replica]).await;
 
     let statuses = |span: &ReceivedSpan| span.text("http.response.status_code").to_owned();
     let mut found: Vec<_> = spans.iter().filter(|span| span.parent == CLIENT.1).map(statuses).collect();

@@ -45,7 +45,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use telemetry::{TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 use tenants::GatewayTenants;
 
 section! {
@@ -80,6 +80,8 @@ section! {
         tls: Option<TlsSection>;
         /// Traces by OTLP.
         tracing: TracingSection;
+        /// Events of the log by OTLP.
+        logs: LogsSection;
         /// Identity towards regions and hubs.
         identity: Option<IdentitySection>;
         /// Resolution of the names of regions and hubs.
@@ -197,6 +199,8 @@ pub struct EdgeConfig {
     pub explanations: Option<ExplanationsConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Export of the log, if it is configured.
+    pub logs: Option<LogsConfig>,
 }
 
 impl EdgeConfig {
@@ -262,6 +266,7 @@ impl EdgeConfig {
         let total = file.timeouts.unwrap_or_default().body;
         let bodies = file.bodies.and_then(|section| section.read(document, total));
         let tracing = file.tracing.and_then(|section| section.read(document, files));
+        let logs = file.logs.and_then(|section| section.read(document, files));
         let trusted_peers = file.trusted_peers?;
         let (point, region) = region?;
         let (tenants, read) = tenants.unzip();
@@ -304,6 +309,7 @@ impl EdgeConfig {
             receipts,
             explanations,
             tracing: tracing?,
+            logs: logs?,
         })
     }
 }

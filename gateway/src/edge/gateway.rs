@@ -41,7 +41,7 @@ use scheduler_client::hub::ControlPlaneClient;
 use std::sync::Arc;
 use supervision::health::HealthCheck;
 use supervision::task::{supervise, supervise_until_done};
-use telemetry::{TraceExport, Tracer, TracingError};
+use telemetry::{ExportError, Process, TraceExport, Tracer};
 use tokio::sync::{Semaphore, watch as channel};
 use tokio::task::JoinSet;
 
@@ -298,9 +298,10 @@ impl Gateway {
     }
 
     /// Starts the export of traces, if it is configured.
-    pub(super) fn start_tracing(&self) -> Result<(Option<Tracer>, Option<TraceExport>), TracingError> {
+    pub(super) fn start_tracing(&self) -> Result<(Option<Tracer>, Option<TraceExport>), ExportError> {
         let Some(config) = &self.config.tracing else { return Ok((None, None)) };
-        let started = telemetry::start(config, "gateway", Some(self.config.region.as_str()))?;
+        let process = Process { role: "gateway", region: Some(self.config.region.as_str()) };
+        let started = telemetry::start(config, process)?;
         Ok(Some(started).unzip())
     }
 

@@ -74,7 +74,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::task::{contained, essential};
-use telemetry::TracingError;
+use telemetry::ExportError;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
 use tokio::task::JoinSet;
@@ -146,7 +146,7 @@ pub enum EdgeError {
     Threads(#[source] io::Error),
     /// Traces cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] TracingError),
+    Tracing(#[from] ExportError),
     /// A URL in `hub` or the identity cannot be used for requests to hubs. The gateway does not start.
     #[error("cannot build the HTTP client for the control plane: {0}")]
     Client(#[from] scheduler_client::hub::HubClientError),

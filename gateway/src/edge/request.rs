@@ -411,7 +411,7 @@ impl Drop for RequestContext<'_> {
             total,
             exemplar,
             times: self.served_by.map(|(_, times)| times),
-            trace: self.trace.map(|trace| trace.trace),
+            trace: self.trace.map(|trace| trace.context()),
         };
         ended.record(&self.request_recorder.metrics);
         self.count_usage();

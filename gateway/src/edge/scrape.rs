@@ -17,7 +17,7 @@ use regions::set::RegionIndex;
 use resolver::ResolverMetrics;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
-use telemetry::{TraceMetrics, Tracer};
+use telemetry::{LogMetrics, TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "gateway";
@@ -109,6 +109,8 @@ metric_set! {
         explanations: Option<ArchiveScrape<'a>> = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
+        /// Export of the log.
+        logs: Option<LogMetrics<'a>> = set,
     }
 }
 
@@ -202,6 +204,7 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),
         explanations: operations.archive.as_ref().map(|archive| archive.scrape()),
         traces: operations.tracer.as_ref().map(Tracer::metrics),
+        logs: LogMetrics::read(),
     };
     metrics::render(ROLE, &scrape, format)
 }

@@ -4,7 +4,7 @@ use super::{ACCESS, millis};
 use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
 use regions::id::{DeploymentName, RegionId};
 use std::time::Duration;
-use telemetry::context::TraceId;
+use telemetry::context::TraceContext;
 
 /// A request that a gateway sent to this region has ended.
 pub(crate) struct ArrivalEnded<'a> {
@@ -17,8 +17,8 @@ pub(crate) struct ArrivalEnded<'a> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
-    /// Absent if the spoke records no traces.
-    pub(crate) trace: Option<TraceId>,
+    /// Span of the request; absent if the spoke records no traces.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 impl ArrivalEnded<'_> {
@@ -43,7 +43,8 @@ impl ArrivalEnded<'_> {
         tracing::debug!(
             target: ACCESS,
             id,
-            trace_id = self.trace.map(TraceId::text),
+            trace_id = self.trace.map(|span| span.trace.text()),
+            span_id = self.trace.map(|span| span.span.text()),
             attempt,
             region = region.as_str(),
             endpoint = endpoint.as_str(),

@@ -14,7 +14,7 @@ use regions::id::{DeploymentName, TenantId};
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
 use std::time::Duration;
-use telemetry::context::TraceId;
+use telemetry::context::TraceContext;
 
 /// A request has ended; one line for each request. `MERIDIAN_LOG=info,access=off` disables these lines.
 pub(crate) struct RequestEnded<'a> {
@@ -42,8 +42,8 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) exemplar: Option<Exemplar>,
     /// Absent if no region responded.
     pub(crate) times: Option<RequestTimes>,
-    /// Absent if the gateway records no traces.
-    pub(crate) trace: Option<TraceId>,
+    /// Span of the request; absent if the gateway records no traces.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// Times of the stages of a request with a response.
@@ -112,7 +112,8 @@ impl RequestEnded<'_> {
         tracing::info!(
             target: ACCESS,
             id,
-            trace_id = trace.map(TraceId::text),
+            trace_id = trace.map(|span| span.trace.text()),
+            span_id = trace.map(|span| span.span.text()),
             protocol = protocol.as_str(),
             endpoint = endpoint.as_str(),
             tenant = tenant.map(TenantId::as_str),

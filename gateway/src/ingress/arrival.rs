@@ -14,6 +14,8 @@ use replica_api::headers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::Tracer;
+use telemetry::context::TraceContext;
+use telemetry::request::RequestTrace;
 use telemetry::sampling::FinishedTrace;
 
 /// Records requests: metrics, log records and receipts.
@@ -43,6 +45,8 @@ pub(super) struct Arrival<'a> {
     deployment: Option<DeploymentName>,
     /// Residency header as received.
     residency: Option<String>,
+    /// Job that the request has submitted, if it has a trace: its identifier, and the root of its trace.
+    pub(super) job: Option<(String, TraceContext)>,
     /// Key of the attempt, if its gateway sent one.
     key: Option<AttemptKey>,
     /// Reserved queue slot for its receipt, if it needs one.
@@ -75,6 +79,7 @@ impl ArrivalRecorder {
             tenant: text(headers::TENANT).map(str::to_owned),
             deployment: text(headers::DEPLOYMENT).and_then(|name| name.parse().ok()),
             residency: text(headers::RESIDENCY).map(str::to_owned),
+            job: None,
             key: text(headers::ATTEMPT_KEY).and_then(|key| key.parse().ok()),
             receipt_slot: None,
             number: None,
@@ -151,6 +156,7 @@ impl Arrival<'_> {
             tenant: self.tenant.as_deref(),
             deployment: self.deployment.as_ref(),
             residency: self.residency.as_deref(),
+            job: self.job.as_ref(),
             arrived: self.arrived,
             total,
             reason,
@@ -174,7 +180,7 @@ impl Drop for Arrival<'_> {
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total,
-            trace: self.stages.trace().map(|trace| trace.trace),
+            trace: self.stages.trace().map(RequestTrace::context),
         };
         ended.record(&self.recorder.metrics);
         if let Some(receipts) = &self.recorder.receipts {

@@ -3,7 +3,7 @@
 use super::arrival::ArrivalRecorder;
 use super::forwarder::ReplicaForwarder;
 use super::hold::Hold;
-use super::jobs::{self, JobApi, JobComputation, RegionalJobQueue};
+use super::jobs::{self, JobApi, JobComputation, JobTraces, RegionalJobQueue};
 use super::operations::{IngressOperations, ListenerUsage};
 use super::peers::{self, PeerExchange};
 use super::pipeline::IngressPipeline;
@@ -39,6 +39,8 @@ pub(super) struct Ingress {
     peers: Arc<PeerExchange>,
     /// Worker of the queue of jobs, if the region has one.
     job_worker: Option<(Arc<RegionalJobQueue>, Arc<JobComputation>)>,
+    /// Traces of its jobs, if traces are configured.
+    job_traces: Option<Arc<JobTraces>>,
     /// Signal that replicas were added or removed.
     changed: Arc<Notify>,
     /// Sequence number of the state to share with the other spokes.
@@ -113,6 +115,10 @@ impl Ingress {
             hold,
             upstream: to_replicas,
         });
+        let job_traces = tracer.clone().map(|tracer| {
+            let (region, residency) = (region.clone(), residency.clone());
+            Arc::new(JobTraces { tracer, region, residency })
+        });
         let job_worker = jobs.clone().map(|queue| {
             let computation = JobComputation {
                 region: region.clone(),
@@ -121,6 +127,7 @@ impl Ingress {
                 residency: residency.clone(),
                 forwarder: forwarder.clone(),
                 body_reader: body_reader.clone(),
+                traces: job_traces.clone(),
             };
             (queue, Arc::new(computation))
         });
@@ -131,6 +138,7 @@ impl Ingress {
                 residency: residency.clone(),
                 body_reader: body_reader.clone(),
                 queue: jobs,
+                traces: job_traces.clone(),
             },
             arrival_recorder: ArrivalRecorder {
                 region: region.clone(),
@@ -146,7 +154,17 @@ impl Ingress {
             residency,
             body_reader,
         });
-        Ok(Ingress { pipeline, operations, prober, peers, job_worker, changed, shared, transport })
+        Ok(Ingress {
+            pipeline,
+            operations,
+            prober,
+            peers,
+            job_worker,
+            job_traces,
+            changed,
+            shared,
+            transport,
+        })
     }
 
     /// Starts the tasks that follow the certificates, the replicas, and the other spokes of the region, and the worker of its
@@ -165,7 +183,16 @@ impl Ingress {
             let followed = queue.clone();
             tasks.spawn(supervise("job log", move || jobs::follow_failure(followed.clone())));
             let (sent, spoke) = (queue.clone(), computation.spoke.clone());
-            tasks.spawn(supervise("webhooks", move || jobs::send(sent.clone(), spoke.clone())));
+            let traces = self.job_traces.clone();
+            tasks.spawn(supervise("webhooks", move || {
+                jobs::send(sent.clone(), spoke.clone(), traces.clone())
+            }));
+            if let Some(traces) = self.job_traces.clone() {
+                let ended = queue.clone();
+                tasks.spawn(supervise("job traces", move || {
+                    jobs::export_ended(ended.clone(), traces.clone())
+                }));
+            }
             let followed = queue.clone();
             tasks.spawn(supervise("webhook secrets", move || jobs::follow_secrets(followed.clone())));
             let finalized = queue.clone();

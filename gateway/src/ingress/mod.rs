@@ -60,7 +60,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::task::essential;
-use telemetry::{TraceExport, Tracer, TracingConfig, TracingError};
+use telemetry::{ExportError, Process, TraceExport, Tracer, TracingConfig};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -147,7 +147,7 @@ pub enum IngressError {
     Tls(#[from] rustls::Error),
     /// Traces cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] TracingError),
+    Tracing(#[from] ExportError),
     /// The queue of jobs cannot be opened. The spoke does not start.
     #[error("{0}")]
     Jobs(#[from] JobsError),
@@ -245,9 +245,10 @@ fn start_receipts(config: &IngressConfig) -> Result<(Option<Recorder>, Option<Wr
 }
 
 /// Starts the export of traces, if it is configured.
-fn start_tracing(config: &IngressConfig) -> Result<(Option<Tracer>, Option<TraceExport>), TracingError> {
+fn start_tracing(config: &IngressConfig) -> Result<(Option<Tracer>, Option<TraceExport>), ExportError> {
     let Some(tracing) = &config.tracing else { return Ok((None, None)) };
-    let started = telemetry::start(&tracing.behind_gateway(), "spoke", Some(config.region.as_str()))?;
+    let process = Process { role: "spoke", region: Some(config.region.as_str()) };
+    let started = telemetry::start(&tracing.behind_gateway(), process)?;
     Ok(Some(started).unzip())
 }
 

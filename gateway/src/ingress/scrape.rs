@@ -18,7 +18,7 @@ use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
-use telemetry::{TraceMetrics, Tracer};
+use telemetry::{LogMetrics, TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "ingress";
@@ -98,6 +98,8 @@ metric_set! {
         receipts: Option<ReceiptScrape<'a>> = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
+        /// Export of the log.
+        logs: Option<LogMetrics<'a>> = set,
     }
 }
 
@@ -196,6 +198,7 @@ impl IngressOperations {
             build: BuildMetrics::read(),
             receipts: self.receipts.as_ref().map(ReceiptMetrics::scrape),
             traces: self.tracer.as_ref().map(Tracer::metrics),
+            logs: LogMetrics::read(),
         };
         drop(spoke);
         metrics::render(ROLE, &scrape, format)

@@ -149,6 +149,8 @@ pub(super) struct FinishedArrival<'a> {
     pub(super) tenant: Option<&'a str>,
     pub(super) deployment: Option<&'a DeploymentName>,
     pub(super) residency: Option<&'a str>,
+    /// Job that the request has submitted: its identifier, and the root of its trace.
+    pub(super) job: Option<&'a (String, TraceContext)>,
     pub(super) arrived: Instant,
     pub(super) total: Duration,
     pub(super) reason: KeepReason,
@@ -161,7 +163,7 @@ pub(super) fn of_arrival(
     stages: &IngressStages,
 ) -> Vec<SpanRecord> {
     let FinishedArrival { id, attempt, method, endpoint, outcome, region, tenant, deployment, .. } = *arrival;
-    let FinishedArrival { residency, arrived, total, reason, .. } = *arrival;
+    let FinishedArrival { residency, job, arrived, total, reason, .. } = *arrival;
     let cloud = region.as_str().split_once('/').map(|(cloud, _)| cloud);
     let whole = request_span(trace, (method, endpoint), outcome, total)
         .with(Attribute::KeepReason, reason.as_str())
@@ -172,13 +174,30 @@ pub(super) fn of_arrival(
         .with_text(Attribute::CloudRegion, Some(region.as_str()))
         .with_text(Attribute::CloudProvider, cloud)
         .with(Attribute::AttemptNumber, u64::from(attempt))
-        .with(Attribute::Attempts, u64::from(stages.attempts));
+        .with(Attribute::Attempts, u64::from(stages.attempts))
+        .with_text(Attribute::JobId, job.map(|(id, _)| id.as_str()))
+        .linked(job.map(|(_, root)| *root));
     let mut spans = vec![whole];
-    spans.extend(stages.stages.iter().zip(0..).map(|(record, number)| {
-        let times = (record.began, record.ended.unwrap_or(arrived + total));
-        stage_span(trace, &record.stage, trace.span.child(number), times)
-    }));
+    spans.extend(stage_spans(trace, stages, arrived + total));
     spans
+}
+
+/// Returns the spans of a request of a job that ended at `ended`: the request, and its stages.
+pub(super) fn of_job_request(stages: &IngressStages, ended: Instant) -> Vec<SpanRecord> {
+    let Some(trace) = stages.trace() else { return Vec::new() };
+    let mut spans = vec![trace.internal_span(SpanName::JobRequest, ended)];
+    spans.extend(stage_spans(trace, stages, ended));
+    spans
+}
+
+/// Returns the spans of the stages; one that is in progress ended at `ended`.
+fn stage_spans(trace: &RequestTrace, stages: &IngressStages, ended: Instant) -> Vec<SpanRecord> {
+    let stages = stages.stages.iter().zip(0..);
+    let spans = stages.map(|(record, number)| {
+        let times = (record.began, record.ended.unwrap_or(ended));
+        stage_span(trace, &record.stage, trace.span.child(number), times)
+    });
+    spans.collect()
 }
 
 fn stage_span(trace: &RequestTrace, stage: &Stage, id: SpanId, times: (Instant, Instant)) -> SpanRecord {
@@ -237,6 +256,7 @@ mod tests {
             tenant: None,
             deployment: None,
             residency: None,
+            job: None,
             arrived: Instant::now(),
             total: Duration::from_secs(1),
             reason: KeepReason::Slow,

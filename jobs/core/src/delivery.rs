@@ -141,6 +141,7 @@ mod tests {
                 webhook: Some(url.to_owned()),
                 chunk: None,
                 residency: None,
+                trace: None,
             },
             sequence: 1,
             attempts: 1,

@@ -52,6 +52,11 @@ impl DurableJobId {
         DurableJobId(u128::from(submitted.0.min((1 << 48) - 1)) << RANDOM_BITS)
     }
 
+    /// Returns the identifier as a number.
+    pub fn get(self) -> u128 {
+        self.0
+    }
+
     /// Returns the time of the submission.
     pub fn submitted(self) -> UnixMillis {
         UnixMillis((self.0 >> RANDOM_BITS) as u64)
@@ -175,6 +180,9 @@ pub struct JobSpec {
     /// Residency policy under which it was accepted, as text; absent if an earlier version has accepted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<String>,
+    /// Span of the request that submitted it, as in the header `traceparent`, if the spoke records traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
 }
 
 /// Chunk of a batch.

@@ -404,6 +404,7 @@ mod tests {
                 webhook: None,
                 chunk: None,
                 residency: residency.map(str::to_owned),
+                trace: None,
             };
             self.queue.apply(self.sequence, &[JobRecord::Submitted { id, spec: Box::new(spec) }]);
             id

@@ -435,6 +435,11 @@ impl QueueHost {
         applied.queue.batches().batch(id).filter(|batch| batch.spec.tenant == tenant).cloned()
     }
 
+    /// Returns a batch of any tenant.
+    pub fn batch_of_any_tenant(&self, id: BatchId) -> Option<Arc<Batch>> {
+        self.shared.applied.lock().queue.batches().batch(id).cloned()
+    }
+
     /// Returns a page of the batches of a tenant, the newest first.
     pub fn batches(&self, tenant: &str, before: Option<BatchId>, count: usize) -> Vec<(BatchId, Arc<Batch>)> {
         let applied = self.shared.applied.lock();

@@ -1,11 +1,11 @@
 //! The log of a queue: appending entries, and applying them in their order.
 
-use super::{Applied, QueueError, RETRY_PAUSE, Shared, now};
+use super::{Applied, EndedWork, QueueError, RETRY_PAUSE, Shared, now};
 use crate::log::{EncodedEntry, JobLogError, QueueSnapshot};
 use jobs_core::batch::state::BatchRow;
 use jobs_core::decide;
 use jobs_core::job::{DurableJob, DurableJobId};
-use jobs_core::queue::{DurableJobQueue, RecordEffect};
+use jobs_core::queue::{Cancellation, DurableJobQueue, RecordEffect};
 use jobs_core::record::JobRecord;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,6 +58,12 @@ impl Shared {
             let (sequence, of_entry) = self.append_entry(entry).await?;
             last = sequence;
             effects.extend(of_entry);
+        }
+        if self.ended.receiver_count() > 0 {
+            for ended in records.iter().zip(&effects).filter_map(|(record, effect)| ended(record, effect)) {
+                // The last subscriber may have left.
+                self.ended.send(ended).ok();
+            }
         }
         Ok((last, effects))
     }
@@ -164,6 +170,18 @@ impl Shared {
                 }
             }
         }
+    }
+}
+
+/// Returns the job or the batch that a record has ended.
+fn ended(record: &JobRecord, effect: &RecordEffect) -> Option<EndedWork> {
+    match (record, effect) {
+        (JobRecord::Finished { id, .. }, RecordEffect::Changed)
+        | (JobRecord::CancelRequested { id, .. }, RecordEffect::Cancellation(Cancellation::Confirmed)) => {
+            Some(EndedWork::Job(*id))
+        }
+        (JobRecord::BatchFinalized { id, .. }, RecordEffect::Changed) => Some(EndedWork::Batch(*id)),
+        _ => None,
     }
 }
 

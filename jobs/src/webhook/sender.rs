@@ -18,7 +18,7 @@ use jobs_core::webhook::WebhookPolicy;
 use resolver::Resolver;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use supervision::task::contained;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::{Id, JoinError, JoinSet};
@@ -56,8 +56,14 @@ pub trait WebhookHost: Send + Sync {
     fn secrets(&self, tenant: &str) -> Vec<WebhookSecret>;
     /// Whether the process stops soon, and takes no further results.
     fn is_draining(&self) -> bool;
-    /// Records an ended attempt, and what follows it.
-    fn ended(&self, taken: &TakenJob, end: &DeliveryEnd, follows: &Result<DeliveryOutcome, QueueError>);
+    /// Records an attempt that began at `began` and has ended, and what follows it.
+    fn ended(
+        &self,
+        taken: &TakenJob,
+        began: Instant,
+        end: &DeliveryEnd,
+        follows: &Result<DeliveryOutcome, QueueError>,
+    );
 }
 
 /// Client of webhook targets.
@@ -114,9 +120,10 @@ impl WebhookSender {
                 let (sender, queue) = (self.clone(), queue.clone());
                 // After a panic, or if the end cannot be stored, the lease expires and the result is sent again.
                 let task = sending.spawn(contained("webhook delivery", async move {
+                    let began = Instant::now();
                     let end = sender.send(&job).await;
                     let follows = queue.end_delivery(job.id, job.token, end.clone()).await;
-                    sender.host.ended(&job, &end, &follows);
+                    sender.host.ended(&job, began, &end, &follows);
                 }));
                 targets.insert(task.id(), target);
             }

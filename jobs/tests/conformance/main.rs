@@ -33,6 +33,7 @@ fn job(number: u64) -> DurableJob {
         webhook: Some("https://example.com/ü".to_owned()),
         chunk: None,
         residency: None,
+        trace: None,
     };
     let status = JobStatus::Queued { not_before: UnixMillis(0) };
     DurableJob { spec, sequence: number, attempts: 0, last_error: None, status }

@@ -16,10 +16,11 @@ use replica_core::batch::{Backlog, Batch, BatchPlan, BatchRequestId, FinishedBat
 use super::sequence::QueuedSequence;
 use super::{ComputeError, Shared, State};
 use crate::engine::{
-    BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, FailedSequence, Output, RaggedBatch,
+    BatchBuffer, BatchCallbacks, ComputeNested, Engine, EngineError, EngineStep, FailedSequence, Output,
+    RaggedBatch,
 };
 use crate::events::{BatchComputed, BatchDelayed, EngineFailed, InputsDropped};
-use crate::trace::BatchTrace;
+use crate::trace::{BatchTimes, BatchTrace};
 
 /// Finished batch, on its way to the delivery thread.
 pub(super) struct BatchResult {
@@ -30,6 +31,8 @@ pub(super) struct BatchResult {
     busy: Duration,
     /// Begin and end of the computation.
     computed: (Instant, Instant),
+    /// Steps of the computation, each with its begin.
+    steps: Vec<(EngineStep, Instant)>,
 }
 
 /// Rows of a batch.
@@ -46,6 +49,8 @@ struct ExecutedBatch {
     started: Instant,
     /// Part of the time since `started` in which interrupting batches were computed.
     interruptions: Duration,
+    /// Steps of the computation, each with its begin, if traces are recorded.
+    steps: Vec<(EngineStep, Instant)>,
 }
 
 /// Callbacks of an engine during a batch.
@@ -55,6 +60,8 @@ struct WorkerCallbacks<'a> {
     finished_batches: &'a Sender<BatchResult>,
     /// Time spent on interrupting batches.
     interruptions: Mutex<Duration>,
+    /// Steps of the batch, if traces are recorded.
+    steps: Mutex<Vec<(EngineStep, Instant)>>,
 }
 
 impl BatchCallbacks for WorkerCallbacks<'_> {
@@ -64,6 +71,12 @@ impl BatchCallbacks for WorkerCallbacks<'_> {
 
     fn has_urgent(&self) -> bool {
         self.batch.priority == Priority::Bulk && self.shared.interactive_pending.load(Ordering::Relaxed)
+    }
+
+    fn began(&self, step: EngineStep) {
+        if self.shared.is_traced {
+            self.steps.lock().push((step, Instant::now()));
+        }
     }
 
     fn run_urgent(&self, compute_nested: &mut ComputeNested<'_>) {
@@ -86,19 +99,21 @@ impl Shared {
         let mut tokens = BatchBuffer::default();
         let mut executed = None;
         while let Some(batch) = self.next_batch(executed.take(), finished_batches) {
-            let mut interruptions = Duration::ZERO;
+            let (mut interruptions, mut steps) = (Duration::ZERO, Vec::new());
             let mut computed = self.run(&mut tokens, batch, |own_batch, batch, output, rows| {
                 let callbacks = WorkerCallbacks {
                     shared: self,
                     batch: own_batch,
                     finished_batches,
                     interruptions: Mutex::independent(Duration::ZERO),
+                    steps: Mutex::independent(Vec::new()),
                 };
                 let computed = engine.compute_each(batch, output, &callbacks, rows);
                 interruptions = callbacks.interruptions.into_inner();
+                steps = callbacks.steps.into_inner();
                 computed
             });
-            computed.interruptions = interruptions;
+            (computed.interruptions, computed.steps) = (interruptions, steps);
             if let Some(statistics) = engine.statistics() {
                 self.metrics.update_gauges(|gauges| gauges.engine = Some(statistics));
             }
@@ -132,7 +147,7 @@ impl Shared {
             Ok(Err(error)) => Err(error.to_string()),
             Err(Panicked(reason)) => Err(reason),
         };
-        ExecutedBatch { batch, rows, started, interruptions: Duration::ZERO }
+        ExecutedBatch { batch, rows, started, interruptions: Duration::ZERO, steps: Vec::new() }
     }
 
     /// Returns an interactive batch that interrupts a bulk batch; `None` resumes the bulk batch.
@@ -158,7 +173,7 @@ impl Shared {
 
     /// Reports to the planner that the engine was busy with this batch for `busy`.
     fn finish(&self, state: &mut State, executed: ExecutedBatch, busy: Duration) -> BatchResult {
-        let ExecutedBatch { batch, rows, started, interruptions: _ } = executed;
+        let ExecutedBatch { batch, rows, started, interruptions: _, steps } = executed;
         let now = Instant::now();
         let FinishedBatch { owners, complete: _ } = state.planner.finished(&batch, busy, now);
         let failed: Vec<&Vec<RowOwner>> = match &rows {
@@ -169,7 +184,7 @@ impl Shared {
         failed.into_iter().flatten().for_each(|owner| {
             state.planner.cancel(owner.request);
         });
-        BatchResult { batch, owners, rows, busy, computed: (started, now) }
+        BatchResult { batch, owners, rows, busy, computed: (started, now), steps }
     }
 
     /// Reports `executed` and returns the next batch, waiting for one if necessary; `None` when the batcher stops.
@@ -237,7 +252,7 @@ impl Shared {
 
     /// Copies rows into their responses and sends the complete ones.
     pub(super) fn deliver(&self, finished: BatchResult) {
-        let BatchResult { batch, owners, rows, busy, computed } = finished;
+        let BatchResult { batch, owners, rows, busy, computed, steps } = finished;
         let requests: BTreeSet<BatchRequestId> = owners.iter().flatten().map(|owner| owner.request).collect();
         let BatchRows { rows, failed } = match rows {
             Ok(computed) => computed,
@@ -299,7 +314,8 @@ impl Shared {
         }
         let trace = self.is_traced.then(|| self.pending.traces(&requests)).filter(|links| !links.is_empty());
         let trace = trace.map(|links| {
-            Arc::new(BatchTrace::new(batch.priority, batch.size(), computed, requests.len(), links))
+            let times = BatchTimes { began: computed.0, ended: computed.1, steps };
+            Arc::new(BatchTrace::new(batch.priority, batch.size(), times, requests.len(), links))
         });
         let now = Instant::now();
         for request in requests {

@@ -18,7 +18,7 @@ use regions::Catalogue;
 use regions::spiffe::Role;
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
-use telemetry::{TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 
 use crate::cache::ModelSource;
 
@@ -64,6 +64,8 @@ section! {
         token_inputs: bool = false;
         /// Traces by OTLP.
         tracing: TracingSection;
+        /// Events of the log by OTLP.
+        logs: LogsSection;
         /// Plaintext listener for operators and probes: `/health`, `/info`, `/status` and `/metrics`.
         operations: Option<SocketAddr>, like "\"127.0.0.1:9001\"";
         /// Catalogue of clouds and regions; the built-in one if absent. With an identity only.
@@ -158,6 +160,8 @@ pub struct Config {
     pub transport: Transport,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Export of the log, if it is configured.
+    pub logs: Option<LogsConfig>,
     /// Region of the replica, for its traces. Set by the command line, not by the file.
     pub region: Option<String>,
 }
@@ -245,6 +249,7 @@ impl Config {
             transport.check_listener(document, "listen", &listen.into());
         }
         let tracing = file.tracing.and_then(|section| section.read(document, files));
+        let logs = file.logs.and_then(|section| section.read(document, files));
         Some(Config {
             engine: file.engine.and_then(|section| section.validate(document))?,
             listen: file.listen?,
@@ -262,6 +267,7 @@ impl Config {
             operations: file.operations?,
             transport: transport?,
             tracing: tracing?,
+            logs: logs?,
             region: None,
         })
     }

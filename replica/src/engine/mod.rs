@@ -66,6 +66,15 @@ pub trait Engine: Send + Sync {
     }
 }
 
+/// Step of the computation of a batch, for its trace. What is before the first one is preparation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineStep {
+    /// All layers.
+    Forward,
+    /// Rows of the sequences, from the states of the last layer.
+    Pool,
+}
+
 /// Callbacks of an engine to its caller while it computes a batch; any of its threads may call them.
 pub trait BatchCallbacks: Sync {
     /// Returns whether a request still needs the sequence with this index.
@@ -74,6 +83,11 @@ pub trait BatchCallbacks: Sync {
     /// Returns whether another batch should be computed before the rest of this one. Called between any two steps.
     fn has_urgent(&self) -> bool {
         false
+    }
+
+    /// Records that a step begins. Called a few times for each batch, and never for each layer.
+    fn began(&self, step: EngineStep) {
+        let _ = step;
     }
 
     /// Computes that batch with `compute`, which runs beside the current batch.

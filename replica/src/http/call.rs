@@ -142,7 +142,7 @@ where
         TracedRequest::begin(tracer, traceparent, (operation, request_id), received)
     });
     let stages = traced.as_ref().map(|traced| Arc::clone(traced.stages()));
-    let trace = stages.as_ref().map(|stages| stages.trace_id());
+    let trace = stages.as_ref().map(|stages| stages.context());
     match within_time(&app, (id, stages), received, request, handle).await {
         Ok(ComputedResponse { json, cost }) => {
             let RequestCost { priority, inputs, tokens, tokenize, queue, engine } = cost;

@@ -23,7 +23,7 @@ use replica_core::cost::BatchCost;
 use replica_core::window::StartReason;
 use supervision::Mutex;
 use supervision::panics::PanicMetrics;
-use telemetry::{TraceMetrics, Tracer};
+use telemetry::{LogMetrics, TraceMetrics, Tracer};
 
 use crate::engine::Statistics;
 
@@ -102,6 +102,8 @@ metric_set! {
         build: BuildMetrics = set,
         /// Traces.
         traces: Option<TraceMetrics<'a>> = set,
+        /// Export of the log.
+        logs: Option<LogMetrics<'a>> = set,
         /// Requests with inputs in the queue.
         queue_requests: Family<Priority, u64> = "meridian_replica_queue_requests" ["priority"],
         /// Inputs in the queue, equal ones counted once.
@@ -263,6 +265,7 @@ impl Metrics {
             panics: PanicMetrics::read(),
             build: BuildMetrics::read(),
             traces: tracer.map(Tracer::metrics),
+            logs: LogMetrics::read(),
             queue_requests: queue(|load| load.requests),
             queue_inputs: queue(|load| load.queued.inputs),
             queue_tokens: queue(|load| load.queued.tokens),

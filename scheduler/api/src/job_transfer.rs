@@ -87,6 +87,9 @@ pub struct PulledRequestV1 {
     pub path: String,
     /// Duration of the ticket, in milliseconds. A renewal begins it again.
     pub lease_ms: u64,
+    /// Header `traceparent` of the request, if the region records traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// `POST /spoke/v1/jobs/renew`. The response is 200, or 404 if the ticket has ended.

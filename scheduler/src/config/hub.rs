@@ -11,6 +11,7 @@ use regions::spiffe::Role;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
+use telemetry::{LogsConfig, LogsSection};
 
 use super::authority::{self, AuthorityConfig, AuthoritySection};
 use super::console::{self, ConsoleConfig, ConsoleSection};
@@ -44,6 +45,8 @@ section! {
         operators: Option<OperatorsSection>;
         /// Console for browsers; none without this table.
         console: Option<ConsoleSection>;
+        /// Events of the log by OTLP.
+        logs: LogsSection;
     }
 }
 
@@ -66,6 +69,8 @@ pub struct HubConfig {
     pub operators: Option<OperatorsConfig>,
     /// Console, if there is one.
     pub console: Option<ConsoleConfig>,
+    /// Export of the log, if it is configured.
+    pub logs: Option<LogsConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -125,10 +130,12 @@ impl HubConfig {
         // An invalid identity is reported by itself.
         let is_tls = transport.as_ref().is_none_or(|transport| transport.identity().is_some());
         let operators = file.operators.and_then(|section| operators::read(document, files, section, is_tls));
+        let logs = file.logs.and_then(|section| section.read(document, files));
         let console = file.console.and_then(|section| console::read(document, section, transport.as_ref()));
         Some(HubConfig {
             authority: authority?,
             console: console?,
+            logs: logs?,
             operators: operators?,
             listen: file.listen?,
             store: store?,

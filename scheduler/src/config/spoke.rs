@@ -20,7 +20,7 @@ use scheduler_core::jobs::JobsSection;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
-use telemetry::{TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 
 use super::scaling::{ScalingConfig, ScalingSection};
 
@@ -56,6 +56,8 @@ section! {
         dns: DnsSection;
         /// Traces by OTLP.
         tracing: TracingSection;
+        /// Events of the log by OTLP.
+        logs: LogsSection;
         /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
         identity: Option<IdentitySection>;
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
@@ -111,6 +113,8 @@ pub struct SpokeConfig {
     pub tracing: Option<TracingConfig>,
     /// Log of the queue of jobs, if this spoke has one.
     pub job_log: Option<JobLogKind>,
+    /// Export of the log, if it is configured.
+    pub logs: Option<LogsConfig>,
 }
 
 /// Content of `spoke.toml`, of which the ingress validates a part.
@@ -186,6 +190,7 @@ impl SpokeConfig {
             [] => JobLogKind::File,
             _ => JobLogKind::Nats,
         });
+        let logs = file.logs.and_then(|section| section.read(document, files));
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -203,6 +208,7 @@ impl SpokeConfig {
                 scaling: scaling?,
                 tracing: tracing?,
                 job_log,
+                logs: logs?,
             })
         };
         Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })

@@ -14,6 +14,7 @@ use super::denials::{DenialReason, Denials, JoinRejection};
 use super::operators::rejection::OperatorMetrics;
 use super::usage_records::UsageMetrics;
 use supervision::panics::PanicMetrics;
+use telemetry::LogMetrics;
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "hub";
@@ -176,6 +177,8 @@ metric_set! {
         panics: PanicMetrics = set,
         /// Build.
         build: BuildMetrics = set,
+        /// Export of the log.
+        logs: Option<LogMetrics<'a>> = set,
     }
 }
 
@@ -215,6 +218,7 @@ impl HubMetrics {
             certificate: CertificateMetrics::read(transport),
             panics: PanicMetrics::read(),
             build: BuildMetrics::read(),
+            logs: LogMetrics::read(),
         };
         metrics::render(ROLE, &scrape, format)
     }

@@ -76,6 +76,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         reader_keep: READER_TIMEOUT,
         settle: SETTLE_TIME,
         console: None,
+        logs: None,
         operations: None,
         transport: Transport::Loopback,
         authority: None,

@@ -35,6 +35,12 @@ impl TraceId {
         self.0.get()
     }
 
+    /// Parses an identifier of 32 hexadecimal digits, as in headers and log lines.
+    pub fn parse(text: &str) -> Option<TraceId> {
+        let bits = (text.len() == 32).then(|| hexadecimal(text.as_bytes()))??;
+        NonZeroU128::new(bits).map(TraceId)
+    }
+
     /// Returns the identifier as in headers and log lines: 32 hexadecimal digits.
     pub fn text(self) -> String {
         let mut text = String::with_capacity(32);
@@ -52,6 +58,19 @@ impl SpanId {
     /// Returns the identifier as a number.
     pub fn get(self) -> u64 {
         self.0.get()
+    }
+
+    /// Parses an identifier of 16 hexadecimal digits, as in headers and log lines.
+    pub fn parse(text: &str) -> Option<SpanId> {
+        let bits = (text.len() == 16).then(|| hexadecimal(text.as_bytes()))??;
+        NonZeroU64::new(u64::try_from(bits).ok()?).map(SpanId)
+    }
+
+    /// Returns the identifier as in headers and log lines: 16 hexadecimal digits.
+    pub fn text(self) -> String {
+        let mut text = String::with_capacity(16);
+        push_hexadecimal(&mut text, self.get().into(), 16);
+        text
     }
 
     /// Returns the identifier of a span below this one. It follows from this span's random bits, so that a span which no
@@ -194,6 +213,9 @@ mod tests {
             assert_eq!(context.trace.to_string(), &header[3..35]);
             assert_eq!(context.trace.text(), &header[3..35]);
             assert_eq!(context.span.to_string(), &header[36..52]);
+            assert_eq!(context.span.text(), &header[36..52]);
+            assert_eq!(TraceId::parse(&header[3..35]), Some(context.trace));
+            assert_eq!(SpanId::parse(&header[36..52]), Some(context.span));
         }
         let later = "cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03-what-the-future-has";
         assert!(TraceContext::parse(later.as_bytes()).is_some_and(|context| context.is_sampled));
@@ -221,6 +243,20 @@ mod tests {
             format!("00-{}", "é".repeat(26)),
         ] {
             assert_eq!(TraceContext::parse(header.as_bytes()), None, "{header}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_identifier_is_rejected() {
+        for text in
+            ["".to_owned(), "é".repeat(16), "A".repeat(32), "0".repeat(32), "1".repeat(31), "1".repeat(33)]
+        {
+            assert_eq!(TraceId::parse(&text), None, "{text}");
+        }
+        for text in
+            ["".to_owned(), "é".repeat(8), "A".repeat(16), "0".repeat(16), "1".repeat(15), "1".repeat(17)]
+        {
+            assert_eq!(SpanId::parse(&text), None, "{text}");
         }
     }
 

@@ -51,6 +51,17 @@ impl RequestTrace {
         }
     }
 
+    /// Continues a trace with a span that began at `began`, which is `began_ns` nanoseconds since 1970: work that no request waits for,
+    /// such as an attempt at a job.
+    pub fn continued(
+        span: TraceContext,
+        parent: Option<SpanId>,
+        (began, began_ns): (Instant, u64),
+    ) -> RequestTrace {
+        let TraceContext { trace, span, is_sampled } = span;
+        RequestTrace { trace, span, parent, is_sampled, arrived: began, arrived_ns: began_ns }
+    }
+
     /// Returns the span of the request as its context.
     pub fn context(&self) -> TraceContext {
         TraceContext { trace: self.trace, span: self.span, is_sampled: self.is_sampled }
@@ -83,22 +94,16 @@ impl RequestTrace {
         }
     }
 
+    /// Returns the span as one within the process, which ended at `ended`.
+    pub fn internal_span(&self, name: SpanName, ended: Instant) -> SpanRecord {
+        let times = (self.arrived_ns, self.since_1970_ns(ended));
+        SpanRecord::new(self.trace, (self.span, self.parent), name, times)
+    }
+
     /// Returns a span of the request with this identifier.
     pub fn child_span(&self, id: SpanId, name: SpanName, (began, ended): (Instant, Instant)) -> SpanRecord {
-        let start_ns = self.since_1970_ns(began);
-        SpanRecord {
-            trace: self.trace,
-            id,
-            parent: Some(self.span),
-            is_parent_remote: false,
-            name,
-            kind: SpanKind::Internal,
-            start_ns,
-            end_ns: self.since_1970_ns(ended).max(start_ns),
-            is_error: false,
-            attributes: Vec::new(),
-            links: Vec::new(),
-        }
+        let times = (self.since_1970_ns(began), self.since_1970_ns(ended));
+        SpanRecord::new(self.trace, (id, Some(self.span)), name, times)
     }
 }
 
@@ -128,6 +133,12 @@ mod tests {
         assert_eq!((request.start_ns, request.end_ns), (now.1, now.1 + 2000));
         assert_eq!((route.parent, request.parent), (Some(continued.span), Some(caller.span)));
         assert!(request.is_parent_remote && !route.is_parent_remote);
+        let own = TraceContext { span: SpanId::from_random(11), ..caller };
+        let work = RequestTrace::continued(own, Some(caller.span), now);
+        assert_eq!((work.context(), work.parent), (own, Some(caller.span)));
+        let span = work.internal_span(SpanName::Queue, later);
+        assert_eq!((span.id, span.parent, span.is_parent_remote), (own.span, Some(caller.span), false));
+        assert_eq!((span.start_ns, span.end_ns), (now.1, now.1 + 1500));
         assert_eq!(continued.since_1970_ns(now.0 - Duration::from_nanos(5)), now.1 - 5, "before the arrival");
     }
 }

@@ -39,7 +39,7 @@ pub enum SpanName {
     Parse,
     /// Replica: tokenization.
     Tokenize,
-    /// Replica: wait in the queue.
+    /// Replica: wait of a request in the queue. Spoke: wait of a job, from its submission to its first attempt.
     Queue,
     /// Replica: computation of the batches with inputs of the request.
     Engine,
@@ -47,6 +47,24 @@ pub enum SpanName {
     Write,
     /// Replica: batch of inputs of several requests. It is a trace of its own with links to them.
     Batch,
+    /// Replica: step of a batch before the layers: its tokens are packed, and tables are prepared.
+    Pack,
+    /// Replica: step of a batch in which all layers are computed.
+    Forward,
+    /// Replica: step of a batch in which the rows of its sequences are made from the states of the last layer.
+    Pool,
+    /// Spoke: job, from its submission to its end. It is the root of a trace of its own.
+    Job,
+    /// Spoke: batch of a file, from its creation to its end. It is the root of a trace of its own.
+    FileBatch,
+    /// Spoke: acceptance of a job, until it is durable.
+    Accept,
+    /// Spoke: attempt to compute a job, or a chunk of a batch of a file.
+    JobAttempt,
+    /// Spoke: request of such an attempt, to replicas of its region or to another region.
+    JobRequest,
+    /// Spoke: attempt to deliver a result to a webhook.
+    Webhook,
 }
 
 impl SpanName {
@@ -67,6 +85,15 @@ impl SpanName {
             SpanName::Engine => "engine".into(),
             SpanName::Write => "write".into(),
             SpanName::Batch => "batch".into(),
+            SpanName::Pack => "pack".into(),
+            SpanName::Forward => "forward".into(),
+            SpanName::Pool => "pool".into(),
+            SpanName::Job => "job".into(),
+            SpanName::FileBatch => "file batch".into(),
+            SpanName::Accept => "accept".into(),
+            SpanName::JobAttempt => "job attempt".into(),
+            SpanName::JobRequest => "job request".into(),
+            SpanName::Webhook => "webhook".into(),
         }
     }
 }
@@ -151,7 +178,7 @@ attributes! {
     Attempts = "meridian.attempts",
     /// Number of parts of a split request.
     Parts = "meridian.parts",
-    /// Outcome of the request, as in its log line.
+    /// Outcome of the request, as in its log line; of a job its status.
     Outcome = "meridian.outcome",
     /// Reason why the trace was exported: `sampled`, `error`, `failed_over`, `disconnected`, `slow`.
     KeepReason = "meridian.trace.kept",
@@ -183,6 +210,12 @@ attributes! {
     BatchTokens = "meridian.batch.tokens",
     /// Number of requests with inputs in the batch.
     BatchRequests = "meridian.batch.requests",
+    /// Identifier of the job, or of the batch of a file, as clients have it.
+    JobId = "meridian.job.id",
+    /// Index of the chunk of a batch of a file, from 0.
+    JobChunk = "meridian.job.chunk",
+    /// Other region that computed an attempt at a job.
+    TargetRegion = "meridian.job.target_region",
 }
 
 /// Value of an attribute.
@@ -244,6 +277,35 @@ pub struct SpanRecord {
 }
 
 impl SpanRecord {
+    /// Creates a span within a process, without attributes, with its start and its end in nanoseconds since 1970.
+    pub fn new(
+        trace: TraceId,
+        (id, parent): (SpanId, Option<SpanId>),
+        name: SpanName,
+        (start_ns, end_ns): (u64, u64),
+    ) -> SpanRecord {
+        SpanRecord {
+            trace,
+            id,
+            parent,
+            is_parent_remote: false,
+            name,
+            kind: SpanKind::Internal,
+            start_ns,
+            end_ns: end_ns.max(start_ns),
+            is_error: false,
+            attributes: Vec::new(),
+            links: Vec::new(),
+        }
+    }
+
+    /// Adds a link to a span of another trace, if there is one.
+    #[must_use]
+    pub fn linked(mut self, to: Option<TraceContext>) -> SpanRecord {
+        self.links.extend(to);
+        self
+    }
+
     /// Adds an attribute.
     #[must_use]
     pub fn with(mut self, attribute: Attribute, value: impl Into<AttributeValue>) -> SpanRecord {

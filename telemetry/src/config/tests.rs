@@ -1,26 +1,39 @@
+use super::environment::{PAIRS_MAX, pairs};
 use super::*;
 use configuration::Problem;
 use std::collections::BTreeMap;
+use std::path::Path;
 
 section! {
     /// File of a role.
     partial struct RoleFile {
         /// Traces.
         tracing: TracingSection;
+        /// Logs.
+        logs: LogsSection;
     }
 }
 
-fn read(text: &str, variables: &[(&str, &str)]) -> Result<Option<TracingConfig>, String> {
+type Read = (Option<TracingConfig>, Option<LogsConfig>);
+
+fn read_both(text: &str, variables: &[(&str, &str)]) -> Result<Read, String> {
     let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     let environment: BTreeMap<_, _> = variables.collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
-    let read =
-        ConfigFile::read(text, |document| document.section::<RoleFile>()?.tracing?.read(document, &files));
+    let read = ConfigFile::read(text, |document| {
+        let file = document.section::<RoleFile>()?;
+        let (tracing, logs) = (file.tracing?.read(document, &files), file.logs?.read(document, &files));
+        Some((tracing?, logs?))
+    });
     read.map_err(|found: Vec<Problem>| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
+fn read(text: &str, variables: &[(&str, &str)]) -> Result<Option<TracingConfig>, String> {
+    read_both(text, variables).map(|(tracing, _)| tracing)
+}
+
 fn endpoint(text: &str, variables: &[(&str, &str)]) -> Option<String> {
-    read(text, variables).unwrap().map(|config| config.endpoint.to_string())
+    read(text, variables).unwrap().map(|config| config.collector.endpoint.to_string())
 }
 
 #[test]
@@ -61,10 +74,10 @@ fn the_file_takes_precedence_over_the_environment() {
         ("OTEL_SERVICE_NAME", "edge"),
         ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test, a=b%20c"),
     ];
-    let config = read(text, &variables).unwrap().unwrap();
+    let TracingConfig { collector: config, sampler, keep } = read(text, &variables).unwrap().unwrap();
     assert_eq!((config.protocol, config.timeout), (ExportProtocol::Grpc, Duration::from_secs(2)));
-    assert_eq!(config.sampler, HeadSampler::new(0.5, true));
-    assert_eq!(config.keep, KeepPolicy { slow: Duration::from_millis(200), per_second: KEPT_PER_SECOND });
+    assert_eq!(sampler, HeadSampler::new(0.5, true));
+    assert_eq!(keep, KeepPolicy { slow: Duration::from_millis(200), per_second: KEPT_PER_SECOND });
     assert_eq!(config.service_name.as_deref(), Some("edge"));
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     assert_eq!(config.resource, [pair("deployment.environment.name", "test"), pair("a", "b c")]);
@@ -131,11 +144,67 @@ fn headers_are_read_from_a_variable_and_are_not_shown() {
     let text = "[tracing]\nendpoint = \"http://a\"\nheaders_env = \"COLLECTOR\"";
     let config = read(text, &[("COLLECTOR", "api-key=s3cret,x=a%3Db")]).unwrap().unwrap();
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    assert_eq!(config.headers.0, [pair("api-key", "s3cret"), pair("x", "a=b")]);
+    assert_eq!(config.collector.headers.0, [pair("api-key", "s3cret"), pair("x", "a=b")]);
     assert!(!format!("{config:?}").contains("s3cret"));
     let problem = read(text, &[("COLLECTOR", "s3cret")]).map(|_| ()).unwrap_err();
     assert!(problem.contains("tracing.headers_env") && !problem.contains("s3cret"), "{problem}");
     let entries = |count: usize| vec!["a=b"; count].join(",");
     assert_eq!(pairs(&entries(PAIRS_MAX)).map(|read| read.len()), Ok(PAIRS_MAX), "at the limit");
     assert!(pairs(&entries(PAIRS_MAX + 1)).is_err(), "one past it");
+}
+
+#[test]
+fn logs_have_their_own_section_and_variables() {
+    let logs = |text: &str, variables: &[(&str, &str)]| read_both(text, variables).unwrap().1;
+    let endpoint = |text: &str, variables: &[(&str, &str)]| {
+        logs(text, variables).map(|config| config.collector.endpoint.to_string())
+    };
+    let (general, own) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT");
+    assert_eq!(
+        endpoint("[tracing]\nendpoint = \"http://a\"", &[]),
+        None,
+        "a collector of traces is none of logs"
+    );
+    assert_eq!(endpoint("", &[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://a")]), None);
+    assert_eq!(endpoint("", &[(general, "http://a:4318")]).as_deref(), Some("http://a:4318/v1/logs"));
+    assert_eq!(endpoint("", &[(own, "http://a/x"), (general, "http://b")]).as_deref(), Some("http://a/x"));
+    let file = "[logs]\nendpoint = \"http://a\"\nlevel = \"warn\"\ntimeout = \"2s\"";
+    let config = logs(file, &[(general, "http://b"), ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "5000")]).unwrap();
+    assert_eq!((config.level, config.collector.timeout), (LogLevel::Warn, Duration::from_secs(2)));
+    assert_eq!(config.collector.endpoint, "http://a/v1/logs");
+    for off in [("OTEL_SDK_DISABLED", "true"), ("OTEL_LOGS_EXPORTER", "none")] {
+        assert!(logs(file, &[off]).is_none(), "{off:?}");
+    }
+    let both = [(general, "http://a"), ("OTEL_LOGS_EXPORTER", "none")];
+    assert!(read_both("", &both).is_ok_and(|(tracing, logs)| tracing.is_some() && logs.is_none()));
+    assert_eq!(logs("", &[(general, "http://a")]).map(|config| config.level), Some(LogLevel::Trace));
+}
+
+#[test]
+fn an_invalid_value_of_logs_is_reported_with_its_key_or_variable() {
+    let problem = |text: &str, variable: (&str, &str)| {
+        read_both(text, &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a"), variable]).map(|_| ()).unwrap_err()
+    };
+    for (text, part) in [
+        ("[logs]\nendpoint = \"collector:4318\"", "logs.endpoint"),
+        ("[logs]\nlevel = \"warning\"", "logs.level"),
+        ("[logs]\nca = \"missing.pem\"", "logs.ca"),
+        ("[logs]\nheaders_env = \"MISSING\"", "logs.headers_env"),
+        ("[logs]\ntimeout = \"2m\"", "logs.timeout"),
+    ] {
+        let problem = problem(text, ("A", "b"));
+        assert!(problem.contains(part), "{part} in {problem}");
+    }
+    for (variable, value, part) in [
+        ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "ftp://a", "\"ftp://a\""),
+        ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "http/json", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT", "x", "1 to 60000"),
+        ("OTEL_EXPORTER_OTLP_LOGS_HEADERS", "s3cret", "entry 1"),
+        ("OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE", "missing.pem", "missing.pem"),
+        ("OTEL_LOGS_EXPORTER", "console", "\"otlp\" or \"none\""),
+    ] {
+        let problem = problem("", (variable, value));
+        assert!(problem.contains(variable) && problem.contains(part), "{problem}");
+        assert!(!problem.contains("s3cret"), "{problem}");
+    }
 }

@@ -376,6 +376,9 @@ impl JobTransfers {
             return TransferEnd::without_response(ticket, "the gateway cannot write a receipt", None);
         }
         let (arrived, at_ms) = (Instant::now(), now_ms());
+        let mut decided = vec![(headers::PRIORITY, Priority::Bulk.as_str())];
+        // The gateway adds no span to the trace of a job.
+        decided.extend(pulled.traceparent.as_deref().map(|span| (headers::TRACEPARENT, span)));
         let request = Request {
             id: pulled.id.clone(),
             arrived,
@@ -398,7 +401,7 @@ impl JobTransfers {
             required: None,
             may_sleep: false,
             path: pulled.path,
-            headers: ForwardedHeaders::of_job(&[(headers::PRIORITY, Priority::Bulk.as_str())]),
+            headers: ForwardedHeaders::of_job(&decided),
             body: BufferedBody::of_job(pulled.body.clone()),
             target_draw,
             route,

@@ -18,6 +18,7 @@ use scheduler_api::job_transfer::{
 use scheduler_api::{VERSION, paths};
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::context::TraceContext;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Timeout of a message without a body, beyond the time for which the region holds it; and of a connection.
@@ -45,6 +46,8 @@ pub(super) struct PulledTransfer {
     pub(super) id: String,
     /// Path at the replica.
     pub(super) path: &'static str,
+    /// Span of the request at the region of the queue, for the region that computes it.
+    pub(super) traceparent: Option<String>,
     lease: Duration,
     pub(super) body: Bytes,
 }
@@ -73,13 +76,15 @@ impl QueueClient {
         }
         let line = job_transfer::first_line::<PulledRequestV1>(&message);
         let (line, at) = line.map_err(|error| error.to_string())?;
-        let PulledRequestV1 { version: _, ticket, id, path, lease_ms } = line;
+        let PulledRequestV1 { version: _, ticket, id, path, lease_ms, traceparent } = line;
         let is_valid = id.len() <= ID_BYTES_MAX && id.bytes().all(|byte| byte.is_ascii_graphic());
         // Otherwise the region has a later version; the ticket expires.
         let kind = JobKind::of_computed(&path).filter(|_| is_valid);
         let path = kind.ok_or("the message has an unknown path or an invalid identifier")?.computed_path();
         let lease = Duration::from_millis(lease_ms).max(LEASE_MIN);
-        Ok(Some(PulledTransfer { ticket, id, path, lease, body: message.slice(at..) }))
+        let span = traceparent.and_then(|span| TraceContext::parse(span.as_bytes()));
+        let traceparent = span.map(|span| span.traceparent());
+        Ok(Some(PulledTransfer { ticket, id, path, traceparent, lease, body: message.slice(at..) }))
     }
 
     /// Renews a ticket until it has ended, or must have expired because no renewal succeeded.
@@ -217,6 +222,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_request_is_pulled_with_its_span_unless_it_is_invalid_or_absent() {
+        let span = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let pulled = async |traceparent: Option<&str>| {
+            let line = PulledRequestV1 {
+                version: VERSION,
+                ticket: 1,
+                id: "id".to_owned(),
+                path: "/v1/embeddings".to_owned(),
+                lease_ms: 15_000,
+                traceparent: traceparent.map(str::to_owned),
+            };
+            let message = format!("{}\n{{}}", serde_json::to_string(&line).unwrap());
+            pull(200, message).await.unwrap().expect("a request").traceparent
+        };
+        assert_eq!(pulled(Some(span)).await.as_deref(), Some(span));
+        assert_eq!(pulled(Some("a\r\nb: c")).await, None);
+        assert_eq!(pulled(None).await, None);
+    }
+
+    #[tokio::test]
     async fn the_largest_request_is_pulled_and_a_longer_one_is_an_error() {
         let line = PulledRequestV1 {
             version: VERSION,
@@ -224,6 +249,7 @@ mod tests {
             id: "id".to_owned(),
             path: "/v1/embeddings".to_owned(),
             lease_ms: 15_000,
+            traceparent: None,
         };
         let mut line = serde_json::to_string(&line).unwrap();
         line.push_str(&" ".repeat(LINE_BYTES_MAX - line.len()));

@@ -6,7 +6,7 @@
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
-use super::{ClientJobId, RegionalJobQueue, number_of, reserve, seconds};
+use super::{ClientJobId, JobTraces, RegionalJobQueue, number_of, reserve, seconds};
 use crate::body_memory::Reservation;
 use crate::idempotency_key;
 use crate::ingress::arrival::Arrival;
@@ -85,6 +85,8 @@ pub(in crate::ingress) struct JobApi {
     pub(in crate::ingress) body_reader: Arc<BodyReader>,
     /// Queue of the region, if it has one.
     pub(in crate::ingress) queue: Option<Arc<RegionalJobQueue>>,
+    /// Traces of its jobs, if traces are configured.
+    pub(in crate::ingress) traces: Option<Arc<JobTraces>>,
 }
 
 impl JobApi {
@@ -225,11 +227,15 @@ impl JobApi {
             webhook,
             chunk: None,
             residency,
+            trace: arrival.stages.trace().map(|request| request.context().traceparent()),
         };
         arrival.commit().await.map_err(|CommitFailed| no_receipt(&self.region))?;
         let submitted = queue.recorded(queue.host.submit(spec, payload).await);
         let id = submitted.map_err(|error| queue.rejected(error))?;
         let view = queue.host.job(&tenant, id).map_err(rejected)?;
+        if let Some(traces) = &self.traces {
+            traces.accepted(arrival, queue, (id, &view.job));
+        }
         let location = format!("{JOBS}/{}", ClientJobId { id, region: &queue.region });
         let mut extra = vec![(headers::REGION, self.region.as_str()), ("location", location.as_str())];
         if is_preferred {

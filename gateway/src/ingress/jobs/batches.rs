@@ -22,11 +22,13 @@ use pingora::protocols::http::ServerSession;
 use regions::id::DeploymentName;
 use replica_api::batches::{BATCHES, BatchCall};
 use replica_api::error::ErrorCode;
+use replica_api::headers;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+use telemetry::context::TraceContext;
 
 /// Batches of a page of the list, by default and at most.
 const PAGE_DEFAULT: usize = 20;
@@ -150,11 +152,19 @@ impl JobApi {
             residency: file.residency.clone(),
             models: file.models.clone(),
             idempotency,
+            trace: self.caller_span(session),
         };
         let created = queue.recorded(queue.host.create_batch(spec, queue.file_limits.tenant_bytes).await);
         let Created { id, is_new } = created.map_err(|error| queue.rejected_batch(error))?;
         queue.metrics.batches.add(u64::from(is_new));
         Ok(self.shown_batch(queue, &tenant, id, gateway)?)
+    }
+
+    /// Returns the span of the gateway that sends the request, if traces are recorded: a request about batches has none here.
+    fn caller_span(&self, session: &ServerSession) -> Option<String> {
+        self.traces.as_ref()?;
+        let span = session.get_header(headers::TRACEPARENT)?;
+        TraceContext::parse(span.as_bytes()).map(|span| span.traceparent())
     }
 
     /// Returns the first problems of a file of which no line can be computed.
@@ -344,7 +354,7 @@ pub(super) fn count_lines(queue: &RegionalJobQueue, completed: u32, failed: u32)
     }
 }
 
-fn phase_text(phase: BatchPhase) -> &'static str {
+pub(super) fn phase_text(phase: BatchPhase) -> &'static str {
     match phase {
         BatchPhase::InProgress => "in_progress",
         BatchPhase::Finalizing => "finalizing",

@@ -7,6 +7,7 @@
 
 use super::api::kind;
 use super::attempt::{JobAttemptEnd, JobRequestEnd, ReplicaAttemptEnd};
+use super::traces::JobAttemptTrace;
 use super::transfers::TargetRegion;
 use super::worker::JobComputation;
 use bytes::Bytes;
@@ -75,7 +76,7 @@ impl JobComputation {
         &self,
         job: &TakenJob,
         work: ChunkWork,
-        target: &TargetRegion,
+        (target, trace): (&TargetRegion, Option<&JobAttemptTrace>),
         is_last: bool,
     ) -> JobAttemptEnd {
         let batch = work.batch;
@@ -99,7 +100,7 @@ impl JobComputation {
                 in_flight.push(async move {
                     let name = format!("{batch}-{}", job.id);
                     let body = Bytes::from(request.body.clone());
-                    let end = self.attempt(name, &job.job.spec, body, target).await;
+                    let end = self.attempt(name, &job.job.spec, body, (target, trace)).await;
                     (request, end)
                 });
             }

@@ -1,7 +1,7 @@
 //! Messages to webhooks: what they contain, and the task that sends them.
 
 use super::api::{phase_text, with_result};
-use super::{ClientJobId, RegionalJobQueue};
+use super::{ClientJobId, JobTraces, RegionalJobQueue};
 use crate::events::WebhookAttemptEnded;
 use crate::metrics::WebhookAttemptOutcome;
 use jobs::queue_host::{JobView, QueueError, TakenJob};
@@ -16,12 +16,14 @@ use replica_api::jobs::JOBS;
 use scheduler_core::spoke::Spoke;
 use serde_json::json;
 use std::sync::Arc;
+use std::time::Instant;
 use supervision::Mutex;
 
 /// Messages about the jobs of a queue.
 struct QueueMessages {
     queue: Arc<RegionalJobQueue>,
     spoke: Arc<Mutex<Spoke>>,
+    traces: Option<Arc<JobTraces>>,
 }
 
 impl WebhookHost for QueueMessages {
@@ -37,7 +39,13 @@ impl WebhookHost for QueueMessages {
         self.spoke.lock().is_draining()
     }
 
-    fn ended(&self, taken: &TakenJob, end: &DeliveryEnd, follows: &Result<DeliveryOutcome, QueueError>) {
+    fn ended(
+        &self,
+        taken: &TakenJob,
+        began: Instant,
+        end: &DeliveryEnd,
+        follows: &Result<DeliveryOutcome, QueueError>,
+    ) {
         let reason = match end {
             DeliveryEnd::Failed { reason, .. } => Some(reason.as_str()),
             DeliveryEnd::Accepted | DeliveryEnd::Gone => None,
@@ -52,6 +60,9 @@ impl WebhookHost for QueueMessages {
                 WebhookAttemptOutcome::NotRecorded
             }
         };
+        if let Some(traces) = &self.traces {
+            traces.delivered(&self.queue, taken, began, outcome);
+        }
         WebhookAttemptEnded { id: taken.id, outcome, reason }.record(&self.queue.metrics);
     }
 }
@@ -84,9 +95,13 @@ fn message(queue: &RegionalJobQueue, taken: &TakenJob) -> WebhookMessage {
 }
 
 /// Sends the results of a queue to their webhooks; forever.
-pub(in crate::ingress) async fn send(queue: Arc<RegionalJobQueue>, spoke: Arc<Mutex<Spoke>>) {
+pub(in crate::ingress) async fn send(
+    queue: Arc<RegionalJobQueue>,
+    spoke: Arc<Mutex<Spoke>>,
+    traces: Option<Arc<JobTraces>>,
+) {
     let host = queue.host.clone();
-    let messages = QueueMessages { queue: queue.clone(), spoke };
+    let messages = QueueMessages { queue: queue.clone(), spoke, traces };
     match queue.webhooks.sender(Arc::new(messages)) {
         Some(sender) => Arc::new(sender).run(host, rand::random()).await,
         None => std::future::pending().await,

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, [`webhooks`] accepts their
-//! webhooks, [`readers`] decides which gateways may return results, [`messages`] sends the results, and [`config`] opens the queue. A job is sent to a replica by the same function as
+//! webhooks, [`readers`] decides which gateways may return results, [`messages`] sends the results, [`traces`] makes the
+//! traces of jobs, and [`config`] opens the queue. A job is sent to a replica by the same function as
 //! the request of a gateway, as a bulk request.
 //!
 //! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes. [`attempt`] is the end
@@ -25,6 +26,7 @@ mod files;
 mod messages;
 mod page_query;
 mod readers;
+mod traces;
 mod transfer_api;
 mod transfers;
 mod webhooks;
@@ -34,6 +36,7 @@ pub(super) use api::{JobApi, JobQuery};
 pub(super) use batches::finalize;
 pub use config::{JobsConfig, JobsError};
 pub(super) use messages::send;
+pub(super) use traces::{JobTraces, export_ended};
 pub(super) use transfer_api::TransferCall;
 pub(super) use transfers::{POLLS_MAX, PULLS_MAX};
 pub(super) use webhooks::follow_secrets;

@@ -119,6 +119,27 @@ impl ResidencyGuard {
     }
 }
 
+impl ResidencyGuard {
+    /// Returns whether this region may export the spans of a job or a batch: the policy under which it was accepted and the newest
+    /// ones of its deployments allow it.
+    pub(super) fn permits_trace<'a>(
+        &self,
+        accepted: Option<&str>,
+        deployments: impl IntoIterator<Item = &'a str>,
+    ) -> bool {
+        // A policy that a later version has accepted is not understood here.
+        let Ok(accepted) = accepted.map_or(Ok(ResidencyPolicy::Anywhere), str::parse) else { return false };
+        let mut policies = vec![accepted];
+        {
+            let spoke = self.spoke.lock();
+            let newest =
+                deployments.into_iter().filter_map(|name| spoke.residency_policy(&name.parse().ok()?));
+            policies.extend(newest.cloned());
+        }
+        is_permitted(&policies, Some(self.here), &self.catalogue)
+    }
+}
+
 /// Returns whether content under these policies may be returned through a gateway in `region`.
 fn is_permitted(policies: &[ResidencyPolicy], region: Option<RegionIndex>, catalogue: &Catalogue) -> bool {
     policies.iter().all(|policy| {
@@ -154,6 +175,9 @@ fn content_not_permitted(id: &str, policies: &[ResidencyPolicy], region: Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use scheduler_core::spoke::Spoke;
+    use std::sync::Arc;
+    use supervision::Mutex;
 
     fn policies(texts: &[&str]) -> Vec<ResidencyPolicy> {
         texts.iter().map(|text| text.parse().expect("a policy")).collect()
@@ -177,6 +201,28 @@ mod tests {
             let region = region.map(|region| catalogue.index_of(&region.parse().expect("a region")));
             let region = region.map(|region| region.expect("a region of the catalogue"));
             assert_eq!(is_permitted(&policies(texts), region, &catalogue), expected, "{texts:?} {region:?}");
+        }
+    }
+
+    #[test]
+    fn spans_are_exported_only_in_a_region_that_the_accepted_policy_allows() {
+        let catalogue = Arc::new(Catalogue::builtin());
+        let guard = |region: &str| {
+            let region: RegionId = region.parse().expect("a region");
+            let here = catalogue.index_of(&region).expect("a region of the catalogue");
+            let spoke = Arc::new(Mutex::new(Spoke::new(region.clone(), 1, Vec::new())));
+            ResidencyGuard { region, here, catalogue: catalogue.clone(), spoke }
+        };
+        for (accepted, in_europe, in_america) in [
+            (None, true, true),
+            (Some("anywhere"), true, true),
+            (Some("eu"), true, false),
+            (Some("eu,us"), true, true),
+            (Some("a policy of a later version"), false, false),
+        ] {
+            let permits = |region| guard(region).permits_trace(accepted, ["minilm"]);
+            let found = ["aws/eu-central-1", "aws/us-east-1"].map(permits);
+            assert_eq!(found, [in_europe, in_america], "{accepted:?}");
         }
     }
 

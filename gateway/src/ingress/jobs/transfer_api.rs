@@ -170,7 +170,7 @@ impl JobApi {
             pulled = queue.transfers.pull(&request, capacity, is_permitted) => pulled,
             () = relay::client_disconnected(session) => return Err(ForwardError::ClientDisconnected),
         };
-        let Some(GrantedRequest { ticket, id, path, body }) = pulled else {
+        let Some(GrantedRequest { ticket, id, traceparent, path, body }) = pulled else {
             return Ok(acknowledge(session, true).await);
         };
         let line = PulledRequestV1 {
@@ -179,6 +179,7 @@ impl JobApi {
             id,
             path: path.to_owned(),
             lease_ms: TICKET_LEASE.as_millis() as u64,
+            traceparent,
         };
         let after = respond::ok(session, job_transfer::framed(&line, &body), &[]).await;
         if after == AfterResponse::Close {

@@ -60,6 +60,7 @@ struct TransferState {
 
 struct OfferedRequest {
     id: String,
+    traceparent: Option<String>,
     path: &'static str,
     body: Bytes,
     respond: oneshot::Sender<JobRequestEnd>,
@@ -89,6 +90,8 @@ pub(super) struct UnmetDemand {
 pub(super) struct GrantedRequest {
     pub(super) ticket: u64,
     pub(super) id: String,
+    /// Span of the request, if it has a trace.
+    pub(super) traceparent: Option<String>,
     pub(super) path: &'static str,
     pub(super) body: Bytes,
 }
@@ -170,7 +173,7 @@ impl OfferedTransfers {
     pub(super) async fn compute(
         &self,
         request: TicketRequest,
-        id: String,
+        (id, traceparent): (String, Option<String>),
         path: &'static str,
         body: Bytes,
     ) -> JobRequestEnd {
@@ -179,7 +182,7 @@ impl OfferedTransfers {
             let state = &mut *self.state.lock();
             let offer = state.tickets.offer(request.clone(), Instant::now());
             if let Ok(ticket) = offer {
-                state.requests.insert(ticket, OfferedRequest { id, path, body, respond });
+                state.requests.insert(ticket, OfferedRequest { id, traceparent, path, body, respond });
                 let waiting = state.demands.values().filter(|demand| demand.request == request);
                 waiting.for_each(|demand| demand.offered.notify_one());
             }
@@ -223,8 +226,9 @@ impl OfferedTransfers {
     fn granted(&self, request: &TicketRequest) -> Option<GrantedRequest> {
         let state = &mut *self.state.lock();
         let ticket = state.tickets.pull(request, Instant::now())?;
-        let OfferedRequest { id, path, body, .. } = state.requests.get(&ticket)?;
-        Some(GrantedRequest { ticket, id: id.clone(), path, body: body.clone() })
+        let OfferedRequest { id, traceparent, path, body, .. } = state.requests.get(&ticket)?;
+        let (id, traceparent) = (id.clone(), traceparent.clone());
+        Some(GrantedRequest { ticket, id, traceparent, path, body: body.clone() })
     }
 
     fn wait_for(&self, request: &TicketRequest, capacity: JobCapacity) -> Waiting<'_> {
@@ -402,7 +406,12 @@ mod tests {
         assert!(transfers.changed.notified().now_or_never().is_some(), "a demand wakes the worker");
         assert_eq!(transfers.demands()[&wanted].count, 1);
         let offer = |request: &TicketRequest| {
-            Box::pin(transfers.compute(request.clone(), "id".to_owned(), "/v1/embeddings", Bytes::new()))
+            Box::pin(transfers.compute(
+                request.clone(),
+                ("id".to_owned(), None),
+                "/v1/embeddings",
+                Bytes::new(),
+            ))
         };
         let mut offered = offer(&wanted);
         assert!((&mut offered).now_or_never().is_none());

@@ -327,6 +327,7 @@ mod tests {
             webhook: webhook.map(str::to_owned),
             chunk: None,
             residency: None,
+            trace: None,
         };
         DurableJob { spec, sequence: 1, attempts: 0, last_error: None, status }
     }

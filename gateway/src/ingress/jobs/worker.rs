@@ -13,6 +13,7 @@ use super::RegionalJobQueue;
 use super::api::kind;
 use super::attempt::{self, JobAttemptEnd, JobRequestEnd};
 use super::batches::count_lines;
+use super::traces::{JobAttemptTrace, JobTraces};
 use super::transfers::{TargetRegion, UnmetDemand};
 use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
@@ -75,6 +76,8 @@ struct JobInFlight {
     /// Other region that computes it.
     target: Option<RegionIndex>,
     task: AbortHandle,
+    /// Trace of the attempt, if traces are configured.
+    trace: Option<Arc<JobAttemptTrace>>,
 }
 
 /// Parts of the ingress that compute jobs.
@@ -85,6 +88,8 @@ pub(in crate::ingress) struct JobComputation {
     pub(in crate::ingress) residency: Arc<ResidencyGuard>,
     pub(in crate::ingress) forwarder: Arc<ReplicaForwarder>,
     pub(in crate::ingress) body_reader: Arc<BodyReader>,
+    /// Traces of jobs, if traces are configured.
+    pub(in crate::ingress) traces: Option<Arc<JobTraces>>,
 }
 
 /// Computes the jobs of a queue until the spoke drains.
@@ -298,14 +303,17 @@ impl Worker {
         let (id, token) = (job.id, job.token);
         let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
         let (computation, queue) = (self.computation.clone(), self.queue.clone());
+        let trace = computation.traces.as_ref().map(|traces| traces.attempt(&job));
+        let of_requests = trace.clone();
         let compute = async move {
+            let trace = of_requests.as_deref();
             let Some(chunk) = job.job.spec.chunk else {
                 let (name, body) = (job.id.to_string(), job.body.clone());
-                return computation.attempt(name, &job.job.spec, body, &region).await.into();
+                return computation.attempt(name, &job.job.spec, body, (&region, trace)).await.into();
             };
             let is_last = job.job.attempts >= queue.host.config().computation.attempts;
             match queue.host.chunk_work(chunk) {
-                Some(work) => computation.compute_chunk(&job, work, &region, is_last).await,
+                Some(work) => computation.compute_chunk(&job, work, (&region, trace), is_last).await,
                 None => {
                     let reason = "the batch does not exist".to_owned();
                     JobRequestEnd::from(attempt::rejected(ErrorCode::NotFound, reason)).into()
@@ -313,7 +321,7 @@ impl Worker {
             }
         };
         let task = self.tasks.spawn(contained("job", compute));
-        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, target, task });
+        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, target, task, trace });
     }
 
     /// Extends the leases of the jobs in flight, and stops those that were cancelled or taken over.
@@ -348,6 +356,10 @@ impl Worker {
             let end = end.unwrap_or_else(|| JobRequestEnd::from(attempt::failed("the worker failed")).into());
             let JobAttemptEnd { end, is_gateway_lost } = end;
             let (outcome, reason) = outcome(&end);
+            if let Some(trace) = &job.trace {
+                let target = job.target.map(|target| &self.computation.catalogue.region(target).id);
+                trace.ended(&self.queue, target, (!aborted).then_some(outcome));
+            }
             if !aborted {
                 JobAttemptEnded { id: job.id, outcome, reason }.record(&self.queue.metrics);
             }
@@ -444,13 +456,34 @@ fn outcome(end: &ComputationEnd) -> (JobAttemptOutcome, Option<&str>) {
 }
 
 impl JobComputation {
-    /// Sends one request of a job, as the ingress forwards the request of a gateway, or offers it to another region.
+    /// Makes one request of an attempt at a job, which may have a trace.
     pub(super) async fn attempt(
         &self,
         id: String,
         spec: &JobSpec,
         body: Bytes,
+        (target, trace): (&TargetRegion, Option<&JobAttemptTrace>),
+    ) -> JobRequestEnd {
+        let mut stages = trace.map(JobAttemptTrace::request).unwrap_or_default();
+        let ended = self.send(id, spec, body, target, &mut stages).await;
+        if let Some(trace) = trace {
+            let target = match target {
+                TargetRegion::Local => None,
+                TargetRegion::Remote(_, request) => Some(&self.catalogue.region(request.target).id),
+            };
+            trace.request_ended(&stages, target, &ended.end);
+        }
+        ended
+    }
+
+    /// Sends one request of a job, as the ingress forwards the request of a gateway, or offers it to another region.
+    async fn send(
+        &self,
+        id: String,
+        spec: &JobSpec,
+        body: Bytes,
         target: &TargetRegion,
+        stages: &mut IngressStages,
     ) -> JobRequestEnd {
         let Ok(deployment) = spec.deployment.parse::<DeploymentName>() else {
             let message = format!("`{}` is not the name of a deployment", spec.deployment);
@@ -462,7 +495,8 @@ impl JobComputation {
         }
         let path = kind(spec.operation).computed_path();
         if let TargetRegion::Remote(transfers, request) = target {
-            return transfers.compute(request.clone(), id, path, body).await;
+            let traceparent = stages.trace().map(|request| request.context().traceparent());
+            return transfers.compute(request.clone(), (id, traceparent), path, body).await;
         }
         // Here it is sent to replicas of this region, and to no others.
         let policy = self.region.as_str().parse().expect("the name of a region is a policy");
@@ -484,7 +518,7 @@ impl JobComputation {
             elsewhere: None,
         };
         self.spoke.lock().arrived(&request.deployment, tokens, request.origin, Instant::now());
-        match self.forwarder.forward(&request, &mut IngressStages::default()).await {
+        match self.forwarder.forward(&request, stages).await {
             Err(rejection) => attempt::not_computed(rejection).into(),
             Ok(ReplicaResponse { response, attempt: replica, held: _ }) => {
                 let end = attempt::received(&self.forwarder.upstream, response).await;

@@ -83,6 +83,7 @@ impl History {
             residency: None,
             models: ["m0", "m1"].map(str::to_owned).into(),
             idempotency: None,
+            trace: None,
         };
         self.append(JobRecord::BatchCreated { id: BATCH, spec: Box::new(spec), chunks })
     }

@@ -370,6 +370,7 @@ impl DurableJobQueue {
                 webhook: None,
                 chunk: Some(BatchChunkRef { batch: id.0, chunk: index as u32, tokens: chunk.tokens }),
                 residency: spec.residency.clone(),
+                trace: spec.trace.clone(),
             };
             self.submit(chunk.job, &job, sequence);
         }

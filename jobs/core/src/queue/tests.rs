@@ -39,6 +39,7 @@ fn spec(tenant: &str) -> JobSpec {
         webhook: None,
         chunk: None,
         residency: None,
+        trace: None,
     }
 }
 

@@ -32,7 +32,9 @@ use supervision::request::{Panicked, contain_work};
 use replica_core::{EngineKind, EngineSpec, Precision, Task};
 
 use super::check::check;
-use super::{BatchCallbacks, Description, Engine, EngineError, FailedSequence, Output, RaggedBatch};
+use super::{
+    BatchCallbacks, Description, Engine, EngineError, EngineStep, FailedSequence, Output, RaggedBatch,
+};
 use crate::model::{ModelDir, ModelError};
 use forward::{Arena, NoPreemption, PoolingHead, Preemption, Transformer};
 use kernel::{MultiplyAdd, MultiplyBytes};
@@ -231,6 +233,10 @@ impl Preemption for NestedBatch<'_> {
         callbacks.run_urgent(&mut |batch, output, out| {
             engine.run((threads, arena), batch, output, &mut NoPreemption, out)
         });
+    }
+
+    fn began(&mut self, step: EngineStep) {
+        self.callbacks.began(step);
     }
 }
 

@@ -68,6 +68,9 @@ pub struct BatchSpec {
     /// Idempotency key of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idempotency: Option<IdempotencyKey>,
+    /// Span of the request that created it, as in the header `traceparent`, if the spoke records traces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<String>,
 }
 
 /// Chunk of a new batch, and the job that computes it.

@@ -43,7 +43,7 @@ use super::profile::{Profile, ProfileTimer, StageTicks};
 use super::rotary_table::RotaryTable;
 use super::threads::ThreadPool;
 use super::weights::TransformerWeights;
-use crate::engine::{Output, RaggedBatch};
+use crate::engine::{EngineStep, Output, RaggedBatch};
 use crate::model::{Architecture, LearntPositions};
 use executor::{Activations, RowBlock};
 use layer::LayerContext;
@@ -154,6 +154,10 @@ pub(super) trait Preemption: Sync {
     fn is_pending(&self) -> bool;
     /// Runs it on these threads, which are idle meanwhile.
     fn run(&mut self, threads: &mut ThreadPool);
+    /// Records that a step of the batch begins.
+    fn began(&mut self, step: EngineStep) {
+        let _ = step;
+    }
 }
 
 /// Implementation for a batch that cannot be preempted.
@@ -256,6 +260,7 @@ impl Transformer {
             self.pool.select(batch, selected_rows);
         }
         let last = self.architecture.layers.len() - 1;
+        preemption.began(EngineStep::Forward);
         if sequence_groups::cut(batch.offsets(), workers.threads.count(), groups) {
             self.run_groups(
                 &context,
@@ -284,6 +289,7 @@ impl Transformer {
             selected.select(activations, selected_rows, &self.architecture);
             self.follow(&context, &mut workers, selected, last);
         }
+        preemption.began(EngineStep::Pool);
         match output {
             Output::Pooled if selected_rows.is_empty() => {
                 self.pool.run(self.isa, &mut workers, activations.states(), batch, pooled, out);

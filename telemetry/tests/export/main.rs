@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
-use bytes::Bytes;
+mod collector;
+mod logs;
+
+use collector::TestCollector;
 use configuration::{ConfigFile, Files, section};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message;
@@ -11,14 +14,13 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use telemetry::config::ExportProtocol;
 use telemetry::span::{Attribute, SpanName, SpanRecord};
 use telemetry::tracer::{DropReason, QUEUED_SPANS_MAX, Tracer};
-use telemetry::{TracingConfig, TracingSection};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use telemetry::{Process, TracingConfig, TracingSection};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -32,6 +34,8 @@ section! {
 
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+const PROCESS: Process<'_> = Process { role: "gateway", region: Some("aws/us-east-1") };
 
 fn config(keys: &str, dir: &Path) -> TracingConfig {
     let environment = BTreeMap::from([("COLLECTOR".to_owned(), "api-key=key-of-the-collector".to_owned())]);
@@ -56,121 +60,23 @@ async fn wait_until(description: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Exports that a collector received, each with the key of its request.
-type Exports = Arc<Mutex<Vec<(String, ExportTraceServiceRequest)>>>;
-
-/// Collector that accepts connections with or without TLS.
-struct TestCollector {
-    address: SocketAddr,
-    exports: Exports,
-    server: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for TestCollector {
-    fn drop(&mut self) {
-        self.server.abort();
-    }
-}
-
-impl TestCollector {
-    async fn start(is_grpc: bool, tls: Option<TlsAcceptor>) -> TestCollector {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let exports = Exports::default();
-        let received = exports.clone();
-        let server = tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                let (received, tls) = (received.clone(), tls.clone());
-                tokio::spawn(async move {
-                    match tls {
-                        Some(tls) => serve(is_grpc, tls.accept(stream).await.unwrap(), received).await,
-                        None => serve(is_grpc, stream, received).await,
-                    }
-                });
-            }
-        });
-        TestCollector { address, exports, server }
-    }
-}
-
-async fn serve(
-    is_grpc: bool,
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    received: Exports,
-) {
-    if is_grpc { serve_grpc(stream, received).await } else { serve_http(stream, received).await }
-}
-
-/// Serves the method `Export` of the service of OTLP.
-async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
-    let mut connection = h2::server::handshake(stream).await.unwrap();
-    while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let received = received.clone();
-        // Driven together: the body arrives while the connection is polled.
-        tokio::spawn(async move {
-            let method = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-            assert_eq!(request.uri().path(), method);
-            let key = request.headers()["api-key"].to_str().unwrap().to_owned();
-            let (mut body, mut message) = (request.into_body(), Vec::new());
-            while let Some(Ok(part)) = body.data().await {
-                body.flow_control().release_capacity(part.len()).unwrap();
-                message.extend_from_slice(&part);
-            }
-            assert_eq!(message[0], 0, "not compressed");
-            received.lock().unwrap().push((key, ExportTraceServiceRequest::decode(&message[5..]).unwrap()));
-            let head = http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
-            let mut stream = respond.send_response(head, false).unwrap();
-            stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
-            let trailers = [("grpc-status", "0")].map(|(name, value)| {
-                (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
-            });
-            stream.send_trailers(trailers.into_iter().collect()).unwrap();
-        });
-    }
-}
-
-/// Serves `POST /v1/traces`.
-async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
-    let mut bytes = Vec::new();
-    loop {
-        let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") else {
-            if stream.read_buf(&mut bytes).await.unwrap() == 0 {
-                return;
-            }
-            continue;
-        };
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
-        assert!(head.starts_with("POST /v1/traces HTTP/1.1"), "{head}");
-        let header = |name: &str| {
-            let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
-            line.unwrap_or_default().to_owned()
-        };
-        assert_eq!(header("content-type"), "application/x-protobuf");
-        let length: usize = header("content-length").parse().unwrap();
-        while bytes.len() < end + 4 + length {
-            stream.read_buf(&mut bytes).await.unwrap();
-        }
-        let export = ExportTraceServiceRequest::decode(&bytes[end + 4..end + 4 + length]).unwrap();
-        received.lock().unwrap().push((header("api-key"), export));
-        bytes.drain(..end + 4 + length);
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
-    }
-}
-
 /// Exports a span, and checks what the collector received.
 async fn check_export(collector: &TestCollector, config: &TracingConfig) {
-    let (tracer, export) = telemetry::start(config, "gateway", Some("aws/us-east-1")).unwrap();
+    let path = match config.collector.protocol {
+        ExportProtocol::Grpc => "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+        ExportProtocol::Http => "/v1/traces",
+    };
+    let (tracer, export) = telemetry::start(config, PROCESS).unwrap();
     let spans = span(&tracer);
     let trace = spans[0].trace;
     tracer.export(spans);
     wait_until("the collector has accepted the span", || tracer.metrics().exported.get() == 1).await;
     tracer.export(span(&tracer));
     export.finish(TIMEOUT).await;
-    let exports = collector.exports.lock().unwrap();
+    let exports = collector.exports();
     assert_eq!(exports.len(), 2, "the last spans are exported at the end");
-    let (key, export) = &exports[0];
-    assert_eq!(key, "key-of-the-collector");
+    assert_eq!((exports[0].path.as_str(), exports[0].key.as_str()), (path, "key-of-the-collector"));
+    let export = ExportTraceServiceRequest::decode(&exports[0].body[..]).unwrap();
     let resource = &export.resource_spans[0];
     let attributes = format!("{:?}", resource.resource);
     for part in ["service.name", "meridian-gateway", "aws/us-east-1", "service.version"] {
@@ -235,7 +141,7 @@ async fn a_collector_that_is_gone_loses_spans_and_counts_them() {
         let address = listener.local_addr().unwrap();
         drop(listener);
         let keys = format!("endpoint = \"http://{address}\"\nprotocol = \"{protocol}\"\ntimeout = \"200ms\"");
-        let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), "gateway", None).unwrap();
+        let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), PROCESS).unwrap();
         tracer.export(span(&tracer));
         let dropped = || tracer.metrics().dropped.of(DropReason::ExportFailed).get();
         wait_until("the span is dropped", || dropped() == 1).await;
@@ -249,7 +155,7 @@ async fn a_collector_that_never_responds_delays_nothing_and_spans_beyond_the_lim
     // Accepts connections, because of its backlog, and reads nothing.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let keys = format!("endpoint = \"http://{}\"\ntimeout = \"60s\"", listener.local_addr().unwrap());
-    let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), "gateway", None).unwrap();
+    let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), PROCESS).unwrap();
     tracer.export(span(&tracer));
     wait_until("the first export has begun", || tracer.metrics().queued == 0).await;
     for _ in 0..QUEUED_SPANS_MAX + 7 {

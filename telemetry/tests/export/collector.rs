@@ -1,0 +1,131 @@
+//! Collector of tests: accepts exports over each protocol, with and without TLS.
+
+use bytes::Bytes;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+/// Received export.
+#[derive(Clone)]
+pub(super) struct Export {
+    /// Path of the URL, or of the method.
+    pub(super) path: String,
+    /// Header `api-key`.
+    pub(super) key: String,
+    /// Message.
+    pub(super) body: Vec<u8>,
+}
+
+type Exports = Arc<Mutex<Vec<Export>>>;
+
+/// Collector that accepts connections with or without TLS.
+pub(super) struct TestCollector {
+    pub(super) address: SocketAddr,
+    exports: Exports,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for TestCollector {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl TestCollector {
+    pub(super) async fn start(is_grpc: bool, tls: Option<TlsAcceptor>) -> TestCollector {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        TestCollector::serve(listener, is_grpc, tls)
+    }
+
+    /// Serves on this listener.
+    pub(super) fn serve(listener: TcpListener, is_grpc: bool, tls: Option<TlsAcceptor>) -> TestCollector {
+        let address = listener.local_addr().unwrap();
+        let exports = Exports::default();
+        let received = exports.clone();
+        let server = tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (received, tls) = (received.clone(), tls.clone());
+                tokio::spawn(async move {
+                    match tls {
+                        Some(tls) => serve(is_grpc, tls.accept(stream).await.unwrap(), received).await,
+                        None => serve(is_grpc, stream, received).await,
+                    }
+                });
+            }
+        });
+        TestCollector { address, exports, server }
+    }
+
+    /// Returns what it has received.
+    pub(super) fn exports(&self) -> Vec<Export> {
+        self.exports.lock().unwrap().clone()
+    }
+}
+
+async fn serve(
+    is_grpc: bool,
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    received: Exports,
+) {
+    if is_grpc { serve_grpc(stream, received).await } else { serve_http(stream, received).await }
+}
+
+/// Serves the methods `Export` of the services of OTLP.
+async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
+    let mut connection = h2::server::handshake(stream).await.unwrap();
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        let received = received.clone();
+        // Driven together: the body arrives while the connection is polled.
+        tokio::spawn(async move {
+            let path = request.uri().path().to_owned();
+            let key = request.headers().get("api-key").map(|key| key.to_str().unwrap().to_owned());
+            let (mut body, mut message) = (request.into_body(), Vec::new());
+            while let Some(Ok(part)) = body.data().await {
+                body.flow_control().release_capacity(part.len()).unwrap();
+                message.extend_from_slice(&part);
+            }
+            assert_eq!(message[0], 0, "not compressed");
+            let body = message.split_off(5);
+            received.lock().unwrap().push(Export { path, key: key.unwrap_or_default(), body });
+            let head = http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
+            let mut stream = respond.send_response(head, false).unwrap();
+            stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
+            let trailers = [("grpc-status", "0")].map(|(name, value)| {
+                (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
+            });
+            stream.send_trailers(trailers.into_iter().collect()).unwrap();
+        });
+    }
+}
+
+/// Serves exports by HTTP.
+async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
+    let mut bytes = Vec::new();
+    loop {
+        let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") else {
+            if stream.read_buf(&mut bytes).await.unwrap() == 0 {
+                return;
+            }
+            continue;
+        };
+        let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+        let line = head.lines().next().unwrap();
+        let path = line.strip_prefix("POST ").and_then(|line| line.strip_suffix(" HTTP/1.1")).unwrap();
+        let header = |name: &str| {
+            let line = head.lines().find_map(|line| line.strip_prefix(&format!("{name}: ")));
+            line.unwrap_or_default().to_owned()
+        };
+        assert_eq!(header("content-type"), "application/x-protobuf");
+        let length: usize = header("content-length").parse().unwrap();
+        while bytes.len() < end + 4 + length {
+            stream.read_buf(&mut bytes).await.unwrap();
+        }
+        let body = bytes[end + 4..end + 4 + length].to_vec();
+        received.lock().unwrap().push(Export { path: path.to_owned(), key: header("api-key"), body });
+        bytes.drain(..end + 4 + length);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+    }
+}
