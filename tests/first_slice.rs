@@ -329,6 +329,34 @@ async fn a_killed_region_and_a_cut_link_under_load_fail_no_request() {
 }
 
 #[tokio::test]
+async fn prometheus_finds_each_process_with_its_role_and_its_place() {
+    let fleet = LocalFleet::start(&["--regions", "2"]);
+    let groups: Value = serde_json::from_slice(&std::fs::read(fleet.file("targets.json")).unwrap()).unwrap();
+    let mut targets = Vec::new();
+    for group in groups.as_array().unwrap() {
+        let url = format!("http://{}/metrics", group["targets"][0].as_str().unwrap());
+        let metrics = reqwest::get(url).await.unwrap().text().await.unwrap();
+        let labels = &group["labels"];
+        let role = labels["job"].as_str().unwrap().trim_start_matches("meridian-");
+        let prefix = if role == "spoke" { "ingress" } else { role };
+        assert!(metrics.contains(&format!("# TYPE meridian_{prefix}_")), "{role}: {metrics}");
+        let (place, other) = if role == "gateway" { ("origin", "region") } else { ("region", "origin") };
+        assert_eq!(labels[other], Value::Null, "{labels}");
+        targets.push(format!("{role} {} {}", labels[place].as_str().unwrap(), labels["deployment"]));
+    }
+    targets.sort();
+    let expected = [
+        "gateway aws/us-east-1 null",
+        "hub aws/us-east-1 null",
+        "replica aws/us-east-1 \"minilm\"",
+        "replica gcp/europe-west4 \"minilm\"",
+        "spoke aws/us-east-1 null",
+        "spoke gcp/europe-west4 null",
+    ];
+    assert_eq!(targets, expected);
+}
+
+#[tokio::test]
 async fn requests_to_a_paused_region_fail_over() {
     let fleet = LocalFleet::start(&["--regions", "2"]);
     let report = load(&fleet, 8, async {

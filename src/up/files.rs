@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use regions::id::RegionId;
 use regions::spiffe::Role;
 use regions::{EngineSpec, Task};
+use serde_json::Value;
 use std::fmt::Write;
 use std::fs;
 use std::io;
@@ -107,21 +108,23 @@ impl FleetFiles {
         Ok(file)
     }
 
+    /// Writes the targets of a Prometheus that observes the fleet.
+    pub(super) fn targets(&self, targets: &Value) -> Result<PathBuf> {
+        let file = self.dir.join("targets.json");
+        fs::write(&file, format!("{targets:#}\n"))
+            .with_context(|| format!("{} cannot be written", file.display()))?;
+        Ok(file)
+    }
+
     /// Writes the configuration of a hub, counted from zero. A console has its own address, and that of the control API.
-    pub(super) fn hub(
-        &self,
-        plan: &FleetPlan,
-        number: usize,
-        listen: SocketAddr,
-        console: Option<(SocketAddr, SocketAddr)>,
-        etcd: Option<&EtcdCluster>,
-        authority: &FleetAuthority,
-    ) -> Result<ProcessSpec> {
+    pub(super) fn hub(&self, plan: &FleetPlan, settings: &HubSettings<'_>) -> Result<ProcessSpec> {
+        let HubSettings { number, listen, operations, console, etcd, authority } = *settings;
         let deployments = self.dir.join("deployments.toml");
         fs::write(&deployments, &plan.deployments_text)
             .with_context(|| format!("{} cannot be written", deployments.display()))?;
         let document = TomlDocument::new("Hub of a local fleet.")
             .text("listen", listen)
+            .text("operations", operations)
             .text("deployments", deployments.display());
         let document = Self::catalogue(document, plan);
         let document = match etcd {
@@ -344,6 +347,19 @@ pub(super) struct ReplicaPlace<'a> {
     pub(super) operations: SocketAddr,
     /// Deployments that it serves.
     pub(super) names: &'a [String],
+    pub(super) authority: &'a FleetAuthority,
+}
+
+/// Settings of a hub: its addresses, its store, and the authority whose certificates it issues.
+pub(super) struct HubSettings<'a> {
+    /// Number among the hubs, counted from zero.
+    pub(super) number: usize,
+    pub(super) listen: SocketAddr,
+    pub(super) operations: SocketAddr,
+    /// Listener of the console and that of the control API; the first hub has them.
+    pub(super) console: Option<(SocketAddr, SocketAddr)>,
+    /// etcd cluster of the hubs; `None` with an embedded store.
+    pub(super) etcd: Option<&'a EtcdCluster>,
     pub(super) authority: &'a FleetAuthority,
 }
 

@@ -41,8 +41,17 @@ pub(super) struct PreparedReplica {
     pub(super) spec: ProcessSpec,
     pub(super) address: SocketAddr,
     pub(super) operations: SocketAddr,
-    /// Whether it accepts commands there.
-    pub(super) is_scripted: bool,
+    /// Deployment by which its metrics are known; `None` if it is scripted, accepts commands at `operations`, and has no
+    /// metrics.
+    pub(super) deployment: Option<String>,
+}
+
+/// Process specification and addresses of one hub.
+#[derive(Clone)]
+pub(super) struct PreparedHub {
+    pub(super) spec: ProcessSpec,
+    pub(super) address: SocketAddr,
+    pub(super) operations: SocketAddr,
 }
 
 /// Process specification and addresses of one gateway.
@@ -68,13 +77,15 @@ pub(super) struct PreparedSpoke {
 pub(crate) struct LocalFleet {
     /// etcd cluster of the hubs; `None` with an embedded store.
     pub(super) etcd: Option<EtcdCluster>,
-    pub(super) hubs: Vec<(ProcessSpec, SocketAddr)>,
+    pub(super) hubs: Vec<PreparedHub>,
     /// Gateways; the first one is near the first region, and has the port of the options.
     pub(super) gateways: Vec<PreparedGateway>,
     /// Certificate that clients must trust, if they use TLS.
     pub(super) certificate: Option<PathBuf>,
     /// File with the webhook secret of the tenant.
     pub(super) webhook_secrets: PathBuf,
+    /// File with the targets of a Prometheus that observes the fleet.
+    pub(super) targets: PathBuf,
     /// Directory of the hub's embedded store; `None` with etcd.
     pub(super) embedded_data: Option<PathBuf>,
     /// Authority of the identities of all processes.
@@ -108,7 +119,7 @@ impl LocalFleet {
 
     /// Returns the addresses of the hubs.
     pub(crate) fn hubs(&self) -> Vec<SocketAddr> {
-        self.hubs.iter().map(|(_, address)| *address).collect()
+        self.hubs.iter().map(|hub| hub.address).collect()
     }
 
     /// Returns the directory with the identity of the operator.
@@ -129,15 +140,16 @@ impl LocalFleet {
             self.authority.replace_former(data).await?;
         }
         drop(self.ports.take(self.console));
-        for (number, (hub, address)) in self.hubs.clone().into_iter().enumerate() {
+        for (number, PreparedHub { spec, address, operations }) in self.hubs.clone().into_iter().enumerate() {
             drop(self.ports.take(self.authority.address(number)));
-            self.start(hub, address, begun).await?;
+            drop(self.ports.take(operations));
+            self.start(spec, address, begun).await?;
         }
         self.authority.issue_viewer().await?;
         let regions: Vec<_> =
             self.regions.iter().map(|region| (region.spokes.clone(), region.replicas.clone())).collect();
         for (spokes, replicas) in regions {
-            for PreparedReplica { spec, address, operations, is_scripted: _ } in replicas {
+            for PreparedReplica { spec, address, operations, deployment: _ } in replicas {
                 drop(self.ports.take(operations));
                 self.start(spec, address, begun).await?;
             }
@@ -169,7 +181,7 @@ impl LocalFleet {
     ) -> Result<FleetControl> {
         let processes = |prepared: &PreparedRegion| {
             let replicas = prepared.replicas.iter().map(|replica| {
-                (replica.spec.name.clone(), replica.is_scripted.then_some(replica.operations))
+                (replica.spec.name.clone(), replica.deployment.is_none().then_some(replica.operations))
             });
             let spokes = prepared.spokes.iter().map(|spoke| spoke.spec.name.clone()).collect();
             (prepared.region.clone(), RegionProcesses { spokes, replicas: replicas.collect() })
@@ -181,7 +193,7 @@ impl LocalFleet {
             processes: self.processes.clone(),
             gateways: self.gateways.iter().map(|it| (it.region.clone(), it.spec.name.clone())).collect(),
             region_processes: Arc::new(self.regions.iter().map(processes).collect()),
-            hubs: self.hubs.iter().map(|(spec, address)| (spec.name.clone(), *address)).collect(),
+            hubs: self.hubs.iter().map(|hub| (hub.spec.name.clone(), hub.address)).collect(),
             store: members.map(|member| member.name.clone()).collect(),
             operator: self.operator().to_owned(),
             throttled: Arc::default(),
@@ -343,7 +355,7 @@ impl LocalFleet {
                 .chain(region.spokes.iter().map(|spoke| &spoke.spec))
         });
         let members = self.etcd.iter().flat_map(|etcd| etcd.members.iter().map(|(member, _)| member));
-        let hubs = self.hubs.iter().map(|(hub, _)| hub);
+        let hubs = self.hubs.iter().map(|hub| &hub.spec);
         let gateways = self.gateways.iter().map(|gateway| &gateway.spec);
         hubs.chain(gateways).chain(regions).chain(members)
     }

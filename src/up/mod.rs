@@ -29,6 +29,7 @@ mod process;
 mod readiness;
 pub(crate) mod scripted;
 mod summary;
+mod targets;
 
 use crate::cli::UpOptions;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail, models, roles};

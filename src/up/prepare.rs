@@ -3,11 +3,16 @@
 use super::authority::FleetAuthority;
 use super::certificates;
 use super::etcd::EtcdCluster;
-use super::files::{FleetFiles, GatewaySettings, ReplicaPlace, SpokeSettings, source_address, state_dir};
-use super::fleet::{LocalFleet, PreparedGateway, PreparedRegion, PreparedReplica, PreparedSpoke};
+use super::files::{
+    FleetFiles, GatewaySettings, HubSettings, ReplicaPlace, SpokeSettings, source_address, state_dir,
+};
+use super::fleet::{
+    LocalFleet, PreparedGateway, PreparedHub, PreparedRegion, PreparedReplica, PreparedSpoke,
+};
 use super::link::LinkDelays;
 use super::plan::FleetPlan;
 use super::ports::Ports;
+use super::targets;
 use crate::cli::{StoreKind, UpOptions};
 use anyhow::{Context, Result};
 use regions::deployment::Deployment;
@@ -50,8 +55,16 @@ impl LocalFleet {
             FleetAuthority::create(&files.dir, &gateway_region, &plan.catalogue, authority_addresses)?;
         let mut hubs = Vec::new();
         for (number, address) in hub_addresses.iter().enumerate() {
-            let console = (number == 0).then_some((console, control));
-            hubs.push((files.hub(plan, number, *address, console, etcd.as_ref(), &authority)?, *address));
+            let operations = ports.reserve(0)?;
+            let settings = HubSettings {
+                number,
+                listen: *address,
+                operations,
+                console: (number == 0).then_some((console, control)),
+                etcd: etcd.as_ref(),
+                authority: &authority,
+            };
+            hubs.push(PreparedHub { spec: files.hub(plan, &settings)?, address: *address, operations });
         }
         let mut regions = Vec::new();
         for (index, region) in plan.regions.iter().enumerate() {
@@ -96,7 +109,9 @@ impl LocalFleet {
             let spec = files.gateway(plan, region, &hub_addresses, &settings)?;
             gateways.push(PreparedGateway { spec, region: region.clone(), address: listen, operations });
         }
+        let targets = targets::of(&gateway_region, &hubs, &gateways, &regions);
         Ok(LocalFleet {
+            targets: files.targets(&targets)?,
             hubs,
             gateways,
             certificate: certificate.map(|made| made.certificate),
@@ -148,7 +163,7 @@ fn replicas(
                 let (listen, operations) = (ports.reserve(0)?, ports.reserve(0)?);
                 let place = ReplicaPlace { region, number, listen, operations, names: &names, authority };
                 let spec = files.scripted(plan, &place, scripted)?;
-                replicas.push(PreparedReplica { spec, address: listen, operations, is_scripted: true });
+                replicas.push(PreparedReplica { spec, address: listen, operations, deployment: None });
             }
         }
         None => {
@@ -157,7 +172,8 @@ fn replicas(
                 let names = names(&deployments);
                 let place = ReplicaPlace { region, number, listen, operations, names: &names, authority };
                 let spec = files.replica(plan, &place, runs)?;
-                replicas.push(PreparedReplica { spec, address: listen, operations, is_scripted: false });
+                let deployment = names.first().cloned();
+                replicas.push(PreparedReplica { spec, address: listen, operations, deployment });
             }
         }
     }

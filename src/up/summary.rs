@@ -30,14 +30,15 @@ impl LocalFleet {
         for gateway in &self.gateways {
             println!("operations  http://{}/routes", gateway.operations);
         }
-        for (_, hub) in &self.hubs {
-            println!("hub         https://{hub} (--identity {})", self.operator().display());
+        for hub in &self.hubs {
+            println!("hub         https://{} (--identity {})", hub.address, self.operator().display());
         }
         println!(
             "console     {} (once, within 10 minutes; `meridian console` prints another link)",
             self.console_link().await?
         );
         println!("control     http://{} (cut, slow, heal, kill, stop, pause, restart, drain)", self.control);
+        println!("metrics     {} lists the targets for Prometheus", self.targets.display());
         println!(
             "webhooks    to loopback addresses; the secret is in {} (docs/jobs.md)",
             self.webhook_secrets.display()
@@ -57,7 +58,7 @@ impl LocalFleet {
 impl LocalFleet {
     /// Returns the link that signs a browser in as operator, once.
     async fn console_link(&self) -> Result<String> {
-        let (_, hub) = self.hubs.first().context("no hub")?;
+        let hub = self.hubs.first().context("no hub")?.address;
         let operator =
             CallerOptions { identity: Some(self.operator().to_owned()), ..CallerOptions::default() };
         let client = apply::client(&format!("https://{hub}"), &operator, apply::RECORD_TIMEOUT);

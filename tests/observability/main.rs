@@ -5,7 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a panic fails the test at the right line")]
 
+mod drills;
 mod names;
+mod recording;
+mod replay;
 
 use names::{Metrics, Names};
 use serde_json::Value;
