@@ -152,7 +152,7 @@ def check_network(objects, authority_port):
 def check_actuator(objects):
     """Compares the permissions of the spoke with the requests of its actuator, and these with the schemas.
 
-    The requests are those that a test of the actuator records (scheduler/src/actuator/kubernetes/tests).
+    The requests are those of scheduler/src/actuator/kubernetes/workload.rs.
     """
     requests = json.loads((pathlib.Path(__file__).parent / "actuator_requests.json").read_text())
     used = set()

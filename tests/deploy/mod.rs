@@ -97,20 +97,6 @@ fn the_terraform_example_parses_and_configures_the_roles() {
 }
 
 #[test]
-fn the_packages_install_the_program() {
-    run(&[], "package.py");
-}
-
-#[test]
-fn the_root_file_system_of_the_image_serves_as_an_unprivileged_user() {
-    let namespaces = ["unshare", "--net", "--mount", "--propagation", "private"];
-    if !succeeds(Command::new(namespaces[0]).args(&namespaces[1..]).args(["ip", "link"])) {
-        return skip("the image is not tested: it needs root on Linux, and ip");
-    }
-    run(&namespaces, "image.py");
-}
-
-#[test]
 fn a_role_reports_to_the_service_manager_that_it_is_ready_and_that_it_stops() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
