@@ -38,9 +38,17 @@ drills: check-prereqs check-test-prereqs
 		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/release/meridian drill $$drill || exit $$?; \
 	done
 
-# Optimised binary for other machines, with link-time optimisation; about ten minutes on two cores.
+# Packages for other machines, in dist/: the optimised program (link-time optimisation; about ten minutes on two cores) as an archive and
+# as a wheel, the wheel of the Python client, the Helm chart, checksums. Needs Python with venv. The container images are built from
+# configs/deploy/image.
+DIST ?= dist
 dist: check-prereqs
 	$(CARGO) build --profile dist --locked --package meridian
+	rm -rf $(DIST) && mkdir -p $(DIST)
+	python3 -m venv $${CARGO_TARGET_DIR:-target}/dist-python
+	$${CARGO_TARGET_DIR:-target}/dist-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.8,<2'
+	$${CARGO_TARGET_DIR:-target}/dist-python/bin/maturin build --release --locked --manifest-path loadtest/python/Cargo.toml --out $(DIST)
+	configs/deploy/package/dist.sh $${CARGO_TARGET_DIR:-target}/dist/meridian $(DIST)
 
 # Uses the release profile, so that build scripts and macros are shared with the build. The Python package is a separate
 # workspace.

@@ -1,4 +1,4 @@
-//! Facts about the build for `meridian_build_info`: the compiler, and the commit.
+//! Facts about the build for `meridian_build_info` and `meridian --version`: the compiler, and the commit.
 
 use std::process::Command;
 
@@ -7,7 +7,11 @@ fn main() {
     // `rustc 1.95.0 (f8297e351 2026-04-14)`
     let rust = output(&rustc, &["--version"]).and_then(|text| Some(text.split(' ').nth(1)?.to_owned()));
     println!("cargo::rustc-env=MERIDIAN_RUST={}", rust.unwrap_or_else(|| "unknown".to_owned()));
-    println!("cargo::rustc-env=MERIDIAN_COMMIT={}", commit().unwrap_or_else(|| "unknown".to_owned()));
+    let commit = commit();
+    // `0.1.0 (8d352fa8c9f1)`
+    let short = commit.as_deref().and_then(|commit| commit.get(..12)).map(|short| format!(" ({short})"));
+    println!("cargo::rustc-env=MERIDIAN_VERSION={}{}", env!("CARGO_PKG_VERSION"), short.unwrap_or_default());
+    println!("cargo::rustc-env=MERIDIAN_COMMIT={}", commit.unwrap_or_else(|| "unknown".to_owned()));
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=MERIDIAN_BUILD_COMMIT");
 }

@@ -30,7 +30,7 @@ use std::path::PathBuf;
 
 /// Global endpoint for embedding and reranking models in many regions of many clouds.
 #[derive(Debug, Parser)]
-#[command(name = "meridian", version, propagate_version = true)]
+#[command(name = "meridian", version = env!("MERIDIAN_VERSION"), propagate_version = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: CliCommand,
@@ -105,6 +105,11 @@ pub(crate) enum CliCommand {
     Drill(DrillOptions),
     /// Find batch settings for a model on this machine; replicas load them automatically
     Tune(TuneOptions),
+    /// Request a health path of a process on this machine; exit code 1 unless it responds with 200. For container health checks
+    Health(HealthOptions),
+    /// Write the shell completions and man pages of this program, for packages
+    #[command(hide = true)]
+    Generate(GenerateOptions),
     /// Execute another program that ends with the process that started this one; used by `up` to start an etcd
     #[command(hide = true)]
     WithParent(ExecOptions),
@@ -136,12 +141,37 @@ pub(crate) struct ScriptedReplicaOptions {
     /// Configuration file with `catalogue` and `[identity]`; plaintext if absent
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Join the fleet with this token, unless the identity folder has a valid certificate
-    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
-    pub join: Option<String>,
+    /// Joining
+    #[command(flatten)]
+    pub join: JoinOptions,
     /// Plaintext address for operators: `GET /status` and `POST /slow`
     #[arg(long)]
     pub operations: std::net::SocketAddr,
+}
+
+/// Options with which a process joins the fleet.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct JoinOptions {
+    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
+    #[arg(long = "join", value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// File with the token, instead of the token itself; it is read only by a process that must join
+    #[arg(long = "join-file", value_name = "FILE", conflicts_with = "token")]
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HealthOptions {
+    /// URL of a health path: `/livez` or `/readyz` of the operations port, `/health` of a replica
+    #[arg(value_name = "URL", env = "MERIDIAN_HEALTH_URL")]
+    pub url: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateOptions {
+    /// Directory to create: completions/ and man/
+    #[arg(long, value_name = "DIR")]
+    pub dir: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -184,9 +214,9 @@ pub(crate) struct GatewayOptions {
     /// requests and exits. Without a running gateway, start normally. Without this option, fail if a gateway is running
     #[arg(long)]
     pub take_over: bool,
-    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
-    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
-    pub join: Option<String>,
+    /// Joining
+    #[command(flatten)]
+    pub join: JoinOptions,
 }
 
 #[derive(Debug, Args)]
@@ -194,9 +224,9 @@ pub(crate) struct RoleOptions {
     /// Configuration file
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
-    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
-    pub join: Option<String>,
+    /// Joining
+    #[command(flatten)]
+    pub join: JoinOptions,
 }
 
 #[derive(Debug, Args)]
@@ -207,9 +237,9 @@ pub(crate) struct SpokeOptions {
     /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
-    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
-    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
-    pub join: Option<String>,
+    /// Joining
+    #[command(flatten)]
+    pub join: JoinOptions,
 }
 
 #[derive(Debug, Args)]
@@ -220,9 +250,9 @@ pub(crate) struct ReplicaOptions {
     /// Region of this process, as cloud/region
     #[arg(long, value_name = "REGION")]
     pub region: Option<String>,
-    /// Join the fleet with this token of `meridian pki token`, unless the identity folder has a valid certificate
-    #[arg(long, value_name = "TOKEN", env = "MERIDIAN_JOIN_TOKEN", hide_env_values = true)]
-    pub join: Option<String>,
+    /// Joining
+    #[command(flatten)]
+    pub join: JoinOptions,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -9,6 +9,8 @@ mod drain;
 mod drill;
 mod embed;
 mod explain;
+mod generate;
+mod health;
 mod jobs;
 mod key;
 mod load;
@@ -68,6 +70,8 @@ fn main() -> ExitCode {
         cli::CliCommand::Embed(options) => embed::main(&options),
         cli::CliCommand::Drill(options) => drill::main(&options),
         cli::CliCommand::Tune(options) => tune::main(options),
+        cli::CliCommand::Health(options) => health::main(&options),
+        cli::CliCommand::Generate(options) => generate::main(&options),
         cli::CliCommand::WithParent(other) => roles::with_parent(&other),
         cli::CliCommand::ScriptedReplica(options) => roles::scripted_replica(options),
     }

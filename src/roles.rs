@@ -20,6 +20,7 @@ use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
+use sd_notify::NotifyState;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -49,7 +50,7 @@ const FAILED_DRAIN: Duration = Duration::from_secs(20);
 
 /// Runs a gateway.
 pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
-    let joined = match join(&options.config, options.join.as_deref()) {
+    let joined = match join(&options.config, &options.join) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -67,7 +68,7 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
 
 /// Runs a hub.
 pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
-    let joined = match join(&options.config, options.join.as_deref()) {
+    let joined = match join(&options.config, &options.join) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -86,7 +87,7 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
 
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
 pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
-    let joined = match join(&options.config, options.join.as_deref()) {
+    let joined = match join(&options.config, &options.join) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -190,7 +191,7 @@ async fn spoke_parts(
 
 /// Runs a replica.
 pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
-    let joined = match join(&options.config, options.join.as_deref()) {
+    let joined = match join(&options.config, &options.join) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -218,7 +219,7 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
 pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
     let read = || -> Result<_, Vec<String>> {
         let Some(config) = &options.config else { return Ok((Joined::elsewhere(), Transport::Loopback)) };
-        let joined = join(config, options.join.as_deref())?;
+        let joined = join(config, &options.join)?;
         Ok((joined, read_config(config, scripted::read)?))
     };
     let (joined, transport) = match read() {
@@ -301,6 +302,7 @@ fn run<E: std::fmt::Display>(
                 _ = process::failed() => {}
             }
             stop.send_replace(true);
+            notify(NotifyState::Stopping);
             // The bound also applies if the process fails during a normal drain.
             tokio::select! {
                 () = stop.closed() => {}
@@ -345,6 +347,16 @@ fn ready(role: &str, region: Option<&str>, address: SocketAddr) {
     let region = region.map(|region| format!(" {region}")).unwrap_or_default();
     // The reader may have closed the pipe.
     writeln!(std::io::stdout(), "ready {role}{region} on {address}").ok();
+    notify(NotifyState::Ready);
+}
+
+/// Reports a state to the service manager that started this process (sd_notify(3)), if its unit has `Type=notify`.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        // The process serves, but its service manager waits for it, and ends it when the start has timed out. Check that the
+        // process may write to the socket in NOTIFY_SOCKET.
+        tracing::warn!(%error, "failed to notify the service manager");
+    }
 }
 
 /// If a parent is named, asks the kernel to kill this process when the parent ends.

@@ -6,6 +6,7 @@ mod applied;
 mod clients;
 mod cold_start;
 mod console;
+mod deploy;
 mod drilled;
 mod gateways;
 mod haproxy;

@@ -23,3 +23,6 @@ mod respond;
 
 /// Variable with the join token of a process. The processes that it starts must not inherit it.
 pub const JOIN_TOKEN_VARIABLE: &str = "MERIDIAN_JOIN_TOKEN";
+
+/// Variable with the socket of systemd for the state of a process, which is not that of the processes that it starts.
+const NOTIFY_SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";

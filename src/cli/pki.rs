@@ -40,6 +40,9 @@ pub(crate) struct InitOptions {
     /// Catalogue of clouds and regions; by default the built-in one
     #[arg(long, value_name = "FILE")]
     pub catalogue: Option<PathBuf>,
+    /// Succeed without a change if the directory has all three already, as a step that runs before each start of a hub
+    #[arg(long)]
+    pub if_absent: bool,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

@@ -1,11 +1,12 @@
 //! Joining of a role before it starts, and the task that keeps its identity folder current.
 
+use crate::cli::JoinOptions;
 use resolver::{DnsSection, Resolver};
 use scheduler_client::authority;
 use scheduler_client::identity_folder::IdentityFolder;
 use scheduler_client::{membership, unix_time};
 use scheduler_core::pki::issue::ValidityPeriod;
-use scheduler_core::pki::token::JoinToken;
+use scheduler_core::pki::token::{JoinToken, TokenTextError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,35 +62,52 @@ fn report_unreadable(folder: &IdentityFolder, followed: std::io::Result<()>) {
     }
 }
 
-/// Completes an interrupted renewal of a role's identity folder, and joins with `token` unless the folder has a valid
-/// certificate.
-pub(crate) fn join(config: &Path, token: Option<&str>) -> Result<Joined, Vec<String>> {
-    let token: Option<JoinToken> = token
-        .map(str::parse)
-        .transpose()
-        .map_err(|error: scheduler_core::pki::token::TokenTextError| vec![format!("--join: {error}")])?;
+/// Completes an interrupted renewal of a role's identity folder, and joins with the token unless the folder has a valid
+/// certificate. A file with the token is read only then, so it may be deleted afterwards.
+pub(crate) fn join(config: &Path, options: &JoinOptions) -> Result<Joined, Vec<String>> {
+    let JoinOptions { token, file } = options;
+    let token = token.as_deref().map(|token| parse("--join", token)).transpose()?;
     let Some(JoinSections { dir, dns }) = JoinSections::read(config) else {
-        return match token {
-            Some(_) => Err(vec![format!(
-                "--join: {} has no identity folder; add [identity] with dir",
+        let option = if file.is_some() { "--join-file" } else { "--join" };
+        return match (token, file) {
+            (None, None) => Ok(Joined::elsewhere()),
+            _ => Err(vec![format!(
+                "{option}: {} has no identity folder; add [identity] with dir",
                 config.display()
             )]),
-            None => Ok(Joined::elsewhere()),
         };
     };
     let folder = IdentityFolder::new(dir);
     let unusable = |error: std::io::Error| vec![format!("identity.dir {}: {error}", folder.path().display())];
     folder.recover().map_err(unusable)?;
     let period = folder.membership().map_err(unusable)?.map(|membership| membership.period());
-    if let Some(token) = token
-        && is_needed(folder.has_certificate(), period, unix_time())
-    {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| vec![format!("cannot start the async runtime: {error}")])?;
-        let joined = runtime.block_on(async { authority::join(&folder, &token, &Resolver::new(&dns)).await });
-        joined.map_err(|error| vec![format!("--join: {error}")])?;
+    if is_needed(folder.has_certificate(), period, unix_time()) {
+        let token = match file {
+            Some(file) => Some(read_token(file)?),
+            None => token,
+        };
+        if let Some(token) = token {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime =
+                runtime.map_err(|error| vec![format!("cannot start the async runtime: {error}")])?;
+            let resolver = Resolver::new(&dns);
+            let joined = runtime.block_on(async { authority::join(&folder, &token, &resolver).await });
+            joined.map_err(|error| vec![format!("--join: {error}")])?;
+        }
     }
     Ok(Joined { folder: Some(folder), replicas: None, dns })
+}
+
+fn read_token(file: &Path) -> Result<JoinToken, Vec<String>> {
+    let option = format!("--join-file {}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        vec![format!("{option}: cannot be read: {error}; write a token of `meridian pki token` to this file")]
+    })?;
+    parse(&option, text.trim())
+}
+
+fn parse(option: &str, token: &str) -> Result<JoinToken, Vec<String>> {
+    token.parse().map_err(|error: TokenTextError| vec![format!("{option}: {error}")])
 }
 
 /// Returns whether a process must join: a certificate of the folder is kept as long as it is valid.
@@ -142,18 +160,39 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let config = dir.path().join("spoke.toml");
         std::fs::write(&config, "").expect("written");
-        let problem = |token: &str| join(&config, Some(token)).expect_err("it is rejected").join("\n");
+        let given = |token: &str| JoinOptions { token: Some(token.to_owned()), file: None };
+        let problem = |token: &str| join(&config, &given(token)).expect_err("it is rejected").join("\n");
         assert!(problem("meridian-join-1.AAAA").contains("typo"), "{}", problem("meridian-join-1.AAAA"));
         assert!(problem("x").contains("does not begin with"));
         let fingerprint = scheduler_core::pki::token::Fingerprint::of(b"1");
         let secret = scheduler_core::pki::token::JoinSecret::from_random([1; 20]);
         let token = JoinToken::new(vec!["hub:7001".to_owned()], vec![fingerprint], secret).expect("a token");
         assert!(problem(&token.text()).contains("add [identity] with dir"));
-        assert!(join(&config, None).is_ok_and(|joined| joined.folder.is_none()));
+        assert!(join(&config, &JoinOptions::default()).is_ok_and(|joined| joined.folder.is_none()));
         let text = "[identity]\ndir = \"identity\"\n[dns]\nservers = [\"10.0.0.2:53\"]\n";
         std::fs::write(&config, text).expect("written");
-        let joined = join(&config, None).expect("a folder");
+        let joined = join(&config, &JoinOptions::default()).expect("a folder");
         assert_eq!(joined.dns.servers, [([10, 0, 0, 2], 53).into()], "names of hubs are resolved there too");
         assert_eq!(joined.folder.map(|it| it.path().to_owned()), Some(dir.path().join("identity")));
+    }
+
+    #[test]
+    fn a_token_file_is_read_only_by_a_process_that_must_join() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [config, file, identity] = ["spoke.toml", "token", "identity"].map(|name| dir.path().join(name));
+        let options = JoinOptions { token: None, file: Some(file.clone()) };
+        std::fs::write(&config, "").expect("written");
+        let problem = || join(&config, &options).expect_err("it is rejected").join("\n");
+        assert!(problem().contains("add [identity] with dir"), "{}", problem());
+        std::fs::write(&config, "[identity]\ndir = \"identity\"\n").expect("written");
+        assert!(problem().contains("cannot be read") && problem().contains("--join-file"), "{}", problem());
+        std::fs::write(&file, "meridian-join-1.AAAA\n").expect("written");
+        assert!(problem().contains("typo"), "{}", problem());
+        std::fs::remove_file(&file).expect("removed");
+        std::fs::create_dir(&identity).expect("created");
+        for name in ["certificate.pem", "key.pem", "authorities.pem"] {
+            std::fs::write(identity.join(name), "from elsewhere").expect("written");
+        }
+        assert!(join(&config, &options).is_ok(), "a folder with a certificate needs no token");
     }
 }

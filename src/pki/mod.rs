@@ -50,7 +50,10 @@ pub(crate) fn main(command: &PkiCommand) -> ExitCode {
 }
 
 fn init(options: &InitOptions) -> Result<String, CommandError> {
-    let InitOptions { dir, trust_domain, region, operator, authority, catalogue, json } = options;
+    let InitOptions { dir, trust_domain, region, operator, authority, catalogue, if_absent, json } = options;
+    if *if_absent && ["authority", "hub", "operator"].iter().all(|name| dir.join(name).exists()) {
+        return Ok(format!("{} has an authority already", dir.display()));
+    }
     let region: RegionId = region.parse().map_err(|error| format!("--region: {error}"))?;
     let catalogue = match catalogue {
         None => Catalogue::builtin(),

@@ -35,10 +35,10 @@ use super::{
     Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
     RunningReplica,
 };
-use crate::JOIN_TOKEN_VARIABLE;
 use crate::config::ProcessConfig;
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
+use crate::{JOIN_TOKEN_VARIABLE, NOTIFY_SOCKET_VARIABLE};
 use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
 use record::{AdoptedProcess, ProcessStart, ReplicaFiles};
 
@@ -267,6 +267,7 @@ impl ProcessSet {
             .env(heartbeat::VARIABLE, heartbeat.value())
             .env_remove(heartbeat::PARENT_VARIABLE)
             .env_remove(JOIN_TOKEN_VARIABLE)
+            .env_remove(NOTIFY_SOCKET_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
