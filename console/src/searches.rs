@@ -19,11 +19,11 @@ pub const VISITOR_SEARCHES_MAX: usize = SEARCHES_MAX / 2;
 pub struct Searches {
     /// Number of the last one.
     last: u64,
-    searches: BTreeMap<u64, Search>,
+    searches: BTreeMap<u64, PendingSearch>,
 }
 
 #[derive(Debug)]
-struct Search {
+struct PendingSearch {
     /// Name of the visitor who started it.
     visitor: String,
     filter: RequestFilterV1,
@@ -78,14 +78,15 @@ impl Searches {
         }
         self.last += 1;
         let (visitor, until) = (visitor.to_owned(), now + SEARCH_TTL);
-        let search = Search { visitor, filter, waiting: gateways, result: SearchResult::default(), until };
+        let search =
+            PendingSearch { visitor, filter, waiting: gateways, result: SearchResult::default(), until };
         self.searches.insert(self.last, search);
         Ok(self.last)
     }
 
     /// Returns the searches that a gateway has not responded to yet.
     pub fn pending_for(&self, gateway: &GatewayBoot, now: Instant) -> Vec<SearchV1> {
-        let is_pending = |search: &Search| search.until > now && search.waiting.contains(gateway);
+        let is_pending = |search: &PendingSearch| search.until > now && search.waiting.contains(gateway);
         let pending = self.searches.iter().filter(|(_, search)| is_pending(search));
         pending.map(|(number, search)| SearchV1 { search: *number, filter: search.filter.clone() }).collect()
     }
@@ -98,7 +99,7 @@ impl Searches {
         }
         let FoundRequestsV1 { requests, has_more, is_enabled } = found;
         let region = gateway.region.to_string();
-        let Search { result, filter, .. } = search;
+        let PendingSearch { result, filter, .. } = search;
         let rows = requests.into_iter().map(|request| FoundRow { gateway: region.clone(), request });
         result.requests.extend(rows);
         result.requests.sort_by_key(|row| Reverse(row.request.at_ms));
@@ -118,7 +119,7 @@ impl Searches {
 
     /// Ends a search, and returns its result.
     pub fn end(&mut self, number: u64) -> SearchResult {
-        let Some(Search { waiting, mut result, .. }) = self.searches.remove(&number) else {
+        let Some(PendingSearch { waiting, mut result, .. }) = self.searches.remove(&number) else {
             return SearchResult::default();
         };
         result.silent = waiting.into_iter().map(|gateway| gateway.region.to_string()).collect();

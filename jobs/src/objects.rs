@@ -117,8 +117,8 @@ impl JobObjects {
     /// Fails while the disk has no space for this content, beside that which it keeps for what was accepted before.
     pub(crate) async fn check_space(&self, content: StoredContent) -> Result<(), ObjectError> {
         match &self.disk {
-            Some(disk) => disk.check(content).await,
-            None => Ok(()),
+            Some(disk) if !disk.has_space(content).await => Err(ObjectError::Full),
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -3,7 +3,6 @@
 //! With a full disk no result can be stored, and no record that removes a finished job: the queue would stay full for ever. So new
 //! work is rejected while a part of the disk is free, and results wait while half of that part is: the log has the rest.
 
-use crate::objects::ObjectError;
 use std::path::PathBuf;
 
 /// Bytes of the disk that new work leaves free: a twentieth, in these bounds. The file of the log grows by megabytes.
@@ -11,7 +10,7 @@ const KEPT_PART: u64 = 20;
 const KEPT_MIN: u64 = 4 << 20;
 const KEPT_MAX: u64 = 256 << 20;
 
-/// What is to be stored.
+/// Content that is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoredContent {
     /// Jobs, files and batches that are not accepted yet.
@@ -32,20 +31,17 @@ impl Disk {
         Disk { folder }
     }
 
-    /// Fails if the disk has less free space than is kept from this content.
-    pub(crate) async fn check(&self, content: StoredContent) -> Result<(), ObjectError> {
+    /// Returns whether the disk has the free space that this content has to leave.
+    pub(crate) async fn has_space(&self, content: StoredContent) -> bool {
         let folder = self.folder.clone();
         let read = tokio::task::spawn_blocking(move || rustix::fs::statvfs(folder)).await;
         match read {
             Ok(Ok(space)) => {
                 let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
-                match has_space(content, bytes(space.f_bavail), bytes(space.f_blocks)) {
-                    true => Ok(()),
-                    false => Err(ObjectError::Full),
-                }
+                has_space(content, bytes(space.f_bavail), bytes(space.f_blocks))
             }
             // The write itself has the reason.
-            Ok(Err(_)) | Err(_) => Ok(()),
+            Ok(Err(_)) | Err(_) => true,
         }
     }
 }

@@ -19,7 +19,7 @@
 //!
 //! Requests of web pages are rejected: a page of any site could send them to a port of this machine.
 
-use super::drills::{DrillBoard, StartError};
+use super::drills::board::{DrillBoard, DrillStartError};
 use super::fleet_control::FleetControl;
 use super::link::LinkConditions;
 use axum::extract::{Query, Request, State};
@@ -117,11 +117,13 @@ async fn start_drill(
 ) -> ControlResponse {
     let (status, problem) = match drills.start(&name) {
         Ok(()) => return respond(Ok(json!({"drill": name, "done": "start"}))),
-        Err(StartError::Unknown) => {
+        Err(DrillStartError::Unknown) => {
             (StatusCode::NOT_FOUND, format!("no drill '{name}'; GET /drills lists them"))
         }
-        Err(StartError::Unmet(unmet)) => (StatusCode::CONFLICT, format!("the drill {name} {unmet}")),
-        Err(StartError::Running) => (StatusCode::CONFLICT, "a drill is running; stop it first".to_owned()),
+        Err(DrillStartError::Unmet(unmet)) => (StatusCode::CONFLICT, format!("the drill {name} {unmet}")),
+        Err(DrillStartError::Running) => {
+            (StatusCode::CONFLICT, "a drill is running; stop it first".to_owned())
+        }
     };
     (status, Json(json!({"error": problem})))
 }

@@ -4,10 +4,8 @@
 //! A drill whose fleet this one is not cannot be started, with the reason. When a drill ends or is stopped, the fleet is as before:
 //! processes that it has ended run again, and links, replicas and drains are normal.
 
-mod board;
+pub(super) mod board;
 mod requirements;
-
-pub(crate) use board::{DrillBoard, StartError};
 
 use super::fleet::LocalFleet;
 use super::fleet_control::FleetControl;
@@ -16,7 +14,7 @@ use crate::cli::UpOptions;
 use crate::drill::observer::Observer;
 use crate::drill::run::{self, ActionExecutor};
 use anyhow::{Context, Result};
-use board::Verdict;
+use board::{DrillBoard, ListedDrill, Verdict};
 use configuration::ConfigFile;
 use loadtest::drill::{self, Action, Drill};
 use regions::{Catalogue, RegionId};
@@ -39,15 +37,6 @@ const SHIPPED: [(&str, &str); 11] = [
     ("store-loss", include_str!("../../configs/drills/store-loss.toml")),
     ("surge", include_str!("../../configs/drills/surge.toml")),
 ];
-
-/// Drill that the board lists.
-pub(crate) struct ListedDrill {
-    /// Name of its file without the extension.
-    name: String,
-    drill: Drill,
-    /// Why it cannot be started in this fleet.
-    unmet: Option<String>,
-}
 
 /// Parts of the fleet that a drill needs.
 pub(super) struct DrillContext {

@@ -1,7 +1,7 @@
 //! The local fleet: its processes and links, from the first start to the last stop.
 
 use super::authority::FleetAuthority;
-use super::drills::DrillBoard;
+use super::drills::board::DrillBoard;
 use super::etcd::EtcdCluster;
 use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
 use super::link::{EmulatedLink, LinkDelays};

@@ -131,7 +131,7 @@ fn finds_requests_on_the_command_line(fleet: &LocalFleet) {
         assert!(request["attempts"].as_array().is_some_and(|attempts| attempts.len() > 1), "{request}");
     }
     assert_eq!(
-        find(&[&failed_over[..], &["--tenant", "nobody"]].concat())["requests"],
+        find(&[&failed_over[..], &["--tenant", "without-requests"]].concat())["requests"],
         serde_json::json!([])
     );
 }

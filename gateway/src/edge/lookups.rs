@@ -12,6 +12,7 @@ use scheduler_api::traffic::{EXPLANATION_BYTES_MAX, EXPLANATIONS_MAX, SEARCHES_M
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use supervision::task::contained;
 use tokio::task::JoinSet;
 
 /// Lookups and searches of one hub.
@@ -19,7 +20,7 @@ pub(super) struct HubLookups {
     explanations: Arc<Explanations>,
     archive: Option<Arc<ExplanationArchive>>,
     catalogue: Arc<Catalogue>,
-    reads: JoinSet<ReadResult>,
+    reads: JoinSet<Option<ReadResult>>,
     /// Requests that are being read.
     explaining: BTreeSet<String>,
     /// Searches in progress.
@@ -79,11 +80,11 @@ impl HubLookups {
         };
         if self.explaining.len() < EXPLANATIONS_MAX {
             self.explaining.insert(id.clone());
-            self.reads.spawn(async move {
+            self.reads.spawn(contained("explanation reads", async move {
                 let found = archive.find(id.clone()).await;
                 // The file is not readable now; the person can try again.
                 ReadResult::Explained(id, found.ok().flatten())
-            });
+            }));
         }
     }
 
@@ -98,13 +99,13 @@ impl HubLookups {
         };
         if self.searching.len() < SEARCHES_MAX {
             self.searching.insert(search);
-            self.reads.spawn(async move {
+            self.reads.spawn(contained("explanation reads", async move {
                 let incomplete =
                     FoundRequestsV1 { has_more: true, is_enabled: true, ..FoundRequestsV1::default() };
                 let found = archive.search(filter).await;
                 let found = found.map_or(incomplete, |(found, restricted)| found.for_hub(&restricted));
                 ReadResult::Searched(search, found)
-            });
+            }));
         }
     }
 
@@ -117,16 +118,16 @@ impl HubLookups {
     pub(super) fn take(&mut self) -> LookupResults {
         while let Some(ended) = self.reads.try_join_next() {
             match ended {
-                Ok(ReadResult::Explained(id, found)) => {
+                Ok(Some(ReadResult::Explained(id, found))) => {
                     self.explaining.remove(&id);
                     self.results.explained.insert(id, found);
                 }
-                Ok(ReadResult::Searched(search, found)) => {
+                Ok(Some(ReadResult::Searched(search, found))) => {
                     self.searching.remove(&search);
                     self.results.searched.insert(search, found);
                 }
                 // A panic, which was logged and counted. What the hub still waits for is begun again.
-                Err(_) => {
+                Ok(None) | Err(_) => {
                     self.explaining.clear();
                     self.searching.clear();
                 }

@@ -90,9 +90,9 @@ async fn regions_that_do_not_respond_delay_a_list_together_and_are_named() {
     assert_eq!(status, 202, "{job}");
     let begun = Instant::now();
     loop {
-        let asked = Instant::now();
+        let requested = Instant::now();
         let (status, list) = fixture.list().await;
-        let took = asked.elapsed();
+        let took = requested.elapsed();
         let missing = list["unavailable_regions"].as_array().cloned().unwrap_or_default();
         // The gateway may have no route table yet, and learns from the reports which regions have a queue.
         if status == 200 && missing.len() == HANGING {

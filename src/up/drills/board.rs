@@ -1,12 +1,20 @@
 //! State of the drills of a local fleet: the list, and the one that runs or has run last. Readers get it as JSON.
 
-use super::ListedDrill;
 use loadtest::drill::expectation::Span;
 use loadtest::drill::{Drill, Event, ExpectationResult};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use tokio::sync::Notify;
+
+/// Drill that the board lists.
+pub(crate) struct ListedDrill {
+    /// Name of its file without the extension.
+    pub(super) name: String,
+    pub(super) drill: Drill,
+    /// Why it cannot be started in this fleet.
+    pub(super) unmet: Option<String>,
+}
 
 /// Maximum number of events that are kept of a run; a drill of some minutes has hundreds. Later ones are counted.
 const EVENTS_MAX: usize = 2000;
@@ -61,7 +69,7 @@ pub(super) enum Verdict {
 
 /// Why a drill is not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum StartError {
+pub(crate) enum DrillStartError {
     /// There is no drill with this name.
     Unknown,
     /// This fleet is not the one that the drill needs.
@@ -98,15 +106,15 @@ impl DrillBoard {
     }
 
     /// Starts a drill, unless one runs.
-    pub(crate) fn start(&self, name: &str) -> Result<(), StartError> {
+    pub(crate) fn start(&self, name: &str) -> Result<(), DrillStartError> {
         let found = self.drills.iter().enumerate().find(|(_, listed)| listed.name == name);
-        let (drill, listed) = found.ok_or(StartError::Unknown)?;
+        let (drill, listed) = found.ok_or(DrillStartError::Unknown)?;
         if let Some(unmet) = &listed.unmet {
-            return Err(StartError::Unmet(unmet.clone()));
+            return Err(DrillStartError::Unmet(unmet.clone()));
         }
         let mut run = self.run.lock();
         if run.as_ref().is_some_and(|run| run.state.is_active()) {
-            return Err(StartError::Running);
+            return Err(DrillStartError::Running);
         }
         *run = Some(DrillProgress {
             drill,
@@ -303,18 +311,18 @@ mod tests {
     #[tokio::test]
     async fn one_drill_runs_at_a_time_and_only_one_that_the_fleet_can_run() {
         let board = board();
-        assert_eq!(board.start("three"), Err(StartError::Unknown));
-        assert_eq!(board.start("two"), Err(StartError::Unmet("needs etcd".to_owned())));
+        assert_eq!(board.start("three"), Err(DrillStartError::Unknown));
+        assert_eq!(board.start("two"), Err(DrillStartError::Unmet("needs etcd".to_owned())));
         assert!(!board.stop(), "none runs");
         assert_eq!(board.start("one"), Ok(()));
-        assert_eq!(board.start("one"), Err(StartError::Running));
+        assert_eq!(board.start("one"), Err(DrillStartError::Running));
         assert_eq!(board.next().await, 0);
         board.began();
         assert!(board.stop());
         board.stopped().await;
         board.restoring();
         assert!(!board.stop(), "it is ending");
-        assert_eq!(board.start("one"), Err(StartError::Running), "the fleet is not as before yet");
+        assert_eq!(board.start("one"), Err(DrillStartError::Running), "the fleet is not as before yet");
         board.ended(Verdict::Stopped, Vec::new());
         assert_eq!(state(&board), "stopped");
         assert_eq!(board.start("one"), Ok(()));

@@ -80,7 +80,7 @@ pub(crate) struct LogQueue(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueuedEvents>,
     /// Signal that many events wait.
     wake: Notify,
     exported: Counter,
@@ -88,7 +88,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct QueuedEvents {
     events: VecDeque<LogEvent>,
     bytes: usize,
 }

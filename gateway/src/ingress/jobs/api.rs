@@ -3,6 +3,7 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
+use super::names::{PHASES, kind, operation, phase_text};
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
@@ -26,8 +27,8 @@ use jobs::objects::ObjectError;
 use jobs::queue_host::{JobView, QueueError, now};
 use jobs_core::decide::{JobFilter, SubmissionError};
 use jobs_core::job::{
-    DurableJob, DurableJobId, IdempotencyKey, JobOperation, JobOutcome, JobPhase, JobSpec, JobStatus,
-    StoredRange, UnixMillis,
+    DurableJob, DurableJobId, IdempotencyKey, JobOutcome, JobPhase, JobSpec, JobStatus, StoredRange,
+    UnixMillis,
 };
 use jobs_core::queue::Cancellation;
 use pingora::protocols::http::ServerSession;
@@ -460,45 +461,6 @@ pub(super) fn idempotency_key(session: &ServerSession) -> Result<Option<String>,
     let Some(key) = text(session, headers::IDEMPOTENCY_KEY)? else { return Ok(None) };
     idempotency_key::check(key)?;
     Ok(Some(key.to_owned()))
-}
-
-const PHASES: [JobPhase; 6] = [
-    JobPhase::Queued,
-    JobPhase::Running,
-    JobPhase::Succeeded,
-    JobPhase::Failed,
-    JobPhase::Cancelled,
-    JobPhase::Expired,
-];
-
-pub(super) fn phase_text(phase: JobPhase) -> &'static str {
-    match phase {
-        JobPhase::Queued => "queued",
-        JobPhase::Running => "running",
-        JobPhase::Succeeded => "succeeded",
-        JobPhase::Failed => "failed",
-        JobPhase::Cancelled => "cancelled",
-        JobPhase::Expired => "expired",
-    }
-}
-
-fn operation(kind: JobKind) -> JobOperation {
-    match kind {
-        JobKind::Embeddings => JobOperation::Embeddings,
-        JobKind::Rerank => JobOperation::Rerank,
-        JobKind::Predict => JobOperation::Predict,
-        JobKind::Classify => JobOperation::Classify,
-    }
-}
-
-/// Returns the kind of a stored operation.
-pub(super) fn kind(operation: JobOperation) -> JobKind {
-    match operation {
-        JobOperation::Embeddings => JobKind::Embeddings,
-        JobOperation::Rerank => JobKind::Rerank,
-        JobOperation::Predict => JobKind::Predict,
-        JobOperation::Classify => JobKind::Classify,
-    }
 }
 
 /// Returns the reason of a failure, or of the last failed attempt.

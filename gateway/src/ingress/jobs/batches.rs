@@ -2,6 +2,7 @@
 
 use super::api::{JobApi, digest, idempotency_key, json_response, key_conflict, rejected, tenant};
 use super::files::{no_such_file, of_region};
+use super::names::batch_phase_text;
 use super::page_query::PageQuery;
 use super::readers::RequestingGateway;
 use super::{RegionalJobQueue, seconds};
@@ -84,7 +85,7 @@ impl JobApi {
                 let batch = queue.host.batch(&tenant, id).ok_or_else(no_such_batch)?;
                 let cancelled = queue.recorded(queue.host.cancel_batch(id).await).map_err(rejected)?;
                 if !cancelled && batch.progress.cancelled.is_none() {
-                    let phase = phase_text(batch.phase());
+                    let phase = batch_phase_text(batch.phase());
                     let message = format!("The batch is {phase}, so it cannot be cancelled.");
                     return Err(Rejection::new(ErrorCode::BatchFinished, message).into());
                 }
@@ -311,7 +312,7 @@ impl RegionalJobQueue {
             "errors": errors,
             "input_file_id": self.client_id(&BatchFileId::Upload(spec.file)),
             "completion_window": spec.completion_window,
-            "status": phase_text(phase),
+            "status": batch_phase_text(phase),
             "output_file_id": file(BatchFileId::Output(id), output_bytes, output_deleted),
             "error_file_id": file(BatchFileId::Errors(id), error_bytes, errors_deleted),
             "created_at": seconds(id.created()),
@@ -351,18 +352,6 @@ pub(in crate::ingress) async fn finalize(queue: Arc<RegionalJobQueue>) {
 pub(super) fn count_lines(queue: &RegionalJobQueue, completed: u32, failed: u32) {
     for (outcome, lines) in [(BatchLineOutcome::Completed, completed), (BatchLineOutcome::Failed, failed)] {
         queue.metrics.batch_lines.of(outcome).add(lines.into());
-    }
-}
-
-pub(super) fn phase_text(phase: BatchPhase) -> &'static str {
-    match phase {
-        BatchPhase::InProgress => "in_progress",
-        BatchPhase::Finalizing => "finalizing",
-        BatchPhase::Completed => "completed",
-        BatchPhase::Failed => "failed",
-        BatchPhase::Expired => "expired",
-        BatchPhase::Cancelling => "cancelling",
-        BatchPhase::Cancelled => "cancelled",
     }
 }
 
@@ -454,7 +443,7 @@ mod tests {
     #[test]
     fn the_urls_of_lines_are_the_paths_of_ordinary_requests() {
         for operation in JobOperation::ALL {
-            assert_eq!(super::super::api::kind(operation).computed_path(), operation.url());
+            assert_eq!(super::super::names::kind(operation).computed_path(), operation.url());
         }
         assert_eq!(JobKind::ALL.len(), JobOperation::ALL.len());
     }

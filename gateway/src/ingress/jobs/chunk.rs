@@ -5,8 +5,8 @@
 //! an error line; before, the whole chunk is computed again, since the next attempt may reach another replica. [`ChunkWindow`]
 //! decides how many of the requests are in flight, and whether one without capacity is repeated.
 
-use super::api::kind;
 use super::attempt::{JobAttemptEnd, JobRequestEnd, ReplicaAttemptEnd};
+use super::names::kind;
 use super::traces::JobAttemptTrace;
 use super::transfers::TargetRegion;
 use super::worker::JobComputation;

@@ -6,6 +6,7 @@
 use super::api::{
     JobApi, digest, hashed_policy, idempotency_key, json_response, key_conflict, rejected, tenant,
 };
+use super::names::kind;
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::{RegionalJobQueue, reserve, seconds};
@@ -247,7 +248,7 @@ fn purpose_of(id: BatchFileId) -> &'static str {
 
 /// Estimates the work of a body; one input for an invalid one, which the worker rejects.
 fn work(operation: JobOperation, body: &[u8]) -> LineWork {
-    let inputs = super::api::kind(operation).inputs(body).unwrap_or(1);
+    let inputs = kind(operation).inputs(body).unwrap_or(1);
     LineWork { inputs, tokens: (body.len() as u64 / BYTES_PER_TOKEN).max(inputs) }
 }
 

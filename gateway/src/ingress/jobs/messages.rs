@@ -1,6 +1,7 @@
 //! Messages to webhooks: what they contain, and the task that sends them.
 
-use super::api::{phase_text, with_result};
+use super::api::with_result;
+use super::names::phase_text;
 use super::{ClientJobId, JobTraces, RegionalJobQueue};
 use crate::events::WebhookAttemptEnded;
 use crate::metrics::WebhookAttemptOutcome;

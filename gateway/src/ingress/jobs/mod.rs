@@ -24,6 +24,7 @@ mod chunk;
 mod config;
 mod files;
 mod messages;
+mod names;
 mod page_query;
 mod readers;
 mod traces;

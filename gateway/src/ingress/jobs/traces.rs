@@ -11,9 +11,8 @@
 //!
 //! Spans are exported by spokes of the region of the queue only, and only while the policies of the job allow that region.
 
-use super::api::{kind, phase_text};
 use super::attempt::ReplicaAttemptEnd;
-use super::batches;
+use super::names::{batch_phase_text, kind, phase_text};
 use super::{ClientJobId, RegionalJobQueue};
 use crate::ingress::arrival::Arrival;
 use crate::ingress::residency::ResidencyGuard;
@@ -154,7 +153,7 @@ impl JobTraces {
             attempts: taken.job.attempts,
             trace: self.tracer.continued(span, Some(root.span), Instant::now()),
             is_sampled: root.is_sampled,
-            record: Mutex::new(AttemptRecord { requests: Vec::new(), failover }),
+            record: Mutex::new(SentRequests { requests: Vec::new(), failover }),
         })
     }
 
@@ -238,7 +237,7 @@ impl JobTraces {
         let Some(reason) = self.tracer.keep(&ended) else { return };
         let times = (nanoseconds(id.created()), nanoseconds(*at));
         let span = SpanRecord::new(root.trace, (root.span, None), SpanName::FileBatch, times);
-        let outcome = batches::phase_text(phase);
+        let outcome = batch_phase_text(phase);
         let span = self.located(span).linked(submission(spec.trace.as_deref()));
         self.tracer.export(vec![
             span.with(Attribute::KeepReason, reason.as_str())
@@ -287,10 +286,10 @@ pub(super) struct JobAttemptTrace {
     trace: RequestTrace,
     /// Whether the trace of the job is sampled.
     is_sampled: bool,
-    record: Mutex<AttemptRecord>,
+    record: Mutex<SentRequests>,
 }
 
-struct AttemptRecord {
+struct SentRequests {
     /// Spans of its requests.
     requests: Vec<SpanRecord>,
     failover: FailoverTrace,
@@ -346,9 +345,9 @@ impl JobAttemptTrace {
         target: Option<&RegionId>,
         outcome: Option<JobAttemptOutcome>,
     ) {
-        let AttemptRecord { requests, failover } = {
+        let SentRequests { requests, failover } = {
             let mut record = self.record.lock();
-            AttemptRecord { requests: std::mem::take(&mut record.requests), failover: record.failover }
+            SentRequests { requests: std::mem::take(&mut record.requests), failover: record.failover }
         };
         let is_error = matches!(outcome, Some(JobAttemptOutcome::Failed | JobAttemptOutcome::Rejected));
         let JobAttemptTrace { traces, id, spec, attempts, trace, is_sampled, .. } = self;

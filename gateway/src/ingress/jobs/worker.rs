@@ -10,9 +10,9 @@
 //! another region ([`super::transfers`]). Their leases, attempts and results are those of all jobs.
 
 use super::RegionalJobQueue;
-use super::api::kind;
 use super::attempt::{self, JobAttemptEnd, JobRequestEnd};
 use super::batches::count_lines;
+use super::names::kind;
 use super::traces::{JobAttemptTrace, JobTraces};
 use super::transfers::{TargetRegion, UnmetDemand};
 use crate::body_memory::BufferedBody;
