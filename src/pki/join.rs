@@ -90,8 +90,9 @@ pub(crate) fn join(config: &Path, options: &JoinOptions) -> Result<Joined, Vec<S
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime =
                 runtime.map_err(|error| vec![format!("cannot start the async runtime: {error}")])?;
-            let resolver = Resolver::new(&dns);
-            let joined = runtime.block_on(async { authority::join(&folder, &token, &resolver).await });
+            // A resolver starts tasks, so it is created within the runtime.
+            let joined =
+                runtime.block_on(async { authority::join(&folder, &token, &Resolver::new(&dns)).await });
             joined.map_err(|error| vec![format!("--join: {error}")])?;
         }
     }
