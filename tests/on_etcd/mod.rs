@@ -146,8 +146,9 @@ impl SecondHub {
         let mut config = first;
         config.remove("identity");
         config.remove("authority");
-        // Its address is that of the first hub.
+        // Their addresses are those of the first hub.
         config.remove("console");
+        config.remove("operations");
         config.insert("listen".to_owned(), address.to_string().into());
         let file = fleet.file("second-hub.toml");
         std::fs::write(&file, config.to_string()).unwrap();

@@ -126,7 +126,7 @@ async fn a_job_has_a_trace_from_its_submission_to_its_webhook() {
     assert_eq!(accept.links, to_submission);
     let attempt = only(&spans, &root.id, "job attempt");
     check_attempt(&spans, attempt);
-    let queue = only(&spans, &attempt.id.clone(), "queue");
+    let queue = only(&spans, &root.id, "queue");
     assert_eq!((queue.start, queue.end), (root.start, attempt.start));
     let webhook = only(&spans, &root.id, "webhook");
     assert_eq!((webhook.text("meridian.attempt.end"), webhook.is_error), ("delivered", false));

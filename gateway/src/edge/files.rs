@@ -51,6 +51,8 @@ struct RegionRequest<'a> {
     allowed: AllowedRegions,
     /// Idempotency key of the client.
     key: Option<&'a str>,
+    /// Span of the client's request, to which the trace of a batch links.
+    traceparent: Option<String>,
     kind: RegionRequestKind<'a>,
 }
 
@@ -94,6 +96,7 @@ impl JobForwarder {
             body: Bytes::new(),
             allowed,
             key: None,
+            traceparent: None,
             kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
@@ -127,6 +130,7 @@ impl JobForwarder {
             body: body.bytes.clone(),
             allowed,
             key: key.as_deref(),
+            traceparent: context.trace.as_ref().map(|trace| trace.context().traceparent()),
             kind: RegionRequestKind::Read,
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
@@ -202,6 +206,7 @@ impl JobForwarder {
             body: file.bytes.clone(),
             allowed,
             key: key.as_deref(),
+            traceparent: None,
             kind: RegionRequestKind::Upload(further),
         };
         let response = self.exchange(session, request, &caller, &context.id).await?;
@@ -264,7 +269,7 @@ impl JobForwarder {
         caller: &BatchCaller<'_>,
         id: &str,
     ) -> Result<UpstreamResponse, ForwardError> {
-        let RegionRequest { region, method, path, body, allowed, key, kind } = request;
+        let RegionRequest { region, method, path, body, allowed, key, traceparent, kind } = request;
         let name = &self.catalogue.region(region).id;
         let address = self.region_monitor.states().instances.job_host(region, Instant::now()).cloned();
         let address = address.filter(|_| caller.view.address(region).is_some());
@@ -276,6 +281,9 @@ impl JobForwarder {
         head.put(headers::TENANT, caller.tenant.id.as_str());
         if let Some(key) = key {
             head.put(headers::IDEMPOTENCY_KEY, key);
+        }
+        if let Some(traceparent) = traceparent {
+            head.put(headers::TRACEPARENT, traceparent);
         }
         match kind {
             RegionRequestKind::Upload(headers) => {
