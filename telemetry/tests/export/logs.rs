@@ -108,6 +108,16 @@ async fn events_are_exported_over_both_protocols() {
 
 #[test]
 fn an_export_causes_no_other_and_a_collector_that_returns_gets_the_events_since() {
+    // In a process of its own: events of the clients of other tests would reach its subscriber.
+    const ALONE: &str = "MERIDIAN_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name = "logs::an_export_causes_no_other_and_a_collector_that_returns_gets_the_events_since";
+        let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+        let run = run.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+        let output = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.success() && output.contains("1 passed"), "{output}");
+        return;
+    }
     // The subscriber is that of all threads, as in a process, and has all levels: events of the exporter reach the layer.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
