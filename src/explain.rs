@@ -1,7 +1,7 @@
 //! `meridian explain`: fetches the routing decision of a request from a gateway and formats it.
 
 use crate::cli::ExplainOptions;
-use crate::{EXIT_FAILED, EXIT_USAGE, fail};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail, operations_port};
 use serde_json::Value;
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs the command. Fails if the gateway is unreachable or does not know the request.
 pub(crate) fn main(options: &ExplainOptions) -> ExitCode {
     let ExplainOptions { id, gateway, json } = options;
-    let url = match explain_url(gateway, id) {
+    let url = match operations_port::url("--gateway", gateway, ["explain", id.as_str()]) {
         Ok(url) => url,
         Err(problem) => return fail(EXIT_USAGE, &[problem]),
     };
@@ -21,7 +21,7 @@ pub(crate) fn main(options: &ExplainOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
-    let explanation = match runtime.block_on(fetch(url)) {
+    let explanation = match runtime.block_on(operations_port::get(url, TIMEOUT)) {
         Ok(explanation) => explanation,
         Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };
@@ -29,28 +29,6 @@ pub(crate) fn main(options: &ExplainOptions) -> ExitCode {
     // The reader may have closed the pipe.
     writeln!(std::io::stdout(), "{text}").ok();
     ExitCode::SUCCESS
-}
-
-fn explain_url(gateway: &str, id: &str) -> Result<reqwest::Url, String> {
-    let invalid =
-        || format!("--gateway {gateway} is not a URL; write http://HOST:PORT of a gateway's operations port");
-    let mut url = reqwest::Url::parse(gateway).map_err(|_| invalid())?;
-    url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().push("explain").push(id);
-    Ok(url)
-}
-
-async fn fetch(url: reqwest::Url) -> Result<Value, String> {
-    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
-    let client = client.map_err(|error| error.to_string())?;
-    let response =
-        client.get(url.clone()).send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
-    let status = response.status();
-    let body: Value =
-        response.json().await.map_err(|error| format!("invalid response from {url}: {error}"))?;
-    if status.is_success() {
-        return Ok(body);
-    }
-    Err(body["error"].as_str().map_or_else(|| format!("{url} returned {status}"), str::to_owned))
 }
 
 /// Formats the explanation as text.
@@ -163,17 +141,6 @@ fn planned(region: &Value) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn a_request_id_is_escaped_as_one_segment_of_the_url() {
-        let check = |gateway: &str, id: &str, expected: Option<&str>| {
-            assert_eq!(explain_url(gateway, id).ok().map(|url| url.to_string()).as_deref(), expected);
-        };
-        check("http://127.0.0.1:8081", "req-1", Some("http://127.0.0.1:8081/explain/req-1"));
-        check("http://127.0.0.1:8081/", "a/b?c#d", Some("http://127.0.0.1:8081/explain/a%2Fb%3Fc%23d"));
-        check("127.0.0.1:8081", "a", None);
-        check("mailto:a", "a", None);
-    }
 
     #[test]
     fn the_text_shows_the_routing_decision_and_the_attempts() {

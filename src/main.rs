@@ -16,6 +16,7 @@ mod key;
 mod load;
 mod log;
 mod models;
+mod operations_port;
 mod pki;
 mod requests;
 mod roles;

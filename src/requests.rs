@@ -2,6 +2,7 @@
 
 use crate::cli::{GetListOptions, GetRequestsOptions, StatusOption};
 use crate::jobs::since_seconds;
+use crate::operations_port;
 use scheduler_api::paths;
 use scheduler_api::requests::{FOUND_MAX, FoundRequestV1, FoundRequestsV1, RequestFilterV1};
 use serde::Serialize;
@@ -93,12 +94,7 @@ fn filter(
 }
 
 fn url(gateway: &str, filter: &RequestFilterV1) -> Result<reqwest::Url, String> {
-    let invalid = || {
-        format!("--operations {gateway} is not a URL; write http://HOST:PORT of a gateway's operations port")
-    };
-    let mut url = reqwest::Url::parse(gateway).map_err(|_| invalid())?;
-    let path = paths::REQUESTS.trim_start_matches('/');
-    url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().push(path);
+    let mut url = operations_port::url("--operations", gateway, [paths::REQUESTS.trim_start_matches('/')])?;
     let Ok(Value::Object(fields)) = serde_json::to_value(filter) else { return Ok(url) };
     let text = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     url.query_pairs_mut().extend_pairs(fields.into_iter().map(|(name, value)| (name, text(value))));
@@ -106,17 +102,7 @@ fn url(gateway: &str, filter: &RequestFilterV1) -> Result<reqwest::Url, String> 
 }
 
 async fn search(url: reqwest::Url) -> Result<FoundRequestsV1, String> {
-    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
-    let client = client.map_err(|error| error.to_string())?;
-    let response =
-        client.get(url.clone()).send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
-    let status = response.status();
-    let body: Value =
-        response.json().await.map_err(|error| format!("invalid response from {url}: {error}"))?;
-    if !status.is_success() {
-        let problem = body["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
-        return Err(format!("{url}: {problem}"));
-    }
+    let body = operations_port::get(url.clone(), TIMEOUT).await?;
     serde_json::from_value(body).map_err(|error| format!("invalid response from {url}: {error}"))
 }
 

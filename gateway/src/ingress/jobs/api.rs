@@ -3,7 +3,7 @@
 //! The tenant is the one that the gateway has authenticated. Only gateways reach this API: on a listener with mutual TLS
 //! the peer is known by its certificate.
 
-use super::names::{PHASES, kind, operation, phase_text};
+use super::names::{kind, operation, phase_text};
 use super::page_query::PageQuery;
 use super::readers::{RequestingGateway, accepted_policy};
 use super::webhooks::{self, SubmittedBody};
@@ -354,8 +354,8 @@ impl RegionalJobQueue {
             let read = |value: &str| value.parse::<u64>().ok().map(|seconds| seconds.saturating_mul(1000));
             page.parsed(name, "seconds since 1970", |value| read(value).map(UnixMillis))
         };
-        let phase = |value: &str| PHASES.into_iter().find(|phase| phase_text(*phase) == value);
-        let phases = format!("one of {}", PHASES.map(phase_text).join(", "));
+        let phase = |value: &str| JobPhase::ALL.into_iter().find(|phase| phase_text(*phase) == value);
+        let phases = format!("one of {}", JobPhase::ALL.map(phase_text).join(", "));
         let deployment = page.parsed("model", "the name of a deployment", |value| {
             value.parse::<DeploymentName>().ok().map(|name| name.to_string())
         })?;

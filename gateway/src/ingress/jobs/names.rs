@@ -4,16 +4,6 @@ use jobs_core::batch::state::BatchPhase;
 use jobs_core::job::{JobOperation, JobPhase};
 use replica_api::jobs::JobKind;
 
-/// All phases of a job.
-pub(super) const PHASES: [JobPhase; 6] = [
-    JobPhase::Queued,
-    JobPhase::Running,
-    JobPhase::Succeeded,
-    JobPhase::Failed,
-    JobPhase::Cancelled,
-    JobPhase::Expired,
-];
-
 /// Returns the name of a job's phase.
 pub(super) fn phase_text(phase: JobPhase) -> &'static str {
     match phase {

@@ -1,0 +1,51 @@
+//! Client of the operations port of a gateway, for `meridian explain` and `meridian get requests`.
+
+use reqwest::Url;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Returns the URL of a path at the gateway that an option names; each segment is escaped.
+pub(crate) fn url<'s>(
+    option: &str,
+    gateway: &str,
+    segments: impl IntoIterator<Item = &'s str>,
+) -> Result<Url, String> {
+    let invalid =
+        || format!("{option} {gateway} is not a URL; write http://HOST:PORT of a gateway's operations port");
+    let mut url = Url::parse(gateway).map_err(|_| invalid())?;
+    url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend(segments);
+    Ok(url)
+}
+
+/// Returns the JSON of a response; the message of an error names the URL.
+pub(crate) async fn get(url: Url, timeout: Duration) -> Result<Value, String> {
+    let client = reqwest::Client::builder().no_proxy().timeout(timeout).build();
+    let client = client.map_err(|error| error.to_string())?;
+    let response =
+        client.get(url.clone()).send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
+    let status = response.status();
+    let body: Value =
+        response.json().await.map_err(|error| format!("invalid response from {url}: {error}"))?;
+    if status.is_success() {
+        return Ok(body);
+    }
+    let problem = body["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
+    Err(format!("{url}: {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_escaped() {
+        let check = |gateway: &str, id: &str, expected: Option<&str>| {
+            let url = url("--gateway", gateway, ["explain", id]);
+            assert_eq!(url.ok().map(|url| url.to_string()).as_deref(), expected);
+        };
+        check("http://127.0.0.1:8081", "req-1", Some("http://127.0.0.1:8081/explain/req-1"));
+        check("http://127.0.0.1:8081/", "a/b?c#d", Some("http://127.0.0.1:8081/explain/a%2Fb%3Fc%23d"));
+        check("127.0.0.1:8081", "a", None);
+        check("mailto:a", "a", None);
+    }
+}
