@@ -22,7 +22,8 @@ fleet: check-prereqs check-test-prereqs
 	$(CARGO) build --release --locked --bin meridian --example fleet
 	$(CARGO) run --release --locked --example fleet
 
-# The model is fetched once before the tests, so that no test depends on the network. The command is the binary that the
+# The model is fetched once before the tests, so that they do not depend on the network; those of configs/deploy, of clients and of the
+# console install their tools once. The command is the binary that the
 # test build created, because `cargo run` would build another one without the features of the tests.
 test: check-prereqs check-test-prereqs
 	$(CARGO) test --locked $(CORES:%=--package %)
@@ -39,14 +40,14 @@ drills: check-prereqs check-test-prereqs
 	done
 
 # Packages for other machines, in dist/: the optimised program (link-time optimisation; about ten minutes on two cores) as an archive and
-# as a wheel, the wheel of the Python client, the Helm chart, checksums. Needs Python with venv. The container images are built from
-# configs/deploy/image.
+# as a wheel, the wheel of the Python client, the Helm chart, checksums. Needs Linux with glibc, and Python with venv. No test runs this
+# target. The container images are built from configs/deploy/image.
 DIST ?= dist
 dist: check-prereqs
-	$(CARGO) build --profile dist --locked --package meridian
-	rm -rf $(DIST) && mkdir -p $(DIST)
 	python3 -m venv $${CARGO_TARGET_DIR:-target}/dist-python
 	$${CARGO_TARGET_DIR:-target}/dist-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.8,<2'
+	$(CARGO) build --profile dist --locked --package meridian
+	rm -rf $(DIST) && mkdir -p $(DIST)
 	$${CARGO_TARGET_DIR:-target}/dist-python/bin/maturin build --release --locked --manifest-path loadtest/python/Cargo.toml --out $(DIST)
 	configs/deploy/package/dist.sh $${CARGO_TARGET_DIR:-target}/dist/meridian $(DIST)
 

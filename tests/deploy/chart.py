@@ -11,7 +11,6 @@ import sys
 
 import helm_python
 import kubernetes_validate
-import yaml
 
 import pods
 from pods import of_kind
@@ -147,12 +146,16 @@ def check_network(objects, authority_port):
     selected = {policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
                 for policy in of_kind(objects, "NetworkPolicy")}
     assert selected == roles, "a policy for each role"
+    for policy in of_kind(objects, "NetworkPolicy"):
+        role = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        anywhere = {given["port"] for rule in policy["spec"]["egress"] if "to" not in rule for given in rule["ports"]}
+        assert 53 in anywhere, f"{role} resolves names"
 
 
 def check_actuator(objects):
     """Compares the permissions of the spoke with the requests of its actuator, and these with the schemas.
 
-    The requests are those of scheduler/src/actuator/kubernetes/workload.rs.
+    A test of the scheduler writes the file of requests, and compares it with what the actuator sends.
     """
     requests = json.loads((pathlib.Path(__file__).parent / "actuator_requests.json").read_text())
     used = set()

@@ -1,8 +1,8 @@
-//! `configs/deploy`: the Helm chart, the systemd units, the image, the packages and the Terraform example, checked with the tools of
-//! `requirements.txt` and the program under test. No cluster, no container engine and no cloud is needed.
+//! `configs/deploy`: the Helm chart, the systemd units and the Terraform example, checked with the tools of `requirements.txt` and the
+//! program under test. No cluster and no cloud is needed. The images and the packages are not tested.
 //!
-//! Python with venv and, the first time, its package index are needed; the image also needs root on Linux. A missing tool
-//! is skipped with a message, and is a failure in CI.
+//! Python with venv and, the first time, its package index are needed. A missing tool is skipped with a message, and is a failure
+//! in CI.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|ran| ran.status.success())
 }
 
-/// Returns a Python with the packages of `requirements.txt`, below the target directory; `None` without Python.
+/// Returns a Python with the packages of `requirements.txt`, below the target directory; `None` if it cannot be had.
 fn python() -> Option<PathBuf> {
     static MADE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _made = MADE.lock().unwrap();
@@ -38,6 +38,7 @@ fn python() -> Option<PathBuf> {
         return Some(python);
     }
     if !succeeds(Command::new("python3").args(["-m", "venv"]).arg(&folder)) {
+        skip("no python3 with venv on this machine: not checked");
         return None;
     }
     let mut pip = Command::new(&python);
@@ -52,27 +53,21 @@ fn python() -> Option<PathBuf> {
     ]);
     let ran = pip.arg(&file).output().unwrap();
     let output = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{} cannot be installed: {output}", file.display());
+    if !ran.status.success() {
+        skip(&format!("{} cannot be installed, so this is not checked: {output}", file.display()));
+        return None;
+    }
     std::fs::write(&installed, expected).unwrap();
     Some(python)
 }
 
-/// Runs a script of this folder with the program and a folder of its own, after the commands in `within`.
-fn run(within: &[&str], script: &str) {
-    let Some(python) = python() else { return skip("no python3 with venv on this machine: not checked") };
+/// Runs a script of this folder with the program and a folder of its own.
+fn run(script: &str) {
+    let Some(python) = python() else { return };
     let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    // Users of images and pods must reach it.
-    std::fs::set_permissions(scratch.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let program = python.into_os_string();
-    let mut command: Vec<std::ffi::OsString> = within.iter().map(Into::into).collect();
-    command.push(program);
-    let mut run = Command::new(&command[0]);
-    run.args(&command[1..]).arg(Path::new(FOLDER).join(script)).arg(MERIDIAN);
-    run.arg(scratch.path().join("files")).env("PYTHONDONTWRITEBYTECODE", "1");
-    if cfg!(debug_assertions) {
-        run.env("MERIDIAN_DEBUG_BUILD", "1");
-    }
-    let ran = run.stdin(Stdio::null()).output().unwrap();
+    let mut run = Command::new(python);
+    run.arg(Path::new(FOLDER).join(script)).arg(MERIDIAN).arg(scratch.path().join("files"));
+    let ran = run.env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null()).output().unwrap();
     let output = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{script}: {output}");
     print!("{output}");
@@ -80,20 +75,21 @@ fn run(within: &[&str], script: &str) {
 
 #[test]
 fn the_chart_renders_valid_objects_and_configurations() {
-    run(&[], "chart.py");
+    run("chart.py");
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn the_units_are_valid_and_hardened() {
     if !succeeds(Command::new("systemd-analyze").arg("--version")) {
         return skip("no systemd-analyze on this machine: the units are not checked");
     }
-    run(&[], "units.py");
+    run("units.py");
 }
 
 #[test]
 fn the_terraform_example_parses_and_configures_the_roles() {
-    run(&[], "terraform.py");
+    run("terraform.py");
 }
 
 #[test]

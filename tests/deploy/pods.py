@@ -1,9 +1,6 @@
 """Pods of the chart without a cluster: rendering, and the files that a pod sees at its mount paths."""
 
-import base64
 import datetime
-import json
-import os
 import pathlib
 
 import helm_python
@@ -94,12 +91,12 @@ class Pod:
         self.spec = self.template["spec"]
         (self.container,) = self.spec["containers"]
 
-    def arguments(self, container=None):
-        arguments = (container or self.container)["args"]
+    def arguments(self):
+        arguments = self.container["args"]
         return [argument.replace("$(POD_NAME)", self.name) for argument in arguments]
 
-    def environment(self, container=None):
-        given = (container or self.container).get("env", [])
+    def environment(self):
+        given = self.container.get("env", [])
         return {variable["name"]: variable["value"] for variable in given if "value" in variable}
 
     def config(self):

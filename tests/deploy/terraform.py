@@ -69,9 +69,10 @@ def main():
     assert set(re.findall(r"\$\{(\w+)\}", template)) == given, "the variables of the template"
     authority = pods.Authority()
     for region, jurisdiction in zip(regions, ["de", "us-va", "nl"]):
-        values = {name: "x" for name in given} | {"region": region, "hub": "hub.example.com", "address_command": "echo 203.0.113.7"}
+        values = {name: "x" for name in given} | {"region": region, "hub": "hub.example.com", "address_command": "curl -H \"A: $(curl -H 'B: 60' http://x)\" http://x"}
         document = yaml.safe_load(re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], template))
         assert template.startswith("#cloud-config\n")
+        assert all(isinstance(command, str) for command in document["runcmd"]), document["runcmd"]
         files = {pathlib.Path(file["path"]): file for file in document["write_files"]}
         checked = []
         for role in ["spoke", "gateway"]:

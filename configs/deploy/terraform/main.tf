@@ -58,7 +58,9 @@ resource "google_compute_instance" "europe_west4" {
 
   boot_disk {
     initialize_params {
-      image = "debian-cloud/debian-13"
+      # An image with cloud-init.
+      image = "ubuntu-os-cloud/ubuntu-2404-lts-amd64"
+      type  = "hyperdisk-balanced"
       size  = 50
     }
   }
@@ -79,7 +81,7 @@ resource "google_compute_firewall" "meridian" {
     "8080" = var.client_networks
   }
   name          = "meridian-${each.key}"
-  network       = "default"
+  network       = google_compute_instance.europe_west4.network_interface[0].network
   target_tags   = ["meridian"]
   source_ranges = each.value
 

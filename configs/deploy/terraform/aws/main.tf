@@ -35,20 +35,18 @@ resource "aws_security_group" "this" {
   name   = "meridian"
   vpc_id = data.aws_subnet.this.vpc_id
 
-  ingress {
-    description = "Gateways and spokes"
-    protocol    = "tcp"
-    from_port   = 7100
-    to_port     = 7100
-    cidr_blocks = var.fleet_networks
-  }
-
-  ingress {
-    description = "Clients"
-    protocol    = "tcp"
-    from_port   = 8080
-    to_port     = 8080
-    cidr_blocks = var.client_networks
+  # Gateways and spokes; clients.
+  dynamic "ingress" {
+    for_each = {
+      "7100" = var.fleet_networks
+      "8080" = var.client_networks
+    }
+    content {
+      protocol    = "tcp"
+      from_port   = ingress.key
+      to_port     = ingress.key
+      cidr_blocks = ingress.value
+    }
   }
 
   egress {
