@@ -6,9 +6,11 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use supervision::{Mutex, MutexGuard};
 
-use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, State};
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch};
 use axum::{Json, Router};
@@ -44,6 +46,8 @@ struct ClusterState {
     conflicts: u32,
     /// Received requests: method and path with the query.
     requests: Vec<String>,
+    /// The same in full, the first of each method and path.
+    recorded: BTreeMap<(String, String), Value>,
 }
 
 impl ClusterState {
@@ -125,6 +129,7 @@ impl Cluster {
             cut: 0,
             conflicts: 0,
             requests: Vec::new(),
+            recorded: BTreeMap::new(),
         };
         let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", socket.local_addr().unwrap());
@@ -134,6 +139,7 @@ impl Cluster {
             .route(&scale, get(read_scale).put(write_scale))
             .route("/api/v1/namespaces/meridian/pods", get(pods))
             .route("/api/v1/namespaces/meridian/pods/{name}", patch(patch_pod))
+            .layer(middleware::from_fn_with_state(cluster.clone(), record))
             .with_state(cluster.clone());
         tokio::spawn(axum::serve(socket, router).into_future());
         cluster
@@ -210,10 +216,37 @@ impl Cluster {
         self.inside().replicas
     }
 
+    /// Returns the first request of each method and path, with its body, without versions of objects.
+    pub(super) fn recorded(&self) -> Vec<Value> {
+        self.inside().recorded.values().cloned().collect()
+    }
+
     /// Returns the requests since the last call.
     pub(super) fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.inside().requests)
     }
+}
+
+async fn record(State(cluster): State<Cluster>, request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, 1 << 20).await.unwrap();
+    let method = head.method.to_string();
+    let path = head.uri.path_and_query().unwrap().as_str();
+    let path = match path.split_once("resourceVersion=") {
+        Some((before, _)) => format!("{before}resourceVersion=1"),
+        None => path.to_owned(),
+    };
+    let mut request = json!({"method": method, "path": path});
+    if let Some(kind) = head.headers.get(CONTENT_TYPE) {
+        let mut sent: Value = serde_json::from_slice(&body).unwrap();
+        if let Some(version) = sent["metadata"].get_mut("resourceVersion") {
+            *version = json!("1");
+        }
+        request["content_type"] = json!(kind.to_str().unwrap());
+        request["body"] = sent;
+    }
+    cluster.inside().recorded.entry((path, method)).or_insert(request);
+    next.run(Request::from_parts(head, Body::from(body))).await
 }
 
 fn rejected(status: StatusCode, message: &str) -> Response {

@@ -278,3 +278,29 @@ async fn two_deployments_never_share_a_workload() {
         scaled.iter().map(|(name, scaled)| (name.as_str(), scaled.deployment.as_str())).collect();
     assert_eq!((named, tasks.len()), (vec![("replica-a", "A")], 1));
 }
+
+/// Requests of every kind, which the tests of the Helm chart compare with the permissions of the spoke and with the schemas of
+/// Kubernetes (`tests/deploy/chart.py` of the workspace).
+const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/deploy/actuator_requests.json");
+
+#[tokio::test]
+async fn the_file_of_requests_has_those_that_the_actuator_sends() {
+    let test = ActuatorTest::start(WorkloadKind::Deployment, 2).await;
+    test.set_target(3, &[]);
+    test.wait_until("one more is ordered", |test| test.known() == 3).await;
+    let names = test.cluster.names();
+    test.set_target(2, &[&names[2]]);
+    test.wait_until("the drained one is gone", |test| test.known() == 2).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    let lines: Vec<String> = test.cluster.recorded().iter().map(|request| format!("  {request}")).collect();
+    let text = format!("[\n{}\n]\n", lines.join(",\n"));
+    test.stop().await;
+    if std::env::var_os("MERIDIAN_WRITE_DOCS").is_some() {
+        std::fs::write(RECORDED, &text).unwrap();
+    }
+    let expected = std::fs::read_to_string(RECORDED).unwrap();
+    assert_eq!(
+        text, expected,
+        "write it with MERIDIAN_WRITE_DOCS=1 cargo test -p scheduler the_file_of_requests"
+    );
+}
