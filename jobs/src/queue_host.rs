@@ -116,7 +116,7 @@ pub struct JobView {
     pub position: Option<JobPosition>,
 }
 
-/// Job or batch that this process has ended: it has appended the record.
+/// Job or batch whose end this process has recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndedWork {
     /// Job, also of a chunk of a batch.
@@ -305,9 +305,9 @@ impl QueueHost {
         self.shared.position.subscribe()
     }
 
-    /// Returns the jobs and batches that this process ends from now on. A subscriber that is slower misses those before the last
+    /// Returns the jobs and batches whose ends this process records from now on. A subscriber that is slower misses those before the last
     /// [`ENDED_MAX`].
-    pub fn ended(&self) -> broadcast::Receiver<EndedWork> {
+    pub fn subscribe_ended(&self) -> broadcast::Receiver<EndedWork> {
         self.shared.ended.subscribe()
     }
 
@@ -349,6 +349,10 @@ impl QueueHost {
         match appended?.1.pop() {
             Some(RecordEffect::Cancellation(cancellation)) => {
                 if cancellation == Cancellation::Confirmed {
+                    if !job.is_finished() {
+                        // There may be no subscriber.
+                        self.shared.ended.send(EndedWork::Job(id)).ok();
+                    }
                     self.shared.discard_of(ContentOwner::Job(id), result.into_iter().collect());
                 }
                 Ok(cancellation)

@@ -80,15 +80,18 @@ async fn jobs_are_computed_cancelled_and_listed() {
 async fn a_process_is_told_of_each_job_that_it_ends_once() {
     let dir = tempfile::tempdir().unwrap();
     let host = open(dir.path(), config()).await;
-    let mut ended = host.ended();
+    let mut ended = host.subscribe_ended();
     let submit = async |spec: JobSpec| host.submit(spec, Bytes::from("text")).await.unwrap();
-    let succeeds = submit(spec("a")).await;
+    let webhook = Some("https://example.com/".to_owned());
+    let succeeds = submit(JobSpec { webhook, ..spec("a") }).await;
     let taken = host.take("minilm", 10, WORKER).await.unwrap();
     let cancelled = submit(spec("a")).await;
     host.cancel("a", cancelled).await.unwrap();
     host.cancel("a", cancelled).await.unwrap();
     host.end(vec![computed(&taken[0])]).await.unwrap();
     host.end(vec![computed(&taken[0])]).await.unwrap();
+    // It has ended already; its message is not sent.
+    assert_eq!(host.cancel("a", succeeds).await.unwrap(), Cancellation::Confirmed);
     let deadline = Some(now().after(Duration::from_millis(100)));
     let expires = submit(JobSpec { deadline, ..spec("a") }).await;
     for id in [cancelled, succeeds, expires] {

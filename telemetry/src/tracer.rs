@@ -69,9 +69,9 @@ pub(crate) struct TraceCounts {
 metric_set! {
     /// Traces of a process, if they are configured.
     pub struct TraceMetrics<'a> {
-        /// Requests, and attempts at jobs, whose trace was exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
+        /// Requests, and steps of jobs, whose spans were exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
         pub kept: &'a Family<KeptLabel> = "meridian_{role}_traces_total" ["reason"],
-        /// Spans that the collector accepted.
+        /// Spans in exports that the collector accepted.
         pub exported: &'a Counter = "meridian_{role}_trace_spans_exported_total",
         /// Spans that were dropped, by reason. Requests are not affected.
         pub dropped: &'a Family<DropReason> = "meridian_{role}_trace_spans_dropped_total" ["reason"],
@@ -84,13 +84,15 @@ metric_set! {
 
 /// Tracer of a process; clones share its queue.
 #[derive(Clone)]
-pub struct Tracer(Arc<Shared>);
+pub struct Tracer {
+    shared: Arc<Shared>,
+    /// Limit of the traces that are kept without having been sampled.
+    limiter: Arc<Mutex<KeepLimiter>>,
+}
 
 pub(crate) struct Shared {
     sampler: HeadSampler,
     keep: KeepPolicy,
-    /// Limit of the traces that are kept without having been sampled.
-    limiter: Mutex<KeepLimiter>,
     /// The same limit of those whose caller disconnected.
     disconnected_limiter: Mutex<KeepLimiter>,
     /// Limit of the traces that are sampled because of the flag of a client. Clients do not use the other one.
@@ -113,16 +115,23 @@ impl Tracer {
     pub fn new(sampler: HeadSampler, keep: KeepPolicy) -> Tracer {
         let now = Instant::now();
         let limiter = || Mutex::independent(KeepLimiter::new(keep.per_second, now));
-        Tracer(Arc::new(Shared {
+        let shared = Shared {
             sampler,
             keep,
-            limiter: limiter(),
             disconnected_limiter: limiter(),
             client_limiter: limiter(),
             queue: Mutex::new(SpanQueue::default()),
             wake: Notify::new(),
             counts: TraceCounts::default(),
-        }))
+        };
+        Tracer { shared: Arc::new(shared), limiter: Arc::new(limiter()) }
+    }
+
+    /// Returns a tracer with the same queue and a limit of its own of the traces that are kept without having been sampled. So
+    /// another kind of work, such as jobs, does not use the limit of requests.
+    pub fn with_own_limit(&self) -> Tracer {
+        let limiter = Mutex::independent(KeepLimiter::new(self.shared.keep.per_second, Instant::now()));
+        Tracer { shared: self.shared.clone(), limiter: Arc::new(limiter) }
     }
 
     /// Begins the trace of a request that arrived at `arrived`, with the `traceparent` of its caller. A header that is
@@ -144,12 +153,14 @@ impl Tracer {
             span: rng.random(),
         };
         let times = (arrived, since_1970_ns(arrived));
-        RequestTrace::begin(caller, &self.0.sampler, random, times, || self.admit(&self.0.client_limiter))
+        RequestTrace::begin(caller, &self.shared.sampler, random, times, || {
+            self.admit(&self.shared.client_limiter)
+        })
     }
 
     /// Returns whether a trace without a caller is sampled. Every process with the same ratio decides the same.
     pub fn is_sampled(&self, trace: TraceId) -> bool {
-        self.0.sampler.is_sampled(None, trace, || false)
+        self.shared.sampler.is_sampled(None, trace, || false)
     }
 
     /// Continues a trace with a span that began at `began`, without a decision about it.
@@ -161,26 +172,26 @@ impl Tracer {
     pub fn keep(&self, finished: &FinishedTrace) -> Option<KeepReason> {
         // A sampled trace needs no token: its number is bounded by the ratio, or by the limit of clients, or by its caller.
         let admit = |reason| match reason {
-            KeepReason::Disconnected => self.admit(&self.0.disconnected_limiter),
+            KeepReason::Disconnected => self.admit(&self.shared.disconnected_limiter),
             KeepReason::Sampled | KeepReason::Error | KeepReason::FailedOver | KeepReason::Slow => {
-                self.admit(&self.0.limiter)
+                self.admit(&self.limiter)
             }
         };
-        let reason = self.0.keep.decide(finished, admit)?;
-        self.0.counts.kept.count(reason.into());
+        let reason = self.shared.keep.decide(finished, admit)?;
+        self.shared.counts.kept.count(reason.into());
         Some(reason)
     }
 
     /// Decides whether the trace of a request is exported that is about to be sent again, so that the attempt has the flag.
     pub fn admit_failover(&self) -> bool {
-        self.admit(&self.0.limiter)
+        self.admit(&self.limiter)
     }
 
     /// Takes a token; counts the trace if there is none.
     fn admit(&self, limiter: &Mutex<KeepLimiter>) -> bool {
         let is_admitted = limiter.lock().admit(Instant::now());
         if !is_admitted {
-            self.0.counts.kept.count(KeptLabel::Limited);
+            self.shared.counts.kept.count(KeptLabel::Limited);
         }
         is_admitted
     }
@@ -188,10 +199,10 @@ impl Tracer {
     /// Puts the spans of a finished request into the queue. If it is full, they are dropped and counted.
     pub fn export(&self, spans: Vec<SpanRecord>) {
         let count = spans.len();
-        let mut queue = self.0.queue.lock();
+        let mut queue = self.shared.queue.lock();
         if queue.spans + count > QUEUED_SPANS_MAX {
             drop(queue);
-            self.0.counts.dropped.of(DropReason::QueueFull).add(count as u64);
+            self.shared.counts.dropped.of(DropReason::QueueFull).add(count as u64);
             return;
         }
         queue.requests.push(spans);
@@ -199,29 +210,29 @@ impl Tracer {
         let is_many = queue.spans >= WAKE_SPANS;
         drop(queue);
         if is_many {
-            self.0.wake.notify_one();
+            self.shared.wake.notify_one();
         }
     }
 
     /// Takes all spans that wait.
     pub fn take(&self) -> Vec<Vec<SpanRecord>> {
-        std::mem::take(&mut *self.0.queue.lock()).requests
+        std::mem::take(&mut *self.shared.queue.lock()).requests
     }
 
     /// Returns the metrics.
     pub fn metrics(&self) -> TraceMetrics<'_> {
-        let counts = &self.0.counts;
+        let counts = &self.shared.counts;
         TraceMetrics {
             kept: &counts.kept,
             exported: &counts.exported,
             dropped: &counts.dropped,
-            queued: self.0.queue.lock().spans,
+            queued: self.shared.queue.lock().spans,
             queued_max: QUEUED_SPANS_MAX,
         }
     }
 
     pub(crate) fn shared(&self) -> &Shared {
-        &self.0
+        &self.shared
     }
 }
 
@@ -302,6 +313,16 @@ mod tests {
         );
         let limited = tracer.metrics().kept.of(KeptLabel::Limited).get();
         assert_eq!(limited, 2, "one of a client and one failover");
+    }
+
+    #[test]
+    fn another_limit_is_not_that_of_requests() {
+        let tracer = tracer(1);
+        let jobs = tracer.with_own_limit();
+        assert_eq!([jobs.admit_failover(), jobs.admit_failover()], [true, false]);
+        assert!(tracer.admit_failover(), "no job has used it");
+        jobs.export(spans(&tracer, 1));
+        assert_eq!(tracer.metrics().queued, 1, "one queue");
     }
 
     #[test]

@@ -117,7 +117,8 @@ impl Ingress {
         });
         let job_traces = tracer.clone().map(|tracer| {
             let (region, residency) = (region.clone(), residency.clone());
-            Arc::new(JobTraces { tracer, region, residency })
+            // Failed jobs are often mistakes of their clients, and must not use the limit of requests.
+            Arc::new(JobTraces { tracer: tracer.with_own_limit(), region, residency })
         });
         let job_worker = jobs.clone().map(|queue| {
             let computation = JobComputation {

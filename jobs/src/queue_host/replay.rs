@@ -5,7 +5,7 @@ use crate::log::{EncodedEntry, JobLogError, QueueSnapshot};
 use jobs_core::batch::state::BatchRow;
 use jobs_core::decide;
 use jobs_core::job::{DurableJob, DurableJobId};
-use jobs_core::queue::{Cancellation, DurableJobQueue, RecordEffect};
+use jobs_core::queue::{DurableJobQueue, RecordEffect};
 use jobs_core::record::JobRecord;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -60,9 +60,10 @@ impl Shared {
             effects.extend(of_entry);
         }
         if self.ended.receiver_count() > 0 {
-            for ended in records.iter().zip(&effects).filter_map(|(record, effect)| ended(record, effect)) {
+            for work in records.iter().zip(&effects).filter_map(|(record, effect)| ended_work(record, effect))
+            {
                 // The last subscriber may have left.
-                self.ended.send(ended).ok();
+                self.ended.send(work).ok();
             }
         }
         Ok((last, effects))
@@ -173,13 +174,10 @@ impl Shared {
     }
 }
 
-/// Returns the job or the batch that a record has ended.
-fn ended(record: &JobRecord, effect: &RecordEffect) -> Option<EndedWork> {
+/// Returns the job or the batch that a record has ended. A cancellation may be that of a job that has ended before.
+fn ended_work(record: &JobRecord, effect: &RecordEffect) -> Option<EndedWork> {
     match (record, effect) {
-        (JobRecord::Finished { id, .. }, RecordEffect::Changed)
-        | (JobRecord::CancelRequested { id, .. }, RecordEffect::Cancellation(Cancellation::Confirmed)) => {
-            Some(EndedWork::Job(*id))
-        }
+        (JobRecord::Finished { id, .. }, RecordEffect::Changed) => Some(EndedWork::Job(*id)),
         (JobRecord::BatchFinalized { id, .. }, RecordEffect::Changed) => Some(EndedWork::Batch(*id)),
         _ => None,
     }

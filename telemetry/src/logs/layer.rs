@@ -74,8 +74,9 @@ impl FieldCopier<'_> {
 
     fn text(&mut self, field: &Field, mut text: String) {
         match field.name() {
-            "trace_id" => self.0.trace = TraceId::parse(&text),
-            "span_id" => self.0.span = SpanId::parse(&text),
+            "trace_id" if TraceId::parse(&text).is_some() => self.0.trace = TraceId::parse(&text),
+            "span_id" if SpanId::parse(&text).is_some() => self.0.span = SpanId::parse(&text),
+            // Also an identifier of another form.
             name => {
                 if text.len() > TEXT_BYTES_MAX {
                     text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));

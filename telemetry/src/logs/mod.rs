@@ -54,7 +54,7 @@ pub(crate) struct LogEvent {
 metric_set! {
     /// Export of the log, if it is configured.
     pub struct LogMetrics<'a> {
-        /// Events of the log that the collector accepted.
+        /// Events of the log in exports that the collector accepted.
         exported: &'a Counter = "meridian_{role}_log_records_exported_total",
         /// Events of the log that were not exported, by reason. They are on stderr.
         dropped: &'a Family<DropReason> = "meridian_{role}_log_records_dropped_total" ["reason"],
@@ -102,9 +102,11 @@ impl LogQueue {
             self.0.dropped.count(DropReason::QueueFull);
             return;
         }
+        let before = waiting.bytes;
         waiting.bytes += event.bytes;
         waiting.events.push_back(event);
-        let is_many = waiting.events.len() == BATCH_EVENTS_MAX;
+        let is_many = waiting.events.len() == BATCH_EVENTS_MAX
+            || (before < BATCH_BYTES_MAX && waiting.bytes >= BATCH_BYTES_MAX);
         drop(waiting);
         if is_many {
             self.0.wake.notify_one();
@@ -177,5 +179,24 @@ mod tests {
         }
         assert_eq!([queue.take_batch().len(), queue.take_batch().len()], [2, 1]);
         assert_eq!(queue.metrics().queued_bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn events_of_the_size_of_an_export_wake_it() {
+        let queue = LogQueue::default();
+        // A permit of an earlier event is used at once.
+        let is_woken = async || {
+            tokio::select! {
+                biased;
+                () = queue.0.wake.notified() => true,
+                () = std::future::ready(()) => false,
+            }
+        };
+        queue.push(event(BATCH_BYTES_MAX - 1));
+        assert!(!is_woken().await);
+        queue.push(event(1));
+        assert!(is_woken().await, "at the limit");
+        queue.push(event(1));
+        assert!(!is_woken().await, "once");
     }
 }

@@ -9,7 +9,8 @@
 //! or a delivery that failed is exported within the limit of kept traces, and so is a job that failed or was attempted again. A job
 //! that took long is not: it waits because that is what a queue is for.
 //!
-//! Spans are exported by spokes of the region of the queue only, and only while the policies of the job allow that region.
+//! These spans are exported by spokes of the region of the queue only, and only while the policies of the job allow that region.
+//! Another region that computes a request of a job exports the spans of that request, as of any request.
 
 use super::attempt::ReplicaAttemptEnd;
 use super::names::{batch_phase_text, kind, phase_text};
@@ -39,8 +40,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 /// Maximum number of spans of the requests of an attempt: a chunk has up to thousands of requests.
 const REQUEST_SPANS_MAX: usize = 256;
-/// Number of the acceptance among the children of the root. Those of attempts and deliveries are the tokens of their leases, which
-/// count from 1.
+/// Number of the acceptance among the children of the root. Those of deliveries are the tokens of their leases, which count from 1.
 const ACCEPT: u64 = 0;
 
 /// Tracer of the jobs of a region.
@@ -50,8 +50,8 @@ pub(in crate::ingress) struct JobTraces {
     pub(in crate::ingress) residency: Arc<ResidencyGuard>,
 }
 
-/// Returns the span of a request that submitted a job, as the job has it.
-fn submission(trace: Option<&str>) -> Option<TraceContext> {
+/// Returns the span of the request that submitted a job, as the job has it.
+fn submission_span(trace: Option<&str>) -> Option<TraceContext> {
     TraceContext::parse(trace?.as_bytes())
 }
 
@@ -60,7 +60,7 @@ fn root(number: DurableJobId, trace: Option<&str>, is_sampled: impl FnOnce(Trace
     let id = TraceId::from_random(number.get());
     // The lower bits are random.
     let span = SpanId::from_random(number.get() as u64);
-    let is_sampled = submission(trace).is_some_and(|submission| submission.is_sampled) || is_sampled(id);
+    let is_sampled = submission_span(trace).is_some_and(|submission| submission.is_sampled) || is_sampled(id);
     TraceContext { trace: id, span, is_sampled }
 }
 
@@ -141,11 +141,13 @@ impl JobTraces {
         let failover = match (taken.job.attempts > 1, root.is_sampled) {
             (false, _) => FailoverTrace::None,
             (true, true) => FailoverTrace::Exported,
-            (true, false) if self.tracer.admit_failover() => FailoverTrace::Exported,
+            (true, false) if self.permits(spec) && self.tracer.admit_failover() => FailoverTrace::Exported,
             (true, false) => FailoverTrace::Limited,
         };
         let is_sampled = root.is_sampled || failover == FailoverTrace::Exported;
-        let span = TraceContext { span: root.span.child(taken.token), is_sampled, ..root };
+        // Chunks of a batch that are taken together have one token.
+        let span = root.span.child(taken.token).child(taken.id.get() as u64);
+        let span = TraceContext { span, is_sampled, ..root };
         Arc::new(JobAttemptTrace {
             traces: self.clone(),
             id: taken.id,
@@ -209,7 +211,7 @@ impl JobTraces {
         let Some(reason) = self.tracer.keep(&ended) else { return };
         let times = (nanoseconds(id.submitted()), nanoseconds(*at));
         let span = SpanRecord::new(root.trace, (root.span, None), SpanName::Job, times);
-        let span = self.described(span, queue, id, spec).linked(submission(spec.trace.as_deref()));
+        let span = self.described(span, queue, id, spec).linked(submission_span(spec.trace.as_deref()));
         self.tracer.export(vec![
             span.with(Attribute::KeepReason, reason.as_str())
                 .with(Attribute::Attempts, u64::from(job.attempts))
@@ -221,12 +223,12 @@ impl JobTraces {
     /// Exports the root of a batch that has ended.
     fn batch_ended(&self, queue: &RegionalJobQueue, id: BatchId) {
         let Some(batch) = queue.host.batch_of_any_tenant(id) else { return };
-        let Batch { spec, progress: BatchProgress { ended: Some(at), failed, .. }, chunks, .. } = &*batch
-        else {
+        let Batch { spec, progress: BatchProgress { ended: Some(at), .. }, chunks, .. } = &*batch else {
             return;
         };
         let phase = batch.phase();
-        let is_error = *failed > 0 || matches!(phase, BatchPhase::Failed | BatchPhase::Expired);
+        // A line that failed is in the error file, and is often a mistake of the client.
+        let is_error = matches!(phase, BatchPhase::Failed | BatchPhase::Expired);
         let root = self.root(id.0, spec.trace.as_deref());
         let deployments = chunks.iter().map(|chunk| chunk.deployment.as_str());
         let deployments = deployments.chain(spec.models.iter().map(String::as_str));
@@ -238,7 +240,7 @@ impl JobTraces {
         let times = (nanoseconds(id.created()), nanoseconds(*at));
         let span = SpanRecord::new(root.trace, (root.span, None), SpanName::FileBatch, times);
         let outcome = batch_phase_text(phase);
-        let span = self.located(span).linked(submission(spec.trace.as_deref()));
+        let span = self.located(span).linked(submission_span(spec.trace.as_deref()));
         self.tracer.export(vec![
             span.with(Attribute::KeepReason, reason.as_str())
                 .with_text(Attribute::JobId, Some(&queue.client_id(&id)))
@@ -263,7 +265,7 @@ fn operation(operation: JobOperation) -> Option<&'static str> {
 
 /// Exports the roots of the jobs and batches that this process ends; forever.
 pub(in crate::ingress) async fn export_ended(queue: Arc<RegionalJobQueue>, traces: Arc<JobTraces>) {
-    let mut ended = queue.host.ended();
+    let mut ended = queue.host.subscribe_ended();
     loop {
         match ended.recv().await {
             Ok(EndedWork::Job(id)) => traces.job_ended(&queue, id),
@@ -408,7 +410,7 @@ mod tests {
             let root = root(id, trace.as_deref(), |_| by_identifier);
             assert_eq!(root.is_sampled, expected, "{trace:?} {by_identifier}");
         }
-        let linked = submission(Some(&header(1))).map(|submission| submission.span.text());
+        let linked = submission_span(Some(&header(1))).map(|submission| submission.span.text());
         assert_eq!(linked.as_deref(), Some("b7ad6b7169203331"));
     }
 }
