@@ -28,6 +28,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use supervision::task::blocking;
 use tokio::net::UnixListener;
 
 /// Timeout for each message of the other process. A start reads a few files and waits for no peer.
@@ -159,12 +160,12 @@ impl HandoverListener {
                 tracing::error!("handover request of another user rejected");
                 continue;
             }
-            let sent = tokio::task::spawn_blocking(move || {
+            let outcome;
+            (sockets, outcome) = blocking(move || {
                 let outcome = send_sockets(next.into_std(), &sockets);
                 (sockets, outcome)
-            });
-            let outcome;
-            (sockets, outcome) = sent.await.expect("sending sockets does not panic");
+            })
+            .await;
             match outcome {
                 // The next process has the listening sockets. This one drains and exits.
                 Ok(()) => return tracing::info!("handover completed"),

@@ -16,6 +16,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use supervision::task::blocking;
 use supervision::{Mutex, RwLock};
 
 /// Reload interval: a revoked key is accepted no longer than this.
@@ -188,13 +189,13 @@ impl TokenVerifier {
         while !self.is_empty() {
             interval.tick().await;
             let tokens = self.clone();
-            let read = tokio::task::spawn_blocking(move || {
+            states = blocking(move || {
                 for (index, state) in states.iter_mut().enumerate() {
                     tokens.reload(index, state);
                 }
                 states
-            });
-            states = read.await.expect("reading files does not panic");
+            })
+            .await;
         }
     }
 

@@ -15,6 +15,7 @@ use rustls::server::danger::ClientCertVerifier;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use supervision::RwLock;
+use supervision::task::blocking;
 
 /// Maximum number of authorities: two while one is replaced, and some for the bundles of other issuers.
 pub const AUTHORITIES_MAX: usize = 8;
@@ -64,8 +65,7 @@ impl TrustAnchors {
         loop {
             interval.tick().await;
             let anchors = self.clone();
-            let reloaded = tokio::task::spawn_blocking(move || anchors.reload()).await;
-            match reloaded.expect("reloading a file does not panic") {
+            match blocking(move || anchors.reload()).await {
                 Ok(changed) => {
                     last_problem = None;
                     if changed {

@@ -18,6 +18,7 @@ use rustls::sign::CertifiedKey;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use supervision::RwLock;
+use supervision::task::blocking;
 
 /// Certificate chain and key, as loaded from the files.
 #[derive(Debug)]
@@ -105,8 +106,7 @@ impl TlsIdentity {
         loop {
             interval.tick().await;
             let identity = self.clone();
-            let reloaded = tokio::task::spawn_blocking(move || identity.reload());
-            match reloaded.await.expect("reloading two files does not panic") {
+            match blocking(move || identity.reload()).await {
                 Ok(ReloadOutcome::Unchanged) => last_problems = None,
                 Ok(ReloadOutcome::Changed) => {
                     last_problems = None;

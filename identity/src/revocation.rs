@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use supervision::task::blocking;
 use supervision::{Mutex, RwLock};
 use tokio::sync::Notify;
 
@@ -220,8 +221,7 @@ impl Revocations {
         loop {
             interval.tick().await;
             let path = file.clone();
-            let read = tokio::task::spawn_blocking(move || read(&path)).await;
-            match read.expect("reading a file does not panic") {
+            match blocking(move || read(&path)).await {
                 Ok(list) => {
                     last_problem = None;
                     let Some(list) = list else { continue };

@@ -5,9 +5,10 @@ use crate::process;
 use backoff::Backoff;
 use futures_util::FutureExt;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 /// Delays before restarts. The maximum is the longest time by which it can postpone a route table, a plan or a report.
@@ -99,6 +100,18 @@ pub fn contained<T>(name: &'static str, task: impl Future<Output = T>) -> impl F
     })
 }
 
+/// Runs a function that blocks, on a thread for such functions, and returns its result. A panic of the function continues in
+/// the caller.
+///
+/// A runtime that is being shut down does not run the function; the future is then pending until the runtime drops it.
+pub async fn blocking<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(run).await.map_err(JoinError::try_into_panic) {
+        Ok(value) => value,
+        Err(Ok(payload)) => resume_unwind(payload),
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
 /// Starts a thread that cannot be restarted: the process fails if it panics.
 ///
 /// # Errors
@@ -122,5 +135,31 @@ mod tests {
     fn a_process_fails_after_half_a_minute_of_restarts() {
         let total: Duration = (1..=RESTARTS_MAX).map(|restarts| BACKOFF.delay(restarts)).sum();
         assert_eq!(total, Duration::from_millis(26_300));
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_a_blocking_function_continues_in_the_caller() {
+        let run: fn() -> u32 = || panic!("defect");
+        let payload = AssertUnwindSafe(blocking(run)).catch_unwind().await.expect_err("the function panics");
+        assert_eq!(panics::message(&*payload), "defect");
+    }
+
+    /// Regression: a process that ended at once logged a panic of the task that reloads its certificate.
+    #[test]
+    fn a_blocking_function_that_a_shutdown_cancels_causes_no_panic() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).max_blocking_threads(1).build();
+        let runtime = runtime.expect("a runtime");
+        // The only thread for such functions is occupied, so the shutdown cancels the next one.
+        let (release, occupied) = std::sync::mpsc::channel::<()>();
+        runtime.spawn_blocking(move || occupied.recv());
+        let (ended, result) = std::sync::mpsc::channel();
+        runtime.spawn(async move {
+            let caught = AssertUnwindSafe(blocking(|| ())).catch_unwind().await;
+            ended.send(caught.is_err()).expect("the test waits");
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        runtime.shutdown_background();
+        drop(release);
+        assert!(result.recv().is_err(), "the caller is dropped while it waits");
     }
 }

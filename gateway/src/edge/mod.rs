@@ -73,7 +73,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use supervision::task::{contained, essential};
+use supervision::task::{blocking, contained, essential};
 use telemetry::ExportError;
 use tokio::net::TcpListener;
 use tokio::sync::watch as channel;
@@ -245,8 +245,7 @@ async fn sockets(config: &EdgeConfig) -> Result<(Sockets, Option<Takeover>), Edg
         }
         (Some(path), true) => {
             let handover_path = path.clone();
-            let takeover = tokio::task::spawn_blocking(move || handover::take_over(&handover_path)).await;
-            let takeover = takeover.expect("receiving sockets does not panic");
+            let takeover = blocking(move || handover::take_over(&handover_path)).await;
             if let Some(takeover) =
                 takeover.map_err(|source| EdgeError::Handover { path: path.clone(), source })?
             {

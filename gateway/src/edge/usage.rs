@@ -33,6 +33,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, SystemTime};
 use supervision::Mutex;
+use supervision::task::blocking;
 use tokio::time::MissedTickBehavior;
 
 /// Interval at which the ledger is written to disk: the counts that a killed process loses.
@@ -189,11 +190,11 @@ impl UsageRecorder {
         run: impl FnOnce(&UsageRecorder, &mut Ledgers) -> T + Send + 'static,
     ) -> T {
         let recorder = self.clone();
-        let running = tokio::task::spawn_blocking(move || {
+        blocking(move || {
             let mut ledgers = recorder.ledgers.lock();
             run(&recorder, &mut ledgers)
-        });
-        running.await.expect("the ledgers do not panic")
+        })
+        .await
     }
 
     /// Writes the ledgers, if they have changed.

@@ -20,6 +20,7 @@ use scheduler_core::rollout::Rollout;
 use scheduler_core::shares::ShareChanges;
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
+use supervision::task::blocking;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, sleep_until};
 
@@ -229,11 +230,11 @@ impl<'a, S: Store> Controller<'a, S> {
 
     /// Writes these parts of the plan, guarded by the term; returns the reason if the term is over.
     async fn persist_plan(&mut self, parts: Vec<PlanPart>) -> Result<Option<LeadershipLost>, HubError> {
-        let packing = spawn_blocking(move || {
+        let (puts, parts) = blocking(move || {
             let put = |part: &PlanPart| (records::key_of(part), records::packed_part(part));
             (parts.iter().map(put).collect::<Vec<_>>(), parts)
-        });
-        let (puts, parts) = packing.await.expect("packing does not panic");
+        })
+        .await;
         let event = match self.write(into_transactions(puts)).await? {
             Write::Done => Event::PlanPersisted(parts),
             Write::Failed => Event::PlanPersistFailed,
@@ -247,14 +248,14 @@ impl<'a, S: Store> Controller<'a, S> {
     /// over.
     async fn persist_shares(&mut self, changes: ShareChanges) -> Result<Option<LeadershipLost>, HubError> {
         let ShareChanges { issued, removed } = changes;
-        let packing = spawn_blocking(move || {
+        let packed = blocking(move || {
             let put = |shares| {
                 let part = PlanPart::Shares(shares);
                 (records::key_of(&part), records::packed_part(&part))
             };
             issued.into_iter().map(put).collect::<Vec<_>>()
         });
-        let mut transactions = into_transactions(packing.await.expect("packing does not panic"));
+        let mut transactions = into_transactions(packed.await);
         // A gateway is deleted after the others are written: the highest number must always be in the store.
         let deletes: Vec<_> =
             removed.iter().map(|gateway| Op::Delete { key: keys::shares(gateway) }).collect();

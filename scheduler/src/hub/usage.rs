@@ -17,7 +17,7 @@ use scheduler_api::usage::{
     RECORD_BYTES_MAX, REPORT_DAYS_MAX, TooManyRows, UsageDay, UsageOfDay, UsageReportV1, UsageSums, UsageV1,
 };
 use scheduler_store::{Compare, KeyValue, Op, Store, Txn};
-use tokio::task::spawn_blocking;
+use supervision::task::blocking;
 
 use super::access::Caller;
 use super::api::{Body, HubApi, json};
@@ -101,8 +101,7 @@ pub(super) async fn read<S: Store>(
     let mut sums = UsageSums::default();
     while let Some(page) = pages.next(&api.store).await? {
         // A page takes some milliseconds to decompress and to parse.
-        let added = spawn_blocking(move || add(sums, &page)).await;
-        sums = added.expect("adding does not panic").map_err(|error| {
+        sums = blocking(move || add(sums, &page)).await.map_err(|error| {
             ErrorResponse::new(ErrorCode::InvalidValue, format!("`from`: {error}.")).with_field("from")
         })?;
     }

@@ -27,8 +27,8 @@ use replica_api::error::ErrorCode;
 use replica_api::headers;
 use std::sync::Arc;
 use std::time::Instant;
+use supervision::task::blocking;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::task::spawn_blocking;
 
 /// Limit on the bytes of a response that is parsed inline; parsing it takes no longer than handing it to another
 /// thread.
@@ -229,8 +229,7 @@ impl Splitter {
         let (shape, inputs, large) =
             (splittable.shape, sub_request.inputs.clone(), body.len() > INLINE_PARSE_BYTES_MAX);
         let read = move || PartialResponse::read(shape, &body, inputs.len(), inputs.start);
-        let response =
-            if large { spawn_blocking(read).await.expect("parsing does not panic") } else { read() };
+        let response = if large { blocking(read).await } else { read() };
         match response {
             Ok(part) => PartStage::Received(ReceivedPart { part, source }),
             Err(error) => PartStage::Failed(self.invalid_response(sub_request, source.region, error).into()),
