@@ -80,7 +80,7 @@ pub(super) async fn serve(socket: TcpListener, control: FleetControl, drills: Op
         Some(drills) => router.merge(drill_routes(drills)),
         None => router,
     };
-    let router = router.layer(from_fn(without_pages));
+    let router = router.layer(from_fn(reject_browsers));
     if let Err(error) = axum::serve(socket, router).await {
         // Faults can no longer be injected. Start `meridian up` again.
         tracing::error!(%error, "control API failed");
@@ -96,7 +96,7 @@ fn drill_routes(drills: Arc<DrillBoard>) -> Router {
 }
 
 /// Rejects requests that a browser sends for a page.
-async fn without_pages(request: Request, next: Next) -> Response {
+async fn reject_browsers(request: Request, next: Next) -> Response {
     let headers = request.headers();
     if headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site") {
         let problem = "the control API is for curl and the console of the hub, not for web pages";
