@@ -358,9 +358,9 @@ impl RequestReader {
                 &deployment.name,
             )?;
         }
-        let routing_began = Instant::now();
+        let routing_began = context.has_stages().then(Instant::now);
         let (route, admitted) = self.admission.route(&routable, &demand, &tenant);
-        context.routed_at = Some((routing_began, Instant::now()));
+        context.routed_at = routing_began.map(|began| (began, Instant::now()));
         // Before the rejection of a request that is shed, so that it can be explained as well.
         context.set_resolved(&deployment.name, cost, policy, priority);
         context.trail.routed((*route).clone());

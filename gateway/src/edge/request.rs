@@ -205,7 +205,7 @@ pub(super) struct RequestContext<'a> {
     pub(super) trail: Trail,
     /// Trace of the request, if the gateway records traces.
     pub(super) trace: Option<RequestTrace>,
-    /// Begin and end of the routing decision.
+    /// Begin and end of the routing decision, if [stages](RequestContext::has_stages) are recorded.
     pub(super) routed_at: Option<(Instant, Instant)>,
     /// Region whose response is relayed, with the breakdown of its time.
     pub(super) served_by: Option<(RegionIndex, RequestTimes)>,
@@ -277,6 +277,11 @@ impl<'a> RequestContext<'a> {
             bytes_out: 0,
             outcome: RequestOutcome::Shutdown,
         }
+    }
+
+    /// Returns whether a trace or an explanation on disk may have the stages of the request. Otherwise the clock is not read for them.
+    pub(super) fn has_stages(&self) -> bool {
+        self.trace.is_some() || self.request_recorder.archive.is_some()
     }
 
     /// Stores the resolved properties of the request, which may be shed afterwards.

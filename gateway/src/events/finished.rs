@@ -26,7 +26,7 @@ pub(crate) struct FinishedRequest {
     pub(crate) outcome: RequestOutcome,
     pub(crate) tenant: Option<TenantId>,
     pub(crate) trail: Trail,
-    /// Begin and end of the routing decision; absent if there was none.
+    /// Begin and end of the routing decision; absent if there was none, or if neither traces nor explanations on disk are configured.
     pub(crate) routed_at: Option<(Instant, Instant)>,
     /// Region whose response was forwarded, and the times of its stages.
     pub(crate) served_by: Option<(RegionIndex, RequestTimes)>,

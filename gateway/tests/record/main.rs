@@ -12,7 +12,10 @@ mod receipts;
 mod required;
 
 use fixture::{AMERICA, EUROPE, Fixture, JAPAN, Scrape, Script, access_lines, logged};
+use gateway::edge::ExplanationsConfig;
+use gateway_core::explanation_archive::ArchiveRules;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 /// Text in client input that must not appear in any record.
 const SECRET: &str = "text-that-must-not-be-logged";
@@ -192,7 +195,8 @@ async fn a_finished_request_can_be_explained() {
     let rejected = json!([{"region": AMERICA, "rejected": "forbidden by residency"},
                           {"region": JAPAN, "rejected": "forbidden by residency"}]);
     assert_eq!(json!(regions[1..]), rejected);
-    has(&locked, json!({"admission_pool": EUROPE, "spillover": null}));
+    // Neither a trace nor an explanation on disk needs the time of the routing decision.
+    has(&locked, json!({"admission_pool": EUROPE, "spillover": null, "routing": null}));
     assert_eq!(locked["attempts"].as_array().unwrap().len(), 1);
     has(
         &locked["attempts"][0],
@@ -204,4 +208,22 @@ async fn a_finished_request_can_be_explained() {
     fixture.wait_until("it is kept", async || explain("refused").await.0 == 200).await;
     let (_, refused) = explain("refused").await;
     has(&refused, json!({"outcome": "model_not_found", "deployment": null, "regions": null, "attempts": []}));
+}
+
+#[tokio::test]
+async fn an_explanation_on_disk_has_the_time_of_the_routing_decision() {
+    let dir = tempfile::tempdir().unwrap();
+    let rules =
+        ArchiveRules { bytes_max: 32 << 20, hours: 1, slow: Duration::from_secs(60), sample_ratio: 1.0 };
+    let explanations = ExplanationsConfig { dir: dir.path().to_owned(), rules };
+    let fixture = Fixture::with(|config| config.explanations = Some(explanations)).await;
+    fixture.send("kept", "anywhere", "x").await;
+    let found = async || {
+        let response = fixture.client.get(format!("{}/requests", fixture.operations)).send().await.unwrap();
+        response.json::<Value>().await.unwrap()
+    };
+    fixture.wait_until("it is on disk", async || found().await["requests"][0]["id"] == "kept").await;
+    let files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    let line: Value = serde_json::from_str(std::fs::read_to_string(&files[0]).unwrap().trim()).unwrap();
+    assert!(line["routing"]["took_ms"].is_number(), "{line:#}");
 }
