@@ -5,10 +5,6 @@ use crate::{EXIT_FAILED, EXIT_USAGE, fail, operations_port};
 use serde_json::Value;
 use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// Timeout of the call, of a gateway, which reads no store.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the command. Fails if the gateway is unreachable or does not know the request.
 pub(crate) fn main(options: &ExplainOptions) -> ExitCode {
@@ -21,7 +17,7 @@ pub(crate) fn main(options: &ExplainOptions) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(EXIT_FAILED, &[format!("cannot start the async runtime: {error}")]),
     };
-    let explanation = match runtime.block_on(operations_port::get(url, TIMEOUT)) {
+    let explanation = match runtime.block_on(operations_port::get(url)) {
         Ok(explanation) => explanation,
         Err(problem) => return fail(EXIT_FAILED, &[problem]),
     };

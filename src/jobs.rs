@@ -75,23 +75,23 @@ fn filter(options: &GetListOptions, now: SystemTime) -> Result<ClientJobFilter, 
             ));
         }
     };
-    let since = since.as_deref().map(|text| since_seconds(text, now)).transpose()?;
+    let since = since.as_deref().map(|text| parse_time("--since", text, now)).transpose()?;
     Ok(ClientJobFilter {
         status,
         model: deployment.clone(),
-        created_after: since,
+        created_after: since.map(|since| since.as_secs()),
         ..ClientJobFilter::default()
     })
 }
 
-/// Parses the beginning of a time span: a duration before now, or a time.
-pub(crate) fn since_seconds(text: &str, now: SystemTime) -> Result<u64, String> {
+/// Parses a time of an option: a duration before now, or a time. Returns the time since 1970.
+pub(crate) fn parse_time(option: &str, text: &str, now: SystemTime) -> Result<Duration, String> {
     let ago = humantime::parse_duration(text).ok().and_then(|ago| now.checked_sub(ago));
     let time = ago.or_else(|| humantime::parse_rfc3339_weak(text).ok());
     let time = time.ok_or_else(|| {
-        format!("--since {text} is not a time; write a duration such as 90m, or a time such as 2026-11-26T08:00:00Z")
+        format!("{option} {text} is not a time; write a duration such as 90m, or a time such as 2026-11-26T08:00:00Z")
     })?;
-    Ok(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs())
+    Ok(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
 }
 
 /// Reads pages up to this number of jobs.
@@ -215,11 +215,15 @@ mod tests {
     #[test]
     fn since_is_a_duration_or_a_time() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000);
-        assert_eq!(since_seconds("90m", now), Ok(4600));
-        assert_eq!(since_seconds("1970-01-01T01:00:00Z", now), Ok(3600));
-        assert_eq!(since_seconds("9000 years", now), Ok(0), "all jobs are later");
+        let parse = |text: &str| parse_time("--since", text, now);
+        assert_eq!(parse("90m"), Ok(Duration::from_secs(4600)));
+        assert_eq!(parse("1970-01-01T01:00:00.007Z"), Ok(Duration::from_millis(3_600_007)));
+        assert_eq!(parse("9000 years"), Ok(Duration::ZERO), "all jobs are later");
         for wrong in ["", "yesterday"] {
-            assert!(since_seconds(wrong, now).unwrap_err().contains("write a duration"), "{wrong}");
+            let problem = parse(wrong).unwrap_err();
+            assert!(
+                problem.starts_with(&format!("--since {wrong} is")) && problem.contains("write a duration")
+            );
         }
     }
 

@@ -1,8 +1,15 @@
 //! Client of the operations port of a gateway, for `meridian explain` and `meridian get requests`.
 
 use reqwest::Url;
+use scheduler_api::requests::DISK_READ_MAX;
 use serde_json::Value;
 use std::time::Duration;
+
+/// Timeout of a call. A gateway may read explanations from its disk, and responds within [`DISK_READ_MAX`].
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+const _: () =
+    assert!(TIMEOUT.as_millis() > DISK_READ_MAX.as_millis(), "the response says why there is no result");
 
 /// Returns the URL of a path at the gateway that an option names; each segment is escaped.
 pub(crate) fn url<'s>(
@@ -18,8 +25,8 @@ pub(crate) fn url<'s>(
 }
 
 /// Returns the JSON of a response; the message of an error names the URL.
-pub(crate) async fn get(url: Url, timeout: Duration) -> Result<Value, String> {
-    let client = reqwest::Client::builder().no_proxy().timeout(timeout).build();
+pub(crate) async fn get(url: Url) -> Result<Value, String> {
+    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
     let client = client.map_err(|error| error.to_string())?;
     let response =
         client.get(url.clone()).send().await.map_err(|error| format!("request to {url} failed: {error}"))?;

@@ -8,7 +8,7 @@ const SAMPLES_MAX = 300;
 const RETRY_MS = 1500, STALE_MS = 5000;
 // Interval at which the page of drills is loaded.
 const DRILLS_MS = 1000;
-// Time limit of a request: a lookup takes up to five seconds.
+// Time limit of a request: a lookup or a search takes up to nine seconds.
 const REQUEST_MS = 15_000;
 // `visitor` is undefined until the hub has said who the person is, and null if nobody is signed in. `problem` is that of an action or
 // of a link, and `outage` is why there are no snapshots.
@@ -124,11 +124,13 @@ async function search(filter) {
   schedule();
 }
 
-// Conditions of the search form as the hub expects them.
+// Conditions of the search form as the hub expects them. The second that a person gives as the end is included, as the page shows
+// times to the second.
 function filterOf(form) {
   const given = [...new FormData(form)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
-  const { since, ...conditions } = Object.fromEntries(given);
-  return { ...conditions, since_ms: Date.now() - Number(since) * 60_000 };
+  const { period, until, ...conditions } = Object.fromEntries(given);
+  const end = until ? Math.floor(Date.parse(until) / 1000) * 1000 + 1000 : Date.now();
+  return { ...conditions, since_ms: end - Number(period) * 60_000, ...(until ? { until_ms: end } : {}) };
 }
 
 // Loads the drills while their page is shown. While the hub restarts in a drill, the last state stays.

@@ -4,8 +4,9 @@ import { badge, clock, columns, h, ms, regionName } from "./dom.js";
 import { waterfall } from "./waterfall.js";
 
 const list = (value) => (Array.isArray(value) ? value : []);
+// Reasons why a request is kept. A gateway of a newer version may have others.
 const KINDS = { failed: ["failed", "bad"], failed_over: ["failed over", "warn"], slow: ["slow", "warn"], rejected: ["rejected", ""], sampled: ["sampled", ""] };
-const SINCE = [["15", "15 minutes"], ["60", "hour"], ["360", "6 hours"], ["1440", "24 hours"]];
+const PERIODS = [["15", "15 minutes"], ["60", "1 hour"], ["360", "6 hours"], ["1440", "24 hours"]];
 
 function reasons(candidate) {
   if (candidate.rejected) return h("span", { class: "soft" }, candidate.rejected.replaceAll("_", " "));
@@ -39,7 +40,8 @@ const text = (id, name, placeholder) => h("input", { id, name, type: "text", aut
 
 function searchForm(snapshot) {
   return h("form", { class: "filters", role: "search", "aria-label": "Search requests", "data-action": "search" },
-    field("search-since", "In the last", select("search-since", "since", SINCE, "60")),
+    field("search-period", "Period", select("search-period", "period", PERIODS, "60")),
+    field("search-until", "Until (empty: now)", h("input", { id: "search-until", name: "until", type: "datetime-local", step: "1" })),
     field("search-kept", "Kind", select("search-kept", "kept", [["", "all"], ...Object.entries(KINDS).map(([value, [name]]) => [value, name])], "")),
     field("search-region", "Region", select("search-region", "region", [["", "all"], ...snapshot.regions.map(({ id }) => [id, id])], "")),
     field("search-tenant", "Tenant", text("search-tenant", "tenant", "all")),
@@ -49,31 +51,41 @@ function searchForm(snapshot) {
     h("button", { type: "submit" }, "Search"));
 }
 
-function row(request) {
-  const [kind, cls] = KINDS[request.kept] ?? [request.kept, ""];
+// The key is the place of the row: two requests may have the same id.
+function row(request, index) {
+  const [kind, cls] = Object.hasOwn(KINDS, request.kept) ? KINDS[request.kept] : [request.kept, ""];
   const path = request.attempts.map((region, index) => [index > 0 && " → ", regionName(region)]);
-  return h("tr", { "data-key": `${request.gateway} ${request.id ?? ""} ${request.at_ms}`, "data-kept": request.kept },
+  return h("tr", { "data-key": index, "data-kept": request.kept },
     h("th", { scope: "row" }, h("time", { datetime: new Date(request.at_ms).toISOString() }, clock(request.at_ms))),
     h("td", { class: "left" }, request.id ? h("a", { href: `#/requests/${encodeURIComponent(request.id)}` }, h("code", {}, request.id)) : h("span", { class: "soft" }, "withheld")),
     h("td", { class: "left" }, badge(kind, cls)), h("td", {}, request.status ?? "–"), h("td", { class: "left" }, request.outcome.replaceAll("_", " ")), h("td", {}, ms(request.total_ms)),
     h("td", { class: "left" }, request.tenant ?? "–"), h("td", { class: "left" }, request.deployment ?? "–"), h("td", { class: "left" }, path.length ? path : "none"), h("td", { class: "left" }, request.gateway));
 }
 
-function results(search) {
-  if (search.pending) return h("p", { class: "empty", role: "status" }, "Asking the gateways…");
-  if (search.problem) return h("p", { class: "empty bad", role: "alert" }, search.problem);
-  const { requests, has_more: hasMore, silent, disabled } = search.result;
-  const notes = [
-    silent.length > 0 && `No response from gateways in ${silent.join(", ")}.`,
-    disabled.length > 0 && `Gateways in ${disabled.join(", ")} keep no explanations: [explanations] is missing in their configuration.`,
-    requests.some(({ id }) => !id) && "Ids of requests with a residency policy are withheld; `meridian get requests` at the gateway shows them.",
-    hasMore && "There are more; narrow the search.",
-  ];
+// Returns why the result may lack requests, the most severe first.
+function gaps({ requests, has_more: hasMore, unresponsive, disabled, problems }) {
+  const oldest = requests.at(-1);
   return [
-    h("p", { role: "status" }, requests.length === 1 ? "1 request" : `${requests.length} requests`),
+    ...problems.map(({ gateway, problem }) => `A gateway in ${gateway}: ${problem}.`),
+    unresponsive.length > 0 && `No response from gateways in ${unresponsive.join(", ")}.`,
+    disabled.length > 0 && `Gateways in ${disabled.join(", ")} keep no explanations: [explanations] is missing in their configuration.`,
+    hasMore && oldest && `There are older ones; narrow the search, or search until ${clock(oldest.at_ms)}.`,
+  ].filter(Boolean);
+}
+
+function results(search) {
+  if (search.pending) return h("p", { class: "empty", role: "status" }, "Searching the gateways…");
+  if (search.problem) return h("p", { class: "empty bad", role: "alert" }, search.problem);
+  const { requests, has_more: hasMore, unresponsive, problems } = search.result;
+  const isIncomplete = hasMore || unresponsive.length > 0 || problems.length > 0;
+  const count = requests.length === 1 ? "1 request" : `${requests.length} requests`;
+  const isFailed = problems.length > 0 || unresponsive.length > 0;
+  return [
+    h("p", { role: "status" }, requests.length === 0 && isIncomplete ? "No requests found, but not all were searched" : count),
+    gaps(search.result).map((text) => h("p", { class: isFailed ? "bad" : "soft" }, text)),
     requests.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Found requests" }, h("table", { class: "found" }, h("caption", { class: "hidden" }, "Found requests"),
       columns(["Arrived", "<Request", "<Kind", "Status", "<Outcome", "Time", "<Tenant", "<Deployment", "<Attempts", "<Gateway"]), h("tbody", {}, requests.map(row)))),
-    notes.filter(Boolean).map((note) => h("p", { class: "soft" }, note)),
+    requests.some(({ id }) => !id) && h("p", { class: "soft" }, "Ids of requests with a residency policy are withheld; `meridian get requests` at the gateway shows them."),
   ];
 }
 
@@ -85,7 +97,7 @@ export function requests({ lookup, search, snapshot }, id) {
     h("form", { class: "search", role: "search", "aria-label": "Explain a request", "data-action": "lookup" }, h("label", { for: "request-id" }, "Request id"), h("input", { id: "request-id", name: "id", type: "text", autocomplete: "off", spellcheck: "false", maxlength: "128", required: true }), h("button", { type: "submit" }, "Explain")),
     !id && h("section", { class: "card", "data-key": "search", "aria-label": "Search" }, h("h2", {}, "Failed, failed-over, slow, rejected and sampled requests"), searchForm(snapshot), search && results(search)),
     id && h("p", {}, h("a", { href: "#/requests" }, "Search"), " / ", h("code", {}, id)),
-    id && (!found || found.pending) && h("p", { class: "empty", role: "status" }, "Asking the gateways…"),
+    id && (!found || found.pending) && h("p", { class: "empty", role: "status" }, "Searching the gateways…"),
     found?.problem && h("p", { class: "empty bad", role: "alert" }, found.problem),
     found?.result && decision(found.result),
   ];

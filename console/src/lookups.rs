@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use scheduler_api::plan::GatewayBoot;
-use scheduler_api::traffic::EXPLANATIONS_MAX;
+use scheduler_api::traffic::{EXPLANATIONS_MAX, ExplainedRequest};
 use serde_json::Value;
 
-/// Time limit of a lookup: some reports of a gateway.
-pub const LOOKUP_TTL: Duration = Duration::from_secs(5);
+use crate::searches::SEARCH_TTL;
+
+/// Time limit of a lookup, which reads the disks of gateways as a search does.
+pub const LOOKUP_TTL: Duration = SEARCH_TTL;
 /// Maximum number of lookups of one visitor within [`LOOKUP_TTL`]: half of all, so that one visitor does not use up all.
 pub const VISITOR_LOOKUPS_MAX: usize = EXPLANATIONS_MAX / 2;
 
@@ -21,6 +23,8 @@ pub enum LookupResult {
     Found(String, Value),
     /// No gateway has the request.
     Unknown,
+    /// A gateway, whose region is named, could not read its disk for this reason, and the others do not have the request.
+    Failed(String, String),
     /// Some gateways have not responded in time, and the others do not have the request.
     TimedOut,
 }
@@ -34,6 +38,8 @@ struct Lookup {
     /// Name of the visitor who started it.
     visitor: String,
     waiting: BTreeSet<GatewayBoot>,
+    /// First gateway that could not read its disk, by its region, and the reason.
+    problem: Option<(String, String)>,
     result: LookupResult,
     until: Instant,
 }
@@ -66,7 +72,7 @@ impl Lookups {
         }
         let result = if gateways.is_empty() { LookupResult::Unknown } else { LookupResult::Pending };
         let (visitor, until) = (visitor.to_owned(), now + LOOKUP_TTL);
-        self.0.insert(id.to_owned(), Lookup { visitor, waiting: gateways, result, until });
+        self.0.insert(id.to_owned(), Lookup { visitor, waiting: gateways, problem: None, result, until });
         Ok(())
     }
 
@@ -81,19 +87,29 @@ impl Lookups {
     }
 
     /// Records what a gateway has of a request. Returns whether the lookup has ended.
-    pub fn record(&mut self, gateway: &GatewayBoot, id: &str, explanation: Option<Value>) -> bool {
+    pub fn record(&mut self, gateway: &GatewayBoot, id: &str, explained: ExplainedRequest) -> bool {
         let Some(lookup) = self.0.get_mut(id) else { return false };
         let was_waiting = lookup.waiting.remove(gateway);
         if lookup.result != LookupResult::Pending || !was_waiting {
             return false;
         }
-        match explanation {
-            Some(explanation) => {
+        match explained {
+            Ok(Some(explanation)) => {
                 lookup.result = LookupResult::Found(gateway.region.to_string(), explanation);
+                return true;
             }
-            None if lookup.waiting.is_empty() => lookup.result = LookupResult::Unknown,
-            None => return false,
+            Ok(None) => {}
+            Err(problem) => {
+                lookup.problem.get_or_insert_with(|| (gateway.region.to_string(), problem));
+            }
         }
+        if !lookup.waiting.is_empty() {
+            return false;
+        }
+        lookup.result = match lookup.problem.take() {
+            Some((region, problem)) => LookupResult::Failed(region, problem),
+            None => LookupResult::Unknown,
+        };
         true
     }
 
@@ -119,11 +135,11 @@ mod tests {
         let (mut lookups, now) = (Lookups::default(), some_instant());
         lookups.start(("r", "ada"), BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
         assert_eq!(lookups.pending_for(&gateway(1), now), ["r"]);
-        assert!(!lookups.record(&gateway(1), "r", None));
+        assert!(!lookups.record(&gateway(1), "r", Ok(None)));
         assert_eq!(lookups.pending_for(&gateway(1), now), [""; 0], "it has responded");
-        assert!(!lookups.record(&gateway(3), "r", Some(json!("forged"))), "it is not one of them");
+        assert!(!lookups.record(&gateway(3), "r", Ok(Some(json!("forged")))), "it is not one of them");
         assert_eq!(lookups.result("r", now), LookupResult::Pending);
-        assert!(lookups.record(&gateway(2), "r", Some(json!(1))));
+        assert!(lookups.record(&gateway(2), "r", Ok(Some(json!(1)))));
         assert_eq!(lookups.result("r", now), LookupResult::Found("aws/us-east-1".to_owned(), json!(1)));
     }
 
@@ -131,10 +147,25 @@ mod tests {
     fn a_request_that_no_gateway_has_is_unknown() {
         let (mut lookups, now) = (Lookups::default(), some_instant());
         lookups.start(("r", "ada"), BTreeSet::from([gateway(1)]), now).unwrap();
-        assert!(lookups.record(&gateway(1), "r", None));
+        assert!(lookups.record(&gateway(1), "r", Ok(None)));
         assert_eq!(lookups.result("r", now), LookupResult::Unknown);
         lookups.start(("s", "ada"), BTreeSet::new(), now).unwrap();
         assert_eq!(lookups.result("s", now), LookupResult::Unknown, "there is no gateway");
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_read_is_not_an_unknown_request_unless_another_gateway_has_it() {
+        let (mut lookups, now) = (Lookups::default(), some_instant());
+        let failed = || Err("the disk failed".to_owned());
+        for (id, other, expected) in [
+            ("r", None, LookupResult::Failed("aws/us-east-1".to_owned(), "the disk failed".to_owned())),
+            ("s", Some(json!(1)), LookupResult::Found("aws/us-east-1".to_owned(), json!(1))),
+        ] {
+            lookups.start((id, "ada"), BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
+            assert!(!lookups.record(&gateway(1), id, failed()));
+            assert!(lookups.record(&gateway(2), id, Ok(other)));
+            assert_eq!(lookups.result(id, now), expected);
+        }
     }
 
     #[test]
@@ -159,7 +190,7 @@ mod tests {
         }
         assert_eq!(lookups.start(("more", "ada"), gateways.clone(), now), Err(TooManyLookups));
         assert_eq!(lookups.start(("more", "grace"), gateways.clone(), now), Ok(()));
-        assert!(lookups.record(&gateway(1), "0", None));
+        assert!(lookups.record(&gateway(1), "0", Ok(None)));
         assert_eq!(lookups.start(("0", "ada"), gateways, now), Ok(()), "it replaces one that has ended");
     }
 
@@ -167,7 +198,7 @@ mod tests {
     fn a_lookup_that_not_all_gateways_respond_to_times_out() {
         let (mut lookups, now) = (Lookups::default(), some_instant());
         lookups.start(("r", "ada"), BTreeSet::from([gateway(1), gateway(2)]), now).unwrap();
-        assert!(!lookups.record(&gateway(1), "r", None));
+        assert!(!lookups.record(&gateway(1), "r", Ok(None)));
         let last = now + LOOKUP_TTL - Duration::from_millis(1);
         assert_eq!(lookups.result("r", last), LookupResult::Pending);
         assert_eq!(lookups.result("r", now + LOOKUP_TTL), LookupResult::TimedOut);

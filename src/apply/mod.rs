@@ -56,6 +56,8 @@ pub(crate) enum CommandError {
     InvalidFiles(ProblemsV1),
     /// Any other failure.
     Failed(String),
+    /// Some of several servers have failed; `text` is the result of the others, if there are any.
+    Partial { text: Option<String>, problems: Vec<String> },
 }
 
 impl std::fmt::Display for CommandError {
@@ -64,6 +66,7 @@ impl std::fmt::Display for CommandError {
             CommandError::Usage(problems) => f.write_str(&problems.join("; ")),
             CommandError::InvalidFiles(_) => f.write_str("the hub rejects the files"),
             CommandError::Failed(problem) => f.write_str(problem),
+            CommandError::Partial { text: _, problems } => f.write_str(&problems.join("; ")),
         }
     }
 }
@@ -72,7 +75,7 @@ impl From<GetRequestsError> for CommandError {
     fn from(error: GetRequestsError) -> CommandError {
         match error {
             GetRequestsError::Usage(problem) => CommandError::Usage(vec![problem]),
-            GetRequestsError::Failed(problem) => CommandError::Failed(problem),
+            GetRequestsError::Failed { text, problems } => CommandError::Partial { text, problems },
         }
     }
 }
@@ -320,6 +323,12 @@ pub(crate) fn run(json: bool, command: impl Future<Output = Result<String, Comma
                 print(&text);
             }
             ExitCode::SUCCESS
+        }
+        Err(CommandError::Partial { text, problems }) => {
+            if let Some(text) = text {
+                print(&text);
+            }
+            fail(EXIT_FAILED, &problems)
         }
         Err(CommandError::Usage(problems)) => fail(EXIT_USAGE, &problems),
         Err(CommandError::Failed(problem)) => fail(EXIT_FAILED, &[problem]),

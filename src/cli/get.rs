@@ -165,6 +165,7 @@ mod tests {
         check("usage --status failed", &["--status", lists]);
         check("regions --limit 100", &["--limit", lists]);
         check("jobs --tenant a", &["--tenant belongs to `meridian get requests`"]);
+        check("jobs --until 1h", &["--until belongs to `meridian get requests`"]);
         check("requests --key local", &["--key belongs to `meridian get jobs`"]);
         check("requests --hub http://a", &["--hub belongs to the resources of a hub"]);
         check("tenants --key local --gateway http://a", &["--key belongs to", "--gateway belongs to"]);
@@ -180,7 +181,7 @@ mod tests {
             "--csv usage acme --token-file a --authorities b",
             "jobs --status failed --deployment a --since 2d --limit 5 --gateway http://a --key local --cacert b --json",
             "rollout",
-            "requests --operations http://a --tenant docs --region aws/us-east-1 --status 5xx --kept failed_over --since 2h --limit 5",
+            "requests --operations http://a --tenant docs --region aws/us-east-1 --status 5xx --kept failed_over --since 2h --until 1h --limit 5",
         ] {
             let read = Cli::try_read(format!("meridian get {line}").split(' '));
             assert!(read.is_ok(), "{line}: {read:?}");

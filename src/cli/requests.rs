@@ -19,6 +19,9 @@ pub(crate) struct GetRequestsOptions {
     /// Only requests with this outcome: an error code, ok, truncated, client_disconnected or shutdown
     #[arg(long, value_name = "OUTCOME")]
     pub outcome: Option<String>,
+    /// Only requests that arrived before then, in the format of --since: to continue a search at older requests
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
     /// Only requests that were kept for this reason: failed, failed_over, slow, rejected or sampled
     #[arg(long, value_name = "REASON")]
     pub kept: Option<KeptReason>,

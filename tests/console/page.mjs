@@ -15,7 +15,7 @@ const CLASSES = { [EUROPE]: "c-b97500", [AMERICA]: "c-c656a6" };
 const DAY_MS = 86_400_000, TIMEOUT_MS = 10_000, PERIOD_MS = 300;
 
 // What the hub responds with; each case begins with these values.
-const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0, drills: 200, search: 200, searchMs: 0, found: [] };
+const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0, drills: 200, search: 200, searchMs: 0, found: [], problems: [] };
 const hub = {};
 const streams = new Set();
 
@@ -51,7 +51,7 @@ function serve({ url: path }, response) {
   if (path.startsWith("/api/requests?")) {
     hub.searches.push(path);
     const wait = hub.searches.length === 1 ? hub.searchMs : 0;
-    return setTimeout(() => respond(response, path, hub.search, { requests: hub.found, has_more: true, silent: [EUROPE], disabled: [AMERICA] }), wait);
+    return setTimeout(() => respond(response, path, hub.search, { requests: hub.found, has_more: true, unresponsive: [EUROPE], disabled: [AMERICA], problems: hub.problems }), wait);
   }
   if (path === "/api/history") {
     hub.histories += 1;
@@ -225,6 +225,35 @@ const CASES = {
     // The form keeps what was written while snapshots arrive.
     await snapshots(2);
     assert.equal(await page.inputValue("#search-tenant"), " docs ");
+  },
+  "a search pages backwards in time": async (page, open) => {
+    await open("/#/requests");
+    await page.selectOption("#search-period", "15");
+    await page.fill("#search-until", "2026-11-26T08:00:07");
+    await page.click(".filters button");
+    await until("search", () => hub.searches.length === 1);
+    const parameters = new URL(hub.searches[0], "http://hub").searchParams;
+    // The second itself is included.
+    const end = await page.evaluate(() => Date.parse("2026-11-26T08:00:08"));
+    assert.deepEqual([...parameters.entries()].sort(), [["since_ms", `${end - 900_000}`], ["until_ms", `${end}`]]);
+  },
+  "an incomplete search without requests says so, and why": async (page, open) => {
+    hub.problems = [{ gateway: AMERICA, problem: "the disk failed" }];
+    await open("/#/requests");
+    await page.click(".filters button");
+    await shows(page, "main", /not all were searched/);
+    const text = await page.textContent("main");
+    assert.ok(text.includes(`A gateway in ${AMERICA}: the disk failed.`) && !text.includes("0 requests"), text);
+  },
+  "two requests with the same id and reasons of a newer version are listed": async (page, open) => {
+    const request = { gateway: AMERICA, id: "one", at_ms: Date.now(), kept: "constructor", tenant: null, deployment: null, region: null, status: 503, outcome: "overloaded", total_ms: 5, attempts: [] };
+    hub.found = [request, { ...request, total_ms: 6 }, { ...request, total_ms: 7 }];
+    await open("/#/requests");
+    await page.click(".filters button");
+    await page.waitForSelector(".found");
+    await snapshots(3);
+    assert.deepEqual(await page.locator(".found tbody td:nth-child(6)").allTextContents(), ["5 ms", "6 ms", "7 ms"]);
+    assert.equal(await page.locator(".found tbody td:nth-child(3)").first().textContent(), "constructor");
   },
   "a response to an earlier search does not replace a later one": async (page, open) => {
     Object.assign(hub, { searchMs: 1000, search: 400 });

@@ -15,11 +15,14 @@
 
 use regions::id::TenantId;
 use scheduler_api::requests::{
-    FOUND_ATTEMPTS_MAX, FoundRequestV1, FoundRequestsV1, KeptReason, RequestFilter,
+    FOUND_ATTEMPTS_MAX, FoundRequestV1, FoundRequestsV1, KeptReason, RequestFilter, problem_text,
 };
+use scheduler_api::usage::UsageDay;
 use serde::Deserialize;
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::time::Duration;
 
 /// Period of a file.
@@ -38,7 +41,8 @@ const TIME_DIGITS: usize = 13;
 pub struct ArchiveRules {
     /// Maximum bytes of all files.
     pub bytes_max: u64,
-    /// Hours for which explanations are kept.
+    /// Hours for which explanations are kept at least, unless there are too many bytes. Whole files are deleted, so the first
+    /// explanations of a file are kept for up to one hour more.
     pub hours: u32,
     /// Duration from which a request is slow.
     pub slow: Duration,
@@ -80,10 +84,7 @@ impl ArchiveRules {
     /// tenant causes at will.
     fn quota(&self, reason: KeptReason) -> u64 {
         let of_tenant = self.bytes_max / u64::from(self.hours.max(1)) / 2;
-        match reason {
-            KeptReason::Failed | KeptReason::FailedOver | KeptReason::Slow => of_tenant,
-            KeptReason::Rejected | KeptReason::Sampled => of_tenant / 2,
-        }
+        if reason.is_at_will() { of_tenant / 2 } else { of_tenant }
     }
 
     /// Returns whether the next line belongs into a new file.
@@ -91,8 +92,12 @@ impl ArchiveRules {
         current.began_ms / FILE_PERIOD_MS != now_ms / FILE_PERIOD_MS || bytes >= FILE_BYTES_MAX
     }
 
-    /// Returns the files to delete, of all files in order of time: those that have become too old, and the oldest ones beyond the
-    /// limit of bytes. The current one is never deleted.
+    /// Returns the files to delete, of all files in order of time: first those that are too old or dated in the future, then the
+    /// oldest ones beyond the limit of bytes. The current one is never deleted.
+    ///
+    /// A file dated in the future was written while the clock was wrong. It would count as the newest one until then, so that files
+    /// with the right time would be deleted before it. A file that is dated less than its period ahead may be due to a small
+    /// correction of the clock, and stays.
     pub fn surplus(
         &self,
         files: &[FileOnDisk],
@@ -100,49 +105,61 @@ impl ArchiveRules {
         now_ms: u64,
     ) -> Vec<ArchiveFile> {
         let age_ms = u64::from(self.hours) * FILE_PERIOD_MS;
-        let mut bytes: u64 = files.iter().map(|file| file.bytes).sum();
-        let mut surplus = Vec::new();
-        for FileOnDisk { file, bytes: of_file } in files.iter().filter(|it| Some(&it.file) != current) {
-            // Its last line may be from the end of its hour.
+        let is_invalid = |file: &ArchiveFile| {
+            // The last line of a file may be from the end of its hour.
             let is_old = file.began_ms.saturating_add(FILE_PERIOD_MS + age_ms) <= now_ms;
-            if is_old || bytes > self.bytes_max {
-                bytes = bytes.saturating_sub(*of_file);
-                surplus.push(file.clone());
+            is_old || file.began_ms > now_ms.saturating_add(FILE_PERIOD_MS)
+        };
+        let others = files.iter().filter(|it| Some(&it.file) != current);
+        let (invalid, valid): (Vec<_>, Vec<_>) = others.partition(|it| is_invalid(&it.file));
+        let mut bytes: u64 = files.iter().map(|file| file.bytes).sum();
+        bytes = bytes.saturating_sub(invalid.iter().map(|file| file.bytes).sum());
+        let mut surplus: Vec<_> = invalid.into_iter().map(|it| it.file.clone()).collect();
+        for FileOnDisk { file, bytes: of_file } in valid {
+            if bytes <= self.bytes_max {
+                break;
             }
+            bytes = bytes.saturating_sub(*of_file);
+            surplus.push(file.clone());
         }
         surplus
     }
 }
 
+/// Bytes of lines by tenant; those without one are of requests that were not authenticated.
+pub type TenantBytes = BTreeMap<Option<TenantId>, u64>;
+
 /// Bytes that each tenant has used in the current hour.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HourlyQuota {
     hour: u64,
-    /// By tenant; those without one are the requests that were not authenticated.
-    used: BTreeMap<Option<TenantId>, u64>,
+    used: TenantBytes,
 }
 
 impl HourlyQuota {
-    /// Returns whether the tenant may use more in this hour.
+    /// Returns whether the tenant may use more in this hour, besides the lines of `batch`, which are not written yet.
     pub fn admits(
         &mut self,
         rules: &ArchiveRules,
-        tenant: Option<&TenantId>,
-        reason: KeptReason,
+        (tenant, reason): (Option<&TenantId>, KeptReason),
+        batch: &TenantBytes,
         now_ms: u64,
     ) -> bool {
         let hour = now_ms / FILE_PERIOD_MS;
         if self.hour != hour {
-            *self = HourlyQuota { hour, used: BTreeMap::new() };
+            *self = HourlyQuota { hour, used: TenantBytes::new() };
         }
-        let used = self.used.get(&tenant.cloned()).copied().unwrap_or(0);
-        used < rules.quota(reason)
+        let tenant = tenant.cloned();
+        let of_tenant = |bytes: &TenantBytes| bytes.get(&tenant).copied().unwrap_or(0);
+        of_tenant(&self.used).saturating_add(of_tenant(batch)) < rules.quota(reason)
     }
 
-    /// Counts the bytes of a line.
-    pub fn count(&mut self, tenant: Option<&TenantId>, bytes: u64) {
-        let used = self.used.entry(tenant.cloned()).or_default();
-        *used = used.saturating_add(bytes);
+    /// Counts the lines of a batch that was written.
+    pub fn count(&mut self, batch: TenantBytes) {
+        for (tenant, bytes) in batch {
+            let used = self.used.entry(tenant).or_default();
+            *used = used.saturating_add(bytes);
+        }
     }
 }
 
@@ -193,7 +210,9 @@ struct KeptLine<'a> {
     #[serde(borrow)]
     id: Cow<'a, str>,
     at_ms: u64,
-    kept: KeptReason,
+    /// Name of a [`KeptReason`], or of one that only a newer version has.
+    #[serde(borrow)]
+    kept: Cow<'a, str>,
     is_restricted: bool,
     #[serde(borrow)]
     tenant: Option<Cow<'a, str>>,
@@ -230,7 +249,7 @@ impl KeptLine<'_> {
             && region.as_ref().is_none_or(|region| is_in(region.as_str()))
             && status.is_none_or(|status| status.matches(self.status))
             && is(outcome.as_deref(), Some(&self.outcome))
-            && kept.is_none_or(|kept| kept == self.kept)
+            && kept.is_none_or(|kept| kept.as_str() == self.kept)
     }
 
     fn found(self) -> FoundRequestV1 {
@@ -238,7 +257,7 @@ impl KeptLine<'_> {
         FoundRequestV1 {
             id: Some(self.id.into_owned()),
             at_ms: self.at_ms,
-            kept: self.kept,
+            kept: self.kept.into_owned(),
             tenant: self.tenant.map(Cow::into_owned),
             deployment: self.deployment.map(Cow::into_owned),
             region: self.region.map(Cow::into_owned),
@@ -250,43 +269,86 @@ impl KeptLine<'_> {
     }
 }
 
-/// Search, which reads files from the newest to the oldest.
+/// Returns files, which are in order of time, from the newest to the oldest, each with the time at which its last request had ended at the latest: a process
+/// writes to one file at a time.
+pub fn newest_first(files: Vec<FileOnDisk>) -> Vec<(FileOnDisk, u64)> {
+    let mut next_began: BTreeMap<u64, u64> = BTreeMap::new();
+    let with_end = |file: FileOnDisk| {
+        let ArchiveFile { began_ms, process } = file.file;
+        let next = next_began.insert(process, began_ms).unwrap_or(u64::MAX);
+        (file, next.min(began_ms.saturating_add(FILE_PERIOD_MS)))
+    };
+    files.into_iter().rev().map(with_end).collect()
+}
+
+/// Formats a time as RFC 3339, to the second.
+pub fn time_text(at_ms: u64) -> String {
+    let at = Duration::from_millis(at_ms);
+    let seconds = at.as_secs();
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{}T{hours:02}:{minutes:02}:{:02}Z", UsageDay::at(at), seconds % 60)
+}
+
+/// Search, which reads files from the newest to the oldest, and keeps the newest requests by their arrival.
+///
+/// Lines are in the order in which requests have ended. The result is in the order of arrival, so that the arrival of its last row is
+/// where a search for older ones continues.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ArchiveSearch {
-    /// Found requests, and whether the residency of each is restricted.
-    found: Vec<(FoundRequestV1, bool)>,
+    /// Found requests by arrival; of the same arrival the one that was read first is newer. With each, whether its residency is
+    /// restricted.
+    found: BTreeMap<(u64, Reverse<usize>), (FoundRequestV1, bool)>,
+    /// Number of requests that have matched.
+    matched: usize,
     has_more: bool,
+    problem: Option<String>,
 }
 
 impl ArchiveSearch {
-    /// Searches a file. Returns whether older ones are needed.
-    pub fn read(&mut self, content: &[u8], filter: &RequestFilter) -> bool {
+    /// Searches a file.
+    pub fn read(&mut self, content: &[u8], filter: &RequestFilter) {
         for line in content.rsplit(|byte| *byte == b'\n') {
             // An invalid line is that of a process that was killed.
             let Ok(line) = serde_json::from_slice::<KeptLine<'_>>(line) else { continue };
-            if !line.matches(filter) {
-                continue;
+            if line.matches(filter) {
+                self.add(line, filter.limit);
             }
-            if self.found.len() == filter.limit {
-                self.has_more = true;
-                return false;
-            }
-            let is_restricted = line.is_restricted;
-            self.found.push((line.found(), is_restricted));
         }
-        true
     }
 
-    /// Ends the search before all files were read.
-    pub fn interrupt(&mut self) {
+    fn add(&mut self, line: KeptLine<'_>, limit: usize) {
+        self.matched += 1;
+        let key = (line.at_ms, Reverse(self.matched));
+        let is_full = self.found.len() >= limit;
+        self.has_more |= is_full;
+        if is_full && self.found.first_key_value().is_some_and(|(oldest, _)| key < *oldest) {
+            return;
+        }
+        let is_restricted = line.is_restricted;
+        self.found.insert(key, (line.found(), is_restricted));
+        if is_full {
+            self.found.pop_first();
+        }
+    }
+
+    /// Returns whether the result needs an older file, whose requests had ended at `ended_ms`.
+    pub fn needs(&self, ended_ms: u64, filter: &RequestFilter) -> bool {
+        let is_full = self.found.len() >= filter.limit && self.has_more;
+        let oldest = self.found.first_key_value().map(|((at_ms, _), _)| *at_ms);
+        !is_full || oldest.is_none_or(|oldest| oldest < ended_ms)
+    }
+
+    /// Records why some requests were not read. The first reason counts.
+    pub fn set_problem(&mut self, problem: impl Display) {
         self.has_more = true;
+        self.problem.get_or_insert_with(|| problem_text(problem));
     }
 
     /// Returns the requests, the newest first, and whether the residency of each is restricted.
-    pub fn end(mut self) -> (FoundRequestsV1, Vec<bool>) {
-        self.found.sort_by_key(|(request, _)| std::cmp::Reverse(request.at_ms));
-        let (requests, restricted) = self.found.into_iter().unzip();
-        (FoundRequestsV1 { requests, has_more: self.has_more, is_enabled: true }, restricted)
+    pub fn end(self) -> (FoundRequestsV1, Vec<bool>) {
+        let ArchiveSearch { found, matched: _, has_more, problem } = self;
+        let (requests, restricted) = found.into_values().rev().unzip();
+        (FoundRequestsV1 { requests, has_more, is_enabled: true, problem }, restricted)
     }
 }
 

@@ -20,7 +20,8 @@ section! {
         dir: PathBuf, like "\"explanations\"";
         /// Maximum bytes of all files; the oldest are deleted. A tenant may use half of an hour's share.
         bytes_max: u64 = BYTES_MAX, in BYTES_MAX_MIN..;
-        /// Hours for which they are kept.
+        /// Hours for which they are kept at least, within `bytes_max`. A file of an hour is deleted as a whole, so some are kept for an
+        /// hour and ten minutes longer.
         hours: u32 = 24, in 1..=720;
         /// Duration from which a request is slow.
         slow: Duration = SLOW, in Duration::from_millis(1)..;

@@ -7,47 +7,41 @@
 //! ```
 //!
 //! [`gateway_core::explanation_archive`] decides which requests are kept and which files are deleted. Here, nothing is ever waited
-//! for: a request that finds the queue full, whose tenant has used its quota, or that the disk does not take is counted. A write
-//! is one call for all lines of a batch; the partial line of a failed one is truncated, that of a killed process is skipped by
-//! readers. Nothing is synced, because explanations prove nothing: a loss of power costs the last seconds.
+//! for: a request that finds the queue full, whose tenant has used its quota, or that the disk does not take is counted. Nothing is
+//! synced, because explanations prove nothing: a loss of power costs what the operating system has not written yet, on Linux
+//! usually the last 30 seconds.
 
 mod reading;
+mod writing;
 
-pub(super) use reading::ArchiveError;
+pub(super) use reading::{ArchiveError, ReadCaller};
 
-use super::explain;
 use crate::events::FinishedRequest;
 use crate::metrics::{Counter, ExplanationLoss, Family, ObjectiveResult, RequestOutcome};
-use crate::receipts::now_ms;
 use crate::trace::is_trace_error;
-use gateway_core::explanation_archive::{ArchiveFile, ArchiveRules, EndedRequest, FileOnDisk, HourlyQuota};
+use gateway_core::explanation_archive::{ArchiveFile, ArchiveRules, EndedRequest, FileOnDisk};
 use metrics::metric_set;
 use rand::Rng;
+use reading::ReadPermits;
 use regions::catalogue::Catalogue;
 use scheduler_api::requests::KeptReason;
-use serde_json::Value;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::mpsc::{self, SyncSender};
+use std::time::Duration;
 use telemetry::sampling::FailoverTrace;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use writing::ArchiveWriter;
 
 /// Maximum number of queued requests, at about 1 KiB each.
 const QUEUE_MAX: usize = 2048;
-/// Maximum number of lines of a write: some hundred KiB.
-const BATCH_MAX: u64 = 256;
-/// Interval of the writes. Waking the thread for each request would cost more than everything else that the request does here.
-const PAUSE: Duration = Duration::from_millis(100);
-/// Interval after a failed write, in which explanations are lost.
-const RETRY: Duration = Duration::from_secs(5);
-/// Interval at which old files are deleted while there is nothing to write.
-const TIDY_PERIOD: Duration = Duration::from_secs(600);
+/// Maximum number of queued requests of the reasons that tenants cause at will: many rejections leave half of the queue to failed
+/// requests.
+const QUEUE_AT_WILL_MAX: usize = QUEUE_MAX / 2;
 
 /// Configuration of the archive.
 #[derive(Clone, Debug)]
@@ -65,8 +59,7 @@ pub(super) struct ExplanationArchive {
     shared: Arc<Shared>,
     /// Whether the writer has ended.
     ended: watch::Receiver<bool>,
-    /// One permit: a search has a file in memory.
-    reads: Arc<Semaphore>,
+    permits: ReadPermits,
 }
 
 struct KeptRequest {
@@ -78,9 +71,32 @@ struct KeptRequest {
 #[derive(Default)]
 struct Shared {
     counts: ArchiveCounts,
+    /// Queued requests of the reasons that tenants cause at will.
+    queued_at_will: AtomicUsize,
     bytes: AtomicU64,
     is_failing: AtomicBool,
     is_closing: AtomicBool,
+}
+
+impl Shared {
+    /// Reserves a slot of the queue. Returns whether one is free for this reason.
+    fn reserve(&self, reason: KeptReason) -> bool {
+        if !reason.is_at_will() {
+            return true;
+        }
+        let is_free = self.queued_at_will.fetch_add(1, Relaxed) < QUEUE_AT_WILL_MAX;
+        if !is_free {
+            self.release(reason);
+        }
+        is_free
+    }
+
+    /// Releases the slot of a request that was taken from the queue, or not queued.
+    fn release(&self, reason: KeptReason) {
+        if reason.is_at_will() {
+            self.queued_at_will.fetch_sub(1, Relaxed);
+        }
+    }
 }
 
 metric_set! {
@@ -117,31 +133,40 @@ impl ExplanationArchive {
     ) -> io::Result<ExplanationArchive> {
         let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
         let shared: Arc<Shared> = Arc::default();
-        let writer = ArchiveWriter {
-            config: config.clone(),
-            catalogue: catalogue.clone(),
-            process: rand::rng().random(),
-            shared: shared.clone(),
-            quota: HourlyQuota::default(),
-            current: None,
-            retry_at: None,
-            tidied_at: None,
-        };
+        let writer = ArchiveWriter::new(config, catalogue, rand::rng().random(), shared.clone());
         let (end, ended) = watch::channel(false);
         supervision::task::thread("explanations", move || {
             writer.run(&requests);
             end.send_replace(true);
         })?;
-        let reads = Arc::new(Semaphore::new(1));
-        Ok(ExplanationArchive { config: config.clone(), queue, shared, ended, reads })
+        Ok(ExplanationArchive {
+            config: config.clone(),
+            queue,
+            shared,
+            ended,
+            permits: ReadPermits::default(),
+        })
     }
 
     /// Keeps the explanation of a request, if there is a reason. Never waits.
     pub(super) fn record(&self, request: &Arc<FinishedRequest>) {
         let Some(reason) = self.config.rules.reason(&ended(request), rand::rng().random()) else { return };
-        if self.queue.try_send(KeptRequest { request: request.clone(), reason }).is_err() {
+        if !self.enqueue(KeptRequest { request: request.clone(), reason }) {
             self.shared.counts.lost.of(ExplanationLoss::QueueFull).add(1);
         }
+    }
+
+    /// Queues a request. Returns whether there was a slot. Never waits.
+    fn enqueue(&self, kept: KeptRequest) -> bool {
+        let reason = kept.reason;
+        if !self.shared.reserve(reason) {
+            return false;
+        }
+        let is_queued = self.queue.try_send(kept).is_ok();
+        if !is_queued {
+            self.shared.release(reason);
+        }
+        is_queued
     }
 
     /// Returns the metrics.
@@ -173,158 +198,6 @@ fn ended(request: &FinishedRequest) -> EndedRequest {
         is_sampled: trace.is_some_and(|trace| trace.is_sampled),
         total: *total,
     }
-}
-
-/// Writer of the files.
-struct ArchiveWriter {
-    config: ExplanationsConfig,
-    catalogue: Arc<Catalogue>,
-    process: u64,
-    shared: Arc<Shared>,
-    quota: HourlyQuota,
-    current: Option<OpenFile>,
-    /// Time of the next attempt after a failed write.
-    retry_at: Option<Instant>,
-    tidied_at: Option<Instant>,
-}
-
-/// File that is being written.
-struct OpenFile {
-    name: ArchiveFile,
-    file: File,
-    /// Bytes of complete lines.
-    bytes: u64,
-}
-
-impl ArchiveWriter {
-    fn run(mut self, requests: &Receiver<KeptRequest>) {
-        loop {
-            let is_closing = self.shared.is_closing.load(Relaxed);
-            let is_empty = self.write_batch(requests);
-            if is_empty && is_closing {
-                return;
-            }
-            if self.tidied_at.is_none_or(|at| at.elapsed() >= TIDY_PERIOD) {
-                self.tidy();
-            }
-            if is_empty {
-                std::thread::sleep(PAUSE);
-            }
-        }
-    }
-
-    /// Writes queued requests. Returns whether there are no more.
-    fn write_batch(&mut self, requests: &Receiver<KeptRequest>) -> bool {
-        let (mut batch, mut lines, mut is_empty) = (Vec::new(), 0, false);
-        while lines < BATCH_MAX && !is_empty {
-            match requests.try_recv() {
-                Ok(kept) => lines += u64::from(self.render(&kept, &mut batch)),
-                Err(_) => is_empty = true,
-            }
-        }
-        if lines > 0 {
-            self.append(&batch, lines);
-        }
-        is_empty
-    }
-
-    /// Adds the line of a request, unless its tenant has used its quota.
-    fn render(&mut self, kept: &KeptRequest, batch: &mut Vec<u8>) -> bool {
-        let KeptRequest { request, reason } = kept;
-        let tenant = request.tenant.as_ref();
-        if !self.quota.admits(&self.config.rules, tenant, *reason, now_ms()) {
-            self.shared.counts.lost.of(ExplanationLoss::Quota).add(1);
-            return false;
-        }
-        let line = line(request, *reason, &self.catalogue);
-        self.quota.count(tenant, line.len() as u64 + 1);
-        batch.extend_from_slice(line.as_bytes());
-        batch.push(b'\n');
-        true
-    }
-
-    fn append(&mut self, batch: &[u8], lines: u64) {
-        let result = match self.retry_at.filter(|at| Instant::now() < *at) {
-            Some(_) => Err(None),
-            None => self.try_append(batch).map_err(Some),
-        };
-        match result {
-            Ok(()) => {
-                self.retry_at = None;
-                self.shared.counts.written.add(lines);
-                if self.shared.is_failing.swap(false, Relaxed) {
-                    // The disk takes explanations again. Those of the time between are missing.
-                    tracing::info!(dir = %self.config.dir.display(), "explanations are written again");
-                }
-            }
-            Err(error) => {
-                self.shared.counts.lost.of(ExplanationLoss::Disk).add(lines);
-                let Some(error) = error else { return };
-                self.retry_at = Some(Instant::now() + RETRY);
-                if !self.shared.is_failing.swap(true, Relaxed) {
-                    // Requests are served, and cannot be searched. Check the disk and the permissions of the directory.
-                    tracing::warn!(dir = %self.config.dir.display(), %error, "explanations cannot be written; trying again");
-                }
-            }
-        }
-    }
-
-    fn try_append(&mut self, batch: &[u8]) -> io::Result<()> {
-        let (rules, now) = (self.config.rules, now_ms());
-        let needs_next = |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now);
-        if self.current.as_ref().is_none_or(needs_next) {
-            self.current =
-                Some(open(&self.config.dir, ArchiveFile { began_ms: now, process: self.process })?);
-            self.tidy();
-        }
-        let Some(current) = &mut self.current else { return Ok(()) };
-        if let Err(error) = current.file.write_all(batch) {
-            // If this fails as well, the rest of the line is in the way of no other file.
-            if current.file.set_len(current.bytes).is_err() {
-                self.current = None;
-            }
-            return Err(error);
-        }
-        let written = batch.len() as u64;
-        current.bytes += written;
-        if self.shared.bytes.fetch_add(written, Relaxed) + written > rules.bytes_max {
-            self.tidy();
-        }
-        Ok(())
-    }
-
-    /// Deletes files that are too old or too many, and counts the bytes of the others.
-    fn tidy(&mut self) {
-        self.tidied_at = Some(Instant::now());
-        // The directory is created with the first file.
-        let Ok(mut files) = list(&self.config.dir) else { return };
-        let current = self.current.as_ref().map(|open| &open.name);
-        let surplus = self.config.rules.surplus(&files, current, now_ms());
-        // Another process may have deleted it.
-        surplus.iter().for_each(|file| drop(fs::remove_file(self.config.dir.join(file.name()))));
-        files.retain(|it| !surplus.contains(&it.file));
-        self.shared.bytes.store(files.iter().map(|it| it.bytes).sum(), Relaxed);
-    }
-}
-
-/// Returns the line of a request.
-fn line(request: &FinishedRequest, reason: KeptReason, catalogue: &Catalogue) -> String {
-    let mut explanation = explain::to_json(request, catalogue);
-    if let Value::Object(fields) = &mut explanation {
-        let resolved = request.resolved.as_ref();
-        let is_restricted = resolved.is_none_or(|resolved| resolved.policy.residency.is_locked());
-        fields.insert("kept".to_owned(), reason.as_str().into());
-        fields.insert("is_restricted".to_owned(), is_restricted.into());
-    }
-    explanation.to_string()
-}
-
-/// Creates a file that only this user may read.
-fn open(dir: &Path, name: ArchiveFile) -> io::Result<OpenFile> {
-    fs::create_dir_all(dir)?;
-    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(dir.join(name.name()))?;
-    let bytes = file.metadata()?.len();
-    Ok(OpenFile { name, file, bytes })
 }
 
 /// Returns the files of a directory in order of time.

@@ -5,11 +5,12 @@
 //! is lost is computed again.
 
 use super::explain::{self, Explanations};
-use super::explanation_archive::ExplanationArchive;
+use super::explanation_archive::{ExplanationArchive, ReadCaller};
 use regions::catalogue::Catalogue;
-use scheduler_api::requests::{FoundRequestsV1, RequestFilter};
-use scheduler_api::traffic::{EXPLANATION_BYTES_MAX, EXPLANATIONS_MAX, SEARCHES_MAX, SearchV1};
-use serde_json::Value;
+use scheduler_api::requests::{FoundRequestsV1, problem_text};
+use scheduler_api::traffic::{
+    EXPLANATION_BYTES_MAX, EXPLANATIONS_MAX, ExplainedRequest, SEARCHES_MAX, SearchV1,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use supervision::task::contained;
@@ -32,14 +33,14 @@ pub(super) struct HubLookups {
 /// Results for a report.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct LookupResults {
-    /// Routing decisions by the identifier of the request; `None` for unknown requests.
-    pub(super) explained: BTreeMap<String, Option<Value>>,
+    /// Routing decisions by the identifier of the request.
+    pub(super) explained: BTreeMap<String, ExplainedRequest>,
     /// Results of searches.
     pub(super) searched: BTreeMap<u64, FoundRequestsV1>,
 }
 
 enum ReadResult {
-    Explained(String, Option<Value>),
+    Explained(String, ExplainedRequest),
     Searched(u64, FoundRequestsV1),
 }
 
@@ -71,40 +72,47 @@ impl HubLookups {
             return;
         }
         if let Some(request) = self.explanations.find(&id) {
-            self.results.explained.insert(id, Some(explain::to_json(&request, &self.catalogue)));
+            self.results.explained.insert(id, Ok(Some(explain::to_json(&request, &self.catalogue))));
             return;
         }
         let Some(archive) = self.archive.clone() else {
-            self.results.explained.insert(id, None);
+            self.results.explained.insert(id, Ok(None));
             return;
         };
         if self.explaining.len() < EXPLANATIONS_MAX {
             self.explaining.insert(id.clone());
             self.reads.spawn(contained("explanation reads", async move {
-                let found = archive.find(id.clone()).await;
-                // The file is not readable now; the person can try again.
-                ReadResult::Explained(id, found.ok().flatten())
+                let found = archive.find(ReadCaller::Hub, id.clone()).await;
+                ReadResult::Explained(id, found.map_err(problem_text))
             }));
         }
     }
 
-    fn search(&mut self, SearchV1 { search, filter }: SearchV1) {
-        if self.searching.contains(&search) {
+    fn search(&mut self, search: SearchV1) {
+        let number = search.search;
+        if self.searching.contains(&number) {
             return;
         }
-        let filter = RequestFilter::try_from(filter);
-        let (Some(archive), Ok(filter)) = (self.archive.clone(), filter) else {
-            self.results.searched.insert(search, FoundRequestsV1::default());
+        let Some(archive) = self.archive.clone() else {
+            self.results.searched.insert(number, FoundRequestsV1::default());
             return;
         };
+        let filter = match search.into_filter() {
+            Ok(filter) => filter,
+            // A hub of a newer version may have conditions that this gateway does not know.
+            Err(error) => {
+                let problem =
+                    format!("this gateway cannot search for this: {error}; upgrade the older version");
+                self.results.searched.insert(number, FoundRequestsV1::failed(problem));
+                return;
+            }
+        };
         if self.searching.len() < SEARCHES_MAX {
-            self.searching.insert(search);
+            self.searching.insert(number);
             self.reads.spawn(contained("explanation reads", async move {
-                let incomplete =
-                    FoundRequestsV1 { has_more: true, is_enabled: true, ..FoundRequestsV1::default() };
-                let found = archive.search(filter).await;
-                let found = found.map_or(incomplete, |(found, restricted)| found.for_hub(&restricted));
-                ReadResult::Searched(search, found)
+                let found = archive.search(ReadCaller::Hub, filter).await;
+                let found = found.map(|(found, restricted)| found.for_hub(&restricted));
+                ReadResult::Searched(number, found.unwrap_or_else(FoundRequestsV1::failed))
             }));
         }
     }
@@ -135,7 +143,8 @@ impl HubLookups {
         }
         let (mut taken, mut bytes) = (LookupResults::default(), 0);
         while let Some((id, explanation)) = self.results.explained.pop_first() {
-            bytes += explanation.as_ref().map_or(0, |explanation| explanation.to_string().len());
+            bytes +=
+                explanation.iter().flatten().map(|explanation| explanation.to_string().len()).sum::<usize>();
             let is_too_large = bytes > EXPLANATION_BYTES_MAX && !taken.explained.is_empty();
             if is_too_large || taken.explained.len() == EXPLANATIONS_MAX {
                 self.results.explained.insert(id, explanation);
@@ -154,32 +163,83 @@ impl HubLookups {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::edge::ExplanationsConfig;
+    use gateway_core::explanation_archive::ArchiveRules;
     use scheduler_api::requests::RequestFilterV1;
+    use serde_json::json;
+    use std::path::Path;
+    use std::time::Duration;
 
-    fn lookups() -> HubLookups {
-        HubLookups::new(Arc::new(Explanations::new()), None, Arc::new(Catalogue::builtin()))
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    fn lookups(archive: Option<Arc<ExplanationArchive>>) -> HubLookups {
+        HubLookups::new(Arc::new(Explanations::new()), archive, Arc::new(Catalogue::builtin()))
+    }
+
+    fn archive(dir: &Path) -> Arc<ExplanationArchive> {
+        let rules =
+            ArchiveRules { bytes_max: 32 << 20, hours: 1, slow: Duration::from_secs(1), sample_ratio: 0.0 };
+        let config = ExplanationsConfig { dir: dir.to_owned(), rules };
+        Arc::new(ExplanationArchive::start(&config, &Arc::new(Catalogue::builtin())).unwrap())
+    }
+
+    fn search(number: u64) -> SearchV1 {
+        SearchV1::new(number, &RequestFilterV1::default())
     }
 
     #[tokio::test]
     async fn a_gateway_without_an_archive_responds_at_once() {
-        let mut lookups = lookups();
-        let search = SearchV1 { search: 7, filter: RequestFilterV1::default() };
-        lookups.begin(vec!["one".to_owned()], vec![search]);
+        let mut lookups = lookups(None);
+        lookups.begin(vec!["one".to_owned()], vec![search(7)]);
         assert!(lookups.is_busy());
         let LookupResults { explained, searched } = lookups.take();
-        assert_eq!(explained, BTreeMap::from([("one".to_owned(), None)]));
+        assert_eq!(explained, BTreeMap::from([("one".to_owned(), Ok(None))]));
         assert_eq!(searched, BTreeMap::from([(7, FoundRequestsV1::default())]));
         assert!(!lookups.is_busy());
     }
 
     #[tokio::test]
-    async fn results_beyond_the_limit_of_a_report_follow_in_the_next() {
-        let mut lookups = lookups();
-        let ids = |from: usize| (from..from + EXPLANATIONS_MAX).map(|number| number.to_string()).collect();
-        let searches = |from: u64| {
-            let search = |search| SearchV1 { search, filter: RequestFilterV1::default() };
-            (from..from + SEARCHES_MAX as u64).map(search).collect()
+    async fn a_disk_that_cannot_be_read_is_a_problem_and_not_an_empty_result() {
+        let dir = tempfile::tempdir().unwrap();
+        // A file where the directory should be.
+        let path = dir.path().join("file");
+        std::fs::write(&path, "").unwrap();
+        let archive = archive(&path);
+        let mut lookups = lookups(Some(archive.clone()));
+        lookups.begin(vec!["one".to_owned()], vec![search(7)]);
+        let mut results = LookupResults::default();
+        let read = async {
+            while results.explained.is_empty() || results.searched.is_empty() {
+                let LookupResults { explained, searched } = lookups.take();
+                results.explained.extend(explained);
+                results.searched.extend(searched);
+                tokio::task::yield_now().await;
+            }
         };
+        tokio::time::timeout(TIMEOUT, read).await.unwrap();
+        let problem = results.explained["one"].clone().unwrap_err();
+        assert!(problem.contains("cannot be read"), "{problem}");
+        assert_eq!(results.searched[&7], FoundRequestsV1::failed(problem));
+        archive.finish(TIMEOUT).await;
+    }
+
+    #[tokio::test]
+    async fn a_condition_of_a_newer_hub_is_a_problem_and_does_not_widen_the_search() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = archive(dir.path());
+        let mut lookups = lookups(Some(archive.clone()));
+        lookups.begin(Vec::new(), vec![SearchV1 { search: 7, filter: json!({"size": "large"}) }]);
+        let found = lookups.take().searched.remove(&7).unwrap();
+        assert!(found.requests.is_empty() && found.has_more && found.is_enabled, "{found:?}");
+        assert!(found.problem.is_some_and(|problem| problem.contains("size")));
+        archive.finish(TIMEOUT).await;
+    }
+
+    #[tokio::test]
+    async fn results_beyond_the_limit_of_a_report_follow_in_the_next() {
+        let mut lookups = lookups(None);
+        let ids = |from: usize| (from..from + EXPLANATIONS_MAX).map(|number| number.to_string()).collect();
+        let searches = |from: u64| (from..from + SEARCHES_MAX as u64).map(search).collect();
         lookups.begin(ids(0), searches(0));
         lookups.begin(ids(EXPLANATIONS_MAX), searches(SEARCHES_MAX as u64));
         for _ in 0..2 {

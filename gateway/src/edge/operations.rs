@@ -10,7 +10,7 @@
 //! | `/metrics` | metrics, in the text format of Prometheus or OpenMetrics ([`super::scrape`]) |
 
 use super::explain::{self, RECENT_REQUESTS_MAX};
-use super::explanation_archive::ArchiveError;
+use super::explanation_archive::{ArchiveError, ReadCaller};
 use super::operator_state::Operations;
 use super::scrape;
 use crate::circuits;
@@ -65,7 +65,7 @@ async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -
         return (StatusCode::OK, Json(explain::to_json(&request, &operations.config.catalogue)));
     }
     let on_disk = match &operations.archive {
-        Some(archive) => archive.find(id).await,
+        Some(archive) => archive.find(ReadCaller::Operations, id).await,
         None => Ok(None),
     };
     match on_disk {
@@ -97,7 +97,7 @@ async fn requests(
         let error = "the gateway keeps no explanations; add [explanations] with dir to its configuration";
         return (StatusCode::NOT_FOUND, Json(json!({"error": error})));
     };
-    match archive.search(filter).await {
+    match archive.search(ReadCaller::Operations, filter).await {
         Ok((found, _)) => (StatusCode::OK, Json(json!(found))),
         Err(error) => archive_error(&error),
     }
@@ -107,6 +107,7 @@ fn archive_error(error: &ArchiveError) -> (StatusCode, Json<Value>) {
     let status = match error {
         ArchiveError::Busy => StatusCode::TOO_MANY_REQUESTS,
         ArchiveError::Disk(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        ArchiveError::Hanging | ArchiveError::Incomplete { .. } => StatusCode::SERVICE_UNAVAILABLE,
     };
     (status, Json(json!({"error": error.to_string()})))
 }
@@ -165,4 +166,19 @@ fn instance_json(status: &InstanceStatus<'_, HostPort>) -> Value {
         "in_flight": in_flight,
         "report_age_ms": report_age.map(|age| age.as_millis() as u64),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    #[test]
+    fn a_read_that_fails_is_not_an_unknown_request() {
+        let status = |error: &ArchiveError| archive_error(error).0.as_u16();
+        assert_eq!(status(&ArchiveError::Disk(io::Error::from(io::ErrorKind::PermissionDenied))), 500);
+        assert_eq!(status(&ArchiveError::Hanging), 503);
+        assert_eq!(status(&ArchiveError::Incomplete { until: String::new() }), 503);
+        assert_eq!(status(&ArchiveError::Busy), 429);
+    }
 }

@@ -51,6 +51,8 @@ hub_error_codes! {
     LeaseNotFound = "lease_not_found", 404, "invalid_request_error";
     /// The store is unavailable.
     StoreUnavailable = "store_unavailable", 503, "service_unavailable";
+    /// A gateway cannot read its explanations of requests.
+    ExplanationsUnavailable = "explanations_unavailable", 503, "service_unavailable";
 }
 
 /// Heading of the section of `docs/errors.md` that lists these codes, at its end.

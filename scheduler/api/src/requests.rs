@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use regions::{DeploymentName, RegionId, TenantId};
 use serde::{Deserialize, Serialize};
@@ -18,8 +19,13 @@ pub const FOUND_MAX: usize = 1000;
 pub const FOUND_DEFAULT: usize = 100;
 /// Maximum number of attempts that a row names.
 pub const FOUND_ATTEMPTS_MAX: usize = 8;
-/// Maximum length of the label of an outcome.
-const OUTCOME_BYTES_MAX: usize = 64;
+/// Maximum time that a gateway needs for a search or a lookup on its disk. Its callers wait for longer, so that its response says
+/// why there is no result.
+pub const DISK_READ_MAX: Duration = Duration::from_secs(7);
+/// Maximum length of the text that says why a result is incomplete.
+pub const PROBLEM_BYTES_MAX: usize = 320;
+/// Maximum length of the labels of an outcome and of a reason.
+pub(crate) const LABEL_BYTES_MAX: usize = 64;
 
 /// Reason why a gateway keeps the explanation of a request. The first one that applies is used, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -55,6 +61,14 @@ impl KeptReason {
             KeptReason::Slow => "slow",
             KeptReason::Rejected => "rejected",
             KeptReason::Sampled => "sampled",
+        }
+    }
+
+    /// Returns whether a tenant can cause any number of such requests, so that they have smaller limits than the others.
+    pub fn is_at_will(self) -> bool {
+        match self {
+            KeptReason::Failed | KeptReason::FailedOver | KeptReason::Slow => false,
+            KeptReason::Rejected | KeptReason::Sampled => true,
         }
     }
 }
@@ -131,7 +145,8 @@ impl fmt::Display for StatusFilter {
     }
 }
 
-/// Filter of a search, as a query or in a message. An absent condition holds for all requests.
+/// Filter of a search, as a query or in a message. An absent condition holds for all requests. A condition that this version does
+/// not know is an error, because a search without it would find other requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestFilterV1 {
@@ -193,13 +208,19 @@ impl TryFrom<RequestFilterV1> for RequestFilter {
     fn try_from(wire: RequestFilterV1) -> Result<RequestFilter, WireError> {
         let RequestFilterV1 { tenant, deployment, region, status, outcome, kept, since_ms, until_ms, limit } =
             wire;
-        if let Some(text) = outcome.as_deref().filter(|text| text.len() > OUTCOME_BYTES_MAX) {
-            let problem = format!("{} bytes; at most {OUTCOME_BYTES_MAX} are allowed", text.len());
+        if let Some(text) = outcome.as_deref().filter(|text| text.len() > LABEL_BYTES_MAX) {
+            let problem = format!("{} bytes; at most {LABEL_BYTES_MAX} are allowed", text.len());
             return Err(WireError::new("outcome", problem));
         }
         let limit = limit.unwrap_or(FOUND_DEFAULT);
         if !(1..=FOUND_MAX).contains(&limit) {
             return Err(WireError::new("limit", format!("{limit} is not from 1 to {FOUND_MAX}")));
+        }
+        let (since_ms, until_ms) = (since_ms.unwrap_or(0), until_ms.unwrap_or(u64::MAX));
+        if since_ms >= until_ms {
+            let problem =
+                format!("{until_ms} is not after since_ms ({since_ms}); raise until_ms or lower since_ms");
+            return Err(WireError::new("until_ms", problem));
         }
         Ok(RequestFilter {
             tenant: tenant.map(|text| parsed("tenant", &text)).transpose()?,
@@ -208,8 +229,8 @@ impl TryFrom<RequestFilterV1> for RequestFilter {
             status: status.map(|text| parsed("status", &text)).transpose()?,
             outcome,
             kept: kept.map(|text| parsed("kept", &text)).transpose()?,
-            since_ms: since_ms.unwrap_or(0),
-            until_ms: until_ms.unwrap_or(u64::MAX),
+            since_ms,
+            until_ms,
             limit,
         })
     }
@@ -224,8 +245,8 @@ pub struct FoundRequestV1 {
     pub id: Option<String>,
     /// Arrival in milliseconds since 1970.
     pub at_ms: u64,
-    /// Reason why it was kept.
-    pub kept: KeptReason,
+    /// Reason why it was kept: the name of a [`KeptReason`], or one that only a newer version has.
+    pub kept: String,
     /// Tenant; absent if the request was not authenticated.
     pub tenant: Option<String>,
     /// Deployment; absent if the request was not parsed.
@@ -251,9 +272,25 @@ pub struct FoundRequestsV1 {
     pub has_more: bool,
     /// Whether the gateway keeps explanations on disk.
     pub is_enabled: bool,
+    /// Why the result is incomplete or absent; at most [`PROBLEM_BYTES_MAX`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Returns the text of a problem, truncated to [`PROBLEM_BYTES_MAX`].
+pub fn problem_text(problem: impl fmt::Display) -> String {
+    let mut text = problem.to_string();
+    text.truncate(text.floor_char_boundary(PROBLEM_BYTES_MAX));
+    text
 }
 
 impl FoundRequestsV1 {
+    /// Creates the result of a search that failed.
+    pub fn failed(problem: impl fmt::Display) -> FoundRequestsV1 {
+        let problem = Some(problem_text(problem));
+        FoundRequestsV1 { requests: Vec::new(), has_more: true, is_enabled: true, problem }
+    }
+
     /// Returns the same requests as a hub may have them: at most [`FOUND_DEFAULT`]. `is_restricted` says of each whether its residency
     /// is restricted.
     #[must_use]
@@ -272,6 +309,7 @@ impl FoundRequestsV1 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_status_is_a_number_a_class_or_none() {
@@ -301,6 +339,13 @@ mod tests {
         check("kept", RequestFilterV1 { kept: text("lost"), ..RequestFilterV1::default() });
         check("outcome", RequestFilterV1 { outcome: text(&"x".repeat(65)), ..RequestFilterV1::default() });
         check("limit", RequestFilterV1 { limit: Some(FOUND_MAX + 1), ..RequestFilterV1::default() });
+        let time = |since, until| RequestFilterV1 {
+            since_ms: Some(since),
+            until_ms: Some(until),
+            ..RequestFilterV1::default()
+        };
+        check("until_ms", time(7, 7));
+        assert!(RequestFilter::try_from(time(7, 8)).is_ok());
         let all = RequestFilter::try_from(RequestFilterV1::default()).unwrap();
         assert_eq!((all.since_ms, all.until_ms, all.limit), (0, u64::MAX, FOUND_DEFAULT));
     }
@@ -310,7 +355,7 @@ mod tests {
         let row = |number: usize| FoundRequestV1 {
             id: Some(number.to_string()),
             at_ms: 0,
-            kept: KeptReason::Failed,
+            kept: KeptReason::Failed.to_string(),
             tenant: None,
             deployment: None,
             region: None,
@@ -320,12 +365,31 @@ mod tests {
             attempts: Vec::new(),
         };
         let requests = (0..=FOUND_DEFAULT).map(row).collect();
-        let found = FoundRequestsV1 { requests, has_more: false, is_enabled: true };
+        let found = FoundRequestsV1 { requests, has_more: false, is_enabled: true, problem: None };
         let mut restricted = vec![false; FOUND_DEFAULT + 1];
         restricted[0] = true;
         let at_hub = found.for_hub(&restricted);
         assert_eq!((at_hub.requests.len(), at_hub.has_more), (FOUND_DEFAULT, true));
         assert_eq!(at_hub.requests[0].id, None);
         assert_eq!(at_hub.requests[1].id.as_deref(), Some("1"));
+    }
+
+    #[test]
+    fn a_reason_and_a_field_of_a_newer_version_are_read() {
+        let row = json!({"id": "one", "at_ms": 1, "kept": "throttled", "tenant": null, "deployment": null, "region": null,
+                         "status": 503, "outcome": "overloaded", "total_ms": 1.5, "attempts": [], "queue": 7});
+        let found = json!({"requests": [row], "has_more": false, "is_enabled": true, "read_bytes": 7});
+        let found: FoundRequestsV1 = serde_json::from_value(found).unwrap();
+        assert_eq!(found.requests[0].kept, "throttled");
+        assert_eq!(found.problem, None);
+        assert!(!serde_json::to_string(&found).unwrap().contains("problem"));
+    }
+
+    #[test]
+    fn the_text_of_a_problem_is_truncated_between_characters() {
+        let failed = FoundRequestsV1::failed("é".repeat(PROBLEM_BYTES_MAX));
+        assert_eq!(failed.problem, Some("é".repeat(PROBLEM_BYTES_MAX / 2)));
+        assert!(failed.has_more && failed.is_enabled);
+        assert_eq!(problem_text("full"), "full");
     }
 }

@@ -22,7 +22,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::plan::GatewayBoot;
-use super::requests::{FOUND_ATTEMPTS_MAX, FOUND_DEFAULT, FoundRequestsV1, RequestFilterV1};
+use super::requests::{
+    FOUND_ATTEMPTS_MAX, FOUND_DEFAULT, FoundRequestsV1, LABEL_BYTES_MAX, PROBLEM_BYTES_MAX, RequestFilter,
+    RequestFilterV1,
+};
 use super::{MessageVersion, VERSION, WireError, entries, list, parsed, reject_too_many};
 
 /// Interval of the reports to a hub with a console.
@@ -41,8 +44,6 @@ pub const SEARCHES_MAX: usize = 4;
 pub const TRAFFIC_BYTES_MAX: usize = 2 << 20;
 /// Maximum length of a request identifier, as gateways accept it from clients.
 pub const REQUEST_ID_BYTES_MAX: usize = 128;
-/// Maximum length of the label of an outcome.
-const OUTCOME_BYTES_MAX: usize = 64;
 /// Maximum interval of a report: a longer one was interrupted, and its counts are spread over it.
 const INTERVAL_MS_MAX: u64 = 24 * 3600 * 1000;
 
@@ -201,6 +202,9 @@ pub struct ExplainedV1 {
     /// The decision, as `GET /explain` of the gateway has it; absent if the gateway does not know the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Value>,
+    /// Why it is not known whether the gateway has the request; at most [`PROBLEM_BYTES_MAX`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// Search of a hub.
@@ -208,8 +212,26 @@ pub struct ExplainedV1 {
 pub struct SearchV1 {
     /// Number of the search at this hub.
     pub search: u64,
-    /// Filter.
-    pub filter: RequestFilterV1,
+    /// Filter: a [`RequestFilterV1`]. It is read when the search begins, so that a condition of a newer version is a problem of this
+    /// search only.
+    pub filter: Value,
+}
+
+impl SearchV1 {
+    /// Creates a search.
+    pub fn new(search: u64, filter: &RequestFilterV1) -> SearchV1 {
+        SearchV1 { search, filter: serde_json::to_value(filter).unwrap_or_default() }
+    }
+
+    /// Returns the filter.
+    ///
+    /// # Errors
+    ///
+    /// When a condition is invalid or unknown: the search would find other requests without it.
+    pub fn into_filter(self) -> Result<RequestFilter, WireError> {
+        let wire = serde_json::from_value::<RequestFilterV1>(self.filter);
+        wire.map_err(|error| WireError::new("filter", error))?.try_into()
+    }
 }
 
 /// Result of a search at one gateway.
@@ -270,10 +292,14 @@ pub struct GatewayTraffic {
     /// Attempts that went to another region.
     pub moves: Vec<Move>,
     /// Routing decisions that the hub has requested, by request.
-    pub explained: BTreeMap<String, Option<Value>>,
+    pub explained: BTreeMap<String, ExplainedRequest>,
     /// Results of searches of the hub, by the number of the search.
     pub searched: BTreeMap<u64, FoundRequestsV1>,
 }
+
+/// Routing decision of a request at one gateway: `None` if the gateway does not know the request, and an error with the reason if it
+/// could not read its disk.
+pub type ExplainedRequest = Result<Option<Value>, String>;
 
 /// Region as a gateway observes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -410,9 +436,13 @@ impl From<&GatewayTraffic> for TrafficReportV1 {
             requests: *requests,
             example: example.clone(),
         });
-        let explained = explained
-            .iter()
-            .map(|(id, explanation)| ExplainedV1 { id: id.clone(), explanation: explanation.clone() });
+        let explained = explained.iter().map(|(id, explained)| {
+            let (explanation, problem) = match explained {
+                Ok(explanation) => (explanation.clone(), None),
+                Err(problem) => (None, Some(problem.clone())),
+            };
+            ExplainedV1 { id: id.clone(), explanation, problem }
+        });
         let searched =
             searched.iter().map(|(search, found)| SearchedV1 { search: *search, found: found.clone() });
         TrafficReportV1 {
@@ -476,15 +506,20 @@ impl TryFrom<TrafficReportV1> for GatewayTraffic {
         } = wire;
         reject_too_many("moves", moves.len(), TRAFFIC_ROWS_MAX)?;
         let explained = entries("explained", ".id", explained, EXPLANATIONS_MAX, |at, explained| {
-            let ExplainedV1 { id, explanation } = explained;
-            Ok((short(&format!("{at}.id"), id, REQUEST_ID_BYTES_MAX)?, explanation))
+            let ExplainedV1 { id, explanation, problem } = explained;
+            let problem = problem.map(|text| short(&format!("{at}.problem"), text, PROBLEM_BYTES_MAX));
+            let explained = problem.transpose()?.map_or(Ok(explanation), Err);
+            Ok((short(&format!("{at}.id"), id, REQUEST_ID_BYTES_MAX)?, explained))
         })?;
         reject_too_many("searched", searched.len(), SEARCHES_MAX)?;
         let searched = list("searched", searched, |at, SearchedV1 { search, found }| {
             reject_too_many(&format!("{at}.requests"), found.requests.len(), FOUND_DEFAULT)?;
             for found in &found.requests {
                 reject_too_many(&format!("{at}.attempts"), found.attempts.len(), FOUND_ATTEMPTS_MAX)?;
+                reject_too_long(&format!("{at}.kept"), &found.kept, LABEL_BYTES_MAX)?;
             }
+            let problem = found.problem.as_deref().unwrap_or_default();
+            reject_too_long(&format!("{at}.problem"), problem, PROBLEM_BYTES_MAX)?;
             Ok((search, found))
         })?;
         Ok(GatewayTraffic {
@@ -517,10 +552,15 @@ impl TryFrom<TrafficReportV1> for GatewayTraffic {
 }
 
 fn short(field: &str, text: String, bytes_max: usize) -> Result<String, WireError> {
-    if text.len() > bytes_max {
-        return Err(WireError::new(field, format!("{} bytes; at most {bytes_max} are allowed", text.len())));
-    }
+    reject_too_long(field, &text, bytes_max)?;
     Ok(text)
+}
+
+fn reject_too_long(field: &str, text: &str, bytes_max: usize) -> Result<(), WireError> {
+    if text.len() <= bytes_max {
+        return Ok(());
+    }
+    Err(WireError::new(field, format!("{} bytes; at most {bytes_max} are allowed", text.len())))
 }
 
 fn read_regions(wire: Vec<ObservedRegionV1>) -> Result<BTreeMap<RegionId, ObservedRegion>, WireError> {
@@ -561,7 +601,7 @@ fn read_failures(wire: Vec<FailedV1>) -> Result<BTreeMap<(DeploymentName, String
     reject_too_many("failures", wire.len(), TRAFFIC_ROWS_MAX)?;
     let rows = list("failures", wire, |at, failed| {
         let FailedV1 { deployment, outcome, requests } = failed;
-        let outcome = short(&format!("{at}.outcome"), outcome, OUTCOME_BYTES_MAX)?;
+        let outcome = short(&format!("{at}.outcome"), outcome, LABEL_BYTES_MAX)?;
         Ok(((parsed(format!("{at}.deployment"), &deployment)?, outcome), requests))
     })?;
     Ok(rows.into_iter().collect())

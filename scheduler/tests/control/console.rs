@@ -105,6 +105,32 @@ async fn the_gateway_that_served_a_request_explains_it() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_cannot_read_its_disk_is_not_reported_as_an_unknown_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    for boot_id in [1, 2] {
+        hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+    }
+    let lookup = tokio::spawn(hub.client.get(format!("{url}/api/requests/req-7")).send());
+    while !lookup.is_finished() {
+        for boot_id in [1, 2] {
+            let (_, _, body) = hub.post(paths::TRAFFIC, report(boot_id, json!([]))).await;
+            if body["explain"] == json!(["req-7"]) {
+                let problem = (boot_id == 1).then_some("the disk failed");
+                let found = json!([{"id": "req-7", "problem": problem}]);
+                hub.post(paths::TRAFFIC, report(boot_id, found)).await;
+            }
+        }
+    }
+    let response = lookup.await.unwrap().unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "explanations_unavailable");
+    assert!(body["error"]["message"].as_str().unwrap().contains("the disk failed"), "{body}");
+    hub.stop().await;
+}
+
+#[tokio::test]
 async fn a_search_joins_what_all_gateways_find() {
     let dir = tempfile::tempdir().unwrap();
     let (hub, url) = local(&dir).await;
@@ -125,13 +151,20 @@ async fn a_search_joins_what_all_gateways_find() {
                              "region": null, "status": 503, "outcome": "overloaded", "total_ms": 1.5, "attempts": [EUROPE]});
             let mut wire: Value = serde_json::from_str(&report(boot_id, json!([]))).unwrap();
             wire["searched"] = json!([{"search": body["search"][0]["search"], "requests": [row], "has_more": false, "is_enabled": true}]);
-            hub.post(paths::TRAFFIC, wire.to_string()).await;
+            if boot_id == 2 {
+                // Of a newer version, which could not search everything.
+                wire["searched"][0]["problem"] = "the disk failed".into();
+                wire["searched"][0]["requests"][0]["kept"] = "throttled".into();
+            }
+            let (status, _, body) = hub.post(paths::TRAFFIC, wire.to_string()).await;
+            assert_eq!(status, 200, "{body}");
         }
     }
     let found: Value = search.await.unwrap().unwrap().json().await.unwrap();
     let ids: Vec<_> = found["requests"].as_array().unwrap().iter().map(|row| &row["id"]).collect();
     assert_eq!(ids, ["req-2", "req-1"], "{found}");
-    assert_eq!((&found["requests"][0]["gateway"], &found["silent"]), (&json!(AMERICA), &json!([])));
+    assert_eq!((&found["requests"][0]["gateway"], &found["unresponsive"]), (&json!(AMERICA), &json!([])));
+    assert_eq!(found["problems"], json!([{"gateway": AMERICA, "problem": "the disk failed"}]));
     for wrong in ["status=9xx", "kept=lost", "limit=0", "unknown=1"] {
         let rejected = hub.client.get(format!("{url}/api/requests?{wrong}")).send().await.unwrap();
         assert_eq!(rejected.status(), StatusCode::BAD_REQUEST, "{wrong}");

@@ -50,21 +50,36 @@ fn each_reason_keeps_a_request_and_the_first_one_counts() {
     assert_eq!(reason(failed, 0.5), Some(KeptReason::Failed));
 }
 
+fn docs(bytes: u64) -> TenantBytes {
+    TenantBytes::from([(Some("docs".parse().unwrap()), bytes)])
+}
+
 #[test]
 fn a_tenant_has_half_of_an_hour_and_a_new_one_each_hour() {
-    let (mut quota, docs) = (HourlyQuota::default(), "docs".parse::<TenantId>().unwrap());
-    let admits = |quota: &mut HourlyQuota, tenant, reason, now| quota.admits(&RULES, tenant, reason, now);
+    let (mut quota, tenant) = (HourlyQuota::default(), "docs".parse::<TenantId>().unwrap());
+    let admits = |quota: &mut HourlyQuota, tenant, reason, now| {
+        quota.admits(&RULES, (tenant, reason), &TenantBytes::new(), now)
+    };
     // 200 bytes an hour for all.
-    quota.count(Some(&docs), 49);
-    assert!(admits(&mut quota, Some(&docs), KeptReason::Sampled, 0));
-    quota.count(Some(&docs), 1);
-    assert!(!admits(&mut quota, Some(&docs), KeptReason::Sampled, 0));
-    assert!(!admits(&mut quota, Some(&docs), KeptReason::Rejected, 0));
-    assert!(admits(&mut quota, Some(&docs), KeptReason::Failed, 0));
-    quota.count(Some(&docs), 50);
-    assert!(!admits(&mut quota, Some(&docs), KeptReason::Failed, HOUR - 1));
+    quota.count(docs(49));
+    assert!(admits(&mut quota, Some(&tenant), KeptReason::Sampled, 0));
+    quota.count(docs(1));
+    assert!(!admits(&mut quota, Some(&tenant), KeptReason::Sampled, 0));
+    assert!(!admits(&mut quota, Some(&tenant), KeptReason::Rejected, 0));
+    assert!(admits(&mut quota, Some(&tenant), KeptReason::Failed, 0));
+    quota.count(docs(50));
+    assert!(!admits(&mut quota, Some(&tenant), KeptReason::Failed, HOUR - 1));
     assert!(admits(&mut quota, None, KeptReason::Failed, HOUR - 1), "others have theirs");
-    assert!(admits(&mut quota, Some(&docs), KeptReason::Failed, HOUR));
+    assert!(admits(&mut quota, Some(&tenant), KeptReason::Failed, HOUR));
+}
+
+#[test]
+fn lines_that_are_not_written_yet_count_for_their_batch_only() {
+    let (mut quota, tenant) = (HourlyQuota::default(), "docs".parse::<TenantId>().unwrap());
+    let mut admits = |batch| quota.admits(&RULES, (Some(&tenant), KeptReason::Failed), &batch, 0);
+    assert!(admits(docs(99)));
+    assert!(!admits(docs(100)));
+    assert!(admits(TenantBytes::new()), "the batch was not written");
 }
 
 #[test]
@@ -95,6 +110,21 @@ fn old_files_and_the_oldest_ones_beyond_the_budget_are_deleted_and_never_the_cur
     let large = [file(0, 2000), file(1, 2000), file(2, 2000)];
     assert_eq!(surplus(&large, 2, 3 * HOUR), [0]);
     assert_eq!(surplus(&[file(0, 9000)], 0, 100 * HOUR), [0; 0]);
+}
+
+#[test]
+fn files_of_the_future_are_deleted_before_old_ones_beyond_the_budget() {
+    let file =
+        |hour: u64, bytes| FileOnDisk { file: ArchiveFile { began_ms: hour * HOUR, process: 0 }, bytes };
+    let files = [file(0, 2000), file(1, 2000), file(9, 2000)];
+    let surplus = |now| {
+        let surplus = RULES.surplus(&files, None, now);
+        surplus.into_iter().map(|file| file.began_ms / HOUR).collect::<Vec<_>>()
+    };
+    assert_eq!(surplus(2 * HOUR), [9], "the others are within the budget then");
+    assert_eq!(surplus(8 * HOUR), [0], "the clock may have been corrected");
+    let current = ArchiveFile { began_ms: 9 * HOUR, process: 0 };
+    assert!(!RULES.surplus(&files, Some(&current), 2 * HOUR).contains(&current));
 }
 
 #[test]
@@ -137,13 +167,59 @@ fn the_limit_keeps_the_newest_and_says_that_there_are_more() {
     let content = format!("{}\n{}\n", line("one", 1000), line("two", 2000));
     let read = |limit| {
         let mut search = ArchiveSearch::default();
-        let wire = RequestFilterV1 { limit: Some(limit), ..RequestFilterV1::default() };
-        let continues = search.read(content.as_bytes(), &filter(wire));
+        let filter = filter(RequestFilterV1 { limit: Some(limit), ..RequestFilterV1::default() });
+        search.read(content.as_bytes(), &filter);
+        let needs = search.needs(1500, &filter);
         let found = search.end().0;
-        (continues, found.requests.len(), found.has_more)
+        (needs, found.requests.len(), found.has_more)
     };
     assert_eq!(read(1), (false, 1, true));
     assert_eq!(read(2), (true, 2, false));
+}
+
+/// Otherwise a search for older requests, which continues at the last row, would miss some.
+#[test]
+fn the_newest_requests_are_those_that_arrived_last_and_not_those_that_ended_last() {
+    // In the order of their ends, in two files; the first one took long.
+    let newest = format!("{}\n{}\n", line("four", 4000), line("one", 1000));
+    let older = format!("{}\n{}\n", line("two", 2000), line("three", 3000));
+    let filter = filter(RequestFilterV1 { limit: Some(2), ..RequestFilterV1::default() });
+    let mut search = ArchiveSearch::default();
+    search.read(newest.as_bytes(), &filter);
+    assert!(search.needs(3500, &filter));
+    search.read(older.as_bytes(), &filter);
+    assert!(!search.needs(2500, &filter) && search.needs(3001, &filter));
+    let found = search.end().0;
+    let ids: Vec<_> = found.requests.iter().filter_map(|request| request.id.as_deref()).collect();
+    assert_eq!((ids, found.has_more), (vec!["four", "three"], true));
+}
+
+#[test]
+fn a_search_that_was_not_completed_says_why() {
+    let mut search = ArchiveSearch::default();
+    search.set_problem("one");
+    search.set_problem("two");
+    let found = search.end().0;
+    assert_eq!((found.problem.as_deref(), found.has_more), (Some("one"), true));
+    assert_eq!(time_text(1_764_144_005_999), "2025-11-26T08:00:05Z");
+}
+
+#[test]
+fn the_requests_of_a_file_have_ended_before_the_next_one_of_the_process_begins() {
+    let file = |began_ms, process| FileOnDisk { file: ArchiveFile { began_ms, process }, bytes: 1 };
+    let files = vec![file(100, 1), file(200, 2), file(300, 1)];
+    let ends: Vec<_> = newest_first(files).into_iter().map(|(it, end)| (it.file.began_ms, end)).collect();
+    assert_eq!(ends, [(300, 300 + HOUR), (200, 200 + HOUR), (100, 300)]);
+}
+
+#[test]
+fn a_line_with_a_reason_of_a_newer_version_is_found() {
+    let mut newer = line("newer", 1000);
+    newer["kept"] = "throttled".into();
+    assert_eq!(search(&newer.to_string(), RequestFilterV1::default()), ["newer"]);
+    let kept = Some("failed_over".to_owned());
+    assert_eq!(search(&newer.to_string(), RequestFilterV1 { kept, ..RequestFilterV1::default() }), [""; 0]);
+    assert!(find(newer.to_string().as_bytes(), "newer").is_some());
 }
 
 #[test]

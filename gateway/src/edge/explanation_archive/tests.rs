@@ -1,7 +1,14 @@
+use super::reading::{newest, search};
+use super::writing::line;
 use super::*;
 use crate::metrics::EndpointLabel;
+use crate::receipts::now_ms;
 use gateway_core::trail::{AttemptCause, Trail};
-use scheduler_api::requests::{FoundRequestsV1, RequestFilterV1};
+use scheduler_api::requests::{FoundRequestsV1, RequestFilter, RequestFilterV1};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -13,6 +20,14 @@ fn config(dir: &Path) -> ExplanationsConfig {
 
 fn start(config: &ExplanationsConfig) -> ExplanationArchive {
     ExplanationArchive::start(config, &Arc::new(Catalogue::builtin())).unwrap()
+}
+
+/// Request that was rejected by a fault of its client.
+fn rejected(id: &str) -> Arc<FinishedRequest> {
+    let mut request = Arc::into_inner(failed_over(id)).unwrap();
+    request.trail = Trail::default();
+    request.outcome = RequestOutcome::Complete { status: 400, code: None };
+    Arc::new(request)
 }
 
 /// Request that was sent to two regions.
@@ -43,7 +58,7 @@ fn failed_over(id: &str) -> Arc<FinishedRequest> {
 }
 
 async fn found(archive: &ExplanationArchive, wire: RequestFilterV1) -> FoundRequestsV1 {
-    archive.search(wire.try_into().unwrap()).await.unwrap().0
+    archive.search(ReadCaller::Operations, wire.try_into().unwrap()).await.unwrap().0
 }
 
 fn ids(found: &FoundRequestsV1) -> Vec<&str> {
@@ -63,10 +78,10 @@ async fn a_failed_over_request_is_found_by_its_regions_and_explained_by_another_
     let by_region =
         RequestFilterV1 { region: Some("aws/us-east-1".to_owned()), ..RequestFilterV1::default() };
     assert_eq!(ids(&found(&next, by_region).await), ["one"]);
-    let explanation = next.find("one".to_owned()).await.unwrap().unwrap();
+    let explanation = next.find(ReadCaller::Operations, "one".to_owned()).await.unwrap().unwrap();
     assert_eq!(explanation["kept"], "failed_over");
     assert_eq!(explanation["attempts"].as_array().map(Vec::len), Some(2));
-    assert_eq!(next.find("two".to_owned()).await.unwrap(), None);
+    assert_eq!(next.find(ReadCaller::Hub, "two".to_owned()).await.unwrap(), None);
     assert_eq!(archive.scrape().counts.written.get(), 1);
     next.finish(TIMEOUT).await;
 }
@@ -143,4 +158,123 @@ async fn a_request_without_a_reason_is_not_kept() {
     archive.record(&Arc::new(request));
     archive.finish(TIMEOUT).await;
     assert_eq!(archive.scrape().counts.written.get(), 0);
+}
+
+#[tokio::test]
+async fn rejected_requests_leave_half_of_the_queue_to_failed_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut archive = start(&config(dir.path()));
+    archive.finish(TIMEOUT).await;
+    // Nothing empties this queue.
+    let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
+    archive.queue = queue;
+    let lost = || archive.shared.counts.lost.of(ExplanationLoss::QueueFull).get();
+    let rejected = rejected("rejected");
+    (0..QUEUE_AT_WILL_MAX + 3).for_each(|_| archive.record(&rejected));
+    assert_eq!(lost(), 3);
+    let failed_over = failed_over("failed-over");
+    (0..QUEUE_MAX - QUEUE_AT_WILL_MAX).for_each(|_| archive.record(&failed_over));
+    assert_eq!(lost(), 3);
+    archive.record(&failed_over);
+    assert_eq!(lost(), 4, "the queue is full");
+    // The writer frees their slots.
+    let catalogue = Arc::new(Catalogue::builtin());
+    let mut writer = ArchiveWriter::new(&archive.config, &catalogue, 1, archive.shared.clone());
+    while !writer.write_batch(&requests) {}
+    assert_eq!(archive.shared.queued_at_will.load(Relaxed), 0);
+    archive.record(&rejected);
+    assert_eq!(lost(), 4);
+}
+
+#[test]
+fn a_failed_write_uses_no_quota_and_nothing_is_rendered_until_the_next_attempt() {
+    let dir = tempfile::tempdir().unwrap();
+    // A file where the directory should be.
+    let path = dir.path().join("file");
+    fs::write(&path, "").unwrap();
+    let (mut config, catalogue) = (config(&path), Arc::new(Catalogue::builtin()));
+    let request = failed_over("one");
+    let length = line(&request, KeptReason::FailedOver, &catalogue).len() as u64 + 1;
+    // Two lines fit into the quota of the tenant: half of the share of the only hour.
+    config.rules.bytes_max = 2 * 2 * length - 2;
+    let shared: Arc<Shared> = Arc::default();
+    let mut writer = ArchiveWriter::new(&config, &catalogue, 1, shared.clone());
+    let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
+    let write = |writer: &mut ArchiveWriter, count: usize| {
+        for _ in 0..count {
+            queue.send(KeptRequest { request: request.clone(), reason: KeptReason::FailedOver }).unwrap();
+        }
+        assert!(writer.write_batch(&requests));
+        let lost = |reason| shared.counts.lost.of(reason).get();
+        (shared.counts.written.get(), lost(ExplanationLoss::Disk), lost(ExplanationLoss::Quota))
+    };
+    assert_eq!(write(&mut writer, 2), (0, 2, 0));
+    // With a rendered line, the quota would be checked.
+    assert_eq!(write(&mut writer, 5), (0, 7, 0));
+    fs::remove_file(&path).unwrap();
+    writer.retry_at = None;
+    assert_eq!(write(&mut writer, 3), (2, 7, 1));
+}
+
+/// Paused clock: it advances when all tasks wait.
+#[tokio::test(start_paused = true)]
+async fn a_read_for_a_hub_does_not_delay_the_operations_port_and_a_later_one_is_rejected() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = start(&config(dir.path()));
+    let _reading = archive.permits.of(ReadCaller::Hub).acquire_owned().await.unwrap();
+    assert_eq!(archive.find(ReadCaller::Operations, "one".to_owned()).await.unwrap(), None);
+    let began = tokio::time::Instant::now();
+    let busy = archive.find(ReadCaller::Hub, "one".to_owned()).await;
+    assert!(matches!(busy, Err(ArchiveError::Busy)), "{busy:?}");
+    assert!((reading::WAIT_MAX..2 * reading::WAIT_MAX).contains(&began.elapsed()));
+    archive.finish(TIMEOUT).await;
+}
+
+#[tokio::test]
+async fn a_read_that_reaches_its_limit_says_what_it_has_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = start(&config(dir.path()));
+    archive.record(&failed_over("one"));
+    archive.finish(TIMEOUT).await;
+    let old = ArchiveFile { began_ms: 1_764_144_000_000, process: 1 };
+    fs::write(dir.path().join(old.name()), "").unwrap();
+    let filter: RequestFilter = RequestFilterV1::default().try_into().unwrap();
+    let (now, later) = (Instant::now(), Instant::now() + TIMEOUT);
+    let one_file = search(dir.path(), &filter, (1, later)).unwrap().0;
+    assert_eq!((ids(&one_file), one_file.has_more), (vec!["one"], true));
+    assert!(one_file.problem.unwrap().ends_with("search again until 2025-11-26T09:00:00Z"));
+    let all = search(dir.path(), &filter, (u64::MAX, later)).unwrap().0;
+    assert_eq!((ids(&all), all.has_more, all.problem.as_deref()), (vec!["one"], false, None));
+    let none = search(dir.path(), &filter, (u64::MAX, now)).unwrap().0;
+    assert!(none.requests.is_empty() && none.has_more && none.problem.is_some());
+    let found = newest(dir.path(), "one", now);
+    assert!(matches!(found, Err(ArchiveError::Incomplete { .. })), "{found:?}");
+    assert!(newest(dir.path(), "one", later).unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_a_problem_and_the_others_are_searched() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = start(&config(dir.path()));
+    archive.record(&failed_over("one"));
+    archive.finish(TIMEOUT).await;
+    // A directory where a file should be.
+    let broken = ArchiveFile { began_ms: now_ms() - 1, process: 1 };
+    fs::create_dir(dir.path().join(broken.name())).unwrap();
+    let found = found(&archive, RequestFilterV1::default()).await;
+    assert_eq!((ids(&found), found.has_more), (vec!["one"], true));
+    assert!(found.problem.unwrap().contains("cannot be read"));
+    assert!(archive.find(ReadCaller::Hub, "one".to_owned()).await.unwrap().is_some());
+    let unknown = archive.find(ReadCaller::Hub, "two".to_owned()).await;
+    assert!(matches!(unknown, Err(ArchiveError::Disk(_))), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn files_are_readable_by_their_owner_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = start(&config(dir.path()));
+    archive.record(&failed_over("one"));
+    archive.finish(TIMEOUT).await;
+    let file = dir.path().join(list(dir.path()).unwrap()[0].file.name());
+    assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
 }

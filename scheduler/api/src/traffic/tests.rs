@@ -43,7 +43,11 @@ fn traffic() -> GatewayTraffic {
             requests: 1,
             example: "req-1".to_owned(),
         }],
-        explained: BTreeMap::from([("a".to_owned(), Some(json!({"status": 200}))), ("b".to_owned(), None)]),
+        explained: BTreeMap::from([
+            ("a".to_owned(), Ok(Some(json!({"status": 200})))),
+            ("b".to_owned(), Ok(None)),
+            ("c".to_owned(), Err("the disk failed".to_owned())),
+        ]),
         searched: BTreeMap::from([(7, found(1))]),
     }
 }
@@ -54,16 +58,17 @@ fn found(rows: usize) -> FoundRequestsV1 {
     let request = FoundRequestV1 {
         id: Some("x".repeat(REQUEST_ID_BYTES_MAX)),
         at_ms: 1_800_000_000_000,
-        kept: KeptReason::FailedOver,
+        kept: KeptReason::FailedOver.to_string(),
         tenant: Some("t".repeat(63)),
         deployment: Some("d".repeat(63)),
         region: Some(region.clone()),
         status: Some(200),
-        outcome: "x".repeat(OUTCOME_BYTES_MAX),
+        outcome: "x".repeat(LABEL_BYTES_MAX),
         total_ms: 12_345.678,
         attempts: vec![region; FOUND_ATTEMPTS_MAX],
     };
-    FoundRequestsV1 { requests: vec![request; rows], has_more: true, is_enabled: true }
+    let problem = Some("x".repeat(PROBLEM_BYTES_MAX));
+    FoundRequestsV1 { requests: vec![request; rows], has_more: true, is_enabled: true, problem }
 }
 
 #[test]
@@ -115,11 +120,11 @@ fn a_report_with_all_rows_fits_into_a_request() {
             .map(|row| ((name("d", row).parse().unwrap(), Some(region.clone())), served.clone()))
             .collect(),
         failures: rows()
-            .map(|row| ((name("d", row).parse().unwrap(), "x".repeat(OUTCOME_BYTES_MAX)), many))
+            .map(|row| ((name("d", row).parse().unwrap(), "x".repeat(LABEL_BYTES_MAX)), many))
             .collect(),
         tenants: rows().map(|row| (name("t", row).parse().unwrap(), tenant)).collect(),
         moves: rows().map(|_| moved.clone()).collect(),
-        explained: BTreeMap::from([("a".to_owned(), Some("x".repeat(EXPLANATION_BYTES_MAX).into()))]),
+        explained: BTreeMap::from([("a".to_owned(), Ok(Some("x".repeat(EXPLANATION_BYTES_MAX).into())))]),
         searched: (0..SEARCHES_MAX as u64).map(|search| (search, found(FOUND_DEFAULT))).collect(),
         ..traffic()
     };
@@ -140,7 +145,12 @@ fn a_report_that_is_invalid_is_rejected_with_its_field() {
     check(&|wire| wire.regions.push(wire.regions[0].clone()), "regions[1].region");
     check(&|wire| wire.served[1].latencies = vec![[99, 1]], "served[1].latencies");
     check(&|wire| wire.moves[0].example = "x".repeat(REQUEST_ID_BYTES_MAX + 1), "moves[0].example");
-    check(&|wire| wire.failures[0].outcome = "x".repeat(OUTCOME_BYTES_MAX + 1), "failures[0].outcome");
+    check(&|wire| wire.failures[0].outcome = "x".repeat(LABEL_BYTES_MAX + 1), "failures[0].outcome");
+    let problem = || Some("x".repeat(PROBLEM_BYTES_MAX + 1));
+    check(&|wire| wire.explained[0].problem = problem(), "explained[0].problem");
+    check(&|wire| wire.searched[0].found.problem = problem(), "searched[0].problem");
+    let kept = "x".repeat(LABEL_BYTES_MAX + 1);
+    check(&|wire| wire.searched[0].found.requests[0].kept = kept.clone(), "searched[0].kept");
 }
 
 #[test]
@@ -156,7 +166,7 @@ fn limits_of_rows_are_enforced() {
         assert_eq!(accepts(&|wire| wire.failures = vec![wire.failures[0].clone(); rows]), is_accepted);
     }
     let explained = |count: usize| {
-        let one = |number: usize| ExplainedV1 { id: number.to_string(), explanation: None };
+        let one = |number: usize| ExplainedV1 { id: number.to_string(), explanation: None, problem: None };
         accepts(&|wire| wire.explained = (0..count).map(one).collect())
     };
     assert!(explained(EXPLANATIONS_MAX) && !explained(EXPLANATIONS_MAX + 1));
@@ -166,4 +176,26 @@ fn limits_of_rows_are_enforced() {
     };
     assert!(searched(SEARCHES_MAX, FOUND_DEFAULT));
     assert!(!searched(SEARCHES_MAX + 1, 1) && !searched(1, FOUND_DEFAULT + 1));
+}
+
+#[test]
+fn a_condition_of_a_newer_version_is_a_problem_of_its_search_only() {
+    let wire = json!({"version": 1, "next_ms": 1000, "search": [
+        {"search": 1, "filter": {"tenant": "docs", "size": "large"}},
+        {"search": 2, "filter": {"status": "5xx", "kept": "failed"}, "priority": 7},
+    ]});
+    let response: TrafficResponseV1 = serde_json::from_value(wire).unwrap();
+    let [newer, known] = <[SearchV1; 2]>::try_from(response.search).unwrap();
+    let problem = newer.into_filter().unwrap_err().to_string();
+    assert!(problem.contains("size"), "{problem}");
+    assert_eq!(known.into_filter().unwrap().kept, Some(KeptReason::Failed));
+    let reason = SearchV1 { search: 3, filter: json!({"kept": "throttled"}) };
+    assert_eq!(reason.into_filter().unwrap_err().field, "kept");
+}
+
+#[test]
+fn a_filter_survives_a_round_trip() {
+    let wire = RequestFilterV1 { until_ms: Some(7), limit: Some(3), ..RequestFilterV1::default() };
+    let filter = SearchV1::new(1, &wire).into_filter().unwrap();
+    assert_eq!(filter, wire.try_into().unwrap());
 }

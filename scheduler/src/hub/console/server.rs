@@ -218,6 +218,12 @@ async fn explain<S: Store>(
             );
             Err(ErrorResponse::new(ErrorCode::DeadlineExceeded, message))
         }
+        LookupResult::Failed(gateway, problem) => {
+            let message = format!(
+                "A gateway in {gateway} cannot say whether it has a request with this id: {problem}. No other one has it."
+            );
+            Err(ErrorResponse::new(HubErrorCode::ExplanationsUnavailable, message))
+        }
         LookupResult::Unknown => {
             let message = "No gateway has a request with this id. Gateways keep their last 4096 requests, with [explanations] \
                            also those that failed, failed over or were slow, for hours, and their logs have all.";
@@ -253,7 +259,10 @@ async fn search<S: Store>(
     // What the gateways have found until then is the result, which names the others.
     let _ = tokio::time::timeout(SEARCH_TTL, completed).await;
     let result = console.searches.lock().end(number);
-    Ok(Json(result))
+    result.map(Json).ok_or_else(|| {
+        let message = format!("The result was not taken within {} s; search again.", SEARCH_TTL.as_secs());
+        ErrorResponse::new(ErrorCode::DeadlineExceeded, message)
+    })
 }
 
 async fn drain<S: Store>(

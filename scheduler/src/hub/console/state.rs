@@ -72,7 +72,7 @@ impl Console {
             history: Mutex::independent(ChartHistory::default()),
             sessions: Mutex::independent(Sessions::default()),
             lookups: Mutex::independent(Lookups::default()),
-            searches: Mutex::independent(Searches::default()),
+            searches: Mutex::independent(Searches::new(rand::random())),
             looked_up: watch::Sender::new(()),
             urgent: Notify::new(),
             snapshot: watch::Sender::new(None),
