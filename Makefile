@@ -40,8 +40,8 @@ drills: check-prereqs check-test-prereqs
 	done
 
 # Packages for other machines, in dist/: the optimised program (link-time optimisation; about ten minutes on two cores) as an archive and
-# as a wheel, the wheel of the Python client, the Helm chart, checksums. Needs Linux with glibc, and Python with venv. No test runs this
-# target. The container images are built from configs/deploy/image.
+# as a wheel, the wheel of the Python client, the Helm chart, checksums. Needs Linux with glibc, and Python with venv. A test runs the last
+# step with the program under test. The container images are built from configs/deploy/image.
 DIST ?= dist
 dist: check-prereqs
 	python3 -m venv $${CARGO_TARGET_DIR:-target}/dist-python

@@ -1,9 +1,11 @@
-//! `configs/deploy`: the Helm chart, the systemd units and the Terraform example, checked with the tools of `requirements.txt` and the
-//! program under test. No cluster and no cloud is needed. The images and the packages are not tested.
+//! `configs/deploy`: the Helm chart, the systemd units, the Terraform example, the packages and the root file system of the CPU image,
+//! checked with the tools of `requirements.txt` and the program under test. No cluster, no cloud and no container engine is needed.
 //!
-//! Python with venv and, the first time, its package index are needed. A missing tool is skipped with a message, and is a failure
-//! in CI.
+//! Python with venv and, the first time, its package index are needed, and root for the image. A missing tool is skipped with a message,
+//! and is a failure in CI.
 
+use std::ffi::OsStr;
+use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,12 +19,14 @@ const MERIDIAN: &str = env!("CARGO_BIN_EXE_meridian");
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/deploy");
 
 /// Prints that a test is skipped, or fails in CI.
-fn skip(reason: &str) {
-    assert!(std::env::var_os("MERIDIAN_CI").is_none(), "{reason}");
-    println!("{reason}");
+pub(crate) fn skip(reason: &str) {
+    assert!(std::env::var_os("MERIDIAN_CI").is_none(), "{reason}; unset MERIDIAN_CI to skip this test");
+    // Not with `eprintln!`, whose output is captured and is not shown for a test that passes.
+    std::io::stderr().write_all(format!("skipped: {reason}\n").as_bytes()).unwrap();
 }
 
-fn succeeds(command: &mut Command) -> bool {
+/// Returns whether a command succeeds.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|ran| ran.status.success())
 }
 
@@ -63,10 +67,22 @@ fn python() -> Option<PathBuf> {
 
 /// Runs a script of this folder with the program and a folder of its own.
 fn run(script: &str) {
+    run_within(&[], script);
+}
+
+/// Runs a script as the argument of another command.
+fn run_within(command: &[&str], script: &str) {
     let Some(python) = python() else { return };
     let scratch = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let mut run = Command::new(python);
+    let mut run = Command::new(command.first().map_or(python.as_os_str(), OsStr::new));
+    run.args(command.get(1..).unwrap_or_default());
+    if !command.is_empty() {
+        run.arg(&python);
+    }
     run.arg(Path::new(FOLDER).join(script)).arg(MERIDIAN).arg(scratch.path().join("files"));
+    if cfg!(debug_assertions) {
+        run.env("MERIDIAN_UNOPTIMISED", "1");
+    }
     let ran = run.env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null()).output().unwrap();
     let output = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{script}: {output}");
@@ -90,6 +106,24 @@ fn the_units_are_valid_and_hardened() {
 #[test]
 fn the_terraform_example_parses_and_configures_the_roles() {
     run("terraform.py");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_packages_install_the_program() {
+    run("package.py");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_root_file_system_of_the_image_serves_as_an_unprivileged_user() {
+    let namespace = ["unshare", "--net"];
+    if !succeeds(Command::new(namespace[0]).args([namespace[1], "ip", "link", "set", "lo", "up"])) {
+        return skip(
+            "the image is not tested: this needs root on Linux, for chroot and a network namespace, and ip",
+        );
+    }
+    run_within(&namespace, "image.py");
 }
 
 #[test]
