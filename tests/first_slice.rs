@@ -16,6 +16,8 @@ mod on_etcd;
 mod on_gpu;
 mod plan;
 mod python_client;
+#[cfg(target_os = "linux")]
+mod quickstart;
 mod traces;
 
 use local_fleet::https::HttpsClient;

@@ -64,7 +64,7 @@ pub(crate) struct MemberOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct TokenOptions {
-    /// Role: gateway, spoke, hub, operator or viewer
+    /// Role: gateway, spoke, replica, hub, operator or viewer
     #[arg(long, value_name = "ROLE")]
     pub role: String,
     /// Region of a process, as cloud/region

@@ -19,6 +19,11 @@ const POLL_PERIOD: Duration = Duration::from_millis(20);
 /// Serializes fleets: each has a dozen processes, and a machine has few cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// Waits until no other fleet runs; the next one waits until the returned value is dropped.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Running local fleet.
 pub(crate) struct LocalFleet {
     up: Child,
@@ -96,7 +101,7 @@ impl LocalFleet {
 
     /// Starts a fleet with environment variables.
     pub(crate) fn start_with(arguments: &[&str], environment: &[(&str, &std::path::Path)]) -> LocalFleet {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn();
         let dir = tempfile::tempdir().expect("a directory");
         let mut up = meridian()
             // One gateway, so that every test knows which one serves its requests.
