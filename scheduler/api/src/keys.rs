@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! meta/epoch                    decimal digits       raised when the store is replaced or restored
+//! meta/format                   StoreFormat          format of the records below, and the version that wrote it
 //! desired/deployments           DeploymentsV1        desired deployments, compressed if large
 //! desired/tenants               TenantsV1            desired tenants, if any were applied
 //! desired/keys                  CreatedKeysV1        created API keys, compressed if large
@@ -36,6 +37,8 @@ use crate::usage::UsageDay;
 
 /// Epoch of the store, raised when the store is replaced or restored.
 pub const EPOCH: &str = "meta/epoch";
+/// Format of the store.
+pub const FORMAT: &str = "meta/format";
 /// Desired deployments.
 pub const DEPLOYMENTS: &str = "desired/deployments";
 /// Desired tenants.

@@ -18,9 +18,9 @@ use scheduler_store::{EmbeddedStore, KeyValue, Op, PageContent, Store, StoreErro
 use serde::{Deserialize, Serialize};
 
 use super::controller::into_transactions;
-use super::records;
 use super::term_start::control_keys;
 use super::usage_records::UsagePages;
+use super::{records, store_format};
 use crate::events::BackupWithoutOldUsage;
 
 /// Deletions of one transaction.
@@ -198,6 +198,10 @@ fn restored(backup: &StoreBackupV1, now: Duration) -> Result<(RestoredEntries, u
             epoch = text.parse().map_err(|error| invalid(key, &error))?;
             continue;
         }
+        if key == keys::FORMAT {
+            let format = serde_json::from_slice(&value).map_err(|error| invalid(key, &error))?;
+            store_format::problem(&format).map_or(Ok(()), |problem| Err(invalid(key, &problem)))?;
+        }
         if key == keys::TRUST {
             let wire: TrustV1 = serde_json::from_slice(&value).map_err(|error| invalid(key, &error))?;
             let mut state = TrustState::try_from(wire).map_err(|error| invalid(key, &error))?;
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_rises_and_a_damaged_backup_is_rejected() {
+    fn the_epoch_rises_and_a_damaged_or_later_backup_is_rejected() {
         let entry =
             |key: &str, value: &str| BackupEntryV1 { key: key.to_owned(), value: STANDARD.encode(value) };
         let epoch = |text: &str| {
@@ -303,6 +307,13 @@ mod tests {
         assert_eq!(epoch("7").unwrap(), 100);
         assert_eq!(epoch("500").unwrap(), 501);
         assert!(epoch("x").unwrap_err().to_string().contains("meta/epoch"));
+        let later = r#"{"format":2,"written_by":"0.9.0"}"#;
+        let backup = StoreBackupV1 { version: VERSION, entries: vec![entry(keys::FORMAT, later)] };
+        let problem = restored(&backup, NOW).unwrap_err().to_string();
+        assert!(
+            problem.contains("version 0.9.0") && problem.contains(env!("CARGO_PKG_VERSION")),
+            "{problem}"
+        );
         let garbage = BackupEntryV1 { key: "a".to_owned(), value: "?".to_owned() };
         let backup = StoreBackupV1 { version: VERSION, entries: vec![garbage] };
         assert!(restored(&backup, NOW).unwrap_err().to_string().contains("`a`"));

@@ -49,6 +49,7 @@ mod scalers;
 mod scrape;
 mod shares;
 mod spokes;
+mod store_format;
 mod tenant_demands;
 mod term_start;
 mod usage;
@@ -128,7 +129,7 @@ pub enum HubError {
         source: io::Error,
     },
     /// The store cannot be opened. The hub does not start.
-    #[error("{0}; another hub may have it open")]
+    #[error("{0}")]
     Open(String),
     /// The store fails while the hub starts.
     #[error("{0}")]
@@ -136,6 +137,9 @@ pub enum HubError {
     /// A record in the store is unreadable, and without it the hub could publish a generation twice.
     #[error("{0}; {NEW_EPOCH}")]
     Record(RecordError),
+    /// A later version has written the store, in a format that this one does not read. The hub does not start, and changes nothing.
+    #[error("the store cannot be used: {0}")]
+    LaterFormat(String),
     /// The store was restored from an older backup: its epoch is lower than that of its route table or plan. The hub
     /// does not start.
     #[error("the store is at epoch {epoch} but holds a table or plan of epoch {published}; {NEW_EPOCH}")]
@@ -191,6 +195,10 @@ pub async fn run(
             made.map_err(|source| HubError::Folder { folder: data.clone(), source })?;
             let opened = EmbeddedStore::open(&data.join(STORE_FILE), Instant::now()).await;
             let store = opened.map_err(|error| HubError::Open(error.to_string()))?;
+            if let Err(error) = store_format::check(&store).await {
+                store.close().await;
+                return Err(error);
+            }
             // The previous leader has closed the file, so its term is over, whatever its lease says.
             store.delete(keys::LEADER).await?;
             let outcome = serve(config, listener, store.clone(), shutdown, ready).await;
@@ -300,7 +308,10 @@ async fn serve<S: Store>(
             essential("operations", async { drop(server.await) }).await;
         });
     }
-    let restored = restored::begin_epoch_if_restored(&store, identity_folder, epoch_if_new());
+    let restored = async {
+        store_format::check(&store).await?;
+        restored::begin_epoch_if_restored(&store, identity_folder, epoch_if_new()).await
+    };
     let (begun, epoch_begun) = oneshot::channel();
     let election = async {
         tokio::select! {

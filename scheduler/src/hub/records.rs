@@ -29,6 +29,7 @@ use scheduler_api::reader::Reader;
 use scheduler_api::registration::RegisterV1;
 use scheduler_api::registration::Registration;
 use scheduler_api::route::RouteTableV1;
+use scheduler_api::store_format::StoreFormat;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::usage::{UsageOfDay, UsageV1};
 use scheduler_api::{WireError, keys};
@@ -248,6 +249,11 @@ pub(super) fn packed_part(part: &PlanPart) -> Vec<u8> {
         PlanPart::Floors(floors) => packed(&RegionFloorsV1::from(floors)),
         PlanPart::Shares(shares) => packed(&TenantSharesV1::from(shares)),
     }
+}
+
+/// Parses the format of the entry `meta/format`.
+pub(super) fn format(entry: &KeyValue) -> Result<StoreFormat, RecordError> {
+    serde_json::from_slice(&entry.value).map_err(|error| unreadable(entry, error))
 }
 
 /// Parses the epoch of the entry `meta/epoch`.

@@ -9,8 +9,8 @@ use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{HubInitialState, StoreState, required_epoch};
 use scheduler_store::{Compare, KeyRange, KeyValue, Op, Range, Store, StoreError, Term, Txn};
 
-use super::HubError;
 use super::records::{self, RecordError};
+use super::{HubError, store_format};
 use crate::events::{DeploymentsFileIgnored, RecordUnreadable, StoreRolledBack};
 
 /// State of the store at the start of a term.
@@ -31,6 +31,7 @@ pub(super) async fn start<S: Store>(
     epoch_if_new: u64,
     published_before: Option<Generation>,
 ) -> Result<Option<TermStart>, HubError> {
+    store_format::begin(store, term).await?;
     begin_epoch(store, term, epoch_if_new).await?;
     write_file_deployments(store, term, deployments).await?;
     let Range { entries, revision } = store.range(control_keys()).await?;

@@ -214,3 +214,23 @@ async fn an_unreadable_record_changes_nothing_until_it_is_replaced() {
         hub.stop().await;
     }
 }
+
+#[tokio::test]
+async fn a_hub_does_not_start_on_the_store_of_a_later_version_and_leaves_it_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    Hub::start(config(dir.path())).await.stop().await;
+    let open = async || EmbeddedStore::open(&dir.path().join("hub/hub.redb"), Instant::now()).await.unwrap();
+    let store = open().await;
+    let format = store.get("meta/format").await.unwrap().expect("a hub writes the format");
+    assert!(String::from_utf8_lossy(&format.value).contains(env!("CARGO_PKG_VERSION")));
+    store.put("meta/format", r#"{"format":2,"written_by":"0.9.0"}"#.into(), None).await.unwrap();
+    let before = store.range("").await.unwrap();
+    store.close().await;
+    let error = Hub::try_start(config(dir.path())).await.err().expect("it does not start").to_string();
+    for part in ["format 2", "version 0.9.0", "format 1", env!("CARGO_PKG_VERSION")] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let store = open().await;
+    assert_eq!(store.range("").await.unwrap(), before);
+    store.close().await;
+}

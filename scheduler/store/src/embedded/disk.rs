@@ -39,6 +39,9 @@ pub(crate) struct StoreFile {
 pub(crate) enum DiskError {
     #[error("{0}")]
     Redb(#[from] redb::Error),
+    /// Another hub has the file of the store open.
+    #[error("it is already open; stop the hub that uses it, or name another folder")]
+    Locked,
     /// Another version of the hub wrote the store. Use that version or a newer one.
     #[error("the file has format {0}; this version reads format {FORMAT}")]
     Format(u64),
@@ -55,7 +58,16 @@ macro_rules! from_redb {
     )+};
 }
 
-from_redb!(DatabaseError, TransactionError, TableError, StorageError, CommitError);
+from_redb!(TransactionError, TableError, StorageError, CommitError);
+
+impl From<redb::DatabaseError> for DiskError {
+    fn from(error: redb::DatabaseError) -> DiskError {
+        match error {
+            redb::DatabaseError::DatabaseAlreadyOpen => DiskError::Locked,
+            other => DiskError::Redb(other.into()),
+        }
+    }
+}
 
 impl StoreFile {
     /// Opens or creates the file, and reads the state. Fails if it is open in another process.
