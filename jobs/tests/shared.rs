@@ -8,10 +8,11 @@ mod fixture;
 #[expect(dead_code, reason = "the server is not killed here")]
 mod nats_server;
 
+use async_nats::jetstream::{self, stream};
 use bytes::Bytes;
 use fixture::spec;
 use jobs::cpu::CpuWork;
-use jobs::log::{JobLog, NatsJobLog, NatsLogConfig, QueueSnapshot};
+use jobs::log::{EncodedEntry, JobLog, NatsJobLog, NatsLogConfig, QueueSnapshot};
 use jobs::objects::JobObjects;
 use jobs::queue_host::QueueHost;
 use nats_server::NatsServer;
@@ -66,4 +67,36 @@ async fn a_process_continues_from_a_snapshot_that_has_replaced_entries_it_had_no
     assert!(view.expect("it does not wait for ever").is_ok());
     let third = two.submit(spec("a"), Bytes::from("third")).await.unwrap();
     assert!(one.latest_job("a", third).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_of_a_later_version_is_rejected_with_both_versions_and_is_not_changed() {
+    let server = NatsServer::start();
+    let context = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let config = stream::Config {
+        name: "meridian-jobs-eu".to_owned(),
+        subjects: vec!["meridian.jobs.eu".to_owned()],
+        description: Some(r#"{"format":2,"written_by":"0.9.0"}"#.to_owned()),
+        ..stream::Config::default()
+    };
+    let stream = context.create_stream(config).await.unwrap();
+    let log = log(&server).await;
+    let (entry, none) = (EncodedEntry::of(&[]), QueueSnapshot::default());
+    let problems = [log.append(entry).await.unwrap_err(), log.save(none).await.unwrap_err()];
+    for problem in problems.map(|problem| problem.to_string()) {
+        for part in ["format 2", "version 0.9.0", "format 1", env!("CARGO_PKG_VERSION")] {
+            assert!(problem.contains(part), "{part} in {problem}");
+        }
+    }
+    assert_eq!(stream.get_info().await.unwrap().state.messages, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_stream_has_its_format_and_the_version_that_created_it() {
+    let server = NatsServer::start();
+    log(&server).await.append(EncodedEntry::of(&[])).await.unwrap();
+    let context = jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    let stream = context.get_stream("meridian-jobs-eu").await.unwrap();
+    let expected = format!("{{\"format\":1,\"written_by\":\"{}\"}}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(stream.cached_info().config.description, Some(expected));
 }

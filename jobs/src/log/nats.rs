@@ -41,6 +41,10 @@ const CONNECT_PERIOD: Duration = Duration::from_millis(20);
 const READS_IN_FLIGHT: usize = 64;
 /// Pause after the notification of new entries has failed. The sequence number is requested again after it.
 const NOTIFY_RETRY: Duration = Duration::from_millis(500);
+/// Format of the entries and snapshots. It is raised with a change that an earlier version would misread or lose.
+const FORMAT: u64 = 1;
+/// Version of this process.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Prefix of the names of snapshots, which a zero-padded sequence number follows.
 const SNAPSHOT_PREFIX: &str = "snapshot-";
 /// JetStream's error codes for a full stream, a full account and a full disk.
@@ -134,8 +138,11 @@ impl NatsStores {
     async fn create(&self) -> Result<(stream::Stream, ObjectStore), JobLogError> {
         let NatsLogConfig { servers: _, queue, replicas } = &self.config;
         let name = format!("meridian-jobs-{queue}");
+        let description = StreamFormat { format: FORMAT, written_by: VERSION.to_owned() };
+        let description = serde_json::to_string(&description).map_err(unavailable)?;
         let stream = self.context.get_or_create_stream(stream::Config {
             name: name.clone(),
+            description: Some(description),
             subjects: vec![self.subject.clone()],
             storage: stream::StorageType::File,
             num_replicas: *replicas,
@@ -144,6 +151,7 @@ impl NatsStores {
             ..stream::Config::default()
         });
         let stream = stream.await.map_err(unavailable)?;
+        check_format(stream.cached_info().config.description.as_deref())?;
         let bucket = match self.context.get_object_store(&name).await {
             Ok(bucket) => bucket,
             Err(_) => {
@@ -166,6 +174,26 @@ impl NatsStores {
             tokio::time::sleep(CONNECT_PERIOD).await;
         }
         Ok(())
+    }
+}
+
+/// Description of a stream, which all versions read. A stream with another description has format 1.
+#[derive(Serialize, Deserialize)]
+struct StreamFormat {
+    format: u64,
+    /// Version that has created the stream.
+    written_by: String,
+}
+
+/// Rejects a stream of a later version, whose entries this one may not read.
+fn check_format(description: Option<&str>) -> Result<(), JobLogError> {
+    let known = description.and_then(|text| serde_json::from_str::<StreamFormat>(text).ok());
+    match known.filter(|known| known.format > FORMAT) {
+        None => Ok(()),
+        Some(StreamFormat { format, written_by }) => Err(JobLogError::Unavailable(format!(
+            "the stream has format {format}, written by version {written_by}, and this is version {VERSION}, which reads \
+             format {FORMAT}; use version {written_by} or a later one"
+        ))),
     }
 }
 
