@@ -31,6 +31,11 @@ const FILE_PERIOD_MS: u64 = 3_600_000;
 pub const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Prefix of the names of files.
 const PREFIX: &str = "explanations-";
+/// Format of the lines that this version writes and reads. It is raised with a change that an earlier version would misread; fields that
+/// it ignores raise nothing.
+pub const ARCHIVE_FORMAT: u32 = 1;
+/// Part of the names of files before the format. Format 1 is not named.
+const FORMAT_PREFIX: &str = ".v";
 /// Suffix of the names of files.
 const SUFFIX: &str = ".jsonl";
 /// Digits of the time in the name of a file: enough until the year 2286, so that the names sort by time.
@@ -170,6 +175,8 @@ pub struct ArchiveFile {
     pub began_ms: u64,
     /// Random number of the process that writes it.
     pub process: u64,
+    /// Format of its lines.
+    pub format: u32,
 }
 
 /// File of explanations, with its size.
@@ -184,16 +191,33 @@ pub struct FileOnDisk {
 impl ArchiveFile {
     /// Returns the name of the file.
     pub fn name(&self) -> String {
-        let ArchiveFile { began_ms, process } = self;
-        format!("{PREFIX}{began_ms:0TIME_DIGITS$}-{process:016x}{SUFFIX}")
+        let ArchiveFile { began_ms, process, format } = self;
+        let format = if *format == 1 { String::new() } else { format!("{FORMAT_PREFIX}{format}") };
+        format!("{PREFIX}{began_ms:0TIME_DIGITS$}-{process:016x}{format}{SUFFIX}")
     }
 
     /// Parses a name; `None` for other files.
     pub fn parse(name: &str) -> Option<ArchiveFile> {
-        let (began, process) = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split_once('-')?;
-        let file =
-            ArchiveFile { began_ms: began.parse().ok()?, process: u64::from_str_radix(process, 16).ok()? };
+        let (began, rest) = name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split_once('-')?;
+        let (process, format) = rest.split_once(FORMAT_PREFIX).unwrap_or((rest, "1"));
+        let file = ArchiveFile {
+            began_ms: began.parse().ok()?,
+            process: u64::from_str_radix(process, 16).ok()?,
+            format: format.parse().ok()?,
+        };
         (file.name() == name).then_some(file)
+    }
+
+    /// Returns why a file of a later version cannot be read.
+    pub fn problem(&self) -> Option<String> {
+        let (name, format) = (self.name(), self.format);
+        (format > ARCHIVE_FORMAT).then(|| {
+            format!(
+                "{name} has format {format} of a later version, and this is version {}, which reads format {ARCHIVE_FORMAT}; \
+                 search for later requests, or use the version that wrote it",
+                env!("CARGO_PKG_VERSION")
+            )
+        })
     }
 
     /// Returns whether requests that match the filter may be in it: the file has those that have ended within its hour.
@@ -274,7 +298,7 @@ impl KeptLine<'_> {
 pub fn newest_first(files: Vec<FileOnDisk>) -> Vec<(FileOnDisk, u64)> {
     let mut next_began: BTreeMap<u64, u64> = BTreeMap::new();
     let with_end = |file: FileOnDisk| {
-        let ArchiveFile { began_ms, process } = file.file;
+        let ArchiveFile { began_ms, process, format: _ } = file.file;
         let next = next_began.insert(process, began_ms).unwrap_or(u64::MAX);
         (file, next.min(began_ms.saturating_add(FILE_PERIOD_MS)))
     };

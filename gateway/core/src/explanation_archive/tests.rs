@@ -84,7 +84,7 @@ fn lines_that_are_not_written_yet_count_for_their_batch_only() {
 
 #[test]
 fn a_file_has_one_hour_and_a_limited_size() {
-    let file = ArchiveFile { began_ms: HOUR / 2, process: 1 };
+    let file = ArchiveFile { began_ms: HOUR / 2, process: 1, format: 1 };
     assert!(!RULES.needs_next_file(&file, 10, HOUR - 1));
     assert!(RULES.needs_next_file(&file, 10, HOUR));
     assert!(RULES.needs_next_file(&file, FILE_BYTES_MAX, HOUR - 1));
@@ -97,9 +97,26 @@ fn a_file_has_one_hour_and_a_limited_size() {
 }
 
 #[test]
+fn a_file_of_a_later_version_is_listed_and_rejected_with_both_versions() {
+    let name = "explanations-0000001800000-0000000000000001.v2.jsonl";
+    let file = ArchiveFile::parse(name).expect("it is listed, so that it is deleted when it is old");
+    assert_eq!((file.name().as_str(), file.format), (name, 2));
+    let problem = file.problem().expect("this version does not read it");
+    for part in [name, "format 2", "format 1", env!("CARGO_PKG_VERSION")] {
+        assert!(problem.contains(part), "{part} in {problem}");
+    }
+    assert_eq!(ArchiveFile { format: ARCHIVE_FORMAT, ..file }.problem(), None);
+    for other in [".v1", ".v02", ".v", ".vx"] {
+        assert_eq!(ArchiveFile::parse(&name.replace(".v2", other)), None, "{other}");
+    }
+}
+
+#[test]
 fn old_files_and_the_oldest_ones_beyond_the_budget_are_deleted_and_never_the_current_one() {
-    let file =
-        |hour: u64, bytes| FileOnDisk { file: ArchiveFile { began_ms: hour * HOUR, process: 0 }, bytes };
+    let file = |hour: u64, bytes| FileOnDisk {
+        file: ArchiveFile { began_ms: hour * HOUR, process: 0, format: 1 },
+        bytes,
+    };
     let surplus = |files: &[FileOnDisk], current: usize, now| {
         let surplus = RULES.surplus(files, files.get(current).map(|it| &it.file), now);
         surplus.into_iter().map(|file| file.began_ms / HOUR).collect::<Vec<_>>()
@@ -115,7 +132,7 @@ fn old_files_and_the_oldest_ones_beyond_the_budget_are_deleted_and_never_the_cur
 #[test]
 fn files_of_the_future_are_deleted_before_old_ones_beyond_the_budget() {
     let file =
-        |hour: u64, bytes| FileOnDisk { file: ArchiveFile { began_ms: hour * HOUR, process: 0 }, bytes };
+        |hour: u64, bytes| FileOnDisk { file: ArchiveFile { began_ms: hour * HOUR, process: 0, format: 1 }, bytes };
     let files = [file(0, 2000), file(1, 2000), file(9, 2000)];
     let surplus = |now| {
         let surplus = RULES.surplus(&files, None, now);
@@ -123,7 +140,7 @@ fn files_of_the_future_are_deleted_before_old_ones_beyond_the_budget() {
     };
     assert_eq!(surplus(2 * HOUR), [9], "the others are within the budget then");
     assert_eq!(surplus(8 * HOUR), [0], "the clock may have been corrected");
-    let current = ArchiveFile { began_ms: 9 * HOUR, process: 0 };
+    let current = ArchiveFile { began_ms: 9 * HOUR, process: 0, format: 1 };
     assert!(!RULES.surplus(&files, Some(&current), 2 * HOUR).contains(&current));
 }
 
@@ -206,7 +223,7 @@ fn a_search_that_was_not_completed_says_why() {
 
 #[test]
 fn the_requests_of_a_file_have_ended_before_the_next_one_of_the_process_begins() {
-    let file = |began_ms, process| FileOnDisk { file: ArchiveFile { began_ms, process }, bytes: 1 };
+    let file = |began_ms, process| FileOnDisk { file: ArchiveFile { began_ms, process, format: 1 }, bytes: 1 };
     let files = vec![file(100, 1), file(200, 2), file(300, 1)];
     let ends: Vec<_> = newest_first(files).into_iter().map(|(it, end)| (it.file.began_ms, end)).collect();
     assert_eq!(ends, [(300, 300 + HOUR), (200, 200 + HOUR), (100, 300)]);
@@ -247,7 +264,7 @@ fn the_newest_line_with_an_identifier_is_found_whatever_the_identifier_has() {
 
 #[test]
 fn files_outside_the_time_of_the_filter_are_not_read() {
-    let file = ArchiveFile { began_ms: 10 * HOUR, process: 0 };
+    let file = ArchiveFile { began_ms: 10 * HOUR, process: 0, format: 1 };
     let may = |since_ms, until_ms| {
         let wire = RequestFilterV1 { since_ms, until_ms, ..RequestFilterV1::default() };
         file.may_have(&filter(wire), 1000)

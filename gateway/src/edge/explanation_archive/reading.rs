@@ -195,8 +195,11 @@ fn files(dir: &Path) -> io::Result<Vec<FileOnDisk>> {
     }
 }
 
-/// Returns the content of a file; `None` if it was deleted meanwhile.
+/// Returns the content of a file; `None` if it was deleted meanwhile. A file of a later version is an error.
 fn content(dir: &Path, file: &FileOnDisk) -> io::Result<Option<Vec<u8>>> {
+    if let Some(problem) = file.file.problem() {
+        return Err(io::Error::other(problem));
+    }
     match fs::read(dir.join(file.file.name())) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -105,6 +105,33 @@ async fn a_file_that_ends_within_a_line_is_readable_and_the_next_process_begins_
 }
 
 #[tokio::test]
+async fn a_file_of_a_later_version_is_left_alone_and_a_search_that_needs_it_names_both_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let later = ArchiveFile { began_ms: now_ms() - 60_000, process: 1, format: 2 };
+    let path = dir.path().join(later.name());
+    fs::write(&path, "another format").unwrap();
+    let archive = start(&config);
+    archive.record(&failed_over("one"));
+    archive.finish(TIMEOUT).await;
+    let explained = archive.find(ReadCaller::Operations, "one".to_owned()).await.unwrap();
+    assert_eq!(explained.unwrap()["kept"], "failed_over", "files of this version are read");
+    let searched = found(&archive, RequestFilterV1::default()).await;
+    assert_eq!(ids(&searched), ["one"]);
+    let missing = archive.find(ReadCaller::Operations, "two".to_owned()).await;
+    for problem in [searched.problem.unwrap(), missing.unwrap_err().to_string()] {
+        for part in ["has format 2", "reads format 1", env!("CARGO_PKG_VERSION")] {
+            assert!(problem.contains(part), "{part} in {problem}");
+        }
+    }
+    // Requests that have ended an hour after the file was begun are in others.
+    let since_ms = Some(later.began_ms + 2 * 3_600_000);
+    let filter = RequestFilterV1 { since_ms, ..RequestFilterV1::default() };
+    assert_eq!(ids(&found(&archive, filter).await), [""; 0]);
+    assert_eq!(fs::read(&path).unwrap(), b"another format");
+}
+
+#[tokio::test]
 async fn a_disk_that_takes_nothing_is_counted_and_requests_do_not_wait() {
     let dir = tempfile::tempdir().unwrap();
     // A file where the directory should be.
@@ -133,7 +160,7 @@ async fn a_full_queue_is_counted() {
 async fn the_oldest_files_are_deleted_at_the_budget_and_a_tenant_does_not_exceed_its_quota() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
-    let old = ArchiveFile { began_ms: now_ms() - 60_000, process: 1 };
+    let old = ArchiveFile { began_ms: now_ms() - 60_000, process: 1, format: 1 };
     fs::write(dir.path().join(old.name()), vec![b'x'; 65_536]).unwrap();
     let request = failed_over("one");
     let length = line(&request, KeptReason::FailedOver, &Catalogue::builtin()).len() as u64 + 1;
@@ -236,7 +263,7 @@ async fn a_read_that_reaches_its_limit_says_what_it_has_not_read() {
     let archive = start(&config(dir.path()));
     archive.record(&failed_over("one"));
     archive.finish(TIMEOUT).await;
-    let old = ArchiveFile { began_ms: 1_764_144_000_000, process: 1 };
+    let old = ArchiveFile { began_ms: 1_764_144_000_000, process: 1, format: 1 };
     fs::write(dir.path().join(old.name()), "").unwrap();
     let filter: RequestFilter = RequestFilterV1::default().try_into().unwrap();
     let (now, later) = (Instant::now(), Instant::now() + TIMEOUT);
@@ -259,7 +286,7 @@ async fn a_file_that_cannot_be_read_is_a_problem_and_the_others_are_searched() {
     archive.record(&failed_over("one"));
     archive.finish(TIMEOUT).await;
     // A directory where a file should be.
-    let broken = ArchiveFile { began_ms: now_ms() - 1, process: 1 };
+    let broken = ArchiveFile { began_ms: now_ms() - 1, process: 1, format: 1 };
     fs::create_dir(dir.path().join(broken.name())).unwrap();
     let found = found(&archive, RequestFilterV1::default()).await;
     assert_eq!((ids(&found), found.has_more), (vec!["one"], true));

@@ -8,7 +8,7 @@ use crate::edge::explain;
 use crate::events::FinishedRequest;
 use crate::metrics::ExplanationLoss;
 use crate::receipts::now_ms;
-use gateway_core::explanation_archive::{ArchiveFile, HourlyQuota, TenantBytes};
+use gateway_core::explanation_archive::{ARCHIVE_FORMAT, ArchiveFile, HourlyQuota, TenantBytes};
 use regions::catalogue::Catalogue;
 use scheduler_api::requests::KeptReason;
 use serde_json::Value;
@@ -159,8 +159,8 @@ impl ArchiveWriter {
         let (rules, now) = (self.config.rules, now_ms());
         let needs_next = |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now);
         if self.current.as_ref().is_none_or(needs_next) {
-            self.current =
-                Some(open(&self.config.dir, ArchiveFile { began_ms: now, process: self.process })?);
+            let next = ArchiveFile { began_ms: now, process: self.process, format: ARCHIVE_FORMAT };
+            self.current = Some(open(&self.config.dir, next)?);
             self.delete_surplus();
         }
         let Some(current) = &mut self.current else { return Ok(()) };
