@@ -210,3 +210,26 @@ pub fn lock_directory(dir: &Path) -> io::Result<File> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem<M: PublishedMessage>(path: &Path) -> String {
+        load::<M>(path).err().expect("it is rejected").to_string()
+    }
+
+    #[test]
+    fn a_message_of_a_later_version_is_rejected_with_both_versions() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("message");
+        let body = br#"{"version":2,"later":true}"#;
+        replace(&path, &[checksum(body).as_bytes(), b"\n", body]).expect("written");
+        let problems =
+            [problem::<RouteTableV1>(&path), problem::<WeightsV1>(&path), problem::<TenantSharesV1>(&path)];
+        for problem in problems {
+            let expected = "version 2 is not supported; this process supports version 1";
+            assert!(problem.contains(expected), "{problem}");
+        }
+    }
+}

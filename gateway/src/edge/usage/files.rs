@@ -161,7 +161,7 @@ impl LedgerOnDisk {
 }
 
 /// Reads the file of a day.
-fn parse(path: &Path, day: UsageDay) -> io::Result<UsageV1> {
+pub(super) fn parse(path: &Path, day: UsageDay) -> io::Result<UsageV1> {
     let usage: UsageV1 = serde_json::from_slice(&std::fs::read(path)?)?;
     let is_same = usage.day == day.to_string();
     if is_same { Ok(usage) } else { Err(io::Error::other(format!("it has the usage of {}", usage.day))) }

@@ -149,6 +149,25 @@ async fn an_unreadable_file_is_left_alone_and_nothing_counts_in_its_ledger() {
 }
 
 #[tokio::test]
+async fn a_file_of_a_later_version_is_left_alone_and_rejected_with_both_versions() {
+    let dir = tempfile::tempdir().unwrap();
+    let later = open(dir.path());
+    count(&later, DAY, 1);
+    write(&later, DAY).await;
+    drop(later);
+    let [file] = &days(dir.path())[..] else { panic!("one day") };
+    let text = fs::read_to_string(file).unwrap().replace("\"version\":1", "\"version\":2");
+    fs::write(file, &text).unwrap();
+    let problem = files::parse(file, DAY).unwrap_err().to_string();
+    assert!(problem.contains("version 2 is not supported; this process supports version 1"), "{problem}");
+    let recorder = open(dir.path());
+    count(&recorder, DAY, 4);
+    write(&recorder, DAY).await;
+    assert_eq!(fs::read_to_string(file).unwrap(), text);
+    assert_eq!(days(dir.path()).len(), 2, "this process counts in a ledger of its own");
+}
+
+#[tokio::test]
 async fn a_file_that_cannot_be_read_for_a_report_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let recorder = open(dir.path());
