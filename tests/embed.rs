@@ -75,15 +75,19 @@ fn rows_done(output: &Path) -> Option<u64> {
 
 /// Waits until more rows than `rows` are done; returns their number, or `None` if the process ended before.
 fn wait_for_rows(child: &mut Child, output: &Path, rows: u64) -> Option<u64> {
-    let start = Instant::now();
+    let (mut last, mut changed_at) = (None, Instant::now());
     loop {
         if child.try_wait().unwrap().is_some() {
             return None;
         }
-        match rows_done(output) {
-            Some(done) if done > rows => return Some(done),
-            _ => assert!(start.elapsed() < TIMEOUT, "no progress after {rows} rows"),
+        let done = rows_done(output);
+        if done.is_some_and(|done| done > rows) {
+            return done;
         }
+        if done != last {
+            (last, changed_at) = (done, Instant::now());
+        }
+        assert!(changed_at.elapsed() < TIMEOUT, "no progress after {done:?} rows");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
