@@ -163,7 +163,7 @@ const ACTIONS = {
   drain: ({ region }) => confirm(`Drain ${region}? Its traffic moves to other allowed regions within some ten seconds.`) && act(() => call(`/api/drains/${region}`, { method: "PUT" })),
   undrain: ({ region }) => act(() => call(`/api/drains/${region}`, { method: "DELETE" })),
   promote: ({ deployment }) => confirm(`Switch the traffic of ${deployment} to the next model?`) && act(() => call(`/api/promotions/${encodeURIComponent(deployment)}`, { method: "POST" })),
-  startDrill: ({ drill }) => confirm(`Start the drill ${drill}? It sends load to this fleet and injects faults; afterwards the fleet is as before.`) && act(() => call(`/api/drills/${encodeURIComponent(drill)}`, { method: "POST" })).then(loadDrills),
+  startDrill: ({ drill }) => confirm(`Start the drill ${drill}? It sends load to this fleet and injects faults; afterwards its processes, links, replicas and drains are as before.`) && act(() => call(`/api/drills/${encodeURIComponent(drill)}`, { method: "POST" })).then(loadDrills),
   stopDrill: () => act(() => call("/api/drills", { method: "DELETE" })).then(loadDrills),
   logout: async () => {
     try {

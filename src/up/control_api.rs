@@ -17,6 +17,9 @@
 //! | `GET /drills` | lists drills, and the one that runs or has run last, with its events and expectations |
 //! | `POST /drills/start?name=N`, `POST /drills/stop` | starts a drill, one at a time; stops it |
 //!
+//! Changes are made one after the other: a request waits for those before it, for an action of a drill, and for the restoration after a
+//! drill, which undoes changes that were made while the drill ran.
+//!
 //! Requests of web pages are rejected: a page of any site could send them to a port of this machine.
 
 use super::drills::board::{DrillBoard, DrillStartError};
@@ -28,6 +31,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use loadtest::drill::Action;
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, TIMES_MAX};
 use regions::id::RegionId;
 use serde::Deserialize;
@@ -68,8 +72,7 @@ pub(super) async fn serve(socket: TcpListener, control: FleetControl, drills: Op
             router.route(path, post(move |State(control), Query(query)| command(control, query, action)));
     }
     for path in ["/cut", "/slow", "/delay", "/lose", "/heal"] {
-        router =
-            router.route(path, post(async |State(control), Query(query)| change(&control, &query, path)));
+        router = router.route(path, post(move |State(control), Query(query)| change(control, query, path)));
     }
     let router = router
         .route("/slow-replica", post(slow_replica))
@@ -154,7 +157,7 @@ fn state(conditions: LinkConditions) -> &'static str {
     }
 }
 
-fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlResponse {
+async fn change(control: FleetControl, query: ControlQuery, path: &'static str) -> ControlResponse {
     let change = match path {
         "/cut" => match query.way.as_deref() {
             None => Ok(LinkChange::Cut(LinkDirection::Both)),
@@ -162,7 +165,7 @@ fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlRe
             Some("from") => Ok(LinkChange::Cut(LinkDirection::From)),
             Some(way) => Err(format!("unknown way '{way}'; write way=to or way=from, or omit it for both")),
         },
-        "/slow" => times(query).map(LinkChange::Times),
+        "/slow" => times(&query).map(LinkChange::Times),
         "/delay" => query
             .ms
             .filter(|ms| *ms <= DELAY_MS_MAX)
@@ -175,15 +178,19 @@ fn change(control: &FleetControl, query: &ControlQuery, path: &str) -> ControlRe
             .ok_or_else(|| "write percent=N, from 0 to 90; /cut loses all".to_owned()),
         _ => Ok(LinkChange::Heal),
     };
-    let done = region(query).and_then(|region| Ok((control.change(&region, change?)?, region)));
-    respond(done.map(|((), region)| json!({"region": region.as_str(), "done": path.trim_matches('/')})))
+    let (region, change) = match (region(&query), change) {
+        (Ok(region), Ok(change)) => (region, change),
+        (Err(problem), _) | (_, Err(problem)) => return respond(Err(problem)),
+    };
+    let done = control.execute(&Action::Link(region.clone(), change)).await;
+    respond(done.map(|()| json!({"region": region.as_str(), "done": path.trim_matches('/')})))
 }
 
 async fn command(control: FleetControl, query: ControlQuery, action: ProcessAction) -> ControlResponse {
     let Some(process) = query.process else {
         return respond(Err("write process=P; GET / lists them".to_owned()));
     };
-    let done = control.send_command(&process, action).await;
+    let done = control.command(&process, action).await;
     respond(done.map(|()| json!({"process": process, "done": format!("{action:?}").to_lowercase()})))
 }
 
@@ -195,7 +202,7 @@ async fn slow_replica(
         (Ok(region), Ok(times)) => (region, times),
         (Err(problem), _) | (_, Err(problem)) => return respond(Err(problem)),
     };
-    let done = control.slow(&region, times).await;
+    let done = control.execute(&Action::SlowReplicas(region.clone(), times)).await;
     respond(done.map(|()| json!({"region": region.as_str(), "times": times})))
 }
 
@@ -204,7 +211,8 @@ async fn drain(control: FleetControl, query: ControlQuery, is_draining: bool) ->
         Ok(region) => region,
         Err(problem) => return respond(Err(problem)),
     };
-    let done = control.set_draining(&region, is_draining).await;
+    let change = if is_draining { Action::Drain } else { Action::Undrain };
+    let done = control.execute(&change(region.clone())).await;
     respond(done.map(|()| json!({"region": region.as_str(), "draining": is_draining})))
 }
 

@@ -1,15 +1,18 @@
 //! Drills in the local fleet of `meridian up`, started from the console or the control API: one at a time, by the runner of
 //! `meridian drill` ([`crate::drill::run`]), with load on the gateways of this fleet.
 //!
-//! A drill whose fleet this one is not cannot be started, with the reason. When a drill ends or is stopped, the fleet is as before:
-//! processes that it has ended run again, and links, replicas and drains are normal.
+//! A drill whose fleet this one is not cannot be started, with the reason. When a drill has ended or was stopped, the state of the fleet
+//! before it is restored ([`super::fleet_state`] lists what that is), and the gateways observe all regions as healthy; the next drill
+//! can be started after that.
 
 pub(super) mod board;
 mod requirements;
 
 use super::fleet::LocalFleet;
 use super::fleet_control::FleetControl;
+use super::fleet_state::FleetState;
 use super::plan::FleetPlan;
+use super::readiness;
 use crate::cli::UpOptions;
 use crate::drill::observer::Observer;
 use crate::drill::run::{self, ActionExecutor};
@@ -48,6 +51,8 @@ pub(super) struct DrillContext {
     operator: PathBuf,
     key: String,
     control: FleetControl,
+    /// Number of the regions with replicas.
+    served_regions: usize,
 }
 
 impl DrillContext {
@@ -67,6 +72,7 @@ impl DrillContext {
             operator: fleet.operator().to_owned(),
             key: key.to_owned(),
             control,
+            served_regions: readiness::served_regions(plan),
         }
     }
 
@@ -126,17 +132,50 @@ pub(super) async fn serve(board: Arc<DrillBoard>, context: DrillContext) {
     loop {
         let at = board.next().await;
         let Some(listed) = board.drills().get(at) else { continue };
-        let ended_before = context.control.ended_processes();
+        let before = match FleetState::note(&context.control, &drained_regions(&listed.drill)).await {
+            Ok(before) => before,
+            Err(problem) => {
+                let problem = format!("the state of the fleet before the drill is unknown: {problem}");
+                board.ended(Verdict::Failed(problem), Vec::new());
+                continue;
+            }
+        };
         let verdict = tokio::select! {
+            // A drill that has ended is evaluated, also if it was stopped at that moment.
+            biased;
             ran = run_one(&board, &listed.drill, &context) => {
                 ran.unwrap_or_else(|error| Verdict::Failed(format!("{error:#}")))
             }
             () = board.stopped() => Verdict::Stopped,
         };
         board.restoring();
-        let problems = restore(&listed.drill, &context.control, &ended_before).await;
+        // An action that has begun is completed first.
+        let mut problems = before.restore(&context.control).await;
+        if problems.is_empty() && before.is_undisturbed() {
+            problems = unhealthy(&context).await;
+        }
         board.ended(verdict, problems);
     }
+}
+
+/// Returns the regions that a drill drains, or whose drain it ends.
+fn drained_regions(drill: &Drill) -> BTreeSet<RegionId> {
+    let actions = drill.steps.iter().flat_map(|step| &step.actions);
+    let drained = actions.filter_map(|(_, action)| match action {
+        Action::Drain(region) | Action::Undrain(region) => Some(region.clone()),
+        Action::Process(..) | Action::Link(..) | Action::SlowReplicas(..) | Action::Surge { .. } => None,
+    });
+    drained.collect()
+}
+
+/// Waits until each gateway observes all regions as healthy. Returns the problems of those that do not.
+async fn unhealthy(context: &DrillContext) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (_, operations) in &context.operations {
+        let healthy = readiness::until_healthy(*operations, context.served_regions).await;
+        problems.extend(healthy.err().map(|error| format!("{error:#}")));
+    }
+    problems
 }
 
 async fn run_one(board: &Arc<DrillBoard>, drill: &Drill, context: &DrillContext) -> Result<Verdict> {
@@ -151,17 +190,4 @@ async fn run_one(board: &Arc<DrillBoard>, drill: &Drill, context: &DrillContext)
     let ran = run::run(drill, loads, executor, observer, move |event| noted.note(event)).await?;
     let results = drill::evaluate(drill, &ran.report.record, &ran.observations, &context.catalogue);
     Ok(Verdict::Evaluated(results))
-}
-
-/// Makes the fleet as it was before the drill. Returns what did not succeed.
-async fn restore(drill: &Drill, control: &FleetControl, ended_before: &BTreeSet<String>) -> Vec<String> {
-    let mut problems = control.restore(ended_before).await;
-    for (_, action) in drill.steps.iter().flat_map(|step| &step.actions) {
-        if let Action::Drain(region) = action
-            && let Err(problem) = control.set_draining(region, false).await
-        {
-            problems.push(format!("the drain of {region} has not ended: {problem}"));
-        }
-    }
-    problems
 }

@@ -3,7 +3,7 @@
 use super::authority::FleetAuthority;
 use super::drills::board::DrillBoard;
 use super::etcd::EtcdCluster;
-use super::fleet_control::{FleetControl, ProcessCommand, RegionProcesses};
+use super::fleet_control::{FleetCommand, FleetControl, RegionProcesses};
 use super::link::{EmulatedLink, LinkDelays};
 use super::plan::FleetPlan;
 use super::ports::Ports;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 /// Maximum time until a process is ready. A replica reads its weights from disk in this time.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -97,7 +97,7 @@ pub(crate) struct LocalFleet {
     pub(super) ports: Ports,
     /// Running processes in the order of their start.
     pub(super) running: Vec<FleetProcess>,
-    pub(super) commands: Option<mpsc::Receiver<ProcessCommand>>,
+    pub(super) commands: Option<mpsc::Receiver<FleetCommand>>,
     pub(super) processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
     /// Drills that can be started in it, for the control API.
     pub(super) drills: Option<Arc<DrillBoard>>,
@@ -169,7 +169,7 @@ impl LocalFleet {
         let control = self.control_handle(links, commands)?;
         tokio::spawn(control_api::serve(socket, control.clone(), self.drills.clone()));
         for gateway in &self.gateways {
-            readiness::until_healthy(gateway.operations, plan).await?;
+            readiness::until_healthy(gateway.operations, readiness::served_regions(plan)).await?;
         }
         Ok(control)
     }
@@ -177,7 +177,7 @@ impl LocalFleet {
     fn control_handle(
         &self,
         links: Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>,
-        commands: mpsc::Sender<ProcessCommand>,
+        commands: mpsc::Sender<FleetCommand>,
     ) -> Result<FleetControl> {
         let processes = |prepared: &PreparedRegion| {
             let replicas = prepared.replicas.iter().map(|replica| {
@@ -197,6 +197,8 @@ impl LocalFleet {
             store: members.map(|member| member.name.clone()).collect(),
             operator: self.operator().to_owned(),
             throttled: Arc::default(),
+            paused: Arc::default(),
+            turn: Arc::new(Semaphore::new(1)),
         })
     }
 
@@ -256,11 +258,20 @@ impl LocalFleet {
             tokio::select! {
                 () = interrupts.next() => return,
                 _ = poll.tick() => self.report_ended(),
-                Some(command) = commands.recv() => {
-                    let outcome = self.execute(&command.process, command.action).await;
-                    // The client may have disconnected; the command was executed regardless.
-                    command.done.send(outcome).ok();
-                }
+                Some(command) = commands.recv() => self.command(command).await,
+            }
+        }
+    }
+
+    async fn command(&mut self, command: FleetCommand) {
+        self.report_ended();
+        // The caller may be gone; the command is executed regardless.
+        match command {
+            FleetCommand::Process { process, action, done } => {
+                done.send(self.execute(&process, action).await).ok();
+            }
+            FleetCommand::NoteEnded(done) => {
+                done.send(()).ok();
             }
         }
     }

@@ -1,7 +1,8 @@
 //! Fault injection and other actions on a running local fleet, for the control API ([`super::control_api`]) and for drills.
 //!
-//! The main thread owns the processes and executes commands on them; links are changed here. There are two kinds of slow
-//! replicas. A scripted one is configured to take longer. A real one is stopped and continued ten times a second, so that
+//! The main thread owns the processes and executes commands on them; links are changed here. One change is made at a time: an
+//! action of a drill, a request of the control API, or the restoration after a drill ([`super::fleet_state`]) waits for the one
+//! before, and a change that has begun is completed also if its caller is gone. There are two kinds of slow replicas. A scripted one is configured to take longer. A real one is stopped and continued ten times a second, so that
 //! it runs for a small share of the time: it computes in bursts, and its other responses (a report, a rejection) are late as
 //! well, as on a machine whose CPU is taken by another process.
 
@@ -10,8 +11,10 @@ use super::process::signal_to;
 use crate::apply;
 use loadtest::drill::Action;
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, ProcessTarget};
-use regions::id::RegionId;
+use regions::id::{IdError, RegionId};
 use rustix::process::Signal;
+use scheduler_api::paths;
+use scheduler_api::route::RouteTableV1;
 use scheduler_client::operator::OperatorClient;
 use scheduler_core::hubs::Hubs;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +23,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use supervision::Mutex;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
 
 /// Period of throttling, in which a slowed replica runs once: short relative to a request, long relative to a timer tick.
 const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
@@ -29,10 +32,18 @@ const THROTTLE_PERIOD: Duration = Duration::from_millis(100);
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Command for the main thread, which owns the processes.
-pub(crate) struct ProcessCommand {
-    pub process: String,
-    pub action: ProcessAction,
-    pub done: oneshot::Sender<Result<(), String>>,
+pub(crate) enum FleetCommand {
+    /// Executes an action on a process.
+    Process { process: String, action: ProcessAction, done: oneshot::Sender<Result<(), String>> },
+    /// Notes the processes that have ended by themselves.
+    NoteEnded(oneshot::Sender<()>),
+}
+
+/// Slowed real replica.
+pub(crate) struct Throttling {
+    /// Factor by which it is slower.
+    pub times: u32,
+    task: JoinHandle<()>,
 }
 
 /// Process names of one region, with the addresses for commands to its scripted replicas.
@@ -46,7 +57,7 @@ pub(crate) struct RegionProcesses {
 pub(crate) struct FleetControl {
     /// Links to the spokes of each region.
     pub links: Arc<BTreeMap<RegionId, Vec<EmulatedLink>>>,
-    pub commands: mpsc::Sender<ProcessCommand>,
+    pub commands: mpsc::Sender<FleetCommand>,
     /// Process ids by name; `None` after the process has ended.
     pub processes: Arc<Mutex<BTreeMap<String, Option<u32>>>>,
     /// Region and process name of each gateway.
@@ -56,13 +67,47 @@ pub(crate) struct FleetControl {
     /// Members of the etcd cluster; empty for an embedded store.
     pub store: Vec<String>,
     pub operator: PathBuf,
-    /// Throttling tasks of real replicas.
-    pub throttled: Arc<Mutex<BTreeMap<String, AbortHandle>>>,
+    /// Slowed real replicas.
+    pub throttled: Arc<Mutex<BTreeMap<String, Throttling>>>,
+    /// Processes that were paused and not resumed.
+    pub paused: Arc<Mutex<BTreeSet<String>>>,
+    /// Turn of the next change; one permit.
+    pub turn: Arc<Semaphore>,
 }
 
 impl FleetControl {
-    /// Executes an action of a drill. Surges are part of the load and need nothing here.
+    /// Executes an action after the changes before it. Surges are part of the load and need nothing here.
     pub(crate) async fn execute(&self, action: &Action) -> Result<(), String> {
+        let (control, action) = (self.clone(), action.clone());
+        self.in_turn(async move { control.perform(&action).await }).await
+    }
+
+    /// Executes an action on one process after the changes before it.
+    pub(crate) async fn command(&self, process: &str, action: ProcessAction) -> Result<(), String> {
+        let (control, process) = (self.clone(), process.to_owned());
+        self.in_turn(async move { control.send_command(&process, action).await }).await
+    }
+
+    /// Makes a change after those before it, in a task of its own: one that has begun is completed if this is cancelled, and the next
+    /// one waits for it.
+    async fn in_turn(
+        &self,
+        change: impl Future<Output = Result<(), String>> + Send + 'static,
+    ) -> Result<(), String> {
+        let turn = self.turn().await?;
+        let changing = tokio::spawn(async move {
+            let _turn = turn;
+            change.await
+        });
+        changing.await.unwrap_or_else(|error| Err(format!("the change was not completed: {error}")))
+    }
+
+    /// Waits until no other change is being made, and keeps others waiting until the permit is dropped.
+    pub(super) async fn turn(&self) -> Result<OwnedSemaphorePermit, String> {
+        self.turn.clone().acquire_owned().await.map_err(|_| stopping())
+    }
+
+    async fn perform(&self, action: &Action) -> Result<(), String> {
         match action {
             Action::Process(action, target) => {
                 for process in self.processes_of(*action, target)? {
@@ -78,47 +123,32 @@ impl FleetControl {
         }
     }
 
-    /// Returns the processes that do not run.
-    pub(crate) fn ended_processes(&self) -> BTreeSet<String> {
-        let processes = self.processes.lock();
-        processes.iter().filter(|(_, id)| id.is_none()).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Ends the effects of faults: makes links normal, resumes processes, starts those that have ended except `ended_before`, and ends
-    /// the throttling of real replicas. Returns what did not succeed.
-    pub(crate) async fn restore(&self, ended_before: &BTreeSet<String>) -> Vec<String> {
-        let mut problems = Vec::new();
-        for region in self.links.keys() {
-            problems.extend(self.change(region, LinkChange::Heal).err());
-        }
-        let running: Vec<_> = self.processes.lock().values().copied().collect();
-        for id in running {
-            // One that has ended meanwhile needs no signal.
-            let _ = signal_to(id, Signal::CONT);
-        }
-        let mut ended: Vec<_> = self.ended_processes().difference(ended_before).cloned().collect();
-        ended.sort_by_key(|name| start_order(name));
-        for process in ended {
-            problems.extend(self.send_command(&process, ProcessAction::Start).await.err());
-        }
-        let slowed: Vec<_> = self.throttled.lock().keys().cloned().collect();
-        for process in slowed {
-            problems.extend(self.throttle(&process, 1).await.err());
-        }
-        problems
-    }
-
-    /// Has the main thread execute a command on a process.
-    pub(crate) async fn send_command(&self, process: &str, action: ProcessAction) -> Result<(), String> {
+    /// Has the main thread execute a command on a process, in the turn of the caller.
+    pub(super) async fn send_command(&self, process: &str, action: ProcessAction) -> Result<(), String> {
         let (done, outcome) = oneshot::channel();
-        let stopping = || "the fleet is stopping".to_owned();
-        let command = ProcessCommand { process: process.to_owned(), action, done };
+        let command = FleetCommand::Process { process: process.to_owned(), action, done };
         self.commands.send(command).await.map_err(|_| stopping())?;
-        outcome.await.map_err(|_| stopping())?
+        outcome.await.map_err(|_| stopping())??;
+        let mut paused = self.paused.lock();
+        if action == ProcessAction::Pause {
+            paused.insert(process.to_owned());
+        } else {
+            paused.remove(process);
+        }
+        Ok(())
+    }
+
+    /// Returns the processes that do not run, also those that have ended by themselves just now.
+    pub(super) async fn ended_processes(&self) -> Result<BTreeSet<String>, String> {
+        let (done, noted) = oneshot::channel();
+        self.commands.send(FleetCommand::NoteEnded(done)).await.map_err(|_| stopping())?;
+        noted.await.map_err(|_| stopping())?;
+        let processes = self.processes.lock();
+        Ok(processes.iter().filter(|(_, id)| id.is_none()).map(|(name, _)| name.clone()).collect())
     }
 
     /// Changes a link.
-    pub(crate) fn change(&self, region: &RegionId, change: LinkChange) -> Result<(), String> {
+    fn change(&self, region: &RegionId, change: LinkChange) -> Result<(), String> {
         let links = self.links.get(region).ok_or_else(|| {
             let known: Vec<_> = self.links.keys().map(RegionId::as_str).collect();
             format!("no link to '{region}'; the links are: {}", known.join(", "))
@@ -181,7 +211,7 @@ impl FleetControl {
     }
 
     /// Slows the replicas of a region by this factor; 1 restores normal speed.
-    pub(crate) async fn slow(&self, region: &RegionId, times: u32) -> Result<(), String> {
+    async fn slow(&self, region: &RegionId, times: u32) -> Result<(), String> {
         for (name, scripted) in &self.region_processes(region)?.replicas {
             match scripted {
                 Some(control) => send(format!("http://{control}/slow?times={times}")).await?,
@@ -191,11 +221,10 @@ impl FleetControl {
         Ok(())
     }
 
-    async fn throttle(&self, process: &str, times: u32) -> Result<(), String> {
-        let before = self.throttled.lock().remove(process);
-        if let Some(before) = before {
-            before.abort();
-            // The task may have been aborted while the process was stopped.
+    /// Slows a real replica by this factor; 1 restores normal speed.
+    pub(super) async fn throttle(&self, process: &str, times: u32) -> Result<(), String> {
+        if self.end_throttling(process).await {
+            // The task may have ended while the process was stopped.
             self.send_command(process, ProcessAction::Resume).await?;
         }
         let id = self.id(process);
@@ -204,10 +233,19 @@ impl FleetControl {
         }
         if times > 1 {
             let task = tokio::spawn(throttled(self.clone(), process.to_owned(), id, times));
-            let mut throttled = self.throttled.lock();
-            throttled.insert(process.to_owned(), task.abort_handle());
+            self.throttled.lock().insert(process.to_owned(), Throttling { times, task });
         }
         Ok(())
+    }
+
+    /// Ends the task that slows a replica, and leaves the process stopped or running. Returns whether there was one.
+    pub(super) async fn end_throttling(&self, process: &str) -> bool {
+        let before = self.throttled.lock().remove(process);
+        let Some(Throttling { times: _, task }) = before else { return false };
+        task.abort();
+        // Until it has ended it may stop the process once more. It was aborted, which is no error.
+        let _ = task.await;
+        true
     }
 
     fn id(&self, process: &str) -> Option<u32> {
@@ -215,18 +253,34 @@ impl FleetControl {
     }
 
     /// Starts or ends a drain like an operator, at the first hub that responds.
-    pub(crate) async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), String> {
+    pub(super) async fn set_draining(&self, region: &RegionId, is_draining: bool) -> Result<(), String> {
+        let draining = self.operator_client()?.set_draining(region, is_draining).await;
+        draining.map_err(|error| error.to_string())
+    }
+
+    /// Returns the regions that are being drained, by the route table of the first hub that responds.
+    pub(super) async fn drained_regions(&self) -> Result<BTreeSet<RegionId>, String> {
+        let table = self.operator_client()?.get::<RouteTableV1>(paths::ROUTES).await;
+        let regions = table.map_err(|error| error.to_string())?.regions.into_iter();
+        let drained = regions.filter(|region| region.draining).map(|region| region.id.parse());
+        drained.collect::<Result<_, IdError>>().map_err(|error| error.to_string())
+    }
+
+    fn operator_client(&self) -> Result<OperatorClient, String> {
         let urls = self.hubs.iter().map(|(_, hub)| format!("https://{hub}"));
         let hubs = Hubs::at(urls).ok_or("no hub")?;
         let transport = apply::transport(Some(&self.operator))?;
         let operator = OperatorClient::new(&hubs, &transport, REQUEST_TIMEOUT);
-        let operator = operator.map_err(|error| error.to_string())?;
-        operator.set_draining(region, is_draining).await.map_err(|error| error.to_string())
+        operator.map_err(|error| error.to_string())
     }
 }
 
+fn stopping() -> String {
+    "the fleet is stopping".to_owned()
+}
+
 /// Returns the position of a process in the order of dependencies, by the first word of its name.
-fn start_order(name: &str) -> usize {
+pub(super) fn start_order(name: &str) -> usize {
     let roles = ["etcd", "hub", "replica", "spoke"];
     roles.iter().position(|role| name.starts_with(role)).unwrap_or(roles.len())
 }

@@ -21,6 +21,7 @@ mod etcd_certificates;
 mod files;
 pub(crate) mod fleet;
 pub(crate) mod fleet_control;
+mod fleet_state;
 mod link;
 pub(crate) mod plan;
 mod ports;

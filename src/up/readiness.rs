@@ -8,8 +8,13 @@ use std::time::Duration;
 /// Time that the gateway may take, after all processes are ready, to observe every region as healthy.
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Waits until the gateway reports every region as healthy, with a deployment that is ready or can be started on demand.
-pub(super) async fn until_healthy(operations: SocketAddr, plan: &FleetPlan) -> Result<()> {
+/// Returns the number of regions with replicas.
+pub(super) fn served_regions(plan: &FleetPlan) -> usize {
+    plan.regions.iter().filter(|region| !plan.replicas(region).is_empty()).count()
+}
+
+/// Waits until the gateway reports this number of regions as healthy, with a deployment that is ready or can be started on demand.
+pub(super) async fn until_healthy(operations: SocketAddr, served_regions: usize) -> Result<()> {
     let client = reqwest::Client::builder().no_proxy().build()?;
     let url = format!("http://{operations}/routes");
     let polled = async {
@@ -27,9 +32,7 @@ pub(super) async fn until_healthy(operations: SocketAddr, plan: &FleetPlan) -> R
                 region["health"] == "healthy"
                     && region["ready"].as_array().is_some_and(|ready| !ready.is_empty())
             };
-            if regions.iter().filter(healthy).count()
-                >= plan.regions.iter().filter(|region| !plan.replicas(region).is_empty()).count()
-            {
+            if regions.iter().filter(healthy).count() >= served_regions {
                 return;
             }
         }

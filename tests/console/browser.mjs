@@ -234,7 +234,7 @@ try {
   await shown(page, "[data-key=run][data-state=running]", 5_000, "second run");
   await shown(page, ".drillevents li.bad", 15_000, "action of the second run");
   await page.click("button[data-action=stopDrill]");
-  await shown(page, "[data-key=run][data-state=stopped]", 30_000, "stopped drill");
+  await shown(page, "[data-key=run][data-state=stopped]", 60_000, "stopped drill");
   await page.goto(`${origin}/#/`);
   await shown(page, `.mark[data-region="${EUROPE}"][data-state="healthy"]`, 30_000, "region after the stopped drill");
 
