@@ -41,7 +41,7 @@ hub_error_codes! {
     Forbidden = "forbidden", 403, "permission_error";
     /// The files to apply are invalid; the body lists all problems.
     InvalidFiles = "invalid_files", 422, "invalid_request_error";
-    /// Another writer has changed the same record.
+    /// The state does not permit the request: another writer has changed the same record, or a drill runs, or none does.
     Conflict = "conflict", 409, "invalid_request_error";
     /// The hub does not have the demand that a report changes; send the complete demand.
     UnknownBase = "unknown_base", 409, "invalid_request_error";
@@ -53,6 +53,8 @@ hub_error_codes! {
     StoreUnavailable = "store_unavailable", 503, "service_unavailable";
     /// A gateway cannot read its explanations of requests.
     ExplanationsUnavailable = "explanations_unavailable", 503, "service_unavailable";
+    /// The local fleet of `meridian up`, which runs the drills, does not respond; the message has the reason.
+    FleetUnavailable = "fleet_unavailable", 503, "service_unavailable";
 }
 
 /// Heading of the section of `docs/errors.md` that lists these codes, at its end.

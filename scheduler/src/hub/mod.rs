@@ -153,6 +153,9 @@ pub enum HubError {
     /// does not start.
     #[error("operators.{0}")]
     Operators(String),
+    /// The client of the control API of the local fleet cannot be created; the text has the cause. The hub does not start.
+    #[error("console.drills: {0}")]
+    Drills(String),
     /// The built-in authority cannot be used; the text has the cause. The hub does not start.
     #[error("authority: {0}")]
     Authority(String),

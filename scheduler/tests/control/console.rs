@@ -2,14 +2,22 @@
 
 use super::access::{Fleet, Subject, name, serial};
 use super::world::{self, Hub};
+use axum::extract::{ConnectInfo, Request};
+use axum::{Json, Router};
 use regions::spiffe::Role;
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, Method, Response, StatusCode};
 use scheduler::config::{ConsoleConfig, HubConfig};
 use scheduler_api::paths;
 use scheduler_api::traffic::ConsoleLoginV1;
 use scheduler_client::hub::HubRequest;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::future::IntoFuture;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
+use supervision::Mutex;
+use tokio::net::TcpListener;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const EUROPE: &str = "gcp/europe-west4";
@@ -183,6 +191,75 @@ async fn a_hub_outside_a_local_fleet_says_why_no_drill_can_be_started() {
     let start = hub.client.post(format!("{url}/api/drills/surge")).header("origin", &url);
     let refused = start.header("x-meridian-console", "1").send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::NOT_FOUND);
+    hub.stop().await;
+}
+
+/// Control API of a local fleet in which a drill runs. Returns its URL, and the ports from which requests came.
+async fn busy_fleet() -> (String, Arc<Mutex<BTreeSet<u16>>>) {
+    let ports: Arc<Mutex<BTreeSet<u16>>> = Arc::default();
+    let seen = ports.clone();
+    let respond = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request| async move {
+        seen.lock().insert(peer.port());
+        let body = |text: &str| Json(json!({"error": text}));
+        match (request.uri().path(), request.uri().query()) {
+            ("/drills", None) => (StatusCode::OK, Json(json!({"drills": [], "run": null}))),
+            ("/drills/start", Some("name=surge")) => (StatusCode::CONFLICT, body("a drill is running")),
+            ("/drills/start", Some("name=broken")) => {
+                (StatusCode::INTERNAL_SERVER_ERROR, body("out of order"))
+            }
+            ("/drills/stop", None) => (StatusCode::CONFLICT, body("no drill is running")),
+            _ => (StatusCode::NOT_FOUND, body("no such drill")),
+        }
+    };
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    let service = Router::new().fallback(respond).into_make_service_with_connect_info::<SocketAddr>();
+    tokio::spawn(axum::serve(socket, service).into_future());
+    (url, ports)
+}
+
+#[tokio::test]
+async fn the_local_fleet_decides_about_drills_and_its_absence_is_not_an_error_of_the_hub() {
+    let dir = tempfile::tempdir().unwrap();
+    let (fleet, ports) = busy_fleet().await;
+    let in_fleet = async |folder: &str, fleet: &str| {
+        let drills = Some(fleet.parse().unwrap());
+        let console = any_port().map(|console| ConsoleConfig { drills, ..console });
+        let hub = Hub::start(HubConfig { console, ..world::config(&dir.path().join(folder)) }).await;
+        let (_, _, body) = hub.post(paths::CONSOLE_LOGINS, "").await;
+        let (url, _) = parts(&serde_json::from_value(body).unwrap());
+        (hub, url)
+    };
+    let call = async |hub: &Hub, url: &str, method: Method, path: &str| {
+        let request = hub.client.request(method, format!("{url}{path}"));
+        let response = request.header("origin", url).header("x-meridian-console", "1").send().await.unwrap();
+        let status = response.status().as_u16();
+        (status, response.json::<Value>().await.unwrap())
+    };
+    let (hub, url) = in_fleet("busy", &fleet).await;
+    for (method, path, expected, code, reason) in [
+        (Method::POST, "/api/drills/surge", 409, "conflict", "a drill is running"),
+        (Method::DELETE, "/api/drills", 409, "conflict", "no drill is running"),
+        (Method::POST, "/api/drills/unknown", 404, "not_found", "no such drill"),
+        (Method::POST, "/api/drills/broken", 503, "fleet_unavailable", "out of order"),
+    ] {
+        let (status, body) = call(&hub, &url, method, path).await;
+        assert_eq!((status, &body["error"]["code"]), (expected, &json!(code)), "{body}");
+        assert!(body["error"]["message"].as_str().is_some_and(|message| message.contains(reason)), "{body}");
+    }
+    let (status, body) = call(&hub, &url, Method::GET, "/api/drills").await;
+    assert_eq!((status, &body["is_available"]), (200, &json!(true)), "{body}");
+    let connections = ports.lock().len();
+    assert!(connections < 3, "five requests used {connections} connections");
+    hub.stop().await;
+
+    let (hub, url) = in_fleet("alone", &format!("http://{}", world::free_address())).await;
+    for (method, path) in [(Method::GET, "/api/drills"), (Method::POST, "/api/drills/surge")] {
+        let (status, body) = call(&hub, &url, method, path).await;
+        assert_eq!((status, &body["error"]["code"]), (503, &json!("fleet_unavailable")), "{body}");
+        let message = body["error"]["message"].as_str().unwrap_or_default();
+        assert!(message.contains("refused") && message.contains("meridian up"), "{message}");
+    }
     hub.stop().await;
 }
 

@@ -47,6 +47,7 @@ use super::api::{Body, HubApi, json};
 use crate::config::ConsoleConfig;
 use crate::respond::ErrorResponse;
 use context::ConsoleApi;
+use drills::FleetClient;
 use state::Console;
 
 /// Maximum number of open connections: some of each page.
@@ -113,7 +114,9 @@ pub(super) async fn bind(
     let bound = super::bind(config.listen).await?;
     let address =
         bound.local_addr().map_err(|source| super::HubError::Bind { address: config.listen, source })?;
-    let console = Console::new(config, address, is_tls(address, transport));
+    let fleet = config.drills.clone().map(FleetClient::new).transpose();
+    let fleet = fleet.map_err(|error| super::HubError::Drills(error.to_string()))?;
+    let console = Console::new(config, address, is_tls(address, transport), fleet);
     Ok(Some((Arc::new(console), bound)))
 }
 

@@ -19,8 +19,8 @@ use scheduler_api::report::GATEWAYS_MAX;
 use scheduler_api::traffic::{GatewayTraffic, SearchV1};
 use supervision::Mutex;
 use tokio::sync::{Notify, watch};
-use url::Url;
 
+use super::drills::FleetClient;
 use crate::config::ConsoleConfig;
 use crate::hub::scrape::ConsoleMetrics;
 
@@ -39,8 +39,8 @@ pub(in crate::hub) struct Console {
     /// The last snapshot as JSON; `None` while no page is open.
     pub(super) snapshot: watch::Sender<Option<Bytes>>,
     pub(super) pages: Mutex<OpenPages>,
-    /// Control API of the local fleet in which this hub runs, for drills.
-    pub(super) drills: Option<Url>,
+    /// Local fleet in which this hub runs, for drills.
+    pub(super) fleet: Option<FleetClient>,
 }
 
 /// Open page; it is closed when this is dropped.
@@ -64,8 +64,13 @@ impl Drop for OpenPage {
 }
 
 impl Console {
-    /// Creates the console of a listener at `listen`.
-    pub(super) fn new(config: &ConsoleConfig, listen: SocketAddr, is_tls: bool) -> Console {
+    /// Creates the console of a listener at `listen`, in this local fleet.
+    pub(super) fn new(
+        config: &ConsoleConfig,
+        listen: SocketAddr,
+        is_tls: bool,
+        fleet: Option<FleetClient>,
+    ) -> Console {
         Console {
             origin: ConsoleOrigin::new(listen, is_tls, config.url.as_deref()),
             traffic: Mutex::independent(TrafficState::default()),
@@ -77,7 +82,7 @@ impl Console {
             urgent: Notify::new(),
             snapshot: watch::Sender::new(None),
             pages: Mutex::independent(OpenPages::default()),
-            drills: config.drills.clone(),
+            fleet,
         }
     }
 
