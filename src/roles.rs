@@ -141,7 +141,7 @@ async fn spoke_parts(
         catalogue: config.catalogue.clone(),
         receipts,
         tracing: config.tracing.clone(),
-        jobs,
+        jobs: jobs.map(|jobs| jobs.reported_to(config.hub.clone())),
         transport: config.transport.clone(),
         operations: config.operations,
         resolver: resolver.clone(),

@@ -44,5 +44,6 @@ pub mod tls;
 pub mod tokens;
 mod trace;
 mod upstream;
+mod usage;
 
 pub use events::ACCESS;

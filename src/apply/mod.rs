@@ -14,7 +14,7 @@ use crate::requests::{self, GetRequestsError};
 use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, fail};
 use identity::{IdentityFiles, OwnName, ProcessIdentity, Transport};
 use regions::TenantRules;
-use regions::id::IdError;
+use regions::id::{IdError, TenantId};
 use regions::spiffe::Role;
 use reqwest::StatusCode;
 use scheduler_api::apply::{
@@ -216,7 +216,10 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 }
             }
             ResourceKind::Usage => {
-                let mut report: UsageReportV1 = hub.get(&usage::path(usage)).await?;
+                let tenant = name.as_deref().map(str::parse::<TenantId>).transpose();
+                let tenant = tenant.map_err(|error| error.to_string())?;
+                let mut report: UsageReportV1 = hub.get(&usage::path(usage, tenant.as_ref())).await?;
+                // A hub of an earlier version sends all tenants.
                 report.rows.retain(|daily| name.as_ref().is_none_or(|name| *name == daily.row.tenant));
                 match (*json, usage.csv) {
                     (true, _) => pretty(&report),

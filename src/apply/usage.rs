@@ -1,6 +1,7 @@
 //! `meridian get usage`: usage of tenants as a table or as CSV.
 
 use crate::cli::GetUsageOptions;
+use regions::id::TenantId;
 use scheduler_api::paths;
 use scheduler_api::usage::{DailyUsageV1, UsageCounts, UsageReportV1, UsageRowV1};
 
@@ -9,11 +10,12 @@ const COLUMNS: [&str; 7] = ["day", "tenant", "deployment", "region", "requests",
 /// Columns of names; the others are numbers, which the table aligns to the right.
 const NAMES: usize = 4;
 
-/// Returns the path and query of the usage of the chosen days.
-pub(super) fn path(options: &GetUsageOptions) -> String {
-    let days = [("from", options.from), ("to", options.to)];
-    let given = days.iter().filter_map(|(name, day)| Some(format!("{name}={}", day.as_ref()?)));
-    let query = given.collect::<Vec<_>>().join("&");
+/// Returns the path and query of the usage of a tenant, or of all, on the chosen days.
+pub(super) fn path(options: &GetUsageOptions, tenant: Option<&TenantId>) -> String {
+    let GetUsageOptions { from, to, csv: _ } = options;
+    let days = [("from", *from), ("to", *to)];
+    let days = days.iter().filter_map(|(name, day)| Some(format!("{name}={}", day.as_ref()?)));
+    let query = days.chain(tenant.map(|tenant| format!("tenant={tenant}"))).collect::<Vec<_>>().join("&");
     if query.is_empty() { paths::USAGE.to_owned() } else { format!("{}?{query}", paths::USAGE) }
 }
 
@@ -93,11 +95,14 @@ day,tenant,deployment,region,requests,inputs,tokens
     }
 
     #[test]
-    fn the_query_has_the_given_days() {
+    fn the_query_has_the_given_days_and_tenant() {
         let options = |from: Option<&str>, to: Option<&str>| {
             let [from, to] = [from, to].map(|day| day.map(|day| day.parse().unwrap()));
-            path(&GetUsageOptions { from, to, csv: false })
+            path(&GetUsageOptions { from, to, csv: false }, None)
         };
+        let acme = "acme".parse().unwrap();
+        let one = GetUsageOptions { from: None, to: None, csv: false };
+        assert_eq!(path(&one, Some(&acme)), "/v1/usage?tenant=acme");
         assert_eq!(options(None, None), "/v1/usage");
         assert_eq!(options(None, Some("2026-11-26")), "/v1/usage?to=2026-11-26");
         assert_eq!(

@@ -1,4 +1,5 @@
-//! Ledger of the usage of tenants at one gateway: counts by day, tenant, deployment and region, since the beginning of each day.
+//! Ledger of the usage of tenants at one gateway, or at one spoke with a queue of jobs: counts by day, tenant, deployment and region,
+//! since the beginning of each day.
 //!
 //! ```text
 //!  count ──▶ RecentUsage ──merge──▶ Ledger ──flush──▶ files ──report──▶ hub: newest version of each day of each ledger

@@ -54,7 +54,6 @@ mod tenant_limiters;
 pub(crate) mod tenants;
 mod traffic;
 mod upload_form;
-mod usage;
 mod view;
 mod weights;
 

@@ -4,9 +4,9 @@ use super::explanation_archive::ArchiveScrape;
 use super::job_transfer::{RESULTS_BYTES_MAX, TRANSFERS_MAX};
 use super::operator_state::Operations;
 use super::scatter::{PART_BODIES_BYTES_MAX, SPLIT_REQUESTS_MAX};
-use super::usage::UsageScrape;
 use crate::metrics::{EdgeMetrics, Family, HopEvent, InGateway, ListenerScrape};
 use crate::receipts::ReceiptScrape;
+use crate::usage::LedgerState;
 use gateway_core::circuit::BreakerState;
 use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
@@ -15,6 +15,7 @@ use regions::Generation;
 use regions::health::Health;
 use regions::set::RegionIndex;
 use resolver::ResolverMetrics;
+use scheduler_api::usage::ROWS_MAX;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
 use telemetry::{LogMetrics, TraceMetrics, Tracer};
@@ -98,7 +99,7 @@ metric_set! {
         /// End of the validity of the certificate for clients, in seconds since 1970; absent without TLS.
         tls_not_after: Option<u64> = "meridian_gateway_tls_certificate_not_after_seconds",
         /// Usage of tenants.
-        usage: UsageScrape<'a> = set,
+        usage: UsageScrape = set,
         /// Panics.
         panics: PanicMetrics = set,
         /// Build.
@@ -147,6 +148,38 @@ metric_set! {
 /// Returns the metrics of a gateway.
 pub fn metrics() -> RoleMetrics {
     RoleMetrics::of::<GatewayScrape<'_>>(ROLE)
+}
+
+metric_set! {
+    /// Metrics of the usage of tenants.
+    struct UsageScrape {
+        /// Writes of the usage of tenants to disk that failed.
+        write_failures: Total = "meridian_gateway_usage_write_failures_total",
+        /// Reports of the usage of tenants to a hub that failed.
+        report_failures: Total = "meridian_gateway_usage_report_failures_total",
+        /// Rows of the usage of today: tenants, deployments and regions.
+        rows: usize = "meridian_gateway_usage_rows",
+        /// Limit of these rows.
+        rows_max: usize = "meridian_gateway_usage_rows_max",
+        /// Requests that are missing in the usage because the limit of rows was reached.
+        uncounted: Total = "meridian_gateway_usage_uncounted_total",
+        /// Days of usage that were deleted because no hub has stored them for weeks.
+        lost_days: Total = "meridian_gateway_usage_lost_days_total",
+    }
+}
+
+impl UsageScrape {
+    fn of(usage: LedgerState) -> UsageScrape {
+        let LedgerState { write_failures, report_failures, rows, uncounted, lost_days } = usage;
+        UsageScrape {
+            write_failures: Total(write_failures),
+            report_failures: Total(report_failures),
+            rows,
+            rows_max: ROWS_MAX,
+            uncounted: Total(uncounted),
+            lost_days: Total(lost_days),
+        }
+    }
 }
 
 /// Renders all metrics in this format.
@@ -198,7 +231,7 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         circuits: circuits(operations),
         certificate: CertificateMetrics::read(&operations.config.transport),
         tls_not_after: operations.config.tls.as_ref().and_then(|tls| Some(tls.validity()?.not_after)),
-        usage: operations.usage.scrape(),
+        usage: UsageScrape::of(operations.usage.state()),
         panics: PanicMetrics::read(),
         build: BuildMetrics::read(),
         receipts: operations.receipts.as_ref().map(|receipts| receipts.scrape()),

@@ -196,6 +196,8 @@ impl Ingress {
             }
             let followed = queue.clone();
             tasks.spawn(supervise("webhook secrets", move || jobs::follow_secrets(followed.clone())));
+            let counted = queue.clone();
+            tasks.spawn(supervise("job usage", move || jobs::follow_usage(counted.clone())));
             let finalized = queue.clone();
             tasks.spawn(supervise("batches", move || jobs::finalize(finalized.clone())));
             tasks.spawn(supervise("job worker", move || jobs::work(computation.clone(), queue.clone())));

@@ -59,7 +59,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
-use supervision::task::essential;
+use supervision::task::{contained, essential};
 use telemetry::{ExportError, Process, TraceExport, Tracer, TracingConfig};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -188,8 +188,8 @@ pub async fn run(
     let shared = config.signals.shared.clone();
     let (jobs, job_tasks) = match &config.jobs {
         Some(jobs) => {
-            Some(RegionalJobQueue::open(jobs, &config.region, &config.resolver, &config.catalogue).await?)
-                .unzip()
+            let IngressConfig { region, resolver, transport, catalogue, .. } = &config;
+            Some(RegionalJobQueue::open(jobs, region, resolver, transport, catalogue).await?).unzip()
         }
         None => (None, None),
     };
@@ -197,8 +197,9 @@ pub async fn run(
         // Gateways learn it from the reports.
         spoke.lock().set_has_jobs();
     }
+    let jobs = jobs.map(Arc::new);
     let ingress =
-        Ingress::new(config, here, spoke.clone(), timeouts, usage, (recorder, tracer), jobs.map(Arc::new))?;
+        Ingress::new(config, here, spoke.clone(), timeouts, usage, (recorder, tracer), jobs.clone())?;
     ready(gateways.address());
     let mut tasks = JoinSet::new();
     ingress.start_tasks(&mut tasks);
@@ -212,6 +213,10 @@ pub async fn run(
     }
     if let Some(trace_export) = trace_export {
         trace_export.finish(LAST_SPANS).await;
+    }
+    if let Some(jobs) = jobs {
+        // After the receipts, so that no defect of the ledgers loses evidence.
+        contained("last usage", jobs::finish_usage(jobs)).await;
     }
     Ok(())
 }

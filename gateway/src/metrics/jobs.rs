@@ -1,8 +1,10 @@
 //! Metrics of the queue of durable jobs of a region.
 
 use super::{Counter, Family};
+use crate::usage::LedgerState;
 use metrics::{ByIndex, Total, labels, metric_set};
 use regions::catalogue::Catalogue;
+use scheduler_api::usage::ROWS_MAX;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,5 +132,39 @@ metric_set! {
         /// Parts of stored objects that were not overwritten when their jobs or files were removed, because too many waited for the
         /// store. Each stays until its object is deleted, which is when the last job of the object is removed.
         pub(crate) erasures_dropped: Total = "meridian_jobs_erasures_dropped_total",
+        /// Usage of tenants.
+        pub(crate) usage: JobUsageScrape = set,
+    }
+}
+
+metric_set! {
+    /// Metrics of the usage of tenants by jobs.
+    pub(crate) struct JobUsageScrape {
+        /// Writes of the usage of tenants by jobs to disk that failed.
+        write_failures: Total = "meridian_jobs_usage_write_failures_total",
+        /// Reports of the usage of tenants by jobs to a hub that failed.
+        report_failures: Total = "meridian_jobs_usage_report_failures_total",
+        /// Rows of the usage of today: tenants, deployments and regions.
+        rows: usize = "meridian_jobs_usage_rows",
+        /// Limit of these rows.
+        rows_max: usize = "meridian_jobs_usage_rows_max",
+        /// Jobs and lines of batches that are missing in the usage because the limit of rows was reached.
+        uncounted: Total = "meridian_jobs_usage_uncounted_total",
+        /// Days of usage by jobs that were deleted because no hub has stored them for weeks.
+        lost_days: Total = "meridian_jobs_usage_lost_days_total",
+    }
+}
+
+impl From<LedgerState> for JobUsageScrape {
+    fn from(usage: LedgerState) -> JobUsageScrape {
+        let LedgerState { write_failures, report_failures, rows, uncounted, lost_days } = usage;
+        JobUsageScrape {
+            write_failures: Total(write_failures),
+            report_failures: Total(report_failures),
+            rows,
+            rows_max: ROWS_MAX,
+            uncounted: Total(uncounted),
+            lost_days: Total(lost_days),
+        }
     }
 }

@@ -76,7 +76,8 @@ async fn embed(State(replica): State<Arc<EmbeddingReplica>>, body: String) -> Re
     let row = |(index, text): (usize, &&str)| json!({"object": "embedding", "index": index, "embedding": vector(text)});
     let data: Vec<_> = texts.iter().enumerate().map(row).collect();
     let usage = json!({"prompt_tokens": texts.len(), "total_tokens": texts.len()});
-    Json(json!({"object": "list", "data": data, "model": body["model"], "usage": usage})).into_response()
+    let response = Json(json!({"object": "list", "data": data, "model": body["model"], "usage": usage}));
+    ([("x-meridian-tokens", texts.len().to_string())], response).into_response()
 }
 
 /// Client of a gateway.

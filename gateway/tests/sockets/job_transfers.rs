@@ -1,7 +1,7 @@
 //! Jobs of a region without capacity, which are computed in another region.
 
 use super::batches::{Client, EmbeddingReplica, PATIENCE, file_of, line};
-use super::jobs::{EUROPE, REGION, Region, gateway_in, gateway_task, jobs_config, text};
+use super::jobs::{EUROPE, REGION, Region, TOKENS, gateway_in, gateway_task, jobs_config, text};
 use axum::extract::State;
 use scheduler_api::paths;
 use serde_json::{Value, json};
@@ -15,14 +15,14 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
 /// Replica that returns the bodies of its requests when it is permitted to.
-struct HeldReplica {
-    permits: Semaphore,
-    arrived: AtomicUsize,
+pub(super) struct HeldReplica {
+    pub(super) permits: Semaphore,
+    pub(super) arrived: AtomicUsize,
     computed: std::sync::Mutex<Vec<String>>,
 }
 
 impl HeldReplica {
-    async fn start(permits: usize) -> (Arc<HeldReplica>, SocketAddr) {
+    pub(super) async fn start(permits: usize) -> (Arc<HeldReplica>, SocketAddr) {
         let (arrived, computed) = (AtomicUsize::new(0), std::sync::Mutex::default());
         let replica = Arc::new(HeldReplica { permits: Semaphore::new(permits), arrived, computed });
         let status = json!({"version": 1, "names": ["m", "m-eu"], "model": "m", "state": "ready", "pending_tokens": 0,
@@ -42,12 +42,12 @@ async fn echo(
     State(replica): State<Arc<HeldReplica>>,
     headers: axum::http::HeaderMap,
     body: String,
-) -> String {
+) -> ([(&'static str, String); 1], String) {
     assert_eq!(headers["x-meridian-priority"], "bulk", "never ahead of interactive requests");
     replica.arrived.fetch_add(1, Ordering::SeqCst);
     replica.permits.acquire().await.unwrap().forget();
     replica.computed.lock().unwrap().push(body.clone());
-    body
+    ([("x-meridian-tokens", TOKENS.to_string())], body)
 }
 
 /// Sends a message of a gateway in a region. Returns the status and the lines of the response.

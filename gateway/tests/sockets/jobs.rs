@@ -20,6 +20,9 @@ use tokio::task::JoinHandle;
 pub(crate) const REGION: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "aws/eu-central-1";
 
+/// Tokens of each response of the replicas of these tests.
+pub(crate) const TOKENS: u64 = 4;
+
 /// Replica that returns the bodies of its requests, or a status.
 #[derive(Default)]
 pub(crate) struct Replica {
@@ -72,7 +75,10 @@ impl Replica {
             if status == 0 {
                 return None;
             }
-            let answer = format!("HTTP/1.1 {status} S\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let answer = format!(
+                "HTTP/1.1 {status} S\r\nx-meridian-tokens: {TOKENS}\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
             stream.write_all(answer.as_bytes()).await.ok()?;
         }
     }

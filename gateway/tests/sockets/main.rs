@@ -20,6 +20,7 @@ mod hop;
 mod hub;
 mod ingress;
 mod job_transfers;
+mod job_usage;
 mod jobs;
 mod listener;
 mod lists;

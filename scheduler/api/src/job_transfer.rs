@@ -121,6 +121,9 @@ pub struct ReturnedV1 {
     /// Reason why no region has responded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Tokens that the region has computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
 }
 
 /// Pull of a request, as read.
@@ -223,6 +226,7 @@ mod tests {
             error: None,
             retry_after_ms: None,
             reason: None,
+            tokens: Some(7),
         };
         for body in [&b""[..], b"{\"data\":\n[]}\n", &[0xff, b'\n']] {
             let message = framed(&line, body);

@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use regions::id::MAX_NAME_LEN;
 use regions::spiffe::Role;
-use regions::{DeploymentName, Generation, RegionId};
+use regions::{DeploymentName, Generation, RegionId, TenantId};
 
 use super::lease::{LeaseHolder, LeaseId};
 use super::reader::Reader;
@@ -47,7 +48,7 @@ pub const DEMAND: &str = "/v1/demand";
 pub const TENANT_DEMAND: &str = "/v1/tenant-demand";
 /// Shares of all gateways in the tenants' rate limits.
 pub const TENANT_SHARES: &str = "/v1/tenant-shares";
-/// Usage of tenants by day (`GET`), and the report of a gateway (`POST`).
+/// Usage of tenants by day (`GET`), and the report of a gateway, or of a spoke with a queue of jobs (`POST`).
 pub const USAGE: &str = "/v1/usage";
 /// Traffic of a gateway for the console (`POST`); the response asks for routing decisions.
 pub const TRAFFIC: &str = "/v1/traffic";
@@ -134,7 +135,7 @@ pub const HUB_ENDPOINTS: &[HubEndpoint] = &[
     endpoint("POST", TENANT_DEMAND, &[Role::Gateway]),
     endpoint("GET", TENANT_SHARES, VIEWERS),
     endpoint("GET", USAGE, VIEWERS),
-    endpoint("POST", USAGE, &[Role::Gateway]),
+    endpoint("POST", USAGE, &[Role::Gateway, Role::Spoke]),
     endpoint("POST", TRAFFIC, &[Role::Gateway]),
     endpoint("POST", CONSOLE_LOGINS, VIEWERS),
     endpoint("POST", APPLY, OPERATORS),
@@ -186,33 +187,43 @@ pub fn demand(after: Option<Generation>) -> String {
     after.map_or(DEMAND.to_owned(), |after| format!("{DEMAND}?after={after}"))
 }
 
-/// Returns the path and query of the usage of these days, both included.
-pub fn usage(from: UsageDay, to: UsageDay) -> String {
-    format!("{USAGE}?from={from}&to={to}")
-}
-
-/// Days of a query of the usage, both included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Query of the usage.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageQuery {
     /// First day.
     pub from: UsageDay,
-    /// Last day.
+    /// Last day, which is included.
     pub to: UsageDay,
+    /// Only this tenant; all if absent.
+    pub tenant: Option<TenantId>,
 }
+
+/// Parameters of a query of the usage.
+const USAGE_PARAMETERS: [&str; 3] = ["from", "to", "tenant"];
 
 impl UsageQuery {
     /// Parses a query. Without `to` the last day is `today`, without `from` the first one is 30 days before the last.
     ///
     /// # Errors
     ///
-    /// The first invalid value, or more than [`QUERY_DAYS_MAX`] days.
+    /// The first parameter that is unknown or given twice, the first invalid value, or more than [`QUERY_DAYS_MAX`] days.
     pub fn parse(query: &str, today: UsageDay) -> Result<UsageQuery, WireError> {
-        let day = |name: &str| {
-            let given = pairs(query).find(|(key, _)| *key == name);
-            given.map(|(key, value)| parsed::<UsageDay>(key, value)).transpose()
-        };
-        let to = day("to")?.unwrap_or(today);
-        let from = day("from")?.unwrap_or(to.before(30));
+        let mut given: [Option<&str>; 3] = [None; 3];
+        for (name, value) in parameters(query) {
+            let Some(at) = USAGE_PARAMETERS.iter().position(|known| *known == name) else {
+                let name: String = name.chars().take(MAX_NAME_LEN).collect();
+                let known = USAGE_PARAMETERS.join(", ");
+                return Err(WireError::new("query", format!("unknown parameter {name:?}; write {known}")));
+            };
+            if given[at].replace(value).is_some() {
+                return Err(WireError::new(name, "is given twice; write it once"));
+            }
+        }
+        let [from, to, tenant] = given;
+        let day =
+            |name: &str, value: Option<&str>| value.map(|value| parsed::<UsageDay>(name, value)).transpose();
+        let to = day("to", to)?.unwrap_or(today);
+        let from = day("from", from)?.unwrap_or(to.before(30));
         if from > to {
             return Err(WireError::new("from", format!("{from} is after {to}; write an earlier day")));
         }
@@ -221,7 +232,8 @@ impl UsageQuery {
                 format!("{from} to {to} are more than {QUERY_DAYS_MAX} days; ask for fewer at a time");
             return Err(WireError::new("from", problem));
         }
-        Ok(UsageQuery { from, to })
+        let tenant = tenant.map(|tenant| parsed("tenant", tenant)).transpose()?;
+        Ok(UsageQuery { from, to, tenant })
     }
 }
 
@@ -323,6 +335,12 @@ pub fn holder(query: &str) -> Result<LeaseHolder, WireError> {
     parsed("holder", given.map_or("", |(_, value)| value))
 }
 
+/// Returns the parameters of a query with their values, also those without one.
+fn parameters(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let given = query.split('&').filter(|parameter| !parameter.is_empty());
+    given.map(|parameter| parameter.split_once('=').unwrap_or((parameter, "")))
+}
+
 fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     query.split('&').filter_map(|pair| pair.split_once('='))
 }
@@ -389,10 +407,14 @@ mod tests {
     fn the_usage_of_at_most_92_days_is_queried() {
         let [today, from]: [UsageDay; 2] = ["2026-11-26", "2026-10-01"].map(|day| day.parse().unwrap());
         let query = |text: &str| UsageQuery::parse(text, today);
-        let path = usage(from, today);
-        assert_eq!(path, "/v1/usage?from=2026-10-01&to=2026-11-26");
-        assert_eq!(query(path.split_once('?').unwrap().1), Ok(UsageQuery { from, to: today }));
-        assert_eq!(query(""), Ok(UsageQuery { from: today.before(30), to: today }));
+        let tenant = |name: &str| Some(name.parse().unwrap());
+        let all = UsageQuery { from, to: today, tenant: None };
+        assert_eq!(query("from=2026-10-01&to=2026-11-26"), Ok(all.clone()));
+        assert_eq!(
+            query("tenant=acme-search&from=2026-10-01&"),
+            Ok(UsageQuery { tenant: tenant("acme-search"), ..all })
+        );
+        assert_eq!(query(""), Ok(UsageQuery { from: today.before(30), to: today, tenant: None }));
         assert_eq!(
             query(&format!("from={}", today.before(QUERY_DAYS_MAX - 1))).map(|query| query.to),
             Ok(today)
@@ -403,6 +425,30 @@ mod tests {
             assert_eq!(query(&text).unwrap_err().field, "from", "{text}");
         }
         assert_eq!(query("to=").unwrap_err().field, "to");
+    }
+
+    #[test]
+    fn unknown_parameters_and_hostile_values_of_a_query_of_usage_are_rejected() {
+        let today = UsageDay(20_000);
+        let problem = |text: &str| UsageQuery::parse(text, today).unwrap_err();
+        for text in ["tennant=acme", "acme", "tenant%3Dacme", "=acme", "from =2026-11-01"] {
+            let error = problem(text);
+            assert_eq!(error.field, "query", "{text}");
+            assert!(error.problem.contains("unknown parameter"), "{error}");
+            assert!(error.problem.contains("write from, to, tenant"), "{error}");
+        }
+        for value in ["", "a b", "a%20b", "(other)", "a/../b", "\u{202e}acme", "acme;drop", "a=b"] {
+            assert_eq!(problem(&format!("tenant={value}")).field, "tenant", "{value}");
+        }
+        assert_eq!(
+            problem("tenant=acme&tenant=other").to_string(),
+            "`tenant`: is given twice; write it once"
+        );
+        for text in ["x".repeat(9000), format!("tenant={}", "x".repeat(9000))] {
+            let error = problem(&text).to_string();
+            assert!(error.len() < 300, "{} bytes", error.len());
+        }
+        assert!(!problem("\u{7}bell").to_string().contains('\u{7}'), "it is escaped");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Usage of tenants: requests, inputs and tokens by deployment, region and day.
 //!
-//! A gateway counts in a ledger, which has a random number and is on its disk. It reports a day of its ledger as a whole: the
+//! A gateway counts in a ledger, which has a random number and is on its disk, and so does a spoke with a queue of jobs. It reports a day of its ledger as a whole: the
 //! counts since the beginning of the day, with a sequence number that rises with each version. So a report may be sent again, or
 //! to another hub: the hub keeps the newest version of each day of each ledger, and the usage is the sum over the ledgers.
 
@@ -19,8 +19,8 @@ use super::{MessageVersion, VERSION, WireError, parsed};
 pub const ROWS_MAX: usize = 2048;
 /// Maximum bytes of a day of a ledger in the hub's store, compressed.
 pub const RECORD_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of ledgers of one day with the same region of the gateway. A gateway continues its ledger when it starts again,
-/// so this is the number of gateways in a region, and of those whose disk was lost on this day; a gateway that hands over to
+/// Maximum number of ledgers of one day with the same region. A process continues its ledger when it starts again, so this is the number of
+/// gateways in a region and of its spokes with a queue of jobs, and of those whose disk was lost on this day; a gateway that hands over to
 /// another process has two.
 pub const LEDGERS_MAX: usize = 64;
 /// Maximum number of records in the hub's store: two gateways in each of 64 regions for [`RETENTION_DAYS`], and a quarter more for
@@ -147,7 +147,7 @@ pub struct UsageRowV1 {
     pub tenant: String,
     /// Deployment, or [`OTHER`].
     pub deployment: String,
-    /// Region that responded.
+    /// Region that has computed them.
     pub region: String,
     /// Counts.
     #[serde(flatten)]
@@ -159,7 +159,7 @@ pub struct UsageRowV1 {
 pub struct UsageV1 {
     /// Version of the message.
     pub version: MessageVersion,
-    /// Region of the gateway.
+    /// Region of the gateway, or of the spoke.
     pub gateway: String,
     /// Random number of the ledger.
     pub ledger: u64,

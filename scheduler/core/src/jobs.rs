@@ -18,8 +18,9 @@ configuration::section! {
     /// Queue of durable jobs of the region.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct JobsSection {
-        /// Directory of the queue: its log, unless `nats` is set, and the inputs and results, unless `objects` is set. One process
-        /// uses it, or those of a region with the same `nats`; a lock in it rejects others.
+        /// Directory of the queue: its log, unless `nats` is set, the inputs and results, unless `objects` is set, and the usage of
+        /// tenants that is not reported yet. One process uses it, or those of a region with the same `nats`; a lock in it rejects
+        /// others.
         pub dir: PathBuf, like "\"jobs\"";
         /// Servers of NATS with JetStream that store the log instead of a file in `dir`. The spokes of a region then have one
         /// queue, and `dir` must be a folder that they share, or `objects` be set.

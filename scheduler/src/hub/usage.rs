@@ -1,7 +1,7 @@
 //! Usage of tenants: each day of each gateway's ledger is one record, without a lease, kept for
 //! [`RETENTION_DAYS`](scheduler_api::usage::RETENTION_DAYS).
 //!
-//! A gateway sends a day as a whole with a sequence number ([`scheduler_api::usage`]), and any hub stores it if it is newer than
+//! A gateway, or a spoke with a queue of jobs, sends a day as a whole with a sequence number ([`scheduler_api::usage`]), and any hub stores it if it is newer than
 //! the stored version. So it does not matter how often or to which hub a report is sent, and nothing is counted twice.
 
 use std::time::SystemTime;
@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
+use regions::TenantId;
 use replica_api::error::ErrorCode;
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::keys;
@@ -91,7 +92,7 @@ pub(super) async fn read<S: Store>(
     RawQuery(query): RawQuery,
 ) -> Result<Json<UsageReportV1>, ErrorResponse> {
     let today = UsageDay::of(SystemTime::now());
-    let UsageQuery { from, to } = UsageQuery::parse(query.as_deref().unwrap_or_default(), today)?;
+    let UsageQuery { from, to, tenant } = UsageQuery::parse(query.as_deref().unwrap_or_default(), today)?;
     let Ok(_permit) = api.usage.queries.try_acquire() else {
         let message =
             format!("{QUERIES_MAX} queries of usage run at this hub, which is the limit; try again shortly.");
@@ -101,16 +102,18 @@ pub(super) async fn read<S: Store>(
     let mut sums = UsageSums::default();
     while let Some(page) = pages.next(&api.store).await? {
         // A page takes some milliseconds to decompress and to parse.
-        sums = blocking(move || add(sums, &page)).await.map_err(|error| {
+        let only = tenant.clone();
+        sums = blocking(move || add(sums, &page, only.as_ref())).await.map_err(|error| {
             ErrorResponse::new(ErrorCode::InvalidValue, format!("`from`: {error}.")).with_field("from")
         })?;
     }
     Ok(Json(sums.report()))
 }
 
-/// Adds the readable records of a page; unreadable ones are logged and left out.
-fn add(mut sums: UsageSums, page: &[KeyValue]) -> Result<UsageSums, TooManyRows> {
-    for usage in page.iter().filter_map(|entry| readable(records::usage(entry))) {
+/// Adds the rows of a tenant, or all, of the readable records of a page; unreadable ones are logged and left out.
+fn add(mut sums: UsageSums, page: &[KeyValue], only: Option<&TenantId>) -> Result<UsageSums, TooManyRows> {
+    for mut usage in page.iter().filter_map(|entry| readable(records::usage(entry))) {
+        usage.rows.retain(|(tenant, _, _), _| only.is_none_or(|only| only == tenant));
         sums.add(usage)?;
     }
     Ok(sums)
@@ -147,7 +150,7 @@ mod tests {
             lease: None,
         };
         let valid = packed(&large(3, |n| format!("embed-{n}"))).unwrap();
-        let sums = add(UsageSums::default(), &[entry(b"{".to_vec()), entry(valid)]).unwrap();
+        let sums = add(UsageSums::default(), &[entry(b"{".to_vec()), entry(valid)], None).unwrap();
         assert_eq!(sums.report().rows.len(), 3);
     }
 

@@ -15,6 +15,7 @@ use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, OperatorsConfig};
 use scheduler::hub::HubError;
 use scheduler_api::paths::{self, HUB_ENDPOINTS};
+use scheduler_api::usage::UsageDay;
 use scheduler_client::hub::{ControlPlaneClient, HubFailure, HubRequest};
 use scheduler_core::hubs::Hubs;
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
@@ -66,6 +67,12 @@ pub(super) fn request(method: &str, path: &str) -> HubRequest {
         paths::TRAFFIC => {
             Some(json!({"version": 1, "gateway": EUROPE, "boot_id": 1, "interval_ms": 1, "in_flight": 0,
                                       "regions": [], "served": [], "failures": [], "tenants": [], "moves": []}))
+        }
+        paths::USAGE if method == "POST" => {
+            let today = UsageDay::of(SystemTime::now()).to_string();
+            Some(
+                json!({"version": 1, "gateway": EUROPE, "ledger": 1, "sequence": 1, "day": today, "rows": []}),
+            )
         }
         paths::APPLY => Some(json!({"version": 1, "dry_run": true, "deployments": []})),
         _ => None,
@@ -232,7 +239,8 @@ async fn each_endpoint_admits_its_roles_and_no_other_peer() {
                         paths::DEMAND,
                         paths::TRAFFIC,
                     ]
-                    .contains(&endpoint.path);
+                    .contains(&endpoint.path)
+                        || (endpoint.method, endpoint.path) == ("POST", paths::USAGE);
                     if is_regional && !is_own_region { "denied" } else { "yes" }
                 }
             };

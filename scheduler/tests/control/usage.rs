@@ -50,6 +50,33 @@ async fn the_newest_version_of_each_ledger_counts_once_and_survives_a_restart() 
 }
 
 #[tokio::test]
+async fn a_query_for_a_tenant_has_its_rows_only_and_unknown_parameters_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let mut both = report(1, 1, today(), 5);
+    let mut other = both["rows"][0].clone();
+    (other["tenant"], other["requests"]) = (json!("other"), json!(70));
+    both["rows"].as_array_mut().unwrap().push(other);
+    let (status, _, body) = hub.post(paths::USAGE, both.to_string()).await;
+    assert_eq!(status, 204, "{body}");
+    let day = today().to_string();
+    assert_eq!(rows(&hub, "?tenant=other").await, [(day.clone(), 70)]);
+    assert_eq!(rows(&hub, &format!("?from={day}&tenant=acme")).await, [(day.clone(), 5)]);
+    assert_eq!(rows(&hub, "?tenant=unknown").await, []);
+    assert_eq!(rows(&hub, "").await.len(), 2);
+    for (query, param, part) in [
+        ("?tennant=acme", "query", "write from, to, tenant"),
+        ("?tenant=../acme", "tenant", "is not a tenant"),
+        ("?tenant=acme&tenant=other", "tenant", "twice"),
+    ] {
+        let (status, _, body) = hub.get(&format!("{}{query}", paths::USAGE)).await;
+        assert_eq!((status, &body["error"]["param"]), (400, &json!(param)), "{body}");
+        assert!(body["error"]["message"].as_str().is_some_and(|message| message.contains(part)), "{body}");
+    }
+    hub.stop().await;
+}
+
+#[tokio::test]
 async fn days_that_no_gateway_keeps_and_long_queries_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let hub = Hub::start(config(dir.path())).await;

@@ -48,6 +48,7 @@ impl TransferEnd {
             status: Some(status),
             error: code.map(|code| code.as_str().to_owned()),
             retry_after_ms: text(headers::RETRY_AFTER_MS).and_then(|wait| wait.parse().ok()),
+            tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()),
             ..without_result(ticket)
         };
         let response = Some((status, code));
@@ -103,7 +104,15 @@ impl TransferEnd {
 
 /// Returns the line of a ticket without a result.
 fn without_result(ticket: u64) -> ReturnedV1 {
-    ReturnedV1 { version: VERSION, ticket, status: None, error: None, retry_after_ms: None, reason: None }
+    ReturnedV1 {
+        version: VERSION,
+        ticket,
+        status: None,
+        error: None,
+        retry_after_ms: None,
+        reason: None,
+        tokens: None,
+    }
 }
 
 /// Memory of large results, with a permit for each byte.

@@ -7,6 +7,7 @@ use jobs::queue_host::ComputationEnd;
 use jobs_core::decide::ComputeEnd;
 use replica_api::error::{ErrorBody, ErrorCode, Fault, Remedy};
 use replica_api::headers;
+use scheduler_api::usage::UsageCounts;
 use std::time::Duration;
 
 /// Time until a retry after a rejection for lack of capacity, if it names none; and at least.
@@ -23,6 +24,8 @@ pub(super) struct JobAttemptResponse {
     pub(super) error: Option<ErrorCode>,
     /// Time until a retry is useful, if it names one.
     pub(super) retry_after: Option<Duration>,
+    /// Tokens that were computed; 0 if it does not say it, as of a gateway of an earlier version.
+    pub(super) tokens: u64,
     /// Body.
     pub(super) body: Bytes,
 }
@@ -30,7 +33,12 @@ pub(super) struct JobAttemptResponse {
 /// End of one request to a replica.
 pub(super) enum ReplicaAttemptEnd {
     /// The response.
-    Computed(Bytes),
+    Computed {
+        /// Its body.
+        body: Bytes,
+        /// Tokens that were computed.
+        tokens: u64,
+    },
     /// The same request would fail again: its status and its error.
     Rejected((u16, ErrorBody)),
     /// It failed, with the reason.
@@ -56,6 +64,8 @@ pub(super) struct JobRequestEnd {
 pub(super) struct JobAttemptEnd {
     /// Its effect on the job.
     pub(super) end: ComputationEnd,
+    /// Usage of the tenant, which counts if the end takes effect.
+    pub(super) usage: UsageCounts,
     /// As in [`JobRequestEnd`].
     pub(super) is_gateway_lost: bool,
 }
@@ -66,16 +76,33 @@ impl From<ReplicaAttemptEnd> for JobRequestEnd {
     }
 }
 
-impl From<JobRequestEnd> for JobAttemptEnd {
-    fn from(JobRequestEnd { end, is_gateway_lost }: JobRequestEnd) -> JobAttemptEnd {
-        JobAttemptEnd { end: end.into(), is_gateway_lost }
+impl JobRequestEnd {
+    /// Returns the end of the attempt at a job that is one request with this number of inputs.
+    pub(super) fn of_job(self, inputs: u64) -> JobAttemptEnd {
+        let JobRequestEnd { end, is_gateway_lost } = self;
+        let usage = match &end {
+            ReplicaAttemptEnd::Computed { tokens, .. } => {
+                UsageCounts { requests: 1, inputs, tokens: *tokens }
+            }
+            ReplicaAttemptEnd::Rejected(_)
+            | ReplicaAttemptEnd::Failed(_)
+            | ReplicaAttemptEnd::NoCapacity { .. } => UsageCounts::default(),
+        };
+        JobAttemptEnd { end: end.into(), usage, is_gateway_lost }
+    }
+}
+
+impl From<ReplicaAttemptEnd> for JobAttemptEnd {
+    /// Returns the end of an attempt without a computation.
+    fn from(end: ReplicaAttemptEnd) -> JobAttemptEnd {
+        JobAttemptEnd { end: end.into(), usage: UsageCounts::default(), is_gateway_lost: false }
     }
 }
 
 impl From<ReplicaAttemptEnd> for ComputationEnd {
     fn from(end: ReplicaAttemptEnd) -> ComputationEnd {
         ComputationEnd::Other(match end {
-            ReplicaAttemptEnd::Computed(result) => return ComputationEnd::Computed(result),
+            ReplicaAttemptEnd::Computed { body, tokens: _ } => return ComputationEnd::Computed(body),
             ReplicaAttemptEnd::Rejected((_, error)) => ComputeEnd::Rejected(error.error.message),
             ReplicaAttemptEnd::Failed(reason) => ComputeEnd::Failed(reason),
             ReplicaAttemptEnd::NoCapacity { reason, retry_after } => {
@@ -143,6 +170,7 @@ pub(super) async fn received(upstream: &Upstream, response: UpstreamResponse) ->
         status: head.status.as_u16(),
         error: text(headers::ERROR).and_then(ErrorCode::parse),
         retry_after: retry_after.map(Duration::from_millis),
+        tokens: text(headers::TOKENS).and_then(|tokens| tokens.parse().ok()).unwrap_or_default(),
         body,
     };
     of_replica(response)
@@ -150,9 +178,9 @@ pub(super) async fn received(upstream: &Upstream, response: UpstreamResponse) ->
 
 /// Returns the end of an attempt by the response of a replica of this region.
 fn of_replica(response: JobAttemptResponse) -> ReplicaAttemptEnd {
-    let JobAttemptResponse { status, error, retry_after, body } = response;
+    let JobAttemptResponse { status, error, retry_after, tokens, body } = response;
     if (200..300).contains(&status) {
-        return ReplicaAttemptEnd::Computed(body);
+        return ReplicaAttemptEnd::Computed { body, tokens };
     }
     let reason = message(&body).unwrap_or_else(|| format!("the replica responded with status {status}"));
     match error {
@@ -206,7 +234,7 @@ mod tests {
 
     fn response(code: ErrorCode) -> JobAttemptResponse {
         let body = ErrorBody::new(code, "reason".to_owned(), None).to_json().into();
-        JobAttemptResponse { status: code.status(), error: Some(code), retry_after: None, body }
+        JobAttemptResponse { status: code.status(), error: Some(code), retry_after: None, tokens: 0, body }
     }
 
     #[test]
@@ -226,9 +254,15 @@ mod tests {
             matches!(late, ReplicaAttemptEnd::Failed(_)),
             "otherwise it would be repeated without an end"
         );
-        let computed = JobAttemptResponse { status: 200, error: None, retry_after: None, body: Bytes::new() };
-        assert!(matches!(of_region(computed), ReplicaAttemptEnd::Computed(_)));
-        let broken = JobAttemptResponse { status: 500, error: None, retry_after: None, body: Bytes::new() };
+        let without_error = |status| JobAttemptResponse {
+            status,
+            error: None,
+            retry_after: None,
+            tokens: 7,
+            body: Bytes::new(),
+        };
+        assert!(matches!(of_region(without_error(200)), ReplicaAttemptEnd::Computed { tokens: 7, .. }));
+        let broken = without_error(500);
         assert!(matches!(of_region(broken), ReplicaAttemptEnd::Failed(_)));
     }
 }

@@ -21,6 +21,7 @@ use jobs_core::batch::segment;
 use jobs_core::job::JobOperation;
 use jobs_core::pace::ChunkWindow;
 use replica_api::error::{ErrorBody, ErrorCode};
+use scheduler_api::usage::UsageCounts;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,6 +39,7 @@ struct ResultLine {
 struct ChunkLine {
     number: u32,
     custom_id: String,
+    inputs: u64,
     body: String,
 }
 
@@ -88,6 +90,7 @@ impl JobComputation {
         let PreparedChunk { lines, requests, rejected: mut results } = prepared;
         let lines = Arc::new(lines);
         let (mut waiting, mut in_flight) = (requests, FuturesUnordered::new());
+        let mut usage = UsageCounts::default();
         let mut window = match target {
             TargetRegion::Local => ChunkWindow::of_region(),
             TargetRegion::Remote(..) => ChunkWindow::of_transfer(),
@@ -113,11 +116,12 @@ impl JobComputation {
             };
             let JobRequestEnd { end, is_gateway_lost } = end;
             let end = match end {
-                ReplicaAttemptEnd::Computed(response) => {
-                    let (lines, split) = (lines.clone(), request.clone());
-                    let divided = cpu.run(None, move || divide(batch, &lines, &split, &response)).await;
+                ReplicaAttemptEnd::Computed { body, tokens } => {
+                    let (shared, split) = (lines.clone(), request.clone());
+                    let divided = cpu.run(None, move || divide(batch, &shared, &split, &body)).await;
                     match divided {
                         Some(divided) => {
+                            usage.add(usage_of(&lines, &request, tokens));
                             results.extend(divided);
                             window.computed(Instant::now());
                             continue;
@@ -150,13 +154,14 @@ impl JobComputation {
                     waiting.push(request);
                 }
                 end @ (ReplicaAttemptEnd::Failed(_) | ReplicaAttemptEnd::NoCapacity { .. }) => {
-                    return JobAttemptEnd { end: end.into(), is_gateway_lost };
+                    // What was computed is computed again with the chunk.
+                    return JobAttemptEnd { end: end.into(), usage: UsageCounts::default(), is_gateway_lost };
                 }
-                ReplicaAttemptEnd::Computed(_) => {}
+                ReplicaAttemptEnd::Computed { .. } => {}
             }
         }
         let end = ComputationEnd::Chunk(cpu.run(None, move || joined(results)).await);
-        JobAttemptEnd { end, is_gateway_lost: false }
+        JobAttemptEnd { end, usage, is_gateway_lost: false }
     }
 }
 
@@ -182,8 +187,11 @@ fn prepare(text: &[u8], work: &ChunkWork, deployment: &str, packs: bool) -> Prep
             continue;
         }
         let body = line.body.get();
-        let chunk_line = ChunkLine { number, custom_id: line.custom_id.clone(), body: body.to_owned() };
-        match kind(*operation).inputs(body.as_bytes()) {
+        let parsed = kind(*operation).inputs(body.as_bytes());
+        let inputs = *parsed.as_ref().unwrap_or(&0);
+        let chunk_line =
+            ChunkLine { number, custom_id: line.custom_id.clone(), inputs, body: body.to_owned() };
+        match parsed {
             Ok(_) => {
                 prepared.lines.push(chunk_line);
                 valid.push(line);
@@ -200,6 +208,12 @@ fn prepare(text: &[u8], work: &ChunkWork, deployment: &str, packs: bool) -> Prep
         prepared.lines.iter().enumerate().map(|(at, line)| line.alone(at)).collect()
     };
     prepared
+}
+
+/// Returns the usage by a computed request: each of its lines is a request of the tenant.
+fn usage_of(lines: &[ChunkLine], request: &PackedRequest, tokens: u64) -> UsageCounts {
+    let inputs = request.members.iter().map(|member| lines[member.at].inputs).sum();
+    UsageCounts { requests: request.members.len() as u64, inputs, tokens }
 }
 
 /// Returns the lines for the response to a request; none if it does not fit the request.

@@ -12,15 +12,18 @@ use jobs::objects::{JobObjects, KEY_LEN};
 use jobs::queue_host::{QueueConfig, QueueHost, QueueTasks};
 use jobs_core::decide::{AttemptPolicy, DeliveryPolicy, QueueLimits};
 use regions::RegionId;
+use scheduler_client::hub::HubClientError;
+use scheduler_core::hubs::Hubs;
 use scheduler_core::jobs::JobsSection;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// File of the log, and folder of inputs and results, in the directory of a queue.
+/// File of the log, folder of inputs and results, and begin of the names of the files of usage, in the directory of a queue.
 const LOG: &str = "log";
 const OBJECTS: &str = "objects";
+const USAGE: &str = "jobs";
 /// Bounds of the pause after a failed attempt.
 const BACKOFF: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
 /// The same after a webhook message. A target that is down for a day gets a message twice an hour on average, and gets it
@@ -41,6 +44,8 @@ pub struct JobsConfig {
     queue: QueueConfig,
     pub(super) webhooks: WebhookConfig,
     pub(super) file_limits: FileLimits,
+    /// Hubs that store the usage of tenants; it stays on disk without one.
+    pub(super) hubs: Option<Hubs>,
 }
 
 /// Limits of the files of batches.
@@ -55,7 +60,7 @@ pub(super) struct FileLimits {
 // Not derived: the keys are secret.
 impl std::fmt::Debug for JobsConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let JobsConfig { dir, nats, nats_replicas, bucket, keys, queue, webhooks, file_limits } = self;
+        let JobsConfig { dir, nats, nats_replicas, bucket, keys, queue, webhooks, file_limits, hubs } = self;
         f.debug_struct("JobsConfig")
             .field("dir", dir)
             .field("nats", nats)
@@ -65,6 +70,7 @@ impl std::fmt::Debug for JobsConfig {
             .field("queue", queue)
             .field("webhooks", webhooks)
             .field("file_limits", file_limits)
+            .field("hubs", hubs)
             .finish()
     }
 }
@@ -92,6 +98,9 @@ pub enum JobsError {
     /// The log cannot be read, or the NATS servers cannot be reached.
     #[error("cannot read the log of [jobs]: {0}")]
     Log(#[from] JobLogError),
+    /// A URL in `hub` or the identity cannot be used for requests to hubs. The spoke does not start.
+    #[error("cannot create the HTTP client for the hub: {0}")]
+    Client(#[from] HubClientError),
     /// TLS to the targets of webhooks cannot be set up.
     #[error("TLS to webhooks cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
@@ -164,7 +173,27 @@ impl JobsConfig {
         let queue = QueueConfig { limits, computation: policy, delivery, retention };
         let file_limits = FileLimits { bytes: file_bytes_max, tenant_bytes: file_bytes_per_tenant };
         let dir = files.path(dir);
-        valid.then_some(JobsConfig { dir, nats, nats_replicas, bucket, keys, queue, webhooks, file_limits })
+        valid.then_some(JobsConfig {
+            dir,
+            nats,
+            nats_replicas,
+            bucket,
+            keys,
+            queue,
+            webhooks,
+            file_limits,
+            hubs: None,
+        })
+    }
+
+    /// Reports the usage of tenants by its jobs to these hubs.
+    pub fn reported_to(self, hubs: Hubs) -> JobsConfig {
+        JobsConfig { hubs: Some(hubs), ..self }
+    }
+
+    /// Returns the path of the files of usage, to which they add a number and a day.
+    pub(super) fn usage_files(&self) -> PathBuf {
+        self.dir.join(USAGE)
     }
 
     /// Opens the queue of a region.

@@ -8,8 +8,8 @@
 //!
 //! [`api`] serves submissions and the state of jobs to gateways, [`worker`] computes them, [`webhooks`] accepts their
 //! webhooks, [`readers`] decides which gateways may return results, [`messages`] sends the results, [`traces`] makes the
-//! traces of jobs, and [`config`] opens the queue. A job is sent to a replica by the same function as
-//! the request of a gateway, as a bulk request.
+//! traces of jobs, [`usage`] counts what tenants get computed, and [`config`] opens the queue. A job is sent to a replica by
+//! the same function as the request of a gateway, as a bulk request.
 //!
 //! [`files`] and [`batches`] serve files and batches; a chunk of a batch is a job, which [`chunk`] computes. [`attempt`] is the end
 //! of one request of a job.
@@ -30,6 +30,7 @@ mod readers;
 mod traces;
 mod transfer_api;
 mod transfers;
+mod usage;
 mod webhooks;
 mod worker;
 
@@ -40,6 +41,7 @@ pub(super) use messages::send;
 pub(super) use traces::{JobTraces, export_ended};
 pub(super) use transfer_api::TransferCall;
 pub(super) use transfers::{POLLS_MAX, PULLS_MAX};
+pub(super) use usage::{finish_usage, follow_usage};
 pub(super) use webhooks::follow_secrets;
 pub(super) use worker::{JobComputation, work};
 
@@ -48,6 +50,7 @@ use crate::events::{JobLogReadable, JobLogUnreadable, JobStoreFailed};
 use crate::metrics::{JobMetrics, JobScrape};
 use crate::respond::Rejection;
 use gateway_core::memory::{self, BodyOwner};
+use identity::Transport;
 use jobs::dir_lock::DirLock;
 use jobs::queue_host::{QueueError, QueueHost, QueueTasks, now};
 use jobs_core::decide;
@@ -58,6 +61,7 @@ use regions::RegionId;
 use regions::catalogue::Catalogue;
 use replica_api::error::ErrorCode;
 use resolver::Resolver;
+use scheduler_client::hub::ControlPlaneClient;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::str::FromStr;
@@ -66,6 +70,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use transfers::OfferedTransfers;
+use usage::JobUsage;
 use webhooks::Webhooks;
 
 /// Memory of the results, and of the pages of lists, that are being sent. A client that reads slowly holds its own until the write
@@ -87,6 +92,8 @@ pub(super) struct RegionalJobQueue {
     file_limits: config::FileLimits,
     /// Memory of the results and of the pages of lists that are being sent.
     results: BodyMemoryBudget,
+    /// Usage of tenants by its jobs.
+    usage: JobUsage,
     /// Whether the last operation failed.
     failing: AtomicBool,
     /// Measured rates of deployments.
@@ -100,14 +107,20 @@ impl RegionalJobQueue {
         config: &JobsConfig,
         region: &RegionId,
         resolver: &Resolver,
+        transport: &Transport,
         catalogue: &Arc<Catalogue>,
     ) -> Result<(RegionalJobQueue, QueueTasks), JobsError> {
+        let hubs = config.hubs.as_ref();
+        let client =
+            hubs.map(|hubs| ControlPlaneClient::new(hubs, transport, resolver.clone())).transpose()?;
         let webhooks = Webhooks::new(&config.webhooks, region, resolver)?;
         let config::OpenedQueue { host, tasks, lock } = config.open(region).await?;
         let (metrics, rates) = (Arc::new(JobMetrics::new(catalogue)), Mutex::default());
         let transfers = Arc::new(OfferedTransfers::new(catalogue.clone(), metrics.clone()));
         let failing = AtomicBool::new(false);
         let results = BodyMemoryBudget::new(RESULT_MEMORY);
+        // The directory exists now.
+        let usage = JobUsage::open(&config.usage_files(), region, catalogue, client);
         let (region, file_limits) = (region.clone(), config.file_limits);
         let queue = RegionalJobQueue {
             host,
@@ -117,6 +130,7 @@ impl RegionalJobQueue {
             webhooks,
             file_limits,
             results,
+            usage,
             failing,
             rates,
             _dir_lock: lock,
@@ -162,6 +176,7 @@ impl RegionalJobQueue {
                 .oldest_undelivered
                 .map_or(Duration::ZERO, |oldest| now().since(oldest)),
             erasures_dropped: metrics::Total(self.host.erasures_dropped()),
+            usage: self.usage.state().into(),
         }
     }
 

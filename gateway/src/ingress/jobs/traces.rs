@@ -316,7 +316,7 @@ impl JobAttemptTrace {
         end: &ReplicaAttemptEnd,
     ) {
         let (end, is_error) = match end {
-            ReplicaAttemptEnd::Computed(_) => (JobAttemptOutcome::Succeeded, false),
+            ReplicaAttemptEnd::Computed { .. } => (JobAttemptOutcome::Succeeded, false),
             ReplicaAttemptEnd::Rejected(_) => (JobAttemptOutcome::Rejected, true),
             ReplicaAttemptEnd::Failed(_) => (JobAttemptOutcome::Failed, true),
             ReplicaAttemptEnd::NoCapacity { .. } => (JobAttemptOutcome::NoCapacity, false),

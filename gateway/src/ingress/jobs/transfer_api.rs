@@ -79,13 +79,15 @@ impl JobApi {
             }
             TransferCall::Return => {
                 let (message, at) = job_transfer::first_line::<ReturnedV1>(&body).map_err(invalid)?;
-                let ReturnedV1 { version: _, ticket, status, error, retry_after_ms, reason } = message;
+                let ReturnedV1 { version: _, ticket, status, error, retry_after_ms, reason, tokens } =
+                    message;
                 let retry_after = retry_after_ms.map(Duration::from_millis);
                 let response = match status {
                     Some(status) => Ok(JobAttemptResponse {
                         status,
                         error: error.as_deref().and_then(ErrorCode::parse),
                         retry_after,
+                        tokens: tokens.unwrap_or_default(),
                         body: body.slice(at..),
                     }),
                     None => {

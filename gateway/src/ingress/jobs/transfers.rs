@@ -268,7 +268,7 @@ impl OfferedTransfers {
             Err((reason, retry_after)) => attempt::no_capacity(reason, retry_after),
         };
         let outcome = match &end {
-            ReplicaAttemptEnd::Computed(_) => JobTransferOutcome::Computed,
+            ReplicaAttemptEnd::Computed { .. } => JobTransferOutcome::Computed,
             ReplicaAttemptEnd::Rejected(_) => JobTransferOutcome::Rejected,
             ReplicaAttemptEnd::Failed(_) => JobTransferOutcome::Failed,
             ReplicaAttemptEnd::NoCapacity { .. } => JobTransferOutcome::NoCapacity,

@@ -15,6 +15,7 @@ use super::batches::count_lines;
 use super::names::kind;
 use super::traces::{JobAttemptTrace, JobTraces};
 use super::transfers::{TargetRegion, UnmetDemand};
+use super::usage::ComputedUsage;
 use crate::body_memory::BufferedBody;
 use crate::circuits::random_draw;
 use crate::events::JobAttemptEnded;
@@ -71,6 +72,7 @@ const ASLEEP: JobCapacity = JobCapacity { ready: 0, held: 0, pending_tokens: 0, 
 struct JobInFlight {
     id: DurableJobId,
     token: u64,
+    tenant: String,
     deployment: String,
     inputs: u64,
     /// Other region that computes it.
@@ -301,7 +303,8 @@ impl Worker {
             TargetRegion::Remote(_, request) => Some(request.target),
         };
         let (id, token) = (job.id, job.token);
-        let (deployment, inputs) = (job.job.spec.deployment.clone(), job.job.spec.inputs);
+        let JobSpec { tenant, deployment, inputs, .. } = &job.job.spec;
+        let (tenant, deployment, inputs) = (tenant.clone(), deployment.clone(), *inputs);
         let (computation, queue) = (self.computation.clone(), self.queue.clone());
         let trace = computation.traces.as_ref().map(|traces| traces.attempt(&job));
         let of_requests = trace.clone();
@@ -309,19 +312,21 @@ impl Worker {
             let trace = of_requests.as_deref();
             let Some(chunk) = job.job.spec.chunk else {
                 let (name, body) = (job.id.to_string(), job.body.clone());
-                return computation.attempt(name, &job.job.spec, body, (&region, trace)).await.into();
+                let ended = computation.attempt(name, &job.job.spec, body, (&region, trace)).await;
+                return ended.of_job(inputs);
             };
             let is_last = job.job.attempts >= queue.host.config().computation.attempts;
             match queue.host.chunk_work(chunk) {
                 Some(work) => computation.compute_chunk(&job, work, (&region, trace), is_last).await,
                 None => {
                     let reason = "the batch does not exist".to_owned();
-                    JobRequestEnd::from(attempt::rejected(ErrorCode::NotFound, reason)).into()
+                    attempt::rejected(ErrorCode::NotFound, reason).into()
                 }
             }
         };
         let task = self.tasks.spawn(contained("job", compute));
-        self.in_flight.insert(task.id(), JobInFlight { id, token, deployment, inputs, target, task, trace });
+        let job = JobInFlight { id, token, tenant, deployment, inputs, target, task, trace };
+        self.in_flight.insert(job.task.id(), job);
     }
 
     /// Extends the leases of the jobs in flight, and stops those that were cancelled or taken over.
@@ -342,6 +347,7 @@ impl Worker {
     /// computed again.
     async fn store(&mut self, ended: Vec<JoinedJob>) -> Result<(), QueueError> {
         let mut ends: Vec<EndedJob> = Vec::with_capacity(ended.len());
+        let mut computed: Vec<ComputedUsage> = Vec::with_capacity(ended.len());
         let now = Instant::now();
         let loads = self.capacities(now);
         for joined in ended {
@@ -353,8 +359,8 @@ impl Worker {
             let Some(job) = self.in_flight.remove(&task) else { continue };
             let aborted = end.is_none();
             // After a panic, which counts as an attempt. An aborted job has another lease, so this has no effect.
-            let end = end.unwrap_or_else(|| JobRequestEnd::from(attempt::failed("the worker failed")).into());
-            let JobAttemptEnd { end, is_gateway_lost } = end;
+            let end = end.unwrap_or_else(|| attempt::failed("the worker failed").into());
+            let JobAttemptEnd { end, usage, is_gateway_lost } = end;
             let (outcome, reason) = outcome(&end);
             if let Some(trace) = &job.trace {
                 let target = job.target.map(|target| &self.computation.catalogue.region(target).id);
@@ -368,6 +374,8 @@ impl Worker {
                 self.pace(&job, &end, &loads, now);
             }
             ends.push((job.id, job.token, end));
+            let JobInFlight { tenant, deployment, target, .. } = job;
+            computed.push(ComputedUsage { tenant, deployment, target, counts: usage });
         }
         if ends.is_empty() {
             return Ok(());
@@ -378,10 +386,12 @@ impl Worker {
             // An entry that was stored although its append failed has ended the job; then the next one has no effect.
             let error = match self.queue.recorded(stored) {
                 Ok(changed) => {
-                    for ((_, _, end), _) in ends.iter().zip(changed).filter(|(_, changed)| *changed) {
+                    let stored = ends.iter().zip(&computed).zip(changed).filter(|(_, changed)| *changed);
+                    for (((_, _, end), computed), _) in stored {
                         if let ComputationEnd::Chunk(lines) = end {
                             count_lines(&self.queue, lines.completed, lines.failed);
                         }
+                        self.queue.usage.count(computed);
                     }
                     return Ok(());
                 }

@@ -1,5 +1,6 @@
-//! Files of ledgers beside the snapshot: `SNAPSHOT.usage-LEDGER-DAY` has the newest version of a day, and
-//! `SNAPSHOT.usage-LEDGER.lock` is locked by the process that owns the ledger.
+//! Files of ledgers beside the snapshot of a gateway, or in the directory of the jobs of a spoke: `SNAPSHOT.usage-LEDGER-DAY`, or
+//! `DIR/jobs.usage-LEDGER-DAY`, has the newest version of a day, and the same name with `.lock` instead of the day is locked by the
+//! process that owns the ledger.
 //!
 //! Each day has a file of its own, so a write does not grow with the days that wait for a hub. The lock is another file, because
 //! each write replaces the file of the day. A ledger is locked before its first file is written, and the lock file is deleted with the
@@ -47,7 +48,8 @@ pub(super) fn open(snapshot: &Path, region: &RegionId) -> (LedgerOnDisk, Vec<Led
             // Another process uses it, or it has no valid file.
             Ok(_) => {}
             Err(error) => {
-                // The usage of an earlier process is not reported before the next start. Check the disk of `snapshot`.
+                // The usage of an earlier process is not reported before the next start. Check the disk of `snapshot`, or of
+                // `jobs.dir` at a spoke.
                 tracing::warn!(ledger = format!("{id:016x}"), %error, "cannot lock the usage on disk");
             }
         }
@@ -112,7 +114,8 @@ impl LedgerOnDisk {
                 Err(error) => {
                     failures += 1;
                     self.ledger.unwritten(usage.day);
-                    // Usage is counted in memory, and not reported before it is on disk. Check the disk of `snapshot`.
+                    // Usage is counted in memory, and not reported before it is on disk. Check the disk of `snapshot`, or of
+                    // `jobs.dir` at a spoke.
                     tracing::warn!(file = %self.path(usage.day).display(), %error, "cannot write the usage to disk");
                 }
             }
@@ -136,7 +139,7 @@ impl LedgerOnDisk {
         let read = parse(&path, day);
         read.inspect_err(|error| {
             self.ledger.unwritten(day);
-            // It is written and reported again. Check the disk of `snapshot`.
+            // It is written and reported again. Check the disk of `snapshot`, or of `jobs.dir` at a spoke.
             tracing::warn!(file = %path.display(), %error, "cannot read the usage on disk");
         })
         .ok()

@@ -96,10 +96,10 @@ async fn requests_count_while_the_ledger_is_written() {
     let recorder = open(dir.path());
     let ledgers = recorder.ledgers.lock();
     count(&recorder, DAY, 1);
-    assert_eq!(recorder.scrape().rows, 0, "the metrics do not wait either");
+    assert_eq!(recorder.state().rows, 0, "the metrics do not wait either");
     drop(ledgers);
     write(&recorder, DAY).await;
-    assert_eq!((requests(dir.path()), recorder.scrape().rows), (vec![1], 1));
+    assert_eq!((requests(dir.path()), recorder.state().rows), (vec![1], 1));
 }
 
 #[tokio::test]

@@ -1,13 +1,14 @@
-//! Usage of tenants: counts finished requests in the gateway's ledger ([`gateway_core::usage`]), writes it to disk, and reports it to
-//! the hubs.
+//! Usage of tenants: counts requests in the ledger of the process ([`gateway_core::usage`]), writes it to disk, and reports it to the
+//! hubs. A gateway counts the requests that it has served, and a spoke with a queue the jobs and the lines of batches whose results it
+//! has stored.
 //!
 //! ```text
 //!  request ──▶ RecentUsage ──every FLUSH_PERIOD──▶ Ledger, and its files ──every REPORT_PERIOD──▶ hub
 //!              a lock of its own                   a lock that only blocking threads take
 //! ```
 //!
-//! The ledger is written every [`FLUSH_PERIOD`] and when the gateway stops, so a process that is killed loses at most the counts of
-//! that time. It is reported every [`REPORT_PERIOD`], and what is reported is on disk before. While no hub responds, requests are
+//! The ledger is written every [`FLUSH_PERIOD`] and when the process stops, so one that is killed loses at most the counts of that
+//! time. It is reported every [`REPORT_PERIOD`], and what is reported is on disk before. While no hub responds, requests are
 //! served, counted and written as always. A day that a hub rejects does not delay the others.
 //!
 //! A ledger has one writer, which holds a lock: during a handover two processes count, each in its own ledger. A process that
@@ -20,12 +21,12 @@ mod files;
 
 use files::LedgerOnDisk;
 use gateway_core::usage::RecentUsage;
-use metrics::{Counter, Total, metric_set};
+use metrics::Counter;
 use regions::catalogue::Catalogue;
 use regions::id::{DeploymentName, RegionId, TenantId};
 use regions::set::RegionIndex;
 use scheduler_api::paths;
-use scheduler_api::usage::{ROWS_MAX, UsageCounts, UsageDay, UsageV1};
+use scheduler_api::usage::{UsageCounts, UsageDay, UsageV1};
 use scheduler_client::hub::{ControlPlaneClient, HubCallError, HubFailure, HubRequest};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,10 +43,10 @@ pub(crate) const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 const REPORT_PERIOD: Duration = Duration::from_secs(60);
 /// Timeout of a report. A hub responds after it has written it.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for the last write and report when the gateway stops. What it misses is reported after the next start.
+/// Maximum time for the last write and report when the process stops. What it misses is reported after the next start.
 const LAST_REPORT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Usage of tenants at this gateway.
+/// Usage of tenants at this process.
 pub(crate) struct UsageRecorder {
     catalogue: Arc<Catalogue>,
     /// Counts since the last write. Each request takes this lock.
@@ -73,36 +74,30 @@ struct LedgerTotals {
     lost_days: AtomicU64,
 }
 
-metric_set! {
-    /// Counters of writes and reports.
-    #[derive(Default)]
-    pub(crate) struct UsageReportCounts {
-        /// Writes of the usage of tenants to disk that failed.
-        write_failures: Counter = "meridian_gateway_usage_write_failures_total",
-        /// Reports of the usage of tenants to a hub that failed.
-        report_failures: Counter = "meridian_gateway_usage_report_failures_total",
-    }
+/// Counters of writes and reports.
+#[derive(Default)]
+struct UsageReportCounts {
+    write_failures: Counter,
+    report_failures: Counter,
 }
 
-metric_set! {
-    /// Metrics of the usage of tenants.
-    pub(crate) struct UsageScrape<'a> {
-        /// Counters.
-        counts: &'a UsageReportCounts = set,
-        /// Rows of the usage of today: tenants, deployments and regions.
-        rows: usize = "meridian_gateway_usage_rows",
-        /// Limit of these rows.
-        rows_max: usize = "meridian_gateway_usage_rows_max",
-        /// Requests that are missing in the usage because the limit of rows was reached.
-        uncounted: Total = "meridian_gateway_usage_uncounted_total",
-        /// Days of usage that were deleted because no hub has stored them for weeks.
-        lost_days: Total = "meridian_gateway_usage_lost_days_total",
-    }
+/// State of the usage for the metrics of a role, as of the last write.
+pub(crate) struct LedgerState {
+    /// Writes to disk that failed.
+    pub(crate) write_failures: u64,
+    /// Reports to a hub that failed.
+    pub(crate) report_failures: u64,
+    /// Rows of today.
+    pub(crate) rows: usize,
+    /// Requests without a row.
+    pub(crate) uncounted: u64,
+    /// Days that were deleted before a hub has stored them.
+    pub(crate) lost_days: u64,
 }
 
 impl UsageRecorder {
     /// Continues the ledgers that ended processes left beside the snapshot, or begins one.
-    pub(super) fn open(snapshot: &Path, region: &RegionId, catalogue: &Arc<Catalogue>) -> UsageRecorder {
+    pub(crate) fn open(snapshot: &Path, region: &RegionId, catalogue: &Arc<Catalogue>) -> UsageRecorder {
         let (counting, former) = files::open(snapshot, region);
         UsageRecorder {
             catalogue: catalogue.clone(),
@@ -114,7 +109,7 @@ impl UsageRecorder {
         }
     }
 
-    /// Counts a successful request on a day.
+    /// Counts successful requests on a day.
     pub(crate) fn count(
         &self,
         day: UsageDay,
@@ -127,24 +122,25 @@ impl UsageRecorder {
         self.recent.lock().count(day, tenant, deployment, region, counts);
     }
 
-    /// Returns the metrics, as of the last write.
-    pub(super) fn scrape(&self) -> UsageScrape<'_> {
+    /// Returns the state for the metrics.
+    pub(crate) fn state(&self) -> LedgerState {
         let LedgerTotals { rows, uncounted, lost_days } = &self.totals;
-        UsageScrape {
-            counts: &self.counts,
+        LedgerState {
+            write_failures: self.counts.write_failures.get(),
+            report_failures: self.counts.report_failures.get(),
             rows: rows.load(Relaxed),
-            rows_max: ROWS_MAX,
-            uncounted: Total(uncounted.load(Relaxed)),
-            lost_days: Total(lost_days.load(Relaxed)),
+            uncounted: uncounted.load(Relaxed),
+            lost_days: lost_days.load(Relaxed),
         }
     }
 
     /// Writes and reports for ever. A report that waits for a hub does not delay the writes.
-    pub(super) async fn follow(self: Arc<UsageRecorder>, client: ControlPlaneClient) {
+    pub(crate) async fn follow(self: Arc<UsageRecorder>, client: ControlPlaneClient) {
         tokio::join!(self.write_periodically(), self.report_periodically(&client));
     }
 
-    async fn write_periodically(self: &Arc<UsageRecorder>) {
+    /// Writes for ever, without a hub.
+    pub(crate) async fn write_periodically(self: &Arc<UsageRecorder>) {
         let mut interval = interval(FLUSH_PERIOD);
         loop {
             interval.tick().await;
@@ -173,8 +169,8 @@ impl UsageRecorder {
         }
     }
 
-    /// Writes and reports the last counts when the gateway stops.
-    pub(super) async fn finish(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) {
+    /// Writes and reports the last counts when the process stops.
+    pub(crate) async fn finish(self: &Arc<UsageRecorder>, client: &ControlPlaneClient) {
         let last = async {
             self.write().await;
             self.report(client).await
@@ -198,7 +194,7 @@ impl UsageRecorder {
     }
 
     /// Writes the ledgers, if they have changed.
-    async fn write(self: &Arc<UsageRecorder>) {
+    pub(crate) async fn write(self: &Arc<UsageRecorder>) {
         let today = UsageDay::of(SystemTime::now());
         self.with_ledgers(move |recorder, ledgers| ledgers.write(recorder, today)).await;
     }
