@@ -147,7 +147,8 @@ mod tests {
     /// Regression: a process that ended at once logged a panic of the task that reloads its certificate.
     #[test]
     fn a_blocking_function_that_a_shutdown_cancels_causes_no_panic() {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).max_blocking_threads(1).build();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).max_blocking_threads(1).build();
         let runtime = runtime.expect("a runtime");
         // The only thread for such functions is occupied, so the shutdown cancels the next one.
         let (release, occupied) = std::sync::mpsc::channel::<()>();

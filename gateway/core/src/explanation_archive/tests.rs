@@ -131,8 +131,10 @@ fn old_files_and_the_oldest_ones_beyond_the_budget_are_deleted_and_never_the_cur
 
 #[test]
 fn files_of_the_future_are_deleted_before_old_ones_beyond_the_budget() {
-    let file =
-        |hour: u64, bytes| FileOnDisk { file: ArchiveFile { began_ms: hour * HOUR, process: 0, format: 1 }, bytes };
+    let file = |hour: u64, bytes| FileOnDisk {
+        file: ArchiveFile { began_ms: hour * HOUR, process: 0, format: 1 },
+        bytes,
+    };
     let files = [file(0, 2000), file(1, 2000), file(9, 2000)];
     let surplus = |now| {
         let surplus = RULES.surplus(&files, None, now);
@@ -223,7 +225,8 @@ fn a_search_that_was_not_completed_says_why() {
 
 #[test]
 fn the_requests_of_a_file_have_ended_before_the_next_one_of_the_process_begins() {
-    let file = |began_ms, process| FileOnDisk { file: ArchiveFile { began_ms, process, format: 1 }, bytes: 1 };
+    let file =
+        |began_ms, process| FileOnDisk { file: ArchiveFile { began_ms, process, format: 1 }, bytes: 1 };
     let files = vec![file(100, 1), file(200, 2), file(300, 1)];
     let ends: Vec<_> = newest_first(files).into_iter().map(|(it, end)| (it.file.began_ms, end)).collect();
     assert_eq!(ends, [(300, 300 + HOUR), (200, 200 + HOUR), (100, 300)]);
