@@ -9,6 +9,9 @@
 //! input, so a request of one input does not wait for a large one. A batch takes at most [`BATCH_TIME`]. Deadlines and priorities have no
 //! effect.
 //!
+//! An input counts at most [`INPUT_TOKENS_MAX`] tokens, as in a model that truncates: a region reports the queued tokens, and its gateways
+//! would otherwise reject requests that wait behind one long text.
+//!
 //! The response has one row of two numbers per input. A request whose client disconnects while it is queued is skipped.
 
 use crate::cli::ScriptedReplicaOptions;
@@ -40,6 +43,8 @@ use tokio::sync::{Notify, oneshot};
 
 /// Time of a request besides the simulated computation: reading, batching, writing the response.
 const OVERHEAD: Duration = Duration::from_millis(3);
+/// Maximum number of tokens of an input.
+const INPUT_TOKENS_MAX: u64 = 512;
 /// Maximum computing time of a batch of several inputs, if the replica has its full speed.
 const BATCH_TIME: Duration = Duration::from_millis(1);
 
@@ -276,7 +281,8 @@ async fn embed(State(replica): State<Arc<ScriptedReplica>>, body: Bytes) -> Resp
     let Ok(reading) = gateway_core::body::read(&body) else {
         return (StatusCode::BAD_REQUEST, "not an embeddings request\n").into_response();
     };
-    let computed = replica.queue().push(reading.tokens, reading.inputs);
+    let tokens = truncated(reading.tokens, reading.inputs);
+    let computed = replica.queue().push(tokens, reading.inputs);
     replica.work.notify_one();
     if computed.await.is_err() {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
@@ -284,9 +290,14 @@ async fn embed(State(replica): State<Arc<ScriptedReplica>>, body: Bytes) -> Resp
     tokio::time::sleep(OVERHEAD).await;
     let row = |index| json!({"object": "embedding", "index": index, "embedding": [0.6, 0.8]});
     let rows: Vec<_> = (0..reading.inputs).map(row).collect();
-    let usage = json!({"prompt_tokens": reading.tokens, "total_tokens": reading.tokens});
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
     let response = json!({"object": "list", "data": rows, "model": "scripted", "usage": usage});
-    ([(headers::TOKENS, reading.tokens.to_string())], Json(response)).into_response()
+    ([(headers::TOKENS, tokens.to_string())], Json(response)).into_response()
+}
+
+/// Returns the tokens of a request after the truncation of its inputs, whose lengths are unknown.
+fn truncated(tokens: u64, inputs: u64) -> u64 {
+    tokens.min(inputs.saturating_mul(INPUT_TOKENS_MAX))
 }
 
 #[cfg(test)]
@@ -325,6 +336,14 @@ mod tests {
             complete += batch.complete.len();
         }
         assert_eq!((inputs, tokens, complete), (3 + 7 + 1, 1_005, kept.len()));
+    }
+
+    /// Regression: one text of 200 kB was reported as 50 s of work, and requests of others were rejected.
+    #[test]
+    fn a_long_text_is_truncated() {
+        assert_eq!(truncated(50_000, 1), INPUT_TOKENS_MAX);
+        assert_eq!(truncated(50_000, 1_000), 50_000);
+        assert_eq!(truncated(1, u64::MAX), 1);
     }
 
     #[test]
