@@ -12,7 +12,7 @@ use super::fleet::LocalFleet;
 use super::fleet_control::FleetControl;
 use super::fleet_state::FleetState;
 use super::plan::FleetPlan;
-use super::readiness;
+use super::readiness::{self, ServedRegions};
 use crate::cli::UpOptions;
 use crate::drill::observer::Observer;
 use crate::drill::run::{self, ActionExecutor};
@@ -51,8 +51,8 @@ pub(super) struct DrillContext {
     operator: PathBuf,
     key: String,
     control: FleetControl,
-    /// Number of the regions with replicas.
-    served_regions: usize,
+    /// Regions and deployments that are served before and after a drill.
+    served: ServedRegions,
 }
 
 impl DrillContext {
@@ -72,7 +72,7 @@ impl DrillContext {
             operator: fleet.operator().to_owned(),
             key: key.to_owned(),
             control,
-            served_regions: readiness::served_regions(plan),
+            served: ServedRegions::of(plan),
         }
     }
 
@@ -172,7 +172,7 @@ fn drained_regions(drill: &Drill) -> BTreeSet<RegionId> {
 async fn unhealthy(context: &DrillContext) -> Vec<String> {
     let mut problems = Vec::new();
     for (_, operations) in &context.operations {
-        let healthy = readiness::until_healthy(*operations, context.served_regions).await;
+        let healthy = readiness::until_healthy(*operations, &context.served).await;
         problems.extend(healthy.err().map(|error| format!("{error:#}")));
     }
     problems

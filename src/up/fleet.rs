@@ -8,7 +8,8 @@ use super::link::{EmulatedLink, LinkDelays};
 use super::plan::FleetPlan;
 use super::ports::Ports;
 use super::process::{FleetProcess, ProcessSpec};
-use super::{Interrupts, control_api, readiness};
+use super::readiness::{self, ServedRegions};
+use super::{Interrupts, control_api};
 use anyhow::{Context, Result};
 use loadtest::drill::action::ProcessAction;
 use regions::id::RegionId;
@@ -168,8 +169,9 @@ impl LocalFleet {
         let socket = self.listener(self.control)?;
         let control = self.control_handle(links, commands)?;
         tokio::spawn(control_api::serve(socket, control.clone(), self.drills.clone()));
+        let served = ServedRegions::of(plan);
         for gateway in &self.gateways {
-            readiness::until_healthy(gateway.operations, readiness::served_regions(plan)).await?;
+            readiness::until_healthy(gateway.operations, &served).await?;
         }
         Ok(control)
     }
