@@ -12,6 +12,7 @@
 mod auth;
 mod context;
 mod drills;
+mod fleet_client;
 mod server;
 pub(super) mod state;
 mod stream;
@@ -47,7 +48,7 @@ use super::api::{Body, HubApi, json};
 use crate::config::ConsoleConfig;
 use crate::respond::ErrorResponse;
 use context::ConsoleApi;
-use drills::FleetClient;
+use fleet_client::FleetClient;
 use state::Console;
 
 /// Maximum number of open connections: some of each page.

@@ -20,7 +20,7 @@ use scheduler_api::traffic::{GatewayTraffic, SearchV1};
 use supervision::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::drills::FleetClient;
+use super::fleet_client::FleetClient;
 use crate::config::ConsoleConfig;
 use crate::hub::scrape::ConsoleMetrics;
 
