@@ -40,7 +40,7 @@ pub(crate) enum DiskError {
     #[error("{0}")]
     Redb(#[from] redb::Error),
     /// Another hub has the file of the store open.
-    #[error("it is already open; stop the hub that uses it, or name another folder")]
+    #[error("it is already open in another hub; stop that one, or name another folder")]
     Locked,
     /// Another version of the hub wrote the store. Use that version or a newer one.
     #[error("the file has format {0}; this version reads format {FORMAT}")]
