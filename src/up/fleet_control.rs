@@ -2,9 +2,11 @@
 //!
 //! The main thread owns the processes and executes commands on them; links are changed here. One change is made at a time: an
 //! action of a drill, a request of the control API, or the restoration after a drill ([`super::fleet_state`]) waits for the one
-//! before, and a change that has begun is completed also if its caller is gone. There are two kinds of slow replicas. A scripted one is configured to take longer. A real one is stopped and continued ten times a second, so that
-//! it runs for a small share of the time: it computes in bursts, and its other responses (a report, a rejection) are late as
-//! well, as on a machine whose CPU is taken by another process.
+//! before, and a change that has begun is completed also if its caller is gone.
+//!
+//! There are two kinds of slow replicas. A scripted one is configured to take longer. A real one is stopped and continued ten times
+//! a second, so that it runs for a small share of the time: it computes in bursts, and its other responses (a report, a rejection)
+//! are late as well, as on a machine whose CPU is taken by another process.
 
 use super::link::{EmulatedLink, LinkConditions};
 use super::process::signal_to;

@@ -16,8 +16,8 @@ const HEALTHY_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct ServedRegions(BTreeMap<RegionId, BTreeSet<String>>);
 
 impl ServedRegions {
-    /// Returns the regions of a fleet. An autoscaled deployment starts on demand, and one without a region of scripted replicas never
-    /// does, so these are not named.
+    /// Returns the regions of a fleet. No deployment is named if the fleet is autoscaled, because its deployments start on demand, or if
+    /// its replicas are scripted, because a region may have none of them.
     pub(super) fn of(plan: &FleetPlan) -> ServedRegions {
         let are_named = !plan.is_autoscaled() && plan.scripted.is_none();
         let regions = plan.regions.iter().filter_map(|region| {

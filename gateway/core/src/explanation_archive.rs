@@ -293,8 +293,8 @@ impl KeptLine<'_> {
     }
 }
 
-/// Returns files, which are in order of time, from the newest to the oldest, each with the time at which its last request had ended at the latest: a process
-/// writes to one file at a time.
+/// Sorts files, which are in order of time, from the newest to the oldest. Each has a bound of the time at which its last request
+/// ended: the process that wrote it writes to one file at a time.
 pub fn newest_first(files: Vec<FileOnDisk>) -> Vec<(FileOnDisk, u64)> {
     let mut next_began: BTreeMap<u64, u64> = BTreeMap::new();
     let with_end = |file: FileOnDisk| {

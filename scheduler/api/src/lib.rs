@@ -8,7 +8,8 @@
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
 //! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
-//! contains the gateways' demand and the traffic plan, [`store_format`] the format of the hub's store, [`apply`] the operator's messages, [`usage`] what tenants have used, [`pki`]
+//! contains the gateways' demand and the traffic plan, [`store_format`] the format of the hub's store, [`apply`] the
+//! operator's messages, [`usage`] what tenants have used, [`pki`]
 //! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
 //! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive. [`traffic`] is for the
 //! console of a hub, and [`requests`] the search for requests.

@@ -20,7 +20,7 @@ use scheduler_core::rollout::Rollout;
 use scheduler_core::shares::ShareChanges;
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
-use supervision::task::blocking;
+use supervision::task::{blocking, joined};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, sleep_until};
 
@@ -376,7 +376,7 @@ pub(super) fn into_transactions(puts: Vec<(String, Vec<u8>)>) -> Vec<Vec<Op>> {
 /// Waits for the plan that is being computed; pending for ever if there is none.
 async fn planned(planning: &mut Option<JoinHandle<TrafficPlan>>) -> TrafficPlan {
     let Some(task) = planning else { return std::future::pending().await };
-    let plan = task.await.expect("planning does not panic");
+    let plan = joined(task).await;
     *planning = None;
     plan
 }
