@@ -362,7 +362,7 @@ mod tests {
             request.ended(COMPLETED);
         }
         drop(requests);
-        let exported = tracer.take();
+        let exported: Vec<_> = tracer.take().collect();
         assert_eq!(exported.len(), 2, "the third request is not sampled");
         let batches: Vec<_> = exported.iter().flatten().filter(|span| span.name == SpanName::Batch).collect();
         let [whole] = batches.as_slice() else { panic!("{batches:#?}") };
@@ -394,7 +394,7 @@ mod tests {
             request.stages().ended(TraceStage::Parse, Instant::now());
             request.ended(end);
             drop(request);
-            let exported = tracer.take();
+            let exported: Vec<_> = tracer.take().collect();
             let is_kept = matches!(end, RequestEnd::Rejected(ErrorCode::Internal) | RequestEnd::Abandoned);
             assert_eq!(exported.len(), usize::from(is_kept), "{end:?}");
             assert!(exported.iter().flatten().take(1).all(|span| span.is_error), "{end:?}");

@@ -22,10 +22,9 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
 import peers  # noqa: E402
-from processes import Failed, Missing, Process, get  # noqa: E402
+from processes import LOAD_CORE, PROXY_CORE, Failed, Missing, Process, get  # noqa: E402
 
 CALLERS = 16
-LOAD_CORE, PROXY_CORE = 0, 1
 # Response time in ms of a replica, of a slow replica, and of both replicas in `drain`.
 FAST, SLOW, DRAINING = 20, 400, 300
 # A response that took longer came from the slow replica.

@@ -19,10 +19,9 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
 import peers  # noqa: E402
-from processes import Failed, Process, busy_seconds, get  # noqa: E402
+from processes import LOAD_CORE, PROXY_CORE, Failed, Process, busy_seconds, get  # noqa: E402
 
 CALLERS = 16
-LOAD_CORE, PROXY_CORE = 0, 1
 WARM_UP_SECONDS = 0.5
 # Requests per second of the neighbour, limit of the aggressor, and rate of the aggressor as a multiple of its limit.
 NEIGHBOUR, LIMIT, TIMES = 400, 100, 20

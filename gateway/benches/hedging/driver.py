@@ -20,10 +20,9 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
 import peers  # noqa: E402
-from processes import Failed, Process, get  # noqa: E402
+from processes import LOAD_CORE, PROXY_CORE, Failed, Process, get  # noqa: E402
 
 CALLERS = 64
-LOAD_CORE, PROXY_CORE = 0, 1
 REPLICA_MS, STALL_MS = 20, 200
 WARM_UP_SECONDS = 1.0
 # Stalls per thousand requests: one case within the hedging budget, and one above it.

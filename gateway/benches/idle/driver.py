@@ -18,9 +18,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 import clients  # noqa: E402
 import peers  # noqa: E402
-from processes import Failed, Missing, Process, embeds  # noqa: E402
+from processes import LOAD_CORE, PROXY_CORE, Failed, Missing, Process, embeds  # noqa: E402
 
-LOAD_CORE, PROXY_CORE = 0, 1
 CONNECTIONS_MAX = 15_000
 # File descriptors for the proxy's upstream connections and files.
 RESERVED_DESCRIPTORS = 500

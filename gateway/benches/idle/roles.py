@@ -17,9 +17,8 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "proxy"))
 
 import peers  # noqa: E402
-from processes import Failed  # noqa: E402
+from processes import LOAD_CORE, PROXY_CORE, Failed  # noqa: E402
 
-LOAD_CORE, PROXY_CORE = 0, 1
 SETTLE_SECONDS = 5
 HANDSHAKES = 3_000
 WARM_UP = 200

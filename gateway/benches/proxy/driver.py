@@ -18,7 +18,7 @@ import sys
 import time
 
 import peers
-from processes import Failed, Missing, Process, busy_seconds, embeds
+from processes import LOAD_CORE, PROXY_CORE, Failed, Missing, Process, busy_seconds, embeds
 
 PROXIES = {
     "meridian": peers.meridian,
@@ -42,8 +42,6 @@ WARM_UP_SECONDS = 0.7
 # CPU time of other processes, in cores; a round above it is disturbed.
 FOREIGN_MAX = 0.15
 IDLE_CONNECTIONS = 1_000
-# Load generator and upstream share the first core; the proxy has the second.
-LOAD_CORE, PROXY_CORE = 0, 1
 
 
 def load(workspace, proxy, kind, *numbers):

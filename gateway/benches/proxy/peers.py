@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 
-from processes import Failed, Missing, Process, embeds, free_port, get
+from processes import LOAD_CORE, Failed, Missing, Process, embeds, free_port, get
 
 KEY = "bench-key"
 # Meridian's regions, one per upstream; the residency policy of the deployment allows all of them.
@@ -310,7 +310,8 @@ def meridian_traced(workspace, upstreams, ratio, name):
     """Starts Meridian with traces of a share of the requests, and a collector that discards them."""
     listen = address()
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "collector.py")
-    collector = Process(f"{name}-collector", [sys.executable, program, listen], workspace.log(f"{name}-collector"))
+    command = [sys.executable, program, listen]
+    collector = Process(f"{name}-collector", command, workspace.log(f"{name}-collector"), LOAD_CORE)
     more = f'[tracing]\nendpoint = "http://{listen}"\nsampler = "traceidratio"\nsample_ratio = {ratio}\n'
     proxy = meridian(workspace, upstreams, name, more=more)
     proxy.helpers.append(collector)

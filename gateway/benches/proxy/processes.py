@@ -15,6 +15,9 @@ START_SECONDS = 90
 UNCHECKED = ssl.create_default_context()
 UNCHECKED.check_hostname, UNCHECKED.verify_mode = False, ssl.CERT_NONE
 
+# Load generator, upstream and collector share the first core; the proxy has the second.
+LOAD_CORE, PROXY_CORE = 0, 1
+
 
 class Missing(Exception):
     """A peer is not installed; the message is the command that installs it."""

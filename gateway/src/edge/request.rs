@@ -424,8 +424,10 @@ impl Drop for RequestContext<'_> {
         if let Some((tracer, trace, reason)) = kept {
             let RequestContext { method, protocol, priority, .. } = *self;
             let details = TraceDetails { method, protocol, priority, reason };
-            let catalogue = &self.request_recorder.config.catalogue;
-            tracer.export(spans::of_request(&trace, &finished, &details, catalogue));
+            let (config, request) = (self.request_recorder.config.clone(), finished.clone());
+            tracer.export_deferred(spans::count(&request), move || {
+                spans::of_request(&trace, &request, &details, &config.catalogue)
+            });
         }
         if let Some(recorder) = &self.request_recorder.recorder {
             recorder.record(WriterMessage::Finished(finished.clone()), self.receipt_slot.take());

@@ -1,4 +1,4 @@
-//! Spans of a finished request. They are made from its record when its trace is exported: until then, a request has no
+//! Spans of a finished request. They are made from its record by the task that exports them: until then, a request has no
 //! spans, only the identifiers that were sent to regions.
 
 use crate::events::{FinishedRequest, RequestTimes};
@@ -28,6 +28,12 @@ const ADMISSION: u64 = 0;
 const ROUTE: u64 = 1;
 const RESPOND: u64 = 2;
 
+/// Returns the number of spans of a request.
+pub(super) fn count(request: &FinishedRequest) -> usize {
+    let attempts = request.trail.attempts().filter(|attempt| attempt.trace.is_some()).count();
+    1 + 2 * usize::from(request.routed_at.is_some()) + attempts + usize::from(request.served_by.is_some())
+}
+
 /// Returns the spans of a request: the request, admission, route, each attempt, and the sending of the response.
 pub(super) fn of_request(
     trace: &RequestTrace,
@@ -35,7 +41,7 @@ pub(super) fn of_request(
     details: &TraceDetails,
     catalogue: &Catalogue,
 ) -> Vec<SpanRecord> {
-    let mut spans = Vec::with_capacity(4 + request.trail.count());
+    let mut spans = Vec::with_capacity(count(request));
     spans.push(whole_span(trace, request, details, catalogue));
     if let Some((began, ended)) = request.routed_at {
         let admission = trace.span.child(ADMISSION);
@@ -200,6 +206,7 @@ mod tests {
             reason: KeepReason::FailedOver,
         };
         let spans = of_request(&trace, &request, &details, &catalogue);
+        assert_eq!(spans.len(), count(&request));
         let names: Vec<_> = spans.iter().map(|span| span.name.text().into_owned()).collect();
         assert_eq!(names, ["POST /v1/embeddings", "admission", "route", "attempt", "attempt", "respond"]);
         let [whole, parts @ ..] = spans.as_slice() else { panic!("{spans:#?}") };

@@ -5,6 +5,9 @@ use crate::sampling::HeadSampler;
 use crate::span::{SpanKind, SpanName, SpanRecord};
 use std::time::{Duration, Instant};
 
+/// Room for the attributes of a request's span, so that it is allocated once.
+const REQUEST_ATTRIBUTES: usize = 24;
+
 /// Random bits of a request: for its trace, and for its span.
 #[derive(Clone, Copy, Debug)]
 pub struct TraceRandom {
@@ -89,7 +92,7 @@ impl RequestTrace {
             start_ns: self.arrived_ns,
             end_ns: self.arrived_ns.saturating_add(end),
             is_error: false,
-            attributes: Vec::new(),
+            attributes: Vec::with_capacity(REQUEST_ATTRIBUTES),
             links: Vec::new(),
         }
     }

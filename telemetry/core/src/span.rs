@@ -309,6 +309,10 @@ impl SpanRecord {
     /// Adds an attribute.
     #[must_use]
     pub fn with(mut self, attribute: Attribute, value: impl Into<AttributeValue>) -> SpanRecord {
+        // Most spans with attributes have about ten of them.
+        if self.attributes.capacity() == 0 {
+            self.attributes.reserve_exact(12);
+        }
         self.attributes.push((attribute, value.into()));
         self
     }
