@@ -11,9 +11,9 @@ use super::grants::SparePool;
 use super::replica::ReplicaState;
 
 /// Share of a region's speed that it offers. The rest absorbs estimation errors and bursts of local traffic.
-const OFFERED_PERCENT: u64 = 90;
+const OFFERED_SHARE: f64 = 0.9;
 /// Share of that while the backlog exceeds the work of one period.
-const OFFERED_BUSY_PERCENT: u64 = 30;
+const OFFERED_BUSY_SHARE: f64 = 0.3;
 
 impl Spoke {
     /// Returns the region's report for a gateway, with the spillover tokens granted to it and without the
@@ -83,11 +83,13 @@ impl Spoke {
         let speed: f64 = replicas.iter().filter_map(|index| self.replicas.get(*index)?.speed()).sum();
         let backlog = |index: &usize| self.replicas.get(*index).map_or(0, ReplicaState::backlog_tokens);
         let backlog: u64 = replicas.iter().map(backlog).sum();
-        let per_period = (speed * EXCHANGE_PERIOD.as_secs_f64()) as u64;
+        let per_period = speed * EXCHANGE_PERIOD.as_secs_f64();
         let local: u64 = deployments.iter().map(|name| self.arrivals.per_period(name, now)).sum();
-        let share = per_period / u64::from(self.instances) / 100 * OFFERED_PERCENT;
-        let spare = share.saturating_sub(local);
-        if backlog > per_period { spare / 100 * OFFERED_BUSY_PERCENT } else { spare }
+        let share = per_period * OFFERED_SHARE / f64::from(self.instances);
+        let spare = share - local as f64;
+        // Negative if more arrives here than is offered; the conversion returns zero then.
+        let is_busy = backlog as f64 > per_period;
+        (if is_busy { spare * OFFERED_BUSY_SHARE } else { spare }) as u64
     }
 }
 

@@ -334,6 +334,10 @@ fn a_region_offers_its_capacity_beyond_the_local_traffic() {
     check(&[(0, 10_000.0)], 1801, 0);
     check(&[(2000, 10_000.0)], 1000, 800); // the backlog is one period
     check(&[(2001, 10_000.0)], 1000, 240);
+    // Slow replicas: a share of less than a hundred tokens is not rounded away.
+    check(&[(0, 490.0)], 0, 88);
+    check(&[(0, 700.0)], 64, 62);
+    check(&[(150, 700.0)], 64, 18);
     check(&[(0, 0.0)], 0, 0); // its speed is unknown
     check(&[(0, f64::INFINITY)], 0, 0);
     let mut draining = SpokeTest::with(&[(0, 10_000.0)]);
