@@ -8,6 +8,7 @@ import { drills } from "./drills.js";
 
 const CAUSES = {
   evacuation: "the region is down", retry: "the attempt failed", first_byte_timeout: "no response in time", spillover: "the nearest region is busy",
+  other: "for a reason that this version of the hub does not know",
 };
 
 const stateBadge = (region) => {

@@ -318,7 +318,10 @@ impl TrafficState {
             MoveCause::Spillover => EventKind::Spillover,
             // A hedged request costs little and means little.
             MoveCause::Hedge => return false,
-            MoveCause::Retry | MoveCause::FirstByteTimeout | MoveCause::Evacuation => EventKind::Failover,
+            // A cause that only the gateway knows moved a request as well.
+            MoveCause::Retry | MoveCause::FirstByteTimeout | MoveCause::Evacuation | MoveCause::Other => {
+                EventKind::Failover
+            }
         };
         let parts = (from.as_str(), to.as_str(), cause.as_str());
         self.events.record(kind, parts, (*requests, example), now_ms)

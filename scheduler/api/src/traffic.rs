@@ -86,7 +86,7 @@ pub struct TrafficReportV1 {
 pub struct ObservedRegionV1 {
     /// Region.
     pub region: String,
-    /// Health: `healthy`, `unknown`, `suspect` or `down`.
+    /// Health: `healthy`, `unknown`, `suspect` or `down`. Gateways of later versions may send other ones.
     pub health: String,
     /// Time since its last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,8 +169,8 @@ pub struct MoveV1 {
     pub from: String,
     /// Region of the attempt.
     pub to: String,
-    /// Cause.
-    pub cause: MoveCause,
+    /// Cause: [`MoveCause::as_str`]. Gateways of later versions may send other ones.
+    pub cause: String,
     /// Attempts.
     pub requests: u64,
     /// Identifier of one of the requests; empty if the residency of all is restricted, because clients choose identifiers, and
@@ -179,8 +179,7 @@ pub struct MoveV1 {
 }
 
 /// Why an attempt went to another region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MoveCause {
     /// The preferred region was overloaded, and this one had granted credits.
     Spillover,
@@ -192,6 +191,8 @@ pub enum MoveCause {
     Evacuation,
     /// The attempt before was slow, and this one races it.
     Hedge,
+    /// A cause that only a later version knows.
+    Other,
 }
 
 /// Routing decision of a request.
@@ -373,6 +374,22 @@ pub struct Move {
 }
 
 impl MoveCause {
+    /// All causes.
+    pub const ALL: [MoveCause; 6] = [
+        MoveCause::Spillover,
+        MoveCause::Retry,
+        MoveCause::FirstByteTimeout,
+        MoveCause::Evacuation,
+        MoveCause::Hedge,
+        MoveCause::Other,
+    ];
+
+    /// Returns the cause with this label. A gateway may be of a later version than the hub: its report is not rejected for a
+    /// cause that is new.
+    fn of_label(label: &str) -> MoveCause {
+        MoveCause::ALL.into_iter().find(|cause| cause.as_str() == label).unwrap_or(MoveCause::Other)
+    }
+
     /// Returns the label.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -381,13 +398,14 @@ impl MoveCause {
             MoveCause::FirstByteTimeout => "first_byte_timeout",
             MoveCause::Evacuation => "evacuation",
             MoveCause::Hedge => "hedge",
+            MoveCause::Other => "other",
         }
     }
 }
 
-fn parse_health(field: &str, name: &str) -> Result<Health, WireError> {
-    let found = Health::ALL.into_iter().find(|health| health.as_str() == name);
-    found.ok_or_else(|| WireError::new(field, "write healthy, unknown, suspect or down"))
+/// Returns the health with this name. One that only a later version knows is unknown, and the rest of the report is used.
+fn health_of_name(name: &str) -> Health {
+    Health::ALL.into_iter().find(|health| health.as_str() == name).unwrap_or(Health::Unknown)
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -432,7 +450,7 @@ impl From<&GatewayTraffic> for TrafficReportV1 {
         let moves = moves.iter().map(|Move { from, to, cause, requests, example }| MoveV1 {
             from: from.to_string(),
             to: to.to_string(),
-            cause: *cause,
+            cause: cause.as_str().to_owned(),
             requests: *requests,
             example: example.clone(),
         });
@@ -540,7 +558,7 @@ impl TryFrom<TrafficReportV1> for GatewayTraffic {
                 Ok(Move {
                     from: parsed(format!("{at}.from"), &from)?,
                     to: parsed(format!("{at}.to"), &to)?,
-                    cause,
+                    cause: MoveCause::of_label(&cause),
                     requests,
                     example: short(&format!("{at}.example"), example, REQUEST_ID_BYTES_MAX)?,
                 })
@@ -573,7 +591,7 @@ fn read_regions(wire: Vec<ObservedRegionV1>) -> Result<BTreeMap<RegionId, Observ
             Ok((parsed(format!("{at}.deployment"), &deployment)?, load))
         })?;
         let observed = ObservedRegion {
-            health: parse_health(&format!("{at}.health"), &health)?,
+            health: health_of_name(&health),
             report_age: report_age_ms.map(Duration::from_millis),
             rtt: Duration::from_micros(rtt_us),
             in_flight,

@@ -141,7 +141,6 @@ fn a_report_that_is_invalid_is_rejected_with_its_field() {
     };
     check(&|wire| wire.gateway = "us-east-1".to_owned(), "gateway");
     check(&|wire| wire.generation = Some("1".to_owned()), "generation");
-    check(&|wire| wire.regions[0].health = "well".to_owned(), "regions[0].health");
     check(&|wire| wire.regions.push(wire.regions[0].clone()), "regions[1].region");
     check(&|wire| wire.served[1].latencies = vec![[99, 1]], "served[1].latencies");
     check(&|wire| wire.moves[0].example = "x".repeat(REQUEST_ID_BYTES_MAX + 1), "moves[0].example");
@@ -151,6 +150,32 @@ fn a_report_that_is_invalid_is_rejected_with_its_field() {
     check(&|wire| wire.searched[0].found.problem = problem(), "searched[0].problem");
     let kept = "x".repeat(LABEL_BYTES_MAX + 1);
     check(&|wire| wire.searched[0].found.requests[0].kept = kept.clone(), "searched[0].kept");
+}
+
+#[test]
+fn values_that_only_a_later_gateway_knows_are_no_reason_to_reject_its_report() {
+    let mut report = serde_json::to_value(TrafficReportV1::from(&traffic())).unwrap();
+    report["moves"][0]["cause"] = json!("rebalancing");
+    report["moves"][0]["bytes"] = json!(7);
+    report["regions"][0]["health"] = json!("recovering");
+    let wire: TrafficReportV1 = serde_json::from_value(report).unwrap();
+    let mut expected = traffic();
+    expected.moves[0].cause = MoveCause::Other;
+    for observed in expected.regions.values_mut() {
+        observed.health = Health::Unknown;
+    }
+    assert_eq!(GatewayTraffic::try_from(wire), Ok(expected));
+}
+
+#[test]
+fn every_cause_is_read_as_it_was_written() {
+    for cause in MoveCause::ALL {
+        let mut sent = traffic();
+        sent.moves[0].cause = cause;
+        let text = serde_json::to_string(&TrafficReportV1::from(&sent)).unwrap();
+        let read = GatewayTraffic::try_from(serde_json::from_str::<TrafficReportV1>(&text).unwrap());
+        assert_eq!(read, Ok(sent), "{cause:?}");
+    }
 }
 
 #[test]
