@@ -14,6 +14,9 @@ pub enum StateV1 {
     Ready,
     /// It finishes requests in flight and accepts no new ones.
     Draining,
+    /// A state that only a later version knows. Such a replica gets no requests until it is ready.
+    #[serde(other)]
+    Other,
 }
 
 /// Response of `GET /status`.
@@ -51,6 +54,19 @@ pub struct StatusV1 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_state_of_a_later_version_is_read_and_is_not_that_of_a_ready_replica() {
+        let text = |state: &str| {
+            format!(
+                r#"{{"version":1,"names":["m"],"model":"m","state":"{state}","pending_tokens":0,"pending_inputs":0,
+                    "requests_total":0,"tokens_per_second":0.0,"temperature":7}}"#
+            )
+        };
+        let read = |state| serde_json::from_str::<StatusV1>(&text(state)).unwrap().state;
+        let states = ["starting", "ready", "draining", "warming_up"].map(read);
+        assert_eq!(states, [StateV1::Starting, StateV1::Ready, StateV1::Draining, StateV1::Other]);
+    }
 
     #[test]
     fn a_status_of_a_replica_without_a_boot_id_or_identity_is_read() {

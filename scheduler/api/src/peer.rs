@@ -81,8 +81,7 @@ pub struct SharedReplica {
 }
 
 /// Phase of a replica, in their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplicaPhase {
     /// It gets requests.
     Serving,
@@ -90,6 +89,25 @@ pub enum ReplicaPhase {
     Draining,
     /// No other spoke has a request in flight to it, so the spoke that started it may stop it.
     Drained,
+}
+
+impl ReplicaPhase {
+    const ALL: [ReplicaPhase; 3] = [ReplicaPhase::Serving, ReplicaPhase::Draining, ReplicaPhase::Drained];
+
+    /// Returns the text of the messages.
+    fn as_str(self) -> &'static str {
+        match self {
+            ReplicaPhase::Serving => "serving",
+            ReplicaPhase::Draining => "draining",
+            ReplicaPhase::Drained => "drained",
+        }
+    }
+
+    /// Returns the phase with this text. In a phase that only a later version knows a replica gets no new requests and is not
+    /// stopped, so that the other replicas of the state are used.
+    fn of_text(text: &str) -> ReplicaPhase {
+        ReplicaPhase::ALL.into_iter().find(|phase| phase.as_str() == text).unwrap_or(ReplicaPhase::Draining)
+    }
 }
 
 /// Response of another spoke of the region.
@@ -192,8 +210,8 @@ pub struct SharedReplicaV1 {
     pub endpoint: String,
     /// Deployment for which it was started.
     pub deployment: String,
-    /// `serving`, `draining` or `drained`.
-    pub phase: ReplicaPhase,
+    /// `serving`, `draining` or `drained`. Spokes of later versions may send other ones.
+    pub phase: String,
 }
 
 /// Response to it.
@@ -321,7 +339,7 @@ impl From<&SharedRegionState> for SharedStateV1 {
             replicas.iter().map(|(endpoint, SharedReplica { deployment, phase })| SharedReplicaV1 {
                 endpoint: endpoint.to_string(),
                 deployment: deployment.to_string(),
-                phase: *phase,
+                phase: phase.as_str().to_owned(),
             });
         SharedStateV1 { deployments: deployments.collect(), replicas: replicas.collect() }
     }
@@ -350,6 +368,7 @@ impl TryFrom<SharedStateV1> for SharedRegionState {
             entries("state.replicas", ".endpoint", replicas, REGION_REPLICAS_MAX, |at, replica| {
                 let SharedReplicaV1 { endpoint, deployment, phase } = replica;
                 let deployment = parsed(format!("{at}.deployment"), &deployment)?;
+                let phase = ReplicaPhase::of_text(&phase);
                 Ok((parsed(format!("{at}.endpoint"), &endpoint)?, SharedReplica { deployment, phase }))
             })?;
         Ok(SharedRegionState { deployments, replicas })
@@ -542,6 +561,20 @@ mod tests {
     fn a_request_is_held_for_at_most_a_second() {
         let wire: PeerRequestV1 = serde_json::from_value(message()).unwrap();
         assert_eq!(PeerRequest::try_from(wire).unwrap().wait, PEER_WAIT_MAX);
+    }
+
+    #[test]
+    fn a_replica_in_a_phase_of_a_later_version_gets_no_new_requests_and_is_not_stopped() {
+        let mut later = message();
+        let replica = |port: u16, phase: &str| {
+            let endpoint = format!("10.0.0.1:{port}");
+            json!({"endpoint": endpoint, "deployment": "a", "phase": phase, "since_ms": 7})
+        };
+        later["state"]["replicas"] = json!([replica(1, "serving"), replica(2, "warming")]);
+        let wire: PeerRequestV1 = serde_json::from_value(later).unwrap();
+        let state = PeerRequest::try_from(wire).unwrap().state.unwrap();
+        let phases: Vec<_> = state.replicas.values().map(|replica| replica.phase).collect();
+        assert_eq!(phases, [ReplicaPhase::Serving, ReplicaPhase::Draining]);
     }
 
     #[test]

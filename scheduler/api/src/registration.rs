@@ -101,7 +101,8 @@ pub struct RegisterV1 {
     /// Whether the spoke can start replicas. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scales: bool,
-    /// Log of its queue of jobs: `file` or `nats`. Absent without a queue, and from spokes that do not report it.
+    /// Log of its queue of jobs: `file` or `nats`. Absent without a queue, and from spokes that do not report it; spokes of later
+    /// versions may send other ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_log: Option<String>,
 }
@@ -223,7 +224,8 @@ impl TryFrom<RegisterV1> for Registration {
             models: read_replica_revisions("models", models)?,
             draining,
             scales,
-            job_log: job_log.map(|kind| parsed("job_log", &kind)).transpose()?,
+            // A log of a later version is not compared with those of other spokes, and the spoke is registered.
+            job_log: job_log.and_then(|kind| kind.parse().ok()),
         })
     }
 }
@@ -350,7 +352,20 @@ mod tests {
         }
         check("deployments", json!(["a", "b/c"]), "deployments[1]");
         check("deployments", json!(["a", "a"]), "deployments[1]");
-        check("job_log", json!("redis"), "job_log");
+    }
+
+    #[test]
+    fn a_spoke_of_a_later_version_is_registered_without_what_only_that_version_knows() {
+        let mut message = json!({"version": 1, "region": "aws/us-east-1", "instance": "a", "endpoint": "10.0.0.7:7100",
+                                 "boot_id": 1, "deployments": ["a"], "job_log": "nats"});
+        let read = |message: &Value| {
+            Registration::try_from(serde_json::from_value::<RegisterV1>(message.clone()).unwrap()).unwrap()
+        };
+        let known = read(&message);
+        assert_eq!(known.job_log, Some(JobLogKind::Nats));
+        message["job_log"] = json!("redis");
+        message["zone"] = json!("a");
+        assert_eq!(read(&message), Registration { job_log: None, ..known });
     }
 
     #[test]
