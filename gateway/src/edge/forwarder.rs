@@ -441,9 +441,9 @@ fn held_duration(response: &UpstreamResponse) -> Duration {
 
 /// Whether the region reports that another region could serve the request.
 fn is_retryable_elsewhere(response: &UpstreamResponse) -> bool {
-    let value = || response.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
-    let code = || value().and_then(ErrorCode::parse);
-    response.head.status.is_server_error() && code().is_some_and(|code| code.remedy() == Remedy::Elsewhere)
+    let code = || response.head.headers.get(names::name(headers::ERROR))?.to_str().ok();
+    response.head.status.is_server_error()
+        && code().is_some_and(|code| ErrorCode::remedy_of(code) == Remedy::Elsewhere)
 }
 
 /// Regions and policy under which a request may be sent now.

@@ -205,6 +205,12 @@ impl ErrorCode {
         ErrorCode::ALL.iter().copied().find(|code| code.as_str() == text)
     }
 
+    /// Returns the remedy of the code with this text, as in `x-meridian-error`. The remedy of a code that only a later version knows
+    /// is unknown here; a region of the version of this process may serve the request, so it is sent there.
+    pub fn remedy_of(text: &str) -> Remedy {
+        ErrorCode::parse(text).map_or(Remedy::Elsewhere, ErrorCode::remedy)
+    }
+
     /// Returns OpenAI's coarse `error.type`, by which its clients choose the exception that they raise.
     pub fn openai_type(self) -> &'static str {
         match self.fault() {
@@ -268,6 +274,12 @@ mod tests {
             assert_eq!(ErrorCode::parse(code.as_str()), Some(*code));
         }
         assert_eq!(ErrorCode::parse("no_such_code"), None);
+    }
+
+    #[test]
+    fn an_error_of_a_later_version_may_be_avoided_in_another_region() {
+        assert_eq!(ErrorCode::remedy_of("no_such_code"), Remedy::Elsewhere);
+        assert_eq!(ErrorCode::remedy_of(ErrorCode::NotFinite.as_str()), Remedy::Nothing);
     }
 
     #[test]
