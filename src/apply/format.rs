@@ -22,6 +22,7 @@ pub(super) fn difference(applied: &AppliedV1) -> String {
             ChangeKind::Added => "added",
             ChangeKind::Changed => "changed",
             ChangeKind::Removed => "removed",
+            ChangeKind::Other => "another change, which only the version of the hub knows",
         };
         lines.push(format!("{} {name}: {verb}", kind.as_str()));
         lines.extend(fields.iter().map(|field| format!("  {}", format_field(field))));
@@ -67,6 +68,7 @@ fn format_field(FieldV1 { field, before, after, residency_change }: &FieldV1) ->
             "  (narrows immediately, and widens when all gateways and spokes have the new table)"
         }
         Some(ResidencyChange::Rewords) => "  (the same regions)",
+        Some(ResidencyChange::Other) => "  (an effect that only the version of the hub knows)",
     };
     format!("{field:<10} {value}{effect}")
 }

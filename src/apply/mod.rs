@@ -117,8 +117,11 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         let (mut deployments, mut tenants, mut problems) = (None, None, Vec::new());
         for path in files {
             match read(path) {
-                Ok((Kind::Deployment, file)) => deployments.get_or_insert_with(Vec::new).push(file),
                 Ok((Kind::Tenant, file)) => tenants.get_or_insert_with(Vec::new).push(file),
+                // Files have no other kind.
+                Ok((Kind::Deployment | Kind::Other, file)) => {
+                    deployments.get_or_insert_with(Vec::new).push(file);
+                }
                 Err(problem) => problems.push(problem),
             }
         }

@@ -1,7 +1,7 @@
 //! Messages between operator and hub: `meridian apply` and `meridian get`.
 //!
 //! The operator sends the files unchanged, and the hub parses them, with its own catalogue. The responses are for
-//! display, so their values are texts.
+//! display, so their values are texts, and values that only a later hub knows are displayed as such.
 
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +98,9 @@ pub enum Kind {
     Deployment,
     /// A tenant.
     Tenant,
+    /// A kind that only a later version knows.
+    #[serde(other)]
+    Other,
 }
 
 impl Kind {
@@ -106,6 +109,7 @@ impl Kind {
         match self {
             Kind::Deployment => "deployment",
             Kind::Tenant => "tenant",
+            Kind::Other => "resource",
         }
     }
 }
@@ -120,6 +124,9 @@ pub enum ChangeKind {
     Changed,
     /// The resource is removed.
     Removed,
+    /// A kind of change that only a later version knows.
+    #[serde(other)]
+    Other,
 }
 
 /// Changed field.
@@ -147,6 +154,9 @@ pub enum ResidencyChange {
     NarrowsAndWidens,
     /// The same regions, written differently.
     Rewords,
+    /// An effect that only a later version knows.
+    #[serde(other)]
+    Other,
 }
 
 /// `GET /v1/deployments`: the applied deployments.
@@ -231,4 +241,36 @@ pub struct ReaderV1 {
     pub reader: String,
     /// Generation of its table.
     pub generation: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_response_with_values_that_only_a_later_hub_knows_is_displayed() {
+        let field = json!({"field": "f", "before": null, "after": "a", "residency_change": "moves"});
+        let change = json!({"kind": "catalogue", "name": "n", "change": "renamed", "fields": [field]});
+        let response =
+            json!({"version": 1, "applied": false, "base": 1, "changes": [change], "notes": [], "cost": 7});
+        let applied: AppliedV1 = serde_json::from_value(response).unwrap();
+        let ChangeV1 { kind, name: _, change, fields } = &applied.changes[0];
+        assert_eq!((*kind, *change), (Kind::Other, ChangeKind::Other));
+        assert_eq!(fields[0].residency_change, Some(ResidencyChange::Other));
+        let known =
+            serde_json::from_value::<Vec<ChangeKind>>(json!(["added", "changed", "removed"])).unwrap();
+        assert_eq!(known, [ChangeKind::Added, ChangeKind::Changed, ChangeKind::Removed]);
+    }
+
+    /// The hub would do something else than what the operator has ordered if it ignored an option.
+    #[test]
+    fn an_order_with_an_option_that_only_a_later_version_knows_is_rejected() {
+        let order = json!({"version": 1, "dry_run": true, "base": null});
+        assert!(serde_json::from_value::<ApplyV1>(order.clone()).is_ok());
+        let mut later = order;
+        later["canary"] = json!(true);
+        let error = serde_json::from_value::<ApplyV1>(later).unwrap_err().to_string();
+        assert!(error.contains("unknown field `canary`"), "{error}");
+    }
 }

@@ -5,6 +5,12 @@
 //! destructuring: a new field does not compile until its conversion is written. A message of another version is
 //! rejected before any other field is parsed, and the error names the version.
 //!
+//! Processes whose versions differ by one minor version work together, in every pair of roles. So a reader ignores unknown fields,
+//! an absent new field has the meaning of the version without it, and a value of a closed list that only a later version knows does
+//! not reject the message. There is one exception: the orders of an operator ([`apply::ApplyV1`], [`api_key::CreateKeyV1`], those of
+//! [`pki`]) and the conditions of a search reject unknown fields, because the hub would do something else without them; an option that
+//! is not used is not sent.
+//!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
 //! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]

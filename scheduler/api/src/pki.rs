@@ -45,9 +45,8 @@ pub struct NewTokenResponseV1 {
     pub expires_s: u64,
 }
 
-/// `POST /v1/pki/join`: request for the first certificate.
+/// `POST /v1/pki/join`: request for the first certificate. Processes of later versions may send further fields.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct JoinV1 {
     /// Version of the message.
     pub version: MessageVersion,
@@ -58,9 +57,8 @@ pub struct JoinV1 {
 }
 
 /// `POST /v1/pki/renew`: request for the next certificate of the caller. `POST /v1/pki/replica`: request of a spoke for a
-/// certificate of the replicas of its region.
+/// certificate of the replicas of its region. Processes of later versions may send further fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct RenewV1 {
     /// Version of the message.
     pub version: MessageVersion,
@@ -201,8 +199,8 @@ pub struct RevokeV1 {
     pub version: MessageVersion,
     /// Serial number, SPIFFE ID, its path such as `spoke/aws/us-east-1`, or the name of a person.
     pub target: String,
-    /// Revoke also the certificate with which the request is sent.
-    #[serde(default)]
+    /// Revoke also the certificate with which the request is sent. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own: bool,
 }
 
@@ -228,11 +226,11 @@ pub struct RotateV1 {
     /// Certificate of the next authority, if its key is at an external signer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
-    /// Return to the first phase, before the next authority has signed anything.
-    #[serde(default)]
+    /// Return to the first phase, before the next authority has signed anything. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cancel: bool,
-    /// Take the step although processes would lose their connections.
-    #[serde(default)]
+    /// Take the step although processes would lose their connections. Absent if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub force: bool,
 }
 
@@ -271,6 +269,31 @@ impl fmt::Debug for JoinV1 {
 mod tests {
     use super::super::VERSION;
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_process_of_a_later_version_gets_its_certificate() {
+        let renewal = json!({"version": 1, "csr": "c", "attestation": "a"});
+        assert_eq!(serde_json::from_value::<RenewV1>(renewal).unwrap().csr, "c");
+        let join = json!({"version": 1, "secret": "s", "csr": "c", "attestation": "a"});
+        assert_eq!(serde_json::from_value::<JoinV1>(join).unwrap().secret, "s");
+    }
+
+    /// The hub rejects a field that it does not know, so one that is not used is not sent to an earlier hub.
+    #[test]
+    fn an_order_without_options_has_no_field_of_an_option() {
+        let revocation = RevokeV1 { version: VERSION, target: "aa".to_owned(), own: false };
+        assert_eq!(serde_json::to_value(revocation).unwrap(), json!({"version": 1, "target": "aa"}));
+        let phase = "single".to_owned();
+        let step = RotateV1 { version: VERSION, phase, certificate: None, cancel: false, force: false };
+        assert_eq!(serde_json::to_value(&step).unwrap(), json!({"version": 1, "phase": "single"}));
+        let forced = RotateV1 { force: true, ..step };
+        let text = serde_json::to_string(&forced).unwrap();
+        assert_eq!(serde_json::from_str::<RotateV1>(&text).unwrap(), forced);
+        let unknown = json!({"version": 1, "phase": "single", "dry_run": true});
+        let error = serde_json::from_value::<RotateV1>(unknown).unwrap_err().to_string();
+        assert!(error.contains("unknown field `dry_run`"), "{error}");
+    }
 
     #[test]
     fn the_debug_output_of_a_message_has_no_secret() {

@@ -223,8 +223,9 @@ fn without_credentials(tenants: &TenantMap) -> Vec<String> {
 fn delay_note(ChangeV1 { kind, name, fields, change: _ }: &ChangeV1) -> Option<String> {
     let widens = |change| matches!(change, ResidencyChange::Widens | ResidencyChange::NarrowsAndWidens);
     let subject = match kind {
-        Kind::Deployment => name.clone(),
         Kind::Tenant => format!("tenant {name}"),
+        // The hub changes no other kind.
+        Kind::Deployment | Kind::Other => name.clone(),
     };
     fields.iter().find_map(|field| field.residency_change).filter(|change| widens(*change)).map(|_| {
         format!(
