@@ -1,7 +1,8 @@
 //! Deployments: the model, its engine, the regions that may see its requests, and the regions that should run it.
 //!
-//! `configs/deployments.toml` is the file that people change most. Two of its keys are easily confused: `residency` is
-//! the residency policy (which regions may *see* a request), `regions` is the placement (where the model should *run*).
+//! `configs/deployments.toml` is the file that people change most. Three of its keys are easily confused: `residency` is
+//! the residency policy (which regions may *see* a request), `regions` is the placement (where the model should *run*),
+//! and `routing.order` is a preference among the regions of the placement (which of them *takes the traffic*).
 //! A deployment whose policy permits none of its regions cannot serve any request and is rejected here, before anything
 //! starts.
 
@@ -18,7 +19,7 @@ use crate::catalogue::Catalogue;
 use crate::engine::{EngineSpec, Task};
 use crate::id::{DeploymentName, RegionId};
 use crate::residency::ResidencyPolicy;
-use crate::set::RegionSet;
+use crate::set::{RegionIndex, RegionSet};
 
 /// Maximum number of deployments in a file: ten times the thousand that routing is measured with.
 pub const MAX_DEPLOYMENTS: usize = 10_000;
@@ -41,6 +42,9 @@ pub struct Deployment {
     pub residency: ResidencyPolicy,
     /// Regions in which it should run; empty for every region with a spoke.
     pub regions: Vec<RegionId>,
+    /// Regions in the order in which they take all of its traffic (active-passive); empty for routing to the nearest region.
+    /// Each of them is one of `regions`.
+    pub order: Vec<RegionId>,
     /// Number of replicas in each of these regions.
     pub scaling: Scaling,
 }
@@ -53,5 +57,23 @@ impl Deployment {
         } else {
             self.regions.iter().filter_map(|region| catalogue.index_of(region)).collect()
         }
+    }
+
+    /// Returns the regions of its order, without those that are missing in the catalogue.
+    pub fn ordered_regions(&self, catalogue: &Catalogue) -> Vec<RegionIndex> {
+        self.order.iter().filter_map(|region| catalogue.index_of(region)).collect()
+    }
+
+    /// Returns the first problem of an order of regions, with the index of the region in it: a region that is listed twice, or
+    /// that is not one of `regions`. So an order has at most as many regions as the placement.
+    pub fn order_problem(order: &[RegionId], regions: &[RegionId]) -> Option<(usize, String)> {
+        order.iter().enumerate().find_map(|(index, region)| {
+            if order[..index].contains(region) {
+                return Some((index, format!("`{region}` is in `order` twice; keep one")));
+            }
+            let problem =
+                format!("`{region}` is not in `regions` of the deployment; add it there, or remove it here");
+            (!regions.contains(region)).then_some((index, problem))
+        })
     }
 }

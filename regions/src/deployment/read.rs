@@ -43,6 +43,17 @@ section! {
         regions: Option<Vec<String>>, in 1.., fix "or remove it to run in every region with a spoke";
         /// Autoscaling in each of these regions.
         scaling: ScalingEntry;
+        /// Routing of its requests; to the nearest region if absent.
+        routing: Option<RoutingEntry>;
+    }
+}
+
+section! {
+    /// Routing of a deployment's requests (active-passive).
+    struct RoutingEntry {
+        /// Regions in order of preference: the first healthy one takes all requests, the next one while it is unhealthy.
+        /// Each is one of `regions`, which is this list if absent.
+        order: Vec<String>, in 1.., like "[\"aws/us-east-1\", \"gcp/us-central1\"]", fix "or remove `routing` to route to the nearest region";
     }
 }
 
@@ -149,12 +160,23 @@ pub fn read_deployments(document: &ConfigFile<'_>, catalogue: &Catalogue) -> Opt
 
 impl DeploymentEntry {
     fn validate(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<Deployment> {
-        let DeploymentEntry { name, task, model, engine, residency, regions, scaling } = self;
+        let DeploymentEntry { name, task, model, engine, residency, regions, scaling, routing } = self;
         let engine = engine.and_then(|engine| engine.validate(document, &format!("{path}.engine")));
         let residency = residency
             .and_then(|given| ResidencyEntry::policy(given, document, path, RESIDENCY_LEN_MAX, catalogue));
-        let regions =
-            regions.and_then(|names| placement(document, path, names.unwrap_or_default(), catalogue));
+        let regions = regions.and_then(|names| {
+            let names = names.unwrap_or_default();
+            region_names(document, &format!("{path}.regions"), "regions", names, catalogue)
+        });
+        let order = routing.and_then(|routing| {
+            let Some(RoutingEntry { order }) = routing else { return Some(Vec::new()) };
+            region_names(document, &format!("{path}.routing.order"), "order", order, catalogue)
+        });
+        // Without a placement, a model would also run in regions that never receive its requests.
+        let regions = regions.map(|regions| match &order {
+            Some(order) if regions.is_empty() => order.clone(),
+            Some(_) | None => regions,
+        });
         let scaling = scaling.and_then(|scaling| scaling.validate(document, &format!("{path}.scaling")));
         let deployment = Deployment {
             name: name?,
@@ -163,10 +185,12 @@ impl DeploymentEntry {
             engine: engine?,
             residency: residency?,
             regions: regions?,
+            order: order?,
             scaling: scaling?,
         };
         let allowed = deployment.placement(catalogue).intersect(deployment.residency.permitted(catalogue));
         let kind = deployment.engine.kind;
+        deployment.check_order(document, path, catalogue);
         if allowed.is_empty() {
             let residency = &deployment.residency;
             document.problem(
@@ -189,6 +213,27 @@ impl DeploymentEntry {
     }
 }
 
+impl Deployment {
+    /// Records the problems of its order: regions outside its placement, and regions that its residency never permits. Such a
+    /// region would look like a standby and take no request.
+    fn check_order(&self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) {
+        let path = |index: usize| format!("{path}.routing.order[{index}]");
+        if let Some((index, problem)) = Deployment::order_problem(&self.order, &self.regions) {
+            document.problem(&path(index), problem);
+        }
+        let permitted = self.residency.permitted(catalogue);
+        for (index, region) in self.order.iter().enumerate() {
+            if catalogue.index_of(region).is_some_and(|region| !permitted.contains(region)) {
+                let residency = &self.residency;
+                let problem = format!(
+                    "its residency `{residency}` does not permit `{region}`; remove it, or permit it"
+                );
+                document.problem(&path(index), problem);
+            }
+        }
+    }
+}
+
 impl EngineEntry {
     fn validate(self, document: &ConfigFile<'_>, path: &str) -> Option<EngineSpec> {
         let EngineEntry { kind, precision, tensor_parallel: _ } = self;
@@ -203,23 +248,27 @@ impl EngineEntry {
     }
 }
 
-fn placement(
+/// Reads the regions of the list `key` at `path`.
+fn region_names(
     document: &ConfigFile<'_>,
     path: &str,
+    key: &str,
     names: Vec<String>,
     catalogue: &Catalogue,
 ) -> Option<Vec<RegionId>> {
     let mut regions: Vec<Option<RegionId>> = Vec::new();
+    let mut is_distinct = true;
     for (index, text) in names.iter().enumerate() {
-        let path = format!("{path}.regions[{index}]");
+        let path = format!("{path}[{index}]");
         let region = region_list::find_region(text, catalogue);
         let region = region.map_err(|problem| document.problem(&path, problem)).ok();
         if region.is_some() && regions.contains(&region) {
-            document.problem(&path, format!("`{text}` is in `regions` twice; keep one"));
+            document.problem(&path, format!("`{text}` is in `{key}` twice; keep one"));
+            is_distinct = false;
         }
         regions.push(region);
     }
-    regions.into_iter().collect()
+    regions.into_iter().collect::<Option<Vec<RegionId>>>().filter(|_| is_distinct)
 }
 
 impl ScalingEntry {

@@ -24,7 +24,7 @@ pub fn write_deployments<'a>(
 }
 
 fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), Unwritable> {
-    let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
+    let Deployment { name, task, model, engine, residency, regions, order, scaling } = deployment;
     let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
     line(format!("[[deployment]]\nname = {}\ntask = {}", quoted(name), quoted(task)));
     line(format!("model = {}", quoted(model)));
@@ -34,6 +34,9 @@ fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), Un
     }
     if !regions.is_empty() {
         line(format!("regions = {}", list(regions)));
+    }
+    if !order.is_empty() {
+        line(format!("routing = {{ order = {} }}", list(order)));
     }
     if *scaling != Scaling::default() {
         let settings = scaling.key_values();
@@ -92,7 +95,7 @@ mod tests {
         let text = include_str!("../../../configs/deployments.toml").to_owned()
             + "[[deployment]]\nname = \"all\"\ntask = \"rerank\"\nmodel = \"a \\\"quoted\\\" \\\\ folder\"\n\
                engine = { kind = \"cpu\", precision = \"int8\" }\nresidency = { allow = [\"de\", \"aws/us-east-1\"] }\n\
-               regions = [\"gcp/europe-west3\", \"aws/us-east-1\"]\n\
+               regions = [\"gcp/europe-west3\", \"aws/us-east-1\"]\nrouting = { order = [\"aws/us-east-1\"] }\n\
                scaling = { min = 0, max = 9, concurrency_target = 3, scale_down_delay = \"20m\", zero_after = \"never\",\n\
                timetable = [{ days = \"fri-mon\", from = \"22:00\", to = \"06:30\", min = 2 }] }\n";
         let read = parse_deployments(&text, &catalogue).unwrap();

@@ -12,7 +12,7 @@ use super::{MessageVersion, VERSION, WireError, entries, list, names, parsed, re
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
-use regions::{Deployment, DeploymentName, EngineSpec, ModelRevision, ResidencyPolicy, Scaling};
+use regions::{Deployment, DeploymentName, EngineSpec, ModelRevision, RegionId, ResidencyPolicy, Scaling};
 
 /// Deployment of a route table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,17 @@ pub struct DeploymentV1 {
     /// Autoscaling settings for each region; if absent, always one replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingV1>,
+    /// Routing of its requests; if absent, to the nearest region. Processes that do not know it route to the nearest region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routing: Option<RoutingV1>,
+}
+
+/// Routing of a deployment's requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoutingV1 {
+    /// Regions in order of preference, each one of the deployment's; if empty, the nearest region.
+    #[serde(default)]
+    pub order: Vec<String>,
 }
 
 /// Autoscaling settings of a deployment.
@@ -176,7 +187,7 @@ pub(super) fn parse_policy(field: &str, residency: Option<String>) -> Result<Res
 
 impl From<&Deployment> for DeploymentV1 {
     fn from(deployment: &Deployment) -> DeploymentV1 {
-        let Deployment { name, task, model, engine, residency, regions, scaling } = deployment;
+        let Deployment { name, task, model, engine, residency, regions, order, scaling } = deployment;
         DeploymentV1 {
             name: name.to_string(),
             task: task.to_string(),
@@ -185,6 +196,7 @@ impl From<&Deployment> for DeploymentV1 {
             residency: policy_to_wire(residency),
             regions: to_strings(regions),
             scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
+            routing: (!order.is_empty()).then(|| RoutingV1 { order: to_strings(order) }),
         }
     }
 }
@@ -255,17 +267,35 @@ fn read_scaling(at: &str, wire: ScalingV1) -> Result<Scaling, WireError> {
     }
 }
 
+/// Reads the order of a deployment that runs in `regions`; empty if it has none.
+fn read_order(
+    at: &str,
+    routing: Option<RoutingV1>,
+    regions: &[RegionId],
+) -> Result<Vec<RegionId>, WireError> {
+    let Some(RoutingV1 { order }) = routing else { return Ok(Vec::new()) };
+    reject_too_many(at, order.len(), MAX_REGIONS)?;
+    let order: Vec<RegionId> = list(at, &order, |at, id| parsed(at, id))?;
+    match Deployment::order_problem(&order, regions) {
+        None => Ok(order),
+        Some((index, problem)) => Err(WireError::new(format!("{at}[{index}]"), problem)),
+    }
+}
+
 fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireError> {
-    let DeploymentV1 { name, task, model, engine, residency, regions, scaling } = wire;
+    let DeploymentV1 { name, task, model, engine, residency, regions, scaling, routing } = wire;
     let at = |field: &str| format!("{what}.{field}");
     reject_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
+    let regions = list(&at("regions"), &regions, |at, id| parsed(at, id))?;
+    let order = read_order(&at("routing.order"), routing, &regions)?;
     Ok(Deployment {
         name: parsed(at("name"), &name)?,
         task: parsed(at("task"), &task)?,
         model,
         engine: read_engine(&at("engine"), &engine)?,
         residency: parse_policy(&at("residency"), residency)?,
-        regions: list(&at("regions"), &regions, |at, id| parsed(at, id))?,
+        regions,
+        order,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
 }
@@ -370,10 +400,19 @@ pub(super) mod tests {
             precision in select(Precision::ALL),
             residency in select(vec!["anywhere", "eu", "de,eu,aws/us-east-1", "de,fr & eu"]),
             regions in vec(any::region(), 0..3),
+            ordered in 0..3usize,
             scaling in prop_oneof![Just(Scaling::default()), scaling()],
         ) -> Deployment {
             let engine = EngineSpec { kind, precision };
-            Deployment { name, task, model, engine, residency: residency.parse().unwrap(), regions, scaling }
+            // The first regions, last one first.
+            let mut order: Vec<RegionId> = Vec::new();
+            for region in regions.iter().take(ordered) {
+                if !order.contains(region) {
+                    order.insert(0, region.clone());
+                }
+            }
+            let residency = residency.parse().unwrap();
+            Deployment { name, task, model, engine, residency, regions, order, scaling }
         }
     }
 

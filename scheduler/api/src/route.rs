@@ -362,6 +362,16 @@ mod tests {
         let mut scaled = message()["deployments"][1].clone();
         scaled["scaling"] = scaling;
         check("/deployments/1", scaled.clone(), "deployments[1].scaling.min");
+        let mut ordered = message()["deployments"][1].clone();
+        for (order, field) in [
+            (json!(["mars"]), "deployments[1].routing.order[0]"),
+            (json!(["aws/us-east-1", "aws/us-east-1"]), "deployments[1].routing.order[1]"),
+            (json!(["gcp/europe-west4"]), "deployments[1].routing.order[0]"),
+            (json!(vec!["aws/us-east-1"; MAX_REGIONS + 1]), "deployments[1].routing.order"),
+        ] {
+            ordered["routing"] = json!({ "order": order });
+            check("/deployments/1", ordered.clone(), field);
+        }
         let shift = json!({"days": "mon", "from": "07:00", "to": "soon", "min": 1});
         scaled["scaling"]["timetable"] = json!([shift]);
         check("/deployments/1", scaled, "deployments[1].scaling.timetable[0].to");
@@ -380,6 +390,21 @@ mod tests {
         blank["deployments"][0]["residency"] = json!("");
         let wire: RouteTableV1 = serde_json::from_value(blank).unwrap();
         assert_eq!(RouteTable::try_from(wire).unwrap_err().field, "deployments[0].residency");
+    }
+
+    #[test]
+    fn an_order_is_read_and_unknown_keys_beside_it_are_ignored() {
+        let order = |routing: Value| {
+            let mut message = message();
+            message["deployments"][0]["routing"] = routing;
+            let wire: RouteTableV1 = serde_json::from_value(message).unwrap();
+            let table = RouteTable::try_from(wire).unwrap();
+            to_strings(&table.deployments["minilm"].order)
+        };
+        assert_eq!(order(json!({"order": ["aws/us-east-1"]})), ["aws/us-east-1"]);
+        assert_eq!(order(json!({"order": ["aws/us-east-1"], "of_a_later_version": 7})), ["aws/us-east-1"]);
+        assert!(order(json!({"of_a_later_version": 7})).is_empty());
+        assert!(order(Value::Null).is_empty());
     }
 
     #[test]

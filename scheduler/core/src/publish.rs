@@ -81,11 +81,9 @@ mod tests {
             let name: DeploymentName = name.parse().unwrap();
             let engine = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
             let model = "pypi://m".to_owned();
-            let (task, residency, regions) = (Task::Embed, ResidencyPolicy::Anywhere, Vec::new());
-            (
-                name.clone(),
-                Deployment { name, task, model, engine, residency, regions, scaling: Scaling::default() },
-            )
+            let (task, residency) = (Task::Embed, ResidencyPolicy::Anywhere);
+            let (regions, order, scaling) = (Vec::new(), Vec::new(), Scaling::default());
+            (name.clone(), Deployment { name, task, model, engine, residency, regions, order, scaling })
         };
         names.iter().map(one).collect()
     }

@@ -364,6 +364,7 @@ mod tests {
             engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
             residency: ResidencyPolicy::Anywhere,
             regions: Vec::new(),
+            order: Vec::new(),
             scaling: Scaling::default(),
         };
         RouteTable {

@@ -47,6 +47,7 @@ fn a_deployment_is_parsed() {
         engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
         residency: "eu,aws/us-east-1".parse().unwrap(),
         regions: vec!["gcp/europe-west4".parse().unwrap(), "aws/us-east-1".parse().unwrap()],
+        order: Vec::new(),
         scaling: Scaling::default(),
     };
     assert_eq!(*deployment, expected);
@@ -131,6 +132,57 @@ fn by_default_a_deployment_is_permitted_and_placed_in_all_regions() {
     assert_eq!(deployments[0].residency, ResidencyPolicy::Anywhere);
     assert_eq!(deployments[0].placement(&catalogue), catalogue.all());
     assert_eq!(parse_deployments("", &catalogue).unwrap(), []);
+}
+
+#[test]
+fn an_order_is_parsed_and_is_the_placement_of_a_deployment_without_one() {
+    let catalogue = Catalogue::builtin();
+    let order = "routing = { order = [\"aws/us-east-1\", \"gcp/europe-west4\"] }";
+    let with_regions = parse_deployments(&changed("routing", order), &catalogue).unwrap().remove(0);
+    let ordered: Vec<RegionId> = ["aws/us-east-1", "gcp/europe-west4"].map(|id| id.parse().unwrap()).into();
+    assert_eq!(with_regions.order, ordered);
+    assert_eq!(with_regions.regions[0], ordered[1], "the placement keeps its own order");
+    let indices: Vec<_> = ordered.iter().map(|id| catalogue.index_of(id).unwrap()).collect();
+    assert_eq!(with_regions.ordered_regions(&catalogue), indices);
+    let derived = parse_deployments(&changed("regions", order), &catalogue).unwrap().remove(0);
+    assert_eq!((&derived.order, &derived.regions), (&ordered, &ordered));
+    // A part of the placement.
+    let first = changed("routing", "routing = { order = [\"gcp/europe-west4\"] }");
+    assert_eq!(parse_deployments(&first, &catalogue).unwrap()[0].order, ordered[1..]);
+}
+
+#[test]
+fn each_problem_of_an_order_is_reported_with_a_fix() {
+    for (order, part) in [
+        (
+            "order = []",
+            "routing.order: has 0 entries; write 1 or more, or remove `routing` to route to the nearest",
+        ),
+        ("", "routing.order: is missing; write order = ["),
+        ("order = \"aws/us-east-1\"", "routing.order: is a string"),
+        (
+            "odrer = [\"aws/us-east-1\"], order = [\"aws/us-east-1\"]",
+            "unknown key `odrer`; did you mean order?",
+        ),
+        (
+            "order = [\"aws/us-esat-1\"]",
+            "routing.order: no region `aws/us-esat-1` in the catalogue; did you mean",
+        ),
+        (
+            "order = [\"aws/us-east-1\", \"aws/us-east-1\"]",
+            "routing.order: `aws/us-east-1` is in `order` twice; keep one",
+        ),
+        (
+            "order = [\"aws/us-east-1\", \"aws/eu-central-1\"]",
+            "routing.order: `aws/eu-central-1` is not in `regions` of the deployment; add it there",
+        ),
+    ] {
+        check(&changed("routing", &format!("routing = {{ {order} }}")), &[(9, part)]);
+    }
+    // Residency binds: a standby that never receives a request is a mistake.
+    let text = changed("residency", "residency = { allow = [\"eu\"] }")
+        + "routing = { order = [\"gcp/europe-west4\", \"aws/us-east-1\"] }\n";
+    check(&text, &[(9, "routing.order: its residency `eu` does not permit `aws/us-east-1`; remove it")]);
 }
 
 #[test]

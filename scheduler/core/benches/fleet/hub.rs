@@ -80,6 +80,7 @@ fn deployment(name: &DeploymentName) -> Deployment {
         engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
+        order: Vec::new(),
         scaling: Scaling::default(),
     }
 }

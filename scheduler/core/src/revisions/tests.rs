@@ -28,6 +28,7 @@ fn deployment(model: &str, precision: Precision) -> Deployment {
         engine: engine(precision),
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
+        order: Vec::new(),
         scaling: Scaling::default(),
     }
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use regions::tenant::{KeyDigest, TenantLimits};
 use regions::{
-    Catalogue, Deployment, DeploymentName, EngineSpec, ResidencyPolicy, Scaling, TenantId, TenantRules,
+    Catalogue, Deployment, DeploymentName, EngineSpec, RegionId, ResidencyPolicy, Scaling, TenantId,
+    TenantRules,
 };
 
 use scheduler_api::apply::{ChangeKind, ChangeV1, FieldV1, Kind, ResidencyChange};
@@ -75,15 +76,19 @@ fn value(fields: &[(String, Option<String>)], name: &str) -> Option<String> {
 }
 
 fn fields(deployment: &Deployment) -> Fields {
-    let Deployment { name: _, task, model, engine, residency, regions, scaling } = deployment;
+    let Deployment { name: _, task, model, engine, residency, regions, order, scaling } = deployment;
     let EngineSpec { kind, precision } = engine;
-    let list: Vec<_> = regions.iter().map(|region| region.as_str()).collect();
+    let list = |regions: &[RegionId]| {
+        let names: Vec<_> = regions.iter().map(|region| region.as_str()).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    };
     let mut fields = vec![
         ("task".to_owned(), Some(task.to_string())),
         ("model".to_owned(), Some(model.clone())),
         ("engine".to_owned(), Some(format!("{kind} {precision}"))),
         ("residency".to_owned(), Some(residency.to_string())),
-        ("regions".to_owned(), (!list.is_empty()).then(|| list.join(", "))),
+        ("regions".to_owned(), list(regions)),
+        ("routing.order".to_owned(), list(order)),
     ];
     if *scaling != Scaling::default() {
         fields.extend(scaling.key_values().map(|(knob, value)| (format!("scaling.{knob}"), value)));
@@ -150,8 +155,10 @@ mod tests {
         let catalogue = Catalogue::builtin();
         let before = named(&(one("a", "") + &one("b", "residency = { allow = [\"eu\"] }") + &one("c", "")));
         let after = named(
-            &(one("b", "residency = { allow = [\"de\"] }\nregions = [\"aws/eu-central-1\"]")
-                + &one("c", "")
+            &(one(
+                "b",
+                "residency = { allow = [\"de\"] }\nregions = [\"aws/eu-central-1\"]\nrouting = { order = [\"aws/eu-central-1\"] }",
+            ) + &one("c", "")
                 + &one("d", "")),
         );
         let changes = deployments(&before, &after, &catalogue);
@@ -172,6 +179,7 @@ mod tests {
             [
                 field("residency", text("eu"), text("de"), Some(ResidencyChange::Narrows)),
                 field("regions", None, text("aws/eu-central-1"), None),
+                field("routing.order", None, text("aws/eu-central-1"), None),
             ]
         );
         assert_eq!(changes[2].fields[1], field("model", None, text("pypi://m"), None));
