@@ -15,11 +15,12 @@ pub const WHOLE_PERMILLE: u16 = 1000;
 /// Reason for a region's share. A closed list, shown to operators and used as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShareReason {
-    /// It is the nearest serving region and has capacity.
+    /// It is the nearest serving region, or the first one of the deployment's order, and has capacity.
     Nearest,
     /// Nearer regions have no capacity left.
     NearerFull,
-    /// All serving regions are full, and each takes a part of the excess.
+    /// All serving regions are full, and each takes a part of the excess; or the first one of the deployment's order is full, and
+    /// takes all.
     AllFull,
     /// It is being drained, and no other region may serve the requests.
     OnlyHere,

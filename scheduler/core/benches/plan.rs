@@ -73,9 +73,10 @@ fn input(catalogue: &Catalogue, demand: u64) -> PlanInput {
         let by_source: BTreeMap<_, _> =
             gateways.iter().enumerate().map(|(at, source)| (*source, uneven(at))).collect();
         let peak = by_source.values().sum();
-        input
-            .demand
-            .insert(TrafficClass { deployment: name, residency }, ClassDemand { allowed, peak, by_source });
+        input.demand.insert(
+            TrafficClass { deployment: name, residency },
+            ClassDemand { allowed, order: Vec::new(), peak, by_source },
+        );
     }
     for (at, region) in routed.iter().enumerate() {
         input.cost.insert(*region, 1_000_000 + (at as u64 * 37 % 11) * 100_000);

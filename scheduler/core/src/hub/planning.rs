@@ -353,7 +353,8 @@ impl Planner {
                         let policy = class.residency.narrow(&deployment.residency);
                         let placed = deployment.placement(&self.catalogue);
                         let allowed = policy.permitted(&self.catalogue).intersect(placed);
-                        let empty = ClassDemand { allowed, peak: 0, by_source: BTreeMap::new() };
+                        let order = deployment.ordered_regions(&self.catalogue);
+                        let empty = ClassDemand { allowed, order, peak: 0, by_source: BTreeMap::new() };
                         classes.entry(class.clone()).or_insert(empty)
                     }
                 };

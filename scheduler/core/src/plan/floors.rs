@@ -7,6 +7,10 @@
 //! first. All `k` are tried, cheapest regions first, and the lowest total cost wins; of equally cheap ones the wider
 //! spread.
 //!
+//! A deployment with an order of regions (active-passive) sends all of its requests to one region, so an even spread would
+//! leave too few replicas in the next one. There the first regions of the order can each serve the whole peak, as many as are
+//! needed to survive the loss of one: two, unless their limits are too low.
+//!
 //! Classes with few allowed regions come first. Their floors count for the classes with more regions, which must also
 //! cover the demand of the narrower classes in the same regions. A class with too few regions, or with too low replica
 //! limits, is reported as uncovered: no plan can change that.
@@ -50,6 +54,19 @@ struct FloorCandidate {
     load: u64,
 }
 
+impl FloorCandidate {
+    /// Returns the replicas for `tokens` a second, within its limit, and at least its floor.
+    fn count(&self, tokens: u64) -> u32 {
+        let needed = u32::try_from(tokens.div_ceil(self.tokens_per_replica)).unwrap_or(u32::MAX);
+        needed.min(self.max).max(self.floor)
+    }
+
+    /// Returns the tokens a second of this number of replicas.
+    fn holds(&self, replicas: u32) -> u64 {
+        self.tokens_per_replica.saturating_mul(u64::from(replicas))
+    }
+}
+
 /// Returns the floors for the demand peaks of `input`. `rows` is the current distribution of the demand.
 pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<Source, Row>>) -> Floors {
     let mut floors = Floors::default();
@@ -62,8 +79,8 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
             .demand
             .range(of_this..)
             .take_while(|(class, _)| class.deployment == *name)
-            .map(|(class, demand)| (eligible_regions(input, deployments, demand.allowed), demand.peak, class))
-            .filter(|(_, peak, _)| *peak > 0)
+            .filter(|(_, demand)| demand.peak > 0)
+            .map(|(class, demand)| (eligible_regions(input, deployments, demand.allowed), demand, class))
             .collect();
         if classes.is_empty() {
             continue;
@@ -71,9 +88,9 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
         classes.sort_by_key(|(allowed, _, class)| (allowed.len(), *class));
         let loads = loads(input, rows, name);
         let mut floors_so_far: BTreeMap<RegionIndex, Floor> = BTreeMap::new();
-        for (allowed, _, class) in &classes {
+        for (allowed, demand, class) in &classes {
             let within = classes.iter().filter(|(other, _, _)| other.is_subset(allowed));
-            let demand = within.fold(0u64, |sum, (_, peak, _)| sum.saturating_add(*peak));
+            let peak = within.fold(0u64, |sum, (_, demand, _)| sum.saturating_add(demand.peak));
             let sites = allowed.iter().map(|region| {
                 let DeploymentCapacity { tokens_per_replica, max, .. } = deployments[&region];
                 let cost = input.cost.get(&region).copied().unwrap_or(highest_cost);
@@ -88,7 +105,11 @@ pub(super) fn floors(input: &PlanInput, rows: &BTreeMap<TrafficClass, BTreeMap<S
                     load: load.copied().unwrap_or(0),
                 }
             });
-            match cheapest_spread(sites.collect(), demand) {
+            let found = match demand.order.as_slice() {
+                [] => cheapest_spread(sites.collect(), peak),
+                order => standby_spread(sites.collect(), order, peak),
+            };
+            match found {
                 Some(found) => floors_so_far.extend(found),
                 None => drop(floors.uncovered_classes.insert((*class).clone())),
             }
@@ -168,6 +189,35 @@ fn cheapest_spread(mut sites: Vec<FloorCandidate>, demand: u64) -> Option<BTreeM
     Some(sites.iter().zip(counts).map(|(site, count)| (site.region, Floor { replicas: count })).collect())
 }
 
+/// Returns the floors with which the first sites of an order can each serve `demand`, as many of them as are needed to serve it
+/// after the loss of any one, if that is possible.
+fn standby_spread(
+    mut sites: Vec<FloorCandidate>,
+    order: &[RegionIndex],
+    demand: u64,
+) -> Option<BTreeMap<RegionIndex, Floor>> {
+    let index = |site: &FloorCandidate| order.iter().position(|ordered| *ordered == site.region);
+    sites.sort_by_key(|site| (index(site).unwrap_or(order.len()), site.region));
+    (2..=sites.len()).find_map(|over| {
+        let count =
+            |(at, site): (usize, &FloorCandidate)| if at < over { site.count(demand) } else { site.floor };
+        let counts: Vec<u32> = sites.iter().enumerate().map(count).collect();
+        let each = || sites.iter().zip(&counts);
+        survives_loss(each().map(|(site, count)| site.holds(*count)), demand)
+            .then(|| each().map(|(site, count)| (site.region, Floor { replicas: *count })).collect())
+    })
+}
+
+/// Returns whether sites that hold this much each serve `demand` after the loss of the largest.
+fn survives_loss(sites: impl Iterator<Item = u64>, demand: u64) -> bool {
+    let (mut sum, mut largest) = (0u64, 0u64);
+    for holds in sites {
+        sum = sum.saturating_add(holds);
+        largest = largest.max(holds);
+    }
+    sum - largest >= demand
+}
+
 /// Returns how many sites, in this order and at their maximum size, survive the loss of one; all of them if none do.
 fn sites_needed(sites: &[FloorCandidate], demand: u64) -> usize {
     let (mut sum, mut largest) = (0u64, 0u64);
@@ -184,19 +234,9 @@ fn sites_needed(sites: &[FloorCandidate], demand: u64) -> usize {
 
 /// Returns the counts of all sites if the first `over` share evenly; `None` if they do not survive a loss.
 fn even_counts(sites: &[FloorCandidate], over: usize, demand: u64) -> Option<Vec<u32>> {
-    let count = |at: usize, level: u64| {
-        let FloorCandidate { tokens_per_replica, max, floor, .. } = sites[at];
-        let needed = u32::try_from(level.div_ceil(tokens_per_replica)).unwrap_or(u32::MAX);
-        if at < over { needed.min(max).max(floor) } else { floor }
-    };
+    let count = |at: usize, level: u64| if at < over { sites[at].count(level) } else { sites[at].floor };
     let survives_loss = |level: u64| {
-        let (mut sum, mut largest) = (0u64, 0u64);
-        for (at, site) in sites.iter().enumerate() {
-            let holds = site.tokens_per_replica.saturating_mul(u64::from(count(at, level)));
-            sum = sum.saturating_add(holds);
-            largest = largest.max(holds);
-        }
-        sum - largest >= demand
+        survives_loss(sites.iter().enumerate().map(|(at, site)| site.holds(count(at, level))), demand)
     };
     // A level equal to the total demand suffices if any level does. Without existing floors and limits, the demand
     // divided by all but one site suffices, or a replica less.

@@ -19,6 +19,9 @@
 //!   with the fewest allowed regions are placed first, because the others have alternatives.
 //! - A **source** is a gateway and the origin of its requests: its own location, or the location that clients have
 //!   sent. Among the sources of equally constrained classes, the source nearest to a region is placed there first.
+//! - A class with an **order** (active-passive) has one region: the first of the order that serves it and is not being drained.
+//!   It takes the whole row, at once and beyond its capacity, because another region receives a share of it only if the first
+//!   one fails. The next region of the order has floors as large as the first one's.
 //! - Demand beyond the total capacity is divided over the class's regions in proportion to their capacity, so that all
 //!   are overloaded alike. Credits and load shedding handle the rest.
 //! - **Hysteresis**: shifts of less than [`MIN_SHIFT_PERMILLE`] are not made while the current shares fit; larger ones
@@ -66,6 +69,8 @@ pub struct Source {
 pub struct ClassDemand {
     /// Allowed regions.
     pub allowed: RegionSet,
+    /// Order of the deployment's regions; empty if it is routed to the nearest region. Regions outside `allowed` are ignored.
+    pub order: Vec<RegionIndex>,
     /// Recent maximum over all sources, in tokens per second: must be served after the loss of a region.
     pub peak: u64,
     /// Current demand, in tokens per second.

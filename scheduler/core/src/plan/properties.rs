@@ -47,7 +47,7 @@ prop_compose! {
                 .filter_map(|(gateway, tokens)| Some((source(gateway), (*tokens)?)))
                 .collect();
             let peak = by_source.values().sum();
-            input.demand.insert(class, ClassDemand { allowed: selected(allowed), peak, by_source });
+            input.demand.insert(class, ClassDemand { allowed: selected(allowed), order: Vec::new(), peak, by_source });
         }
         input
     }

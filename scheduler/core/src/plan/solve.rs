@@ -29,7 +29,7 @@ const NONE: u32 = u32::MAX;
 struct ClassCandidates<'a> {
     class: &'a TrafficClass,
     demand: &'a ClassDemand,
-    /// Allowed regions with ready replicas.
+    /// Allowed regions with ready replicas; with an order, the first of them.
     serving: RegionSet,
     /// The serving regions that are not draining; all of them if all are draining.
     preferred: RegionSet,
@@ -175,6 +175,10 @@ fn class_candidates<'a>(
     if preferred.is_empty() {
         return None;
     }
+    // The first region of an order takes the whole row at once: shares elsewhere count as those of a lost region.
+    let first = demand.order.iter().find(|region| preferred.contains(**region));
+    let only = |first: &RegionIndex| RegionSet::from_iter([*first]);
+    let (serving, preferred) = first.map_or((serving, preferred), |first| (only(first), only(first)));
     Some(ClassCandidates { class, demand, serving, preferred, only_draining, pools: of })
 }
 

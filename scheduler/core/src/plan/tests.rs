@@ -50,10 +50,20 @@ impl FleetInput {
 
     /// Adds a demand of this many tokens a second from the gateway in region `at`.
     fn demand(mut self, class: TrafficClass, allowed: &[usize], gateway: usize, tokens: u64) -> FleetInput {
-        let empty = ClassDemand { allowed: set(allowed), peak: 0, by_source: BTreeMap::new() };
+        let empty =
+            ClassDemand { allowed: set(allowed), order: Vec::new(), peak: 0, by_source: BTreeMap::new() };
         let demand = self.0.demand.entry(class).or_insert(empty);
         demand.peak += tokens;
         demand.by_source.insert(source(gateway), tokens);
+        self
+    }
+
+    /// Gives all classes this order of regions.
+    fn ordered(mut self, order: &[usize]) -> FleetInput {
+        self.0
+            .demand
+            .values_mut()
+            .for_each(|demand| demand.order = order.iter().map(|region| at(*region)).collect());
         self
     }
 
@@ -205,6 +215,46 @@ fn a_drained_region_loses_its_shares_in_steps_except_classes_without_alternative
     let mut undone = drained;
     undone.0.draining = RegionSet::EMPTY;
     assert_eq!(row(&undone.after(&plan), &free, 0), [(0, 100, Nearest), (1, 900, Leaving)]);
+}
+
+#[test]
+fn the_first_region_of_an_order_receives_all_demand_and_another_one_only_while_it_does_not_serve() {
+    let d = class("d", "anywhere");
+    let fleet = |capacities: &[u64], tokens| {
+        FleetInput::of(capacities).demand(d.clone(), &[0, 1, 2], 0, tokens).ordered(&[2, 1])
+    };
+    let calm = fleet(&[100, 100, 100], 50);
+    assert_eq!(row(&calm.first(), &d, 0), [(2, 1000, Nearest)]);
+    let surge = fleet(&[100, 100, 100], 900);
+    assert_eq!(
+        row(&surge.rest(), &d, 0),
+        [(2, 1000, AllFull)],
+        "no part of the overload is planned elsewhere"
+    );
+    let lost = fleet(&[100, 100, 0], 50).after(&calm.rest());
+    assert_eq!(row(&lost, &d, 0), [(1, 1000, Nearest)]);
+    assert_eq!(row(&calm.after(&lost), &d, 0), [(2, 1000, Nearest)], "it returns at once, not in steps");
+    let drained = calm.clone().draining(&[2]).after(&calm.rest());
+    assert_eq!(row(&drained, &d, 0), [(1, 1000, Nearest)]);
+    let both_drained = calm.clone().draining(&[1, 2]).rest();
+    assert_eq!(row(&both_drained, &d, 0), [(0, 1000, Nearest)], "the rest is routed by distance");
+    let all_drained = calm.draining(&[0, 1, 2]).rest();
+    assert_eq!(row(&all_drained, &d, 0), [(2, 1000, OnlyHere)]);
+    // Residency binds: a class that the first region may not serve goes to the next one.
+    let narrow = FleetInput::of(&[100, 100, 100]).demand(d.clone(), &[0, 1], 0, 50).ordered(&[2, 1]);
+    assert_eq!(row(&narrow.first(), &d, 0), [(1, 1000, Nearest)]);
+}
+
+#[test]
+fn the_next_region_of_an_order_has_replicas_for_the_whole_peak() {
+    let d = class("d", "anywhere");
+    let fleet = FleetInput::of(&[100, 100, 200]).demand(d.clone(), &[0, 1, 2], 0, 400).costing(&[1, 1, 9]);
+    assert_eq!(fleet.floors(), [(0, 4), (1, 4)], "without an order, where it is cheap");
+    let fleet = fleet.ordered(&[2, 1]);
+    assert_eq!(fleet.floors(), [(1, 4), (2, 2)]);
+    // Their limits are too low for the whole peak, so a third region is needed.
+    assert_eq!(fleet.clone().max(2).floors(), [(0, 2), (1, 2), (2, 2)]);
+    assert_eq!(fleet.max(1).rest().floors.uncovered_classes, [d].into());
 }
 
 #[test]

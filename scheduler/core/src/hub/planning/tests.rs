@@ -27,13 +27,15 @@ fn deployment(name: &str, residency: &str) -> Deployment {
         engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
         residency: residency.parse().unwrap(),
         regions: Vec::new(),
+        order: Vec::new(),
         scaling: Scaling::default(),
     }
 }
 
 /// Creates a spoke with two ready replicas of this total speed, which could start six more.
 fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
-    let names: BTreeSet<DeploymentName> = ["m", "m-eu"].map(|name| name.parse().unwrap()).into();
+    let names = ["m", "m-eu", "m-ordered"].map(|name| name.parse().unwrap());
+    let names: BTreeSet<DeploymentName> = names.into();
     let count = ReplicaCount { ready: 2, max: 8 };
     let deployments = names.iter().map(|name| (name.clone(), count)).collect();
     let capacity = RegionCapacity { pools: vec![ReplicaPool { ready: 2, tokens_per_second, deployments }] };
@@ -75,7 +77,9 @@ struct PlanningTest {
 impl PlanningTest {
     fn start(epoch: u64, parts: Vec<PlanPart>, spokes: Vec<RegisteredSpoke>) -> PlanningTest {
         let now = some_instant();
-        let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu")];
+        let order = vec![region(JAPAN), region(EUROPE)];
+        let ordered = Deployment { regions: order.clone(), order, ..deployment("m-ordered", "anywhere") };
+        let deployments = [deployment("m", "anywhere"), deployment("m-eu", "eu"), ordered];
         let deployments = deployments.map(|deployment| (deployment.name.clone(), deployment));
         let desired = DesiredDeployments {
             applied: true,
@@ -204,6 +208,20 @@ fn the_shares_of_a_region_whose_lease_ended_move_at_once() {
     test.handle(Event::SpokeRemoved { region: region(AMERICA), boot_id: 1 });
     test.advance(SECOND);
     assert_eq!(test.shares("m", "anywhere"), [share(EUROPE, 1000)]);
+}
+
+#[test]
+fn a_deployment_with_an_order_is_planned_into_its_first_region_and_without_that_into_the_next() {
+    let mut test = PlanningTest::with_three(4000);
+    test.handle(Event::DemandReported(demand(&[("m-ordered", "anywhere", 6000), ("m-ordered", "eu", 10)])));
+    test.advance(2 * SECOND);
+    assert_eq!(test.shares("m-ordered", "anywhere"), [share(JAPAN, 1000)], "also beyond its capacity");
+    assert_eq!(test.shares("m-ordered", "eu"), [share(EUROPE, 1000)], "residency binds");
+    let PlanPart::Floors(standby) = &test.published[&format!("floors {EUROPE}")] else { panic!("floors") };
+    assert_eq!(standby.floors, [("m-ordered".parse().unwrap(), 5)].into(), "one replica serves 1500");
+    test.handle(Event::SpokeRemoved { region: region(JAPAN), boot_id: 1 });
+    test.advance(SECOND);
+    assert_eq!(test.shares("m-ordered", "anywhere"), [share(EUROPE, 1000)]);
 }
 
 #[test]
