@@ -78,6 +78,9 @@ fn format_text(explanation: &Value) -> String {
             lines.push(format!("{name:<11} {}", of(key)));
         }
     }
+    if explanation["order"].is_object() {
+        lines.push(format!("order       {}", ordered(&explanation["order"])));
+    }
     if let Some(rejection) = explanation["rejection"].as_object() {
         lines.push(format!(
             "rejection   by the pool of the primary: {}, queue {} ms, retry after {} ms",
@@ -109,6 +112,23 @@ fn format_text(explanation: &Value) -> String {
         ));
     }
     lines.join("\n")
+}
+
+/// Formats the place of the primary in the order of the deployment, and why the earlier regions did not take the request.
+fn ordered(order: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let list = |key: &str| order[key].as_array().cloned().unwrap_or_default();
+    let count = list("regions").len();
+    let place = match order["place"].as_u64() {
+        Some(place) => format!("{place} of {count}"),
+        None => format!("none of {count}"),
+    };
+    let passed_over = list("passed_over");
+    let each = passed_over
+        .iter()
+        .map(|region| format!("{} is passed over ({})", text(&region["region"]), text(&region["reason"])));
+    let because: Vec<_> = each.collect();
+    if because.is_empty() { place } else { format!("{place}, because {}", because.join(", ")) }
 }
 
 /// Formats the criteria by which a region ranks before others that are as healthy.
@@ -149,6 +169,8 @@ mod tests {
                          "weight_permille": 125, "planned": "leaving"},
                         {"region": "aws/us-east-1", "rejected": "forbidden by residency"}],
             "origin": "gcp/europe-west4", "admission_pool": "aws/eu-west-1",
+            "order": {"regions": ["aws/us-east-1", "gcp/europe-west4"], "place": 2,
+                      "passed_over": [{"region": "aws/us-east-1", "reason": "forbidden by residency"}]},
             "rejection": {"reason": "no_capacity", "wait_ms": 900.0, "retry_after_ms": 200.0},
             "spillover": {"tokens": 20, "to": "aws/eu-west-1", "demand_tokens": 700},
             "attempts": [{"attempt": 1, "region": "gcp/europe-west4", "cause": "first", "end": "ok", "status": 200,
@@ -161,6 +183,7 @@ mod tests {
             "   2  aws/eu-west-1            healthy, draining, 99.0 ms away, response in 99.0 ms, planned 12.5 % (leaving)",
             "origin      gcp/europe-west4",
             "pool        aws/eu-west-1",
+            "order       2 of 2, because aws/us-east-1 is passed over (forbidden by residency)",
             "rejection   by the pool of the primary: no_capacity, queue 900.0 ms, retry after 200.0 ms",
             "spillover   20 tokens to aws/eu-west-1, 700 on average with unlimited credit",
             "   -  aws/us-east-1            forbidden by residency",

@@ -227,6 +227,7 @@ impl DecisionScenario {
             deployment,
             priority: Priority::Interactive,
             allowed,
+            order: None,
             routed: self.routed,
             serving: self.fleet.serving(deployment, *registered),
             draining: RegionSet::EMPTY,

@@ -13,6 +13,8 @@ pub struct Score {
     pub assigned: Reverse<bool>,
     /// A healthy region far away is better than a suspect one nearby.
     pub health: Health,
+    /// Among equally healthy regions the first in the order of the deployment; equal for all without one.
+    pub order: OrderPosition,
     /// Expected response time; zero for all unless one of the regions would hold the request during a cold start.
     pub response_in: Duration,
     /// At equal response times a region with a ready replica is better than one that would hold the request.
@@ -29,12 +31,25 @@ pub struct Score {
     pub region: RegionIndex,
 }
 
+/// Position of a region in the order of its deployment (active-passive); less is better. **The order of the fields is the
+/// policy.** All regions of a deployment without an order have the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OrderPosition {
+    /// A region that is being drained hands over to the next one.
+    pub draining: bool,
+    /// A region with a ready replica takes the requests that an earlier one would hold during a cold start.
+    pub holds: bool,
+    /// Index in the order. The regions outside the order share the last one, and are ranked as without an order.
+    pub index: u16,
+}
+
 impl Score {
     /// Score of a region by itself, without what depends on other regions, the plan or the splitter.
     pub fn new(region: RegionIndex, health: Health, draining: bool, rtt: Duration) -> Score {
         Score {
             assigned: Reverse(false),
             health,
+            order: OrderPosition::default(),
             response_in: Duration::ZERO,
             holds: false,
             fastest: Reverse(false),
@@ -46,8 +61,8 @@ impl Score {
     }
 
     /// Criteria that come before the expected response time.
-    pub fn tier(&self) -> (Reverse<bool>, Health) {
-        (self.assigned, self.health)
+    pub fn tier(&self) -> (Reverse<bool>, Health, OrderPosition) {
+        (self.assigned, self.health, self.order)
     }
 
     /// Returns whether a region is preferred to the other, if at all, only by the draw or by distance.

@@ -1,7 +1,7 @@
 //! Selection of the region that computes a request of a job, if the region of its queue does not compute it in time.
 //!
 //! ```text
-//!  filter (reason) ──▶ score (distance) ──▶ pick
+//!  filter (reason) ──▶ score (order of the deployment, distance) ──▶ pick
 //! ```
 //!
 //! The request passes from the region of the queue through this gateway to the target, so the residency policy must allow all
@@ -46,6 +46,8 @@ pub struct TransferCandidate {
     pub load: DeploymentLoad,
     /// Tokens that it has granted and that are not spent.
     pub credit: u64,
+    /// Index in the order of the deployment; equal for all without one.
+    pub order_index: usize,
     /// Network round-trip time.
     pub rtt: Duration,
 }
@@ -76,7 +78,8 @@ impl TransferQuery {
 
     /// Returns the reason for which a region does not compute the request; `None` if it may.
     pub fn rejection(&self, candidate: &TransferCandidate) -> Option<TransferRejection> {
-        let TransferCandidate { region, health, is_draining, load, credit, rtt: _ } = candidate;
+        let TransferCandidate { region, health, is_draining, load, credit, order_index: _, rtt: _ } =
+            candidate;
         let is_idle = load.tokens_per_second == 0.0 && load.pending_tokens == 0;
         let reasons = [
             (*region == self.queue, TransferRejection::QueueRegion),
@@ -92,7 +95,7 @@ impl TransferQuery {
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, reason)| reason)
     }
 
-    /// Returns the nearest region that may compute the request.
+    /// Returns the first region in the order of the deployment, or else the nearest one, that may compute the request.
     pub fn target(
         &self,
         candidates: impl IntoIterator<Item = TransferCandidate>,
@@ -101,7 +104,7 @@ impl TransferQuery {
             return None;
         }
         let candidates = candidates.into_iter().filter(|candidate| self.rejection(candidate).is_none());
-        candidates.min_by_key(|candidate| (candidate.rtt, candidate.region))
+        candidates.min_by_key(|candidate| (candidate.order_index, candidate.rtt, candidate.region))
     }
 }
 
@@ -178,6 +181,7 @@ mod tests {
             is_draining: false,
             load,
             credit: 1,
+            order_index: 0,
             rtt: Duration::from_millis(10 * index as u64),
         }
     }
@@ -192,6 +196,12 @@ mod tests {
         let without_credit = TransferCandidate { credit: 0, ..candidate(2) };
         assert_eq!(target(&[candidate(3), without_credit]), Some(region(3)));
         assert_eq!(target(&[]), None);
+        let in_order = |index, order_index| TransferCandidate { order_index, ..candidate(index) };
+        assert_eq!(
+            target(&[in_order(2, 1), in_order(3, 0)]),
+            Some(region(3)),
+            "the order comes before distance"
+        );
     }
 
     #[test]

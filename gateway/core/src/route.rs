@@ -13,16 +13,22 @@
 //! it where its queue is too long or its admission pool rejects the request, and another allowed region has granted credit and
 //! admits it ([`crate::spill`]). The request enters the *admission pool* of the region that it is sent to first.
 //!
+//! A deployment with an *order* of regions (active-passive) sends all of its requests to the first region of the order among
+//! the most healthy ones: the order comes before distance, response times and the plan, and after residency and health
+//! ([`OrderPosition`]). Nothing here remembers which region was active; the hysteresis is that of health ([`crate::health`],
+//! [`crate::circuit`]). A draining region, and one that would hold the request during a cold start, hand over to the next one.
+//! Retries and hedged requests follow the candidates, so they go to the next region of the order, and so does spillover.
+//!
 //! The decision is pure: state is read through [`Observations`], draws are arguments. It is made once for a request and once
 //! for each part of a split request, and `explain` prints it.
 //!
 //! The alternative, one weighted sum with a large penalty for forbidden regions, makes residency a matter of arithmetic.
 
-use crate::candidate::{Candidate, Score};
+use crate::candidate::{Candidate, OrderPosition, Score};
 use crate::circuit::Permille;
 use crate::cold::{self, ResponseEstimate};
 use crate::shed::Shed;
-use crate::spill::{self, Spill, SpilloverDecision};
+use crate::spill::{self, Spill, SpillRank, SpilloverDecision};
 use crate::weights::{PlanWeights, throw};
 use regions::health::Health;
 use regions::id::DeploymentName;
@@ -31,6 +37,7 @@ use regions::set::{RegionIndex, RegionSet};
 use regions::weights::draw;
 use replica_api::priority::Priority;
 use std::cmp::Reverse;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Round trips that differ by no more than this count as equal: a client does not notice which of the regions responds, but
@@ -46,6 +53,8 @@ pub struct RouteQuery<'a> {
     pub priority: Priority,
     /// Regions that residency allows: the intersection of all policies.
     pub allowed: RegionSet,
+    /// Order of the deployment's regions; `None` for routing to the nearest one.
+    pub order: Option<&'a Arc<[RegionIndex]>>,
     /// Regions in the route table.
     pub routed: RegionSet,
     /// Regions with a ready replica of the deployment, or which would start one.
@@ -59,7 +68,8 @@ pub struct RouteQuery<'a> {
     pub gateway: RegionIndex,
     /// Whether the client's location is known. Then the nearest healthy region is the origin.
     pub is_client_located: bool,
-    /// Region that a part of a split request was assigned to. It ranks first.
+    /// Region that a part of a split request was assigned to. It ranks first, unless the deployment has an order and another
+    /// region is healthier.
     pub assigned: Option<RegionIndex>,
     /// The hub's traffic plan, if there is one.
     pub plan: Option<PlanQuery<'a>>,
@@ -120,6 +130,21 @@ pub enum RejectReason {
     Down,
 }
 
+/// Reason for which a region of the order does not take a request, which goes to a later region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassedOver {
+    /// It is not in the route table.
+    NotRouted,
+    /// It may not serve the request.
+    Rejected(RejectReason),
+    /// It is less healthy than the region that takes the request.
+    Unhealthy(Health),
+    /// It is being drained.
+    Draining,
+    /// It would hold the request until a replica is ready, and the other region has one.
+    ColdStart,
+}
+
 /// Regions of the route table that may not serve the request, by reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejected {
@@ -135,6 +160,8 @@ pub struct RouteDecision {
     pub candidates: Vec<Candidate>,
     /// The other regions of the route table, with reasons.
     pub rejected: Rejected,
+    /// Order of the deployment's regions, if it has one.
+    pub order: Option<Arc<[RegionIndex]>>,
     /// Origin of the request in the traffic plan.
     pub origin: RegionIndex,
     /// Rejection by the primary's admission pool. The request is shed unless another region takes it as spillover.
@@ -177,7 +204,54 @@ impl RejectReason {
     }
 }
 
+impl PassedOver {
+    /// Text of the reason in explanations.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PassedOver::NotRouted => "not in the route table",
+            PassedOver::Rejected(reason) => reason.as_str(),
+            PassedOver::Unhealthy(Health::Unknown) => "no report yet",
+            PassedOver::Unhealthy(Health::Healthy | Health::Suspect | Health::Down) => "unhealthy",
+            PassedOver::Draining => "draining",
+            PassedOver::ColdStart => "no ready replica, in a cold start",
+        }
+    }
+}
+
 impl RouteDecision {
+    /// Position of the primary in the order, from 0; `None` without an order, and for a primary outside it.
+    pub fn order_index(&self) -> Option<usize> {
+        let primary = self.primary()?;
+        self.order.as_ref()?.iter().position(|region| *region == primary)
+    }
+
+    /// Regions of the order before the primary, with the reasons for which they do not take the request. Without a primary these
+    /// are all of the order; without an order, and for a part that was assigned to its region, there are none.
+    pub fn passed_over(&self) -> impl Iterator<Item = (RegionIndex, PassedOver)> {
+        let primary = self.candidates.first();
+        let order = self.order.as_deref().filter(|_| primary.is_none_or(|primary| !primary.score.assigned.0));
+        let before = order.unwrap_or_default().iter().copied();
+        let before = before.take_while(move |region| primary.is_none_or(|primary| primary.region != *region));
+        before.map(move |region| (region, self.reason_to_pass_over(region)))
+    }
+
+    fn reason_to_pass_over(&self, region: RegionIndex) -> PassedOver {
+        let candidate = self.candidates.iter().find(|candidate| candidate.region == region);
+        match (candidate, self.rejected.reason(region)) {
+            (Some(Candidate { score, .. }), _) => {
+                let is_as_healthy =
+                    self.candidates.first().is_some_and(|first| first.score.health == score.health);
+                match score.order {
+                    _ if !is_as_healthy => PassedOver::Unhealthy(score.health),
+                    OrderPosition { draining: true, .. } => PassedOver::Draining,
+                    OrderPosition { draining: false, .. } => PassedOver::ColdStart,
+                }
+            }
+            (None, Some(reason)) => PassedOver::Rejected(reason),
+            (None, None) => PassedOver::NotRouted,
+        }
+    }
+
     /// First candidate.
     pub fn primary(&self) -> Option<RegionIndex> {
         self.candidates.first().map(|candidate| candidate.region)
@@ -209,6 +283,7 @@ impl RouteDecision {
 /// When a candidate is not allowed (invariant 1, Residency): a defect of the filter.
 pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<Candidate>) -> RouteDecision {
     let (eligible, mut rejected) = filter(query);
+    let is_any_cold = observed.is_any_cold();
     let mut candidates = buffer;
     candidates.clear();
     candidates.reserve_exact(eligible.len());
@@ -216,7 +291,7 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
         for region in regions.iter() {
             match observed.health(region) {
                 Health::Down => rejected.down.insert(region),
-                health => candidates.push(score(query, observed, region, health)),
+                health => candidates.push(score(query, observed, is_any_cold, region, health)),
             }
         }
     };
@@ -228,7 +303,6 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
         rejected.not_serving = rejected.not_serving.union(stopping);
     }
     let origin = origin(query, &candidates);
-    let is_any_cold = observed.is_any_cold();
     mark_drawn(query, observed, is_any_cold, origin, &mut candidates);
     order(query, observed, is_any_cold, &mut candidates);
     invariants::check_residency(&query.allowed, candidates.iter().map(|candidate| candidate.region))
@@ -238,7 +312,7 @@ pub fn route(query: &RouteQuery<'_>, observed: &impl Observations, buffer: Vec<C
         .spillover
         .as_ref()
         .and_then(|query| spillover(query, observed, &candidates, rejection.is_some()));
-    RouteDecision { candidates, rejected, origin, rejection, spillover }
+    RouteDecision { candidates, rejected, order: query.order.cloned(), origin, rejection, spillover }
 }
 
 /// Eligible regions, of which some may be down, and the others with reasons.
@@ -256,10 +330,20 @@ fn filter(query: &RouteQuery<'_>) -> (RegionSet, Rejected) {
 fn score(
     query: &RouteQuery<'_>,
     observed: &impl Observations,
+    is_any_cold: bool,
     region: RegionIndex,
     health: Health,
 ) -> Candidate {
-    let score = Score::new(region, health, query.draining.contains(region), observed.rtt(region));
+    let draining = query.draining.contains(region);
+    let mut score = Score::new(region, health, draining, observed.rtt(region));
+    if let Some(order) = query.order {
+        let index = order.iter().position(|ordered| *ordered == region).unwrap_or(order.len());
+        score.order = OrderPosition {
+            draining,
+            holds: is_any_cold && observed.held_for(region).is_some(),
+            index: u16::try_from(index).unwrap_or(u16::MAX),
+        };
+    }
     Candidate { region, score, planned: None }
 }
 
@@ -269,7 +353,8 @@ fn origin(query: &RouteQuery<'_>, candidates: &[Candidate]) -> RegionIndex {
     if !query.is_client_located {
         return query.gateway;
     }
-    let undrained = candidates.iter().map(|candidate| Score { draining: false, ..candidate.score });
+    let by_distance = |score: Score| Score { draining: false, order: OrderPosition::default(), ..score };
+    let undrained = candidates.iter().map(|candidate| by_distance(candidate.score));
     undrained.min().map_or(query.gateway, |nearest| nearest.region)
 }
 
@@ -331,12 +416,20 @@ fn order(
         });
         candidates.sort_unstable_by_key(|candidate| candidate.score);
     }
-    if let Some(assigned) = query.assigned {
+    if let Some(assigned) = query.assigned.filter(|assigned| is_assignable(query, *assigned, candidates)) {
         for candidate in &mut *candidates {
             candidate.score.assigned = Reverse(candidate.region == assigned);
         }
         move_up(candidates);
     }
+}
+
+/// Returns whether a part is sent to the region that it was assigned to. With an order, all parts are assigned to the region of
+/// the whole request, and go on to the next one if that has become unhealthy since.
+fn is_assignable(query: &RouteQuery<'_>, assigned: RegionIndex, candidates: &[Candidate]) -> bool {
+    let healths = || candidates.iter().map(|candidate| (candidate.score.health, candidate.region));
+    let best = healths().min().map(|(health, _)| health);
+    query.order.is_none() || healths().any(|(health, region)| region == assigned && Some(health) == best)
 }
 
 /// Restores the order after the score of one candidate became better.
@@ -379,7 +472,11 @@ fn spillover(
         return None;
     }
     let others = rest.iter().filter(|other| other.score.health == Health::Healthy && !other.score.draining);
-    let others = others.map(|other| (other.region, other.score.rtt));
+    let others = others.map(|&Candidate { region, score: Score { order, rtt, .. }, .. }| SpillRank {
+        order,
+        rtt,
+        region,
+    });
     let queue_wait = |region| observed.queue_wait(region);
     credits.decide(&request, primary, others, queue_wait, |region| observed.rejection(region).is_none(), now)
 }

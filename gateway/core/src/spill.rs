@@ -8,9 +8,9 @@
 //! - **Share.** A region whose queueing delay is above the threshold gives away the share of its requests by which that
 //!   is too long: `1 - threshold / wait`, at most [`SHARE_MAX_PERMILLE`]. A share and not all, because a report is
 //!   slightly old, and requests that all leave at once all come back at once.
-//! - **Target.** The nearest of the others that has granted enough credit, has a shorter queue than here, and responds
-//!   before the
-//!   request's deadline. The caller passes only allowed regions.
+//! - **Target.** The nearest of the others, or the first in the order of the deployment if it has one, that has granted
+//!   enough credit, has a shorter queue than here, and responds before the request's deadline. The caller passes only allowed
+//!   regions.
 //! - **Demand.** The tokens that would spill over with unlimited credit are sent to every region with the next poll, so
 //!   that a
 //!   gateway with more demand is granted more.
@@ -19,6 +19,7 @@
 //! and without reports, a request stays at its primary.
 
 use crate::by_deployment::ByDeployment;
+use crate::candidate::OrderPosition;
 use crate::circuit::Permille;
 use crate::instances::InstanceIndex;
 use regions::id::DeploymentName;
@@ -53,6 +54,17 @@ pub struct SpillCandidate {
     pub rtt: Duration,
     /// Queueing delay by its last report; `None` if it is not known.
     pub wait: Option<Duration>,
+}
+
+/// Rank of a region to which a request may spill over; less is better. **The order of the fields is the policy.**
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SpillRank {
+    /// Position in the order of the deployment; equal for all without one.
+    pub order: OrderPosition,
+    /// Network round-trip time.
+    pub rtt: Duration,
+    /// Index of the region.
+    pub region: RegionIndex,
 }
 
 /// Request that may spill over.
@@ -146,14 +158,14 @@ impl Spill {
         valid(self.credits.of(deployment)?, region, now)
     }
 
-    /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions with their round
-    /// trips. `queue_wait` returns the queueing delay of one of them, `admits` whether its admission pool admits the request.
+    /// Decides whether a request spills over from `primary`, and to which of `others`: healthy allowed regions with their ranks.
+    /// `queue_wait` returns the queueing delay of one of them, `admits` whether its admission pool admits the request.
     /// `None`: the queueing delay of its primary is below the threshold. Spends nothing; see [`Spill::commit`].
     pub fn decide(
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
-        others: impl Iterator<Item = (RegionIndex, Duration)>,
+        others: impl Iterator<Item = SpillRank>,
         queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
         admits: impl Fn(RegionIndex) -> bool,
         now: Instant,
@@ -166,13 +178,13 @@ impl Spill {
         Some(SpilloverDecision { demand, tokens: request.tokens, to })
     }
 
-    /// Returns the nearest region that has granted enough credit, responds sooner than `primary` and in time, and admits
-    /// the request.
+    /// Returns the region with the best rank that has granted enough credit, responds sooner than `primary` and in time, and
+    /// admits the request.
     fn target(
         &self,
         request: &SpillRequest<'_>,
         primary: SpillCandidate,
-        others: impl Iterator<Item = (RegionIndex, Duration)>,
+        others: impl Iterator<Item = SpillRank>,
         queue_wait: impl Fn(RegionIndex) -> Option<Duration>,
         admits: impl Fn(RegionIndex) -> bool,
         now: Instant,
@@ -186,16 +198,17 @@ impl Spill {
                 && valid(credits, region, now).is_some_and(|tokens| tokens >= request.tokens)
                 && admits(region)
         };
-        let mut nearest: Option<(Duration, RegionIndex)> = None;
-        for (region, rtt) in others {
-            // The state of a region is looked up only if it is nearer than the nearest one so far.
-            let is_nearer = nearest.is_none_or(|nearest| (rtt, region) < nearest);
+        let mut best: Option<SpillRank> = None;
+        for rank in others {
+            let SpillRank { order: _, rtt, region } = rank;
+            // The state of a region is looked up only if it is better than the best one so far.
+            let is_better = best.is_none_or(|best| rank < best);
             let is_on_the_way = rtt.saturating_sub(primary.rtt) <= wait + DETOUR_MAX;
-            if is_nearer && is_on_the_way && is_suitable(region, rtt) {
-                nearest = Some((rtt, region));
+            if is_better && is_on_the_way && is_suitable(region, rtt) {
+                best = Some(rank);
             }
         }
-        nearest.map(|(_, region)| region)
+        best.map(|best| best.region)
     }
 
     /// Counts the demand of a spillover decision, and spends the credit that it uses. To be called once for each decision.
@@ -300,6 +313,11 @@ mod tests {
         SpillCandidate { region: at(number), rtt: rtt_ms * MS, wait: Some(wait_ms * MS) }
     }
 
+    fn rank(candidate: SpillCandidate, index: u16) -> SpillRank {
+        let SpillCandidate { region, rtt, wait: _ } = candidate;
+        SpillRank { order: OrderPosition { index, ..OrderPosition::default() }, rtt, region }
+    }
+
     /// Region 0 is the primary, and the others have granted credits.
     struct SpillScenario {
         spill: Spill,
@@ -324,9 +342,9 @@ mod tests {
             others: &[SpillCandidate],
             now: Instant,
         ) -> Option<RegionIndex> {
-            let regions = others.iter().map(|other| (other.region, other.rtt));
+            let ranks = others.iter().map(|other| rank(*other, 0));
             let wait = |region| others.iter().find(|other| other.region == region)?.wait;
-            let decision = self.decide(request, primary, regions, wait, |_| true, now)?;
+            let decision = self.decide(request, primary, ranks, wait, |_| true, now)?;
             self.commit(request.deployment, decision, now);
             decision.to
         }
@@ -382,6 +400,24 @@ mod tests {
         assert_eq!(target(&[100], &[candidate(1, 60, 300)], 360), None, "it would miss its deadline");
         assert_eq!(target(&[100], &[candidate(1, 60, 300)], 361), Some(at(1)));
         assert_eq!(target(&[100, 100], &[], 5000), None, "no other region is allowed");
+    }
+
+    #[test]
+    fn a_request_of_an_ordered_deployment_spills_over_in_the_order_whatever_is_nearer() {
+        let name = name();
+        let request = interactive(&name);
+        let target = |granted: &[u64], waits: [u32; 3]| {
+            let SpillScenario { spill, now } = SpillScenario::with(granted);
+            let others = [candidate(1, 30, waits[0]), candidate(2, 60, waits[1]), candidate(3, 90, waits[2])];
+            // The farthest is the next in the order, and the nearest is outside it.
+            let ranks = [rank(others[0], 3), rank(others[1], 2), rank(others[2], 1)].into_iter();
+            let wait = |region| others.iter().find(|other| other.region == region)?.wait;
+            spill.decide(&request, candidate(0, 20, 400), ranks, wait, |_| true, now)?.to
+        };
+        assert_eq!(target(&[1000, 1000, 1000], [0, 0, 0]), Some(at(3)));
+        assert_eq!(target(&[1000, 1000, 99], [0, 0, 0]), Some(at(2)), "the next one has granted too little");
+        assert_eq!(target(&[1000, 1000, 1000], [0, 400, 400]), Some(at(1)), "no quicker in the order");
+        assert_eq!(target(&[99, 99, 99], [0, 0, 0]), None, "it stays");
     }
 
     #[test]

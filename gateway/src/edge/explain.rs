@@ -95,6 +95,7 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         })),
         "times": served_by.map(|(_, times)| times_json(&times)),
         "origin": trail.route().map(|route| named(route.origin)),
+        "order": trail.route().and_then(|route| order_json(route, catalogue)),
         "rejection": trail.route().and_then(|route| route.rejection).map(|rejection| json!({
             "reason": rejection.reason.as_str(),
             "wait_ms": millis(rejection.wait),
@@ -109,6 +110,22 @@ pub(super) fn to_json(request: &FinishedRequest, catalogue: &Catalogue) -> Value
         "regions": regions_json(trail, catalogue),
         "attempts": trail.attempts().map(|attempt| attempt_json(attempt, *arrived, catalogue)).collect::<Vec<_>>(),
     })
+}
+
+/// Order of the deployment's regions: the place of the primary in it, from 1, and why the earlier regions did not take the
+/// request. `None` without an order.
+fn order_json(route: &RouteDecision, catalogue: &Catalogue) -> Option<Value> {
+    let named = |region: RegionIndex| catalogue.region(region).id.as_str();
+    let regions: Vec<_> = route.order.as_ref()?.iter().map(|region| named(*region)).collect();
+    let passed_over = route
+        .passed_over()
+        .map(|(region, reason)| json!({"region": named(region), "reason": reason.as_str()}))
+        .collect::<Vec<_>>();
+    Some(json!({
+        "regions": regions,
+        "place": route.order_index().map(|index| index + 1),
+        "passed_over": passed_over,
+    }))
 }
 
 /// Regions of the route table: the rank of each candidate, and the reject reason of every other.

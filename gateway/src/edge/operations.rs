@@ -22,7 +22,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use gateway_core::instances::InstanceStatus;
 use metrics::Format;
-use regions::HostPort;
+use regions::{HostPort, RegionId};
 use scheduler_api::paths;
 use scheduler_api::requests::{RequestFilter, RequestFilterV1};
 use serde_json::{Value, json};
@@ -148,7 +148,13 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
         .collect();
     let deployments: Vec<_> = view
         .deployments()
-        .map(|deployment| json!({"name": deployment.name.as_str(), "residency": deployment.residency.to_string()}))
+        .map(|deployment| {
+            json!({
+                "name": deployment.name.as_str(),
+                "residency": deployment.residency.to_string(),
+                "order": deployment.order.iter().map(RegionId::as_str).collect::<Vec<_>>(),
+            })
+        })
         .collect();
     let generation = view.generation.to_string();
     Json(json!({"generation": generation, "plan": plan, "regions": regions, "deployments": deployments}))

@@ -212,6 +212,7 @@ impl Router {
             deployment,
             priority,
             allowed,
+            order: view.order(deployment),
             routed: view.routed,
             // The reports of a region about its replicas are newer than its registration in the table.
             serving,

@@ -26,6 +26,8 @@ pub(crate) struct View {
     pub(crate) draining: RegionSet,
     instances: BTreeMap<RegionIndex, BTreeMap<InstanceName, HostPort>>,
     deployments: BTreeMap<DeploymentName, RoutedDeployment>,
+    /// Orders of the deployments that have one; separate, so that a lookup costs the other deployments nothing.
+    orders: BTreeMap<DeploymentName, Arc<[RegionIndex]>>,
 }
 
 /// Deployment with its allowed and its registered regions.
@@ -112,8 +114,12 @@ impl View {
         };
         let deployments =
             table.deployments.iter().map(|(name, entry)| (name.clone(), routed(entry))).collect();
+        let ordered = table.deployments.iter().filter(|(_, deployment)| !deployment.order.is_empty());
+        let orders =
+            ordered.map(|(name, deployment)| (name.clone(), deployment.ordered_regions(catalogue).into()));
+        let (orders, generation) = (orders.collect(), table.generation);
         let (routed, draining) = (table.routed(catalogue), table.draining(catalogue));
-        View { generation: table.generation, keys, routed, draining, instances, deployments }
+        View { generation, keys, routed, draining, instances, deployments, orders }
     }
 
     /// Returns the same routes with other tenants.
@@ -128,8 +134,9 @@ impl View {
             deployment: routed.deployment.clone(),
         };
         let deployments = self.deployments.iter().map(|(name, it)| (name.clone(), routed(it))).collect();
-        let View { generation, keys: _, routed, draining, ref instances, deployments: _ } = *self;
-        View { generation, keys, routed, draining, instances: instances.clone(), deployments }
+        let View { generation, keys: _, routed, draining, ref instances, deployments: _, ref orders } = *self;
+        let (instances, orders) = (instances.clone(), orders.clone());
+        View { generation, keys, routed, draining, instances, deployments, orders }
     }
 
     /// Returns the deployment of this name if it exists and the tenant may use it.
@@ -141,6 +148,11 @@ impl View {
     pub(crate) fn only_deployment(&self, tenant: &Tenant) -> Option<&RoutedDeployment> {
         let mut usable = self.deployments.values().filter(|routed| routed.is_usable_by(tenant));
         usable.next().filter(|_| usable.next().is_none())
+    }
+
+    /// Returns the order of a deployment's regions; `None` if it is routed to the nearest region.
+    pub(super) fn order(&self, deployment: &DeploymentName) -> Option<&Arc<[RegionIndex]>> {
+        self.orders.get(deployment)
     }
 
     /// Returns all deployments, independent of tenants.

@@ -8,14 +8,15 @@
 mod previous;
 mod situation;
 
-use gateway_core::candidate::{Candidate, Score};
-use gateway_core::route::{RejectReason, RouteDecision};
+use gateway_core::candidate::{Candidate, OrderPosition, Score};
+use gateway_core::route::{PassedOver, RejectReason, RouteDecision};
 use previous::PreviousDecision;
 use regions::health::Health;
 use regions::invariants::{ResidencyViolation, check_residency};
-use regions::set::RegionSet;
-use situation::Situation;
+use regions::set::{RegionIndex, RegionSet};
+use situation::{Situation, at};
 use std::cmp::Reverse;
+use std::time::Duration;
 
 /// Situations of each property.
 const SITUATIONS: u64 = 20_000;
@@ -219,6 +220,170 @@ fn the_check_of_residency_finds_a_decision_that_makes_it_a_preference() {
         assert!(candidates.iter().all(|candidate| allowed.contains(candidate.region)));
     });
     assert!(found > 1000, "{found}");
+}
+
+/// The situation with an order of some of its regions, rotated by the seed.
+fn ordered(situation: &Situation, seed: u64) -> (Vec<RegionIndex>, Situation) {
+    let count = situation.regions.len();
+    let rotated = (0..count).map(|place| at((place * 5 + seed as usize) % count));
+    let mut order: Vec<RegionIndex> = Vec::new();
+    for region in rotated.take(1 + seed as usize % count) {
+        if !order.contains(&region) {
+            order.push(region);
+        }
+    }
+    let with_order = Situation { order: Some(order.clone().into()), assigned: None, ..situation.clone() };
+    (order, with_order)
+}
+
+#[test]
+fn the_first_healthy_region_of_the_order_takes_the_request_whatever_the_distance_or_the_plan() {
+    let (mut first, mut later, mut outside) = (0, 0, 0);
+    for_each_situation(SITUATIONS, |situation, seed| {
+        let (order, situation) = ordered(situation, seed);
+        let decision = situation.route();
+        let is_cold = situation.regions.iter().any(|state| state.held_for.is_some());
+        let eligible = situation.routed.intersect(situation.allowed).intersect(situation.serving);
+        let rank = |region: RegionIndex| {
+            let state = situation.state(region);
+            let index = order.iter().position(|ordered| *ordered == region).unwrap_or(order.len());
+            let holds = is_cold && state.held_for.is_some();
+            (state.health, situation.draining.contains(region), holds, index)
+        };
+        let up = eligible.iter().filter(|region| situation.state(*region).health != Health::Down);
+        let mut expected: Vec<_> = up.map(rank).collect();
+        expected.sort();
+        let ranks: Vec<_> = decision.candidates.iter().map(|candidate| rank(candidate.region)).collect();
+        assert_eq!(ranks, expected, "seed {seed}: {situation:?}");
+        match decision.order_index() {
+            Some(0) => first += 1,
+            Some(_) => later += 1,
+            None => outside += u32::from(!decision.candidates.is_empty()),
+        }
+        // Every region before the primary has a reason, and the reasons are those of the situation.
+        let passed_over: Vec<_> = decision.passed_over().collect();
+        let before = decision.order_index().unwrap_or(order.len());
+        assert!(
+            passed_over.iter().map(|(region, _)| *region).eq(order[..before].iter().copied()),
+            "seed {seed}"
+        );
+        for (region, reason) in passed_over {
+            let health = situation.state(region).health;
+            match reason {
+                PassedOver::NotRouted => assert!(!situation.routed.contains(region), "seed {seed}"),
+                PassedOver::Rejected(RejectReason::ForbiddenByResidency) => {
+                    assert!(!situation.allowed.contains(region), "seed {seed}");
+                }
+                PassedOver::Rejected(RejectReason::NotServing) => {
+                    assert!(!situation.serving.contains(region), "seed {seed}");
+                }
+                PassedOver::Rejected(RejectReason::Down) => assert_eq!(health, Health::Down, "seed {seed}"),
+                PassedOver::Unhealthy(reported) => assert_eq!(reported, health, "seed {seed}"),
+                PassedOver::Draining => assert!(situation.draining.contains(region), "seed {seed}"),
+                PassedOver::ColdStart => assert!(situation.state(region).held_for.is_some(), "seed {seed}"),
+            }
+        }
+    });
+    assert!(first > 1000 && later > 1000 && outside > 100, "{first} {later} {outside}");
+}
+
+/// Invariant 1 (Residency): an order names regions, and permits none.
+#[test]
+fn an_order_brings_no_forbidden_region_into_a_decision_and_changes_none_of_the_candidates() {
+    for_each_situation(SITUATIONS, |situation, seed| {
+        let (_, with_order) = ordered(situation, seed);
+        let without = Situation { order: None, ..with_order.clone() }.route();
+        let decision = with_order.route();
+        let set = |decision: &RouteDecision| -> RegionSet {
+            decision.candidates.iter().map(|candidate| candidate.region).collect()
+        };
+        assert_eq!(set(&decision), set(&without), "seed {seed}");
+        assert_eq!((decision.rejected, decision.origin), (without.rejected, without.origin), "seed {seed}");
+        let targets = decision.targets().map(|candidate| candidate.region);
+        assert_eq!(check_residency(&situation.allowed, targets), Ok(()), "seed {seed}");
+        assert_eq!(without.passed_over().count(), 0, "seed {seed}");
+    });
+}
+
+/// Three healthy regions, of which the farthest is the first of the order, and the nearest is outside it.
+fn active_passive() -> Situation {
+    let seed = (0..).find(|seed| Situation::random(*seed).regions.len() == 3).unwrap();
+    let mut situation = Situation::random(seed);
+    let all: RegionSet = (0..3).map(at).collect();
+    for (state, rtt) in situation.regions.iter_mut().zip([10, 90, 200]) {
+        state.health = Health::Healthy;
+        state.rtt = Duration::from_millis(rtt);
+        (state.held_for, state.measured, state.queue, state.credit) = (None, None, None, Some(1_000_000));
+    }
+    (situation.allowed, situation.routed, situation.serving) = (all, all, all);
+    (situation.draining, situation.stopping) = (RegionSet::EMPTY, RegionSet::EMPTY);
+    situation.leave_draw = gateway_core::circuit::Permille::new(0);
+    let (assigned, spills, left) = (None, true, Duration::from_secs(30));
+    let order = Some([at(2), at(1)].into());
+    Situation { assigned, spills, left, order, tokens: 10, ..situation }
+}
+
+#[test]
+fn the_next_region_takes_over_while_the_first_is_unhealthy_and_hands_back_when_it_has_recovered() {
+    let mut situation = active_passive();
+    let order_of = |situation: &Situation| -> Vec<usize> {
+        situation.route().candidates.iter().map(|candidate| candidate.region.as_usize()).collect()
+    };
+    let reasons = |situation: &Situation| -> Vec<PassedOver> {
+        situation.route().passed_over().map(|(_, reason)| reason).collect()
+    };
+    assert_eq!(order_of(&situation), [2, 1, 0], "the order comes before distance, also for retries");
+    assert_eq!(reasons(&situation), []);
+    for (health, expected, reason) in [
+        (Health::Suspect, vec![1, 0, 2], PassedOver::Unhealthy(Health::Suspect)),
+        (Health::Down, vec![1, 0], PassedOver::Rejected(RejectReason::Down)),
+        (Health::Suspect, vec![1, 0, 2], PassedOver::Unhealthy(Health::Suspect)),
+    ] {
+        situation.regions[2].health = health;
+        assert_eq!(order_of(&situation), expected);
+        assert_eq!(reasons(&situation), [reason]);
+        assert_eq!(situation.route().order_index(), Some(1), "the second of the order");
+    }
+    situation.regions[2].health = Health::Healthy;
+    assert_eq!(order_of(&situation), [2, 1, 0], "it has recovered");
+    let draining = Situation { draining: [at(2)].into_iter().collect(), ..situation.clone() };
+    assert_eq!((order_of(&draining), reasons(&draining)), (vec![1, 0, 2], vec![PassedOver::Draining]));
+    situation.regions[2].held_for = Some(Duration::from_millis(1));
+    assert_eq!((order_of(&situation), reasons(&situation)), (vec![1, 0, 2], vec![PassedOver::ColdStart]));
+    situation.regions[1].held_for = Some(Duration::from_millis(1));
+    situation.regions[0].held_for = Some(Duration::from_millis(1));
+    assert_eq!(order_of(&situation), [2, 1, 0], "all would hold it");
+    situation.regions.iter_mut().for_each(|state| state.health = Health::Down);
+    let reasons = reasons(&situation);
+    assert_eq!(reasons, [PassedOver::Rejected(RejectReason::Down); 2], "nothing takes it");
+}
+
+#[test]
+fn an_overloaded_first_region_spills_over_to_the_next_of_the_order_only_with_spillover_enabled() {
+    let mut situation = active_passive();
+    situation.regions[2].queue = Some(Duration::from_secs(20));
+    assert_eq!(situation.route().spillover_target(), Some(at(1)), "not to the nearest");
+    assert_eq!(situation.route().primary(), Some(at(2)));
+    situation.regions[1].credit = None;
+    assert_eq!(situation.route().spillover_target(), Some(at(0)), "outside the order, if that has no credit");
+    let without = Situation { spills: false, ..situation };
+    assert_eq!(without.route().admission_pool(), Some(at(2)), "it waits in the queue, or is shed");
+}
+
+#[test]
+fn a_part_leaves_the_region_that_it_was_assigned_to_when_another_one_of_the_order_is_healthier() {
+    let mut situation = Situation { assigned: Some(at(2)), ..active_passive() };
+    assert_eq!(situation.route().primary(), Some(at(2)));
+    situation.regions[2].health = Health::Suspect;
+    assert_eq!(situation.route().primary(), Some(at(1)));
+    let unordered = Situation { order: None, ..situation };
+    assert_eq!(
+        unordered.route().primary(),
+        Some(at(2)),
+        "without an order, its region was selected for its capacity"
+    );
+    let score = unordered.route().candidates[0].score;
+    assert_eq!(score.order, OrderPosition::default());
 }
 
 /// The former decision ranked the regions twice by different code: once to enter an admission pool, once to send. Where both

@@ -2,8 +2,9 @@
 //! admission pool, `rank_regions` ranked them again to send, and four functions re-ordered the result.
 
 use crate::situation::Situation;
+use gateway_core::candidate::OrderPosition;
 use gateway_core::route::Observations;
-use gateway_core::spill::{SpillCandidate, SpillRequest, SpilloverDecision};
+use gateway_core::spill::{SpillCandidate, SpillRank, SpillRequest, SpilloverDecision};
 use gateway_core::weights::throw;
 use regions::health::Health;
 use regions::set::RegionIndex;
@@ -108,7 +109,8 @@ fn decide_spillover(
     others.sort_unstable();
     let (credits, wait) = (situation.credits(), |region| situation.queue_wait(region));
     let decide = |other: Option<(Duration, RegionIndex)>| {
-        let other = other.into_iter().map(|(rtt, region)| (region, rtt));
+        let order = OrderPosition::default();
+        let other = other.into_iter().map(|(rtt, region)| SpillRank { order, rtt, region });
         credits.decide(&request, candidate(entry_region), other, wait, |_| true, situation.now)
     };
     let to = others.into_iter().find_map(|other| decide(Some(other))?.to);

@@ -18,7 +18,7 @@ use regions::route::Generation;
 use regions::set::{RegionIndex, RegionSet};
 use regions::weights::{Share, ShareReason};
 use replica_api::priority::Priority;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 static CATALOGUE: LazyLock<Catalogue> = LazyLock::new(Catalogue::builtin);
@@ -42,6 +42,7 @@ pub(crate) struct RegionState {
 pub(crate) struct Situation {
     pub(crate) regions: Vec<RegionState>,
     pub(crate) allowed: RegionSet,
+    pub(crate) order: Option<Arc<[RegionIndex]>>,
     pub(crate) routed: RegionSet,
     pub(crate) serving: RegionSet,
     pub(crate) draining: RegionSet,
@@ -98,6 +99,7 @@ impl Situation {
         let permille = |rng: &mut SmallRng| Permille::new(rng.random_range(0..1000));
         Situation {
             allowed,
+            order: None,
             routed,
             serving,
             draining,
@@ -169,6 +171,7 @@ impl Situation {
             deployment: &self.deployment,
             priority: self.priority,
             allowed: self.allowed,
+            order: self.order.as_ref(),
             routed: self.routed,
             serving: self.serving,
             draining: self.draining,

@@ -267,12 +267,14 @@ impl JobTransfers {
             let states = self.region_monitor.states();
             let routing = routing(&deployment, Cost { inputs: 1, tokens: 1 });
             let candidates = allowed.intersect(view.routed);
+            let order = view.order(&deployment).map(|order| &**order).unwrap_or_default();
             let candidates = candidates.iter().map(|region| TransferCandidate {
                 region,
                 health: states.health(region, &routing, now),
                 is_draining: view.draining.contains(region) || states.fleet.draining().contains(region),
                 load: states.load(region, &deployment),
                 credit: states.spill.credit(region, &deployment, now),
+                order_index: order.iter().position(|ordered| *ordered == region).unwrap_or(order.len()),
                 rtt: states.latency.estimate(region, now),
             });
             (query.target(candidates)?, states.instances.job_host(queue, now)?.clone())

@@ -100,6 +100,9 @@ impl Splitter {
         // A draining region gets no parts while there is another.
         let only_draining = route.targets().all(|candidate| candidate.score.draining);
         let order = route.targets().filter(|candidate| only_draining || !candidate.score.draining);
+        // With an order, all parts go to the region of the whole request: the others are standbys.
+        let first = order.clone().next().map(|candidate| candidate.score.order);
+        let order = order.filter(|candidate| Some(candidate.score.order) == first);
         // Parts are sent to regions with a ready replica; without any, to the region that would hold the whole request.
         let is_held = |region| region_states.held_for(region, &request.deployment).is_some();
         let warm = order.clone().filter(|candidate| !is_held(candidate.region));

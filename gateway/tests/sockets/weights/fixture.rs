@@ -24,7 +24,7 @@ pub(crate) const FAR: &str = "aws/eu-central-1";
 /// is slow now and then.
 const ROUND_TRIP_TIME: Duration = Duration::from_millis(60);
 /// Longer than any expected step takes.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the hub, and its last report of demand.
 pub(crate) struct Hub {
@@ -67,6 +67,11 @@ async fn serve(router: axum::Router) -> SocketAddr {
 
 /// Starts a healthy, idle region that responds at once.
 pub(crate) async fn region(id: &'static str) -> SocketAddr {
+    serve(region_router(id)).await
+}
+
+/// Returns the service of a healthy, idle region that responds at once.
+pub(crate) fn region_router(id: &'static str) -> axum::Router {
     let report = move |sequence: u64| async move {
         let load = |name: &str| json!({"name": name, "ready": 1, "pending_tokens": 0, "interactive_tokens": 0, "tokens_per_second": 1e4});
         if id == FAR {
@@ -77,8 +82,7 @@ pub(crate) async fn region(id: &'static str) -> SocketAddr {
         .to_string()
     };
     let exchange = move |body: axum::body::Body| async move { crate::reports::respond(body, report) };
-    serve(axum::Router::new().route(scheduler_api::paths::EXCHANGE, post(exchange)).fallback(async || "{}"))
-        .await
+    axum::Router::new().route(scheduler_api::paths::EXCHANGE, post(exchange)).fallback(async || "{}")
 }
 
 impl Hub {

@@ -2,6 +2,7 @@
 //! invalid plans or a missing hub.
 
 pub(crate) mod fixture;
+mod order;
 mod residency;
 
 use fixture::{Edge, FAR, Hub, NEAR, plan, region, row, table};
