@@ -81,6 +81,16 @@ impl Scaling {
         (min == 0).then_some(ZERO_AFTER_DEFAULT)
     }
 
+    /// Returns the same settings for a region that can run at most this number of replicas, one or more.
+    #[must_use]
+    pub fn limited_to(&self, replicas: u32) -> Scaling {
+        let limit = |count: u32| count.min(replicas.max(1));
+        let timetable = self.timetable.iter();
+        let timetable = timetable.map(|entry| TimetableEntry { min: limit(entry.min), ..entry.clone() });
+        let (min, max, timetable) = (limit(self.min), limit(self.max), timetable.collect());
+        Scaling { min, max, timetable, ..self.clone() }
+    }
+
     /// Returns all problems of these values, each with the key to change.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let Scaling {
@@ -203,6 +213,19 @@ mod tests {
         check(&timetable(1, 0), &["timetable"]);
         let never = TimetableEntry { to: entry(1).from, ..entry(1) };
         check(&of(&|it| it.timetable = vec![never.clone()]), &["timetable"]);
+    }
+
+    #[test]
+    fn settings_within_the_limit_of_a_region_stay_valid() {
+        let wide = Scaling { min: 3, max: 8, timetable: vec![entry(1), entry(6)], ..Scaling::default() };
+        let narrow = wide.limited_to(2);
+        check(&narrow, &[]);
+        assert_eq!((narrow.min, narrow.max), (2, 2));
+        assert_eq!(narrow.timetable.iter().map(|entry| entry.min).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(wide.limited_to(8), wide);
+        check(&wide.limited_to(0), &[]);
+        let zero = Scaling { min: 0, max: 8, zero_after: Some(ZERO_AFTER_DEFAULT), ..Scaling::default() };
+        assert_eq!(zero.limited_to(1), Scaling { max: 1, ..zero });
     }
 
     #[test]

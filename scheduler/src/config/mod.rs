@@ -15,6 +15,6 @@ pub use console::ConsoleConfig;
 pub use hub::{HubConfig, LEASE_TTL};
 pub use kubernetes::{KubernetesConfig, WorkloadKind};
 pub use operators::{KeySource, OperatorsConfig};
-pub use scaling::{ActuatorConfig, ProcessConfig, ScalingConfig};
+pub use scaling::{ActuatorConfig, DeviceSelection, ProcessConfig, ScalingConfig};
 pub use spoke::{ReadSpoke, SpokeConfig};
 pub use store::StoreConfig;

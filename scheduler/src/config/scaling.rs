@@ -5,9 +5,10 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use configuration::{ConfigFile, Files, section, words};
+use configuration::{ConfigField, ConfigFile, ConfigValue, Files, NoLimit, Rule, section, words};
 use identity::Transport;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
+use scheduler_core::scale::devices::Device;
 
 use super::kubernetes::{self, KubernetesConfig, WorkloadKind, is_api, is_label, is_pattern};
 
@@ -23,7 +24,7 @@ const IDENTITY: &str = "identity";
 /// Identity folder of the replicas, below the folder of the section.
 const IDENTITY_FOLDER: &str = "identity";
 /// Keys of each actuator.
-const OF_PROCESSES: [&str; 5] = ["address", "ports", "program", "template", "orphan_timeout"];
+const OF_PROCESSES: [&str; 6] = ["address", "ports", "program", "template", "orphan_timeout", "devices"];
 const OF_KUBERNETES: [&str; 7] = ["namespace", "workload", "name", "port", "api", "token_file", "ca_file"];
 
 words! {
@@ -53,6 +54,9 @@ section! {
         pub(super) template: Option<PathBuf>;
         /// `process`: time for which replicas continue without a spoke.
         pub(super) orphan_timeout: Duration = ORPHAN_TIMEOUT_DEFAULT, in ORPHAN_TIMEOUT;
+        /// `process`: GPUs, one for each replica, which limit the number of replicas; replicas share all devices if absent.
+        /// Indexes or unique names as in `CUDA_VISIBLE_DEVICES`, or `"all"` for those of the machine.
+        pub(super) devices: Option<DevicesEntry>;
         /// `kubernetes`: namespace of the workloads; required.
         pub(super) namespace: Option<String>, check is_label;
         /// `kubernetes`: kind of the workloads.
@@ -67,6 +71,36 @@ section! {
         pub(super) token_file: Option<PathBuf>;
         /// `kubernetes`: certificate of the API server's authority; that of the service account if absent.
         pub(super) ca_file: Option<PathBuf>;
+    }
+}
+
+/// Devices of the replicas: all of the machine, or a list.
+pub(super) enum DevicesEntry {
+    All,
+    Listed(Vec<String>),
+}
+
+impl ConfigValue for DevicesEntry {
+    type Limit = NoLimit;
+    type Item = String;
+
+    fn type_name() -> String {
+        format!("\"all\", or {}", Vec::<String>::type_name())
+    }
+
+    fn read(field: &ConfigField<'_>, _: &Rule<DevicesEntry>) -> Option<DevicesEntry> {
+        match field.value.get_ref().as_str() {
+            Some("all") => Some(DevicesEntry::All),
+            Some(_) => {
+                field.wrong_type("\"all\", or a list such as [\"0\", \"1\"]");
+                None
+            }
+            None => {
+                let fix = "or remove it to let replicas share all devices";
+                let rule = Rule { limit: (1..=SPOKE_REPLICAS_MAX).into(), fix, ..Rule::default() };
+                Vec::read(field, &rule).map(DevicesEntry::Listed)
+            }
+        }
     }
 }
 
@@ -114,6 +148,19 @@ pub struct ProcessConfig {
     pub catalogue: Option<PathBuf>,
     /// Time for which a replica continues without a running spoke.
     pub orphan_timeout: Duration,
+    /// Devices of the replicas.
+    pub devices: DeviceSelection,
+}
+
+/// Devices of the replicas of one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceSelection {
+    /// Each replica can use all devices of the machine.
+    Shared,
+    /// Each replica has one of the machine's devices, which are found when the spoke starts.
+    All,
+    /// Each replica has one of these.
+    Listed(Vec<Device>),
 }
 
 impl ProcessConfig {
@@ -135,6 +182,7 @@ impl ProcessConfig {
             has_identity: false,
             catalogue: None,
             orphan_timeout: ORPHAN_TIMEOUT_DEFAULT,
+            devices: DeviceSelection::Shared,
         }
     }
 }
@@ -192,6 +240,15 @@ impl ScalingSection {
             ActuatorKind::Process => {
                 let ports = ports(document, self.ports?, fixed);
                 let (template, has_identity) = template(document, files, self.template?).unzip();
+                let devices = self.devices.and_then(|devices| DeviceSelection::validate(document, devices));
+                if let (Some(ports), Some(DeviceSelection::Listed(devices))) = (&ports, &devices)
+                    && ports.len() < devices.len()
+                {
+                    let (ports, devices) = (ports.len(), devices.len());
+                    let problem =
+                        format!("has {ports} ports for {devices} devices; widen it, or remove devices");
+                    document.problem("scaling.ports", problem);
+                }
                 ActuatorConfig::Process(ProcessConfig {
                     address: self.address?,
                     ports: ports?,
@@ -200,6 +257,7 @@ impl ScalingSection {
                     has_identity: has_identity?,
                     catalogue,
                     orphan_timeout: self.orphan_timeout?,
+                    devices: devices?,
                 })
             }
             ActuatorKind::Kubernetes => ActuatorConfig::Kubernetes(self.kubernetes(document, files)?),
@@ -226,6 +284,27 @@ impl ScalingSection {
             ca_file: given(self.ca_file?).or_else(|| account("ca.crt")),
             api,
         })
+    }
+}
+
+impl DeviceSelection {
+    /// Validates the key `devices`: the names of distinct devices.
+    fn validate(document: &ConfigFile<'_>, given: Option<DevicesEntry>) -> Option<DeviceSelection> {
+        let names = match given {
+            None => return Some(DeviceSelection::Shared),
+            Some(DevicesEntry::All) => return Some(DeviceSelection::All),
+            Some(DevicesEntry::Listed(names)) => names,
+        };
+        let device = |(index, name): (usize, &String)| {
+            let problem = |problem: String| document.problem(&format!("scaling.devices[{index}]"), problem);
+            if names[..index].contains(name) {
+                problem(format!("{name:?} is listed twice; a device has one replica"));
+                return None;
+            }
+            name.parse().map_err(problem).ok()
+        };
+        let devices: Vec<Option<Device>> = names.iter().enumerate().map(device).collect();
+        devices.into_iter().collect::<Option<_>>().map(DeviceSelection::Listed)
     }
 }
 
@@ -335,6 +414,34 @@ mod tests {
         let other =
             "actuator = \"kubernetes\"\ndir = \"x\"\nports = \"1-2\"\nnamespace = \"x\"\nname = \"a\"\n";
         check(other, &["scaling.ports: has no effect", "scaling.name: \"a\""]);
+    }
+
+    #[test]
+    fn devices_are_all_of_the_machine_or_distinct_names() {
+        let devices = |value: &str| {
+            let config = read(&format!("{VALID}devices = {value}\n"), 0).unwrap();
+            let ActuatorConfig::Process(ProcessConfig { devices, .. }) = config.actuator else {
+                panic!("{value}")
+            };
+            devices
+        };
+        assert_eq!(devices("\"all\""), DeviceSelection::All);
+        let names: [Device; 2] = ["0", "GPU-5f2a"].map(|name| name.parse().unwrap());
+        assert_eq!(devices("[\"0\", \"GPU-5f2a\"]"), DeviceSelection::Listed(names.into()));
+        for (value, problem) in [
+            ("\"0\"", "scaling.devices: is a string; write \"all\", or a list such as [\"0\", \"1\"]"),
+            ("4", "scaling.devices: 4 is a number; write a list"),
+            ("[]", "scaling.devices: has 0 entries; write 1 to 256, or remove it"),
+            ("[0]", "scaling.devices: 0 is a number; write a string"),
+            ("[\"0\", \"0\"]", "scaling.devices: \"0\" is listed twice"),
+            ("[\"0,1\"]", "scaling.devices: \"0,1\" is not a device; write an index"),
+        ] {
+            check(&format!("{VALID}devices = {value}\n"), &[problem]);
+        }
+        let narrow = VALID.replace("7399", "7300") + "devices = [\"0\", \"1\"]\n";
+        check(&narrow, &["scaling.ports: has 1 ports for 2 devices; widen it"]);
+        let other = "actuator = \"kubernetes\"\ndir = \"x\"\nnamespace = \"x\"\ndevices = \"all\"\n";
+        check(other, &["scaling.devices: has no effect"]);
     }
 
     #[test]

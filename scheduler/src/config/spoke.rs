@@ -385,8 +385,16 @@ mod tests {
 
     #[test]
     fn commented_keys_of_the_example_are_known_keys() {
-        let scaling =
-            ["[scaling]", "actuator =", "dir =", "ports =", "address =", "program =", "orphan_timeout ="];
+        let scaling = [
+            "[scaling]",
+            "actuator =",
+            "dir =",
+            "ports =",
+            "address =",
+            "program =",
+            "orphan_timeout =",
+            "devices =",
+        ];
         let keys = ["operations ="].into_iter().chain(scaling);
         let text = keys.fold(
             EXAMPLE.replace("# dir = \"identity\"", "").replace("# dir = \"jobs\"", ""),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use regions::{DeploymentName, RegionId};
 use scheduler_api::scaler::ScalerEpoch;
 use scheduler_core::scale::ScalingDecision;
+use scheduler_core::scale::devices::Device;
 
 crate::log::events! {
     /// This spoke starts and stops the replicas of its region from now on. Without an `epoch` it does so because neither a
@@ -51,8 +52,17 @@ crate::log::events! {
     DrainTimedOut<'a> { id: &'a str, in_flight: u32, after: Duration }
 
     /// The process of a replica was started; `replica ready` follows when its model is loaded.
-    info!(replica = id, %deployment, %endpoint, log = %log.display(), "replica started")
-    ReplicaStarted<'a> { id: &'a str, deployment: &'a DeploymentName, endpoint: SocketAddr, log: &'a Path }
+    info!(
+        replica = id, %deployment, %endpoint, device = device.map(tracing::field::display), log = %log.display(),
+        "replica started"
+    )
+    ReplicaStarted<'a> {
+        id: &'a str,
+        deployment: &'a DeploymentName,
+        endpoint: SocketAddr,
+        device: Option<&'a Device>,
+        log: &'a Path,
+    }
 
     /// A replica that an earlier spoke process has started is running, and is used instead of a new one.
     info!(replica = id, %deployment, "running replica of an earlier spoke process adopted")

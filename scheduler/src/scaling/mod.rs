@@ -103,6 +103,16 @@ enum AnyActuator {
     Kubernetes(KubernetesActuator),
 }
 
+impl AnyActuator {
+    /// Returns the maximum number of replicas that it can run; `None` if there is no limit besides that of each deployment.
+    fn replicas_max(&self) -> Option<u32> {
+        match self {
+            AnyActuator::Process(process) => process.replicas_max(),
+            AnyActuator::Kubernetes(_) => None,
+        }
+    }
+}
+
 impl Autoscaler {
     /// Creates the autoscaler of the region; `None` if the file has no `[scaling]`.
     ///
@@ -156,6 +166,7 @@ impl Autoscaler {
             let (follower, followed) = (follower.clone(), followed.clone());
             async move { follower.follow(&followed).await }
         }));
+        let replicas_max = actuator.replicas_max();
         let actuator_task = match actuator {
             AnyActuator::Process(process) => {
                 tokio::spawn(essential("actuator", process.run(desired, status)))
@@ -173,7 +184,7 @@ impl Autoscaler {
                 .map(|(number, _)| number)
                 .collect()
         };
-        let region = RegionScaler::new(&config, spoke, &signals, static_replicas, targets);
+        let region = RegionScaler::new(&config, spoke, &signals, static_replicas, replicas_max, targets);
         tokio::select! {
             () = run_loop(region, signals, tables, running) => {}
             () = shutdown => {}

@@ -33,6 +33,9 @@ pub(super) struct RegionScaler {
     pub(super) changed: Arc<Notify>,
     /// Indexes of the replicas in the region's file.
     static_replicas: Vec<usize>,
+    /// Maximum number of replicas of the region, including those of its file; `None` if there is no limit besides that of each
+    /// deployment.
+    replicas_max: Option<u32>,
     pub(super) hub: FollowedTable,
     pub(super) scalers: BTreeMap<DeploymentName, DeploymentScaler>,
     pub(super) own: BTreeMap<ReplicaId, LocalReplica>,
@@ -67,9 +70,12 @@ impl RegionScaler {
         spoke: Arc<Mutex<Spoke>>,
         signals: &ScalingSignals,
         static_replicas: Vec<usize>,
+        started_max: Option<u32>,
         targets: watch::Sender<DeploymentTargets>,
     ) -> RegionScaler {
+        let fixed = u32::try_from(static_replicas.len()).unwrap_or(u32::MAX);
         RegionScaler {
+            replicas_max: started_max.map(|started| started.saturating_add(fixed)),
             region: config.region.clone(),
             catalogue: config.catalogue.clone(),
             spoke,
@@ -113,7 +119,10 @@ impl RegionScaler {
         };
         self.scalers.values_mut().for_each(|scaler| scaler.retired = true);
         for deployment in all.filter(is_local) {
-            let shared = Arc::new(deployment.clone());
+            // A deployment is not planned for with more replicas than the region can run.
+            let scaling = &deployment.scaling;
+            let scaling = self.replicas_max.map_or_else(|| scaling.clone(), |max| scaling.limited_to(max));
+            let shared = Arc::new(Deployment { scaling, ..deployment.clone() });
             let scaler = self.scalers.entry(deployment.name.clone());
             let scaler = scaler.or_insert_with(|| DeploymentScaler::new(shared.clone(), now));
             scaler.retired = false;

@@ -20,12 +20,13 @@
 //! The observations are those of all spokes of the region ([`spokes`]); one of them scales.
 //!
 //! [`step`] turns the desired number into replicas to start, to drain and to keep; [`starts`] records start times, and
-//! [`restarts`] limits restarts of crashed replicas. The control loop is `scheduler::scaling`.
+//! [`restarts`] limits restarts of crashed replicas, and [`devices`] gives each process a device of its machine. The control loop is `scheduler::scaling`.
 //!
 //! The autoscaler is pure: one [`Scaler::tick`] per evaluation, with the observations as an argument. The settings have
 //! the names known from Knative and from hosted services; the tests in `simulated` compare it with such policies over
 //! the same arrivals.
 
+pub mod devices;
 pub mod restarts;
 pub mod starts;
 pub mod step;

@@ -5,9 +5,13 @@
 //! spoke finds it ([`record`]). They do not end with a killed spoke, because loading a replica can take a minute, and a
 //! spoke restarts in a second. If the spoke does not restart, they end by themselves ([`crate::heartbeat`]).
 //!
+//! Where devices are configured, each replica has one of its own ([`scheduler_core::scale::devices`]), and there are at most as many
+//! replicas as devices.
+//!
 //! A replica that crashes is restarted, at once the first time and then with growing delays
 //! ([`scheduler_core::scale::restarts`]).
 
+mod devices;
 mod monitor;
 mod record;
 
@@ -25,6 +29,7 @@ use regions::{Deployment, DeploymentName, RegionId};
 use rustix::process::Pid;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::readiness::ReadinessProber;
+use scheduler_core::scale::devices::{Device, DeviceAssignment, DevicesInUse};
 use scheduler_core::scale::restarts::RestartBackoff;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -51,6 +56,8 @@ pub(crate) struct ProcessActuator {
     prober: ReadinessProber,
     /// Identity folder of the replicas, if they use TLS and their template has none.
     identity: Option<PathBuf>,
+    /// Devices of the replicas; `None` if they share all of the machine.
+    devices: Option<Vec<Device>>,
 }
 
 /// Running replica process.
@@ -78,6 +85,10 @@ struct ProcessSet {
     /// By deployment and model: a model that cannot be loaded does not delay restarts of the served one.
     restarts: BTreeMap<(DeploymentName, String), RestartBackoff>,
     crashes: BTreeMap<DeploymentName, Crashes>,
+    /// Devices of the running replicas, by port.
+    devices: DeviceAssignment<u16>,
+    /// Deployments and models that wait for a free device, which was logged. A start is tried when a replica has ended.
+    waiting: BTreeSet<(DeploymentName, String)>,
     /// Port that was assigned last; a port that was just freed is not reused at once.
     last_port: u16,
 }
@@ -88,6 +99,11 @@ enum ReplicaStartError {
     /// No port of `scaling.ports` is free. The replica is not started.
     #[error("all ports from {from} to {to} are in use; widen scaling.ports, or lower scaling.max")]
     NoPort { from: u16, to: u16 },
+    /// Every device of `scaling.devices` has a replica. The replica is started when another one has ended.
+    #[error(
+        "all {0} devices of scaling.devices have a replica; lower scaling.max of the deployments, or add devices"
+    )]
+    NoDevice(usize),
     /// The replica is not started, because it could not authenticate to the spoke. The start is tried again.
     #[error(
         "its identity folder {} has no certificate yet; the spoke obtains one if its own certificate is of the built-in \
@@ -104,7 +120,8 @@ impl ProcessActuator {
     ///
     /// # Errors
     ///
-    /// When TLS cannot be set up, or the path of the own executable is unknown.
+    /// When TLS cannot be set up, the path of the own executable is unknown, or the machine has no devices and all of them are
+    /// configured.
     pub(crate) fn new(
         config: ProcessConfig,
         dir: PathBuf,
@@ -114,7 +131,13 @@ impl ProcessActuator {
         let program = config.program.clone().map_or_else(std::env::current_exe, Ok)?;
         let prober = ReadinessProber::new(transport).map_err(io::Error::other)?;
         let identity = config.replica_identity(&dir, transport);
-        Ok(ProcessActuator { config, dir, region, program, prober, identity })
+        let devices = devices::selected(config.devices.clone(), Path::new("/"))?;
+        Ok(ProcessActuator { config, dir, region, program, prober, identity, devices })
+    }
+
+    /// Returns the maximum number of replicas; `None` if only the ports limit them.
+    pub(crate) fn replicas_max(&self) -> Option<u32> {
+        self.devices.as_ref().map(|devices| u32::try_from(devices.len()).unwrap_or(u32::MAX))
     }
 }
 
@@ -127,6 +150,7 @@ impl Actuator for ProcessActuator {
         let (ready_sender, mut ready) = mpsc::channel(SPOKE_REPLICAS_MAX);
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
+        let devices = DeviceAssignment::new(self.devices.clone());
         let mut processes = ProcessSet {
             actuator: self,
             replicas: BTreeMap::new(),
@@ -134,6 +158,8 @@ impl Actuator for ProcessActuator {
             ready_sender,
             restarts: BTreeMap::new(),
             crashes: BTreeMap::new(),
+            devices,
+            waiting: BTreeSet::new(),
             last_port,
         };
         processes.adopt().await;
@@ -166,18 +192,25 @@ impl Actuator for ProcessActuator {
 impl ProcessSet {
     /// Adopts the running replicas of an earlier spoke.
     async fn adopt(&mut self) {
+        let mut without_device = Vec::new();
         for port in self.actuator.config.ports.clone() {
             let files = ReplicaFiles::new(&self.actuator.dir, port);
-            let Some(AdoptedProcess { identity, process, deployment, took }) = files.running_process().await
+            let Some(AdoptedProcess { identity, process, deployment, device, took }) =
+                files.running_process().await
             else {
                 files.remove().await;
                 continue;
             };
             let id = format!("{port}-{}", identity.name());
             ReplicaAdopted { id: &id, deployment: &deployment.name }.emit();
+            match device {
+                Some(device) => self.devices.hold(port, device),
+                None => without_device.push(port),
+            }
             let (deployment, monitor) = (Arc::new(deployment), ProcessMonitor::adopted(process, identity));
             self.monitor(id, ProcessInfo { deployment, files, identity }, monitor, StartTime::Took(took));
         }
+        without_device.into_iter().for_each(|port| self.devices.hold_unknown(port));
     }
 
     /// Starts and stops replicas as far as possible now; returns when to retry, if restarts are delayed.
@@ -189,6 +222,7 @@ impl ProcessSet {
         });
         let all: BTreeSet<_> = all.map(|deployment| restarts_of(deployment)).collect();
         self.restarts.retain(|key, _| all.contains(key));
+        self.waiting.retain(|key| all.contains(key));
         for (name, DeploymentTarget { deployment, replicas, next, stop, is_scaled_here }) in desired {
             for id in stop {
                 if let Some(stop) = self.replicas.get_mut(id).and_then(|replica| replica.stop.take()) {
@@ -207,7 +241,7 @@ impl ProcessSet {
                     *(if is_next(&info.deployment) { &mut next_count } else { &mut served_count }) += 1;
                 }
             }
-            // The served model comes first if there are not enough ports.
+            // The served model comes first if there are not enough ports or devices.
             let next = next.iter().map(|(next, replicas)| (next, next_count, *replicas));
             for (deployment, existing, replicas) in
                 std::iter::once((deployment, served_count, *replicas)).chain(next)
@@ -228,12 +262,25 @@ impl ProcessSet {
         replicas: u32,
     ) -> Option<Instant> {
         let key = restarts_of(deployment);
+        if existing >= replicas {
+            self.waiting.remove(&key);
+        }
         for _ in existing..replicas {
             let now = Instant::now();
             let pause = self.restarts.get(&key).map_or(Duration::ZERO, |restarts| restarts.delay(now));
             if pause.is_zero() {
                 match self.start(deployment).await {
-                    Ok(()) => continue,
+                    Ok(()) => {
+                        self.waiting.remove(&key);
+                        continue;
+                    }
+                    // No crash: a replica has to end first, and its exit leads here again.
+                    Err(error @ ReplicaStartError::NoDevice(_)) => {
+                        if self.waiting.insert(key) {
+                            ReplicaStartFailed { deployment: &deployment.name, error: &error }.emit();
+                        }
+                        return None;
+                    }
                     Err(error) => {
                         ReplicaStartFailed { deployment: &deployment.name, error: &error }.emit();
                         self.crashed(deployment, None);
@@ -249,6 +296,8 @@ impl ProcessSet {
     async fn start(&mut self, deployment: &Arc<Deployment>) -> Result<(), ReplicaStartError> {
         let failed = |operation| move |error| ReplicaStartError::System { operation, error };
         let ProcessActuator { config, dir, region, program, identity, .. } = &self.actuator;
+        let device = self.devices.free().map_err(|DevicesInUse(count)| ReplicaStartError::NoDevice(count))?;
+        let device = device.cloned();
         let endpoint = self.free_port()?;
         let files = ReplicaFiles::new(dir, endpoint.port());
         if let Some(folder) = identity
@@ -261,7 +310,12 @@ impl ProcessSet {
         heartbeat::touch(&files.heartbeat()).await.map_err(failed("cannot touch its heartbeat file"))?;
         let log = File::create(files.log()).map_err(failed("cannot create its log"))?;
         let heartbeat = HeartbeatFile { file: files.heartbeat(), timeout: config.orphan_timeout };
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        if let Some(device) = &device {
+            let (order, by_address) = devices::DEVICE_ORDER;
+            command.env(devices::DEVICE_VARIABLE, device.as_str()).env(order, by_address);
+        }
+        let child = command
             .args(["replica", "--region", region.as_str(), "--config"])
             .arg(files.config())
             .env(heartbeat::VARIABLE, heartbeat.value())
@@ -281,9 +335,15 @@ impl ProcessSet {
         let identity = ProcessStart::read(pid).map_err(failed("cannot identify the process"))?;
         let monitor =
             ProcessMonitor::started(child, identity).map_err(failed("cannot monitor the process"))?;
-        files.write(identity, deployment, None).await.map_err(failed("cannot write its record"))?;
+        let record = files.write(identity, deployment, device.as_ref(), None).await;
+        record.map_err(failed("cannot write its record"))?;
         let id = format!("{}-{}", endpoint.port(), identity.name());
-        ReplicaStarted { id: &id, deployment: &deployment.name, endpoint, log: &files.log() }.emit();
+        let (device_of, log) = (device.as_ref(), files.log());
+        ReplicaStarted { id: &id, deployment: &deployment.name, endpoint, device: device_of, log: &log }
+            .emit();
+        if let Some(device) = device {
+            self.devices.hold(endpoint.port(), device);
+        }
         self.last_port = endpoint.port();
         let info = ProcessInfo { deployment: deployment.clone(), files, identity };
         self.monitor(id, info, monitor, StartTime::At(Instant::now()));
@@ -321,7 +381,8 @@ impl ProcessSet {
         let Some(replica) = self.replicas.get_mut(id) else { return };
         replica.ready = Some((at, Instant::now()));
         let ProcessInfo { deployment, files, identity } = &replica.info;
-        if let Err(error) = files.write(*identity, deployment, at.took).await {
+        let device = self.devices.of(&files.port);
+        if let Err(error) = files.write(*identity, deployment, device, at.took).await {
             // The start duration of a replica could not be written to its record. The spoke knows it until it restarts.
             tracing::debug!(replica = id, %error, "cannot record the start duration");
         }
@@ -330,6 +391,7 @@ impl ProcessSet {
     async fn handle_exit(&mut self, ProcessExit { id, requested, status }: ProcessExit) {
         let Some(replica) = self.replicas.remove(&id) else { return };
         let ProcessInfo { deployment, files, identity: _ } = &replica.info;
+        self.devices.release(&files.port);
         files.remove().await;
         let log = files.log();
         ReplicaExited { id: &id, deployment: &deployment.name, requested, status: &status, log: &log }.emit();
@@ -416,32 +478,4 @@ fn configuration(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_replica_configuration_has_the_deployments_values_and_the_template() {
-        let text = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"/models/\\\"x\\\"\"\nengine = { kind = \"cpu\", precision = \"int8\" }\n";
-        let deployment =
-            regions::parse_deployments(text, &regions::Catalogue::builtin()).expect("sound").remove(0);
-        let region = "aws/us-east-1".parse().expect("a region");
-        let config = ProcessConfig {
-            template: "[threads]\nengine = 2\n".to_owned(),
-            catalogue: Some("/etc/regions.toml".into()),
-            ..ProcessConfig::with_defaults(7300..=7399)
-        };
-        let written =
-            |identity| configuration(&deployment, &region, ([127, 0, 0, 1], 7300).into(), &config, identity);
-        let (plaintext, text) = (written(None), written(Some(Path::new("/var/lib/identity"))));
-        assert!(!plaintext.contains("catalogue") && !plaintext.contains("identity"), "{plaintext}");
-        let table: toml::Table = text.parse().expect("TOML");
-        assert_eq!(table["listen"].as_str(), Some("127.0.0.1:7300"));
-        assert_eq!(table["names"].as_array().map(|names| names[0].as_str()), Some(Some("a")));
-        assert_eq!(table["model"].as_str(), Some("/models/\"x\""), "a value cannot break out of its line");
-        assert_eq!(table["task"].as_str(), Some("embed"));
-        assert_eq!(table["engine"]["precision"].as_str(), Some("int8"));
-        assert_eq!(table["threads"]["engine"].as_integer(), Some(2));
-        assert_eq!(table["catalogue"].as_str(), Some("/etc/regions.toml"));
-        assert_eq!(table["identity"]["dir"].as_str(), Some("/var/lib/identity"));
-    }
-}
+mod tests;

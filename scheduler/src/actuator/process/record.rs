@@ -12,6 +12,7 @@ use std::time::Duration;
 use regions::Deployment;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use scheduler_api::deployment::StoredDeploymentV1;
+use scheduler_core::scale::devices::Device;
 use serde::{Deserialize, Serialize};
 
 /// Record of one replica.
@@ -24,6 +25,9 @@ struct ProcessRecordV1 {
     /// Duration of the start, once the replica is ready, as an estimate for the next spoke.
     #[serde(default)]
     took_ms: Option<u64>,
+    /// Device of the process; absent if none was assigned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
     deployment: StoredDeploymentV1,
 }
 
@@ -32,6 +36,7 @@ pub(super) struct AdoptedProcess {
     pub(super) identity: ProcessStart,
     pub(super) process: OwnedFd,
     pub(super) deployment: Deployment,
+    pub(super) device: Option<Device>,
     pub(super) took: Option<Duration>,
 }
 
@@ -101,12 +106,15 @@ impl ReplicaFiles {
         &self,
         identity: ProcessStart,
         deployment: &Deployment,
+        device: Option<&Device>,
         took: Option<Duration>,
     ) -> io::Result<()> {
         let ProcessStart { pid, started } = identity;
         let pid = pid.as_raw_nonzero().get();
         let took_ms = took.map(|took| took.as_millis() as u64);
-        let record = ProcessRecordV1 { version: 1, pid, started, took_ms, deployment: deployment.into() };
+        let device = device.map(Device::to_string);
+        let deployment = deployment.into();
+        let record = ProcessRecordV1 { version: 1, pid, started, took_ms, device, deployment };
         let temporary = self.record().with_extension("new");
         tokio::fs::write(&temporary, serde_json::to_vec(&record)?).await?;
         tokio::fs::rename(temporary, self.record()).await
@@ -127,7 +135,7 @@ impl ReplicaFiles {
     /// Returns the recorded process, if it is still running.
     pub(super) async fn running_process(&self) -> Option<AdoptedProcess> {
         let bytes = tokio::fs::read(self.record()).await.ok()?;
-        let ProcessRecordV1 { version, pid, started, took_ms, deployment } =
+        let ProcessRecordV1 { version, pid, started, took_ms, device, deployment } =
             serde_json::from_slice(&bytes).ok()?;
         let pid = Pid::from_raw(pid).filter(|_| version == 1)?;
         let process = pidfd_open(pid, PidfdFlags::empty()).ok()?;
@@ -137,8 +145,9 @@ impl ReplicaFiles {
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).ok()?;
         let ours = line.split(|byte| *byte == 0).any(|word| word == config.as_os_str().as_encoded_bytes());
         let deployment = Deployment::try_from(deployment).ok()?;
-        let took = took_ms.map(Duration::from_millis);
-        (same && ours).then_some(AdoptedProcess { identity, process, deployment, took })
+        let (device, took) =
+            (device.and_then(|device| device.parse().ok()), took_ms.map(Duration::from_millis));
+        (same && ours).then_some(AdoptedProcess { identity, process, deployment, device, took })
     }
 }
 
@@ -166,16 +175,20 @@ mod tests {
         let pid = |child: &std::process::Child| Pid::from_raw(child.id().cast_signed()).unwrap();
         let identity = ProcessStart::read(pid(&ours)).unwrap();
         let took = Some(Duration::from_millis(144));
-        files.write(identity, &deployment(), took).await.unwrap();
+        files.write(identity, &deployment(), None, took).await.unwrap();
         let found = files.running_process().await.unwrap();
         assert_eq!((found.identity, found.deployment, found.took), (identity, deployment(), took));
+        assert_eq!(found.device, None);
+        let device: Device = "GPU-5f2a".parse().unwrap();
+        files.write(identity, &deployment(), Some(&device), took).await.unwrap();
+        assert_eq!(files.running_process().await.unwrap().device, Some(device));
 
         let later = ProcessStart { started: identity.started + 1, ..identity };
-        files.write(later, &deployment(), None).await.unwrap();
+        files.write(later, &deployment(), None, None).await.unwrap();
         assert!(files.running_process().await.is_none(), "the process id was reused");
-        files.write(ProcessStart::read(pid(&other)).unwrap(), &deployment(), None).await.unwrap();
+        files.write(ProcessStart::read(pid(&other)).unwrap(), &deployment(), None, None).await.unwrap();
         assert!(files.running_process().await.is_none(), "not a replica of this spoke");
-        files.write(identity, &deployment(), None).await.unwrap();
+        files.write(identity, &deployment(), None, None).await.unwrap();
         ours.kill().unwrap();
         ours.wait().unwrap();
         assert!(files.running_process().await.is_none(), "the process has ended");
