@@ -121,6 +121,8 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
         pending_inputs: queue.waiting.len() as u64,
         requests_total: queue.requests,
         tokens_per_second: queue.rate.tokens_per_second(),
+        download: None,
+        failure: None,
     })
 }
 

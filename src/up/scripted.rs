@@ -265,6 +265,8 @@ async fn status(State(replica): State<Arc<ScriptedReplica>>) -> Json<StatusV1> {
         pending_inputs: queue.waiting.iter().map(ScriptedRequest::inputs_left).sum(),
         requests_total: queue.requests,
         tokens_per_second: queue.rate.tokens_per_second(),
+        download: None,
+        failure: None,
     })
 }
 

@@ -86,6 +86,8 @@ async fn status(State(replica): State<Arc<Replica>>) -> Json<StatusV1> {
         pending_inputs: in_flight,
         requests_total: replica.requests.load(Ordering::Relaxed),
         tokens_per_second: TOKENS_PER_SECOND,
+        download: None,
+        failure: None,
     })
 }
 

@@ -11,6 +11,7 @@ use crate::none;
 /// Permitted dependencies of each package in this workspace. The root package may import all.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("backoff", &[]),
+    ("buckets", &[]),
     ("configuration", &[]),
     ("console", &["regions", "scheduler-api"]),
     ("embed", &[]),
@@ -36,7 +37,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &["backoff", "identity", "regions", "resolver", "scheduler-api", "scheduler-core", "supervision"],
     ),
     ("scheduler-store", &["backoff", "supervision"]),
-    ("jobs", &["jobs-core", "regions", "resolver", "supervision"]),
+    ("jobs", &["buckets", "jobs-core", "regions", "resolver", "supervision"]),
     (
         "gateway",
         &[

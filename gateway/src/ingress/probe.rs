@@ -46,11 +46,15 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
     loop {
         interval.tick().await;
         match timeout(TIMEOUT, probe(&prober.upstream, &key)).await {
-            Ok(Ok((boot_id, observed))) => {
+            Ok(Ok((boot_id, download_left, observed))) => {
                 if process.observed(boot_id, observed.ready && !observed.draining) {
                     prober.replicas.restarted(number);
                 }
-                let mismatches = spoke.lock().observe_replica(number, observed, Instant::now());
+                let mismatches = {
+                    let (mut spoke, now) = (spoke.lock(), Instant::now());
+                    spoke.observe_download(number, download_left, now);
+                    spoke.observe_replica(number, observed, now)
+                };
                 mismatches
                     .into_iter()
                     .for_each(|mismatch| ReplicaMismatch { region: &prober.region, mismatch }.record());
@@ -85,8 +89,12 @@ enum ProbeError {
     Status(String),
 }
 
-/// Requests the status of a replica. Returns it with the boot id of the process, if that reports it.
-async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<(Option<u64>, ReplicaStatus), ProbeError> {
+/// Status of a replica, with what the process reports about itself: its boot id, and the remaining time of the download of
+/// its model.
+type ProbeResponse = (Option<u64>, Option<Duration>, ReplicaStatus);
+
+/// Requests the status of a replica.
+async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ProbeResponse, ProbeError> {
     let mut head = RequestHead::new(UpstreamMethod::Get).for_path(STATUS);
     head.put("host", AUTHORITY);
     let sent = upstream.send_own(key, &head, &Bytes::new(), STATUS_BYTES_MAX).await;
@@ -100,7 +108,9 @@ async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<(Option<u64>, R
     let status: StatusV1 =
         serde_json::from_slice(&body).map_err(|error| ProbeError::Status(error.to_string()))?;
     let boot_id = status.boot_id;
-    Ok((boot_id, observed(status).map_err(ProbeError::Status)?))
+    let left_ms = status.download.as_ref().and_then(|download| download.left_ms);
+    let download_left = left_ms.map(Duration::from_millis);
+    Ok((boot_id, download_left, observed(status).map_err(ProbeError::Status)?))
 }
 
 /// Converts a replica's status to the region's observation.
@@ -117,6 +127,8 @@ fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
         pending_inputs: _, // tokens are more precise
         requests_total: _, // for operators
         tokens_per_second,
+        download: _, // for the caller
+        failure: _,  // the replica tries again
     } = status;
     if version != 1 {
         return Err(format!("status version {version} is not supported; the supported version is 1"));

@@ -677,6 +677,7 @@ pub const INTERNAL_HEADERS: &[&str] = &[
     headers::SPILLOVER,
     headers::ALTERNATIVE_MS,
     headers::REQUIRED_REVISION,
+    headers::DOWNLOAD_LEFT_MS,
 ];
 
 #[cfg(test)]

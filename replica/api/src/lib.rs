@@ -11,7 +11,7 @@
 //! - [`embeddings`], [`vectors`], [`input`], [`prompt`] and [`ranking`]: types that the dialects share.
 //! - [`jobs`]: requests that are computed later.
 //! - [`retry`]: budgets that every client of the API keeps to.
-//! - [`info`], [`identity`] and [`status`]: a replica's description of itself.
+//! - [`info`], [`identity`] and [`status`]: a replica's description of itself; [`start_failure`]: why it does not become ready.
 
 pub mod api;
 pub mod batches;
@@ -36,6 +36,7 @@ pub mod ranking;
 pub mod refusal;
 pub mod rerank;
 pub mod retry;
+pub mod start_failure;
 pub mod status;
 pub mod tei;
 pub mod vectors;

@@ -232,6 +232,14 @@ impl Refusal {
         }
     }
 
+    /// The model is being downloaded, or the start has failed and is tried again; `problem` says which, as a sentence.
+    pub fn not_started(problem: &str) -> Refusal {
+        Refusal {
+            retry_after: Some(MIN_RETRY_AFTER),
+            ..Refusal::new(ErrorCode::NotReady, None, format!("this replica is not ready: {problem}"))
+        }
+    }
+
     /// The region requires another model revision than this replica has.
     pub fn other_revision(required: &str, loaded: &str) -> Refusal {
         Refusal::new(

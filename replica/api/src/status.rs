@@ -3,12 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::identity::IdentityV1;
+use super::start_failure::StartFailureReport;
 
 /// Lifecycle state of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StateV1 {
-    /// The weights are being loaded.
+    /// The model is being downloaded or loaded.
     Starting,
     /// It accepts requests.
     Ready,
@@ -49,10 +50,34 @@ pub struct StatusV1 {
     pub requests_total: u64,
     /// Measured speed of the engine; 0 until it is known.
     pub tokens_per_second: f64,
+    /// Progress of a start that downloads the model. Absent from other replicas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub download: Option<DownloadV1>,
+    /// Reason why the replica does not become ready. It tries again by itself; absent once a try succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<StartFailureReport>,
+}
+
+/// Progress of the download of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DownloadV1 {
+    /// Phase in words: `downloading`, `waiting for another pull`.
+    pub phase: String,
+    /// Bytes of the model that are on disk, those of earlier tries included.
+    #[serde(default)]
+    pub done_bytes: u64,
+    /// Bytes of the model, once they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Remaining time of the download in milliseconds, once its speed is known. The time to load the model is not
+    /// included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_ms: Option<u64>,
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::start_failure::StartFailure;
     use super::*;
 
     #[test]
@@ -74,7 +99,16 @@ mod tests {
                        "requests_total":0,"tokens_per_second":0.0}"#;
         let older: StatusV1 = serde_json::from_str(text).unwrap();
         assert_eq!((older.boot_id, older.identity.is_none(), older.interactive_tokens), (None, true, None));
-        let status = StatusV1 { boot_id: Some(u64::MAX), ..older };
+        assert_eq!((&older.download, &older.failure), (&None, &None));
+        let download = DownloadV1 {
+            phase: "downloading".to_owned(),
+            done_bytes: 1,
+            total_bytes: Some(2),
+            left_ms: None,
+        };
+        let failure = StartFailureReport::new(StartFailure::DiskFull, "the disk is full");
+        let (download, failure) = (Some(download), Some(failure));
+        let status = StatusV1 { boot_id: Some(u64::MAX), download, failure, ..older };
         let text = serde_json::to_string(&status).unwrap();
         assert_eq!(serde_json::from_str::<StatusV1>(&text).unwrap(), status);
     }

@@ -22,12 +22,25 @@ use tokio::time::{sleep, timeout};
 const PERIOD: Duration = Duration::from_millis(5);
 /// Timeout of a probe: a process that loads a model uses every core.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// Remaining time of the download of a model: `replica_api::headers::DOWNLOAD_LEFT_MS`.
+const DOWNLOAD_LEFT_MS: &str = "x-meridian-download-left-ms";
 
 /// Prober of the replicas of a region.
 #[derive(Clone, Debug)]
 pub struct ReadinessProber {
     tls: Option<Arc<TlsClient>>,
     expected: ExpectedPeer,
+}
+
+/// Response of a replica.
+enum Probed {
+    /// It accepts requests.
+    Ready,
+    /// It does not accept requests yet.
+    Starting {
+        /// Remaining time of the download of its model, if it reports one.
+        download_left: Option<Duration>,
+    },
 }
 
 /// Open connection to a replica.
@@ -51,26 +64,30 @@ impl ReadinessProber {
         Ok(ReadinessProber { tls: tls.map(Arc::new), expected })
     }
 
-    /// Waits until the replica at `endpoint` responds to `/health` with success.
-    pub async fn until_ready(&self, endpoint: SocketAddr) {
+    /// Waits until the replica at `endpoint` responds to `/health` with success. Meanwhile calls `downloading` with the
+    /// remaining time of the download of its model whenever it reports one, and with `None` when it reports none.
+    pub async fn until_ready(&self, endpoint: SocketAddr, mut downloading: impl FnMut(Option<Duration>)) {
         let mut connection = None;
         loop {
             let probe = self.probe(endpoint, connection.take());
             match timeout(TIMEOUT, probe).await {
-                Ok(Ok((true, _))) => return,
-                Ok(Ok((false, open))) => connection = Some(open),
+                Ok(Ok((Probed::Ready, _))) => return,
+                Ok(Ok((Probed::Starting { download_left }, open))) => {
+                    downloading(download_left);
+                    connection = Some(open);
+                }
                 Ok(Err(_)) | Err(_) => {}
             }
             sleep(PERIOD).await;
         }
     }
 
-    /// Sends one probe, on an open connection if there is one; returns whether the replica is ready.
+    /// Sends one probe, on an open connection if there is one.
     async fn probe(
         &self,
         endpoint: SocketAddr,
         open: Option<ProbeConnection>,
-    ) -> std::io::Result<(bool, ProbeConnection)> {
+    ) -> std::io::Result<(Probed, ProbeConnection)> {
         let mut connection = match open {
             Some(connection) => connection,
             None => self.connect(endpoint).await?,
@@ -80,7 +97,12 @@ impl ReadinessProber {
         let request = request.map_err(std::io::Error::other)?;
         connection.sender.ready().await.map_err(std::io::Error::other)?;
         let response = connection.sender.send_request(request).await.map_err(std::io::Error::other)?;
-        Ok((response.status().is_success(), connection))
+        if response.status().is_success() {
+            return Ok((Probed::Ready, connection));
+        }
+        let left = response.headers().get(DOWNLOAD_LEFT_MS).and_then(|left| left.to_str().ok());
+        let download_left = left.and_then(|left| left.parse().ok()).map(Duration::from_millis);
+        Ok((Probed::Starting { download_left }, connection))
     }
 
     async fn connect(&self, endpoint: SocketAddr) -> std::io::Result<ProbeConnection> {

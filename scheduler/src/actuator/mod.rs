@@ -70,6 +70,8 @@ pub(crate) struct RunningReplica {
     pub(crate) since: Instant,
     /// Its endpoint, once it is ready.
     pub(crate) ready: Option<ReadyEndpoint>,
+    /// Expected end of the download of its model, if it reports one.
+    pub(crate) download_ends_at: Option<Instant>,
     /// Order of termination where the actuator cannot choose: the highest first.
     pub(crate) rank: u64,
 }

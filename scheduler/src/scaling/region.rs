@@ -431,8 +431,14 @@ impl RegionScaler {
             let existing: Vec<_> = own.values().filter(is_current).collect();
             let missing = scaler.target.saturating_sub(existing.len() as u32);
             let starting = existing.iter().filter(|it| it.draining_since.is_none() && !it.has_reported);
-            let since = starting.map(|it| now.saturating_duration_since(it.running.since));
-            let mut left: Vec<_> = since.map(|lasted| scaler.starts.remaining(lasted)).collect();
+            let mut left: Vec<_> = starting
+                .map(|it| {
+                    let lasted = now.saturating_duration_since(it.running.since);
+                    let ends_at = it.running.download_ends_at;
+                    let download_left = ends_at.map(|at| at.saturating_duration_since(now));
+                    scaler.starts.remaining_with_download(lasted, download_left)
+                })
+                .collect();
             left.extend((0..missing).map(|_| scaler.start_from(now)));
             let start = (!scaler.retired).then(|| scaler.start_from(now));
             let start_ms = scaler.starts.p90().as_millis();

@@ -40,6 +40,13 @@ impl StartTimes {
         let whole = self.p90();
         whole.saturating_sub(lasted).max(whole / 10)
     }
+
+    /// Returns the remaining time of a start that has lasted this long, and that reports the remaining time of the download
+    /// of its model: the model is loaded after it, in a tenth of the usual time at least.
+    pub fn remaining_with_download(&self, lasted: Duration, download_left: Option<Duration>) -> Duration {
+        let after_download = download_left.map(|left| left.saturating_add(self.p90() / 10));
+        self.remaining(lasted).max(after_download.unwrap_or_default())
+    }
 }
 
 #[cfg(test)]
@@ -69,5 +76,16 @@ mod tests {
         assert_eq!(starts.remaining(Duration::ZERO), 10 * S);
         assert_eq!(starts.remaining(7 * S), 3 * S);
         assert_eq!([starts.remaining(10 * S), starts.remaining(99 * S)], [S, S]);
+    }
+
+    #[test]
+    fn a_start_lasts_longer_than_the_download_of_its_model() {
+        let mut starts = StartTimes::default();
+        starts.record(10 * S);
+        assert_eq!(starts.remaining_with_download(4 * S, None), 6 * S);
+        assert_eq!(starts.remaining_with_download(4 * S, Some(2 * S)), 6 * S, "the usual time is longer");
+        assert_eq!(starts.remaining_with_download(4 * S, Some(60 * S)), 61 * S);
+        assert_eq!(starts.remaining_with_download(99 * S, Some(60 * S)), 61 * S);
+        assert_eq!(starts.remaining_with_download(S, Some(Duration::MAX)), Duration::MAX);
     }
 }

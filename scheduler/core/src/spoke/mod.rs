@@ -196,6 +196,12 @@ impl Spoke {
         self.record_mismatches(index)
     }
 
+    /// Records the remaining time of the download of a replica's model, as it reports it with its status; `None` if it
+    /// downloads none.
+    pub fn observe_download(&mut self, index: usize, left: Option<Duration>, now: Instant) {
+        self.replicas.with(index, |replica| replica.set_download(left, now));
+    }
+
     /// Records a failed status poll. The replica is not used until the next successful one.
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
         self.replicas.with(index, |replica| replica.failed(now));

@@ -2,7 +2,8 @@
 //!
 //! The scaler reports the replicas that it has ordered, each with its remaining start time
 //! ([`Spoke::set_provisioning`]), and the start time of a replica that would be ordered on demand
-//! ([`Spoke::set_start_time`]). From both follows the expected time to readiness ([`Spoke::ready_in`]). It is used for
+//! ([`Spoke::set_start_time`]). A replica that downloads its model reports the remaining time of the download itself
+//! ([`Spoke::observe_download`]). From these follows the expected time to readiness ([`Spoke::ready_in`]). It is used for
 //! held requests, by gateways that decide between waiting here and a warm region, and for the retry delay of rejected
 //! requests.
 //!
@@ -86,7 +87,8 @@ impl Spoke {
 
     /// Returns the expected time until a replica of the deployment is ready; `None` if nothing starts one.
     pub fn ready_in(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
-        self.provisioning.ready_in(deployment, now)
+        let downloads = self.replicas.each().filter_map(|(_, replica)| replica.download_left(deployment, now));
+        downloads.chain(self.provisioning.ready_in(deployment, now)).min()
     }
 
     /// Returns the number of replicas that are being provisioned.
@@ -100,6 +102,10 @@ impl Spoke {
         let mut servable = self.deployments_ready(now);
         if !self.draining {
             servable.extend(self.provisioning.names().cloned());
+            let names = self.replicas.each().flat_map(|(_, replica)| {
+                replica.names().filter(move |name| replica.download_left(name, now).is_some())
+            });
+            servable.extend(names.cloned());
         }
         servable
     }
@@ -107,6 +113,7 @@ impl Spoke {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ReplicaStatus;
     use super::*;
     use crate::some_instant;
 
@@ -128,6 +135,39 @@ mod tests {
         spoke.set_start_time(&name, None);
         assert_eq!(spoke.ready_in(&name, now), None);
         assert_eq!(spoke.provisioning.names().count(), 0, "the entry is removed");
+    }
+
+    #[test]
+    fn a_replica_that_downloads_its_model_determines_the_time_until_it_fails_or_is_ready() {
+        let now = some_instant();
+        let name: DeploymentName = "d".parse().unwrap();
+        let mut spoke = Spoke::new("aws/us-east-1".parse().unwrap(), 1, vec![([10, 0, 0, 1], 1).into()]);
+        let status = |ready| ReplicaStatus {
+            model: None,
+            names: BTreeSet::from([name.clone()]),
+            ready,
+            draining: false,
+            pending_tokens: 0,
+            interactive_tokens: None,
+            tokens_per_second: 0.0,
+        };
+        spoke.observe_replica(0, status(false), now);
+        assert_eq!(spoke.ready_in(&name, now), None, "it reports no time");
+        spoke.observe_download(0, Some(60 * S), now);
+        assert_eq!(spoke.ready_in(&name, now + 20 * S), Some(40 * S));
+        assert_eq!(spoke.ready_in(&"other".parse().unwrap(), now), None);
+        assert_eq!(spoke.deployments_servable(now), BTreeSet::from([name.clone()]));
+        spoke.set_start_time(&name, Some(30 * S));
+        assert_eq!(spoke.ready_in(&name, now), Some(30 * S), "another replica is ready sooner");
+        spoke.set_start_time(&name, None);
+        spoke.observe_download(0, None, now);
+        assert_eq!(spoke.ready_in(&name, now), None, "the download has failed");
+        spoke.observe_download(0, Some(60 * S), now);
+        spoke.observe_replica(0, status(true), now);
+        assert_eq!(spoke.ready_in(&name, now), None, "it is ready");
+        spoke.observe_replica(0, status(false), now);
+        spoke.replica_failed(0, now);
+        assert_eq!(spoke.ready_in(&name, now), None, "it is gone");
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) struct ReplicaState {
     is_draining: bool,
     /// Tokens of its responses since it became ready.
     responded_tokens: u64,
+    /// Expected end of the download of its model, if it reports one.
+    download_ends_at: Option<Instant>,
 }
 
 impl ReplicaState {
@@ -59,6 +61,7 @@ impl ReplicaState {
             in_flight: 0,
             is_draining: false,
             responded_tokens: 0,
+            download_ends_at: None,
         }
     }
 
@@ -79,6 +82,19 @@ impl ReplicaState {
     pub(super) fn failed(&mut self, now: Instant) {
         self.last_contact = Some(now);
         self.failed = true;
+        self.download_ends_at = None;
+    }
+
+    /// Records the remaining time of the download of its model; `None` if it downloads none.
+    pub(super) fn set_download(&mut self, left: Option<Duration>, now: Instant) {
+        self.download_ends_at = left.and_then(|left| now.checked_add(left));
+    }
+
+    /// Returns the remaining time of the download of its model, if it is not ready and will serve `deployment`.
+    pub(super) fn download_left(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
+        let ends_at = self.download_ends_at.filter(|_| !self.is_draining && !self.is_ready())?;
+        let status = self.status.as_ref().filter(|status| !self.failed && !status.draining)?;
+        status.names.contains(deployment).then(|| ends_at.saturating_duration_since(now))
     }
 
     /// Records a timeout: no response, and no refused connection.

@@ -137,7 +137,9 @@ impl WorkloadScaler {
                     WorkloadKind::StatefulSet => observed.pod.ordinal().map_or(0, u64::from),
                 };
                 let deployment = self.target.borrow().deployment.clone();
-                (id.clone(), RunningReplica { deployment, since: observed.since, ready, rank })
+                // The pod's address gets no requests before it is ready, so its download is not observed.
+                let (since, download_ends_at) = (observed.since, None);
+                (id.clone(), RunningReplica { deployment, since, ready, download_ends_at, rank })
             });
         let pods = Pods { replicas: replicas.collect(), crashes: state.crashes };
         // On failure the receiver is gone, and the target's sender as well.

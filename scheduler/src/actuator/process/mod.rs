@@ -65,6 +65,8 @@ struct ReplicaProcess {
     info: ProcessInfo,
     since: Instant,
     ready: Option<(ReadyEndpoint, Instant)>,
+    /// Expected end of the download of its model, if it reports one.
+    download_ends_at: watch::Receiver<Option<Instant>>,
     /// `None` once the stop was requested.
     stop: Option<oneshot::Sender<()>>,
 }
@@ -352,6 +354,7 @@ impl ProcessSet {
 
     fn monitor(&mut self, id: ReplicaId, info: ProcessInfo, monitor: ProcessMonitor, start: StartTime) {
         let (stop, stop_request) = oneshot::channel();
+        let (download, download_ends_at) = watch::channel(None);
         let endpoint = SocketAddr::from((self.actuator.config.address, info.files.port));
         self.monitors.spawn(monitor.run(MonitorContext {
             id: id.clone(),
@@ -360,9 +363,10 @@ impl ProcessSet {
             prober: self.actuator.prober.clone(),
             stop: stop_request,
             ready: self.ready_sender.clone(),
+            download,
         }));
-        self.replicas
-            .insert(id, ReplicaProcess { info, since: Instant::now(), ready: None, stop: Some(stop) });
+        let (since, stop) = (Instant::now(), Some(stop));
+        self.replicas.insert(id, ReplicaProcess { info, since, ready: None, download_ends_at, stop });
     }
 
     /// Returns a free port, the one longest unused first.
@@ -423,9 +427,15 @@ impl ProcessSet {
 
     fn status(&self) -> ActuatorStatus {
         let each = self.replicas.iter().map(|(id, replica)| {
-            let ReplicaProcess { info: ProcessInfo { deployment, .. }, since, ready, .. } = replica;
-            let ready = ready.map(|(at, _)| at);
-            (id.clone(), RunningReplica { deployment: deployment.clone(), since: *since, ready, rank: 0 })
+            let ReplicaProcess { info, since, ready, download_ends_at, .. } = replica;
+            let running = RunningReplica {
+                deployment: info.deployment.clone(),
+                since: *since,
+                ready: ready.map(|(at, _)| at),
+                download_ends_at: *download_ends_at.borrow(),
+                rank: 0,
+            };
+            (id.clone(), running)
         });
         ActuatorStatus { is_initialized: true, replicas: each.collect(), crashes: self.crashes.clone() }
     }

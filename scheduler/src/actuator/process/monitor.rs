@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use scheduler_client::readiness::ReadinessProber;
 use tokio::process::Child;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::record::ProcessStart;
 use crate::actuator::{ReadyEndpoint, ReplicaId};
@@ -17,7 +17,8 @@ use crate::scaling::events::{ReplicaStartTimedOut, ReplicaStopTimedOut};
 
 /// Interval of checks whether an adopted process is still running.
 const CHECK_PERIOD: Duration = Duration::from_millis(100);
-/// Start timeout: the largest models are loaded within a few minutes.
+/// Start timeout: the largest models are loaded within a few minutes. The download of a model before that is not limited:
+/// it ends with an error if it makes no progress.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Stop timeout: one and a half times the replica's own time limit for its requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
@@ -67,6 +68,8 @@ pub(super) struct MonitorContext {
     pub(super) stop: oneshot::Receiver<()>,
     /// Receives the replica when it is ready.
     pub(super) ready: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
+    /// Receives the expected end of the download of the model.
+    pub(super) download: watch::Sender<Option<Instant>>,
 }
 
 impl ProcessMonitor {
@@ -114,17 +117,19 @@ impl ProcessMonitor {
 
     /// Monitors the process until it exits.
     pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
-        let MonitorContext { id, endpoint, start, prober, mut stop, ready } = context;
+        let MonitorContext { id, endpoint, start, prober, mut stop, ready, download } = context;
+        // Time of the last report of a download, or of the start.
+        let last_download = watch::Sender::new(Instant::now());
         let exited = |id, status| ProcessExit { id, requested: false, status };
         tokio::select! {
             status = self.wait() => return exited(id, status),
             _ = &mut stop => {}
-            () = sleep(START_TIMEOUT) => {
+            () = start_timeout(last_download.subscribe()) => {
                 ReplicaStartTimedOut { id: &id, after: START_TIMEOUT }.emit();
                 let status = self.kill().await;
                 return exited(id, status);
             }
-            () = prober.until_ready(endpoint) => {
+            () = prober.until_ready(endpoint, |left| report_download(left, &download, &last_download)) => {
                 let took = match start {
                     StartTime::At(began) => Some(began.elapsed()),
                     StartTime::Took(took) => took,
@@ -140,4 +145,29 @@ impl ProcessMonitor {
         let status = self.stop(&id).await;
         ProcessExit { id, requested: true, status }
     }
+}
+
+/// Waits until a start has lasted for its timeout without a report of a download.
+async fn start_timeout(last_download: watch::Receiver<Instant>) {
+    loop {
+        let deadline = *last_download.borrow() + START_TIMEOUT;
+        if deadline <= Instant::now() {
+            return;
+        }
+        sleep_until(deadline.into()).await;
+    }
+}
+
+/// Publishes the remaining time of a download.
+fn report_download(
+    left: Option<Duration>,
+    download: &watch::Sender<Option<Instant>>,
+    last_download: &watch::Sender<Instant>,
+) {
+    let now = Instant::now();
+    let ends_at = left.and_then(|left| now.checked_add(left));
+    if ends_at.is_some() {
+        last_download.send_replace(now);
+    }
+    download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
 }

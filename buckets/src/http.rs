@@ -4,8 +4,10 @@
 //! the whole process (deny.toml: rustls uses ring everywhere). This is hyper's pooled client with our TLS.
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::Uri;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::{Response, Uri};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
@@ -24,6 +26,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -32,17 +35,39 @@ use tower_service::Service;
 
 /// Timeout of a connection attempt, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of a request: an object of the largest size over a slow link.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Longest body of a response: the largest result, or a page of a list.
-const BODY_BYTES_MAX: usize = 512 << 20;
 /// Time for which an unused connection is kept; less than the servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// How the bodies of responses are read, and how long that may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseMode {
+    /// A body is read before its response is returned, within one timeout: small objects.
+    Buffered {
+        /// Timeout of a request, from its connection to the end of the body.
+        timeout: Duration,
+        /// Longest body.
+        bytes_max: usize,
+    },
+    /// A body is passed on while it arrives: large objects.
+    Streamed {
+        /// Timeout from the request to the head of the response.
+        first_byte: Duration,
+        /// Maximum time without a byte of the body.
+        stall: Duration,
+    },
+}
+
+impl ResponseMode {
+    /// Mode of downloads: ample for a server that works, since the object has no influence on either time.
+    pub const DOWNLOAD: ResponseMode =
+        ResponseMode::Streamed { first_byte: Duration::from_secs(30), stall: Duration::from_secs(30) };
+}
+
 /// Opens connections with TLS, or without for `http`.
 #[derive(Clone)]
-pub(super) struct BucketConnector {
+pub struct BucketConnector {
     tls: TlsConnector,
+    mode: ResponseMode,
 }
 
 impl std::fmt::Debug for BucketConnector {
@@ -53,7 +78,11 @@ impl std::fmt::Debug for BucketConnector {
 
 impl BucketConnector {
     /// Verifies servers with these authorities, or those of the system.
-    pub(super) fn new(authorities: Option<RootCertStore>) -> Result<BucketConnector, String> {
+    ///
+    /// # Errors
+    ///
+    /// When the certificates of the system cannot be read.
+    pub fn new(authorities: Option<RootCertStore>, mode: ResponseMode) -> Result<BucketConnector, String> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
@@ -62,11 +91,11 @@ impl BucketConnector {
             None => {
                 let verified = builder.with_platform_verifier();
                 verified.map_err(|error| {
-                    format!("the certificates of the system: {error}; set objects_ca_file")
+                    format!("the certificates of the system cannot be read ({error}); install them")
                 })?
             }
         };
-        Ok(BucketConnector { tls: TlsConnector::from(Arc::new(tls.with_no_client_auth())) })
+        Ok(BucketConnector { tls: TlsConnector::from(Arc::new(tls.with_no_client_auth())), mode })
     }
 
     async fn open(self, uri: Uri) -> io::Result<BucketStream> {
@@ -91,7 +120,7 @@ impl HttpConnector for BucketConnector {
             .pool_idle_timeout(IDLE_TIMEOUT)
             .pool_timer(hyper_util::rt::TokioTimer::new())
             .timer(hyper_util::rt::TokioTimer::new());
-        Ok(HttpClient::new(BucketHttp { client: builder.build(self.clone()) }))
+        Ok(HttpClient::new(BucketHttp { client: builder.build(self.clone()), mode: self.mode }))
     }
 }
 
@@ -114,7 +143,7 @@ trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
 /// Connection to a server.
-pub(super) struct BucketStream(TokioIo<Box<dyn ByteStream>>);
+pub struct BucketStream(TokioIo<Box<dyn ByteStream>>);
 
 impl Connection for BucketStream {
     fn connected(&self) -> Connected {
@@ -150,26 +179,78 @@ impl Write for BucketStream {
 #[derive(Debug)]
 struct BucketHttp {
     client: Client<BucketConnector, HttpRequestBody>,
+    mode: ResponseMode,
+}
+
+impl BucketHttp {
+    async fn send(&self, request: HttpRequest) -> Result<Response<Incoming>, HttpError> {
+        self.client.request(request).await.map_err(|error| {
+            let kind = if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Interrupted };
+            HttpError::new(kind, error)
+        })
+    }
 }
 
 #[async_trait]
 impl HttpService for BucketHttp {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        let exchange = async {
-            let response = self.client.request(request).await.map_err(|error| {
-                let kind =
-                    if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Interrupted };
-                HttpError::new(kind, error)
-            })?;
-            let (head, body) = response.into_parts();
-            // Read here, so that the timeout includes the body.
-            let body = Limited::new(body, BODY_BYTES_MAX).collect().await;
-            let body = body.map_err(|error| HttpError::new_boxed(HttpErrorKind::Interrupted, error))?;
-            let never = |error: std::convert::Infallible| match error {};
-            let body = HttpResponseBody::new(Full::new(body.to_bytes()).map_err(never));
-            Ok(HttpResponse::from_parts(head, body))
-        };
-        let timed_out = |_| HttpError::new(HttpErrorKind::Timeout, io::Error::from(io::ErrorKind::TimedOut));
-        tokio::time::timeout(REQUEST_TIMEOUT, exchange).await.map_err(timed_out)?
+        match self.mode {
+            ResponseMode::Buffered { timeout, bytes_max } => {
+                let exchange = async {
+                    let (head, body) = self.send(request).await?.into_parts();
+                    // Read here, so that the timeout includes the body.
+                    let body = Limited::new(body, bytes_max).collect().await;
+                    let body =
+                        body.map_err(|error| HttpError::new_boxed(HttpErrorKind::Interrupted, error))?;
+                    let never = |error: std::convert::Infallible| match error {};
+                    let body = HttpResponseBody::new(Full::new(body.to_bytes()).map_err(never));
+                    Ok(HttpResponse::from_parts(head, body))
+                };
+                tokio::time::timeout(timeout, exchange).await.map_err(|_| timed_out())?
+            }
+            ResponseMode::Streamed { first_byte, stall } => {
+                let response = tokio::time::timeout(first_byte, self.send(request)).await;
+                let (head, body) = response.map_err(|_| timed_out())??.into_parts();
+                let body = StallLimited { body, stall, timer: Box::pin(sleep(stall)) };
+                Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
+            }
+        }
+    }
+}
+
+fn timed_out() -> HttpError {
+    HttpError::new(HttpErrorKind::Timeout, io::Error::from(io::ErrorKind::TimedOut))
+}
+
+/// Body that fails when no byte arrives for some time.
+struct StallLimited {
+    body: Incoming,
+    stall: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+impl Body for StallLimited {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            let deadline = Instant::now() + self.stall;
+            self.timer.as_mut().reset(deadline);
+            let interrupted = |error| HttpError::new(HttpErrorKind::Interrupted, error);
+            return Poll::Ready(frame.map(|frame| frame.map_err(interrupted)));
+        }
+        self.timer.as_mut().poll(cx).map(|()| Some(Err(timed_out())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

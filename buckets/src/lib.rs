@@ -1,0 +1,272 @@
+//! Clients of buckets: S3-compatible stores, Google Cloud Storage and Azure Blob Storage.
+//!
+//! The protocols, signatures and instance credentials are those of the crate `object_store`; the connections are [`http`],
+//! because its own client, reqwest, needs a second provider of cryptography (deny.toml). Its features `aws-base`,
+//! `gcp-base` and `azure-base` are the three protocols without that client.
+//!
+//! - [`url`]: `s3://`, `gs://` and `az://` URLs.
+//! - [`credentials`]: the shared credentials file of AWS, which `object_store` does not read.
+//! - [`open`]: a client with the credentials of the environment; [`s3`]: one with settings of a configuration file.
+//!
+//! A client does not retry unless it is told to: its user knows how long a request may take.
+
+pub mod credentials;
+pub mod http;
+pub mod url;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential, S3ConditionalPut};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::{ObjectStore, RetryConfig, StaticCredentialProvider};
+use tokio_rustls::rustls::RootCertStore;
+
+use crate::credentials::BucketCredentials;
+use crate::http::{BucketConnector, ResponseMode};
+use crate::url::{BucketProvider, BucketUrl};
+
+/// Error of the settings of a bucket: its URL, its credentials, or the certificates of its server.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct BucketSettingsError(pub String);
+
+/// Variables of an environment that configure clients: those that begin with `AWS_`, `GOOGLE_`, `AZURE_`, and `HOME`.
+///
+/// They are a value, so that a client does not depend on the environment of the process.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct BucketVariables(Vec<(String, String)>);
+
+/// Prefixes of the variables.
+const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+/// Further variables: the folder of credentials files, and managed identities of Azure.
+const OTHERS: [&str; 3] = ["HOME", "IDENTITY_ENDPOINT", "SERVICE_ACCOUNT"];
+
+impl BucketVariables {
+    /// Returns the variables of this process.
+    pub fn of_process() -> BucketVariables {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        std::env::vars_os().filter_map(text).collect()
+    }
+
+    /// Returns the value of a variable; none if it is empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// Sets a variable.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.0.retain(|(known, _)| known != name);
+        self.0.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Returns the variables with this prefix, in lower case, as the keys of `object_store` are written.
+    fn keys(&self, prefix: &str) -> impl Iterator<Item = (String, &str)> {
+        let with_prefix = self.0.iter().filter(move |(name, _)| name.starts_with(prefix));
+        with_prefix.map(|(name, value)| (name.to_ascii_lowercase(), value.as_str()))
+    }
+
+    fn home(&self, path: &str) -> Option<PathBuf> {
+        Some(PathBuf::from(self.get("HOME")?).join(path))
+    }
+}
+
+impl FromIterator<(String, String)> for BucketVariables {
+    fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> BucketVariables {
+        let is_used = |name: &str| {
+            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || OTHERS.contains(&name)
+        };
+        BucketVariables(variables.into_iter().filter(|(name, _)| is_used(name)).collect())
+    }
+}
+
+// Not derived: the values are secret.
+impl fmt::Debug for BucketVariables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+/// Opens a bucket with the credentials of the environment. Sends no request.
+///
+/// Names of objects begin with the prefix of the URL; the store does not add it.
+///
+/// # Errors
+///
+/// When a variable or a file of credentials is invalid.
+pub fn open(
+    url: &BucketUrl,
+    variables: &BucketVariables,
+    retry: RetryConfig,
+    mode: ResponseMode,
+) -> Result<Arc<dyn ObjectStore>, BucketSettingsError> {
+    let failed = |error: object_store::Error| BucketSettingsError(error.to_string());
+    let connector = BucketConnector::new(None, mode).map_err(BucketSettingsError)?;
+    match url.provider {
+        BucketProvider::S3 => {
+            let builder = s3_of(variables)?.with_bucket_name(&url.bucket);
+            let store = builder.with_retry(retry).with_http_connector(connector).build().map_err(failed)?;
+            Ok(Arc::new(store))
+        }
+        BucketProvider::Gcs => {
+            let mut builder = GoogleCloudStorageBuilder::new();
+            if let Some(file) = variables.get("SERVICE_ACCOUNT") {
+                builder = builder.with_service_account_path(file);
+            }
+            for (key, value) in variables.keys("GOOGLE_") {
+                if let Ok(key) = key.parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            let builder = builder.with_bucket_name(&url.bucket);
+            let store = builder.with_retry(retry).with_http_connector(connector).build().map_err(failed)?;
+            Ok(Arc::new(store))
+        }
+        BucketProvider::Azure => {
+            let mut builder = MicrosoftAzureBuilder::new();
+            for (key, value) in variables.keys("AZURE_") {
+                if let Ok(key) = key.parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            if let Some(endpoint) = variables.get("IDENTITY_ENDPOINT") {
+                builder = builder.with_msi_endpoint(endpoint);
+            }
+            let builder = builder.with_container_name(&url.bucket);
+            let store = builder.with_retry(retry).with_http_connector(connector).build().map_err(failed)?;
+            Ok(Arc::new(store))
+        }
+    }
+}
+
+/// Returns the host that serves a bucket, for messages.
+pub fn host(url: &BucketUrl, variables: &BucketVariables) -> String {
+    let endpoint = match url.provider {
+        BucketProvider::S3 => ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].as_slice(),
+        BucketProvider::Gcs => &["GOOGLE_BASE_URL"],
+        BucketProvider::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+    };
+    let configured = endpoint.iter().find_map(|name| variables.get(name));
+    let configured = configured.and_then(|url| url.parse::<hyper::Uri>().ok());
+    match configured.as_ref().and_then(hyper::Uri::authority) {
+        Some(authority) => authority.as_str().rsplit('@').next().unwrap_or_default().to_owned(),
+        None => url.provider.service().to_owned(),
+    }
+}
+
+/// Returns a builder with the variables, and with the credentials file if no variable has credentials.
+fn s3_of(variables: &BucketVariables) -> Result<AmazonS3Builder, BucketSettingsError> {
+    let mut builder = AmazonS3Builder::new();
+    for (key, value) in variables.keys("AWS_") {
+        if let Ok(key) = key.parse() {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    let endpoint = endpoint.iter().find_map(|name| variables.get(name));
+    if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
+        builder = builder.with_allow_http(true);
+    }
+    match BucketCredentials::of_file(variables)? {
+        Some(credentials) => Ok(builder.with_credentials(credentials.provider())),
+        None => Ok(builder),
+    }
+}
+
+/// Settings of a bucket of an S3-compatible store, from a configuration file.
+#[derive(Clone)]
+pub struct S3Settings {
+    /// Name of the bucket.
+    pub bucket: String,
+    /// URL of the server; that of AWS in the region if there is none.
+    pub endpoint: Option<String>,
+    /// Region of the signatures.
+    pub region: String,
+    /// Credentials; those of the environment (variables, web identity, instance role) if there are none.
+    pub credentials: Option<BucketCredentials>,
+    /// Authorities of the server's certificate; those of the system if there are none.
+    pub authorities: Option<RootCertStore>,
+}
+
+/// Opens a bucket of an S3-compatible store with conditional writes (`if-none-match`). Sends no request.
+///
+/// # Errors
+///
+/// When the settings or the certificates of the system are invalid.
+pub fn s3(
+    settings: &S3Settings,
+    retry: RetryConfig,
+    mode: ResponseMode,
+) -> Result<AmazonS3, BucketSettingsError> {
+    let S3Settings { bucket, endpoint, region, credentials, authorities } = settings;
+    let mut builder = match credentials {
+        Some(_) => AmazonS3Builder::new(),
+        None => s3_of(&BucketVariables::of_process())?,
+    };
+    if let Some(credentials) = credentials.clone() {
+        builder = builder.with_credentials(credentials.provider());
+    }
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
+    }
+    let connector = BucketConnector::new(authorities.clone(), mode).map_err(BucketSettingsError)?;
+    let builder = builder.with_bucket_name(bucket).with_region(region);
+    let builder = builder.with_conditional_put(S3ConditionalPut::ETagMatch).with_retry(retry);
+    let built = builder.with_http_connector(connector).build();
+    built.map_err(|error| BucketSettingsError(error.to_string()))
+}
+
+impl BucketCredentials {
+    fn provider(self) -> Arc<StaticCredentialProvider<AwsCredential>> {
+        let BucketCredentials { key_id, secret_key, token } = self;
+        Arc::new(StaticCredentialProvider::new(AwsCredential { key_id, secret_key, token }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(list: &[(&str, &str)]) -> BucketVariables {
+        list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn no_retry() -> RetryConfig {
+        RetryConfig { max_retries: 0, ..RetryConfig::default() }
+    }
+
+    #[test]
+    fn each_provider_opens_with_the_variables_of_its_own_tools() {
+        let variables = variables(&[
+            ("AWS_ACCESS_KEY_ID", "a"),
+            ("AWS_SECRET_ACCESS_KEY", "b"),
+            ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000"),
+            ("GOOGLE_SKIP_SIGNATURE", "true"),
+            ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+            ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5"),
+            ("PATH", "not ours"),
+        ]);
+        assert!(!format!("{variables:?}").contains("a2V5"), "values are secret");
+        assert_eq!(variables.get("PATH"), None);
+        for url in ["s3://models/a", "gs://models/a", "az://models/a"] {
+            let url: BucketUrl = url.parse().unwrap();
+            let opened = open(&url, &variables, no_retry(), ResponseMode::DOWNLOAD);
+            assert!(opened.is_ok(), "{url}: {:?}", opened.err());
+        }
+        let host = |url: &str| host(&url.parse().unwrap(), &variables);
+        assert_eq!(host("s3://models/a"), "127.0.0.1:9000");
+        assert_eq!(host("gs://models/a"), "Google Cloud Storage");
+    }
+
+    #[test]
+    fn an_account_that_azure_needs_is_named() {
+        let url: BucketUrl = "az://models/a".parse().unwrap();
+        let error = open(&url, &variables(&[]), no_retry(), ResponseMode::DOWNLOAD).err().unwrap();
+        assert!(error.to_string().to_ascii_lowercase().contains("account"), "{error}");
+    }
+}
