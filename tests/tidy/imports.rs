@@ -84,6 +84,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     (
         "replica",
         &[
+            "backoff",
+            "buckets",
             "configuration",
             "identity",
             "replica-api",

@@ -27,6 +27,8 @@ const JOINED: &[(&str, &str)] = &[
         "a child process that the caller waits for, and kills at its timeout",
     ),
     ("gateway/src/http2/mod.rs", "`Http2Client::spawn`, which contains its task"),
+    ("replica/src/cache/bucket.rs", "a scoped thread, whose panic is that of the caller"),
+    ("replica/src/cache/download.rs", "scoped threads, whose panic is that of the scope"),
     ("replica/src/engine/cpu/mod.rs", "scoped threads, whose panic is that of the scope"),
     ("replica/src/server.rs", "the role waits for it and ends with an error"),
     (

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use replica_api::start_failure::StartFailure;
+
 /// Reason why a model could not be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
@@ -46,6 +48,93 @@ pub enum PullError {
         /// Suggested fix.
         advice: &'static str,
     },
+    /// The host denies access: the credentials are missing, wrong or expired, or they have no permission.
+    #[error("{host} denies access to {what} (status {status}); {fix}")]
+    Forbidden {
+        /// Host.
+        host: String,
+        /// Requested resource.
+        what: String,
+        /// Status of its response.
+        status: u16,
+        /// Suggested fix, with the names of the variables and files of the credentials.
+        fix: String,
+    },
+    /// The host cannot be reached, responds with errors, is too slow, or truncates responses; the text has the last cause.
+    /// The bytes that have arrived are kept.
+    #[error(
+        "{host} failed to deliver {what} in {attempts} attempts ({reason}); {done} bytes of the model are kept, and the          next pull resumes the download"
+    )]
+    Unavailable {
+        /// Host.
+        host: String,
+        /// Requested resource.
+        what: String,
+        /// Number of attempts without progress.
+        attempts: u32,
+        /// Last failure.
+        reason: String,
+        /// Bytes of the model that have arrived.
+        done: u64,
+    },
+    /// The folder has no list of its files.
+    #[error(
+        "{host} has no {what}, which lists the files of a model with their digests; check the path, or create the list          in the folder of the model with `find . -type f ! -name SHA256SUMS -exec sha256sum {{}} + > SHA256SUMS` and          upload it with the model"
+    )]
+    NoList {
+        /// Host.
+        host: String,
+        /// List of the files.
+        what: String,
+    },
+    /// The list of files is invalid.
+    #[error("{what} of {host} is invalid: {problem}; create it again with sha256sum")]
+    InvalidList {
+        /// Host.
+        host: String,
+        /// List of the files.
+        what: String,
+        /// Problem, with the line.
+        problem: String,
+    },
+    /// The settings of a bucket are invalid.
+    #[error("{what} cannot be opened: {problem}; set {credentials}")]
+    BucketSettings {
+        /// Bucket.
+        what: String,
+        /// Problem.
+        problem: String,
+        /// Variables and files that give access.
+        credentials: &'static str,
+    },
+    /// A file is larger than any model's.
+    #[error("{what} of {host} has {bytes} bytes; the limit is {limit}")]
+    TooLarge {
+        /// Host.
+        host: String,
+        /// File.
+        what: String,
+        /// Its size.
+        bytes: u64,
+        /// Limit.
+        limit: u64,
+    },
+    /// The disk of the model cache has too little space for the model. Nothing was downloaded.
+    #[error(
+        "{needed} bytes are needed at {}, and {free} are free; free space, or set MERIDIAN_CACHE to another disk",
+        at.display()
+    )]
+    NoSpace {
+        /// Path.
+        at: PathBuf,
+        /// Missing bytes of the model, and the part of the disk that a pull leaves free.
+        needed: u64,
+        /// Free bytes.
+        free: u64,
+    },
+    /// The process is stopping. The bytes that have arrived are kept.
+    #[error("the pull was cancelled; the next pull resumes it")]
+    Cancelled,
     /// The host does not behave like a package index or a model hub.
     #[error(
         "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or a \
@@ -146,6 +235,36 @@ pub enum PullError {
 }
 
 impl PullError {
+    /// Returns the reason that a replica reports.
+    pub fn reason(&self) -> StartFailure {
+        match self {
+            PullError::Refused { status: 401 | 403, .. } | PullError::Forbidden { .. } => {
+                StartFailure::ModelForbidden
+            }
+            PullError::Unreachable { .. }
+            | PullError::ConnectionLost { .. }
+            | PullError::Refused { .. }
+            | PullError::Unavailable { .. }
+            | PullError::Unreadable { .. } => StartFailure::ModelUnavailable,
+            PullError::NotFound { .. }
+            | PullError::NoWheel { .. }
+            | PullError::NoList { .. }
+            | PullError::NotAModel(_) => StartFailure::ModelMissing,
+            PullError::Directory(error) => error.reason(),
+            PullError::NoDigest { .. }
+            | PullError::Checksum { .. }
+            | PullError::InvalidList { .. }
+            | PullError::TooLarge { .. }
+            | PullError::NotAnArchive { .. } => StartFailure::ModelCorrupt,
+            PullError::NoSpace { .. } | PullError::DiskFull { .. } => StartFailure::DiskFull,
+            PullError::Permission { .. }
+            | PullError::Disk { .. }
+            | PullError::InvalidSetting { .. }
+            | PullError::BucketSettings { .. }
+            | PullError::Cancelled => StartFailure::Other,
+        }
+    }
+
     /// Converts an error of the file system that occurred while `needed` bytes were to be written at `at`.
     pub(super) fn disk(at: &Path, needed: u64, reason: io::Error) -> PullError {
         let at = at.to_owned();
@@ -183,7 +302,7 @@ impl NotAModel {
 /// Reason why a model cannot be resolved without the network.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// The model was never downloaded, and a replica does not download it.
+    /// The model was never downloaded.
     #[error("{model} is not in the model cache at {}; run `meridian model pull {model}`", root.display())]
     NotCached {
         /// Requested model.
@@ -224,4 +343,18 @@ pub enum ResolveError {
         /// Error of the operating system.
         reason: io::Error,
     },
+}
+
+impl ResolveError {
+    /// Returns the reason that a replica reports.
+    pub fn reason(&self) -> StartFailure {
+        match self {
+            ResolveError::NotCached { .. } | ResolveError::NotAModel(_) => StartFailure::ModelMissing,
+            ResolveError::Disk { reason, .. } if reason.kind() == io::ErrorKind::NotFound => {
+                StartFailure::ModelMissing
+            }
+            ResolveError::Damaged { .. } => StartFailure::ModelCorrupt,
+            ResolveError::Untrusted { .. } | ResolveError::Disk { .. } => StartFailure::Other,
+        }
+    }
 }

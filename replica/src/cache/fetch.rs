@@ -1,4 +1,5 @@
-//! Downloads with resumption and verification.
+//! Downloads of index pages and wheels, with resumption and verification. The files of other origins, which are larger and
+//! have a known size, are downloaded in parts ([`super::download`]).
 //!
 //! A download grows in a *partial*, a file named after its URL and the SHA-256 listed by the index. So a partial can
 //! only be continued with more of the same file, whichever process began it. When the connection is lost, the next
@@ -48,8 +49,6 @@ pub(super) struct Remote<'a> {
     pub(super) what: &'a str,
     /// Expected SHA-256, if known.
     pub(super) sha256: Option<&'a str>,
-    /// Size, if known.
-    pub(super) bytes: Option<u64>,
     /// Access token.
     pub(super) token: Option<&'a str>,
     /// Environment variable that selects another host.
@@ -169,10 +168,10 @@ impl Fetcher {
         report: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<(), PullError> {
         let mut attempts_without_progress = 0;
-        while remote.bytes.is_none_or(|bytes| partial.done < bytes) {
+        loop {
             let before = partial.done;
             match self.attempt(partial, remote, report) {
-                Ok(()) => break,
+                Ok(()) => return Ok(()),
                 Err(AttemptError::Permanent(error)) => return Err(error),
                 Err(AttemptError::Transient(reason)) => {
                     attempts_without_progress =
@@ -187,7 +186,6 @@ impl Fetcher {
                 }
             }
         }
-        Ok(())
     }
 
     fn attempt(
@@ -228,21 +226,20 @@ impl Fetcher {
             }
             status => return Err(AttemptError::Permanent(remote.error_for_status(status))),
         };
-        let max_bytes = remote.bytes.unwrap_or(MAX_FILE_BYTES);
         let too_long = || {
             AttemptError::Permanent(
-                remote.unreadable(format!("the response has more than {max_bytes} bytes")),
+                remote.unreadable(format!("the response has more than {MAX_FILE_BYTES} bytes")),
             )
         };
-        if total.is_some_and(|total| total > max_bytes) {
+        if total.is_some_and(|total| total > MAX_FILE_BYTES) {
             return Err(too_long());
         }
         match partial.take(
-            response.body_mut().as_reader().take(max_bytes.saturating_sub(partial.done) + 1),
+            response.body_mut().as_reader().take(MAX_FILE_BYTES.saturating_sub(partial.done) + 1),
             total,
             report,
         ) {
-            Ok(()) if partial.done > max_bytes => Err(too_long()),
+            Ok(()) if partial.done > MAX_FILE_BYTES => Err(too_long()),
             taken => taken,
         }
     }
@@ -362,6 +359,11 @@ pub(super) fn reason(error: ureq::Error) -> String {
 
 fn text_header<B>(response: &Response<B>, name: header::HeaderName) -> Option<&str> {
     response.headers().get(name)?.to_str().ok()
+}
+
+/// Returns the first byte of the range that a response has.
+pub(super) fn content_range_start<B>(response: &Response<B>) -> Option<u64> {
+    content_range(response).map(|(start, _)| start)
 }
 
 /// Returns start and total of `bytes start-end/total`.

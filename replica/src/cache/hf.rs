@@ -1,7 +1,7 @@
 //! Client of the Hugging Face hub.
 //!
 //! `hf-hub` provides the hub's conventions: endpoint, access token, URLs of repositories, revisions and files, and the
-//! listing of a repository. Files are downloaded by [`super::fetch`], because hf-hub's own download trusts only the
+//! listing of a repository. Files are downloaded by [`super::download`], because hf-hub's own download trusts only the
 //! roots compiled into it, resumes a partial without verifying its content, and keeps a second cache.
 //!
 //! A revision is first resolved to its commit, and every file is downloaded at that commit, so that a branch that moves
@@ -17,11 +17,10 @@ use url::Url;
 
 use super::directory;
 use super::error::PullError;
-use super::fetch::{self, Fetcher, Remote, reason};
-use super::manifest::ManifestFileV1;
+use super::fetch::{self, Remote, reason};
+use super::origin::RemoteFile;
 use super::pypi::is_sha256;
 use super::source::MAIN;
-use super::staging::Staging;
 use crate::model::formats::Listing;
 
 /// Environment variable that selects another hub.
@@ -149,43 +148,22 @@ impl HubClient {
         Ok(HubSnapshot { repository, commit: sha, files })
     }
 
-    /// Downloads all files of the snapshot into the staging folder.
-    pub(super) fn download(
-        &self,
-        fetcher: &Fetcher,
-        snapshot: &HubSnapshot,
-        staging: &Staging,
-        report: &mut dyn FnMut(u64, Option<u64>),
-    ) -> Result<Vec<ManifestFileV1>, PullError> {
+    /// Returns the files of the snapshot with their URLs.
+    pub(super) fn files(&self, snapshot: HubSnapshot) -> Vec<RemoteFile> {
         let HubSnapshot { repository, commit, files } = snapshot;
-        let repo = self.api.repo(Repo::with_revision(repository.clone(), RepoType::Model, commit.clone()));
-        let total: u64 = files.iter().map(|file| file.bytes).sum();
-        let mut before = 0;
-        let mut arrived = Vec::new();
-        for HubFile { path, bytes, sha256 } in files {
-            let what = format!("{repository}/{path}");
-            let url = repo.url(path);
-            let url =
-                Url::parse(&url).map_err(|error| self.remote(&self.endpoint, &what).unreadable(error))?;
-            let remote =
-                Remote { sha256: sha256.as_deref(), bytes: Some(*bytes), ..self.remote(&url, &what) };
-            let file = fetcher
-                .download(remote, staging.partials(), &mut |done, _| report(before + done, Some(total)))?;
-            if file.bytes != *bytes {
-                return Err(remote.unreadable(format!("received {} bytes instead of {bytes}", file.bytes)));
-            }
-            before += bytes;
-            arrived.push((path, file));
-        }
-        let mut described = Vec::new();
-        for (path, file) in arrived {
-            staging.adopt(&file.path, path)?;
-            described.push(ManifestFileV1 { path: path.clone(), bytes: file.bytes, sha256: file.sha256 });
-        }
-        Ok(described)
+        let repo = self.api.repo(Repo::with_revision(repository, RepoType::Model, commit));
+        let remote = |HubFile { path, bytes, sha256 }: HubFile| RemoteFile {
+            location: repo.url(&path),
+            path,
+            bytes,
+            sha256,
+            etag: None, // the commit is the version
+            has_ranges: true,
+        };
+        files.into_iter().map(remote).collect()
     }
 
     fn remote<'a>(&'a self, url: &'a Url, what: &'a str) -> Remote<'a> {
-        Remote { url, what, sha256: None, bytes: None, token: self.token.as_deref(), setting: SETTING }
+        Remote { url, what, sha256: None, token: self.token.as_deref(), setting: SETTING }
     }
 }

