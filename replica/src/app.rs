@@ -21,12 +21,13 @@ use crate::body::BodyBudget;
 use crate::config::{Config, EmbeddingDefaults};
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
+use crate::start::StartState;
 use crate::tokenize::{MAX_JOBS, TokenizerPool};
 
 /// Lifecycle state of the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifecycle {
-    /// The model is being loaded.
+    /// The model is being downloaded or loaded.
     Starting,
     /// Requests are accepted.
     Ready,
@@ -66,6 +67,8 @@ pub(crate) struct App {
     pub(crate) health: HealthCheck,
     /// Tracer, if traces are configured.
     pub(crate) tracer: Option<Tracer>,
+    /// Progress of the start.
+    pub(crate) start: StartState,
     service: OnceLock<Service>,
     draining: AtomicBool,
 }
@@ -100,6 +103,7 @@ impl App {
             boot_id: rand::random(),
             health: HealthCheck::default(),
             tracer: None,
+            start: StartState::default(),
             service: OnceLock::new(),
             draining: AtomicBool::new(false),
         }
@@ -114,6 +118,7 @@ impl App {
     pub(crate) fn publish(&self, service: Service) {
         self.metrics.describe(&service.engine);
         assert!(self.service.set(service).is_ok(), "a replica loads its model once");
+        self.start.finish();
     }
 
     /// Starts draining: new requests are rejected from now on.
@@ -121,8 +126,13 @@ impl App {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the replica is draining.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn lifecycle(&self) -> Lifecycle {
-        match (self.draining.load(Ordering::Relaxed), self.service.get()) {
+        match (self.is_draining(), self.service.get()) {
             (true, _) => Lifecycle::Draining,
             (false, Some(_)) => Lifecycle::Ready,
             (false, None) => Lifecycle::Starting,
@@ -189,6 +199,7 @@ impl App {
     pub(crate) fn status(&self) -> StatusV1 {
         let QueueV1 { pending_tokens, pending_inputs, tokens_per_second } = self.queue();
         let batcher = self.service.get().map(|service| &service.batcher);
+        let (download, failure) = self.start.report();
         StatusV1 {
             version: 1,
             boot_id: Some(self.boot_id),
@@ -201,6 +212,8 @@ impl App {
             pending_inputs,
             requests_total: self.metrics.requests_total(),
             tokens_per_second,
+            download,
+            failure,
         }
     }
 

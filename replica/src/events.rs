@@ -11,6 +11,7 @@ use replica_api::api::Operation;
 use replica_api::error::Fault;
 use replica_api::priority::Priority;
 use replica_api::refusal::Refusal;
+use replica_api::start_failure::StartFailureReport;
 use replica_core::batch::Backlog;
 use replica_core::window::StartReason;
 use telemetry::context::TraceContext;
@@ -65,6 +66,66 @@ impl TunedSettingsIgnored<'_> {
     pub(crate) fn record(self) {
         let TunedSettingsMismatch { path, reason } = self.mismatch;
         warn!(file = %path.display(), reason, "tuned settings ignored");
+    }
+}
+
+/// The model is not in the cache, and its download has begun, or waits for that of another process of this machine
+/// (`phase`).
+pub(crate) struct ModelDownloadPhase<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) phase: &'a str,
+}
+
+impl ModelDownloadPhase<'_> {
+    pub(crate) fn record(self) {
+        let ModelDownloadPhase { source, phase } = self;
+        info!(source, phase, "model download");
+    }
+}
+
+/// The model is being downloaded.
+pub(crate) struct ModelDownloadProgress<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) done_bytes: u64,
+    pub(crate) total_bytes: Option<u64>,
+    pub(crate) left: Option<Duration>,
+}
+
+impl ModelDownloadProgress<'_> {
+    pub(crate) fn record(self) {
+        let ModelDownloadProgress { source, done_bytes, total_bytes, left } = self;
+        let left_s = left.map(|left| left.as_secs());
+        info!(source, done_bytes, total_bytes, left_s, "model download progress");
+    }
+}
+
+/// The model was downloaded, or another process of this machine has downloaded it.
+pub(crate) struct ModelDownloaded<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) bytes: u64,
+    pub(crate) took: Duration,
+}
+
+impl ModelDownloaded<'_> {
+    pub(crate) fn record(self) {
+        let ModelDownloaded { source, bytes, took } = self;
+        info!(source, bytes, took_ms = took.as_millis() as u64, "model downloaded");
+    }
+}
+
+/// The model cannot be downloaded, or its family is not supported. The replica is not ready, reports `reason` in its
+/// status, and tries again; bytes that have arrived are not downloaded again. The problem has the fix.
+pub(crate) struct StartAttemptFailed<'a> {
+    pub(crate) failure: &'a StartFailureReport,
+    pub(crate) retry_in: Duration,
+}
+
+impl StartAttemptFailed<'_> {
+    pub(crate) fn record(self, metrics: &Metrics) {
+        let StartAttemptFailed { failure: StartFailureReport { reason, message }, retry_in } = self;
+        metrics.counts.start_failures.count(*reason);
+        let (reason, retry_in_ms) = (reason.as_str(), retry_in.as_millis() as u64);
+        error!(reason, problem = message, retry_in_ms, "start failed; trying again");
     }
 }
 

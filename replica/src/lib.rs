@@ -3,7 +3,8 @@
 //! A request passes through `http`, `body`, the parser in `replica_core`, [`tokenize`], [`batcher`] and [`engine`], and
 //! the response takes the same path back. In reading order:
 //!
-//! 1. [`config`]: configuration of a replica; [`server`]: its lifecycle, from startup to shutdown.
+//! 1. [`config`]: configuration of a replica; [`server`]: its lifecycle, from startup to shutdown; `start`: the download
+//!    of the model and the retries of a failed start.
 //! 2. `http`: the routes over the shared state in `app`; `body` reads request bodies within limits, `respond` writes
 //!    every error response, `purpose` decides which tasks the model serves.
 //! 3. [`tokenize`]: text to tokens and back, on dedicated threads.
@@ -32,6 +33,7 @@ pub mod offline;
 mod purpose;
 mod respond;
 pub mod server;
+mod start;
 pub mod tokenize;
 mod trace;
 pub mod tune;

@@ -1,8 +1,8 @@
 //! Lifecycle of a replica.
 //!
 //! The replica listens before it has a model, so that its region receives "starting" instead of a refused connection,
-//! and so that a port in use is reported before time is spent on weights. It is ready when the model is loaded and has
-//! computed a first sequence. On shutdown it accepts no more connections, finishes requests in flight within
+//! and so that a port in use is reported before time is spent on weights. A model that is not on this machine is downloaded
+//! ([`crate::start`]). The replica is ready when the model is loaded and has computed a first sequence. On shutdown it accepts no more connections, finishes requests in flight within
 //! [`DRAIN_LIMIT`], and returns.
 
 use std::fmt::Display;
@@ -19,6 +19,7 @@ use regions::spiffe::Role;
 use replica_api::identity::IdentityV1;
 use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
 use replica_api::input::Readable;
+use replica_api::start_failure::{StartFailure, StartFailureReport};
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, UnknownName};
 use supervision::task::{essential, supervise};
@@ -26,22 +27,23 @@ use telemetry::{ExportError, Process};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::app::{App, Service};
 use crate::batcher::{Batcher, Options};
-use crate::cache::{CachedModel, ModelCache, ResolveError, default_root};
+use crate::cache::{CachedModel, PullError, ResolveError};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, Statistics, tensorrt};
 use crate::events::{
-    DrainLimitReached, Draining, Listening, ModelReady, TunedSettings, TunedSettingsIgnored,
+    DrainLimitReached, Draining, Listening, ModelReady, StartAttemptFailed, TunedSettings,
+    TunedSettingsIgnored,
 };
 use crate::http;
-use crate::metrics::Metrics;
-use crate::model::ModelDir;
+use crate::model::{ModelDir, ModelError};
 use crate::model_identity;
 use crate::purpose::Purpose;
+use crate::start;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
 use crate::tune::effective::{EffectiveSettings, effective_settings};
@@ -79,6 +81,17 @@ pub enum ServeError {
     /// The model is not on this machine.
     #[error(transparent)]
     Model(#[from] ResolveError),
+    /// The model cannot be downloaded. The replica tries again.
+    #[error(transparent)]
+    Pull(#[from] PullError),
+    /// The family of the model is not supported. A replica that downloads its model looks for another version of it.
+    #[error("cannot load {model}: {reason}")]
+    UnknownFamily {
+        /// Model as configured.
+        model: String,
+        /// Family, and the supported ones.
+        reason: String,
+    },
     /// The model cannot be loaded; the text has the cause. The replica does not start.
     #[error("cannot load {model}: {reason}")]
     Load {
@@ -99,6 +112,26 @@ pub enum ServeError {
     /// The listener of the replica failed. The replica exits.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
+}
+
+impl ServeError {
+    /// Returns the report of a failure after which the start is tried again; `None` if it ends the process.
+    fn failure(&self) -> Option<StartFailureReport> {
+        let reason = match self {
+            ServeError::Pull(PullError::Cancelled) => return None,
+            ServeError::Pull(error) => error.reason(),
+            ServeError::UnknownFamily { .. } => StartFailure::UnknownFamily,
+            ServeError::Listen { .. }
+            | ServeError::NoCache
+            | ServeError::Model(_)
+            | ServeError::Load { .. }
+            | ServeError::Thread(_)
+            | ServeError::Tls(_)
+            | ServeError::Tracing(_)
+            | ServeError::Serve(_) => return None,
+        };
+        Some(StartFailureReport::new(reason, self.to_string()))
+    }
 }
 
 /// Serves until `shutdown`, and calls `ready` with the address once requests are accepted.
@@ -143,20 +176,42 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, ServeError> {
     TcpListener::bind(address).await.map_err(|reason| ServeError::Listen { address, reason })
 }
 
-/// Loads the model, then serves until the listener ends.
+/// Starts the model, then serves until the listener ends.
 async fn serve(
-    app: &App,
+    app: &Arc<App>,
     config: Config,
     server: &mut Server,
     ready: impl FnOnce(),
 ) -> Result<(), ServeError> {
-    let metrics = Arc::clone(&app.metrics);
-    let is_traced = app.tracer.is_some();
-    let loaded = spawn_blocking(move || load(&config, metrics, is_traced)).await;
-    let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
-    app.publish(loaded.map_err(died)??);
+    app.publish(start_model(app, config).await?);
     ready();
     server.ended().await.map_err(ServeError::Serve)
+}
+
+/// Attempts to start the model until it succeeds, or fails for a reason that another attempt cannot change.
+async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeError> {
+    let config = Arc::new(config);
+    let mut failures = 0;
+    loop {
+        let attempt = spawn_blocking({
+            let (app, config) = (Arc::clone(app), Arc::clone(&config));
+            move || start::attempt(&app, &config, failures > 0)
+        });
+        let died =
+            |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
+        let error = match attempt.await.map_err(died)? {
+            Ok(service) => return Ok(service),
+            Err(error) => error,
+        };
+        let Some(failure) = error.failure().filter(|_| start::may_pull(&config)) else {
+            return Err(error);
+        };
+        failures += 1;
+        let retry_in = start::RETRY.equal_jitter(failures, rand::random());
+        StartAttemptFailed { failure: &failure, retry_in }.record(&app.metrics);
+        app.start.fail(failure);
+        sleep(retry_in).await;
+    }
 }
 
 /// Listeners and their connections.
@@ -227,28 +282,37 @@ fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> 
     ServerTls::new(identity, accepted, &[b"http/1.1"]).map_err(|error| ServeError::Tls(error.to_string()))
 }
 
-/// Loads the model and starts its threads.
-fn load(config: &Config, metrics: Arc<Metrics>, is_traced: bool) -> Result<Service, ServeError> {
+/// Loads a model of the cache at `root`, and starts its threads.
+pub(crate) fn load(
+    config: &Config,
+    root: &Path,
+    cached: CachedModel,
+    app: &App,
+) -> Result<Service, ServeError> {
     let started = Instant::now();
+    let (metrics, is_traced) = (Arc::clone(&app.metrics), app.tracer.is_some());
     let failed = |reason: &dyn Display| ServeError::Load {
         model: config.model.to_string(),
         reason: reason.to_string(),
     };
-    let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
-    let cached = ModelCache::new(&root).resolve(&config.model)?;
-    let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| failed(&error))?;
-    let (effective, tuned) = settings(config, &root, &cached);
+    let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| match error {
+        ModelError::UnknownFamily { .. } => {
+            ServeError::UnknownFamily { model: config.model.to_string(), reason: error.to_string() }
+        }
+        error => failed(&error),
+    })?;
+    let (effective, tuned) = settings(config, root, &cached);
     let EffectiveSettings { precision, threads, batch } = effective;
     let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
         EngineKind::Cpu => {
-            let packed = PackedCache::below(&root, &cached.digest);
+            let packed = PackedCache::below(root, &cached.digest);
             let options = CpuOptions { threads, precision, packed: Some(packed), isa: None };
             let engine = CpuEngine::load(&model, options).map_err(|error| failed(&error))?;
             let weights = engine.weights_location().clone();
             (Arc::new(engine), Some(weights))
         }
         EngineKind::TensorrtLlm => {
-            let engine = tensorrt::open(&root, &cached.digest, precision, &model);
+            let engine = tensorrt::open(root, &cached.digest, precision, &model);
             (engine.map_err(|error| failed(&error))?, None)
         }
     };

@@ -8,10 +8,13 @@
 //!    pays, and [`cost`] and [`rate`], the measured cost and speed of the engine.
 //! 3. [`scores`]: model outputs to the values that an API specifies.
 //!
+//! Before the first request: [`download`], the remaining time of the download of the model.
+//!
 //! The shell around this crate (`replica`) owns the sockets, the threads and the clock, and executes the decisions.
 
 pub mod batch;
 pub mod cost;
+pub mod download;
 pub mod rate;
 pub mod scores;
 pub mod tokenization;

@@ -121,7 +121,7 @@ struct Download<'a> {
     policy: DownloadPolicy,
     files: Vec<FileDownload<'a>>,
     /// Parts and files that no connection has taken.
-    queue: Mutex<VecDeque<Step>>,
+    queue: Mutex<VecDeque<DownloadStep>>,
     /// Bytes of all files that have arrived.
     done: AtomicU64,
     /// First failure.
@@ -144,7 +144,7 @@ struct FileDownload<'a> {
 
 /// Step of a connection.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum DownloadStep {
     /// Downloads the missing range of a part.
     Part { file: usize, part: usize },
     /// Verifies a complete file.
@@ -167,9 +167,9 @@ impl<'a> Download<'a> {
             let missing: Vec<usize> =
                 (0..partial.parts()).filter(|part| !partial.missing(*part).is_empty()).collect();
             if missing.is_empty() {
-                queue.push_back(Step::Verify { file });
+                queue.push_back(DownloadStep::Verify { file });
             }
-            queue.extend(missing.iter().map(|part| Step::Part { file, part: *part }));
+            queue.extend(missing.iter().map(|part| DownloadStep::Part { file, part: *part }));
             all_done += done;
             downloads.push(FileDownload {
                 remote,
@@ -195,8 +195,8 @@ impl<'a> Download<'a> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(step) = self.queue.lock().pop_front() else { return };
             let done = match step {
-                Step::Part { file, part } => self.complete(file, part),
-                Step::Verify { file } => self.verify(file),
+                DownloadStep::Part { file, part } => self.complete(file, part),
+                DownloadStep::Verify { file } => self.verify(file),
             };
             if let Err(error) = done {
                 fail(error, &self.failure, &self.stop);
@@ -280,7 +280,7 @@ impl<'a> Download<'a> {
             self.done.fetch_sub(partial.done(), Ordering::Relaxed);
             partial.restart()?;
             parts_left.store(partial.parts(), Ordering::Release);
-            self.queue.lock().extend((0..partial.parts()).map(|part| Step::Part { file, part }));
+            self.queue.lock().extend((0..partial.parts()).map(|part| DownloadStep::Part { file, part }));
             return Ok(());
         }
         partial.delete();

@@ -60,7 +60,7 @@ use fetch::{Fetcher, Remote};
 use manifest::ManifestV1;
 use origin::{ModelOrigin, Retrier};
 use staging::Staging;
-use sums::ModelList;
+use sums::FileList;
 use unpack::UnpackLimits;
 use web::WebOrigin;
 
@@ -273,7 +273,7 @@ impl ModelCache {
         progress.phase(Phase::Resolving);
         let stop = AtomicBool::new(false);
         let retrier = Retrier { host: origin.host(), policy: self.policy, stop: &stop };
-        let ModelList { files, digest } = ModelList::read(origin, &retrier)?;
+        let FileList { files, digest } = FileList::read(origin, &retrier)?;
         let path = folder.join(&digest);
         let existing = intact(&path);
         let downloaded = existing.is_none();

@@ -154,6 +154,25 @@ impl RangedPartial {
     }
 }
 
+/// Returns the bytes that have arrived of the files in `folder`, and their total, while another process downloads them.
+pub(super) fn progress_in(folder: &Path) -> Option<(u64, u64)> {
+    let (mut done, mut total) = (0, 0);
+    for entry in fs::read_dir(folder).ok()? {
+        let path = entry.ok()?.path();
+        if path.extension().is_none_or(|extension| extension != "ranges") {
+            continue;
+        }
+        let numbers = fs::read(&path).ok()?;
+        done += numbers.chunks_exact(8).map(|number| le_bytes(number)).sum::<u64>();
+        total += fs::metadata(path.with_extension("part")).ok()?.len();
+    }
+    (total > 0).then_some((done.min(total), total))
+}
+
+fn le_bytes(number: &[u8]) -> u64 {
+    number.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +198,7 @@ mod tests {
         partial.write(1, b"4").unwrap();
         partial.write(1, b"56").unwrap();
         drop(partial);
+        assert_eq!(progress_in(folder.path()), Some((5, 10)), "as another process sees it");
         let partial = open(Some("a"));
         assert_eq!([0, 1, 2].map(|part| partial.missing(part)), [0..4, 7..8, 10..10]);
         assert_eq!(partial.done(), 5);

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
+use super::partial;
 use super::progress::{Phase, PullObserver};
 use super::trust;
 
@@ -133,13 +134,18 @@ impl Drop for Staging {
     }
 }
 
-/// Acquires the lock once its holder has ended. A file lock has no wait with a timeout, and the wait can be cancelled.
+/// Acquires the lock once its holder has ended, and reports the progress of the holder. A file lock has no wait with a timeout, and the wait can be cancelled.
 fn wait_for(lock: &File, folder: &Path, progress: &mut dyn PullObserver) -> Result<(), PullError> {
     loop {
         match lock.try_lock() {
             Ok(()) => return Ok(()),
             Err(TryLockError::WouldBlock) if progress.is_cancelled() => return Err(PullError::Cancelled),
-            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PERIOD),
+            Err(TryLockError::WouldBlock) => {
+                if let Some((done, total)) = partial::progress_in(folder) {
+                    progress.bytes(done, Some(total));
+                }
+                thread::sleep(LOCK_PERIOD);
+            }
             Err(TryLockError::Error(error)) => return Err(PullError::disk(folder, 0, error)),
         }
     }

@@ -32,16 +32,16 @@ pub(super) struct ListedFile {
 }
 
 /// Files of a model at its origin.
-pub(super) struct ModelList {
+pub(super) struct FileList {
     /// Files that are part of the model, sorted by path.
     pub(super) files: Vec<ListedFile>,
     /// Digest of the model with these files.
     pub(super) digest: String,
 }
 
-impl ModelList {
+impl FileList {
     /// Reads the list of an origin, and checks that it is one of a model.
-    pub(super) fn read(origin: &dyn ModelOrigin, retrier: &Retrier<'_>) -> Result<ModelList, PullError> {
+    pub(super) fn read(origin: &dyn ModelOrigin, retrier: &Retrier<'_>) -> Result<FileList, PullError> {
         let what = origin.describe(SUMS);
         let read = retrier.run(&what, &mut || origin.read_small(SUMS, LIST_BYTES_MAX));
         let bytes = read.map_err(|error| match error {
@@ -72,7 +72,7 @@ impl ModelList {
             sha256: sha256.clone(),
         };
         let digest = manifest::digest(&files.iter().map(described).collect::<Vec<_>>());
-        Ok(ModelList { files, digest })
+        Ok(FileList { files, digest })
     }
 }
 

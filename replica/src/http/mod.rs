@@ -38,6 +38,7 @@ use self::call::{ApiCall, ComputedResponse, HttpRequestId};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::respond;
+use crate::start;
 use supervision::request::{Panicked, contain};
 
 /// Returns the routes.
@@ -162,9 +163,22 @@ async fn health(State(app): State<Arc<App>>) -> Response<Body> {
     }
     match app.lifecycle() {
         Lifecycle::Ready => respond::json(b"{\"status\":\"ready\"}".to_vec()),
-        Lifecycle::Starting => respond::refused(&Refusal::not_ready(), Dialect::OpenAi),
+        Lifecycle::Starting => starting(&app),
         Lifecycle::Draining => respond::refused(&Refusal::draining(), Dialect::OpenAi),
     }
+}
+
+/// Returns the response of a replica that is not ready yet, with the progress of its start.
+fn starting(app: &App) -> Response<Body> {
+    let (download, failure) = app.start.report();
+    let Some(problem) = start::describe(&app.source, download.as_ref(), failure.as_ref()) else {
+        return respond::refused(&Refusal::not_ready(), Dialect::OpenAi);
+    };
+    let mut response = respond::refused(&Refusal::not_started(&problem), Dialect::OpenAi);
+    if let Some(left_ms) = download.and_then(|download| download.left_ms) {
+        response.headers_mut().insert(headers::DOWNLOAD_LEFT_MS, HeaderValue::from(left_ms));
+    }
+    response
 }
 
 async fn info(State(app): State<Arc<App>>) -> Response<Body> {

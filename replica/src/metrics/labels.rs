@@ -4,13 +4,14 @@ use metrics::{Label, labels, labels_of};
 use replica_api::api::{OPERATIONS, Operation};
 use replica_api::error::ErrorCode;
 use replica_api::priority::Priority;
+use replica_api::start_failure::StartFailure;
 use replica_core::window::StartReason;
 
 /// Names this crate as the one that makes labels of other crates' enums.
 #[derive(Debug)]
 pub(crate) struct InReplica;
 
-labels_of!(InReplica: Priority, StartReason);
+labels_of!(InReplica: Priority, StartReason, StartFailure);
 
 labels! {
     /// Stage of a request.

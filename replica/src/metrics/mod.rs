@@ -18,6 +18,7 @@ use metrics::{
 use replica_api::api::Operation;
 use replica_api::info::{CountersV1, EngineInfoV1};
 use replica_api::priority::{PerPriority, Priority};
+use replica_api::start_failure::StartFailure;
 use replica_core::batch::PriorityLoad;
 use replica_core::cost::BatchCost;
 use replica_core::window::StartReason;
@@ -82,6 +83,8 @@ metric_set! {
         pub(crate) cache_misses: Counter = "meridian_replica_cache_misses_total",
         /// Rows evicted from the cache.
         pub(crate) cache_evictions: Counter = "meridian_replica_cache_evictions_total",
+        /// Failed attempts to download the model, or to load a model of an unsupported family, by reason.
+        pub(crate) start_failures: Family<StartFailure> = "meridian_replica_start_failures_total" ["reason"],
         /// Requests.
         pub(crate) requests: Counter = "te_request_count",
     }

@@ -22,6 +22,14 @@ pub enum ModelError {
         /// Problem, with the key and its value.
         problem: String,
     },
+    /// The family of the model (`model_type` of `config.json`) is not supported.
+    #[error("{}: {problem}", path.display())]
+    UnknownFamily {
+        /// Path of the file.
+        path: PathBuf,
+        /// Family of the model, and the supported ones.
+        problem: String,
+    },
     /// A tensor of the weights cannot be used; the text has the cause.
     #[error("{}: tensor `{tensor}` {problem}{}", path.display(), deciding_suffix(deciding.as_deref()))]
     Tensor {

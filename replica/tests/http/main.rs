@@ -451,7 +451,8 @@ fn a_replica_that_cannot_start_reports_the_reason_in_one_sentence() {
     assert!(error.to_string().contains("model.safetensors"), "{error}");
 
     let text = format!(
-        "listen = \"127.0.0.1:0\"\nnames = [\"a\"]\nmodel = \"pypi://nothing\"\ncache = {:?}\n",
+        "listen = \"127.0.0.1:0\"\nnames = [\"a\"]\nmodel = \"pypi://nothing\"\ncache = {:?}\n\
+         [download]\nenabled = false\n",
         folder.path().to_str().expect("a path")
     );
     let error = refusal_to_serve(text.parse().expect("a configuration")).to_string();

@@ -112,6 +112,8 @@ fn origins(address: SocketAddr) -> ModelOrigins {
         pypi_index: format!("http://{address}/simple").parse().expect("a URL"),
         hf_endpoint: format!("http://{address}").parse().expect("a URL"),
         hf_token: Some("secret".to_owned()),
+        buckets: buckets::BucketVariables::default(),
+        netrc: None,
     }
 }
 

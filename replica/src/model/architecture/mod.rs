@@ -220,19 +220,26 @@ impl Reach {
     }
 }
 
+/// Returns the family of a model and its reader; the error names the supported families.
+fn family(raw: &Map<String, Value>) -> Result<(&'static str, Reader), String> {
+    let family = raw.get("model_type").and_then(Value::as_str).unwrap_or("absent");
+    let known = || FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let found = FAMILIES.iter().find(|(name, _)| *name == family);
+    found.copied().ok_or_else(|| format!("`model_type` is {family}; supported are {}", known()))
+}
+
 impl Architecture {
     /// Reads the keys of the file at this path.
     pub(super) fn read(path: &Path, raw: &Map<String, Value>) -> Result<Architecture, ModelError> {
+        if let Err(problem) = family(raw) {
+            return Err(ModelError::UnknownFamily { path: path.to_owned(), problem });
+        }
         Architecture::parse(raw)
             .map_err(|problems| ModelError::Content { path: path.to_owned(), problem: problems.join("; ") })
     }
 
     fn parse(raw: &Map<String, Value>) -> Result<Architecture, Vec<String>> {
-        let family = raw.get("model_type").and_then(Value::as_str).unwrap_or("absent");
-        let Some((_, reader)) = FAMILIES.iter().find(|(name, _)| *name == family) else {
-            let known: Vec<&str> = FAMILIES.iter().map(|(name, _)| *name).collect();
-            return Err(vec![format!("`model_type` is {family}; supported are {}", known.join(", "))]);
-        };
+        let (family, reader) = family(raw).map_err(|problem| vec![problem])?;
         let mut fields = JsonFields::new(raw);
         fields.get("model_type");
         fields.refuse("quantization_config", "quantized weights are not supported; use the original model");
