@@ -78,9 +78,8 @@ impl BucketVariables {
 
 impl FromIterator<(String, String)> for BucketVariables {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(variables: I) -> BucketVariables {
-        let is_used = |name: &str| {
-            PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || OTHERS.contains(&name)
-        };
+        let is_used =
+            |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || OTHERS.contains(&name);
         BucketVariables(variables.into_iter().filter(|(name, _)| is_used(name)).collect())
     }
 }

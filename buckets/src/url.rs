@@ -138,9 +138,18 @@ mod tests {
         let longest = format!("s3://jobs/{}", "a".repeat(PREFIX_BYTES_MAX));
         assert!(longest.parse::<BucketUrl>().is_ok());
         assert!(format!("{longest}a").parse::<BucketUrl>().is_err());
-        for wrong in ["", "jobs", "s3://", "s3://ab", "s3://Jobs", "s3://jobs/a//b", "s3://jobs/a b", "s3://jobs/..",
-            "s3://..a/b", "https://a"]
-        {
+        for wrong in [
+            "",
+            "jobs",
+            "s3://",
+            "s3://ab",
+            "s3://Jobs",
+            "s3://jobs/a//b",
+            "s3://jobs/a b",
+            "s3://jobs/..",
+            "s3://..a/b",
+            "https://a",
+        ] {
             assert!(wrong.parse::<BucketUrl>().is_err(), "{wrong}");
         }
     }

@@ -114,11 +114,8 @@ mod tests {
 
     #[test]
     fn credentials_are_not_shown() {
-        let credentials = BucketCredentials {
-            key_id: "A".to_owned(),
-            secret_key: "hidden".to_owned(),
-            token: None,
-        };
+        let credentials =
+            BucketCredentials { key_id: "A".to_owned(), secret_key: "hidden".to_owned(), token: None };
         let config = BucketConfig {
             bucket: "jobs".to_owned(),
             prefix: String::new(),

@@ -197,8 +197,7 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
             let (app, config) = (Arc::clone(app), Arc::clone(&config));
             move || start::attempt(&app, &config, failures > 0)
         });
-        let died =
-            |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
+        let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
         let error = match attempt.await.map_err(died)? {
             Ok(service) => return Ok(service),
             Err(error) => error,

@@ -21,9 +21,7 @@ use supervision::Mutex;
 
 use super::error::PullError;
 use super::manifest::ManifestFileV1;
-use super::origin::{
-    DownloadPolicy, FetchError, ModelOrigin, RemoteFile, Retrier, SLOW_BYTES_PER_SECOND,
-};
+use super::origin::{DownloadPolicy, FetchError, ModelOrigin, RemoteFile, Retrier, SLOW_BYTES_PER_SECOND};
 use super::partial::RangedPartial;
 use super::progress::PullObserver;
 use super::space;
@@ -71,11 +69,7 @@ pub(super) fn stat(
     }
 }
 
-fn within_limit(
-    origin: &dyn ModelOrigin,
-    what: &str,
-    file: RemoteFile,
-) -> Result<RemoteFile, PullError> {
+fn within_limit(origin: &dyn ModelOrigin, what: &str, file: RemoteFile) -> Result<RemoteFile, PullError> {
     if file.bytes <= FILE_BYTES_MAX {
         return Ok(file);
     }

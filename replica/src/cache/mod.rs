@@ -46,6 +46,7 @@ use std::sync::atomic::AtomicBool;
 
 use buckets::url::BucketUrl;
 use pep440_rs::Version;
+use sha2::{Digest, Sha256};
 use url::Url;
 
 pub(crate) use directory::check_folder;
@@ -63,6 +64,9 @@ use staging::Staging;
 use sums::FileList;
 use unpack::UnpackLimits;
 use web::WebOrigin;
+
+/// Maximum length of the name of a folder that is made from a path; a longer one is its digest. File systems permit 255.
+const FILE_NAME_BYTES_MAX: usize = 200;
 
 /// Model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -268,7 +272,10 @@ impl ModelCache {
         progress: &mut dyn PullObserver,
     ) -> Result<PullResult, PullError> {
         let key = folder.strip_prefix(self.root.join("models")).unwrap_or(folder);
-        let key = key.to_string_lossy().replace('/', "--");
+        let key = match key.to_string_lossy().replace('/', "--") {
+            long if long.len() > FILE_NAME_BYTES_MAX => manifest::hex(Sha256::new_with_prefix(long)),
+            key => key,
+        };
         let staging = Staging::enter(&self.root, &key, progress)?;
         progress.phase(Phase::Resolving);
         let stop = AtomicBool::new(false);
@@ -320,6 +327,7 @@ impl ModelCache {
 fn file_name(path: &str) -> String {
     match path.replace('%', "%25").replace('/', "%2F") {
         empty if empty.is_empty() => "%2F".to_owned(),
+        long if long.len() > FILE_NAME_BYTES_MAX => manifest::hex(Sha256::new_with_prefix(path)),
         name => name,
     }
 }

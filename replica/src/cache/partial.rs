@@ -44,9 +44,8 @@ impl RangedPartial {
         name.update(format!("{}\n{digest}\n{}\n{part_bytes}", file.location, file.bytes));
         let path = folder.join(format!("{}.part", &hex(name)[..32]));
         let parts = file.bytes.div_ceil(part_bytes);
-        let open = |path: &Path| {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
-        };
+        let open =
+            |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let (data, ranges) = (open(&path)?, open(&path.with_extension("ranges"))?);
         let length = |file: &File| file.metadata().map(|metadata| metadata.len());
         let is_resumable = file.sha256.is_some() && file.has_ranges;
@@ -98,8 +97,7 @@ impl RangedPartial {
         assert!(count <= missing.end - missing.start, "a part gets no bytes of the next one");
         let done = self.done[part].load(Ordering::Relaxed) + count;
         let written = self.data.write_all_at(bytes, missing.start);
-        let written =
-            written.and_then(|()| self.ranges.write_all_at(&done.to_le_bytes(), part as u64 * 8));
+        let written = written.and_then(|()| self.ranges.write_all_at(&done.to_le_bytes(), part as u64 * 8));
         written.map_err(|error| self.failed(error))?;
         self.done[part].store(done, Ordering::Relaxed);
         Ok(())
@@ -204,7 +202,8 @@ mod tests {
         assert_eq!(partial.done(), 5);
         partial.write(1, b"7").unwrap();
         partial.write(0, b"0123").unwrap();
-        let expected: String = Sha256::digest(b"0123456789").iter().map(|byte| format!("{byte:02x}")).collect();
+        let expected: String =
+            Sha256::digest(b"0123456789").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(partial.digest().unwrap(), expected);
         assert_eq!(open(Some("b")).done(), 0, "another file has a partial of its own");
         partial.restart_part(1).unwrap();

@@ -19,8 +19,10 @@ use crate::model::formats::Listing;
 pub(super) const SUMS: &str = "SHA256SUMS";
 /// Maximum size of the list: some ten thousand files.
 const LIST_BYTES_MAX: u64 = 4 << 20;
-/// Maximum number of files. A model has a few dozen.
+/// Maximum number of files of a list.
 const FILES_MAX: usize = 20_000;
+/// Maximum number of files of a model. The largest ones have some 200, all of which are open during a download.
+const MODEL_FILES_MAX: usize = 400;
 
 /// File of a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,11 +53,9 @@ impl FileList {
             error => error,
         })?;
         let host = origin.host();
-        let listed = parse(&bytes).map_err(|problem| PullError::InvalidList {
-            host: host.clone(),
-            what: origin.describe(SUMS),
-            problem,
-        })?;
+        let invalid =
+            |problem| PullError::InvalidList { host: host.clone(), what: origin.describe(SUMS), problem };
+        let listed = parse(&bytes).map_err(invalid)?;
         let listing = Listing {
             paths: listed.iter().map(|file| file.path.as_str()).collect(),
             name: None,
@@ -66,6 +66,10 @@ impl FileList {
         let mut files: Vec<ListedFile> =
             listed.into_iter().filter(|file| directory::is_model_file(&file.path)).collect();
         files.sort();
+        if files.len() > MODEL_FILES_MAX {
+            let count = files.len();
+            return Err(invalid(format!("it has {count} files of a model; the limit is {MODEL_FILES_MAX}")));
+        }
         let described = |ListedFile { path, sha256 }: &ListedFile| ManifestFileV1 {
             path: path.clone(),
             bytes: 0, // not part of the digest

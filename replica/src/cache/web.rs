@@ -31,9 +31,9 @@ impl WebOrigin {
     pub(super) fn new(url: &Url, origins: &ModelOrigins, policy: &DownloadPolicy) -> WebOrigin {
         let text = origins.netrc.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
         let host = url.host_str().unwrap_or_default();
-        let basic = text.and_then(|text| netrc::credentials(&text, host)).map(|(user, password)| {
-            format!("Basic {}", BASE64.encode(format!("{user}:{password}")))
-        });
+        let basic = text
+            .and_then(|text| netrc::credentials(&text, host))
+            .map(|(user, password)| format!("Basic {}", BASE64.encode(format!("{user}:{password}"))));
         WebOrigin {
             agent: agent(policy),
             folder: url.clone(),

@@ -170,7 +170,7 @@ fn a_missing_model_is_downloaded_unless_that_is_disabled() {
     assert_eq!(set, DownloadConfig { enabled: false, policy, s3_endpoint, s3_region });
     check(
         &format!("{MINIMAL}[download]\nconnections = 65\ns3_endpoint = \"https://key@s3.example/models\"\n"),
-        &["download.connections: 65 is out of range", "download.s3_endpoint: ", ],
+        &["download.connections: 65 is out of range", "download.s3_endpoint: "],
     );
 }
 

@@ -87,7 +87,8 @@ impl Spoke {
 
     /// Returns the expected time until a replica of the deployment is ready; `None` if nothing starts one.
     pub fn ready_in(&self, deployment: &DeploymentName, now: Instant) -> Option<Duration> {
-        let downloads = self.replicas.each().filter_map(|(_, replica)| replica.download_left(deployment, now));
+        let downloads =
+            self.replicas.each().filter_map(|(_, replica)| replica.download_left(deployment, now));
         downloads.chain(self.provisioning.ready_in(deployment, now)).min()
     }
 

@@ -1,0 +1,179 @@
+//! Replicas that download their model at the start.
+
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use hyper::Method;
+use replica::{Config, ServeError};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+use super::s3_server::{Access, BUCKET, Fault, S3Server};
+use super::{WEIGHTS, served, sums};
+
+/// Server with the small model.
+struct Origin {
+    server: S3Server,
+    _bucket: TempDir,
+    root: TempDir,
+}
+
+impl Origin {
+    fn new() -> Origin {
+        let (bucket, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let origin = Origin { server: S3Server::start(bucket.path(), Access::Public), _bucket: bucket, root };
+        origin.put(|_| {});
+        origin
+    }
+
+    /// Stores the model after a change of its `config.json`.
+    fn put(&self, change: impl FnOnce(&mut Value)) {
+        let folder = tempfile::tempdir().unwrap();
+        served::write_model(folder.path());
+        let read = |path: &str| std::fs::read(folder.path().join(path)).unwrap();
+        let mut config = serde_json::from_slice(&read("config.json")).unwrap();
+        change(&mut config);
+        let files = [
+            ("config.json", config.to_string().into_bytes()),
+            ("tokenizer.json", read("tokenizer.json")),
+            (WEIGHTS, read(WEIGHTS)),
+        ];
+        files.iter().for_each(|(path, content)| self.server.put(&format!("small/{path}"), content));
+        self.server.put("small/SHA256SUMS", sums(&files).as_bytes());
+    }
+
+    fn start(&self) -> StartingReplica {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let text = format!(
+            "listen = \"127.0.0.1:{port}\"\nnames = [\"small\"]\nmodel = \"{}/{BUCKET}/small/\"\ncache = {:?}\n",
+            self.server.url(),
+            self.root.path().to_str().unwrap()
+        );
+        StartingReplica::start(port, text.parse().unwrap())
+    }
+}
+
+/// Replica that may not be ready.
+struct StartingReplica {
+    port: u16,
+    ready: mpsc::Receiver<()>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<Result<(), ServeError>>>,
+}
+
+impl StartingReplica {
+    fn start(port: u16, config: Config) -> StartingReplica {
+        let (is_ready, ready) = mpsc::channel();
+        let (stop, stopped) = oneshot::channel();
+        let thread =
+            thread::spawn(move || served::serve(config, stopped, move |_| is_ready.send(()).unwrap()));
+        StartingReplica { port, ready, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// Returns status, a header and the body of a response; none while the replica does not listen.
+    fn get(&self, path: &str) -> Option<served::Response> {
+        use std::io::Write as _;
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let head = format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        Some(served::Response::read(stream))
+    }
+
+    /// Waits for a status with this property.
+    fn status_with(&self, is_reached: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            if let Some(status) = self.get("/status").map(|response| response.json()).filter(&is_reached) {
+                return status;
+            }
+            thread::yield_now();
+        }
+    }
+
+    fn stop(mut self) -> Result<(), ServeError> {
+        self.stop.take().unwrap().send(()).ok();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+fn reason(status: &Value) -> Option<&str> {
+    status["failure"]["reason"].as_str()
+}
+
+#[test]
+fn a_replica_without_its_model_downloads_it_and_reports_the_progress() {
+    let origin = Origin::new();
+    origin.server.fail(Method::GET, WEIGHTS, &[Fault::HoldAfter(10_000); 16]);
+    let replica = origin.start();
+    let status = replica.status_with(|status| status["download"]["done_bytes"].as_u64() > Some(9_999));
+    assert_eq!(
+        (status["state"].as_str(), status["download"]["phase"].as_str()),
+        (Some("starting"), Some("downloading"))
+    );
+    assert!(status["download"]["total_bytes"].as_u64() > Some(10_000), "{status}");
+    let health = replica.get("/health").unwrap();
+    assert_eq!(health.status, 503);
+    assert!(health.text().contains("downloading http://127.0.0.1"), "{}", health.text());
+    origin.server.release();
+    replica.ready.recv().unwrap();
+    let status = replica.status_with(|_| true);
+    assert_eq!(status["state"].as_str(), Some("ready"));
+    assert!(status.get("download").is_none() && status.get("failure").is_none(), "{status}");
+    assert_eq!(replica.get("/health").unwrap().status, 200);
+    replica.stop().unwrap();
+}
+
+#[test]
+fn a_replica_that_is_denied_its_model_is_ready_once_the_policy_is_corrected() {
+    let origin = Origin::new();
+    origin.server.fail(Method::GET, "SHA256SUMS", &[Fault::Status(403, ""); 64]);
+    let replica = origin.start();
+    let status = replica.status_with(|status| reason(status).is_some());
+    assert_eq!((reason(&status), status["state"].as_str()), (Some("model_forbidden"), Some("starting")));
+    let health = replica.get("/health").unwrap();
+    assert_eq!((health.status, health.header("x-meridian-error")), (503, Some("not_ready")));
+    assert!(health.text().contains("denies access to http://127.0.0.1"), "{}", health.text());
+    let metrics = String::from_utf8(replica.get("/metrics").unwrap().body).unwrap();
+    assert!(
+        metrics.contains("meridian_replica_start_failures_total{reason=\"model_forbidden\"} "),
+        "{metrics}"
+    );
+    origin.server.recover();
+    replica.ready.recv().unwrap();
+    let status = replica.status_with(|_| true);
+    assert_eq!((reason(&status), status["state"].as_str()), (None, Some("ready")));
+    replica.stop().unwrap();
+}
+
+#[test]
+fn a_replica_of_an_unsupported_family_is_ready_once_the_model_is_replaced() {
+    let origin = Origin::new();
+    origin.put(|config| config["model_type"] = "t5".into());
+    let replica = origin.start();
+    let status = replica.status_with(|status| reason(status).is_some());
+    assert_eq!(reason(&status), Some("unknown_family"));
+    assert!(
+        status["failure"]["message"].as_str().unwrap().contains("`model_type` is t5; supported are bert")
+    );
+    origin.put(|_| {});
+    replica.ready.recv().unwrap();
+    replica.stop().unwrap();
+}
+
+#[test]
+fn a_replica_that_stops_during_its_download_ends() {
+    let origin = Origin::new();
+    origin.server.fail(Method::GET, WEIGHTS, &[Fault::HoldAfter(10_000); 16]);
+    let replica = origin.start();
+    replica.status_with(|status| status["download"]["done_bytes"].as_u64() > Some(9_999));
+    let begun = std::time::Instant::now();
+    let server = &origin.server;
+    thread::scope(|scope| {
+        let stopped = scope.spawn(|| replica.stop());
+        // The connection of the download is read until bytes arrive, or none arrive for its timeout.
+        server.release();
+        stopped.join().unwrap().unwrap();
+    });
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+}
