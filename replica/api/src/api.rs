@@ -678,6 +678,7 @@ pub const INTERNAL_HEADERS: &[&str] = &[
     headers::ALTERNATIVE_MS,
     headers::REQUIRED_REVISION,
     headers::DOWNLOAD_LEFT_MS,
+    headers::START_FAILURE,
 ];
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! | `MERIDIAN_PYPI_INDEX`, `PIP_INDEX_URL` | Python package index | `https://pypi.org/simple` |
 //! | `HF_ENDPOINT` | Hugging Face hub | `https://huggingface.co` |
 //! | `HF_TOKEN`, else the file that `hf auth login` writes | access token for the hub | anonymous access |
-//! | `AWS_*`, `GOOGLE_*`, `AZURE_*` and the files of their tools | credentials and endpoints of buckets (docs/models.md) | |
+//! | `AWS_*`, `GOOGLE_*`, `AZURE_*` and the files of their tools | credentials and endpoints of buckets (docs/model-download.md) | |
 //! | `NETRC`, else `~/.netrc` | user and password of an `https://` host | anonymous access |
 //! | `MERIDIAN_CACHE`, `XDG_CACHE_HOME`, `HOME` | cache: its directory, the parent directory, or `~/.cache` | |
 

@@ -178,6 +178,10 @@ fn starting(app: &App) -> Response<Body> {
     if let Some(left_ms) = download.and_then(|download| download.left_ms) {
         response.headers_mut().insert(headers::DOWNLOAD_LEFT_MS, HeaderValue::from(left_ms));
     }
+    if let Some(failure) = failure {
+        let reason = HeaderValue::from_static(failure.reason.as_str());
+        response.headers_mut().insert(headers::START_FAILURE, reason);
+    }
     response
 }
 

@@ -24,6 +24,8 @@ const PERIOD: Duration = Duration::from_millis(5);
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Remaining time of the download of a model: `replica_api::headers::DOWNLOAD_LEFT_MS`.
 const DOWNLOAD_LEFT_MS: &str = "x-meridian-download-left-ms";
+/// Reason of a failed start: `replica_api::headers::START_FAILURE`.
+const START_FAILURE: &str = "x-meridian-start-failure";
 
 /// Prober of the replicas of a region.
 #[derive(Clone, Debug)]
@@ -37,10 +39,16 @@ enum Probed {
     /// It accepts requests.
     Ready,
     /// It does not accept requests yet.
-    Starting {
-        /// Remaining time of the download of its model, if it reports one.
-        download_left: Option<Duration>,
-    },
+    Starting(StartReport),
+}
+
+/// Report of a replica that does not accept requests yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartReport {
+    /// Remaining time of the download of its model, if it downloads one.
+    pub download_left: Option<Duration>,
+    /// Whether its start has failed and is tried again.
+    pub has_failed: bool,
 }
 
 /// Open connection to a replica.
@@ -64,16 +72,15 @@ impl ReadinessProber {
         Ok(ReadinessProber { tls: tls.map(Arc::new), expected })
     }
 
-    /// Waits until the replica at `endpoint` responds to `/health` with success. Meanwhile calls `downloading` with the
-    /// remaining time of the download of its model whenever it reports one, and with `None` when it reports none.
-    pub async fn until_ready(&self, endpoint: SocketAddr, mut downloading: impl FnMut(Option<Duration>)) {
+    /// Waits until the replica at `endpoint` responds to `/health` with success; passes its other responses to `starting`.
+    pub async fn until_ready(&self, endpoint: SocketAddr, mut starting: impl FnMut(StartReport)) {
         let mut connection = None;
         loop {
             let probe = self.probe(endpoint, connection.take());
             match timeout(TIMEOUT, probe).await {
                 Ok(Ok((Probed::Ready, _))) => return,
-                Ok(Ok((Probed::Starting { download_left }, open))) => {
-                    downloading(download_left);
+                Ok(Ok((Probed::Starting(report), open))) => {
+                    starting(report);
                     connection = Some(open);
                 }
                 Ok(Err(_)) | Err(_) => {}
@@ -102,7 +109,8 @@ impl ReadinessProber {
         }
         let left = response.headers().get(DOWNLOAD_LEFT_MS).and_then(|left| left.to_str().ok());
         let download_left = left.and_then(|left| left.parse().ok()).map(Duration::from_millis);
-        Ok((Probed::Starting { download_left }, connection))
+        let has_failed = response.headers().contains_key(START_FAILURE);
+        Ok((Probed::Starting(StartReport { download_left, has_failed }), connection))
     }
 
     async fn connect(&self, endpoint: SocketAddr) -> std::io::Result<ProbeConnection> {

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use scheduler_client::readiness::ReadinessProber;
+use scheduler_client::readiness::{ReadinessProber, StartReport};
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep, sleep_until, timeout};
@@ -17,8 +17,8 @@ use crate::scaling::events::{ReplicaStartTimedOut, ReplicaStopTimedOut};
 
 /// Interval of checks whether an adopted process is still running.
 const CHECK_PERIOD: Duration = Duration::from_millis(100);
-/// Start timeout: the largest models are loaded within a few minutes. The download of a model before that is not limited:
-/// it ends with an error if it makes no progress.
+/// Start timeout: the largest models are loaded within a few minutes. It does not include the download of a model, which
+/// fails if it makes no progress, and the time in which a replica tries a failed start again, which it reports.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(600);
 /// Stop timeout: one and a half times the replica's own time limit for its requests.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
@@ -118,18 +118,18 @@ impl ProcessMonitor {
     /// Monitors the process until it exits.
     pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
         let MonitorContext { id, endpoint, start, prober, mut stop, ready, download } = context;
-        // Time of the last report of a download, or of the start.
-        let last_download = watch::Sender::new(Instant::now());
+        // Time of the start, or of the last report of a download or a failure.
+        let last_report = watch::Sender::new(Instant::now());
         let exited = |id, status| ProcessExit { id, requested: false, status };
         tokio::select! {
             status = self.wait() => return exited(id, status),
             _ = &mut stop => {}
-            () = start_timeout(last_download.subscribe()) => {
+            () = start_timeout(last_report.subscribe()) => {
                 ReplicaStartTimedOut { id: &id, after: START_TIMEOUT }.emit();
                 let status = self.kill().await;
                 return exited(id, status);
             }
-            () = prober.until_ready(endpoint, |left| report_download(left, &download, &last_download)) => {
+            () = prober.until_ready(endpoint, |report| record(report, &download, &last_report)) => {
                 let took = match start {
                     StartTime::At(began) => Some(began.elapsed()),
                     StartTime::Took(took) => took,
@@ -147,10 +147,10 @@ impl ProcessMonitor {
     }
 }
 
-/// Waits until a start has lasted for its timeout without a report of a download.
-async fn start_timeout(last_download: watch::Receiver<Instant>) {
+/// Waits until the start timeout has passed since the start and every report of a download or a failure.
+async fn start_timeout(last_report: watch::Receiver<Instant>) {
     loop {
-        let deadline = *last_download.borrow() + START_TIMEOUT;
+        let deadline = *last_report.borrow() + START_TIMEOUT;
         if deadline <= Instant::now() {
             return;
         }
@@ -158,16 +158,16 @@ async fn start_timeout(last_download: watch::Receiver<Instant>) {
     }
 }
 
-/// Publishes the remaining time of a download.
-fn report_download(
-    left: Option<Duration>,
+/// Records the report of a replica that is starting.
+fn record(
+    StartReport { download_left, has_failed }: StartReport,
     download: &watch::Sender<Option<Instant>>,
-    last_download: &watch::Sender<Instant>,
+    last_report: &watch::Sender<Instant>,
 ) {
     let now = Instant::now();
-    let ends_at = left.and_then(|left| now.checked_add(left));
-    if ends_at.is_some() {
-        last_download.send_replace(now);
+    let ends_at = download_left.and_then(|left| now.checked_add(left));
+    if ends_at.is_some() || has_failed {
+        last_report.send_replace(now);
     }
     download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
 }
