@@ -41,6 +41,8 @@ pub struct BucketVariables(Vec<(String, String)>);
 
 /// Prefixes of the variables.
 const PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+/// Variables with the URL of an S3-compatible server, the first of which has precedence.
+const S3_ENDPOINTS: [&str; 3] = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
 /// Further variables: the folder of credentials files, and managed identities of Azure.
 const OTHERS: [&str; 3] = ["HOME", "IDENTITY_ENDPOINT", "SERVICE_ACCOUNT"];
 
@@ -145,8 +147,8 @@ pub fn open(
 
 /// Returns the host that serves a bucket, for messages.
 pub fn host(url: &BucketUrl, variables: &BucketVariables) -> String {
-    let endpoint = match url.provider {
-        BucketProvider::S3 => ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].as_slice(),
+    let endpoint: &[&str] = match url.provider {
+        BucketProvider::S3 => &S3_ENDPOINTS,
         BucketProvider::Gcs => &["GOOGLE_BASE_URL"],
         BucketProvider::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
     };
@@ -166,8 +168,7 @@ fn s3_of(variables: &BucketVariables) -> Result<AmazonS3Builder, BucketSettingsE
             builder = builder.with_config(key, value);
         }
     }
-    let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
-    let endpoint = endpoint.iter().find_map(|name| variables.get(name));
+    let endpoint = S3_ENDPOINTS.iter().find_map(|name| variables.get(name));
     if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
         builder = builder.with_allow_http(true);
     }

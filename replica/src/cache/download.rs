@@ -212,7 +212,7 @@ impl<'a> Download<'a> {
             let after = partial.missing(part);
             match read {
                 Err(FetchError::Permanent(error)) => return Err(error),
-                Ok(()) if after.is_empty() => {}
+                _ if after.is_empty() => {}
                 read => {
                     // It is less after a request that began again from the start.
                     let gained = after.start.saturating_sub(missing.start);
@@ -241,7 +241,7 @@ impl<'a> Download<'a> {
         let missing = partial.missing(part);
         let mut left = missing.end - missing.start;
         let mut window = SpeedWindow::new(self.policy.stall, Instant::now());
-        self.origin.read_range(remote, missing, &mut |bytes| {
+        self.origin.read_range(remote, missing, &mut |bytes: &[u8]| {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(PullError::Cancelled.into());
             }

@@ -249,7 +249,8 @@ impl ModelCache {
             Some(model) => model,
             None => {
                 progress.phase(Phase::Downloading);
-                let host = WebOrigin::hub(&origins.hf_endpoint, origins.hf_token.as_deref(), &self.policy);
+                let (endpoint, token) = (&origins.hf_endpoint, origins.hf_token.as_deref());
+                let host = WebOrigin::hub(endpoint, format!("{owner}/{name}"), token, &self.policy);
                 let files = hub.files(snapshot);
                 let files = download::download(&host, &files, &staging, self.policy, progress)?;
                 let source = format!("hf://{owner}/{name}@{commit}");

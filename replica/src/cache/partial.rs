@@ -161,7 +161,7 @@ pub(super) fn progress_in(folder: &Path) -> Option<(u64, u64)> {
             continue;
         }
         let numbers = fs::read(&path).ok()?;
-        done += numbers.chunks_exact(8).map(|number| le_bytes(number)).sum::<u64>();
+        done += numbers.chunks_exact(8).map(le_bytes).sum::<u64>();
         total += fs::metadata(path.with_extension("part")).ok()?.len();
     }
     (total > 0).then_some((done.min(total), total))

@@ -20,6 +20,8 @@ pub(super) struct WebOrigin {
     agent: Agent,
     /// URL of the folder, with `/` at its end.
     folder: Url,
+    /// Repository, for a hub.
+    repository: Option<String>,
     /// Value of the `authorization` header.
     authorization: Option<String>,
     /// Where the credentials are configured, for messages.
@@ -37,16 +39,23 @@ impl WebOrigin {
         WebOrigin {
             agent: agent(policy),
             folder: url.clone(),
+            repository: None,
             authorization: basic,
             credentials: "the user and password of the host in ~/.netrc, or in the file that NETRC names",
         }
     }
 
-    /// Returns the hub, whose files have URLs of their own.
-    pub(super) fn hub(endpoint: &Url, token: Option<&str>, policy: &DownloadPolicy) -> WebOrigin {
+    /// Returns a repository of the hub, whose files have URLs of their own.
+    pub(super) fn hub(
+        endpoint: &Url,
+        repository: String,
+        token: Option<&str>,
+        policy: &DownloadPolicy,
+    ) -> WebOrigin {
         WebOrigin {
             agent: agent(policy),
             folder: endpoint.clone(),
+            repository: Some(repository),
             authorization: token.map(|token| format!("Bearer {token}")),
             credentials: "the name of the model, and the token in HF_TOKEN if the model needs one",
         }
@@ -105,7 +114,10 @@ impl ModelOrigin for WebOrigin {
     }
 
     fn describe(&self, path: &str) -> String {
-        self.url(path)
+        match &self.repository {
+            Some(repository) => format!("{repository}/{path}"),
+            None => self.url(path),
+        }
     }
 
     fn read_small(&self, path: &str, bytes_max: u64) -> Result<Vec<u8>, FetchError> {
