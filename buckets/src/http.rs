@@ -38,7 +38,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which an unused connection is kept; less than the servers do.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How the bodies of responses are read, and how long that may take.
+/// Reading of the bodies of responses, with its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseMode {
     /// A body is read before its response is returned, within one timeout: small objects.

@@ -8,7 +8,7 @@
 //! - [`credentials`]: the shared credentials file of AWS, which `object_store` does not read.
 //! - [`open`]: a client with the credentials of the environment; [`s3`]: one with settings of a configuration file.
 //!
-//! A client does not retry unless it is told to: its user knows how long a request may take.
+//! The number of retries is an argument: the caller knows how long a request may take.
 
 pub mod credentials;
 pub mod http;

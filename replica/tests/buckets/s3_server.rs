@@ -29,7 +29,7 @@ pub(crate) const BUCKET: &str = "models";
 /// Bytes that are sent at once.
 const PIECE: usize = 16 << 10;
 
-/// Who may read the buckets.
+/// Access to the buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Signed,
@@ -241,7 +241,7 @@ fn pieces(
     let stream = stream::unfold(start, move |(sent, body, mut released, state)| async move {
         if sent == at {
             if matches!(fault, Some(Fault::CutAfter(_))) {
-                // What was sent before is flushed to the client first.
+                // The bytes before the cut are flushed to the client first.
                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 return Some((Err(io::Error::other("cut")), (usize::MAX, body, released, state)));
             }
