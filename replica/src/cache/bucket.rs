@@ -96,11 +96,7 @@ impl BucketOrigin {
             object_store::Error::PermissionDenied { .. } => forbidden(403),
             object_store::Error::Unauthenticated { .. } => forbidden(401),
             _ if REJECTED_CREDENTIALS.iter().any(|code| text.contains(code)) => forbidden(400),
-            object_store::Error::Precondition { .. } => PullError::Unreadable {
-                host,
-                what,
-                reason: "it was replaced during the download; pull again".to_owned(),
-            },
+            object_store::Error::Precondition { .. } => self.replaced(path),
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                 PullError::Unreadable { host, what, reason: shortened(&text) }
             }
@@ -169,7 +165,11 @@ impl ModelOrigin for BucketOrigin {
         };
         self.run(async {
             let got = self.store.get_opts(&object, options).await;
-            let mut stream = got.map_err(|error| self.failure(&file.path, &error))?.into_stream();
+            let got = got.map_err(|error| self.failure(&file.path, &error))?;
+            if got.meta.size != file.bytes {
+                return Err(self.replaced(&file.path).into());
+            }
+            let mut stream = got.into_stream();
             while let Some(bytes) = stream.next().await {
                 sink(&bytes.map_err(|error| self.failure(&file.path, &error))?)?;
             }
@@ -179,6 +179,12 @@ impl ModelOrigin for BucketOrigin {
 }
 
 impl BucketOrigin {
+    /// Returns the error of an object that has changed since its size was requested.
+    fn replaced(&self, path: &str) -> PullError {
+        let reason = "it was replaced during the download; pull again".to_owned();
+        PullError::Unreadable { host: self.host(), what: self.describe(path), reason }
+    }
+
     fn too_large(&self, path: &str, bytes: u64, limit: u64) -> PullError {
         PullError::TooLarge { host: self.host(), what: self.describe(path), bytes, limit }
     }

@@ -12,6 +12,7 @@
 //! Connections are threads, because hashing and writing block. The thread of the caller reports the progress.
 
 use std::collections::VecDeque;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -306,6 +307,26 @@ impl SpeedWindow {
         *self = SpeedWindow::new(self.length, now);
         (speed < SLOW_BYTES_PER_SECOND).then_some(speed)
     }
+}
+
+/// Runs `work` on another thread, and sets its argument when the pull is cancelled meanwhile.
+pub(super) fn cancellable<T: Send>(
+    progress: &mut dyn PullObserver,
+    work: impl FnOnce(&AtomicBool) -> T + Send,
+) -> T {
+    let stop = &AtomicBool::new(false);
+    let (running, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || {
+            let result = work(stop);
+            drop(running);
+            result
+        });
+        while ended.recv_timeout(REPORT_PERIOD) == Err(RecvTimeoutError::Timeout) {
+            stop.fetch_or(progress.is_cancelled(), Ordering::Relaxed);
+        }
+        worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 /// Runs `work` on this number of threads; calls `report` on this one meanwhile.

@@ -361,13 +361,8 @@ fn text_header<B>(response: &Response<B>, name: header::HeaderName) -> Option<&s
     response.headers().get(name)?.to_str().ok()
 }
 
-/// Returns the first byte of the range that a response has.
-pub(super) fn content_range_start<B>(response: &Response<B>) -> Option<u64> {
-    content_range(response).map(|(start, _)| start)
-}
-
 /// Returns start and total of `bytes start-end/total`.
-fn content_range<B>(response: &Response<B>) -> Option<(u64, u64)> {
+pub(super) fn content_range<B>(response: &Response<B>) -> Option<(u64, u64)> {
     let (range, total) =
         text_header(response, header::CONTENT_RANGE)?.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()?))

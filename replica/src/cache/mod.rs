@@ -42,7 +42,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::atomic::AtomicBool;
 
 use buckets::url::BucketUrl;
 use pep440_rs::Version;
@@ -279,9 +278,10 @@ impl ModelCache {
         };
         let staging = Staging::enter(&self.root, &key, progress)?;
         progress.phase(Phase::Resolving);
-        let stop = AtomicBool::new(false);
-        let retrier = Retrier { host: origin.host(), policy: self.policy, stop: &stop };
-        let FileList { files, digest } = FileList::read(origin, &retrier)?;
+        let list = download::cancellable(progress, |stop| {
+            FileList::read(origin, &Retrier { host: origin.host(), policy: self.policy, stop })
+        });
+        let FileList { files, digest } = list?;
         let path = folder.join(&digest);
         let existing = intact(&path);
         let downloaded = existing.is_none();

@@ -180,14 +180,20 @@ impl ModelOrigin for WebOrigin {
         }
         let mut response = self.send(ureq::http::Method::GET, &file.location, &headers)?;
         // A server may ignore the range, and send the whole file.
-        let mut skipped = match response.status() {
-            StatusCode::PARTIAL_CONTENT if fetch::content_range_start(&response) == Some(range.start) => 0,
-            StatusCode::PARTIAL_CONTENT => {
-                return Err(self.unreadable(&file.location, "the response has another range"));
-            }
-            StatusCode::OK => range.start,
+        let (mut skipped, size) = match response.status() {
+            StatusCode::PARTIAL_CONTENT => match fetch::content_range(&response) {
+                Some((start, size)) if start == range.start => (0, Some(size)),
+                Some(_) | None => {
+                    return Err(self.unreadable(&file.location, "the response has another range"));
+                }
+            },
+            StatusCode::OK => (range.start, response.body().content_length()),
             status => return Err(self.failure(&file.location, status)),
         };
+        if let Some(size) = size.filter(|size| *size != file.bytes) {
+            let reason = format!("it has {size} bytes, expected {}; pull again", file.bytes);
+            return Err(self.unreadable(&file.location, &reason));
+        }
         let wanted = skipped + (range.end - range.start);
         let mut body = response.body_mut().as_reader().take(wanted);
         let mut buffer = vec![0; 1 << 18];
