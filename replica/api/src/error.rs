@@ -180,6 +180,9 @@ error_codes! {
     /// No replica of this deployment is ready; one is being started, and will not be ready before the request's
     /// deadline: `retry-after` says when it is.
     ColdStart = "cold_start", 503, Capacity, Wait;
+    /// The deployment has failed: no replica of it can start in any allowed region. The message has the reason and the
+    /// regions; an operator must correct the deployment or its model.
+    DeploymentFailed = "deployment_failed", 503, Replica, Elsewhere;
     /// No replica of this region has the model revision that the request must be computed with.
     ModelRevisionUnavailable = "model_revision_unavailable", 503, Capacity, Elsewhere;
     /// The model of the deployment changed while the parts of the request were computed, and vectors of two models are

@@ -1,33 +1,35 @@
-//! Reason why a replica does not become ready, as it reports it in its status.
+//! Reason for which a replica cannot load its model, as it reports it while it is not ready.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
-/// Maximum bytes of [`StartFailureReport::message`]: a status is polled several times a second.
-pub const MESSAGE_BYTES_MAX: usize = 512;
+/// Maximum bytes of the message of a report. A longer one is cut: reports travel with every status.
+const MESSAGE_BYTES_MAX: usize = 512;
 
-/// Reason why a replica does not become ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Reason for which a replica cannot start. A reason of a later version is read as [`StartFailure::Other`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum StartFailure {
-    /// The model, its bucket or one of its files does not exist.
+    /// The source has no model of this name or revision.
     ModelMissing,
-    /// The origin of the model denies access.
+    /// The source denies access to the model.
     ModelForbidden,
-    /// The origin of the model cannot be reached, or does not respond in time.
+    /// The source of the model does not respond, or responds with errors of its own.
     ModelUnavailable,
-    /// A file of the model does not match its digest, or cannot be verified.
+    /// Files of the model are incomplete, or differ from their checksums.
     ModelCorrupt,
-    /// The family or the format of the model is not supported.
+    /// The engine does not support the family of the model.
     UnknownFamily,
-    /// The disk of the model cache has too little space.
+    /// The disk has no space for the model.
     DiskFull,
-    /// The process ends again and again before it is ready.
+    /// The process ends repeatedly before it is ready.
     CrashLoop,
-    /// Another reason, or one that this version does not know.
+    /// Any other reason; the message has it.
+    #[serde(other)]
     Other,
 }
 
 impl StartFailure {
-    /// All reasons.
+    /// Every reason, in the order of the documentation.
     pub const ALL: [StartFailure; 8] = [
         StartFailure::ModelMissing,
         StartFailure::ModelForbidden,
@@ -39,7 +41,7 @@ impl StartFailure {
         StartFailure::Other,
     ];
 
-    /// Returns the name of the reason.
+    /// Returns the word in messages, logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             StartFailure::ModelMissing => "model_missing",
@@ -54,36 +56,36 @@ impl StartFailure {
     }
 }
 
-impl Serialize for StartFailure {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-impl<'de> Deserialize<'de> for StartFailure {
-    /// Reads a name; an unknown one is [`StartFailure::Other`].
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<StartFailure, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        let known = StartFailure::ALL.into_iter().find(|failure| failure.as_str() == name);
-        Ok(known.unwrap_or(StartFailure::Other))
-    }
-}
-
-/// Failure of a start, for machines and for persons.
+/// Failure of a start, with the text for an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "UnboundedReport")]
 pub struct StartFailureReport {
     /// Reason.
     pub reason: StartFailure,
-    /// Sentence with the resource, the problem and the fix; at most [`MESSAGE_BYTES_MAX`] bytes.
+    /// What has failed, and the fix; at most 512 bytes.
     pub message: String,
 }
 
+/// Report as it is read, with a message of any length.
+#[derive(Deserialize)]
+struct UnboundedReport {
+    reason: StartFailure,
+    #[serde(default)]
+    message: String,
+}
+
 impl StartFailureReport {
-    /// Creates a report; the message is cut to [`MESSAGE_BYTES_MAX`] bytes.
+    /// Creates a report; a longer message is cut at a character boundary.
     pub fn new(reason: StartFailure, message: impl Into<String>) -> StartFailureReport {
         let mut message = message.into();
         message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
         StartFailureReport { reason, message }
+    }
+}
+
+impl From<UnboundedReport> for StartFailureReport {
+    fn from(UnboundedReport { reason, message }: UnboundedReport) -> StartFailureReport {
+        StartFailureReport::new(reason, message)
     }
 }
 
@@ -92,24 +94,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_written_as_its_name_and_an_unknown_one_is_read_as_other() {
+    fn every_reason_is_its_word_on_the_wire_and_an_unknown_one_is_other() {
         for reason in StartFailure::ALL {
             let text = serde_json::to_string(&reason).unwrap();
             assert_eq!(text, format!("\"{}\"", reason.as_str()));
             assert_eq!(serde_json::from_str::<StartFailure>(&text).unwrap(), reason);
         }
-        let newer: StartFailureReport =
-            serde_json::from_str(r#"{"reason":"gpu_missing","message":"m","more":1}"#).unwrap();
-        assert_eq!(newer, StartFailureReport::new(StartFailure::Other, "m"));
+        let later = r#"{"reason":"licence_expired","message":"m","code":7}"#;
+        let later: StartFailureReport = serde_json::from_str(later).unwrap();
+        assert_eq!(later, StartFailureReport::new(StartFailure::Other, "m"));
     }
 
     #[test]
-    fn a_message_is_cut_at_the_limit_between_characters() {
-        let cut = |text: String| StartFailureReport::new(StartFailure::Other, text).message;
-        let longest = "a".repeat(MESSAGE_BYTES_MAX);
-        assert_eq!(cut(longest.clone()), longest);
-        assert_eq!(cut(format!("{longest}b")), longest);
+    fn a_message_is_cut_at_a_character_boundary() {
+        let message = |text: &str| StartFailureReport::new(StartFailure::Other, text).message;
+        assert_eq!(message(&"a".repeat(MESSAGE_BYTES_MAX)).len(), MESSAGE_BYTES_MAX);
+        assert_eq!(message(&"a".repeat(MESSAGE_BYTES_MAX + 1)).len(), MESSAGE_BYTES_MAX);
         let wide = format!("{}é", "a".repeat(MESSAGE_BYTES_MAX - 1));
-        assert_eq!(cut(wide).len(), MESSAGE_BYTES_MAX - 1);
+        assert_eq!(message(&wide), "a".repeat(MESSAGE_BYTES_MAX - 1));
+        let read = format!(r#"{{"reason":"disk_full","message":"{}"}}"#, "b".repeat(2000));
+        let read: StartFailureReport = serde_json::from_str(&read).unwrap();
+        assert_eq!(read.message.len(), MESSAGE_BYTES_MAX);
     }
 }

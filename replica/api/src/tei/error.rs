@@ -58,6 +58,7 @@ pub fn type_and_status(code: ErrorCode) -> (TeiErrorType, u16) {
         | Saturated
         | NotReady
         | ColdStart
+        | DeploymentFailed
         | ModelRevisionUnavailable
         | ModelChanged
         | Draining
