@@ -607,6 +607,8 @@ fn sum_of(one: &DeploymentLoad, other: &DeploymentLoad) -> DeploymentLoad {
         interactive_tokens,
         tokens_per_second: one.tokens_per_second + other.tokens_per_second,
         granted_tokens: one.granted_tokens.saturating_add(other.granted_tokens),
+        // An instance that serves the deployment or holds its requests knows more than one that reports a failure.
+        failed: if is_served(one) || is_served(other) { None } else { one.failed.or(other.failed) },
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::MessageVersion;
 use super::deployment::{DeploymentV1, EngineV1};
 use super::revision::{NextRevisionV1, RevisionReplicasV1};
+use super::start_failure::FailedModelV1;
 
 /// `POST /v1/apply`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,6 +169,46 @@ pub struct AppliedDeploymentsV1 {
     pub revision: u64,
     /// Deployments, ordered by name.
     pub deployments: Vec<DeploymentV1>,
+    /// Status of each deployment, in the same order. Absent from hubs that do not report it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub statuses: Vec<DeploymentStatusV1>,
+}
+
+/// Status of one deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeploymentStatusV1 {
+    /// Name of the deployment.
+    pub name: String,
+    /// The worst status of its regions; `Pending` without any.
+    pub status: RolloutStatus,
+    /// Regions that have replicas, or should have.
+    pub regions: Vec<RegionStatusV1>,
+}
+
+/// Status of one deployment in one region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionStatusV1 {
+    /// Region.
+    pub region: String,
+    /// Status.
+    pub status: RolloutStatus,
+    /// Model that cannot start, if the status is `Failed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedModelV1>,
+}
+
+/// Status of the applied model of a deployment, ordered from the best to the worst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum RolloutStatus {
+    /// A replica of the applied model is ready, or none is needed before the next request.
+    Ready,
+    /// Replicas of the applied model are expected, and none is ready yet.
+    Pending,
+    /// No replica of the applied model can start.
+    Failed,
+    /// A status of a later version.
+    #[serde(other)]
+    Unknown,
 }
 
 /// `GET /v1/rollout`: pending changes, and the readers that they wait for.
@@ -212,6 +253,12 @@ pub struct RegionReplicasV1 {
     pub target: Option<u32>,
     /// Replicas by model.
     pub models: Vec<RevisionReplicasV1>,
+    /// The served model, if no replica of it can start. Absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedModelV1>,
+    /// The next model, if no replica of it can start. Absent otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_next: Option<FailedModelV1>,
 }
 
 /// Deployment or tenant whose wider residency is pending.

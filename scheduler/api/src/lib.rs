@@ -13,7 +13,7 @@
 //!
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
-//! one of which holds the [`scaler`] lease, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
+//! one of which holds the [`scaler`] lease, [`start_failure`] a model that a region cannot start, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
 //! contains the gateways' demand and the traffic plan, [`store_format`] the format of the hub's store, [`apply`] the
 //! operator's messages, [`usage`] what tenants have used, [`pki`]
 //! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
@@ -38,6 +38,7 @@ pub mod requests;
 pub mod revision;
 pub mod route;
 pub mod scaler;
+pub mod start_failure;
 pub mod store_format;
 pub mod tenant;
 pub mod traffic;

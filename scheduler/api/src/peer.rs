@@ -19,6 +19,7 @@ use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::scaler::{ScalerEpoch, ScalerEpochV1};
+use super::start_failure::{DeploymentFailures, FailedModelV1, read_failed_model};
 use super::{MessageVersion, VERSION, WireError, entries, parsed, reject_too_many};
 
 /// Maximum time for which a receiver holds a request.
@@ -69,6 +70,8 @@ pub struct SharedDeployment {
     pub provisioning: Vec<Duration>,
     /// Start time of a replica that would be ordered on demand; `None` if none would be.
     pub start_time: Option<Duration>,
+    /// Models of which no replica can start.
+    pub failures: DeploymentFailures,
 }
 
 /// Replica that a spoke has started.
@@ -201,6 +204,12 @@ pub struct SharedDeploymentV1 {
     /// Start time of a replica ordered on demand, in milliseconds. Absent if none would be ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ms: Option<u64>,
+    /// The served model, if no replica of it can start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedModelV1>,
+    /// The next model, if no replica of it can start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_next: Option<FailedModelV1>,
 }
 
 /// Replica that a spoke has started.
@@ -326,13 +335,16 @@ impl From<&SharedRegionState> for SharedStateV1 {
     fn from(state: &SharedRegionState) -> SharedStateV1 {
         let SharedRegionState { deployments, replicas } = state;
         let deployments = deployments.iter().map(|(name, deployment)| {
-            let SharedDeployment { desired, max, provisioning, start_time } = deployment;
+            let SharedDeployment { desired, max, provisioning, start_time, failures } = deployment;
+            let DeploymentFailures { served, next } = failures;
             SharedDeploymentV1 {
                 name: name.to_string(),
                 desired: *desired,
                 max: *max,
                 provisioning_ms: provisioning.iter().copied().map(millis).collect(),
                 start_ms: start_time.map(millis),
+                failed: served.as_ref().map(FailedModelV1::from),
+                failed_next: next.as_ref().map(FailedModelV1::from),
             }
         });
         let replicas =
@@ -351,9 +363,21 @@ impl TryFrom<SharedStateV1> for SharedRegionState {
     fn try_from(
         SharedStateV1 { deployments, replicas }: SharedStateV1,
     ) -> Result<SharedRegionState, WireError> {
-        let deployments =
-            entries("state.deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
-                let SharedDeploymentV1 { name, desired, max, provisioning_ms, start_ms } = deployment;
+        let deployments = entries(
+            "state.deployments",
+            ".name",
+            deployments,
+            MAX_DEPLOYMENTS,
+            |at, deployment| {
+                let SharedDeploymentV1 { name, desired, max, provisioning_ms, start_ms, failed, failed_next } =
+                    deployment;
+                let read = |what: &str, wire: Option<FailedModelV1>| {
+                    wire.map(|wire| read_failed_model(&format!("{at}.{what}"), wire)).transpose()
+                };
+                let failures = DeploymentFailures {
+                    served: read("failed", failed)?,
+                    next: read("failed_next", failed_next)?,
+                };
                 let provisioning = format!("{at}.provisioning_ms");
                 reject_too_many(&provisioning, provisioning_ms.len(), REGION_REPLICAS_MAX)?;
                 let deployment = SharedDeployment {
@@ -361,9 +385,11 @@ impl TryFrom<SharedStateV1> for SharedRegionState {
                     max,
                     provisioning: provisioning_ms.into_iter().map(Duration::from_millis).collect(),
                     start_time: start_ms.map(Duration::from_millis),
+                    failures,
                 };
                 Ok((parsed(format!("{at}.name"), &name)?, deployment))
-            })?;
+            },
+        )?;
         let replicas =
             entries("state.replicas", ".endpoint", replicas, REGION_REPLICAS_MAX, |at, replica| {
                 let SharedReplicaV1 { endpoint, deployment, phase } = replica;
@@ -500,7 +526,8 @@ mod tests {
         fn deployment()(
             desired: u32, max: u32, provisioning in vec(duration(), 0..3), start in duration(), is_started: bool,
         ) -> SharedDeployment {
-            SharedDeployment { desired, max, provisioning, start_time: is_started.then_some(start) }
+            let failures = DeploymentFailures::default();
+            SharedDeployment { desired, max, provisioning, start_time: is_started.then_some(start), failures }
         }
     }
 

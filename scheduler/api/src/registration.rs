@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-use regions::{DeploymentName, HostPort, InstanceName, RegionId};
+use regions::{DeploymentName, EngineKind, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
 use super::scaler::ScalerLeaseV1;
+use super::start_failure::{DeploymentFailures, DeploymentFailuresV1, failures_v1, read_failures};
 use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
 
 /// Registration of a spoke.
@@ -33,6 +34,10 @@ pub struct Registration {
     pub capacity: RegionCapacity,
     /// Model revisions that its replicas run.
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+    /// Models of which no replica can start.
+    pub failures: BTreeMap<DeploymentName, DeploymentFailures>,
+    /// Engines that its replicas can run; `None` if the spoke does not know.
+    pub engines: Option<BTreeSet<EngineKind>>,
     /// Whether the spoke finishes its requests and stops.
     pub draining: bool,
     /// Whether the spoke can start replicas, so that it may hold the scaler lease of its region.
@@ -95,6 +100,12 @@ pub struct RegisterV1 {
     /// Model revisions that its replicas run. Absent from spokes that do not report them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ReplicaRevisionsV1>,
+    /// Models of which no replica can start. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<DeploymentFailuresV1>,
+    /// Engines that its replicas can run. Absent if the spoke does not know. Kinds of later versions are ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<Vec<String>>,
     /// Whether the spoke finishes its requests and stops. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
@@ -129,6 +140,9 @@ pub struct RegionStateV1 {
     /// Model revisions that its replicas run, as in the registration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ReplicaRevisionsV1>,
+    /// Models of which no replica can start, as in the registration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<DeploymentFailuresV1>,
     /// Whether the spoke finishes its requests and stops. Absent if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
@@ -143,6 +157,8 @@ pub struct RegionState {
     pub capacity: RegionCapacity,
     /// Model revisions that its replicas run.
     pub models: BTreeMap<DeploymentName, ReplicaRevisions>,
+    /// Models of which no replica can start.
+    pub failures: BTreeMap<DeploymentName, DeploymentFailures>,
     /// Whether the spoke finishes its requests and stops.
     pub draining: bool,
 }
@@ -177,6 +193,8 @@ impl From<&Registration> for RegisterV1 {
             deployments,
             capacity,
             models,
+            failures,
+            engines,
             draining,
             scales,
             job_log,
@@ -190,6 +208,8 @@ impl From<&Registration> for RegisterV1 {
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
+            failures: failures_v1(failures),
+            engines: engines.as_ref().map(to_strings),
             draining: *draining,
             scales: *scales,
             job_log: job_log.map(|kind| kind.as_str().to_owned()),
@@ -210,6 +230,8 @@ impl TryFrom<RegisterV1> for Registration {
             deployments,
             capacity,
             models,
+            failures,
+            engines,
             draining,
             scales,
             job_log,
@@ -222,6 +244,8 @@ impl TryFrom<RegisterV1> for Registration {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
             models: read_replica_revisions("models", models)?,
+            failures: read_failures("failures", failures)?,
+            engines: engines.map(|kinds| kinds.iter().filter_map(|kind| kind.parse().ok()).collect()),
             draining,
             scales,
             // A log of a later version is not compared with those of other spokes, and the spoke is registered.
@@ -232,11 +256,12 @@ impl TryFrom<RegisterV1> for Registration {
 
 impl From<&RegionState> for RegionStateV1 {
     fn from(state: &RegionState) -> RegionStateV1 {
-        let RegionState { deployments, capacity, models, draining } = state;
+        let RegionState { deployments, capacity, models, failures, draining } = state;
         RegionStateV1 {
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
+            failures: failures_v1(failures),
             draining: *draining,
         }
     }
@@ -246,11 +271,12 @@ impl TryFrom<RegionStateV1> for RegionState {
     type Error = WireError;
 
     fn try_from(wire: RegionStateV1) -> Result<RegionState, WireError> {
-        let RegionStateV1 { deployments, capacity, models, draining } = wire;
+        let RegionStateV1 { deployments, capacity, models, failures, draining } = wire;
         Ok(RegionState {
             deployments: names("deployments", &deployments)?,
             capacity: capacity.try_into()?,
             models: read_replica_revisions("models", models)?,
+            failures: read_failures("failures", failures)?,
             draining,
         })
     }
@@ -262,20 +288,24 @@ mod tests {
     use super::*;
     use crate::plan::{ReplicaCount, ReplicaPool};
     use crate::revision::RevisionReplicas;
+    use crate::start_failure::FailedModel;
     use proptest::prelude::*;
-    use regions::{EngineKind, EngineSpec, Precision, ReportedModel, Task};
+    use regions::{EngineSpec, Precision, ReportedModel, Task};
+    use replica_api::start_failure::{StartFailure, StartFailureReport};
     use serde_json::{Value, json};
 
     prop_compose! {
         fn registration()(
             region in any::region(), instance in any::instance(), endpoint in any::endpoint(), boot_id: u64,
-            deployments in any::names(), speed: u64, draining: bool, scales: bool,
+            deployments in any::names(), speed: u64, draining: bool, scales: bool, knows_engines: bool,
             job_log in proptest::option::of(prop_oneof![Just(JobLogKind::File), Just(JobLogKind::Nats)]),
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
-            let models = models(&deployments);
+            let (models, failures) = (models(&deployments), failures(&deployments));
+            let engines = knows_engines.then(|| BTreeSet::from([EngineKind::Cpu]));
             Registration {
-                region, instance, endpoint, boot_id, deployments, capacity, models, draining, scales, job_log,
+                region, instance, endpoint, boot_id, deployments, capacity, models, failures, engines, draining, scales,
+                job_log,
             }
         }
     }
@@ -290,8 +320,8 @@ mod tests {
 
         #[test]
         fn what_is_ready_survives_a_round_trip(ready in any::names(), speed: u64, draining: bool) {
-            let (capacity, models) = (capacity(&ready, speed), models(&ready));
-            let state = RegionState { capacity, models, deployments: ready, draining };
+            let (capacity, models, failures) = (capacity(&ready, speed), models(&ready), failures(&ready));
+            let state = RegionState { capacity, models, failures, deployments: ready, draining };
             let sent = KeepAliveV1 { version: VERSION, state: Some((&state).into()) };
             let text = serde_json::to_string(&sent).unwrap();
             let wire: KeepAliveV1 = serde_json::from_str(&text).unwrap();
@@ -316,6 +346,23 @@ mod tests {
             .iter()
             .map(|name| (name.clone(), ReplicaRevisions { target: Some(3), models: models.clone() }))
             .collect()
+    }
+
+    /// Returns a failed model of each of these deployments.
+    fn failures(names: &BTreeSet<DeploymentName>) -> BTreeMap<DeploymentName, DeploymentFailures> {
+        let failure = StartFailureReport::new(StartFailure::ModelForbidden, "403");
+        let failed =
+            FailedModel { model: "hf://m".to_owned(), task: Some(Task::Embed), engine: None, failure };
+        let failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed) };
+        names.iter().map(|name| (name.clone(), failures.clone())).collect()
+    }
+
+    #[test]
+    fn an_engine_of_a_later_version_is_ignored() {
+        let message = json!({"version": 1, "region": "aws/us-east-1", "instance": "a", "endpoint": "10.0.0.7:7100",
+                             "boot_id": 1, "deployments": [], "engines": ["cpu", "tpu"]});
+        let wire: RegisterV1 = serde_json::from_value(message).unwrap();
+        assert_eq!(Registration::try_from(wire).unwrap().engines, Some(BTreeSet::from([EngineKind::Cpu])));
     }
 
     /// Returns one pool for all of these deployments.

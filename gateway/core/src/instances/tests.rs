@@ -436,3 +436,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_region_has_failed_only_if_no_instance_serves_the_deployment() {
+    use replica_api::start_failure::StartFailure;
+    let failed = DeploymentLoad { failed: Some(StartFailure::DiskFull), ..DeploymentLoad::default() };
+    let unknown = DeploymentLoad::default();
+    let ready = DeploymentLoad { ready: 1, ..unknown };
+    let holds = DeploymentLoad { ready_in: Some(MS), ..unknown };
+    for (other, expected) in [(failed, failed.failed), (unknown, failed.failed), (ready, None), (holds, None)]
+    {
+        assert_eq!(sum_of(&failed, &other).failed, expected, "{other:?}");
+        assert_eq!(sum_of(&other, &failed).failed, expected, "{other:?}");
+    }
+    assert_eq!(sum_of(&sum_of(&failed, &ready), &failed).failed, None);
+}

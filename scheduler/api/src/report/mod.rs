@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{MessageVersion, VERSION, WireError, entries, parsed};
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{DeploymentName, InstanceName, RegionId};
+use replica_api::start_failure::StartFailure;
 
 /// Interval of the exchanges of a gateway with a region. A grant is sized for it, and a region's health is judged by the
 /// reports that are missing.
@@ -118,6 +119,9 @@ pub struct DeploymentLoad {
     pub tokens_per_second: f64,
     /// Spillover tokens that the gateway may send until its next request.
     pub granted_tokens: u64,
+    /// Reason for which no replica can start; `None` if one is ready or may become ready. Gateways send no requests to a
+    /// region in which the deployment has failed.
+    pub failed: Option<StartFailure>,
 }
 
 impl DeploymentLoad {
@@ -130,6 +134,7 @@ impl DeploymentLoad {
             interactive_tokens,
             tokens_per_second,
             granted_tokens,
+            failed: _,
         } = self;
         *ready == 0
             && [*pending_tokens, interactive_tokens.unwrap_or(0), *granted_tokens] == [0; 3]
@@ -241,6 +246,10 @@ pub struct DeploymentReportV1 {
     /// Spillover tokens that the gateway may send until its next request. Absent from regions that accept none.
     #[serde(default)]
     pub granted_tokens: u64,
+    /// Reason for which no replica can start. Absent if one is ready or may become ready, and from regions that do not report
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<StartFailure>,
 }
 
 impl From<ExchangeRequest> for ExchangeRequestV1 {
@@ -288,6 +297,7 @@ impl From<Report> for ReportV1 {
                 interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
+                failed,
             } = load;
             let name = name.to_string();
             let ready_in_ms = ready_in.map(ready_in_ms);
@@ -299,6 +309,7 @@ impl From<Report> for ReportV1 {
                 interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
+                failed,
             }
         });
         let (region, instance) = (region.to_string(), instance.to_string());
@@ -346,6 +357,7 @@ impl TryFrom<ReportV1> for Report {
                 interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
+                failed,
             } = deployment;
             let at = |field: &str| format!("{at}.{field}");
             if !(tokens_per_second.is_finite() && tokens_per_second >= 0.0) {
@@ -364,6 +376,7 @@ impl TryFrom<ReportV1> for Report {
                 interactive_tokens,
                 tokens_per_second,
                 granted_tokens,
+                failed,
             };
             Ok((parsed(at("name"), &name)?, load))
         })?;
@@ -384,10 +397,13 @@ mod tests {
         fn load()(
             ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX), pending_tokens: u64,
             interactive_tokens: Option<u64>, quarters: u32, granted_tokens: u64,
+            failed in proptest::option::of(proptest::sample::select(StartFailure::ALL.as_slice())),
         ) -> DeploymentLoad {
             let tokens_per_second = f64::from(quarters) / 4.0;
             let ready_in = ready_in.map(Duration::from_millis);
-            DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens }
+            DeploymentLoad {
+                ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens, failed,
+            }
         }
     }
 

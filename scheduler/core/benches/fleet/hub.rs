@@ -138,6 +138,8 @@ impl Hub {
             deployments,
             capacity: RegionCapacity::default(),
             models: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            engines: None,
             draining: false,
             scales: false,
             job_log: None,
@@ -168,7 +170,13 @@ impl Hub {
                 }
                 let state = self.unreported.remove(&(region, spoke)).then(|| {
                     let deployments = self.served.iter().map(ToString::to_string).collect();
-                    RegionStateV1 { deployments, capacity: Vec::new(), models: Vec::new(), draining: false }
+                    RegionStateV1 {
+                        deployments,
+                        capacity: Vec::new(),
+                        models: Vec::new(),
+                        failures: Vec::new(),
+                        draining: false,
+                    }
                 });
                 has_event |= state.is_some();
                 let body = serde_json::to_vec(&KeepAliveV1 { version: VERSION, state }).unwrap();

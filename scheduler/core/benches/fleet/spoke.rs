@@ -55,6 +55,7 @@ impl Region {
         for (deployment, replica) in &self.replicas {
             let status = ReplicaStatus {
                 model: None,
+                failure: None,
                 names: [self.names[*deployment].clone()].into(),
                 ready: true,
                 draining: false,

@@ -23,6 +23,8 @@ fn spoke(region: &str, created: u64) -> RegisteredSpoke {
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        engines: None,
         draining: false,
         scales: false,
         job_log: None,

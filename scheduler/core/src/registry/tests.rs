@@ -17,6 +17,8 @@ fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
         deployments: BTreeSet::new(),
         capacity: RegionCapacity::default(),
         models: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        engines: None,
         draining: false,
         scales: false,
         job_log: None,

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use regions::{Catalogue, Deployment, Problem, TenantId, TenantRules, parse_deployments, parse_tenants};
+use regions::{
+    Catalogue, Deployment, DeploymentName, Problem, TenantId, TenantRules, parse_deployments, parse_tenants,
+};
 
 use scheduler_api::apply::{ApplyFileV1, ProblemV1};
 
@@ -23,6 +25,21 @@ pub fn tenants(
     catalogue: &Catalogue,
 ) -> Result<BTreeMap<TenantId, TenantRules>, Vec<ProblemV1>> {
     read(files, |text| parse_tenants(text, catalogue))
+}
+
+/// Returns the file and the line with the name of a deployment that was read from these files, for a problem that only the
+/// hub can know. Without such a line, as in an inline table, it is the first line of the first file.
+pub fn place(files: &[ApplyFileV1], name: &DeploymentName) -> (String, usize) {
+    let is_name = |line: &str| {
+        let value = line.trim().strip_prefix("name").and_then(|rest| rest.trim_start().strip_prefix('='));
+        let value = value.map(|value| value.split('#').next().unwrap_or_default().trim());
+        value.is_some_and(|value| value.trim_matches(['"', '\'']) == name.as_str())
+    };
+    let found = files.iter().find_map(|file| {
+        let line = file.text.lines().position(is_name)?;
+        Some((file.name.clone(), line + 1))
+    });
+    found.unwrap_or_else(|| (files.first().map(|file| file.name.clone()).unwrap_or_default(), 1))
 }
 
 fn read<T>(
@@ -81,6 +98,16 @@ mod tests {
         let places: Vec<_> = problems.iter().map(|(file, line, _)| (file.as_str(), *line)).collect();
         assert_eq!(places, [("two", 4), ("two", 5)], "{problems:?}");
         assert!(problems[0].2.contains("named `a` too") && problems[1].2.contains("did you mean embed"));
+    }
+
+    #[test]
+    fn the_place_of_a_deployment_is_the_line_with_its_name() {
+        let file = |name: &str, text: &str| ApplyFileV1 { name: name.into(), text: text.into() };
+        let files = [file("one", SOUND), file("two", "# name = \"b\"\n[[deployment]]\nname = 'b' # ours\n")];
+        let place = |name: &str| place(&files, &name.parse().unwrap());
+        assert_eq!(place("a"), ("one".to_owned(), 2));
+        assert_eq!(place("b"), ("two".to_owned(), 3));
+        assert_eq!(place("c"), ("one".to_owned(), 1), "it is not written on a line of its own");
     }
 
     #[test]

@@ -31,6 +31,8 @@
 
 pub mod apply_files;
 pub mod diff;
+pub mod runnable;
+pub mod status;
 mod tenants;
 
 use std::borrow::Cow;

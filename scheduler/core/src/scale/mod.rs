@@ -28,6 +28,7 @@
 
 pub mod devices;
 pub mod restarts;
+pub mod start_failures;
 pub mod starts;
 pub mod step;
 

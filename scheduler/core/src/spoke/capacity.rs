@@ -30,7 +30,10 @@ impl Spoke {
         let pools = self.shared(names.into_iter(), now).into_iter().map(|(names, replicas)| {
             let count = |name: &DeploymentName| {
                 let ready = u32::try_from(self.serving(name, now).count()).unwrap_or(u32::MAX);
-                ReplicaCount { ready, max: self.capacity.max.get(name).copied().unwrap_or(ready).max(ready) }
+                let max = self.capacity.max.get(name).copied().unwrap_or(ready).max(ready);
+                // Of a failed deployment none can be started.
+                let max = if self.start_failure(name, now).is_some() { ready } else { max };
+                ReplicaCount { ready, max }
             };
             let deployments = names.into_iter().map(|name| (name.clone(), count(name))).collect();
             let speed: f64 = replicas.iter().filter_map(|number| self.replicas.get(*number)?.speed()).sum();
@@ -79,6 +82,7 @@ mod tests {
         let (pending_tokens, interactive_tokens) = (0, None);
         ReplicaStatus {
             model: None,
+            failure: None,
             names,
             ready: true,
             draining: false,

@@ -170,6 +170,7 @@ mod tests {
         let names = names.iter().map(|text| name(text)).collect();
         ReplicaStatus {
             model: None,
+            failure: None,
             names,
             ready: true,
             draining: false,

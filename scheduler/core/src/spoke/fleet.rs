@@ -95,6 +95,7 @@ impl Spoke {
     pub fn remove_replica(&mut self, number: usize) {
         self.replicas.replicas.remove(&number);
         self.models.forget(number);
+        self.forget_listed_failures();
         self.update_chosen_revisions();
     }
 
@@ -156,6 +157,7 @@ mod tests {
     fn status() -> ReplicaStatus {
         ReplicaStatus {
             model: None,
+            failure: None,
             names: BTreeSet::from([name()]),
             ready: true,
             draining: false,

@@ -15,13 +15,15 @@
 //! The obvious alternative, least requests in flight, counts a request of one word like one of two thousand texts.
 //!
 //! Spare capacity is offered to gateways whose own region is full (see `grants`). If no replica is ready but one is
-//! being provisioned (see `provisioning`), requests are held for it (see [`hold`]).
+//! being provisioned (see `provisioning`), requests are held for it (see [`hold`]). If none can start (see `failures`), they
+//! are rejected at once.
 //!
 //! One of the spokes of a region scales it (see `scaler_role`), and shares the replicas with the others (see `peers`).
 
 mod arrivals;
 mod capacity;
 mod demand;
+mod failures;
 mod fleet;
 mod grants;
 pub mod hold;
@@ -44,6 +46,8 @@ use std::time::{Duration, Instant};
 use arrivals::Arrivals;
 use demand::DemandCounters;
 pub use demand::DeploymentDemand;
+use failures::FailedDeployments;
+pub use failures::FailureChange;
 use fleet::ReplicaFleet;
 pub use fleet::{LOST_MAX, MemberState, ReplicaMember};
 pub use grants::GRANT_TTL;
@@ -62,6 +66,7 @@ pub use replica::{RAMP_TOKENS, SILENCE_MAX, STATUS_AGE_MAX};
 use residency::ResidencyState;
 pub use scaler_role::SCALER_SILENCE_MAX;
 pub use scaling_status::ScalingStatus;
+use scheduler_api::start_failure::FailedModel;
 pub use selection::{Eligibility, NoReplica, PassiveHealth, RETRY_AFTER, ReplicaOutcome, SelectedReplica};
 pub use shared_replicas::RemoteReplica;
 
@@ -70,6 +75,8 @@ pub use shared_replicas::RemoteReplica;
 pub struct ReplicaStatus {
     /// Model that it runs, if it reports one.
     pub model: Option<ReportedModel>,
+    /// Model that it cannot load, and why, if it reports that.
+    pub failure: Option<FailedModel>,
     /// Deployments that it serves.
     pub names: BTreeSet<DeploymentName>,
     /// Whether it accepts requests.
@@ -112,6 +119,7 @@ pub struct Spoke {
     scaling_status: BTreeMap<DeploymentName, ScalingStatus>,
     grants: Grants,
     provisioning: Provisioning,
+    failed: FailedDeployments,
     hold_queue: HoldQueue,
     policy: ResidencyState,
     models: ServedModels,
@@ -144,6 +152,7 @@ impl Spoke {
             scaling_status,
             grants,
             provisioning,
+            failed: FailedDeployments::default(),
             hold_queue,
             policy,
             models,
@@ -193,6 +202,7 @@ impl Spoke {
             }
         });
         self.update_chosen_revisions();
+        self.update_listed_failures(index, now);
         self.record_mismatches(index)
     }
 

@@ -135,6 +135,7 @@ mod tests {
             for (index, (names, ready, pending_tokens, age_ms)) in replicas.into_iter().enumerate() {
                 let status = ReplicaStatus {
                     model: None,
+                    failure: None,
                     names: names.iter().map(name).collect(),
                     ready,
                     draining: false,

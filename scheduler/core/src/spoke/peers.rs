@@ -163,6 +163,7 @@ impl Spoke {
     /// Starts to scale the region: forgets the start times of deployments other than these.
     pub fn begin_scaling(&mut self, deployments: &BTreeSet<DeploymentName>, now: Instant) {
         self.peers.received = None;
+        self.failed.set_scaled([]);
         self.retain_provisioning(deployments, now);
         // They arrived before this spoke decided about replicas.
         self.region_demand(now);
@@ -375,6 +376,9 @@ impl Spoke {
             self.set_start_time(name, deployment.start_time);
             self.set_replica_max(name, deployment.max);
         }
+        let failures = state.deployments.iter();
+        self.failed
+            .set_scaled(failures.map(|(name, deployment)| (name.clone(), deployment.failures.clone())));
         self.apply_shared_replicas(&state.replicas);
     }
 }

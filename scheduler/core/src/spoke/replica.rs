@@ -8,8 +8,10 @@
 use std::time::{Duration, Instant};
 
 use super::ReplicaStatus;
+use crate::scale::start_failures::StartState;
 use regions::{DeploymentName, HostPort, ReportedModel};
 use scheduler_api::report::DISPATCH_AHEAD;
+use scheduler_api::start_failure::FailedModel;
 
 /// Maximum age of a status: five poll intervals.
 pub const STATUS_AGE_MAX: Duration = Duration::from_secs(1);
@@ -170,6 +172,21 @@ impl ReplicaState {
     /// Returns the model that it runs, by its last status, if reported.
     pub(super) fn model(&self) -> Option<&ReportedModel> {
         self.status.as_ref()?.model.as_ref()
+    }
+
+    /// Returns the model that it cannot load, by its last status, while it is not ready because of that.
+    pub(super) fn failed_model(&self) -> Option<&FailedModel> {
+        let status = self.status.as_ref().filter(|status| !self.failed && !status.ready)?;
+        status.failure.as_ref()
+    }
+
+    /// Returns the state of its start, by its last status. One that does not respond may be starting again.
+    pub(super) fn start_state(&self, now: Instant) -> StartState<'_> {
+        match self.failed_model() {
+            Some(failed) => StartState::Failing(&failed.failure),
+            None if self.is_ready() => StartState::Ready,
+            None => StartState::Starting { since: now },
+        }
     }
 
     /// Returns whether it accepts requests, by its last status.

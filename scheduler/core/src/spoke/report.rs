@@ -32,6 +32,8 @@ impl Spoke {
             load.interactive_tokens = load.interactive_tokens.map(|all| all.div_ceil(self.instances.into()));
             load.tokens_per_second /= f64::from(self.instances);
             load.ready_in = self.wait_estimate(name, replicas.len(), now);
+            let failed = replicas.is_empty().then(|| self.start_failure(name, now)).flatten();
+            load.failed = failed.map(|failed| failed.failure.reason);
         }
         deployments
     }

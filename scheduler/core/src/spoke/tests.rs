@@ -22,6 +22,7 @@ fn status(pending_tokens: u64, tokens_per_second: f64) -> ReplicaStatus {
     let names = BTreeSet::from([name("minilm")]);
     ReplicaStatus {
         model: None,
+        failure: None,
         names,
         ready: true,
         draining: false,
@@ -248,6 +249,7 @@ fn a_report_contains_every_deployment_of_the_region() {
         interactive_tokens,
         tokens_per_second,
         granted_tokens: 0,
+        failed: None,
     };
     let deployments = BTreeMap::from([
         (name("later"), load(0, 0, None, 0.0)),

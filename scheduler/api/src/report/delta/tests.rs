@@ -4,6 +4,7 @@ use super::super::READY_IN_MS_MAX;
 use super::*;
 use crate::any;
 use proptest::prelude::*;
+use replica_api::start_failure::StartFailure;
 
 fn name(number: usize) -> DeploymentName {
     format!("d-{number}").parse().unwrap()
@@ -268,9 +269,12 @@ prop_compose! {
     fn any_load()(
         ready: u32, ready_in in proptest::option::of(0..=READY_IN_MS_MAX + 1), pending_tokens in 0u64..3,
         interactive_tokens in proptest::option::of(0u64..2), speed in 0.0..1e9f64, granted_tokens in 0u64..2,
+        failed in proptest::option::of(proptest::sample::select(StartFailure::ALL.as_slice())),
     ) -> DeploymentLoad {
         let (ready_in, tokens_per_second) = (ready_in.map(Duration::from_millis), speed);
-        DeploymentLoad { ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens }
+        DeploymentLoad {
+            ready, ready_in, pending_tokens, interactive_tokens, tokens_per_second, granted_tokens, failed,
+        }
     }
 }
 

@@ -197,6 +197,7 @@ fn the_largest_report_is_read_and_decoded() {
         interactive_tokens: Some(u64::MAX),
         tokens_per_second: super::super::delta::SPEED_MAX,
         granted_tokens: 0,
+        failed: None,
     };
     for round in 0..2 {
         let names: BTreeSet<_> = longest_names(round * MAX_DEPLOYMENTS).collect();

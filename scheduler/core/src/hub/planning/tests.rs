@@ -47,6 +47,8 @@ fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
         deployments: names,
         capacity,
         models: BTreeMap::new(),
+        failures: BTreeMap::new(),
+        engines: None,
         draining: false,
         scales: false,
         job_log: None,

@@ -103,6 +103,7 @@ impl RequestQueue for SpokeQueue {
     fn observe_replica(&mut self, replica: usize, ready: bool, queued: usize, now: Instant) {
         let observed = ReplicaStatus {
             model: None,
+            failure: None,
             names: [self.name.clone()].into(),
             ready,
             draining: !ready,

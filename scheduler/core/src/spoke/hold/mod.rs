@@ -1,13 +1,14 @@
 //! Hold queue: requests that wait for a replica that is not ready yet.
 //!
 //! A deployment at zero replicas has none for its first request. Common systems answer such a request with a 502 or a
-//! timeout, or let it wait for an unknown time. Here each request gets one of three decisions at once, in this order:
+//! timeout, or let it wait for an unknown time. Here each request gets one of four decisions at once, in this order:
 //!
-//! 1. **Other region**, if an allowed region has a ready replica and would respond sooner than one would be ready here.
+//! 1. **Failed**, if no replica can start (`super::failures`): waiting does not help, and another region may respond.
+//! 2. **Other region**, if an allowed region has a ready replica and would respond sooner than one would be ready here.
 //!    The region does not know the others; the gateway sends their expected response time
 //!    ([`HoldRequest::other_region_in`]).
-//! 2. **Held**, if a replica will be ready before the request's deadline, and there is capacity.
-//! 3. **Rejected**, with the time after which to retry.
+//! 3. **Held**, if a replica will be ready before the request's deadline, and there is capacity.
+//! 4. **Rejected**, with the time after which to retry.
 //!
 //! Held requests are queued: interactive before bulk, then earliest deadline first; later requests for the same
 //! deployment queue behind them. When a replica becomes ready, the queue is released gradually, so that the replica is
@@ -29,6 +30,7 @@ use super::Spoke;
 pub(super) use queue::HoldQueue;
 use regions::DeploymentName;
 use regions::priority::Priority;
+use replica_api::start_failure::StartFailure;
 
 /// Maximum number of held requests. Each is a connection and a task, about 30 KiB with its buffers: 300 MB at most.
 pub const HELD_MAX: usize = 10_000;
@@ -116,6 +118,11 @@ impl HoldTicket {
 pub enum HoldRejection {
     /// There is no replica, and nothing starts one.
     NotProvisioned,
+    /// There is no replica, and none can start.
+    Failed {
+        /// Reason.
+        reason: StartFailure,
+    },
     /// A region with a ready replica responds sooner, or is the only one that can respond.
     OtherRegion {
         /// Time that it would have waited here.
@@ -165,7 +172,7 @@ pub enum ReleaseReason {
         /// Time from the first request without a replica until the replica was ready, if the request waited for it.
         cold_start: Option<Duration>,
     },
-    /// No replica is being started any longer, or the request is no longer allowed in this region.
+    /// No replica is being started any longer or can start, or the request is no longer allowed in this region.
     Unservable,
 }
 
@@ -202,6 +209,11 @@ impl Spoke {
         if ready > 0 && !self.hold_queue.has_waiting(request.deployment) {
             return Ok(HoldDecision::Forward);
         }
+        if ready == 0
+            && let Some(failed) = self.start_failure(request.deployment, now)
+        {
+            return Err(HoldRejection::Failed { reason: failed.failure.reason });
+        }
         let replica_in =
             if ready > 0 { Some(Duration::ZERO) } else { self.ready_in(request.deployment, now) };
         let replica_in = replica_in.ok_or(HoldRejection::NotProvisioned)?;
@@ -227,7 +239,7 @@ impl Spoke {
     }
 
     /// Returns the time that a new request of the lowest urgency would be held, for a deployment with this number of
-    /// ready replicas; `None` if it would not wait, or if no replica is ready and none would be started.
+    /// ready replicas; `None` if it would not wait, or if no replica is ready and none would be started or can start.
     pub(super) fn wait_estimate(
         &self,
         deployment: &DeploymentName,
@@ -235,6 +247,7 @@ impl Spoke {
         now: Instant,
     ) -> Option<Duration> {
         let replica_in = match ready {
+            0 if self.start_failure(deployment, now).is_some() => return None,
             0 => self.ready_in(deployment, now)?,
             _ if self.hold_queue.has_waiting(deployment) => Duration::ZERO,
             _ => return None,
@@ -305,7 +318,9 @@ impl Spoke {
     fn is_unservable(&self, deployment: &DeploymentName, now: Instant) -> bool {
         let none_ready = || self.serving(deployment, now).next().is_none();
         // Held requests of a deployment that is no longer allowed here are unservable too.
-        self.forbids(deployment) || (none_ready() && self.ready_in(deployment, now).is_none())
+        let cannot_start =
+            || self.ready_in(deployment, now).is_none() || self.start_failure(deployment, now).is_some();
+        self.forbids(deployment) || (none_ready() && cannot_start())
     }
 
     /// Returns the ticket of a request that was sent to a replica, timed out, or lost its client.

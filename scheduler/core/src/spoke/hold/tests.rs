@@ -37,6 +37,7 @@ impl HoldTest {
     fn report_status(&mut self, index: usize, ready: bool, tokens_per_second: f64) {
         let observed = ReplicaStatus {
             model: None,
+            failure: None,
             names: [self.d.clone()].into(),
             ready,
             draining: false,

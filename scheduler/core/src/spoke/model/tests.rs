@@ -27,6 +27,7 @@ fn observed(model: Option<&str>) -> ReplicaStatus {
     });
     ReplicaStatus {
         model,
+        failure: None,
         names: BTreeSet::from([name()]),
         ready: true,
         draining: false,

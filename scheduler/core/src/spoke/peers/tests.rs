@@ -4,7 +4,9 @@ use crate::spoke::hold::{HoldDecision, HoldRequest};
 use crate::spoke::{PassiveHealth, RemoteReplica, ReplicaOutcome, ReplicaStatus, TrafficOrigin};
 use regions::priority::Priority;
 use regions::{Catalogue, RegionRoute, RouteTable};
+use replica_api::start_failure::{StartFailure, StartFailureReport};
 use scheduler_api::peer::{PeerRequestV1, PeerResponseV1, SharedDeployment, SharedReplica};
+use scheduler_api::start_failure::{DeploymentFailures, FailedModel};
 
 const S: Duration = Duration::from_secs(1);
 const REGION: &str = "aws/us-east-1";
@@ -52,8 +54,13 @@ fn elect(spoke: &mut Spoke, revision: u64, now: Instant) {
 
 /// Returns a state with these replicas, in which a start takes ten seconds.
 fn state(replicas: &[(u16, ReplicaPhase)]) -> SharedRegionState {
-    let deployment =
-        SharedDeployment { desired: 1, max: 4, provisioning: Vec::new(), start_time: Some(10 * S) };
+    let deployment = SharedDeployment {
+        desired: 1,
+        max: 4,
+        provisioning: Vec::new(),
+        start_time: Some(10 * S),
+        failures: DeploymentFailures::default(),
+    };
     let replicas =
         replicas.iter().map(|(port, phase)| (at(*port), SharedReplica { deployment: name(), phase: *phase }));
     SharedRegionState { deployments: BTreeMap::from([(name(), deployment)]), replicas: replicas.collect() }
@@ -71,6 +78,7 @@ fn exchange(scaler: &mut Spoke, other: &mut Spoke, now: Instant) -> (PeerChanges
 fn observe(spoke: &mut Spoke, endpoint: &HostPort, now: Instant) {
     let status = ReplicaStatus {
         model: None,
+        failure: None,
         names: BTreeSet::from([name()]),
         ready: true,
         draining: false,
@@ -121,6 +129,30 @@ fn a_request_held_at_another_spoke_reaches_the_scaler() {
     assert!(!exchange(&mut a, &mut b, now).0.has_woken, "it is known");
     assert_eq!(a.region_demand(now)[&name()].arrived, 0);
     b.return_ticket(ticket);
+}
+
+#[test]
+fn a_failed_deployment_of_the_scaler_is_failed_at_every_spoke() {
+    let ([mut a, mut b], now) = (spokes(), some_instant());
+    elect(&mut a, 4, now);
+    let failure = StartFailureReport::new(StartFailure::ModelMissing, "404");
+    let failed = FailedModel { model: "hf://m".to_owned(), task: None, engine: None, failure };
+    let mut shared = state(&[]);
+    let deployment = shared.deployments.get_mut(&name()).unwrap();
+    deployment.failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed.clone()) };
+    let failures = deployment.failures.clone();
+    a.share(shared);
+    exchange(&mut a, &mut b, now);
+    assert_eq!(b.start_failure(&name(), now), Some(&failed));
+    assert_eq!(b.start_failures(now), [(name(), failures)].into(), "the hub may learn it from this spoke");
+    a.share(state(&[]));
+    exchange(&mut a, &mut b, now);
+    assert_eq!(b.start_failure(&name(), now), None);
+    a.share(state(&[(7300, ReplicaPhase::Serving)]));
+    exchange(&mut a, &mut b, now);
+    elect(&mut b, 5, now);
+    b.begin_scaling(&BTreeSet::from([name()]), now);
+    assert!(b.start_failures(now).is_empty(), "a new scaler decides itself");
 }
 
 #[test]

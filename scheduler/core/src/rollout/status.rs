@@ -1,0 +1,217 @@
+//! Status of the applied deployments, from the reports of the regions: ready, pending or failed.
+//!
+//! The status is that of the *applied* model. While the regions still serve an older one, it is pending; if no replica
+//! of the applied model can start, it is failed, although the older one may be served well. `meridian apply --wait`
+//! ends by it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use regions::{Catalogue, Deployment, DeploymentName, RegionId, RouteTable};
+use scheduler_api::apply::{DeploymentStatusV1, RegionStatusV1, RolloutStatus};
+use scheduler_api::deployment::engine_v1;
+use scheduler_api::registration::Registration;
+use scheduler_api::start_failure::FailedModelV1;
+
+use crate::registry::{RegisteredSpoke, representatives};
+
+/// Returns the status of each of these deployments, by name. `table` is the published table, if there is one.
+pub fn statuses(
+    desired: &BTreeMap<DeploymentName, Deployment>,
+    table: Option<&RouteTable>,
+    spokes: &[RegisteredSpoke],
+    catalogue: &Catalogue,
+) -> Vec<DeploymentStatusV1> {
+    let reporting = representatives(spokes);
+    // Any spoke of a region may be the one that scales it.
+    let scaling = spokes.iter().map(|spoke| &spoke.registration).filter(|registration| registration.scales);
+    let scaling: BTreeSet<&RegionId> = scaling.map(|registration| &registration.region).collect();
+    let each = desired.values().map(|deployment| {
+        let regions: Vec<_> = reporting
+            .iter()
+            .filter(|(region, _)| runs_in(deployment, region, catalogue))
+            .filter_map(|(region, spoke)| {
+                in_region(deployment, table, &spoke.registration, scaling.contains(region))
+            })
+            .collect();
+        let worst = regions.iter().map(|region| region.status).max();
+        DeploymentStatusV1 {
+            name: deployment.name.to_string(),
+            status: worst.unwrap_or(RolloutStatus::Pending),
+            regions,
+        }
+    });
+    each.collect()
+}
+
+/// Returns whether the placement and the residency policy of a deployment allow a region.
+pub(super) fn runs_in(deployment: &Deployment, region: &RegionId, catalogue: &Catalogue) -> bool {
+    let allowed = deployment.residency.permitted(catalogue).intersect(deployment.placement(catalogue));
+    catalogue.index_of(region).is_some_and(|index| allowed.contains(index))
+}
+
+/// Returns the status in one region; `None` if the region does not run the deployment.
+fn in_region(
+    deployment: &Deployment,
+    table: Option<&RouteTable>,
+    registration: &Registration,
+    scales: bool,
+) -> Option<RegionStatusV1> {
+    let name = &deployment.name;
+    let (reported, failures) = (registration.models.get(name), registration.failures.get(name));
+    if !scales && reported.is_none() && failures.is_none() && !registration.deployments.contains(name) {
+        return None;
+    }
+    let failed = failures.into_iter().flat_map(|failures| failures.served.iter().chain(&failures.next));
+    let (task, engine) = (deployment.task.to_string(), engine_v1(deployment.engine));
+    let failed = failed.map(FailedModelV1::from).find(|it| it.is_model_of(&deployment.model, &task, &engine));
+    let published = table.and_then(|table| table.deployments.get(name));
+    let is_published = published.is_some_and(|published| published.model_spec() == deployment.model_spec());
+    let served = table.and_then(|table| table.revision(name));
+    let ready = served.zip(reported).map_or(0, |(served, reported)| reported.ready(served.current));
+    // Without a minimum, the first replica is started for the first request.
+    let is_on_demand = deployment.scaling.min == 0 && registration.deployments.contains(name);
+    let status = match &failed {
+        Some(_) => RolloutStatus::Failed,
+        None if is_published && (ready > 0 || is_on_demand) => RolloutStatus::Ready,
+        None => RolloutStatus::Pending,
+    };
+    Some(RegionStatusV1 { region: registration.region.to_string(), status, failed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use regions::{ModelRevision, ReportedModel, ServedRevision, parse_deployments};
+    use replica_api::start_failure::{StartFailure, StartFailureReport};
+    use scheduler_api::plan::RegionCapacity;
+    use scheduler_api::revision::{ReplicaRevisions, RevisionReplicas};
+    use scheduler_api::start_failure::{DeploymentFailures, FailedModel};
+
+    const EUROPE: &str = "gcp/europe-west4";
+    const AMERICA: &str = "aws/us-east-1";
+
+    fn deployment(model: &str, more: &str) -> Deployment {
+        let text = format!(
+            "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"{model}\"\nengine = {{ kind = \"cpu\", precision = \"f32\" }}\n{more}"
+        );
+        parse_deployments(&text, &Catalogue::builtin()).unwrap().remove(0)
+    }
+
+    fn spoke(region: &str, scales: bool) -> Registration {
+        Registration {
+            region: region.parse().unwrap(),
+            instance: "a".parse().unwrap(),
+            endpoint: ([10, 0, 0, 1], 7100).into(),
+            boot_id: 1,
+            deployments: BTreeSet::new(),
+            capacity: RegionCapacity::default(),
+            models: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            engines: None,
+            draining: false,
+            scales,
+            job_log: None,
+        }
+    }
+
+    fn failing(deployment: &Deployment) -> FailedModel {
+        FailedModel::of(deployment, StartFailureReport::new(StartFailure::ModelMissing, "no such model"))
+    }
+
+    fn ready(registration: Registration, revision: ModelRevision) -> Registration {
+        let deployment = deployment("pypi://m", "");
+        let model = ReportedModel {
+            revision,
+            source: deployment.model,
+            task: deployment.task,
+            engine: deployment.engine,
+        };
+        let models = vec![RevisionReplicas { model, replicas: 1, ready: 1 }];
+        let models = ReplicaRevisions { target: Some(1), models };
+        Registration { models: [("m".parse().unwrap(), models)].into(), ..registration }
+    }
+
+    fn table(published: &Deployment, current: ModelRevision) -> RouteTable {
+        let mut table = RouteTable::empty();
+        let name = published.name.clone();
+        table.deployments.insert(name.clone(), published.clone());
+        table.revisions = Some([(name, ServedRevision { current, next: None })].into());
+        table
+    }
+
+    fn status(
+        desired: &Deployment,
+        table: Option<&RouteTable>,
+        spokes: &[Registration],
+    ) -> (RolloutStatus, Vec<(String, RolloutStatus)>) {
+        let desired = [(desired.name.clone(), desired.clone())].into();
+        let registered = spokes.iter().zip(1..);
+        let registered: Vec<_> = registered
+            .map(|(registration, created)| RegisteredSpoke { registration: registration.clone(), created })
+            .collect();
+        let DeploymentStatusV1 { status, regions, .. } =
+            statuses(&desired, table, &registered, &Catalogue::builtin()).remove(0);
+        (status, regions.into_iter().map(|region| (region.region, region.status)).collect())
+    }
+
+    #[test]
+    fn a_deployment_is_ready_when_each_of_its_regions_has_a_ready_replica_of_the_applied_model() {
+        use RolloutStatus::{Pending, Ready};
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let applied = deployment("pypi://m", "");
+        let published = table(&applied, revision);
+        assert_eq!(status(&applied, Some(&published), &[]), (Pending, Vec::new()), "no region is registered");
+        let (america, europe) = (spoke(AMERICA, true), spoke(EUROPE, true));
+        let both = [ready(america.clone(), revision), europe.clone()];
+        let (all, regions) = status(&applied, Some(&published), &both);
+        assert_eq!(
+            (all, regions),
+            (Pending, vec![(AMERICA.to_owned(), Ready), (EUROPE.to_owned(), Pending)])
+        );
+        let both = [ready(america, revision), ready(europe, revision)];
+        assert_eq!(status(&applied, Some(&published), &both).0, Ready);
+        assert_eq!(status(&applied, None, &both).0, Pending, "nothing is published");
+        let changed = deployment("pypi://other", "");
+        assert_eq!(status(&changed, Some(&published), &both).0, Pending, "the older model is served");
+    }
+
+    #[test]
+    fn a_deployment_is_failed_as_soon_as_one_region_cannot_start_the_applied_model() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let (served, applied) = (deployment("pypi://m", ""), deployment("hf://missing", ""));
+        let published = table(&served, revision);
+        let mut america = ready(spoke(AMERICA, true), revision);
+        let next = DeploymentFailures { served: None, next: Some(failing(&applied)) };
+        america.failures = [(applied.name.clone(), next)].into();
+        let europe = ready(spoke(EUROPE, true), revision);
+        let (all, regions) = status(&applied, Some(&published), &[america.clone(), europe]);
+        assert_eq!(all, RolloutStatus::Failed);
+        assert_eq!(regions[1].1, RolloutStatus::Pending, "Europe has not reported");
+        // The failure of a model that is no longer applied counts no more.
+        assert_eq!(status(&served, Some(&published), &[america]).0, RolloutStatus::Ready);
+    }
+
+    #[test]
+    fn a_region_outside_the_placement_or_without_the_deployment_does_not_count() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let locked = deployment("pypi://m", "residency = { allow = [\"eu\"] }");
+        let published = table(&locked, revision);
+        let spokes = [spoke(AMERICA, true), ready(spoke(EUROPE, false), revision)];
+        let expected = vec![(EUROPE.to_owned(), RolloutStatus::Ready)];
+        assert_eq!(status(&locked, Some(&published), &spokes), (RolloutStatus::Ready, expected));
+        let anywhere = deployment("pypi://m", "");
+        let listed = [spoke(AMERICA, false), ready(spoke(EUROPE, false), revision)];
+        assert_eq!(status(&anywhere, Some(&table(&anywhere, revision)), &listed).1.len(), 1);
+    }
+
+    #[test]
+    fn a_deployment_that_starts_on_demand_is_ready_without_a_replica() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let on_demand = deployment("pypi://m", "scaling = { min = 0, max = 2 }");
+        let published = table(&on_demand, revision);
+        let mut america = spoke(AMERICA, true);
+        assert_eq!(status(&on_demand, Some(&published), &[america.clone()]).0, RolloutStatus::Pending);
+        america.deployments.insert(on_demand.name.clone());
+        assert_eq!(status(&on_demand, Some(&published), &[america]).0, RolloutStatus::Ready);
+    }
+}
