@@ -16,11 +16,13 @@ use gateway::ingress::{IngressConfig, IngressSignals, JobsConfig};
 use gateway::receipts::ReceiptsConfig;
 use identity::Transport;
 use metrics::Build;
+use regions::EngineKind;
 use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
 use scheduler::scaling::{Autoscaler, ScalingSignals};
 use sd_notify::NotifyState;
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
@@ -92,17 +94,24 @@ pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
     let region = options.region.as_deref();
-    let (config, parts) =
+    let (mut config, parts) =
         match read_config(&options.config, |document, files| read_spoke(document, files, region)) {
             Ok(config) => config,
             Err(problems) => return fail(EXIT_USAGE, &problems),
         };
+    config.engines = config.runs_own_program().then(own_engines);
     let replicas = config.scaling.as_ref().and_then(|scaling| scaling.replica_identity(&config.transport));
     let (dns, logs, own_region) = (config.dns.clone(), config.logs.clone(), config.region.clone());
     let process = Process { role: "spoke", region: Some(own_region.as_str()) };
     run((process, logs.as_ref()), joined.with_replicas(replicas), &dns, async |stop, resolver| {
         spoke_parts(config, parts, stop, resolver).await
     })
+}
+
+/// Returns the engines of replicas that are processes of this program.
+fn own_engines() -> BTreeSet<EngineKind> {
+    let gpu = replica::engine::tensorrt::IS_BUILT_IN.then_some(EngineKind::TensorrtLlm);
+    gpu.into_iter().chain([EngineKind::Cpu]).collect()
 }
 
 /// Configuration of a spoke, with that of its ingress.

@@ -677,8 +677,6 @@ pub const INTERNAL_HEADERS: &[&str] = &[
     headers::SPILLOVER,
     headers::ALTERNATIVE_MS,
     headers::REQUIRED_REVISION,
-    headers::DOWNLOAD_LEFT_MS,
-    headers::START_FAILURE,
 ];
 
 #[cfg(test)]

@@ -68,11 +68,6 @@ pub const ALTERNATIVE_MS: &str = "x-meridian-alternative-ms";
 pub const MODEL_REVISION: &str = "x-meridian-model-revision";
 /// From a gateway to a region: required revision of the response, because other parts of it have been computed with it.
 pub const REQUIRED_REVISION: &str = "x-meridian-required-revision";
-/// Internal, on `/health` of a replica that downloads its model: remaining milliseconds of the download.
-pub const DOWNLOAD_LEFT_MS: &str = "x-meridian-download-left-ms";
-/// Internal, on `/health` of a replica whose start has failed and that tries again: the
-/// [`crate::start_failure::StartFailure`].
-pub const START_FAILURE: &str = "x-meridian-start-failure";
 /// Out: milliseconds for which the request was held because no replica was ready.
 pub const HELD_MS: &str = "x-meridian-held-ms";
 /// Out, with [`HELD_MS`]: milliseconds until a replica was ready, from the first request that found none.

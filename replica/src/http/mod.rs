@@ -174,15 +174,7 @@ fn starting(app: &App) -> Response<Body> {
     let Some(problem) = start::describe(&app.source, download.as_ref(), failure.as_ref()) else {
         return respond::refused(&Refusal::not_ready(), Dialect::OpenAi);
     };
-    let mut response = respond::refused(&Refusal::not_started(&problem), Dialect::OpenAi);
-    if let Some(left_ms) = download.and_then(|download| download.left_ms) {
-        response.headers_mut().insert(headers::DOWNLOAD_LEFT_MS, HeaderValue::from(left_ms));
-    }
-    if let Some(failure) = failure {
-        let reason = HeaderValue::from_static(failure.reason.as_str());
-        response.headers_mut().insert(headers::START_FAILURE, reason);
-    }
-    response
+    respond::refused(&Refusal::not_started(&problem), Dialect::OpenAi)
 }
 
 async fn info(State(app): State<Arc<App>>) -> Response<Body> {

@@ -1,31 +1,34 @@
-//! Readiness probe of a replica on this machine, before it gets requests.
+//! Readiness probe of a replica, before it gets requests, and the failure that it reports while it is not ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Empty;
-use hyper::Request;
-use hyper::body::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::HOST;
+use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use identity::verify::ExpectedPeer;
 use identity::{TlsClient, Transport};
 use regions::spiffe::Role;
+use replica_api::paths;
+use replica_api::start_failure::StartFailureReport;
+use replica_api::status::StatusV1;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Interval of probes; short, because a request may be held for the replica.
 const PERIOD: Duration = Duration::from_millis(5);
 /// Timeout of a probe: a process that loads a model uses every core.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Remaining time of the download of a model: `replica_api::headers::DOWNLOAD_LEFT_MS`.
-const DOWNLOAD_LEFT_MS: &str = "x-meridian-download-left-ms";
-/// Reason of a failed start: `replica_api::headers::START_FAILURE`.
-const START_FAILURE: &str = "x-meridian-start-failure";
+/// Interval of requests for the status of a replica that is not ready.
+const STATUS_PERIOD: Duration = Duration::from_millis(250);
+/// Maximum size of a status, as for the probes of a ready replica.
+const STATUS_BYTES_MAX: usize = 64 << 10;
 
 /// Prober of the replicas of a region.
 #[derive(Clone, Debug)]
@@ -34,21 +37,13 @@ pub struct ReadinessProber {
     expected: ExpectedPeer,
 }
 
-/// Response of a replica.
-enum Probed {
-    /// It accepts requests.
-    Ready,
-    /// It does not accept requests yet.
-    Starting(StartReport),
-}
-
 /// Report of a replica that does not accept requests yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StartReport {
     /// Remaining time of the download of its model, if it downloads one.
     pub download_left: Option<Duration>,
-    /// Whether its start has failed and is tried again.
-    pub has_failed: bool,
+    /// Failure of its last attempt to start, which it tries again.
+    pub failure: Option<StartFailureReport>,
 }
 
 /// Open connection to a replica.
@@ -72,45 +67,49 @@ impl ReadinessProber {
         Ok(ReadinessProber { tls: tls.map(Arc::new), expected })
     }
 
-    /// Waits until the replica at `endpoint` responds to `/health` with success; passes its other responses to `starting`.
+    /// Waits until the replica at `endpoint` responds to `/health` with success. Until then, passes what it reports to
+    /// `starting`, several times a second.
     pub async fn until_ready(&self, endpoint: SocketAddr, mut starting: impl FnMut(StartReport)) {
-        let mut connection = None;
+        let (mut connection, mut status_at) = (None, Instant::now());
         loop {
             let probe = self.probe(endpoint, connection.take());
             match timeout(TIMEOUT, probe).await {
-                Ok(Ok((Probed::Ready, _))) => return,
-                Ok(Ok((Probed::Starting(report), open))) => {
-                    starting(report);
-                    connection = Some(open);
-                }
+                Ok(Ok((true, _))) => return,
+                Ok(Ok((false, open))) => connection = Some(open),
                 Ok(Err(_)) | Err(_) => {}
+            }
+            if status_at <= Instant::now()
+                && let Some(open) = connection.take()
+            {
+                status_at = Instant::now() + STATUS_PERIOD;
+                if let Ok(Ok((report, open))) = timeout(TIMEOUT, read_status(open)).await {
+                    connection = Some(open);
+                    starting(report);
+                }
             }
             sleep(PERIOD).await;
         }
     }
 
-    /// Sends one probe, on an open connection if there is one.
+    /// Returns the failure that the replica at `endpoint` reports; `None` if it reports none or does not respond.
+    pub async fn start_failure(&self, endpoint: SocketAddr) -> Option<StartFailureReport> {
+        let request = async { read_status(self.connect(endpoint).await?).await };
+        let (report, _) = timeout(TIMEOUT, request).await.ok()?.ok()?;
+        report.failure
+    }
+
+    /// Sends one probe, on an open connection if there is one; returns whether the replica is ready.
     async fn probe(
         &self,
         endpoint: SocketAddr,
         open: Option<ProbeConnection>,
-    ) -> std::io::Result<(Probed, ProbeConnection)> {
+    ) -> std::io::Result<(bool, ProbeConnection)> {
         let mut connection = match open {
             Some(connection) => connection,
             None => self.connect(endpoint).await?,
         };
-        // `replica_api::paths::HEALTH`; the client of the control plane does not import the data plane's API.
-        let request = Request::get("/health").header(HOST, "replica.identity.invalid").body(Empty::new());
-        let request = request.map_err(std::io::Error::other)?;
-        connection.sender.ready().await.map_err(std::io::Error::other)?;
-        let response = connection.sender.send_request(request).await.map_err(std::io::Error::other)?;
-        if response.status().is_success() {
-            return Ok((Probed::Ready, connection));
-        }
-        let left = response.headers().get(DOWNLOAD_LEFT_MS).and_then(|left| left.to_str().ok());
-        let download_left = left.and_then(|left| left.parse().ok()).map(Duration::from_millis);
-        let has_failed = response.headers().contains_key(START_FAILURE);
-        Ok((Probed::Starting(StartReport { download_left, has_failed }), connection))
+        let response = connection.get(paths::HEALTH).await?;
+        Ok((response.status().is_success(), connection))
     }
 
     async fn connect(&self, endpoint: SocketAddr) -> std::io::Result<ProbeConnection> {
@@ -122,7 +121,28 @@ impl ReadinessProber {
     }
 }
 
+/// Reads what a replica reports about its start. A status that cannot be read reports nothing.
+async fn read_status(mut connection: ProbeConnection) -> std::io::Result<(StartReport, ProbeConnection)> {
+    let body = Limited::new(connection.get(paths::STATUS).await?.into_body(), STATUS_BYTES_MAX);
+    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+    let report = serde_json::from_slice::<StatusV1>(&body).map_or_else(
+        |_| StartReport::default(),
+        |StatusV1 { download, failure, .. }| StartReport {
+            download_left: download.and_then(|download| download.left_ms).map(Duration::from_millis),
+            failure,
+        },
+    );
+    Ok((report, connection))
+}
+
 impl ProbeConnection {
+    async fn get(&mut self, path: &str) -> std::io::Result<Response<Incoming>> {
+        let request = Request::get(path).header(HOST, "replica.identity.invalid").body(Empty::new());
+        let request = request.map_err(std::io::Error::other)?;
+        self.sender.ready().await.map_err(std::io::Error::other)?;
+        self.sender.send_request(request).await.map_err(std::io::Error::other)
+    }
+
     async fn over<S>(stream: S) -> std::io::Result<ProbeConnection>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Deployment, DeploymentName};
+use replica_api::start_failure::StartFailureReport;
 use tokio::sync::watch;
 
 /// Identifier of a replica in an actuator; never reused.
@@ -50,6 +51,25 @@ pub(crate) struct ActuatorStatus {
     pub(crate) replicas: BTreeMap<ReplicaId, RunningReplica>,
     /// Crashes by deployment.
     pub(crate) crashes: BTreeMap<DeploymentName, Crashes>,
+    /// Starts that ended before readiness, by deployment and model.
+    pub(crate) ended_starts: BTreeMap<ModelKey, EndedStarts>,
+}
+
+/// Deployment and model: a model that cannot be loaded says nothing about the served one.
+pub(crate) type ModelKey = (DeploymentName, String);
+
+/// Returns the key of a deployment's model.
+pub(crate) fn model_key(deployment: &Deployment) -> ModelKey {
+    (deployment.name.clone(), format!("{:?}", deployment.model_spec()))
+}
+
+/// Starts of one model that ended before readiness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndedStarts {
+    /// Number since the first one.
+    pub(crate) count: u64,
+    /// Reason of the last one.
+    pub(crate) last: StartFailureReport,
 }
 
 /// Crashes: exits of a deployment's replicas that were not requested.
@@ -72,6 +92,8 @@ pub(crate) struct RunningReplica {
     pub(crate) ready: Option<ReadyEndpoint>,
     /// Expected end of the download of its model, if it reports one.
     pub(crate) download_ends_at: Option<Instant>,
+    /// Failure that it reports, or that its platform reports about it, while it is not ready.
+    pub(crate) failure: Option<StartFailureReport>,
     /// Order of termination where the actuator cannot choose: the highest first.
     pub(crate) rank: u64,
 }

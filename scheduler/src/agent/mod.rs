@@ -142,8 +142,9 @@ impl Agent {
                 Ok((lease.map_err(|error: LeaseIdError| HubFailure::Invalid(error.to_string()))?, response))
             });
             let Ok((lease, response)) = registered.await else { continue };
-            let Registration { instance, deployments, capacity, models, draining, .. } = registration;
-            let reported = RegionState { deployments, capacity, models, draining };
+            let Registration { instance, deployments, capacity, models, failures, draining, .. } =
+                registration;
+            let reported = RegionState { deployments, capacity, models, failures, draining };
             RegionRegistered {
                 region: &self.config.region,
                 instance: &instance,
@@ -188,7 +189,7 @@ impl Agent {
         }
     }
 
-    /// Waits until the next keep-alive is due, the ready deployments or running models have changed, or another spoke has
+    /// Waits until the next keep-alive is due, the ready deployments, running models or failures have changed, or another spoke has
     /// given up the scaler lease.
     async fn until_due(&self, period: Duration, reported: &RegionState) {
         let changed = async {
@@ -196,9 +197,10 @@ impl Agent {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 timer.tick().await;
-                let RegionState { deployments, capacity: _, models, draining } = self.state();
+                let RegionState { deployments, capacity: _, models, failures, draining } = self.state();
                 if deployments != reported.deployments
                     || models != reported.models
+                    || failures != reported.failures
                     || draining != reported.draining
                 {
                     return;
@@ -228,7 +230,7 @@ impl Agent {
 
     fn registration(&self) -> Registration {
         let boot_id = self.with_spoke(|spoke| spoke.boot_id());
-        let RegionState { deployments, capacity, models, draining } = self.state();
+        let RegionState { deployments, capacity, models, failures, draining } = self.state();
         Registration {
             region: self.config.region.clone(),
             instance: self.config.instance.clone(),
@@ -237,6 +239,8 @@ impl Agent {
             deployments,
             capacity,
             models,
+            failures,
+            engines: self.config.engines.clone(),
             draining,
             scales: self.config.scaling.is_some(),
             job_log: self.config.job_log,
@@ -254,6 +258,7 @@ impl Agent {
             deployments: spoke.deployments_servable(now),
             capacity: spoke.capacity(now),
             models: spoke.models(now),
+            failures: spoke.start_failures(now),
             draining: spoke.is_draining(),
         })
     }

@@ -10,7 +10,7 @@ use configuration::{ConfigFile, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
 use regions::region_list::find_region;
 use regions::spiffe::Role;
-use regions::{Catalogue, HostPort, InstanceName, IpNetwork, RegionId};
+use regions::{Catalogue, EngineKind, HostPort, InstanceName, IpNetwork, RegionId};
 use resolver::DnsSection;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_api::registration::JobLogKind;
@@ -22,7 +22,7 @@ use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
 use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 
-use super::scaling::{ScalingConfig, ScalingSection};
+use super::scaling::{ActuatorConfig, ScalingConfig, ScalingSection};
 
 section! {
     /// Spoke: an ingress and agent of one region, and its scaler.
@@ -115,6 +115,8 @@ pub struct SpokeConfig {
     pub job_log: Option<JobLogKind>,
     /// Export of the log, if it is configured.
     pub logs: Option<LogsConfig>,
+    /// Engines that its replicas can run, if that is known.
+    pub engines: Option<BTreeSet<EngineKind>>,
 }
 
 /// Content of `spoke.toml`, of which the ingress validates a part.
@@ -209,9 +211,19 @@ impl SpokeConfig {
                 tracing: tracing?,
                 job_log,
                 logs: logs?,
+                engines: None,
             })
         };
         Some(ReadSpoke { config: config(), receipts: file.receipts.flatten(), jobs: file.jobs.flatten() })
+    }
+
+    /// Returns whether all replicas of this spoke are processes of its own program, so that it knows their engines.
+    pub fn runs_own_program(&self) -> bool {
+        let is_own = |scaling: &ScalingConfig| match &scaling.actuator {
+            ActuatorConfig::Process(process) => process.program.is_none(),
+            ActuatorConfig::Kubernetes(_) => false,
+        };
+        self.replicas.is_empty() && self.scaling.as_ref().is_some_and(is_own)
     }
 
     /// Returns the region's state before any replica has reported. `boot_id` is random at every start of a spoke.

@@ -135,7 +135,7 @@ impl Autoscaler {
                     .map(AnyActuator::Process)
             }
             ActuatorConfig::Kubernetes(cluster) => {
-                KubernetesActuator::new(cluster).map(AnyActuator::Kubernetes)
+                KubernetesActuator::new(cluster, &config.transport).map(AnyActuator::Kubernetes)
             }
         };
         let actuator = actuator.map_err(ScalingError::Actuator)?;

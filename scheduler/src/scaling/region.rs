@@ -7,6 +7,7 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Deployment, DeploymentName, HostPort, RegionId};
 use scheduler_api::peer::SharedDeployment;
+use scheduler_core::scale::start_failures::StartState;
 use scheduler_core::scale::step::{OwnReplica, Step, step};
 use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
@@ -128,7 +129,7 @@ impl RegionScaler {
             scaler.retired = false;
             if scaler.deployment != shared {
                 scaler.scaler.set_config(shared.scaling.clone());
-                scaler.deployment = shared;
+                scaler.set_deployment(shared);
             }
             let served = table.as_ref().and_then(|table| table.revision(&deployment.name));
             let next =
@@ -202,6 +203,7 @@ impl RegionScaler {
             }
             scaler.crashes = *crashes;
         }
+        self.scalers.values_mut().for_each(|scaler| scaler.record_ended_starts(&status.ended_starts, now));
         // Replicas that an earlier spoke process has ordered count as ordered.
         for (name, scaler) in &mut self.scalers {
             let existing = self.own.values().filter(|it| it.running.deployment.name == *name && !it.may_stop);
@@ -231,6 +233,7 @@ impl RegionScaler {
             let demand = demand.get(name).copied().unwrap_or_default();
             let LocalReplicas { served: mut own, next: mut next_own } = own.remove(name).unwrap_or_default();
             let serving = own.iter().filter(|it| it.state == MemberState::Serving).count() as u32;
+            observe_starts(scaler, demand.ready > 0, &own, &next_own, &self.own, now);
             own.extend(missing(scaler.target, own.len(), now));
             next_own.extend(missing(scaler.next_target, next_own.len(), now));
             let provisioning = scaler.provisioning(&own, now);
@@ -422,6 +425,7 @@ impl RegionScaler {
         let mut shared = BTreeMap::new();
         let mut decided = BTreeMap::new();
         let mut start_times = BTreeMap::new();
+        let mut failures = BTreeMap::new();
         for (name, scaler) in &self.scalers {
             let Some(desired) = scaler.desired else { continue };
             let is_current = |it: &&LocalReplica| {
@@ -456,7 +460,9 @@ impl RegionScaler {
                 max: scaler.deployment.scaling.max,
                 provisioning: left.clone(),
                 start_time: start,
+                failures: scaler.failures(),
             };
+            failures.insert(name.clone(), deployment.failures.clone());
             shared.insert(name.clone(), deployment);
             start_times.insert(name, (left, start));
         }
@@ -469,7 +475,9 @@ impl RegionScaler {
                 spoke.set_provisioning(&name, Vec::new(), now);
                 spoke.set_start_time(&name, None);
             }
-            let changed = *spoke.scaling_status() != decided;
+            let failed = spoke.start_failures(now);
+            spoke.set_start_failures(failures);
+            let changed = *spoke.scaling_status() != decided || spoke.start_failures(now) != failed;
             spoke.set_scaling_status(decided);
             changed
         });
@@ -487,6 +495,34 @@ struct LocalReplicas {
     served: Vec<OwnReplica<ReplicaSlot>>,
     /// With the next model.
     next: Vec<OwnReplica<ReplicaSlot>>,
+}
+
+/// Evaluates the starts of a deployment's served and next model. `is_ready`: the region has a ready replica of the deployment.
+fn observe_starts(
+    scaler: &mut DeploymentScaler,
+    is_ready: bool,
+    served: &[OwnReplica<ReplicaSlot>],
+    next: &[OwnReplica<ReplicaSlot>],
+    own: &BTreeMap<ReplicaId, LocalReplica>,
+    now: Instant,
+) {
+    let state = |replica: &OwnReplica<ReplicaSlot>| {
+        let ReplicaSlot::Existing(id) = &replica.id else { return None };
+        let running = &own.get(id)?.running;
+        match (replica.state, &running.failure) {
+            (MemberState::Serving, _) => Some(StartState::Ready),
+            (MemberState::Draining, _) => None,
+            (MemberState::Pending | MemberState::Lost, Some(failure)) => Some(StartState::Failing(failure)),
+            (MemberState::Pending | MemberState::Lost, None) => {
+                Some(StartState::Starting { since: running.since })
+            }
+        }
+    };
+    // Replicas of an earlier model say nothing about the start of this one.
+    let served = served.iter().filter(|replica| !replica.is_stale).filter_map(state);
+    let served = served.chain(is_ready.then_some(StartState::Ready));
+    scaler.served_starts.failures.observe(served, now);
+    scaler.next_starts.failures.observe(next.iter().filter_map(state), now);
 }
 
 /// Returns entries for replicas that are missing to the target.

@@ -1,17 +1,20 @@
 //! Scaling state of one deployment in one region.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use regions::Deployment;
 use regions::deployment::timetable;
+use scheduler_api::start_failure::{DeploymentFailures, FailedModel};
 use scheduler_core::scale::restarts;
+use scheduler_core::scale::start_failures::{FAILED_STARTS, StartFailures};
 use scheduler_core::scale::starts::StartTimes;
 use scheduler_core::scale::step::OwnReplica;
 use scheduler_core::scale::{ScaleDownBlocker, Scaler, ScalingDecision, ScalingObservation, ScalingReason};
 use scheduler_core::spoke::{DeploymentDemand, MemberState};
 
-use crate::actuator::{Crashes, ReplicaId};
+use crate::actuator::{Crashes, EndedStarts, ModelKey, ReplicaId, model_key};
 use crate::agent::table::FollowedTable;
 
 /// Time after the last request that spilled over from another region during which no replica is terminated.
@@ -36,6 +39,27 @@ pub(super) struct DeploymentScaler {
     pub(super) overflow: Option<Instant>,
     pub(super) crashes: Crashes,
     pub(super) crashed_at: Option<Instant>,
+    /// Failed starts of the served model, and of `next`.
+    pub(super) served_starts: ModelStarts,
+    pub(super) next_starts: ModelStarts,
+}
+
+/// Failed starts of one model.
+#[derive(Debug, Default)]
+pub(super) struct ModelStarts {
+    pub(super) failures: StartFailures,
+    /// Number of the ended starts that are recorded.
+    recorded: u64,
+}
+
+impl ModelStarts {
+    /// Records the starts that have ended since the last call.
+    fn record(&mut self, ended: Option<&EndedStarts>, now: Instant) {
+        let Some(EndedStarts { count, last }) = ended else { return };
+        let new = count.saturating_sub(self.recorded).min(FAILED_STARTS as u64);
+        (0..new).for_each(|_| self.failures.start_ended(last.clone(), now));
+        self.recorded = *count;
+    }
 }
 
 /// Replica in a scaling decision. An ordered replica that has not been started sorts last and is cancelled first.
@@ -60,6 +84,8 @@ impl DeploymentScaler {
             overflow: None,
             crashes: Crashes::default(),
             crashed_at: None,
+            served_starts: ModelStarts::default(),
+            next_starts: ModelStarts::default(),
         }
     }
 
@@ -98,12 +124,41 @@ impl DeploymentScaler {
         self.next.as_ref().is_some_and(|next| next.model_spec() == started.model_spec())
     }
 
+    /// Sets the deployment. Another model begins without failed starts, unless it was the next one.
+    pub(super) fn set_deployment(&mut self, deployment: Arc<Deployment>) {
+        if deployment.model_spec() != self.deployment.model_spec() {
+            let next = std::mem::take(&mut self.next_starts);
+            self.served_starts = if self.is_next(&deployment) { next } else { ModelStarts::default() };
+        }
+        self.deployment = deployment;
+    }
+
+    /// Records the starts that have ended before readiness.
+    pub(super) fn record_ended_starts(&mut self, ended: &BTreeMap<ModelKey, EndedStarts>, now: Instant) {
+        self.served_starts.record(ended.get(&model_key(&self.deployment)), now);
+        if let Some(next) = &self.next {
+            self.next_starts.record(ended.get(&model_key(next)), now);
+        }
+    }
+
+    /// Returns the models of which no replica can start, as of the last evaluation.
+    pub(super) fn failures(&self) -> DeploymentFailures {
+        let failed = |deployment: &Deployment, starts: &ModelStarts| {
+            Some(FailedModel::of(deployment, starts.failures.failed()?.clone()))
+        };
+        DeploymentFailures {
+            served: failed(&self.deployment, &self.served_starts),
+            next: self.next.as_ref().and_then(|next| failed(next, &self.next_starts)),
+        }
+    }
+
     /// Sets the next model. Replicas that were started for the previous next model count with the others: that model is
     /// either served now, or no longer needed.
     pub(super) fn set_next(&mut self, next: Option<Arc<Deployment>>) {
         let spec = |it: &Option<Arc<Deployment>>| it.as_ref().map(|it| it.model_spec());
         if spec(&next) != spec(&self.next) {
             self.target += std::mem::take(&mut self.next_target);
+            self.next_starts = ModelStarts::default();
         }
         self.next = next;
     }
@@ -148,6 +203,8 @@ impl DeploymentScaler {
         if self.retired {
             return ScalingDecision { replicas: 0, reason: ScalingReason::Idle };
         }
+        // Gateways send no requests for a failed deployment, so none would cause another start.
+        let floor = floor.max(u32::from(self.served_starts.failures.failed().is_some()));
         if demand.speed > 0 {
             self.speed = demand.speed;
         }

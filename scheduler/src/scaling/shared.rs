@@ -35,6 +35,7 @@ impl RegionScaler {
         if !is_scaler {
             let epoch = self.with_spoke(|spoke| {
                 spoke.set_scaling_status(BTreeMap::new());
+                spoke.set_start_failures(BTreeMap::new());
                 spoke.scaler_epoch()
             });
             ScalingEnded { region, epoch, replicas: self.own.len() }.emit();

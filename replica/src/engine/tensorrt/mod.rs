@@ -25,6 +25,9 @@ use crate::model::ModelDir;
 
 pub use self::record::{EngineMismatch, EngineRecordV1, Form};
 
+/// Whether this program was compiled with the engine.
+pub const IS_BUILT_IN: bool = cfg!(feature = "tensorrt");
+
 /// Errors of [`open`].
 #[derive(Debug, thiserror::Error)]
 pub enum TensorrtOpenError {

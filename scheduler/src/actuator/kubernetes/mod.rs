@@ -23,12 +23,14 @@ mod workload;
 use std::collections::BTreeMap;
 use std::io;
 
+use identity::Transport;
 use regions::DeploymentName;
+use scheduler_client::readiness::ReadinessProber;
 use supervision::task::essential;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets};
+use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets, model_key};
 use crate::actuator::DeploymentTarget;
 use crate::config::KubernetesConfig;
 use api::Api;
@@ -42,6 +44,7 @@ const UPDATES_MAX: usize = 64;
 pub(crate) struct KubernetesActuator {
     api: Api,
     config: KubernetesConfig,
+    prober: ReadinessProber,
 }
 
 /// Workload with its task.
@@ -56,9 +59,10 @@ impl KubernetesActuator {
     ///
     /// # Errors
     ///
-    /// When the CA file is unreadable.
-    pub(crate) fn new(config: KubernetesConfig) -> io::Result<KubernetesActuator> {
-        Ok(KubernetesActuator { api: Api::new(&config)?, config })
+    /// When the CA file is unreadable, or TLS cannot be set up.
+    pub(crate) fn new(config: KubernetesConfig, transport: &Transport) -> io::Result<KubernetesActuator> {
+        let prober = ReadinessProber::new(transport).map_err(io::Error::other)?;
+        Ok(KubernetesActuator { api: Api::new(&config)?, config, prober })
     }
 
     /// Starts a task for each workload, and sends each task its latest target.
@@ -91,6 +95,7 @@ impl KubernetesActuator {
                         name: name.clone(),
                         target: receiver,
                         updates: updates.clone(),
+                        prober: self.prober.clone(),
                     };
                     tasks.spawn(async {
                         essential("workload", workload.run()).await;
@@ -135,8 +140,10 @@ impl Actuator for KubernetesActuator {
 /// deletes none of them, whatever its target.
 fn status(workloads: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
     let mut status = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
-    for ScaledWorkload { deployment, pods: Pods { replicas, crashes }, .. } in workloads.values() {
+    for ScaledWorkload { deployment, target, pods: Pods { replicas, crashes, ended } } in workloads.values() {
         status.replicas.extend(replicas.clone());
+        let ended = ended.iter().map(|ended| (model_key(&target.borrow().deployment), ended.clone()));
+        status.ended_starts.extend(ended);
         status.crashes.insert(deployment.clone(), Crashes { count: *crashes, restart_at: None });
     }
     status

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use replica_api::start_failure::{StartFailure, StartFailureReport};
 use serde::Deserialize;
 
 /// `metadata`.
@@ -69,12 +70,42 @@ pub(super) struct Condition {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) status: String,
+    #[serde(default)]
+    pub(super) reason: String,
+    #[serde(default)]
+    pub(super) message: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct ContainerStatus {
     pub(super) restart_count: u64,
+    pub(super) state: ContainerState,
+    pub(super) last_state: ContainerState,
+}
+
+/// State of a container: at most one field is set.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ContainerState {
+    pub(super) waiting: Option<WaitingState>,
+    pub(super) terminated: Option<TerminatedState>,
+}
+
+/// Reason for which a container does not run.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WaitingState {
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+/// End of a container.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct TerminatedState {
+    pub(super) exit_code: i32,
+    pub(super) reason: String,
 }
 
 /// One line of a watch.
@@ -115,6 +146,50 @@ impl Pod {
         self.status.pod_ip.filter(|_| self.is_active() && self.status.conditions.iter().any(ready))
     }
 
+    /// Returns the address of a pod that runs and is not ready.
+    pub(super) fn starting_at(&self) -> Option<IpAddr> {
+        self.status.pod_ip.filter(|_| self.is_active() && self.ready_at().is_none())
+    }
+
+    /// Returns the failure of a pod that is not ready, as Kubernetes reports it. A pod that no node has capacity for counts only
+    /// if `has_waited`: a cluster autoscaler needs some minutes to add a node.
+    pub(super) fn start_failure(&self, has_waited: bool) -> Option<StartFailureReport> {
+        if self.ready_at().is_some() {
+            return None;
+        }
+        let waiting = self.status.container_statuses.iter().find_map(|container| {
+            let WaitingState { reason, message } = container.state.waiting.as_ref()?;
+            match reason.as_str() {
+                "CrashLoopBackOff" => Some(container.crash()),
+                "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+                    let message = format!("the image cannot be pulled ({reason}): {message}");
+                    Some(StartFailureReport::new(StartFailure::Other, message))
+                }
+                "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+                    let message = format!("the container cannot be created ({reason}): {message}");
+                    Some(StartFailureReport::new(StartFailure::Other, message))
+                }
+                _ => None,
+            }
+        });
+        let unschedulable = || {
+            let conditions = self.status.conditions.iter().filter(|_| has_waited);
+            let is_false = |it: &&Condition| {
+                it.kind == "PodScheduled" && it.status == "False" && it.reason == "Unschedulable"
+            };
+            let Condition { message, .. } = conditions.into_iter().find(is_false)?;
+            let message = format!("no node can run the pod: {message}");
+            Some(StartFailureReport::new(StartFailure::Other, message))
+        };
+        waiting.or_else(unschedulable)
+    }
+
+    /// Returns the reason of the last end of its container.
+    pub(super) fn crash(&self) -> StartFailureReport {
+        let last = self.status.container_statuses.iter().max_by_key(|container| container.restart_count);
+        last.map_or_else(|| ContainerStatus::default().crash(), ContainerStatus::crash)
+    }
+
     /// Returns the number of container restarts.
     pub(super) fn restarts(&self) -> u64 {
         self.status.container_statuses.iter().map(|container| container.restart_count).sum()
@@ -123,5 +198,63 @@ impl Pod {
     /// Returns the ordinal of a StatefulSet's pod.
     pub(super) fn ordinal(&self) -> Option<u32> {
         self.metadata.name.rsplit_once('-')?.1.parse().ok()
+    }
+}
+
+impl ContainerStatus {
+    fn crash(&self) -> StartFailureReport {
+        let ended = self.last_state.terminated.as_ref().or(self.state.terminated.as_ref());
+        let ended = ended.map_or_else(String::new, |TerminatedState { exit_code, reason }| {
+            format!(" with exit code {exit_code} ({reason})")
+        });
+        let message = format!(
+            "the container of the replica ends before it is ready{ended}; `kubectl logs --previous` has its log"
+        );
+        StartFailureReport::new(StartFailure::CrashLoop, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn pod(status: Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+    }
+
+    fn waiting(reason: &str) -> Value {
+        let terminated = json!({"terminated": {"exitCode": 137, "reason": "OOMKilled"}});
+        json!({"phase": "Pending", "containerStatuses": [
+            {"restartCount": 2, "state": {"waiting": {"reason": reason, "message": "text"}}, "lastState": terminated}]})
+    }
+
+    #[test]
+    fn the_failure_of_a_pod_is_that_of_its_container_or_of_its_scheduling() {
+        let failure = |status: Value, has_waited| {
+            let failure = pod(status).start_failure(has_waited);
+            failure.map(|failure| (failure.reason, failure.message))
+        };
+        let (reason, message) = failure(waiting("CrashLoopBackOff"), false).unwrap();
+        assert!(
+            reason == StartFailure::CrashLoop && message.contains("exit code 137 (OOMKilled)"),
+            "{message}"
+        );
+        for reason in ["ErrImagePull", "ImagePullBackOff"] {
+            let (found, message) = failure(waiting(reason), false).unwrap();
+            assert!(
+                found == StartFailure::Other && message.contains(reason) && message.contains("text"),
+                "{message}"
+            );
+        }
+        assert_eq!(failure(waiting("ContainerCreating"), true), None);
+
+        let unschedulable = json!({"phase": "Pending", "conditions": [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}]});
+        assert_eq!(failure(unschedulable.clone(), false), None, "a node may be added");
+        assert!(failure(unschedulable, true).unwrap().1.contains("0/3 nodes"));
+        let ready = json!({"phase": "Running", "podIP": "10.0.0.9", "conditions": [{"type": "Ready", "status": "True"}],
+                           "containerStatuses": [{"restartCount": 2}]});
+        assert_eq!(failure(ready, true), None);
     }
 }

@@ -14,19 +14,24 @@
 //! only as far as its highest pods have all been drained.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
+use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
+use replica_api::start_failure::StartFailureReport;
+use scheduler_client::readiness::ReadinessProber;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
-use tokio::time::sleep;
+use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::api::{Api, ApiError, RequestBody};
 use super::events::{ApiFailed, ApiRecovered, ScaleWritten, WatchExpired};
 use super::objects::{Pod, PodList, ScaleObject, Status, WatchEvent};
-use crate::actuator::{DeploymentTarget, ReadyEndpoint, ReplicaId, RunningReplica};
+use crate::actuator::{
+    DeploymentTarget, EndedStarts, ModelKey, ReadyEndpoint, ReplicaId, RunningReplica, model_key,
+};
 use crate::config::{KubernetesConfig, WorkloadKind};
 
 /// Annotation by which a ReplicaSet chooses the pods to delete: the lowest cost first; 0 without the annotation.
@@ -35,6 +40,12 @@ pub(super) const COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 const DRAINED_COST: &str = "-1000";
 /// Maximum attempts of a write that conflicts with other clients, until the next change of the pods.
 const CONFLICTS_MAX: u32 = 8;
+/// Interval at which pods that run and are not ready are polled for the failure of their start.
+const PROBE_PERIOD: Duration = Duration::from_secs(2);
+/// Maximum number of pods that are polled at a time; the first ones suffice, because a failure counts only if all fail.
+const PROBED_MAX: usize = 64;
+/// Time after which a pod that no node has capacity for counts as failed: a cluster autoscaler adds a node within it.
+const UNSCHEDULABLE_AFTER: Duration = Duration::from_secs(300);
 /// Delays between attempts while the API server fails.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(5) };
 
@@ -44,6 +55,8 @@ pub(super) struct Pods {
     pub(super) replicas: BTreeMap<ReplicaId, RunningReplica>,
     /// Container restarts and failed pods since the watch started.
     pub(super) crashes: u64,
+    /// Container restarts and failed pods before readiness, since the model was deployed.
+    pub(super) ended: Option<EndedStarts>,
 }
 
 /// Scaler of one workload.
@@ -54,6 +67,7 @@ pub(super) struct WorkloadScaler {
     pub(super) name: String,
     pub(super) target: watch::Receiver<DeploymentTarget>,
     pub(super) updates: mpsc::Sender<(String, Pods)>,
+    pub(super) prober: ReadinessProber,
 }
 
 /// Existing pod.
@@ -62,6 +76,8 @@ struct ObservedPod {
     since: Instant,
     /// Set once the pod was ready, with the start time if the pod was observed before it was ready.
     ready: Option<Option<Duration>>,
+    /// Failure that its replica reports.
+    reported: Option<StartFailureReport>,
 }
 
 impl WorkloadScaler {
@@ -101,6 +117,8 @@ impl WorkloadScaler {
         }
         self.report(state).await;
         self.target.mark_changed();
+        let mut probes = interval(PROBE_PERIOD);
+        probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let path = format!(
                 "{pods}&watch=1&allowWatchBookmarks=true&timeoutSeconds=300&resourceVersion={version}"
@@ -122,12 +140,31 @@ impl WorkloadScaler {
                         }
                         self.reconcile(state).await?;
                     }
+                    _ = probes.tick(), if state.starting().next().is_some() => {
+                        self.probe(state).await;
+                        self.report(state).await;
+                    }
                 }
             }
         }
     }
 
-    async fn report(&self, state: &State) {
+    /// Reads the failures of the pods that run and are not ready.
+    async fn probe(&self, state: &mut State) {
+        let starting: Vec<_> = state.starting().take(PROBED_MAX).collect();
+        let probes = starting.into_iter().map(|(id, ip)| async move {
+            (id, self.prober.start_failure(SocketAddr::from((ip, self.config.port))).await)
+        });
+        for (id, reported) in join_all(probes).await {
+            if let Some(observed) = state.observed.get_mut(&id) {
+                observed.reported = reported;
+            }
+        }
+    }
+
+    async fn report(&self, state: &mut State) {
+        let deployment = self.target.borrow().deployment.clone();
+        state.set_model(model_key(&deployment));
         let replicas =
             state.observed.iter().filter(|(_, observed)| observed.pod.is_active()).map(|(id, observed)| {
                 let at = observed.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
@@ -136,12 +173,12 @@ impl WorkloadScaler {
                     WorkloadKind::Deployment => 0,
                     WorkloadKind::StatefulSet => observed.pod.ordinal().map_or(0, u64::from),
                 };
-                let deployment = self.target.borrow().deployment.clone();
+                let (deployment, since) = (deployment.clone(), observed.since);
                 // The pod's address gets no requests before it is ready, so its download is not observed.
-                let (since, download_ends_at) = (observed.since, None);
-                (id.clone(), RunningReplica { deployment, since, ready, download_ends_at, rank })
+                let (failure, download_ends_at) = (observed.start_failure(), None);
+                (id.clone(), RunningReplica { deployment, since, ready, download_ends_at, failure, rank })
             });
-        let pods = Pods { replicas: replicas.collect(), crashes: state.crashes };
+        let pods = Pods { replicas: replicas.collect(), crashes: state.crashes, ended: state.ended.clone() };
         // On failure the receiver is gone, and the target's sender as well.
         self.updates.send((self.name.clone(), pods)).await.ok();
     }
@@ -225,9 +262,38 @@ async fn target_dropped(target: &mut watch::Receiver<DeploymentTarget>) {
 struct State {
     observed: BTreeMap<ReplicaId, ObservedPod>,
     crashes: u64,
+    /// Model of the deployment, and the ended starts since it was deployed.
+    model: Option<ModelKey>,
+    ended: Option<EndedStarts>,
+}
+
+impl ObservedPod {
+    /// Returns the failure of its start, while it is not ready.
+    fn start_failure(&self) -> Option<StartFailureReport> {
+        let platform = || self.pod.start_failure(self.since.elapsed() >= UNSCHEDULABLE_AFTER);
+        self.reported.clone().filter(|_| self.pod.ready_at().is_none()).or_else(platform)
+    }
 }
 
 impl State {
+    /// Forgets the ended starts of another model.
+    fn set_model(&mut self, model: ModelKey) {
+        if self.model.as_ref() != Some(&model) {
+            (self.model, self.ended) = (Some(model), None);
+        }
+    }
+
+    /// Returns the pods that run and are not ready, with their addresses.
+    fn starting(&self) -> impl Iterator<Item = (ReplicaId, IpAddr)> {
+        self.observed.iter().filter_map(|(id, observed)| Some((id.clone(), observed.pod.starting_at()?)))
+    }
+
+    /// Counts container restarts of a pod that has never been ready.
+    fn start_ended(&mut self, restarts: u64, last: StartFailureReport) {
+        let count = self.ended.as_ref().map_or(0, |ended| ended.count).saturating_add(restarts);
+        self.ended = Some(EndedStarts { count, last });
+    }
+
     /// Replaces all pods by a list.
     fn replace(&mut self, pods: Vec<Pod>) {
         let mut before = std::mem::take(&mut self.observed);
@@ -261,14 +327,22 @@ impl State {
     fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
         let id = pod.metadata.uid.clone();
         let observed = match before {
-            Some(ObservedPod { pod: before, since, ready }) => {
+            Some(ObservedPod { pod: before, since, ready, reported }) => {
                 let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
-                self.crashes += pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
+                let crashes = pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
+                self.crashes += crashes;
+                if crashes > 0 && ready.is_none() {
+                    let last = reported.clone().unwrap_or_else(|| pod.crash());
+                    self.start_ended(crashes, last);
+                }
                 let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
-                ObservedPod { pod, since, ready }
+                ObservedPod { pod, since, ready, reported }
             }
             // A pod that was ready when first observed has no known start time.
-            None => ObservedPod { ready: pod.ready_at().map(|_| None), since: Instant::now(), pod },
+            None => {
+                let (ready, since) = (pod.ready_at().map(|_| None), Instant::now());
+                ObservedPod { pod, since, ready, reported: None }
+            }
         };
         self.observed.insert(id, observed);
     }

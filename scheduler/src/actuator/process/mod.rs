@@ -26,26 +26,32 @@ use std::time::{Duration, Instant};
 
 use identity::{IdentityFiles, Transport};
 use regions::{Deployment, DeploymentName, RegionId};
+use replica_api::start_failure::{StartFailure, StartFailureReport};
 use rustix::process::Pid;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::readiness::ReadinessProber;
 use scheduler_core::scale::devices::{Device, DeviceAssignment, DevicesInUse};
 use scheduler_core::scale::restarts::RestartBackoff;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::process::Command;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use super::{
-    Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, ReadyEndpoint, ReplicaId,
-    RunningReplica,
+    Actuator, ActuatorStatus, Crashes, DeploymentTarget, DeploymentTargets, EndedStarts, ModelKey,
+    ReadyEndpoint, ReplicaId, RunningReplica, model_key,
 };
 use crate::config::ProcessConfig;
 use crate::heartbeat::{self, HeartbeatFile};
 use crate::scaling::events::{ReplicaAdopted, ReplicaExited, ReplicaStartFailed, ReplicaStarted};
 use crate::{JOIN_TOKEN_VARIABLE, NOTIFY_SOCKET_VARIABLE};
-use monitor::{MonitorContext, ProcessExit, ProcessMonitor, StartTime};
+use monitor::{MonitorContext, ProcessExit, ProcessMonitor, ReportSender, StartTime};
 use record::{AdoptedProcess, ProcessStart, ReplicaFiles};
+
+/// Bytes of the end of a replica's log that the reason of a failed start may have, and lines.
+const LOG_END_BYTES: u64 = 384;
+const LOG_END_LINES: usize = 3;
 
 /// Actuator that starts and stops processes.
 pub(crate) struct ProcessActuator {
@@ -67,6 +73,8 @@ struct ReplicaProcess {
     ready: Option<(ReadyEndpoint, Instant)>,
     /// Expected end of the download of its model, if it reports one.
     download_ends_at: watch::Receiver<Option<Instant>>,
+    /// Failure that it reports while it is not ready.
+    failure: watch::Receiver<Option<StartFailureReport>>,
     /// `None` once the stop was requested.
     stop: Option<oneshot::Sender<()>>,
 }
@@ -85,12 +93,15 @@ struct ProcessSet {
     monitors: JoinSet<ProcessExit>,
     ready_sender: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
     /// By deployment and model: a model that cannot be loaded does not delay restarts of the served one.
-    restarts: BTreeMap<(DeploymentName, String), RestartBackoff>,
+    restarts: BTreeMap<ModelKey, RestartBackoff>,
     crashes: BTreeMap<DeploymentName, Crashes>,
     /// Devices of the running replicas, by port.
     devices: DeviceAssignment<u16>,
     /// Deployments and models that wait for a free device, which was logged. A start is tried when a replica has ended.
-    waiting: BTreeSet<(DeploymentName, String)>,
+    waiting: BTreeSet<ModelKey>,
+    ended_starts: BTreeMap<ModelKey, EndedStarts>,
+    /// Notified when a replica reports another failure.
+    failure_changed: Arc<Notify>,
     /// Port that was assigned last; a port that was just freed is not reused at once.
     last_port: u16,
 }
@@ -153,6 +164,7 @@ impl Actuator for ProcessActuator {
         let period = HeartbeatFile { file: PathBuf::new(), timeout: self.config.orphan_timeout }.period() / 2;
         let last_port = *self.config.ports.end();
         let devices = DeviceAssignment::new(self.devices.clone());
+        let failure_changed: Arc<Notify> = Arc::default();
         let mut processes = ProcessSet {
             actuator: self,
             replicas: BTreeMap::new(),
@@ -162,6 +174,8 @@ impl Actuator for ProcessActuator {
             crashes: BTreeMap::new(),
             devices,
             waiting: BTreeSet::new(),
+            ended_starts: BTreeMap::new(),
+            failure_changed: failure_changed.clone(),
             last_port,
         };
         processes.adopt().await;
@@ -183,6 +197,7 @@ impl Actuator for ProcessActuator {
                     processes.handle_exit(exit.expect("a monitor does not panic and is not aborted")).await;
                 }
                 Some((id, at)) = ready.recv() => processes.handle_ready(&id, at).await,
+                () = failure_changed.notified() => {}
                 _ = heartbeats.tick() => processes.send_heartbeats().await,
                 () = restart => {}
             }
@@ -222,9 +237,10 @@ impl ProcessSet {
             let next = target.next.iter().map(|(next, _)| next);
             std::iter::once(&target.deployment).chain(next)
         });
-        let all: BTreeSet<_> = all.map(|deployment| restarts_of(deployment)).collect();
+        let all: BTreeSet<_> = all.map(|deployment| model_key(deployment)).collect();
         self.restarts.retain(|key, _| all.contains(key));
         self.waiting.retain(|key| all.contains(key));
+        self.ended_starts.retain(|key, _| all.contains(key));
         for (name, DeploymentTarget { deployment, replicas, next, stop, is_scaled_here }) in desired {
             for id in stop {
                 if let Some(stop) = self.replicas.get_mut(id).and_then(|replica| replica.stop.take()) {
@@ -263,7 +279,7 @@ impl ProcessSet {
         existing: u32,
         replicas: u32,
     ) -> Option<Instant> {
-        let key = restarts_of(deployment);
+        let key = model_key(deployment);
         if existing >= replicas {
             self.waiting.remove(&key);
         }
@@ -285,6 +301,11 @@ impl ProcessSet {
                     }
                     Err(error) => {
                         ReplicaStartFailed { deployment: &deployment.name, error: &error }.emit();
+                        // The spoke obtains the certificate soon after its own start.
+                        if !matches!(error, ReplicaStartError::NoIdentity(_)) {
+                            let failure = StartFailureReport::new(StartFailure::Other, error.to_string());
+                            self.start_ended(deployment, failure);
+                        }
                         self.crashed(deployment, None);
                     }
                 }
@@ -355,6 +376,7 @@ impl ProcessSet {
     fn monitor(&mut self, id: ReplicaId, info: ProcessInfo, monitor: ProcessMonitor, start: StartTime) {
         let (stop, stop_request) = oneshot::channel();
         let (download, download_ends_at) = watch::channel(None);
+        let (failure, reported) = watch::channel(None);
         let endpoint = SocketAddr::from((self.actuator.config.address, info.files.port));
         self.monitors.spawn(monitor.run(MonitorContext {
             id: id.clone(),
@@ -363,10 +385,11 @@ impl ProcessSet {
             prober: self.actuator.prober.clone(),
             stop: stop_request,
             ready: self.ready_sender.clone(),
-            download,
+            report: ReportSender { download, failure, failure_changed: self.failure_changed.clone() },
         }));
-        let (since, stop) = (Instant::now(), Some(stop));
-        self.replicas.insert(id, ReplicaProcess { info, since, ready: None, download_ends_at, stop });
+        let (since, ready, stop) = (Instant::now(), None, Some(stop));
+        let process = ReplicaProcess { info, since, ready, download_ends_at, failure: reported, stop };
+        self.replicas.insert(id, process);
     }
 
     /// Returns a free port, the one longest unused first.
@@ -399,14 +422,34 @@ impl ProcessSet {
         files.remove().await;
         let log = files.log();
         ReplicaExited { id: &id, deployment: &deployment.name, requested, status: &status, log: &log }.emit();
-        if !requested {
-            self.crashed(deployment, replica.ready.map(|(_, since)| since.elapsed()));
+        if requested {
+            return;
         }
+        if replica.ready.is_none() {
+            let reported = replica.failure.borrow().clone();
+            let failure = match reported {
+                Some(failure) => failure,
+                None => {
+                    let end = log_end(&log).await;
+                    let message = format!("the process ended before it was ready ({status}): {end}");
+                    StartFailureReport::new(StartFailure::CrashLoop, message)
+                }
+            };
+            self.start_ended(deployment, failure);
+        }
+        self.crashed(deployment, replica.ready.map(|(_, since)| since.elapsed()));
+    }
+
+    /// Counts a start that ended before readiness.
+    fn start_ended(&mut self, deployment: &Deployment, failure: StartFailureReport) {
+        let ended = self.ended_starts.entry(model_key(deployment));
+        let ended = ended.or_insert_with(|| EndedStarts { count: 0, last: failure.clone() });
+        (ended.count, ended.last) = (ended.count + 1, failure);
     }
 
     fn crashed(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {
         let now = Instant::now();
-        let restarts = self.restarts.entry(restarts_of(deployment)).or_default();
+        let restarts = self.restarts.entry(model_key(deployment)).or_default();
         restarts.record_crash(ready_for, now);
         let crashes = self.crashes.entry(deployment.name.clone()).or_default();
         crashes.count += 1;
@@ -427,17 +470,24 @@ impl ProcessSet {
 
     fn status(&self) -> ActuatorStatus {
         let each = self.replicas.iter().map(|(id, replica)| {
-            let ReplicaProcess { info, since, ready, download_ends_at, .. } = replica;
+            let ReplicaProcess { info, since, ready, download_ends_at, failure, .. } = replica;
+            let ready = ready.map(|(at, _)| at);
             let running = RunningReplica {
                 deployment: info.deployment.clone(),
                 since: *since,
-                ready: ready.map(|(at, _)| at),
+                ready,
                 download_ends_at: *download_ends_at.borrow(),
+                failure: failure.borrow().clone().filter(|_| ready.is_none()),
                 rank: 0,
             };
             (id.clone(), running)
         });
-        ActuatorStatus { is_initialized: true, replicas: each.collect(), crashes: self.crashes.clone() }
+        ActuatorStatus {
+            is_initialized: true,
+            replicas: each.collect(),
+            crashes: self.crashes.clone(),
+            ended_starts: self.ended_starts.clone(),
+        }
     }
 
     /// Stops all replicas gracefully and concurrently.
@@ -449,9 +499,28 @@ impl ProcessSet {
     }
 }
 
-/// Returns the key by which restarts are counted.
-fn restarts_of(deployment: &Deployment) -> (DeploymentName, String) {
-    (deployment.name.clone(), format!("{:?}", deployment.model_spec()))
+/// Returns the last lines of a replica's log in one line.
+async fn log_end(log: &Path) -> String {
+    let read = async {
+        let mut file = tokio::fs::File::open(log).await?;
+        let length = file.metadata().await?.len();
+        file.seek(io::SeekFrom::Start(length.saturating_sub(LOG_END_BYTES))).await?;
+        let mut end = Vec::new();
+        file.take(LOG_END_BYTES).read_to_end(&mut end).await?;
+        Ok::<_, io::Error>(last_lines(&String::from_utf8_lossy(&end)))
+    };
+    match read.await {
+        Ok(lines) if lines.is_empty() => "its log is empty".to_owned(),
+        Ok(lines) => lines,
+        Err(error) => format!("its log cannot be read: {error}"),
+    }
+}
+
+/// Returns the last lines of a text, without empty ones and control characters, separated by ` | `.
+fn last_lines(text: &str) -> String {
+    let lines = text.lines().map(|line| line.replace(char::is_control, " ").trim().to_owned());
+    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LOG_END_LINES)..].join(" | ")
 }
 
 /// Returns the configuration file of one replica.

@@ -3,12 +3,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use replica_api::start_failure::StartFailureReport;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use scheduler_client::readiness::{ReadinessProber, StartReport};
 use tokio::process::Child;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::record::ProcessStart;
@@ -57,6 +59,16 @@ pub(super) enum StartTime {
     Took(Option<Duration>),
 }
 
+/// Receives what a replica reports while it is not ready.
+pub(super) struct ReportSender {
+    /// Expected end of the download of the model.
+    pub(super) download: watch::Sender<Option<Instant>>,
+    /// Failure of the last attempt to start.
+    pub(super) failure: watch::Sender<Option<StartFailureReport>>,
+    /// Notified when the failure has changed.
+    pub(super) failure_changed: Arc<Notify>,
+}
+
 /// Parameters of a monitor.
 pub(super) struct MonitorContext {
     pub(super) id: ReplicaId,
@@ -68,8 +80,8 @@ pub(super) struct MonitorContext {
     pub(super) stop: oneshot::Receiver<()>,
     /// Receives the replica when it is ready.
     pub(super) ready: mpsc::Sender<(ReplicaId, ReadyEndpoint)>,
-    /// Receives the expected end of the download of the model.
-    pub(super) download: watch::Sender<Option<Instant>>,
+    /// Receives what the replica reports while it is not ready.
+    pub(super) report: ReportSender,
 }
 
 impl ProcessMonitor {
@@ -117,7 +129,7 @@ impl ProcessMonitor {
 
     /// Monitors the process until it exits.
     pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
-        let MonitorContext { id, endpoint, start, prober, mut stop, ready, download } = context;
+        let MonitorContext { id, endpoint, start, prober, mut stop, ready, report } = context;
         // Time of the start, or of the last report of a download or a failure.
         let last_report = watch::Sender::new(Instant::now());
         let exited = |id, status| ProcessExit { id, requested: false, status };
@@ -127,9 +139,10 @@ impl ProcessMonitor {
             () = start_timeout(last_report.subscribe()) => {
                 ReplicaStartTimedOut { id: &id, after: START_TIMEOUT }.emit();
                 let status = self.kill().await;
-                return exited(id, status);
+                let seconds = START_TIMEOUT.as_secs();
+                return exited(id, format!("{status}, killed after {seconds} s without readiness"));
             }
-            () = prober.until_ready(endpoint, |report| record(report, &download, &last_report)) => {
+            () = prober.until_ready(endpoint, |reported| report.record(reported, &last_report)) => {
                 let took = match start {
                     StartTime::At(began) => Some(began.elapsed()),
                     StartTime::Took(took) => took,
@@ -158,16 +171,22 @@ async fn start_timeout(last_report: watch::Receiver<Instant>) {
     }
 }
 
-/// Records the report of a replica that is starting.
-fn record(
-    StartReport { download_left, has_failed }: StartReport,
-    download: &watch::Sender<Option<Instant>>,
-    last_report: &watch::Sender<Instant>,
-) {
-    let now = Instant::now();
-    let ends_at = download_left.and_then(|left| now.checked_add(left));
-    if ends_at.is_some() || has_failed {
-        last_report.send_replace(now);
+impl ReportSender {
+    /// Records the report of a replica that is starting.
+    fn record(&self, StartReport { download_left, failure }: StartReport, last_report: &watch::Sender<Instant>) {
+        let now = Instant::now();
+        let ends_at = download_left.and_then(|left| now.checked_add(left));
+        if ends_at.is_some() || failure.is_some() {
+            last_report.send_replace(now);
+        }
+        self.download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
+        let is_changed = self.failure.send_if_modified(|known| {
+            let is_changed = *known != failure;
+            *known = failure;
+            is_changed
+        });
+        if is_changed {
+            self.failure_changed.notify_one();
+        }
     }
-    download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
 }

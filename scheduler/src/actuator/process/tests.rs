@@ -1,4 +1,4 @@
-//! Configuration of a replica, and the devices of real processes.
+//! Configuration of a replica, the reason of a failed start, and the devices of real processes.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -216,4 +216,17 @@ fn a_replica_configuration_has_the_deployments_values_and_the_template() {
     assert_eq!(table["threads"]["engine"].as_integer(), Some(2));
     assert_eq!(table["catalogue"].as_str(), Some("/etc/regions.toml"));
     assert_eq!(table["identity"]["dir"].as_str(), Some("/var/lib/identity"));
+}
+
+#[tokio::test]
+async fn the_reason_of_a_failed_start_has_the_last_lines_of_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("replica.log");
+    assert!(log_end(&log).await.starts_with("its log cannot be read: "));
+    std::fs::write(&log, "\n\n").unwrap();
+    assert_eq!(log_end(&log).await, "its log is empty");
+    std::fs::write(&log, "one\ntwo\n\nthree\u{1b}[0m\nfour\n").unwrap();
+    assert_eq!(log_end(&log).await, "two | three [0m | four");
+    std::fs::write(&log, "é".repeat(4096)).unwrap();
+    assert!(log_end(&log).await.len() <= LOG_END_BYTES as usize + 2, "a character may be cut");
 }

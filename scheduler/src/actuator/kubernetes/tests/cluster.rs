@@ -184,6 +184,17 @@ impl Cluster {
         });
     }
 
+    /// Makes a pod wait before its first start, or after this number of restarts.
+    pub(super) fn waits(&self, name: &str, reason: &str, restarts: u64) {
+        self.act(|inside| {
+            let pod = inside.pods.get_mut(name).expect("there is such a pod");
+            let waiting = json!({"waiting": {"reason": reason, "message": "text of the kubelet"}});
+            pod["status"] = json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "False"}],
+                "containerStatuses": [{"restartCount": restarts, "state": waiting}]});
+            inside.change("MODIFIED", name);
+        });
+    }
+
     /// Closes every watch.
     pub(super) fn cuts_watches(&self) {
         self.act(|inside| inside.cut = inside.next());

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use regions::{Deployment, DeploymentName};
+use replica_api::start_failure::StartFailure;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -50,7 +51,7 @@ impl ActuatorTest {
         cluster.has(pods);
         let (targets, desired) = watch::channel(DeploymentTargets::new());
         let (found, running) = watch::channel(ActuatorStatus::default());
-        let kubernetes = KubernetesActuator::new(config(&cluster.url, kind)).unwrap();
+        let kubernetes = KubernetesActuator::new(config(&cluster.url, kind), &Transport::Loopback).unwrap();
         let test = ActuatorTest {
             cluster,
             targets,
@@ -253,9 +254,46 @@ async fn a_container_restart_counts_as_a_crash() {
 }
 
 #[tokio::test]
+async fn a_pod_that_cannot_start_has_the_reason_and_its_restarts_count_until_another_model_is_deployed() {
+    let test = ActuatorTest::start(WorkloadKind::Deployment, 1).await;
+    test.wait_until("it is watched", |test| test.cluster.has_received("WATCH")).await;
+    // One more, which is never ready.
+    let ready = test.cluster.names();
+    test.set_target(2, &[]);
+    test.wait_until("it is known", |test| test.known() == 2).await;
+    let new = test.cluster.names().into_iter().find(|name| !ready.contains(name)).unwrap();
+    let failure = |test: &ActuatorTest| test.running.borrow().replicas[&test.id(&new)].failure.clone();
+    let ended = |test: &ActuatorTest| {
+        test.running.borrow().ended_starts.values().map(|ended| ended.count).sum::<u64>()
+    };
+    assert_eq!(failure(&test), None);
+    test.cluster.waits(&new, "ImagePullBackOff", 0);
+    test.wait_until("its failure is known", |test| failure(test).is_some()).await;
+    let message = failure(&test).unwrap().message;
+    assert!(message.contains("ImagePullBackOff") && message.contains("text of the kubelet"), "{message}");
+    assert_eq!(ended(&test), 0);
+    test.cluster.waits(&new, "CrashLoopBackOff", 3);
+    test.wait_until("its restarts are counted", |test| ended(test) == 3).await;
+    assert_eq!(failure(&test).unwrap().reason, StartFailure::CrashLoop);
+    test.cluster.becomes_ready(&new);
+    test.wait_until("it is ready", |test| failure(test).is_none()).await;
+
+    let name: DeploymentName = deployment().name;
+    test.targets.send_modify(|targets| {
+        let target = targets.get_mut(&name).unwrap();
+        target.deployment = Arc::new(Deployment { model: "other".to_owned(), ..deployment() });
+    });
+    test.cluster.restarts(&ready[0]);
+    test.wait_until("the starts of the other model count", |test| ended(test) == 0).await;
+    test.stop().await;
+}
+
+#[tokio::test]
 async fn two_deployments_never_share_a_workload() {
     let cluster = Cluster::start(WorkloadKind::Deployment).await;
-    let kubernetes = KubernetesActuator::new(config(&cluster.url, WorkloadKind::Deployment)).unwrap();
+    let kubernetes =
+        KubernetesActuator::new(config(&cluster.url, WorkloadKind::Deployment), &Transport::Loopback)
+            .unwrap();
     let named = |name: &str| Arc::new(Deployment { name: name.parse().unwrap(), ..deployment() });
     let target = |name: &str| {
         let deployment = named(name);
