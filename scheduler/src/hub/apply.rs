@@ -14,15 +14,16 @@ use axum::response::{IntoResponse, Response};
 use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use replica_api::error::ErrorCode;
 use scheduler_api::apply::{
-    AppliedDeploymentsV1, AppliedV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemsV1, ReaderV1,
-    ResidencyChange, RolloutV1,
+    AppliedDeploymentsV1, AppliedV1, ApplyFileV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemV1,
+    ProblemsV1, ReaderV1, ResidencyChange, RolloutV1,
 };
 use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments, Promotions};
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
+use scheduler_core::registry::RegisteredSpoke;
 use scheduler_core::revisions::promotions_after;
-use scheduler_core::rollout::{apply_files, diff};
+use scheduler_core::rollout::{apply_files, diff, runnable, status};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 
 use super::api::{Body, HubApi, json_of};
@@ -113,8 +114,8 @@ pub(super) async fn apply<S: Store>(
     body: Body,
 ) -> Result<Response, ErrorResponse> {
     let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = json_of(body, BYTES_MAX)?;
-    let mut problems = Vec::new();
-    let deployments = deployments.map(|files| apply_files::deployments(&files, &api.catalogue));
+    let (mut problems, files) = (Vec::new(), deployments);
+    let deployments = files.as_ref().map(|files| apply_files::deployments(files, &api.catalogue));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
     let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
@@ -130,6 +131,14 @@ pub(super) async fn apply<S: Store>(
         return Err(conflict(base, stored.revision()));
     }
     let deployments = deployments.map(by_name);
+    if let (Some(files), Some(deployments)) = (&files, &deployments) {
+        let before = &stored.deployments.all.deployments;
+        let problems = not_runnable(&api, files, before, deployments).await?;
+        if !problems.is_empty() {
+            let problems = ProblemsV1 { version: VERSION, problems };
+            return Ok(respond::with_body(HubErrorCode::InvalidFiles, problems));
+        }
+    }
     let (mut changes, mut notes, mut puts) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(deployments) = &deployments {
         let before = &stored.deployments.all;
@@ -175,6 +184,29 @@ pub(super) async fn apply<S: Store>(
 
 fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
     deployments.into_iter().map(|deployment| (deployment.name.clone(), deployment)).collect()
+}
+
+/// Returns a problem for each new or changed deployment whose engine none of its registered regions has.
+async fn not_runnable<S: Store>(
+    api: &HubApi<S>,
+    files: &[ApplyFileV1],
+    before: &DeploymentMap,
+    deployments: &DeploymentMap,
+) -> Result<Vec<ProblemV1>, ErrorResponse> {
+    let spokes = registered_spokes(api).await?;
+    let changed = deployments.values().filter(|deployment| before.get(&deployment.name) != Some(*deployment));
+    let problem = |deployment: &Deployment| {
+        let message = runnable::unavailable_engine(deployment, &spokes, &api.catalogue)?;
+        let (file, line) = apply_files::place(files, &deployment.name);
+        Some(ProblemV1 { file, line, message })
+    };
+    Ok(changed.filter_map(problem).collect())
+}
+
+/// Returns the registered spokes whose records can be read.
+async fn registered_spokes<S: Store>(api: &HubApi<S>) -> Result<Vec<RegisteredSpoke>, ErrorResponse> {
+    let entries = api.store.range(keys::SPOKES).await?.entries;
+    Ok(entries.iter().filter_map(|entry| records::spoke(entry).ok()).collect())
 }
 
 /// Returns notes for the operator on changed models.
@@ -281,7 +313,7 @@ fn conflict(base: u64, stored: u64) -> ErrorResponse {
     ErrorResponse::new(HubErrorCode::Conflict, message).with_field("base")
 }
 
-/// Returns the applied deployments.
+/// Returns the applied deployments with their status.
 pub(super) async fn deployments<S: Store>(
     State(api): State<HubApi<S>>,
 ) -> Result<Json<AppliedDeploymentsV1>, ErrorResponse> {
@@ -289,8 +321,14 @@ pub(super) async fn deployments<S: Store>(
         Some(entry) => (entry.mod_revision, records::wanted(&entry).map_err(unreadable)?.deployments),
         None => (0, BTreeMap::new()),
     };
+    let spokes = registered_spokes(&api).await?;
+    let statuses = {
+        let published = api.current.borrow();
+        let table = published.as_ref().map(|published| &published.table);
+        status::statuses(&deployments, table, &spokes, &api.catalogue)
+    };
     let deployments = deployments.values().map(DeploymentV1::from).collect();
-    Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments }))
+    Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments, statuses }))
 }
 
 /// Returns the applied tenants.
@@ -312,8 +350,7 @@ pub(super) async fn rollout<S: Store>(
     let table = &published.table;
     let found = api.store.range(keys::READERS).await?.entries;
     let readers: Vec<_> = found.iter().filter_map(|entry| records::reader(entry).ok()).collect();
-    let spokes = api.store.range(keys::SPOKES).await?.entries;
-    let spokes = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
+    let spokes = registered_spokes(&api).await?;
     let pending =
         |kind, name: &dyn Display, now: Option<&ResidencyPolicy>, widening: &Widening| PendingWideningV1 {
             kind,

@@ -4,6 +4,7 @@ use regions::{DeploymentName, NextRevision, RegionId, RouteTable};
 use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_api::deployment::engine_v1;
 use scheduler_api::revision::{ReplicaRevisions, next_v1, revision_replicas_v1};
+use scheduler_api::start_failure::{DeploymentFailures, FailedModelV1};
 use scheduler_core::registry::{RegisteredSpoke, representatives};
 
 /// Returns the replicas of each deployment of a table, from the latest reports of the regions.
@@ -32,16 +33,19 @@ fn in_region(
     standing: &RegisteredSpoke,
 ) -> Option<RegionReplicasV1> {
     let registration = &standing.registration;
-    let reported = registration.models.get(name);
+    let (reported, failures) = (registration.models.get(name), registration.failures.get(name));
     // A region that can start replicas of the deployment and has none is listed too.
-    if reported.is_none() && !registration.deployments.contains(name) {
+    if reported.is_none() && failures.is_none() && !registration.deployments.contains(name) {
         return None;
     }
     let none = ReplicaRevisions::default();
     let ReplicaRevisions { target, models } = reported.unwrap_or(&none);
+    let DeploymentFailures { served, next } = failures.cloned().unwrap_or_default();
     Some(RegionReplicasV1 {
         region: region.to_string(),
         target: *target,
         models: models.iter().map(revision_replicas_v1).collect(),
+        failed: served.as_ref().map(FailedModelV1::from),
+        failed_next: next.as_ref().map(FailedModelV1::from),
     })
 }

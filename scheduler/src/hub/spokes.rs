@@ -127,15 +127,17 @@ async fn update<S: Store>(
     state: RegionState,
 ) -> Result<Registration, ErrorResponse> {
     let mut registration = records::spoke(&entry)?.registration;
-    let RegionState { deployments, capacity, models, draining } = state;
+    let RegionState { deployments, capacity, models, failures, draining } = state;
     let same = registration.deployments == deployments
         && registration.models == models
+        && registration.failures == failures
         && registration.draining == draining;
     if same && are_similar(&capacity, &registration.capacity) {
         return Ok(registration);
     }
     (registration.deployments, registration.capacity) = (deployments, capacity);
-    (registration.models, registration.draining) = (models, draining);
+    (registration.models, registration.failures) = (models, failures);
+    registration.draining = draining;
     let value = records::packed(&RegisterV1::from(&registration));
     let KeyValue { key, mod_revision, .. } = entry;
     let when = vec![Compare::ModRevision(key.clone(), mod_revision)];

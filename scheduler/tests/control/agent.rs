@@ -49,6 +49,7 @@ impl RunningAgent {
         let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
         let observed = ReplicaStatus {
             model: None,
+            failure: None,
             names,
             ready: true,
             draining: false,

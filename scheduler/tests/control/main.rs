@@ -9,6 +9,7 @@ mod apply;
 mod console;
 #[path = "../../../resolver/tests/dns_server/mod.rs"]
 mod dns_server;
+mod failures;
 mod hub;
 mod keys;
 mod locks;
