@@ -40,6 +40,7 @@ mod request_body;
 mod request_head;
 mod respond;
 mod socket_owner;
+mod start_failure;
 pub mod tls;
 pub mod tokens;
 mod trace;

@@ -17,6 +17,7 @@ const ROLES: &[(&str, &[&str])] = &[
         "Spoke",
         &[
             "gateway/src/events/arrival",
+            "gateway/src/events/deployment",
             "gateway/src/events/job",
             "gateway/src/events/model",
             "gateway/src/events/peer",

@@ -29,10 +29,12 @@ use crate::events::at;
 use crate::names;
 use crate::receipts::{CommitFailed, Recorder, Sending, WriteAhead};
 use crate::respond::{ForwardError, Rejection};
+use crate::start_failure::deployment_failed;
 use crate::upstream::{BUFFERED_RESPONSE_MAX, Upstream, UpstreamResponse};
 use gateway_core::outcome::AttemptFailure;
 use gateway_core::plan::{RequestPlan, Step};
 use gateway_core::residency::AllowedRegions;
+use gateway_core::route::RejectReason;
 use gateway_core::trail::{AttemptCause, AttemptEnd, AttemptId, AttemptTrace, PolicyVersion, Trail};
 use regions::HostPort;
 use regions::id::InstanceName;
@@ -40,6 +42,7 @@ use regions::set::{RegionIndex, RegionSet};
 use replica_api::error::{ErrorCode, Remedy};
 use replica_api::headers;
 use replica_api::priority::Priority;
+use scheduler_api::report::DeploymentLoad;
 use std::future::{Future, poll_fn};
 use std::ops::ControlFlow;
 use std::pin::Pin;
@@ -222,12 +225,28 @@ impl Forwarder {
         let attempted =
             route.targets().map(|target| target.region).filter(|region| permitted.contains(*region));
         let named = |region: RegionIndex| catalogue.region(region).id.to_string();
+        let loads: Vec<_> = {
+            let states = self.region_monitor.states();
+            let rejected = view.regions().filter(|region| permitted.contains(*region));
+            let rejected = rejected.filter_map(|region| Some((region, route.rejected.reason(region)?)));
+            rejected
+                .map(|(region, reason)| (region, reason, states.reported_load(region, &request.deployment)))
+                .collect()
+        };
+        if attempted.clone().next().is_none()
+            && let Some(rejection) = self.failed_everywhere(request, &loads)
+        {
+            return rejection;
+        }
         let mut allowed: Vec<_> =
             attempted.clone().map(|region| format!("{} (tried)", named(region))).collect();
-        for region in view.regions().filter(|region| permitted.contains(*region)) {
-            if let Some(reason) = route.rejected.reason(region) {
-                allowed.push(format!("{} ({})", named(region), reject_reason_text(reason)));
-            }
+        for (region, reason, load) in loads {
+            let failed = load.and_then(|load| load.failed).filter(|_| reason == RejectReason::NotServing);
+            let reason = failed.map_or_else(
+                || reject_reason_text(reason).to_owned(),
+                |why| format!("failed: {}", why.as_str()),
+            );
+            allowed.push(format!("{} ({reason})", named(region)));
         }
         let regions =
             if allowed.is_empty() { "no region is registered".to_owned() } else { allowed.join(", ") };
@@ -240,6 +259,30 @@ impl Forwarder {
                 policy.residency.as_str()
             ),
         )
+    }
+
+    /// Returns the rejection of a request whose deployment has failed in every allowed region that runs it; `None` if another
+    /// reason keeps one of them from serving it.
+    fn failed_everywhere(
+        &self,
+        request: &Request,
+        rejected: &[(RegionIndex, RejectReason, Option<DeploymentLoad>)],
+    ) -> Option<Rejection> {
+        let mut failed = Vec::new();
+        for (region, reason, load) in rejected {
+            match (reason, load) {
+                (RejectReason::NotServing, Some(DeploymentLoad { failed: Some(reason), .. })) => {
+                    failed.push((*region, *reason));
+                }
+                // It does not run the deployment.
+                (RejectReason::NotServing, None) => {}
+                _ => return None,
+            }
+        }
+        let (_, reason) = *failed.first()?;
+        let named = |(region, _): &(RegionIndex, _)| self.config.catalogue.region(*region).id.to_string();
+        let places: Vec<_> = failed.iter().map(named).collect();
+        Some(deployment_failed(&request.deployment, &places.join(" and "), reason))
     }
 }
 

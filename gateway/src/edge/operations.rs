@@ -142,6 +142,7 @@ async fn routes(State(operations): State<Operations>) -> Json<Value> {
                 "rtt_ms": region_states.latency.estimate(region, now).as_secs_f64() * 1e3,
                 "ready": region_states.fleet.ready(region),
                 "held_for_ms": region_states.hold_times_ms(region),
+                "failed": region_states.failed_deployments(region),
                 "circuit": circuit(region).map(|state| circuits::to_json(state, now)),
             })
         })

@@ -219,6 +219,15 @@ impl RegionStates {
         self.loads.get(region, deployment).map(|backlog| backlog.load).unwrap_or_default()
     }
 
+    /// Returns the last reported load of a deployment in `region`; `None` if the region does not report the deployment.
+    pub(super) fn reported_load(
+        &self,
+        region: RegionIndex,
+        deployment: &DeploymentName,
+    ) -> Option<DeploymentLoad> {
+        self.loads.get(region, deployment).map(|backlog| backlog.load)
+    }
+
     /// Returns the health of a region that serves the deployment, for a request: an ejected region is `Suspect`.
     pub(crate) fn health(&self, region: RegionIndex, routing: &RoutingContext<'_>, now: Instant) -> Health {
         suspect_if_ejected(self.fleet.region_health(region), &self.targets, region, routing, now)
@@ -308,6 +317,12 @@ impl RegionStates {
     pub(super) fn hold_times_ms(&self, region: RegionIndex) -> BTreeMap<String, u64> {
         let held = self.cold.in_region(region);
         held.map(|(name, held_for)| (name.to_string(), held_for.as_millis() as u64)).collect()
+    }
+
+    /// Returns the deployments that have failed in a region, with the reasons; for operators.
+    pub(super) fn failed_deployments(&self, region: RegionIndex) -> BTreeMap<String, &'static str> {
+        let failed = self.loads.in_region(region);
+        failed.filter_map(|(name, backlog)| Some((name.to_string(), backlog.load.failed?.as_str()))).collect()
     }
 
     /// Returns whether any region would hold requests for a deployment.

@@ -6,6 +6,7 @@
 //! value is the request id, which is bounded and printable.
 
 mod arrival;
+mod deployment;
 mod finished;
 mod hop;
 mod job;
@@ -16,6 +17,7 @@ mod request;
 mod webhook;
 
 pub(crate) use arrival::ArrivalEnded;
+pub(crate) use deployment::DeploymentFailureChanged;
 pub(crate) use finished::{FinishedRequest, ResolvedRequest, at, began_ms};
 pub(crate) use hop::HopFailed;
 pub(crate) use job::{

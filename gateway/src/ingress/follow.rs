@@ -33,6 +33,7 @@ pub(super) async fn replicas(prober: Arc<ReplicaProber>, changed: Arc<Notify>) {
         }
         // The estimates for provisioning replicas may have changed as well.
         prober.hold.call();
+        prober.log_failures();
         tokio::select! {
             () = changed.notified() => {}
             // Only aborted probes end.

@@ -209,7 +209,14 @@ impl ReplicaForwarder {
             match outcome {
                 Some(ReleaseReason::ReplicaReady { cold_start }) => held.cold_start = cold_start,
                 Some(ReleaseReason::Unservable) => {
-                    return Err(no_replica(&request.deployment, &self.region, refusal).with(held.headers()));
+                    let rejection = match self.hold.start_failure(&request.deployment) {
+                        Some(reason) => {
+                            let failed = HoldRejection::Failed { reason };
+                            not_held(&request.deployment, &self.region, failed)
+                        }
+                        None => no_replica(&request.deployment, &self.region, refusal),
+                    };
+                    return Err(rejection.with(held.headers()));
                 }
                 None => return Err(held_too_long(&request.deployment).with(held.headers())),
             }

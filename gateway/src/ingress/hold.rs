@@ -10,6 +10,8 @@
 
 use super::request::ForwardedRequest;
 use crate::metrics::{HoldMetrics, NotHeldReason};
+use regions::DeploymentName;
+use replica_api::start_failure::StartFailure;
 use scheduler_core::spoke::Spoke;
 use scheduler_core::spoke::hold::{
     HoldDecision, HoldLimit, HoldRejection, HoldRequest, HoldTicket, Release, ReleaseReason,
@@ -78,9 +80,16 @@ impl Hold {
         Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
     }
 
+    /// Returns the reason if a deployment has failed in this region.
+    pub(super) fn start_failure(&self, deployment: &DeploymentName) -> Option<StartFailure> {
+        let spoke = self.spoke.lock();
+        spoke.start_failure(deployment, Instant::now()).map(|failed| failed.failure.reason)
+    }
+
     fn count(&self, rejection: HoldRejection) {
         let by = match rejection {
             HoldRejection::NotProvisioned => NotHeldReason::NoScaler,
+            HoldRejection::Failed { .. } => NotHeldReason::Failed,
             HoldRejection::OtherRegion { .. } => NotHeldReason::OtherRegion,
             HoldRejection::PastDeadline { .. } => NotHeldReason::Deadline,
             HoldRejection::Full { limit: HoldLimit::TenantRequests, .. } => NotHeldReason::TenantRequests,

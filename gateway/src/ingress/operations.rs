@@ -17,6 +17,7 @@ use pingora::protocols::http::ServerSession;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
 use replica_api::headers;
+use replica_api::start_failure::StartFailure;
 use scheduler_api::paths;
 use scheduler_api::report::DeploymentLoad;
 use scheduler_core::spoke::Spoke;
@@ -142,6 +143,7 @@ impl IngressOperations {
                 "name": name.as_str(),
                 "ready": load.ready,
                 "ready_in_ms": load.ready_in.map(|left| left.as_millis() as u64),
+                "failed": load.failed.map(StartFailure::as_str),
                 "held": requests,
                 "held_tokens": tokens,
             })

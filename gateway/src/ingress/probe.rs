@@ -2,7 +2,7 @@
 
 use super::hold::Hold;
 use super::replicas::Replicas;
-use crate::events::ReplicaMismatch;
+use crate::events::{DeploymentFailureChanged, ReplicaMismatch};
 use crate::hop::UpstreamKey;
 use crate::request_head::{AUTHORITY, RequestHead, UpstreamMethod};
 use crate::upstream::{ResponseBody, Upstream};
@@ -14,6 +14,7 @@ use regions::id::RegionId;
 use regions::set::RegionIndex;
 use replica_api::paths::STATUS;
 use replica_api::status::{StateV1, StatusV1};
+use scheduler_api::start_failure::FailedModel;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,6 +36,16 @@ pub(super) struct ReplicaProber {
     pub(super) replicas: Arc<Replicas>,
     pub(super) hold: Arc<Hold>,
     pub(super) upstream: Arc<Upstream>,
+}
+
+impl ReplicaProber {
+    /// Logs the deployments that have failed or recovered.
+    pub(super) fn log_failures(&self) {
+        let changes = self.spoke.lock().failure_changes(Instant::now());
+        changes
+            .into_iter()
+            .for_each(|change| DeploymentFailureChanged { region: &self.region, change }.record());
+    }
 }
 
 /// Polls the status of the replica at `address`.
@@ -71,6 +82,7 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
                 spoke.lock().replica_late(number, Instant::now());
             }
         }
+        prober.log_failures();
         if spoke.lock().any_request_held() {
             prober.hold.call();
         }
@@ -128,15 +140,20 @@ fn observed(status: StatusV1) -> Result<ReplicaStatus, String> {
         requests_total: _, // for operators
         tokens_per_second,
         download: _, // for the caller
-        failure: _,  // the replica tries again
+        failure,
     } = status;
     if version != 1 {
         return Err(format!("status version {version} is not supported; the supported version is 1"));
     }
     let names = names.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+    let failure = failure.filter(|_| state == StateV1::Starting);
+    // Without an identity its task and engine are unknown.
+    let failure =
+        failure.map(|failure| FailedModel { model: source.clone(), task: None, engine: None, failure });
     let model = identity.map(|identity| identity.reported(&source)).transpose()?;
     Ok(ReplicaStatus {
         model,
+        failure,
         names: names.map_err(|error| format!("names: {error}"))?,
         ready: state == StateV1::Ready,
         draining: state == StateV1::Draining,

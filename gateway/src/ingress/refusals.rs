@@ -2,6 +2,7 @@
 
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::respond::Rejection;
+use crate::start_failure::deployment_failed;
 use gateway_core::outcome::AttemptFailure;
 use regions::id::{DeploymentName, RegionId};
 use replica_api::error::ErrorCode;
@@ -59,6 +60,9 @@ pub(super) fn not_held(
     let (ready_in, code, message) = match rejection {
         HoldRejection::NotProvisioned => {
             return no_replica(deployment, region, spoke::NoReplica::UnknownDeployment);
+        }
+        HoldRejection::Failed { reason } => {
+            return deployment_failed(deployment, &format!("region {region}"), reason);
         }
         HoldRejection::OtherRegion { ready_in } => (
             ready_in,

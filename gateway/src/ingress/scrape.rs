@@ -13,9 +13,11 @@ use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
 use metrics::{BuildMetrics, ByName, Format, Label, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
+use replica_api::start_failure::StartFailure;
 use resolver::ResolverMetrics;
 use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
 use telemetry::{LogMetrics, TraceMetrics, Tracer};
@@ -50,6 +52,9 @@ metric_set! {
         mismatched: ByName<u64> = "meridian_ingress_replicas_mismatched" ["deployment"],
         /// Replicas that began to report such a model.
         mismatches: ByName<Total> = "meridian_ingress_replica_mismatches_total" ["deployment"],
+        /// 1 for a deployment that has failed in this region: no replica of it can start, for this reason.
+        failed: ByName<Sparse<OneOf<StartFailure, InGateway>, false>> =
+            "meridian_deployment_failed" ["deployment", "reason"],
         /// 1 while this spoke scales its region.
         is_scaler: bool = "meridian_scaling_is_scaler",
         /// Decisions of the autoscaler, if there is one.
@@ -145,6 +150,8 @@ impl IngressOperations {
         let reported = spoke.loads(Instant::now());
         let loads = || reported.iter();
         let mismatches = spoke.mismatches();
+        let failures: BTreeMap<_, _> =
+            loads().filter_map(|(name, load)| Some((name.clone(), load.failed?))).collect();
         let (held_requests, held_bytes) = spoke.held_totals();
         let policy_age = spoke.policy_age(Instant::now());
         let scrape = IngressScrape {
@@ -155,6 +162,7 @@ impl IngressOperations {
             granted_tokens: loads().map(|(name, _)| (name, spoke.granted(name))).collect(),
             mismatched: mismatches.iter().map(|(name, (now, _))| (name, *now)).collect(),
             mismatches: mismatches.iter().map(|(name, (_, total))| (name, Total(*total))).collect(),
+            failed: failures.iter().map(|(name, reason)| (name, Sparse(OneOf::new(*reason)))).collect(),
             is_scaler,
             scaling: (!spoke.scaling_status().is_empty()).then(|| {
                 let each = || spoke.scaling_status().iter();

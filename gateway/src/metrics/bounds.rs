@@ -144,6 +144,8 @@ labels! {
     pub(crate) enum NotHeldReason {
         /// No scaler starts replicas.
         NoScaler = "no_scaler",
+        /// No replica can start.
+        Failed = "failed",
         /// Another region has a ready replica and responds sooner, or is the only one that can respond.
         OtherRegion = "other_region",
         /// The deadline of the request would pass.

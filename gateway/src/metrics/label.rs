@@ -12,8 +12,9 @@ use pingora::protocols::http::ServerSession;
 use replica_api::error::{ErrorCode, Fault};
 use replica_api::headers;
 use replica_api::priority::Priority;
+use replica_api::start_failure::StartFailure;
 
-labels_of!(InGateway: AttemptCause, AttemptResult, IdleFrame, Priority, ShedReason);
+labels_of!(InGateway: AttemptCause, AttemptResult, IdleFrame, Priority, ShedReason, StartFailure);
 
 /// Endpoint of a request: a served path, the list of models, or other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

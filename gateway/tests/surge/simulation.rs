@@ -254,6 +254,7 @@ impl Simulation {
                 let pending_tokens = (wait_time.as_secs_f64() * SPEED) as u64;
                 let observed = ReplicaStatus {
                     model: None,
+                    failure: None,
                     names: [self.name.clone()].into(),
                     ready: true,
                     draining: false,

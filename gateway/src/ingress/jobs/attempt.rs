@@ -134,6 +134,8 @@ pub(super) fn failed(reason: impl Into<String>) -> ReplicaAttemptEnd {
 pub(super) fn not_computed(rejection: Rejection) -> ReplicaAttemptEnd {
     let Rejection { code, message, retry_after, .. } = rejection;
     match code.fault() {
+        // The job waits until an operator has corrected the deployment, or until it expires.
+        _ if code == ErrorCode::DeploymentFailed => no_capacity(message, retry_after),
         Fault::Policy | Fault::Caller | Fault::Quota => rejected(code, message),
         Fault::Capacity if code != ErrorCode::DeadlineExceeded => no_capacity(message, retry_after),
         Fault::Capacity | Fault::Replica | Fault::Network => failed(message),
@@ -203,14 +205,18 @@ fn of_replica(response: JobAttemptResponse) -> ReplicaAttemptEnd {
 /// region itself (its capacity, its policy, the network) is no fault of the job, which returns to the queue.
 pub(super) fn of_region(response: JobAttemptResponse) -> ReplicaAttemptEnd {
     let code = response.error.filter(|code| *code != ErrorCode::DeadlineExceeded);
+    let has_failed = code == Some(ErrorCode::DeploymentFailed);
     match code.map(ErrorCode::fault) {
-        Some(Fault::Policy | Fault::Quota | Fault::Network | Fault::Capacity) => {
+        Some(fault)
+            if has_failed
+                || matches!(fault, Fault::Policy | Fault::Quota | Fault::Network | Fault::Capacity) =>
+        {
             let JobAttemptResponse { status, retry_after, body, .. } = response;
             let reason =
                 message(&body).unwrap_or_else(|| format!("the region responded with status {status}"));
             no_capacity(reason, retry_after)
         }
-        Some(Fault::Caller | Fault::Replica) | None => of_replica(response),
+        Some(_) | None => of_replica(response),
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Replica {
     pub(crate) response_time_ms: AtomicU64,
     /// Reported tokens a second.
     pub(crate) speed: AtomicU64,
+    /// Failure that it reports while it is not ready.
+    failure: Mutex<Option<&'static str>>,
     /// Ids of the received requests, and their arrival times.
     pub(crate) received: Mutex<Vec<(String, Instant)>>,
 }
@@ -53,7 +55,10 @@ impl Replica {
 
     fn status(&self) -> Value {
         let state = if self.ready.load(Ordering::SeqCst) { "ready" } else { "starting" };
-        json!({"version": 1, "names": ["m"], "model": "m", "state": state, "pending_tokens": 0, "pending_inputs": 0,
+        let failure = self.failure.lock().filter(|_| state == "starting");
+        let failure =
+            failure.map(|reason| json!({"reason": reason, "message": "/srv/models/m cannot be loaded"}));
+        json!({"version": 1, "names": ["m"], "model": "m", "state": state, "failure": failure, "pending_tokens": 0, "pending_inputs": 0,
                "requests_total": 0, "tokens_per_second": self.speed.load(Ordering::SeqCst) as f64})
     }
 
@@ -67,6 +72,11 @@ impl Replica {
         }
         tokio::time::sleep(Duration::from_millis(self.response_time_ms.load(Ordering::SeqCst))).await;
         (StatusCode::OK, "{}").into_response()
+    }
+
+    /// Sets the failure that it reports while it is not ready.
+    pub(crate) fn fail(&self, reason: Option<&'static str>) {
+        *self.failure.lock() = reason;
     }
 
     pub(crate) fn ids(&self) -> Vec<String> {
@@ -147,6 +157,7 @@ impl Region {
         self.replica.ready.store(true, Ordering::SeqCst);
         let observed = ReplicaStatus {
             model: None,
+            failure: None,
             names: [name()].into(),
             ready: true,
             draining: false,
@@ -173,9 +184,13 @@ impl Region {
         }
     }
 
-    pub(crate) async fn scraped(&self, sample: &str) -> String {
+    pub(crate) async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.address);
-        let text = self.client.get(url).send().await.unwrap().text().await.unwrap();
+        self.client.get(url).send().await.unwrap().text().await.unwrap()
+    }
+
+    pub(crate) async fn scraped(&self, sample: &str) -> String {
+        let text = self.metrics().await;
         let line = text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {sample} in {text}")).to_owned()
     }

@@ -2,5 +2,6 @@
 //! scripted and become ready on command; everything else is real.
 
 mod edge;
+mod failed;
 mod fixture;
 mod ingress;

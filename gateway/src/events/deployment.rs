@@ -1,0 +1,26 @@
+//! Events of a deployment that has failed in a region.
+
+use regions::RegionId;
+use scheduler_api::start_failure::FailedModel;
+use scheduler_core::spoke::FailureChange;
+
+/// No replica of a deployment can start in this region, for `reason`, and its requests are rejected at once, so that gateways
+/// use other regions. The starts go on. Correct what `failure` names: the model reference, its permissions, the disk, or the
+/// cause of the crash; docs/runbook.md has a line for each reason.
+pub(crate) struct DeploymentFailureChanged<'a> {
+    pub(crate) region: &'a RegionId,
+    pub(crate) change: FailureChange,
+}
+
+impl DeploymentFailureChanged<'_> {
+    pub(crate) fn record(self) {
+        let DeploymentFailureChanged { region, change: FailureChange { deployment, failed } } = self;
+        match failed {
+            Some(FailedModel { model, failure, task: _, engine: _ }) => tracing::error!(
+                %region, %deployment, model, reason = failure.reason.as_str(), failure = failure.message,
+                "deployment failed"
+            ),
+            None => tracing::info!(%region, %deployment, "deployment no longer failed"),
+        }
+    }
+}
