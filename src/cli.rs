@@ -366,6 +366,13 @@ pub(crate) struct ApplyOptions {
     /// Apply without confirmation
     #[arg(long)]
     pub yes: bool,
+    /// Wait until the changed deployments are ready in each of their regions; of no change, all. Exit status 1 with the
+    /// reason as soon as a region cannot start one
+    #[arg(long, conflicts_with_all = ["hold", "promote", "dry_run"])]
+    pub wait: bool,
+    /// Time limit of --wait, as 90s or 10m
+    #[arg(long, value_name = "DURATION", default_value = "10m", requires = "wait")]
+    pub wait_timeout: String,
     /// Print JSON to stdout
     #[arg(long)]
     pub json: bool,

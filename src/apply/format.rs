@@ -73,7 +73,8 @@ fn format_field(FieldV1 { field, before, after, residency_change }: &FieldV1) ->
     format!("{field:<10} {value}{effect}")
 }
 
-/// Formats the regions of the route table, with the replicas that run another model than their deployment.
+/// Formats the regions of the route table, with the models that they cannot start, and the replicas that run another model than
+/// their deployment.
 pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV1]) -> String {
     let mut lines = vec![format!("{:<28} {:<16} {:<22} ready", "region", "instance", "endpoint")];
     for RegionRouteV1 { id, instances, deployments, .. } in regions {
@@ -83,6 +84,7 @@ pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV
             let (id, ready) = std::mem::take(&mut region);
             lines.push(format!("{id:<28} {name:<16} {endpoint:<22} {ready}").trim_end().to_owned());
         }
+        lines.extend(replicas::failures(id, replicas).map(|line| format!("  {line}")));
         lines.extend(replicas::mismatches(id, replicas).map(|line| format!("  {line}")));
     }
     lines.join("\n")
@@ -118,7 +120,9 @@ pub(super) fn rollout(rollout: &RolloutV1) -> String {
     let RolloutV1 { version: _, generation, pending, readers, deployments } = rollout;
     let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
     lines.extend(deployments.iter().flat_map(replicas::format_deployment));
-    if pending.is_empty() && deployments.iter().all(|known| known.next.is_none()) {
+    let mut regions = deployments.iter().flat_map(|known| &known.regions);
+    let has_failed = regions.any(|region| region.failed.is_some());
+    if pending.is_empty() && !has_failed && deployments.iter().all(|known| known.next.is_none()) {
         lines.push("rollout complete: all processes have the applied state".to_owned());
     }
     for PendingWideningV1 { kind, name, residency, to, since, outdated_readers } in pending {

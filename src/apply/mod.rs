@@ -7,6 +7,7 @@
 mod format;
 mod replicas;
 mod usage;
+mod wait;
 
 use crate::cli::{ApplyOptions, CallerOptions, GetOptions, ResourceKind};
 use crate::jobs::{self, GetJobsError};
@@ -18,7 +19,8 @@ use regions::id::{IdError, TenantId};
 use regions::spiffe::Role;
 use reqwest::StatusCode;
 use scheduler_api::apply::{
-    AppliedDeploymentsV1, ApplyFileV1, ApplyV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
+    AppliedDeploymentsV1, AppliedV1, ApplyFileV1, ApplyV1, ChangeKind, ChangeV1, Kind, ProblemV1, ProblemsV1,
+    RolloutV1,
 };
 use scheduler_api::paths;
 use scheduler_api::plan::{AllSharesV1, PlanV1};
@@ -31,7 +33,7 @@ use scheduler_client::operator::OperatorClient;
 use scheduler_client::operator_token::OperatorToken;
 use scheduler_core::hubs::Hubs;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -107,9 +109,10 @@ impl From<HubCallError> for CommandError {
     }
 }
 
-/// Runs `meridian apply`. Exit code 0 if the state was applied, 3 if the files are invalid.
+/// Runs `meridian apply`. Exit code 0 if the state was applied, and with `--wait` if the deployments are ready; 3 if the files
+/// are invalid.
 pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
-    let ApplyOptions { files, hold, promote, hub, caller, dry_run, yes, json } = options;
+    let ApplyOptions { files, hold, promote, hub, caller, dry_run, yes, wait, wait_timeout, json } = options;
     if let Some(name) = promote {
         return promote_model(name, hub, caller, *json);
     }
@@ -125,6 +128,8 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
                 Err(problem) => problems.push(problem),
             }
         }
+        let wait_timeout = duration("--wait-timeout", wait_timeout);
+        let wait_timeout = wait_timeout.map_err(|problem| problems.push(problem)).unwrap_or_default();
         let client = client(hub, caller, TIMEOUT).map_err(|problem| problems.push(problem)).ok();
         let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
         if !(*dry_run || *yes || is_interactive) {
@@ -135,6 +140,7 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         let Some(hub) = client.filter(|_| problems.is_empty()) else {
             return Err(CommandError::Usage(problems));
         };
+        let waits = *wait && deployments.is_some();
         let first =
             ApplyV1 { version: VERSION, dry_run: true, base: None, hold: *hold, deployments, tenants };
         let preview = hub.apply(&first).await?;
@@ -143,14 +149,53 @@ pub(crate) fn apply(options: &ApplyOptions) -> ExitCode {
         }
         let is_empty = preview.changes.is_empty() && preview.notes.is_empty();
         if *dry_run || is_empty {
-            return Ok(if *json { pretty(&preview) } else { String::new() });
+            let text = if *json { pretty(&preview) } else { String::new() };
+            return if waits { ready(&hub, &preview, wait_timeout, text).await } else { Ok(text) };
         }
         if !(*yes || confirm()) {
             return Err(CommandError::Failed("not applied".to_owned()));
         }
         let result = hub.apply(&ApplyV1 { dry_run: false, base: Some(preview.base), ..first }).await?;
-        Ok(if *json { pretty(&result) } else { "applied".to_owned() })
+        let text = if *json { pretty(&result) } else { "applied".to_owned() };
+        if waits { ready(&hub, &result, wait_timeout, text).await } else { Ok(text) }
     })
+}
+
+/// Waits until the changed deployments are ready, or all of them without a change. Returns `text`, which is the result of the
+/// change also if one of them fails.
+async fn ready(
+    hub: &OperatorClient,
+    applied: &AppliedV1,
+    timeout: Duration,
+    text: String,
+) -> Result<String, CommandError> {
+    let is_waited_for =
+        |change: &&ChangeV1| change.kind == Kind::Deployment && change.change != ChangeKind::Removed;
+    let changed = applied.changes.iter().filter(is_waited_for);
+    let changed: BTreeSet<_> = changed.map(|change| change.name.clone()).collect();
+    let names = (!changed.is_empty()).then_some(&changed);
+    if names.is_none() && !applied.changes.is_empty() {
+        // Only removals.
+        return Ok(text);
+    }
+    // Progress is for a person, and stdout for the result.
+    let show = |line: &str| eprintln!("waiting: {line}");
+    match wait::follow(hub, names, timeout, show).await {
+        Ok(()) => Ok(text),
+        Err(CommandError::Failed(problem)) => {
+            Err(CommandError::Partial { text: Some(text), problems: vec![problem] })
+        }
+        Err(CommandError::Partial { problems, .. }) => {
+            Err(CommandError::Partial { text: Some(text), problems })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Parses a duration of the command line.
+fn duration(option: &str, text: &str) -> Result<Duration, String> {
+    let parsed = configuration::duration::parse(text).filter(|duration| !duration.is_zero());
+    parsed.ok_or_else(|| format!("{option} {text}: write a number above 0 with a unit, such as 90s or 10m"))
 }
 
 /// Runs `meridian apply --promote`. Exit code 0 if the hub has accepted it.
@@ -354,6 +399,7 @@ fn with_name(
     name: Option<&str>,
 ) -> Result<AppliedDeploymentsV1, CommandError> {
     desired.deployments.retain(|deployment| name.is_none_or(|name| name == deployment.name));
+    desired.statuses.retain(|status| name.is_none_or(|name| name == status.name));
     require_any(&desired.deployments, "deployment", name)?;
     Ok(desired)
 }
@@ -368,13 +414,17 @@ fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), Com
     }
 }
 
-/// Formats the applied deployments as a file.
+/// Formats the applied deployments as a file. Failed deployments are named in comments, with region and reason.
 fn as_file(desired: AppliedDeploymentsV1) -> Result<String, CommandError> {
     let unreadable =
         |error: &dyn std::fmt::Display| CommandError::Failed(format!("invalid response of the hub: {error}"));
     let deployments =
         deployment::read_deployments(desired.deployments).map_err(|error| unreadable(&error))?;
-    regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))
+    let file = regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))?;
+    // As comments, so that the output stays a file that can be applied.
+    let failed = desired.statuses.iter().flat_map(wait::failures);
+    let failed: String = failed.map(|line| format!("# Failed: {line}\n")).collect();
+    Ok(failed + &file)
 }
 
 fn as_tenants_file(tenants: TenantsV1) -> Result<String, CommandError> {

