@@ -102,6 +102,9 @@ function overview(state) {
 
 const failures = (list) => (list.length ? h("span", { class: "failures" }, list.slice(0, 4).map(([outcome, requests]) => badge(`${outcome} ${count(requests)}`, "bad"))) : h("span", { class: "soft" }, "none"));
 
+// Models that a region cannot start, each with the reason.
+const failedModels = (serving) => serving.failed.map((failed) => [badge(`${failed.is_next ? "next model failed" : "Failed"}: ${failed.reason}`, failed.is_next ? "warn" : "bad"), " "]);
+
 function deployments({ snapshot, history }) {
   const rows = byName(snapshot.deployments, ({ name }) => name).map((deployment) => {
     const samples = (history.deployments[deployment.name] ?? []).slice(-120);
@@ -112,7 +115,7 @@ function deployments({ snapshot, history }) {
       h("td", {}, ms(deployment.traffic.p50_ms)),
       h("td", { class: "wide" }, h("span", { class: "withspark" }, spark(column(samples, 3), `99th percentile of ${deployment.name}`, "accentink"), ms(deployment.traffic.p99_ms))),
       h("td", {}, count(deployment.pending_tokens)), h("td", {}, deployment.held_ms === null ? "–" : ms(deployment.held_ms)),
-      h("td", {}, replicas(deployment.ready, deployment.target)), h("td", { class: "left" }, failures(deployment.failures)));
+      h("td", {}, replicas(deployment.ready, deployment.target)), h("td", { class: "left" }, deployment.regions.flatMap(failedModels).slice(0, 4), failures(deployment.failures)));
   });
   return [heading("Deployments", "Rates of the last seconds; failures of the last minute."),
     h("div", { class: "card flush" }, table("Deployments", ["Deployment", "<Residency", "Requests/s", "p50", "p99", "Queued tokens", "Held for", "Replicas", "<Failures"], rows, "No deployments are applied.")),
@@ -125,7 +128,7 @@ function deployment({ snapshot, history }, name) {
   const samples = history.deployments[name] ?? history.total.map(() => [0, 0, 0, 0]);
   const rows = found.regions.map((serving) => h("tr", { "data-key": serving.region },
     h("th", { scope: "row" }, regionName(serving.region)), h("td", {}, replicas(serving.ready, serving.target ?? serving.ready)),
-    h("td", { class: "left" }, serving.registered ? badge("routed", "good") : badge("not routed", "warn")), h("td", {}, rate(serving.rate)),
+    h("td", { class: "left" }, serving.registered ? badge("routed", "good") : badge("not routed", "warn"), " ", failedModels(serving)), h("td", {}, rate(serving.rate)),
     h("td", {}, count(serving.pending_tokens)), h("td", {}, serving.tokens_per_second ? `${count(serving.tokens_per_second)}/s` : "–"), h("td", {}, serving.held_ms === null ? "–" : ms(serving.held_ms))));
   return [
     h("div", { class: "heading" }, h("p", { class: "soft" }, h("a", { href: "#/deployments" }, "Deployments"), " /"), h("h1", {}, name, " ", residency(found.residency))),
@@ -134,6 +137,7 @@ function deployment({ snapshot, history }, name) {
       h("section", { class: "card" }, lines({ title: "Requests", unit: "/s", series: [{ name: "all", values: column(samples, 0), cls: "ink" }, { name: "failed", values: column(samples, 1), cls: "badink" }] })),
       h("section", { class: "card" }, latencies(samples))),
     h("div", { class: "card flush" }, table(`Regions of ${name}`, ["Region", "Replicas", "<Route", "Requests/s", "Queued tokens", "Speed", "Held for"], rows, "No region serves it.")),
+    found.regions.some((serving) => serving.failed.length) && card("Failed starts", found.regions.flatMap((serving) => serving.failed.map((failed) => h("p", {}, `${serving.region}: ${failed.model}: ${failed.reason}: ${failed.message}`)))),
     card("Failures of the last minute", failures(found.failures)),
   ];
 }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use regions::catalogue::{Catalogue, Region};
 use regions::{Deployment, DeploymentName, RegionId, RouteTable, TenantId, TenantRules};
-use scheduler_api::apply::RolloutV1;
+use scheduler_api::apply::{RegionReplicasV1, RolloutV1};
 use scheduler_api::plan::RegionCapacity;
+use scheduler_api::start_failure::FailedModelV1;
 use scheduler_api::traffic::LatencyHistogram;
 use serde::Serialize;
 
@@ -160,6 +161,18 @@ struct ServingView {
     tokens_per_second: u64,
     held_ms: Option<f64>,
     rate: f64,
+    /// Models of which no replica can start there.
+    failed: Vec<FailedView>,
+}
+
+/// Model of which no replica can start in a region.
+#[derive(Debug, Serialize)]
+struct FailedView {
+    model: String,
+    reason: &'static str,
+    message: String,
+    /// Whether the model is to replace the served one, whose requests it does not affect.
+    is_next: bool,
 }
 
 /// Tenant.
@@ -486,9 +499,20 @@ fn serving(
             tokens_per_second: load.tokens_per_second,
             held_ms: held_ms(load.held_for),
             rate: rounded(sums.serving.get(&(name.clone(), id)).copied().unwrap_or(0.0)),
+            failed: failed_models(replicas),
         })
     });
     view.collect()
+}
+
+fn failed_models(replicas: &RegionReplicasV1) -> Vec<FailedView> {
+    let both = [(&replicas.failed, false), (&replicas.failed_next, true)];
+    let each = both.into_iter().filter_map(|(failed, is_next)| {
+        let FailedModelV1 { model, failure, .. } = failed.as_ref()?;
+        let (reason, message) = (failure.reason.as_str(), failure.message.clone());
+        Some(FailedView { model: model.clone(), reason, message, is_next })
+    });
+    each.collect()
 }
 
 fn tenants(fleet: FleetView<'_>, traffic: &TrafficState) -> (Vec<TenantView>, usize) {

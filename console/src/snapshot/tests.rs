@@ -81,6 +81,27 @@ fn traffic(deployment: &str, now: Instant) -> TrafficState {
     state
 }
 
+#[test]
+fn a_region_that_cannot_start_a_model_shows_the_reason() {
+    let failed = |reason: &str| json!({"model": "hf://m", "failure": {"reason": reason, "message": "404"}});
+    let deployment = json!({
+        "name": "d0000", "model": "hf://m", "engine": {"kind": "cpu", "precision": "f32"}, "revision": null, "next": null,
+        "regions": [{"region": "gcp/europe-west4", "target": 1, "models": [], "failed": failed("model_missing"),
+                     "failed_next": failed("disk_full")}],
+    });
+    let rollout = RolloutV1 { deployments: vec![serde_json::from_value(deployment).unwrap()], ..rollout() };
+    let (now, table, traffic) = (some_instant(), table(1), TrafficState::default());
+    let (catalogue, capacity) = (Catalogue::builtin(), BTreeMap::new());
+    let fleet = FleetView { catalogue: &catalogue, table: &table, rollout: &rollout, capacity: &capacity };
+    let sums = TrafficSums::of(&traffic, now);
+    let found = serde_json::to_value(FleetSnapshot::new(fleet, &traffic, &sums, (now, 9_000))).unwrap();
+    let expected = json!([
+        {"model": "hf://m", "reason": "model_missing", "message": "404", "is_next": false},
+        {"model": "hf://m", "reason": "disk_full", "message": "404", "is_next": true},
+    ]);
+    assert_eq!(found["deployments"][0]["regions"][0]["failed"], expected);
+}
+
 fn shown(table: &RouteTable, traffic: &TrafficState, now: Instant) -> Value {
     let (catalogue, rollout, capacity) = (Catalogue::builtin(), rollout(), BTreeMap::new());
     let fleet = FleetView { catalogue: &catalogue, table, rollout: &rollout, capacity: &capacity };
