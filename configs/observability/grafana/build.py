@@ -342,6 +342,8 @@ def deployment():
                 panel("Crashes", "Replicas that exited without being stopped, in five minutes.", "none",
                       (f"sum by (region) (increase(meridian_scaling_replicas_crashed_total{{{of}}}[5m]))", "{{region}}"),
                       regions=True),
+                panel("Failed", "Regions in which no replica can start, by reason. The runbook has a line for each reason.", "none",
+                      (f"max by (region, reason) (meridian_deployment_failed{{{of}}})", "{{region}} {{reason}}"), regions=True),
                 panel("Start time, p90", "90th percentile of the start time of a replica.", "ms",
                       (scaling("start_ms"), "{{region}}"), regions=True),
                 panel("Replicas with another model", "Replicas that report a model other than that of the deployment, and receive no "
