@@ -173,7 +173,11 @@ async fn start_timeout(last_report: watch::Receiver<Instant>) {
 
 impl ReportSender {
     /// Records the report of a replica that is starting.
-    fn record(&self, StartReport { download_left, failure }: StartReport, last_report: &watch::Sender<Instant>) {
+    fn record(
+        &self,
+        StartReport { download_left, failure }: StartReport,
+        last_report: &watch::Sender<Instant>,
+    ) {
         let now = Instant::now();
         let ends_at = download_left.and_then(|left| now.checked_add(left));
         if ends_at.is_some() || failure.is_some() {
