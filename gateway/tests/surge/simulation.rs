@@ -1,8 +1,9 @@
 //! Simulated world of a surge: events in order of time, with all randomness drawn from the seed.
 
+use gateway_core::candidate::OrderPosition;
 use gateway_core::circuit::Permille;
 use gateway_core::instances::InstanceIndex;
-use gateway_core::spill::{Spill, SpillCandidate, SpillRequest};
+use gateway_core::spill::{Spill, SpillCandidate, SpillRank, SpillRequest};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use regions::catalogue::Catalogue;
@@ -313,7 +314,11 @@ impl Simulation {
                     is_shed: false,
                     leave_draw: chance,
                 };
-                let others = candidates[1..].iter().map(|candidate| (candidate.region, candidate.rtt));
+                let others = candidates[1..].iter().map(|candidate| SpillRank {
+                    order: OrderPosition::default(),
+                    rtt: candidate.rtt,
+                    region: candidate.region,
+                });
                 let wait_time = |region| candidates.iter().find(|candidate| candidate.region == region)?.wait;
                 let decision = edge.spill.decide(&ask, candidates[0], others, wait_time, |_| true, self.now);
                 if let Some(decision) = decision {
