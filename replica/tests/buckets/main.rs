@@ -208,7 +208,7 @@ fn a_model_in_google_cloud_storage_or_azure_is_downloaded() {
         ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
         ("AZURE_SKIP_SIGNATURE", "true"),
     ];
-    for (scheme, variables) in [("gs", gs.as_slice()), ("az", &az)] {
+    for (scheme, variables) in [("gs", gs.as_slice()), ("az", az.as_slice())] {
         let source: ModelSource = format!("{scheme}://{BUCKET}/eu/minilm").parse().unwrap();
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let origins = origins(variables.collect(), None);
@@ -441,7 +441,7 @@ fn a_file_with_another_content_than_listed_is_rejected_and_deleted() {
     other[7] ^= 1;
     setup.put(WEIGHTS, &other);
     let expected = sha256(&weights());
-    let parts = ["the SHA-256 of s3://models/eu/minilm/model.safetensors", &expected];
+    let parts = ["the SHA-256 of s3://models/eu/minilm/model.safetensors", expected.as_str()];
     setup.check_failure(StartFailure::ModelCorrupt, &parts);
     setup.put(WEIGHTS, &weights());
     check_complete(&setup.pull().unwrap().model);

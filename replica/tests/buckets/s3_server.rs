@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{ACCEPT_RANGES, AUTHORIZATION, CONTENT_LENGTH, HeaderValue, RANGE};
 use hyper::server::conn::http1;
-use hyper::service::{Service as _, service_fn};
+use hyper::service::{Service, service_fn};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use s3s::auth::SimpleAuth;
@@ -216,7 +216,8 @@ async fn respond(
         let body = pieces(Bytes::from_static(body.as_bytes()), None, state, released);
         return Ok(Response::builder().status(status).body(body).unwrap());
     }
-    let response = service.call(request).await.map_err(io::Error::other)?;
+    // The service has a method of the same name for bodies of its own.
+    let response = Service::call(&service, request).await.map_err(io::Error::other)?;
     let (mut head, body) = response.into_parts();
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     head.headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
