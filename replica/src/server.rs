@@ -1,9 +1,9 @@
 //! Lifecycle of a replica.
 //!
 //! The replica listens before it has a model, so that its region receives "starting" instead of a refused connection,
-//! and so that a port in use is reported before time is spent on weights. A model that is not on this machine is downloaded
-//! ([`crate::start`]). The replica is ready when the model is loaded and has computed a first sequence. On shutdown it accepts no more connections, finishes requests in flight within
-//! [`DRAIN_LIMIT`], and returns.
+//! and so that a port in use is reported before time is spent on weights. A model that is not on this machine is
+//! downloaded ([`crate::start`]). The replica is ready when the model is loaded and has computed a first sequence. On
+//! shutdown it accepts no more connections, finishes requests in flight within [`DRAIN_LIMIT`], and returns.
 
 use std::fmt::Display;
 use std::future::Future;
