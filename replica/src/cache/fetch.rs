@@ -94,16 +94,6 @@ pub(super) struct IndexPage {
     pub(super) text: String,
 }
 
-/// File that was downloaded and verified.
-pub(super) struct Downloaded {
-    /// Path.
-    pub(super) path: PathBuf,
-    /// Size.
-    pub(super) bytes: u64,
-    /// SHA-256.
-    pub(super) sha256: String,
-}
-
 /// HTTP client for downloads.
 pub(super) struct Fetcher {
     agent: ureq::Agent,
@@ -139,13 +129,13 @@ impl Fetcher {
         Ok(IndexPage { url, is_json, text: text.map_err(|error| remote.unreadable(error))? })
     }
 
-    /// Downloads a file into `folder`, resuming its partial.
+    /// Downloads a file into `folder`, resuming its partial; returns its path.
     pub(super) fn download(
         &self,
         remote: Remote<'_>,
         folder: &Path,
         report: &mut dyn FnMut(u64, Option<u64>),
-    ) -> Result<Downloaded, PullError> {
+    ) -> Result<PathBuf, PullError> {
         let mut partial = Partial::open(folder, remote).map_err(|error| PullError::disk(folder, 0, error))?;
         let resumed = partial.done > 0;
         self.complete(&mut partial, remote, report)?;
@@ -333,8 +323,8 @@ impl Partial {
         Ok(())
     }
 
-    /// Verifies the complete file.
-    fn finish(self, remote: Remote<'_>) -> Result<Downloaded, PullError> {
+    /// Verifies the complete file; returns its path.
+    fn finish(self, remote: Remote<'_>) -> Result<PathBuf, PullError> {
         let Partial { path, file, hasher, done } = self;
         let actual = hex(hasher);
         if let Some(expected) = remote.sha256
@@ -345,7 +335,7 @@ impl Partial {
             return Err(PullError::Checksum { host, what, expected, actual });
         }
         file.sync_all().map_err(|error| PullError::disk(&path, done, error))?;
-        Ok(Downloaded { path, bytes: done, sha256: actual })
+        Ok(path)
     }
 }
 

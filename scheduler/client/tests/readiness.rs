@@ -7,17 +7,19 @@ use axum::routing::get;
 use axum::{Json, Router};
 use identity::Transport;
 use replica_api::start_failure::{StartFailure, StartFailureReport};
-use scheduler_client::readiness::ReadinessProber;
+use scheduler_client::readiness::{ReadinessProber, StartReport};
 use serde_json::json;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 const STARTING: usize = 0;
 const FAILING: usize = 1;
-const READY: usize = 2;
+const DOWNLOADING: usize = 2;
+const READY: usize = 3;
 
 /// Starts a replica with a state that the test sets.
 async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
@@ -27,10 +29,13 @@ async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
         if health.load(Ordering::SeqCst) == READY { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
     };
     let status = move || async move {
-        let failure = (status.load(Ordering::SeqCst) == FAILING)
+        let state = status.load(Ordering::SeqCst);
+        let failure = (state == FAILING)
             .then(|| json!({"reason": "model_missing", "message": "404", "source": "of a later version"}));
+        let download = (state == DOWNLOADING).then(|| json!({"phase": "downloading", "left_ms": 1500}));
         Json(json!({"version": 1, "names": ["m"], "model": "m", "state": "starting", "pending_tokens": 0,
-                    "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0, "failure": failure}))
+                    "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0, "failure": failure,
+                    "download": download}))
     };
     let router = Router::new().route("/health", get(health)).route("/status", get(status));
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -40,22 +45,24 @@ async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
 }
 
 #[tokio::test]
-async fn each_change_of_a_failure_is_reported_once_until_the_replica_is_ready() {
+async fn the_failure_and_the_download_of_a_replica_are_reported_until_it_is_ready() {
     let (state, address) = replica().await;
     let prober = ReadinessProber::new(&Transport::Loopback).unwrap();
     assert_eq!(prober.start_failure(address).await, None);
-    let (changes, mut reported) = mpsc::unbounded_channel();
+    let (sender, mut reported) = mpsc::unbounded_channel();
     let probing = tokio::spawn({
         let prober = prober.clone();
-        async move { prober.until_ready(address, move |failure| changes.send(failure).unwrap()).await }
+        async move { prober.until_ready(address, move |report| sender.send(report).unwrap()).await }
     });
+    let mut until = async |expected: StartReport| while reported.recv().await.unwrap() != expected {};
     let failure = StartFailureReport::new(StartFailure::ModelMissing, "404");
     state.store(FAILING, Ordering::SeqCst);
-    assert_eq!(reported.recv().await, Some(Some(failure.clone())));
+    until(StartReport { failure: Some(failure.clone()), download_left: None }).await;
     assert_eq!(prober.start_failure(address).await, Some(failure));
+    state.store(DOWNLOADING, Ordering::SeqCst);
+    until(StartReport { failure: None, download_left: Some(Duration::from_millis(1500)) }).await;
     state.store(STARTING, Ordering::SeqCst);
-    assert_eq!(reported.recv().await, Some(None), "it has ended by itself");
+    until(StartReport::default()).await;
     state.store(READY, Ordering::SeqCst);
     probing.await.unwrap();
-    assert_eq!(reported.recv().await, None, "nothing else was reported");
 }

@@ -151,6 +151,7 @@ mod tests {
             pending_tokens: 0,
             interactive_tokens: None,
             tokens_per_second: 0.0,
+            failure: None,
         };
         spoke.observe_replica(0, status(false), now);
         assert_eq!(spoke.ready_in(&name, now), None, "it reports no time");
