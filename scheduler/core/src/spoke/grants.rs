@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Because of the floor, all gateways hold equal shares of the spare capacity under low load, so the first moment of a
-//! surge finds credits available and does not wait for a round trip.
+//! surge finds credits available and does not wait for a round trip. The floors of all gateways together are at most a quarter of
+//! the spare tokens: otherwise the gateways without overflow would hold most of the tokens of a small region during a surge.
 //!
 //! The sum of the grants never exceeds the spare capacity (invariant 7, *Rationed spillover*): a grant is limited to what
 //! is not granted to others, whatever its share would be. It ends with the next request of the same gateway or after
@@ -32,8 +33,10 @@ use scheduler_api::report::{GATEWAYS_MAX, Gateway};
 /// Time after which a grant that was not renewed expires: three periods, so that a gateway with a round-trip time of
 /// more than one period always has a grant.
 pub const GRANT_TTL: Duration = Duration::from_millis(600);
-/// Constant that is added to every gateway's requested tokens: an interactive request or two.
-const MIN_SHARE_TOKENS: u64 = 64;
+/// Maximum floor, which is added to every gateway's requested tokens: an interactive request or two.
+const FLOOR_TOKENS_MAX: u64 = 64;
+/// The floors of all gateways together are at most the spare tokens divided by this.
+const FLOORS_DIVISOR: u64 = 4;
 
 /// Deployments that share replicas, and their spare capacity.
 #[derive(Debug)]
@@ -117,15 +120,16 @@ impl Grants {
         held: &mut GatewayGrants,
     ) {
         let of = |name: &DeploymentName| self.sums.get(name).copied().unwrap_or_default();
+        let sharers: u64 = pool.deployments.iter().map(|name| of(name).gateways + 1).sum();
+        let floor = (pool.spare / FLOORS_DIVISOR / sharers.max(1)).clamp(1, FLOOR_TOKENS_MAX);
         let (mut others_weight, mut others_hold) = (0u128, 0u64);
         for name in &pool.deployments {
             let sum = of(name);
-            others_weight +=
-                u128::from(sum.requested) + u128::from(sum.gateways) * u128::from(MIN_SHARE_TOKENS);
+            others_weight += u128::from(sum.requested) + u128::from(sum.gateways) * u128::from(floor);
             others_hold = others_hold.saturating_add(sum.granted);
         }
         let want = |name: &DeploymentName| requested.get(name).copied().unwrap_or(0);
-        let weight = |name: &DeploymentName| u128::from(want(name)) + u128::from(MIN_SHARE_TOKENS);
+        let weight = |name: &DeploymentName| u128::from(want(name)) + u128::from(floor);
         let own_weight: u128 = pool.deployments.iter().map(|name| weight(name)).sum();
         let mut available = pool.spare.saturating_sub(others_hold);
         for &name in &pool.deployments {
@@ -206,6 +210,17 @@ mod tests {
                 .map(|(number, requested)| request(&mut grants, number, requested, 1000, now));
         }
         assert_eq!(got, [730, 253, 15]);
+    }
+
+    #[test]
+    fn gateways_without_overflow_do_not_hold_most_of_a_small_region() {
+        let (mut grants, now) = (Grants::default(), some_instant());
+        let mut got = [0; 4];
+        for _ in 0..4 {
+            got = [(0, 320), (1, 0), (2, 0), (3, 0)]
+                .map(|(number, requested)| request(&mut grants, number, requested, 160, now));
+        }
+        assert_eq!(got, [146, 4, 4, 4]);
     }
 
     #[test]
