@@ -13,9 +13,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use configuration::Problem;
 
+use crate::accelerator::Accelerators;
 use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
-use crate::id::RegionId;
+use crate::id::{AcceleratorType, RegionId};
 use crate::jurisdiction::Jurisdiction;
 use crate::set::{MAX_REGIONS, RegionIndex, RegionSet};
 
@@ -35,10 +36,13 @@ pub struct Region {
     pub point: GeoPoint,
     /// Every jurisdiction that contains it: subdivision, country, unions.
     pub jurisdictions: BTreeSet<Jurisdiction>,
-    /// Engines that are available there; empty for a location with gateways only.
+    /// Engines that are available there, `tensorrt-llm` wherever there are accelerators; empty for a location with gateways
+    /// only.
     pub engines: BTreeSet<EngineKind>,
     /// Cost of a replica per hour, in millionths of the operator's currency unit; `None` if unknown.
     pub cost: Option<u64>,
+    /// Accelerators that it offers.
+    pub accelerators: Accelerators,
 }
 
 impl Region {
@@ -59,6 +63,7 @@ impl Region {
 pub struct Catalogue {
     regions: Vec<Region>,
     within: BTreeMap<Jurisdiction, RegionSet>,
+    accelerator_types: BTreeSet<AcceleratorType>,
 }
 
 impl Catalogue {
@@ -82,7 +87,9 @@ impl Catalogue {
                 within.entry(jurisdiction.clone()).or_insert(RegionSet::EMPTY).insert(index);
             }
         }
-        Catalogue { regions, within }
+        let types = regions.iter().flat_map(|region| region.accelerators.keys().cloned());
+        let accelerator_types = types.collect();
+        Catalogue { regions, within, accelerator_types }
     }
 
     /// Returns the region with this name.
@@ -125,6 +132,11 @@ impl Catalogue {
     /// Returns the regions inside a jurisdiction; empty if no region lies there.
     pub fn within(&self, jurisdiction: &Jurisdiction) -> RegionSet {
         self.within.get(jurisdiction).copied().unwrap_or(RegionSet::EMPTY)
+    }
+
+    /// Returns the accelerator types that any region offers.
+    pub fn accelerator_types(&self) -> &BTreeSet<AcceleratorType> {
+        &self.accelerator_types
     }
 
     /// Returns every jurisdiction that contains a region, in order.

@@ -1,17 +1,23 @@
 //! Deployments: the model, its engine, the regions that may see its requests, and the regions that should run it.
 //!
 //! `configs/deployments.toml` is the file that people change most. Three of its keys are easily confused: `residency` is
-//! the residency policy (which regions may *see* a request), `regions` is the placement (where the model should *run*),
-//! and `routing.order` is a preference among the regions of the placement (which of them *takes the traffic*).
+//! the residency policy (which regions may *see* a request), `regions` is where the model should *run*, and
+//! `routing.order` is a preference among these regions (which of them *takes the traffic*). In place of `regions`, a
+//! deployment may state the requirement of its [`placement`], from which the hub chooses its regions.
 //! A deployment whose policy permits none of its regions cannot serve any request and is rejected here, before anything
 //! starts.
 
+pub mod placement;
 mod read;
 pub mod scaling;
 pub mod timetable;
 mod write;
 
-pub use read::{parse_deployments, read_deployments, reference};
+pub use placement::PlacementSpec;
+pub use read::{
+    DeploymentRule, parse_deployments, parse_deployments_with, read_deployments, read_deployments_with,
+    reference,
+};
 pub use scaling::Scaling;
 pub use write::write_deployments;
 
@@ -40,17 +46,22 @@ pub struct Deployment {
     pub engine: EngineSpec,
     /// Regions that may see its requests.
     pub residency: ResidencyPolicy,
-    /// Regions in which it should run; empty for every region with a spoke.
+    /// Regions in which it should run; empty for every region with a spoke. Of a deployment with a `placement`, empty
+    /// where an operator states it, and the chosen regions in a route table.
     pub regions: Vec<RegionId>,
     /// Regions in the order in which they take all of its traffic (active-passive); empty for routing to the nearest region.
     /// Each of them is one of `regions`.
     pub order: Vec<RegionId>,
+    /// Requirement from which the hub chooses the regions, if they are not listed; absent in a route table, which has the chosen
+    /// ones.
+    pub placement: Option<PlacementSpec>,
     /// Number of replicas in each of these regions.
     pub scaling: Scaling,
 }
 
 impl Deployment {
-    /// Returns the regions in which it should run, without those that are missing in the catalogue.
+    /// Returns the regions in which it should run, without those that are missing in the catalogue. While none are chosen
+    /// for a `placement`, it may run in any; a route table has no such deployment.
     pub fn placement(&self, catalogue: &Catalogue) -> RegionSet {
         if self.regions.is_empty() {
             catalogue.all()

@@ -1,4 +1,4 @@
-//! Names of regions, spoke instances, deployments and tenants.
+//! Names of regions, spoke instances, deployments, tenants and accelerator types.
 //!
 //! A region is named `cloud/name` with the provider's own name for it, which is also on the provider's invoices and in
 //! its documentation; the cloud makes it unique (`us-east-1` alone is a region of several clouds). Names are case
@@ -82,6 +82,7 @@ configuration::text_values! {
     DeploymentName = "deployment name",
     TenantId = "tenant name",
     InstanceName = "instance name",
+    AcceleratorType = "accelerator type",
 }
 
 /// Returns whether `text` has 1 to `max_len` characters, all of which need no quoting in a URL, a header, a file name or
@@ -133,6 +134,11 @@ name_type! {
     InstanceName, "instance name", "spoke-a"
 }
 
+name_type! {
+    /// Type of an accelerator, as the catalogue names it.
+    AcceleratorType, "type of accelerator", "l4"
+}
+
 macro_rules! impl_text_traits {
     ($($type:ident),+) => {$(
         impl fmt::Display for $type {
@@ -156,7 +162,7 @@ macro_rules! impl_text_traits {
     )+};
 }
 
-impl_text_traits!(RegionId, DeploymentName, TenantId, InstanceName);
+impl_text_traits!(RegionId, DeploymentName, TenantId, InstanceName, AcceleratorType);
 
 #[cfg(test)]
 mod tests {

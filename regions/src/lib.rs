@@ -4,12 +4,13 @@
 //!
 //! - [`id`], [`geography`], [`jurisdiction`]: value types. A region has a name, coordinates, and jurisdictions that
 //!   contain it.
+//! - [`accelerator`]: accelerators that a region offers, with their number and price.
 //! - [`address`]: host and port of an endpoint; [`network`]: IP network of trusted peers.
 //! - [`catalogue`]: the known regions, read from `configs/regions.toml`, validated, sorted and immutable. Each region
 //!   has an ordinal in it, and a [`RegionSet`] is a bit set of a few machine words.
 //! - [`residency`]: residency policies. A policy names areas and permits a set of regions; sets are only intersected.
 //! - [`latency`] (over [`ewma`]): round-trip estimates, from the great-circle distance until measurements replace them.
-//! - [`deployment`] (over [`engine`]), [`route`]: deployments, and the regions that serve them; [`tenant`]: rules of the customers.
+//! - [`deployment`] (over [`engine`]), [`route`]: deployments, requirements of their placement, and the regions that serve them; [`tenant`]: rules of the customers.
 //! - [`identity`]: the exact model that a replica runs, and the one that a deployment is served with.
 //! - [`weights`]: traffic shares that the hub assigns to regions, and the random draw of one region by them.
 //! - [`colour`]: colour of a region in reports and plots.
@@ -19,6 +20,7 @@
 //! Everything here is pure: no IO, no clock, no runtime. Time and measurements are arguments, so that a test
 //! and the gateway run the same code.
 
+pub mod accelerator;
 pub mod address;
 pub mod catalogue;
 pub mod colour;
@@ -43,14 +45,17 @@ pub mod tenant;
 pub mod weights;
 mod written;
 
+pub use accelerator::{Accelerators, Offering};
 pub use address::{Host, HostName, HostPort};
 pub use catalogue::{Catalogue, Region};
 pub use configuration::{Problem, did_you_mean, duration};
-pub use deployment::{Deployment, MAX_TENSOR_PARALLEL, Scaling, parse_deployments, write_deployments};
+pub use deployment::{
+    Deployment, MAX_TENSOR_PARALLEL, PlacementSpec, Scaling, parse_deployments, write_deployments,
+};
 pub use engine::{EngineKind, EngineSpec, Precision, Task};
 pub use geography::GeoPoint;
 pub use health::Health;
-pub use id::{DeploymentName, InstanceName, RegionId, TenantId};
+pub use id::{AcceleratorType, DeploymentName, InstanceName, RegionId, TenantId};
 pub use identity::{
     ModelIdentity, ModelMatch, ModelRevision, ModelSpec, NextRevision, ReportedModel, ServedRevision,
 };

@@ -157,6 +157,28 @@ fn known_distances_between_regions_are_computed_within_one_percent() {
 }
 
 #[test]
+fn accelerators_of_the_catalogue_have_plausible_prices_and_the_engine_that_uses_them() {
+    let catalogue = catalogue();
+    let (mut offers, mut priced) = (0, 0);
+    for (_, region) in catalogue.iter() {
+        for (kind, offering) in &region.accelerators {
+            offers += 1;
+            assert_eq!(offering.count, None, "{} {kind}: a quota is the operator's", region.id);
+            if let Some(price) = offering.price {
+                priced += 1;
+                assert!((300_000..=12_000_000).contains(&price), "{} {kind}: {price}", region.id);
+            }
+        }
+        let has_engine = region.engines.contains(&EngineKind::TensorrtLlm);
+        assert_eq!(has_engine, !region.accelerators.is_empty(), "{}", region.id);
+    }
+    assert!(offers >= 150 && priced >= 40, "{offers} offers, {priced} with a price");
+    for kind in ["t4", "l4", "a10g", "l40s", "a100-80gb", "h100"] {
+        assert!(catalogue.accelerator_types().contains(kind), "{kind}");
+    }
+}
+
+#[test]
 fn one_shipped_deployment_is_unrestricted_and_one_is_for_the_european_union() {
     let catalogue = catalogue();
     let deployments =

@@ -6,14 +6,15 @@ use std::str::FromStr;
 use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rows, Rule, section, segment};
 
 use super::Region;
+use crate::accelerator::{Accelerators, COUNT_MAX, Offering, PRICE_MAX, TYPES_MAX, to_millionths};
 use crate::engine::EngineKind;
 use crate::geography::GeoPoint;
-use crate::id::RegionId;
+use crate::id::{AcceleratorType, RegionId};
 use crate::jurisdiction::Jurisdiction;
 use crate::set::MAX_REGIONS;
 
-/// Maximum cost of a replica per hour. A larger value is probably in another unit.
-const COST_MAX: f64 = 1e6;
+/// Maximum number of entries with accelerators: a few prices for each type and cloud.
+const OFFERINGS_MAX: usize = 4096;
 
 section! {
     /// Catalogue of the known regions, with their coordinates and jurisdictions.
@@ -22,6 +23,22 @@ section! {
         unions: Option<Rows<Vec<String>>>;
         /// Regions, in a table for each cloud, under the provider's name.
         regions: Rows<Rows<RegionRow>>, like "{ cloud.name = { in, at, city } }";
+        /// Accelerators that regions offer, by type and price.
+        accelerators: Vec<OfferingEntry> = Vec::new(), in 0..=OFFERINGS_MAX;
+    }
+}
+
+section! {
+    /// Accelerators of one type in regions of one price.
+    partial struct OfferingEntry {
+        /// Accelerator type, under the name that deployments use.
+        accelerator ("type"): AcceleratorType, like "\"l4\"";
+        /// Regions that offer it, as `cloud/name`.
+        regions: Vec<String>, in 1.., like "[\"gcp/europe-west4\"]";
+        /// Price of one per hour, in the unit of `cost`; unknown if absent.
+        price: Option<f64>, in 0.0..=PRICE_MAX, fix "the price of one per hour, as price = 0.71";
+        /// Number in each of the regions that the fleet may use, such as a quota; unknown if absent.
+        count: Option<u32>, in 1..=COUNT_MAX, fix "or remove it if it is unknown";
     }
 }
 
@@ -34,10 +51,10 @@ section! {
         at: GeoPoint, like "[50.11, 8.68]";
         /// City, as the provider names it.
         city: String, like "\"Frankfurt\"", check is_not_empty;
-        /// Available engines; none for a location with gateways only.
+        /// Available engines; none for a location with gateways only. A region with accelerators has `tensorrt-llm` too.
         engines: Vec<EngineKind> = vec![EngineKind::Cpu];
         /// Cost of a replica per hour, in any unit; a region without a cost counts as the most expensive.
-        cost: Option<f64>, in 0.0..=COST_MAX, fix "the cost of a replica per hour, as cost = 0.42";
+        cost: Option<f64>, in 0.0..=PRICE_MAX, fix "the cost of a replica per hour, as cost = 0.42";
     }
 }
 
@@ -89,7 +106,7 @@ pub(super) fn read(text: &str) -> Result<Vec<Region>, Vec<Problem>> {
 
 /// Reads the regions of a catalogue file, in order of id.
 pub fn read_regions(document: &ConfigFile<'_>) -> Option<Vec<Region>> {
-    let CatalogueFile { unions, regions } = document.section()?;
+    let CatalogueFile { unions, regions, accelerators } = document.section()?;
     let unions = read_unions(document, unions.flatten());
     let mut read = Vec::new();
     let Rows(clouds) = regions?;
@@ -111,8 +128,47 @@ pub fn read_regions(document: &ConfigFile<'_>) -> Option<Vec<Region>> {
         let message = "the catalogue has no region; write at least one row under [regions.CLOUD]";
         document.problem("regions", message);
     }
-    read.sort_by(|a, b| a.id.cmp(&b.id));
+    read.sort_by(|a: &Region, b: &Region| a.id.cmp(&b.id));
+    for (index, entry) in accelerators.into_iter().flatten().enumerate() {
+        add_offering(document, &format!("accelerators[{index}]"), entry, &mut read);
+    }
     Some(read)
+}
+
+/// Adds the accelerators of an entry to its regions, which are sorted.
+fn add_offering(document: &ConfigFile<'_>, path: &str, entry: OfferingEntry, regions: &mut [Region]) {
+    let OfferingEntry {
+        accelerator: Some(accelerator),
+        regions: Some(names),
+        price: Some(price),
+        count: Some(count),
+    } = entry
+    else {
+        return;
+    };
+    let offering = Offering { count, price: price.map(to_millionths) };
+    for (index, name) in names.iter().enumerate() {
+        let path = format!("{path}.regions[{index}]");
+        let Ok(at) = regions.binary_search_by(|region| region.id.as_str().cmp(name)) else {
+            let near = configuration::did_you_mean(name, regions.iter().map(|region| region.id.as_str()));
+            document.problem(
+                &path,
+                format!("no region `{name}` in this file{near}; write a region as cloud/name"),
+            );
+            continue;
+        };
+        let region = &mut regions[at];
+        if region.engines.is_empty() {
+            let message = format!("`{name}` has engines = [], so nothing runs there; remove one of the two");
+            document.problem(&path, message);
+        } else if region.accelerators.insert(accelerator.clone(), offering).is_some() {
+            document.problem(&path, format!("`{name}` offers `{accelerator}` twice; keep one"));
+        } else if region.accelerators.len() == TYPES_MAX + 1 {
+            document.problem(&path, format!("`{name}` offers more than {TYPES_MAX} types; remove some"));
+        } else {
+            region.engines.insert(EngineKind::TensorrtLlm);
+        }
+    }
 }
 
 fn region(id: RegionId, row: &RegionRow, unions: &Unions) -> Option<Region> {
@@ -124,7 +180,8 @@ fn region(id: RegionId, row: &RegionRow, unions: &Unions) -> Option<Region> {
         jurisdictions: containers(&country, narrowest, unions),
         engines: row.engines.iter().flatten().copied().collect(),
         country,
-        cost: row.cost?.map(|cost| (cost * 1e6).round() as u64),
+        cost: row.cost?.map(to_millionths),
+        accelerators: Accelerators::new(),
     })
 }
 
@@ -241,6 +298,39 @@ mod tests {
         for wrong in ["1000000.1", "-1", "nan", "\"0.42\""] {
             check(&row(&format!(", cost = {wrong}")), &[(FIRST_ROW, "cost = 0.42")]);
         }
+    }
+
+    #[test]
+    fn accelerators_are_read_for_each_of_their_regions() {
+        let rows = "a = { in = \"de\", at = [50, 8], city = \"A\" }\nb = { in = \"fr\", at = [48, 2], city = \"B\" }";
+        let more = "[[accelerators]]\ntype = \"l4\"\nregions = [\"x/a\", \"x/b\"]\nprice = 0.71\n\
+                    [[accelerators]]\ntype = \"h100\"\nregions = [\"x/a\"]\ncount = 8\n";
+        let catalogue = Catalogue::parse(&format!("{}{more}", file(rows))).unwrap();
+        let region = |id: &str| catalogue.get(&id.parse().unwrap()).unwrap().clone();
+        let offering = |count, price| Offering { count, price };
+        let named = |name: &str| name.parse::<AcceleratorType>().unwrap();
+        let expected =
+            [(named("h100"), offering(Some(8), None)), (named("l4"), offering(None, Some(710_000)))];
+        assert_eq!(region("x/a").accelerators, Accelerators::from(expected));
+        assert_eq!(region("x/b").accelerators.len(), 1);
+        assert!(region("x/a").engines.contains(&EngineKind::TensorrtLlm));
+        assert_eq!(catalogue.accelerator_types().len(), 2);
+    }
+
+    #[test]
+    fn an_invalid_offering_is_rejected() {
+        let rows = "a = { in = \"de\", at = [50, 8], city = \"A\" }\nb = { in = \"fr\", at = [48, 2], city = \"B\", engines = [] }";
+        let first = file(rows).lines().count() + 1;
+        let check = |entry: &str, at: usize, part: &str| {
+            check(&format!("{}[[accelerators]]\n{entry}\n", file(rows)), &[(first + at, part)]);
+        };
+        check("type = \"l4\"\nregions = [\"x/c\"]", 2, "no region `x/c` in this file; did you mean x/a");
+        check("type = \"l4\"\nregions = [\"x/b\"]", 2, "has engines = []");
+        check("type = \"l4\"\nregions = [\"x/a\", \"x/a\"]", 2, "offers `l4` twice");
+        check("type = \"l 4\"\nregions = [\"x/a\"]", 1, "is not a type of accelerator");
+        check("type = \"l4\"\nregions = []", 2, "has 0 entries");
+        check("type = \"l4\"\nregions = [\"x/a\"]\nprice = -1", 3, "as price = 0.71");
+        check("type = \"l4\"\nregions = [\"x/a\"]\ncount = 0", 3, "or remove it if it is unknown");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use configuration::{ConfigField, ConfigFile, ConfigValue, NoLimit, Problem, Rule, section, text_values};
 
+use super::placement::PlacementEntry;
 use super::scaling::{CONCURRENCY_MAX, DELAY, REPLICAS_MAX, WINDOW, ZERO_AFTER};
 use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use super::{Deployment, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Scaling};
@@ -39,8 +40,10 @@ section! {
         engine: EngineEntry, like "{ kind = \"cpu\", precision = \"f32\" }";
         /// Residency policy: the regions that may see its requests; all if absent.
         residency: Option<ResidencyEntry>;
-        /// Placement: the regions that run it; all regions with a spoke if absent.
+        /// Regions that run it; all regions with a spoke if absent.
         regions: Option<Vec<String>>, in 1.., fix "or remove it to run in every region with a spoke";
+        /// Requirement from which the hub chooses the regions; in place of `regions`.
+        placement: Option<PlacementEntry>;
         /// Autoscaling in each of these regions.
         scaling: ScalingEntry;
         /// Routing of its requests; to the nearest region if absent.
@@ -135,6 +138,18 @@ pub fn parse_deployments(text: &str, catalogue: &Catalogue) -> Result<Vec<Deploy
     ConfigFile::read(text, |document| read_deployments(document, catalogue))
 }
 
+/// Further rule of a deployment: the key at fault, and the problem with its fix.
+pub type DeploymentRule<'a> = dyn Fn(&Deployment) -> Result<(), (&'static str, String)> + 'a;
+
+/// Parses a deployments file, and applies a rule to each deployment that is otherwise valid.
+pub fn parse_deployments_with(
+    text: &str,
+    catalogue: &Catalogue,
+    rule: &DeploymentRule<'_>,
+) -> Result<Vec<Deployment>, Vec<Problem>> {
+    ConfigFile::read(text, |document| read_deployments_with(document, catalogue, rule))
+}
+
 /// Returns the reference of the keys.
 pub fn reference() -> String {
     configuration::reference::<DeploymentsFile>("deployments.toml")
@@ -142,6 +157,15 @@ pub fn reference() -> String {
 
 /// Reads a deployments file; `None` after a problem that leaves no list.
 pub fn read_deployments(document: &ConfigFile<'_>, catalogue: &Catalogue) -> Option<Vec<Deployment>> {
+    read_deployments_with(document, catalogue, &|_| Ok(()))
+}
+
+/// Reads a deployments file, and applies a rule to each deployment that is otherwise valid.
+pub fn read_deployments_with(
+    document: &ConfigFile<'_>,
+    catalogue: &Catalogue,
+    rule: &DeploymentRule<'_>,
+) -> Option<Vec<Deployment>> {
     let entries = document.section::<DeploymentsFile>()?.deployment?;
     let mut deployments = Vec::new();
     let mut named: BTreeMap<DeploymentName, usize> = BTreeMap::new();
@@ -153,17 +177,36 @@ pub fn read_deployments(document: &ConfigFile<'_>, catalogue: &Catalogue) -> Opt
             let message = format!("deployment {first} is named `{name}` too; rename one of them");
             document.problem(&format!("{path}.name"), message);
         }
-        deployments.extend(entry.validate(document, &path, catalogue));
+        let Some(deployment) = entry.validate(document, &path, catalogue) else { continue };
+        if let Err((key, problem)) = rule(&deployment) {
+            document.problem(&format!("{path}.{key}"), problem);
+        }
+        deployments.push(deployment);
     }
     Some(deployments)
 }
 
 impl DeploymentEntry {
     fn validate(self, document: &ConfigFile<'_>, path: &str, catalogue: &Catalogue) -> Option<Deployment> {
-        let DeploymentEntry { name, task, model, engine, residency, regions, scaling, routing } = self;
+        let DeploymentEntry { name, task, model, engine, residency, regions, placement, scaling, routing } =
+            self;
         let engine = engine.and_then(|engine| engine.validate(document, &format!("{path}.engine")));
         let residency = residency
             .and_then(|given| ResidencyEntry::policy(given, document, path, RESIDENCY_LEN_MAX, catalogue));
+        if matches!((&regions, &placement), (Some(Some(_)), Some(Some(_)))) {
+            let message = "`regions` and `placement` exclude each other; remove one of them";
+            document.problem(&format!("{path}.placement"), message);
+        }
+        // Reported once: without the order, the placement is checked as any other.
+        let routing = routing.map(|routing| match &placement {
+            Some(Some(_)) if routing.is_some() => {
+                let message = "`placement` and `routing.order` exclude each other; remove one of them, or list the \
+                               regions in `regions` in place of `placement`";
+                document.problem(&format!("{path}.routing.order"), message);
+                None
+            }
+            Some(_) | None => routing,
+        });
         let regions = regions.and_then(|names| {
             let names = names.unwrap_or_default();
             region_names(document, &format!("{path}.regions"), "regions", names, catalogue)
@@ -172,10 +215,14 @@ impl DeploymentEntry {
             let Some(RoutingEntry { order }) = routing else { return Some(Vec::new()) };
             region_names(document, &format!("{path}.routing.order"), "order", order, catalogue)
         });
-        // Without a placement, a model would also run in regions that never receive its requests.
+        // Without listed regions, a model would also run in regions that never receive its requests.
         let regions = regions.map(|regions| match &order {
             Some(order) if regions.is_empty() => order.clone(),
             Some(_) | None => regions,
+        });
+        let placement = placement.and_then(|given| match given {
+            Some(given) => given.validate(document, &format!("{path}.placement"), catalogue).map(Some),
+            None => Some(None),
         });
         let scaling = scaling.and_then(|scaling| scaling.validate(document, &format!("{path}.scaling")));
         let deployment = Deployment {
@@ -186,6 +233,7 @@ impl DeploymentEntry {
             residency: residency?,
             regions: regions?,
             order: order?,
+            placement: placement?,
             scaling: scaling?,
         };
         let allowed = deployment.placement(catalogue).intersect(deployment.residency.permitted(catalogue));

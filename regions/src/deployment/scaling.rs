@@ -91,6 +91,13 @@ impl Scaling {
         Scaling { min, max, timetable, ..self.clone() }
     }
 
+    /// Returns the number of replicas of a region that its cost is computed with: the highest minimum of the week, and one for
+    /// a deployment that scales to zero, because the next request starts one.
+    pub fn minimum_of_the_week(&self) -> u32 {
+        let timetable = self.timetable.iter().map(|entry| entry.min);
+        timetable.chain([self.min, 1]).max().unwrap_or(1)
+    }
+
     /// Returns all problems of these values, each with the key to change.
     pub fn problems(&self) -> Vec<(&'static str, String)> {
         let Scaling {

@@ -24,7 +24,7 @@ pub fn write_deployments<'a>(
 }
 
 fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), Unwritable> {
-    let Deployment { name, task, model, engine, residency, regions, order, scaling } = deployment;
+    let Deployment { name, task, model, engine, residency, regions, order, placement, scaling } = deployment;
     let mut line = |line: String| writeln!(text, "{line}").expect("writing to a String cannot fail");
     line(format!("[[deployment]]\nname = {}\ntask = {}", quoted(name), quoted(task)));
     line(format!("model = {}", quoted(model)));
@@ -32,20 +32,26 @@ fn write_deployment(text: &mut String, deployment: &Deployment) -> Result<(), Un
     if let Some(residency) = written::residency("deployment", name, residency)? {
         line(format!("residency = {residency}"));
     }
-    if !regions.is_empty() {
-        line(format!("regions = {}", list(regions)));
+    match placement {
+        // The regions are those that the hub has chosen for it.
+        Some(placement) => line(format!("placement = {}", inline_table(&placement.key_values()))),
+        None if !regions.is_empty() => line(format!("regions = {}", list(regions))),
+        None => {}
     }
     if !order.is_empty() {
         line(format!("routing = {{ order = {} }}", list(order)));
     }
     if *scaling != Scaling::default() {
-        let settings = scaling.key_values();
-        let set: Vec<_> =
-            settings.iter().filter_map(|(key, set)| Some(format!("{key} = {}", set.as_ref()?))).collect();
-        line(format!("scaling = {{ {} }}", set.join(", ")));
+        line(format!("scaling = {}", inline_table(&scaling.key_values())));
     }
     line(String::new());
     Ok(())
+}
+
+/// Formats the keys that are set as an inline table.
+fn inline_table(keys: &[(&str, Option<String>)]) -> String {
+    let set = keys.iter().filter_map(|(key, value)| Some(format!("{key} = {}", value.as_ref()?)));
+    format!("{{ {} }}", set.collect::<Vec<_>>().join(", "))
 }
 
 impl Scaling {
@@ -97,7 +103,12 @@ mod tests {
                engine = { kind = \"cpu\", precision = \"int8\" }\nresidency = { allow = [\"de\", \"aws/us-east-1\"] }\n\
                regions = [\"gcp/europe-west3\", \"aws/us-east-1\"]\nrouting = { order = [\"aws/us-east-1\"] }\n\
                scaling = { min = 0, max = 9, concurrency_target = 3, scale_down_delay = \"20m\", zero_after = \"never\",\n\
-               timetable = [{ days = \"fri-mon\", from = \"22:00\", to = \"06:30\", min = 2 }] }\n";
+               timetable = [{ days = \"fri-mon\", from = \"22:00\", to = \"06:30\", min = 2 }] }\n\
+               [[deployment]]\nname = \"placed\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+               engine = { kind = \"tensorrt-llm\", precision = \"fp8\" }\n\
+               [deployment.placement]\naccelerator = [\"l4\", \"t4\"]\nmin_regions = 2\nmin_replicas = 3\nmax_cost = 12.5\n\
+               [[deployment]]\nname = \"cheap\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+               engine = { kind = \"cpu\", precision = \"f32\" }\nplacement = { min_regions = 1, max_cost = 3 }\n";
         let read = parse_deployments(&text, &catalogue).unwrap();
         assert!(read.len() > 2);
         let written = write_deployments(&read).unwrap();

@@ -10,9 +10,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{MessageVersion, VERSION, WireError, entries, list, names, parsed, reject_too_many, to_strings};
 use regions::deployment::MAX_DEPLOYMENTS;
+use regions::deployment::placement::ACCELERATORS_MAX;
 use regions::deployment::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use regions::set::MAX_REGIONS;
-use regions::{Deployment, DeploymentName, EngineSpec, ModelRevision, RegionId, ResidencyPolicy, Scaling};
+use regions::{
+    Deployment, DeploymentName, EngineSpec, ModelRevision, PlacementSpec, RegionId, ResidencyPolicy, Scaling,
+};
 
 /// Deployment of a route table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +33,10 @@ pub struct DeploymentV1 {
     pub residency: Option<String>,
     /// Regions in which it runs; if empty, all regions with a spoke.
     pub regions: Vec<String>,
+    /// Requirement from which the hub chooses the regions. Absent if an operator lists them, and in a route table, whose readers
+    /// need only the chosen regions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementV1>,
     /// Autoscaling settings for each region; if absent, always one replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<ScalingV1>,
@@ -44,6 +51,26 @@ pub struct RoutingV1 {
     /// Regions in order of preference, each one of the deployment's; if empty, the nearest region.
     #[serde(default)]
     pub order: Vec<String>,
+}
+
+/// Requirement of a deployment's placement.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementV1 {
+    /// Accelerator types, of which each region has one; absent if none is needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accelerators: Vec<String>,
+    /// Minimum number of regions.
+    pub min_regions: u32,
+    /// Replicas that the regions can hold after the loss of the largest one; absent for no further requirement.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub min_replicas: u32,
+    /// Maximum cost per hour, in millionths of the operator's currency unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cost_millionths: Option<u64>,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Autoscaling settings of a deployment.
@@ -187,7 +214,8 @@ pub(super) fn parse_policy(field: &str, residency: Option<String>) -> Result<Res
 
 impl From<&Deployment> for DeploymentV1 {
     fn from(deployment: &Deployment) -> DeploymentV1 {
-        let Deployment { name, task, model, engine, residency, regions, order, scaling } = deployment;
+        let Deployment { name, task, model, engine, residency, regions, order, placement, scaling } =
+            deployment;
         DeploymentV1 {
             name: name.to_string(),
             task: task.to_string(),
@@ -195,9 +223,37 @@ impl From<&Deployment> for DeploymentV1 {
             engine: engine_v1(*engine),
             residency: policy_to_wire(residency),
             regions: to_strings(regions),
+            placement: placement.as_ref().map(PlacementV1::from),
             scaling: (*scaling != Scaling::default()).then(|| scaling.into()),
             routing: (!order.is_empty()).then(|| RoutingV1 { order: to_strings(order) }),
         }
+    }
+}
+
+impl From<&PlacementSpec> for PlacementV1 {
+    fn from(placement: &PlacementSpec) -> PlacementV1 {
+        let PlacementSpec { accelerators, min_regions, min_replicas, max_cost } = placement;
+        PlacementV1 {
+            accelerators: to_strings(accelerators),
+            min_regions: *min_regions,
+            min_replicas: *min_replicas,
+            max_cost_millionths: *max_cost,
+        }
+    }
+}
+
+fn read_placement(at: &str, wire: PlacementV1) -> Result<PlacementSpec, WireError> {
+    let PlacementV1 { accelerators, min_regions, min_replicas, max_cost_millionths } = wire;
+    reject_too_many(&format!("{at}.accelerators"), accelerators.len(), ACCELERATORS_MAX)?;
+    let placement = PlacementSpec {
+        accelerators: list(&format!("{at}.accelerators"), &accelerators, |at, kind| parsed(at, kind))?,
+        min_regions,
+        min_replicas,
+        max_cost: max_cost_millionths,
+    };
+    match placement.problem() {
+        None => Ok(placement),
+        Some((key, problem)) => Err(WireError::new(format!("{at}.{key}"), problem)),
     }
 }
 
@@ -283,7 +339,7 @@ fn read_order(
 }
 
 fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireError> {
-    let DeploymentV1 { name, task, model, engine, residency, regions, scaling, routing } = wire;
+    let DeploymentV1 { name, task, model, engine, residency, regions, placement, scaling, routing } = wire;
     let at = |field: &str| format!("{what}.{field}");
     reject_too_many(&at("regions"), regions.len(), MAX_REGIONS)?;
     let regions = list(&at("regions"), &regions, |at, id| parsed(at, id))?;
@@ -296,6 +352,7 @@ fn read_deployment(what: &str, wire: DeploymentV1) -> Result<Deployment, WireErr
         residency: parse_policy(&at("residency"), residency)?,
         regions,
         order,
+        placement: placement.map(|placement| read_placement(&at("placement"), placement)).transpose()?,
         scaling: scaling.map_or(Ok(Scaling::default()), |scaling| read_scaling(&at("scaling"), scaling))?,
     })
 }
@@ -392,6 +449,16 @@ pub(super) mod tests {
     }
 
     prop_compose! {
+        fn placement()(
+            accelerators in vec(select(vec!["l4", "h100", "a100-80gb"]), 0..3),
+            min_regions in 1u32..=16, min_replicas in 0u32..=1024, max_cost in proptest::option::of(any::<u64>()),
+        ) -> PlacementSpec {
+            let accelerators = accelerators.into_iter().map(|kind| kind.parse().unwrap()).collect();
+            PlacementSpec { accelerators, min_regions, min_replicas, max_cost }
+        }
+    }
+
+    prop_compose! {
         pub(crate) fn deployment()(
             name in any::name(),
             task in select(Task::ALL),
@@ -401,6 +468,7 @@ pub(super) mod tests {
             residency in select(vec!["anywhere", "eu", "de,eu,aws/us-east-1", "de,fr & eu"]),
             regions in vec(any::region(), 0..3),
             ordered in 0..3usize,
+            placement in proptest::option::of(placement()),
             scaling in prop_oneof![Just(Scaling::default()), scaling()],
         ) -> Deployment {
             let engine = EngineSpec { kind, precision };
@@ -412,7 +480,7 @@ pub(super) mod tests {
                 }
             }
             let residency = residency.parse().unwrap();
-            Deployment { name, task, model, engine, residency, regions, order, scaling }
+            Deployment { name, task, model, engine, residency, regions, order, placement, scaling }
         }
     }
 
@@ -422,6 +490,25 @@ pub(super) mod tests {
             let text = serde_json::to_string(&StoredDeploymentV1::from(&deployment)).unwrap();
             let wire: StoredDeploymentV1 = serde_json::from_str(&text).unwrap();
             prop_assert_eq!(Deployment::try_from(wire), Ok(deployment));
+        }
+
+        #[test]
+        fn a_placement_within_its_limits_is_accepted_and_another_one_rejected_with_its_field(
+            accelerators in 0usize..20, min_regions in 0u32..20, min_replicas in 0u32..2048,
+        ) {
+            let accelerators: Vec<_> = (0..accelerators).map(|n| format!("gpu-{n}")).collect();
+            let placement = json!({"accelerators": accelerators, "min_regions": min_regions, "min_replicas": min_replicas});
+            let deployment = json!({"name": "m", "task": "embed", "model": "m", "regions": [], "residency": null,
+                                    "engine": {"kind": "cpu", "precision": "f32"}, "placement": placement});
+            let wire: StoredDeploymentV1 = serde_json::from_value(json!({"version": 1, "deployment": deployment})).unwrap();
+            let wrong = [
+                (accelerators.len() > 16, "deployment.placement.accelerators"),
+                (!(1..=16).contains(&min_regions), "deployment.placement.min_regions"),
+                (min_replicas > 1024, "deployment.placement.min_replicas"),
+            ];
+            let field = wrong.iter().find(|(is_wrong, _)| *is_wrong).map(|(_, field)| (*field).to_owned());
+            let read = Deployment::try_from(wire);
+            prop_assert_eq!(read.err().map(|error| error.field), field);
         }
 
         #[test]

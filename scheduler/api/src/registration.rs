@@ -8,14 +8,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-use regions::{DeploymentName, EngineKind, HostPort, InstanceName, RegionId};
+use regions::accelerator::{PRICE_MAX, TYPES_MAX, to_millionths};
+use regions::{Accelerators, DeploymentName, EngineKind, HostPort, InstanceName, Offering, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::plan::{FloorV1, PoolV1, RegionCapacity};
 use super::revision::{ReplicaRevisions, ReplicaRevisionsV1, read_replica_revisions, replica_revisions_v1};
 use super::scaler::ScalerLeaseV1;
 use super::start_failure::{DeploymentFailures, DeploymentFailuresV1, failures_v1, read_failures};
-use super::{MessageVersion, VERSION, WireError, names, parsed, to_strings};
+use super::{MessageVersion, VERSION, WireError, entries, names, parsed, to_strings};
 
 /// Registration of a spoke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,8 @@ pub struct Registration {
     pub scales: bool,
     /// Log of its queue of jobs, if it has one.
     pub job_log: Option<JobLogKind>,
+    /// Accelerators of the region, by its operator; empty if those of the catalogue apply.
+    pub accelerators: Accelerators,
 }
 
 /// Storage of the log of a queue of jobs.
@@ -116,6 +119,44 @@ pub struct RegisterV1 {
     /// versions may send other ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job_log: Option<String>,
+    /// Accelerators of the region. Absent if those of the hub's catalogue apply.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accelerators: Vec<OfferingV1>,
+}
+
+/// Accelerators of one type in a region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferingV1 {
+    /// Type, as deployments name it.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Number that the fleet may use; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// Price of one per hour, in millionths of the operator's currency unit; absent if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_millionths: Option<u64>,
+}
+
+/// Converts accelerators to their wire form.
+fn accelerators_v1(accelerators: &Accelerators) -> Vec<OfferingV1> {
+    let each = accelerators.iter().map(|(kind, Offering { count, price })| OfferingV1 {
+        kind: kind.to_string(),
+        count: *count,
+        price_millionths: *price,
+    });
+    each.collect()
+}
+
+/// Parses a list of accelerators, each type once.
+fn read_accelerators(wire: Vec<OfferingV1>) -> Result<Accelerators, WireError> {
+    entries("accelerators", ".type", wire, TYPES_MAX, |at, OfferingV1 { kind, count, price_millionths }| {
+        if price_millionths.is_some_and(|price| price > to_millionths(PRICE_MAX)) {
+            let problem = format!("is above {PRICE_MAX} per hour");
+            return Err(WireError::new(format!("{at}.price_millionths"), problem));
+        }
+        Ok((parsed(format!("{at}.type"), &kind)?, Offering { count, price: price_millionths }))
+    })
 }
 
 /// `POST /v1/leases/{lease}/keepalive?holder={holder}`.
@@ -198,6 +239,7 @@ impl From<&Registration> for RegisterV1 {
             draining,
             scales,
             job_log,
+            accelerators,
         } = registration;
         RegisterV1 {
             version: VERSION,
@@ -213,6 +255,7 @@ impl From<&Registration> for RegisterV1 {
             draining: *draining,
             scales: *scales,
             job_log: job_log.map(|kind| kind.as_str().to_owned()),
+            accelerators: accelerators_v1(accelerators),
         }
     }
 }
@@ -235,6 +278,7 @@ impl TryFrom<RegisterV1> for Registration {
             draining,
             scales,
             job_log,
+            accelerators,
         } = wire;
         Ok(Registration {
             region: parsed("region", &region)?,
@@ -250,6 +294,7 @@ impl TryFrom<RegisterV1> for Registration {
             scales,
             // A log of a later version is not compared with those of other spokes, and the spoke is registered.
             job_log: job_log.and_then(|kind| kind.parse().ok()),
+            accelerators: read_accelerators(accelerators)?,
         })
     }
 }
@@ -299,13 +344,16 @@ mod tests {
             region in any::region(), instance in any::instance(), endpoint in any::endpoint(), boot_id: u64,
             deployments in any::names(), speed: u64, draining: bool, scales: bool, knows_engines: bool,
             job_log in proptest::option::of(prop_oneof![Just(JobLogKind::File), Just(JobLogKind::Nats)]),
+            offered in proptest::option::of((proptest::option::of(0u32..9), proptest::option::of(0..=to_millionths(PRICE_MAX)))),
         ) -> Registration {
             let capacity = capacity(&deployments, speed);
             let (models, failures) = (models(&deployments), failures(&deployments));
             let engines = knows_engines.then(|| BTreeSet::from([EngineKind::Cpu]));
+            let offering = |(count, price)| ("l4".parse().unwrap(), Offering { count, price });
+            let accelerators = offered.map(offering).into_iter().collect();
             Registration {
                 region, instance, endpoint, boot_id, deployments, capacity, models, failures, engines, draining, scales,
-                job_log,
+                job_log, accelerators,
             }
         }
     }
@@ -399,6 +447,10 @@ mod tests {
         }
         check("deployments", json!(["a", "b/c"]), "deployments[1]");
         check("deployments", json!(["a", "a"]), "deployments[1]");
+        check("accelerators", json!([{"type": "l 4"}]), "accelerators[0].type");
+        check("accelerators", json!([{"type": "l4"}, {"type": "l4"}]), "accelerators[1].type");
+        let price = json!([{"type": "l4", "price_millionths": 1_000_000_000_001u64}]);
+        check("accelerators", price, "accelerators[0].price_millionths");
     }
 
     #[test]

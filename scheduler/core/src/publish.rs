@@ -82,8 +82,11 @@ mod tests {
             let engine = EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 };
             let model = "pypi://m".to_owned();
             let (task, residency) = (Task::Embed, ResidencyPolicy::Anywhere);
-            let (regions, order, scaling) = (Vec::new(), Vec::new(), Scaling::default());
-            (name.clone(), Deployment { name, task, model, engine, residency, regions, order, scaling })
+            let (regions, order, placement, scaling) = (Vec::new(), Vec::new(), None, Scaling::default());
+            (
+                name.clone(),
+                Deployment { name, task, model, engine, residency, regions, order, placement, scaling },
+            )
         };
         names.iter().map(one).collect()
     }

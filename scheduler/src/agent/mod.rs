@@ -244,6 +244,7 @@ impl Agent {
             draining,
             scales: self.config.scaling.is_some(),
             job_log: self.config.job_log,
+            accelerators: self.config.accelerators.clone(),
         }
     }
 

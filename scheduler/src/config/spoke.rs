@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 
 use configuration::{ConfigFile, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
+use regions::accelerator::{COUNT_MAX, PRICE_MAX, TYPES_MAX, to_millionths};
 use regions::region_list::find_region;
 use regions::spiffe::Role;
-use regions::{Catalogue, EngineKind, HostPort, InstanceName, IpNetwork, RegionId};
+use regions::{
+    AcceleratorType, Accelerators, Catalogue, EngineKind, HostPort, InstanceName, IpNetwork, Offering,
+    RegionId,
+};
 use resolver::DnsSection;
 use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_api::registration::JobLogKind;
@@ -62,6 +66,9 @@ section! {
         identity: Option<IdentitySection>;
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
         scaling: Option<ScalingSection>;
+        /// Accelerators of the region, in place of those of the catalogue, for deployments with a placement. Of several spokes of
+        /// a region all have the same.
+        accelerators: Vec<AcceleratorsEntry> = Vec::new(), in 0..=TYPES_MAX;
         /// Replicas that are started independently, one table each.
         replica: Vec<ReplicaEntry> = Vec::new(), in 0..=SPOKE_REPLICAS_MAX;
     }
@@ -72,6 +79,18 @@ section! {
     partial struct ReplicaEntry {
         /// Address of its listener.
         endpoint: HostPort, like "\"127.0.0.1:7200\"";
+    }
+}
+
+section! {
+    /// Accelerators of one type in the region.
+    partial struct AcceleratorsEntry {
+        /// Type, under the name that deployments use.
+        accelerator ("type"): AcceleratorType, like "\"l4\"";
+        /// Price of one per hour, in the unit of the catalogue; unknown if absent.
+        price: Option<f64>, in 0.0..=PRICE_MAX, fix "the price of one per hour, as price = 0.71";
+        /// Number that the fleet may use, such as a quota; unknown if absent.
+        count: Option<u32>, in 1..=COUNT_MAX, fix "or remove it if it is unknown";
     }
 }
 
@@ -111,6 +130,8 @@ pub struct SpokeConfig {
     pub scaling: Option<ScalingConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Accelerators of the region; empty if those of the catalogue apply.
+    pub accelerators: Accelerators,
     /// Log of the queue of jobs, if this spoke has one.
     pub job_log: Option<JobLogKind>,
     /// Export of the log, if it is configured.
@@ -187,6 +208,7 @@ impl SpokeConfig {
         if let (Some(Some(scaling)), Some(transport)) = (&scaling, &transport) {
             scaling.check_transport(document, transport);
         }
+        let accelerators = file.accelerators.and_then(|entries| accelerators(document, entries));
         let tracing = file.tracing.and_then(|section| section.read(document, files));
         let job_log = file.jobs.as_ref().and_then(Option::as_ref).map(|jobs| match jobs.nats.as_slice() {
             [] => JobLogKind::File,
@@ -209,6 +231,7 @@ impl SpokeConfig {
                 transport: transport?,
                 scaling: scaling?,
                 tracing: tracing?,
+                accelerators: accelerators?,
                 job_log,
                 logs: logs?,
                 engines: None,
@@ -258,6 +281,20 @@ fn one_region(document: &ConfigFile<'_>, written: Option<String>, typed: Option<
         document.problem("region", format!("is missing; write {example}"));
     }
     region
+}
+
+/// Returns the accelerators of the region, each type once.
+fn accelerators(document: &ConfigFile<'_>, entries: Vec<AcceleratorsEntry>) -> Option<Accelerators> {
+    let mut accelerators = Accelerators::new();
+    for (index, AcceleratorsEntry { accelerator, price, count }) in entries.into_iter().enumerate() {
+        let (accelerator, offering) =
+            (accelerator?, Offering { count: count?, price: price?.map(to_millionths) });
+        if accelerators.insert(accelerator.clone(), offering).is_some() {
+            let message = format!("`{accelerator}` is listed twice; keep one");
+            document.problem(&format!("accelerators[{index}].type"), message);
+        }
+    }
+    Some(accelerators)
 }
 
 fn replicas(
@@ -415,6 +452,20 @@ mod tests {
         let config = parse(&text, None).unwrap();
         assert!(config.scaling.is_some());
         assert_eq!(config.operations.map(|address| address.port()), Some(7101));
+    }
+
+    #[test]
+    fn accelerators_are_read_and_each_type_is_listed_once() {
+        let keys = ["[[accelerators]]", "type =", "price = 0.62", "count ="];
+        let text = keys
+            .iter()
+            .fold(EXAMPLE.to_owned(), |text, key| text.replace(&format!("\n# {key}"), &format!("\n{key}")));
+        let config = parse(&text, None).unwrap();
+        let offering = Offering { count: Some(16), price: Some(620_000) };
+        assert_eq!(config.accelerators, Accelerators::from([("l4".parse().unwrap(), offering)]));
+        assert!(parse(EXAMPLE, None).unwrap().accelerators.is_empty());
+        let twice = format!("{EXAMPLE}{}", "[[accelerators]]\ntype = \"t4\"\n".repeat(2));
+        assert!(parse(&twice, None).unwrap_err().contains("`t4` is listed twice; keep one"));
     }
 
     #[test]

@@ -365,6 +365,7 @@ mod tests {
             residency: ResidencyPolicy::Anywhere,
             regions: Vec::new(),
             order: Vec::new(),
+            placement: None,
             scaling: Scaling::default(),
         };
         RouteTable {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::deployment::PlacementSpec;
 use crate::residency::ResidencyPolicy;
 use std::time::Duration;
 
@@ -48,6 +49,7 @@ fn a_deployment_is_parsed() {
         residency: "eu,aws/us-east-1".parse().unwrap(),
         regions: vec!["gcp/europe-west4".parse().unwrap(), "aws/us-east-1".parse().unwrap()],
         order: Vec::new(),
+        placement: None,
         scaling: Scaling::default(),
     };
     assert_eq!(*deployment, expected);
@@ -183,6 +185,25 @@ fn each_problem_of_an_order_is_reported_with_a_fix() {
     let text = changed("residency", "residency = { allow = [\"eu\"] }")
         + "routing = { order = [\"gcp/europe-west4\", \"aws/us-east-1\"] }\n";
     check(&text, &[(9, "routing.order: its residency `eu` does not permit `aws/us-east-1`; remove it")]);
+}
+
+#[test]
+fn a_placement_excludes_regions_and_an_order() {
+    let placement = "placement = { min_regions = 2 }";
+    let catalogue = Catalogue::builtin();
+    let read = parse_deployments(&changed("regions", placement), &catalogue).unwrap().remove(0);
+    let expected =
+        PlacementSpec { accelerators: Vec::new(), min_regions: 2, min_replicas: 0, max_cost: None };
+    assert_eq!((read.placement, &read.regions, &read.order), (Some(expected), &vec![], &vec![]));
+    check(
+        &changed("placement", placement),
+        &[(9, "`regions` and `placement` exclude each other; remove one")],
+    );
+    let order = "routing = { order = [\"aws/us-east-1\"] }";
+    let both = changed("regions", placement) + order;
+    check(&both, &[(9, "routing.order: `placement` and `routing.order` exclude each other; remove one")]);
+    let invalid = changed("regions", "placement = { min_regions = 0 }") + order;
+    check(&invalid, &[(8, "min_regions: 0 is out of range"), (9, "`placement` and `routing.order` exclude")]);
 }
 
 #[test]

@@ -81,6 +81,7 @@ fn deployment(name: &DeploymentName) -> Deployment {
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
         order: Vec::new(),
+        placement: None,
         scaling: Scaling::default(),
     }
 }
@@ -143,6 +144,7 @@ impl Hub {
             draining: false,
             scales: false,
             job_log: None,
+            accelerators: regions::Accelerators::new(),
         };
         let created = registration.boot_id + 1;
         self.state.handle(Event::SpokeRegistered(RegisteredSpoke { registration, created }), now);

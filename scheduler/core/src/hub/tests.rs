@@ -28,6 +28,7 @@ fn spoke(region: &str, created: u64) -> RegisteredSpoke {
         draining: false,
         scales: false,
         job_log: None,
+        accelerators: regions::Accelerators::new(),
     };
     RegisteredSpoke { registration, created }
 }
@@ -41,6 +42,7 @@ fn deployment(name: &str) -> Deployment {
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
         order: Vec::new(),
+        placement: None,
         scaling: Scaling::default(),
     }
 }

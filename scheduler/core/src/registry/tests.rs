@@ -22,6 +22,7 @@ fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
         draining: false,
         scales: false,
         job_log: None,
+        accelerators: regions::Accelerators::new(),
     };
     RegisteredSpoke { registration, created }
 }

@@ -29,6 +29,7 @@ fn deployment(model: &str, precision: Precision) -> Deployment {
         residency: ResidencyPolicy::Anywhere,
         regions: Vec::new(),
         order: Vec::new(),
+        placement: None,
         scaling: Scaling::default(),
     }
 }

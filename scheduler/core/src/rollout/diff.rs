@@ -76,7 +76,8 @@ fn value(fields: &[(String, Option<String>)], name: &str) -> Option<String> {
 }
 
 fn fields(deployment: &Deployment) -> Fields {
-    let Deployment { name: _, task, model, engine, residency, regions, order, scaling } = deployment;
+    let Deployment { name: _, task, model, engine, residency, regions, order, placement, scaling } =
+        deployment;
     let EngineSpec { kind, precision } = engine;
     let list = |regions: &[RegionId]| {
         let names: Vec<_> = regions.iter().map(|region| region.as_str()).collect();
@@ -90,6 +91,10 @@ fn fields(deployment: &Deployment) -> Fields {
         ("regions".to_owned(), list(regions)),
         ("routing.order".to_owned(), list(order)),
     ];
+    if let Some(placement) = placement {
+        let keys = placement.key_values();
+        fields.extend(keys.map(|(key, value)| (format!("placement.{key}"), value)));
+    }
     if *scaling != Scaling::default() {
         fields.extend(scaling.key_values().map(|(knob, value)| (format!("scaling.{knob}"), value)));
     }
@@ -184,6 +189,25 @@ mod tests {
         );
         assert_eq!(changes[2].fields[1], field("model", None, text("pypi://m"), None));
         assert_eq!(deployments(&after, &after, &catalogue), []);
+    }
+
+    #[test]
+    fn a_placement_in_place_of_a_list_is_reported_key_by_key() {
+        let before = named(&one("a", "regions = [\"aws/eu-central-1\"]"));
+        let after = named(&one("a", "placement = { min_regions = 2, max_cost = 1.5 }"));
+        let changes = deployments(&before, &after, &Catalogue::builtin());
+        let mut fields: Vec<_> = changes[0]
+            .fields
+            .iter()
+            .map(|field| (field.field.as_str(), field.before.as_deref(), field.after.as_deref()))
+            .collect();
+        fields.sort_unstable();
+        let expected = [
+            ("placement.max_cost", None, Some("1.5")),
+            ("placement.min_regions", None, Some("2")),
+            ("regions", Some("aws/eu-central-1"), None),
+        ];
+        assert_eq!(fields, expected);
     }
 
     #[test]

@@ -72,6 +72,7 @@ mod tests {
             draining: false,
             scales: true,
             job_log: None,
+            accelerators: BTreeMap::new(),
         };
         RegisteredSpoke { registration, created: 1 }
     }

@@ -111,6 +111,7 @@ mod tests {
             draining: false,
             scales,
             job_log: None,
+            accelerators: BTreeMap::new(),
         }
     }
 

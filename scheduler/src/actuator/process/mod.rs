@@ -533,7 +533,17 @@ fn configuration(
 ) -> String {
     let text = |value: &str| toml::Value::String(value.to_owned());
     let path = |value: &Path| text(&value.to_string_lossy());
-    let Deployment { name, task, model, engine, residency: _, regions: _, order: _, scaling: _ } = deployment;
+    let Deployment {
+        name,
+        task,
+        model,
+        engine,
+        residency: _,
+        regions: _,
+        order: _,
+        placement: _,
+        scaling: _,
+    } = deployment;
     let mut written = format!(
         "# Replica of {name} in {region}. Written by its spoke at every start; do not edit.\n\
          listen = {}\nnames = [{}]\nmodel = {}\ntask = {}\nengine = {{ kind = {}, precision = {} }}\n",

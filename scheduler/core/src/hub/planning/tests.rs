@@ -28,6 +28,7 @@ fn deployment(name: &str, residency: &str) -> Deployment {
         residency: residency.parse().unwrap(),
         regions: Vec::new(),
         order: Vec::new(),
+        placement: None,
         scaling: Scaling::default(),
     }
 }
@@ -52,6 +53,7 @@ fn spoke(name: &str, tokens_per_second: u64) -> RegisteredSpoke {
         draining: false,
         scales: false,
         job_log: None,
+        accelerators: regions::Accelerators::new(),
     };
     RegisteredSpoke { registration, created: 1 }
 }
