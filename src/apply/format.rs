@@ -92,7 +92,7 @@ pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV
 
 /// Formats the traffic shares and the replicas that are reserved for the loss of a region.
 pub(super) fn plan(plan: &PlanV1) -> String {
-    let PlanV1 { version: _, weights, floors } = plan;
+    let PlanV1 { version: _, weights, floors, placements: _ } = plan;
     let mut lines = Vec::new();
     for WeightsV1 { epoch, generation, gateway, rows, version: _ } in weights {
         lines.push(format!("gateways at {gateway}, plan {epoch}.{generation}"));

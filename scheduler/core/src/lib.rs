@@ -8,6 +8,7 @@
 //! - [`registry`]: registered spokes, and the routes of regions whose leases have ended.
 //! - [`rollout`]: desired deployments and tenants: parsing, diff, and rollout in two steps where a residency widens.
 //! - [`revisions`]: model revision that each deployment is served with, and the switch to a new one.
+//! - [`placement`]: regions of deployments that state a requirement in place of a list of regions.
 //! - [`publish`]: next route table, if it differs from the last one.
 //! - [`plan`]: traffic plan: shares of each class by region, and minimum numbers of replicas against the loss of a
 //!   region.
@@ -29,6 +30,7 @@ pub mod invariants;
 pub mod jobs;
 pub mod operators;
 pub mod pki;
+pub mod placement;
 pub mod plan;
 pub mod policy_age;
 pub mod publish;

@@ -11,7 +11,7 @@ use std::fmt::Display;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use regions::{Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
+use regions::{Catalogue, Deployment, DeploymentName, ResidencyPolicy, TenantId, TenantRules, Widening};
 use replica_api::error::ErrorCode;
 use scheduler_api::apply::{
     AppliedDeploymentsV1, AppliedV1, ApplyFileV1, ApplyV1, ChangeV1, Kind, PendingWideningV1, ProblemV1,
@@ -21,6 +21,7 @@ use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments,
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
+use scheduler_core::placement::{self, RegisteredAccelerators};
 use scheduler_core::registry::RegisteredSpoke;
 use scheduler_core::revisions::promotions_after;
 use scheduler_core::rollout::{apply_files, diff, runnable, status};
@@ -115,7 +116,10 @@ pub(super) async fn apply<S: Store>(
 ) -> Result<Response, ErrorResponse> {
     let ApplyV1 { version: _, dry_run, base, hold, deployments, tenants } = json_of(body, BYTES_MAX)?;
     let (mut problems, files) = (Vec::new(), deployments);
-    let deployments = files.as_ref().map(|files| apply_files::deployments(files, &api.catalogue));
+    let spokes = registered_spokes(&api).await?;
+    let registered = placement::registered_accelerators(&spokes);
+    let deployments =
+        files.as_ref().map(|files| apply_files::deployments(files, &api.catalogue, &registered));
     let deployments = deployments.transpose().map_err(|found| problems.extend(found));
     let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
@@ -133,7 +137,7 @@ pub(super) async fn apply<S: Store>(
     let deployments = deployments.map(by_name);
     if let (Some(files), Some(deployments)) = (&files, &deployments) {
         let before = &stored.deployments.all.deployments;
-        let problems = not_runnable(&api, files, before, deployments).await?;
+        let problems = not_runnable(&api.catalogue, &spokes, files, before, deployments);
         if !problems.is_empty() {
             let problems = ProblemsV1 { version: VERSION, problems };
             return Ok(respond::with_body(HubErrorCode::InvalidFiles, problems));
@@ -146,6 +150,7 @@ pub(super) async fn apply<S: Store>(
         let promotions = promotions_after(before, deployments, hold);
         let changed = !found.is_empty() || promotions != before.promotions;
         notes.extend(model_changes(before, deployments, &promotions));
+        notes.extend(placement_notes(&before.deployments, deployments, &api.catalogue, &registered));
         // An unreadable record is replaced even if nothing else changes.
         if changed || stored.deployments.note.is_some() {
             let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), promotions };
@@ -187,20 +192,20 @@ fn by_name(deployments: Vec<Deployment>) -> DeploymentMap {
 }
 
 /// Returns a problem for each new or changed deployment whose engine none of its registered regions has.
-async fn not_runnable<S: Store>(
-    api: &HubApi<S>,
+fn not_runnable(
+    catalogue: &Catalogue,
+    spokes: &[RegisteredSpoke],
     files: &[ApplyFileV1],
     before: &DeploymentMap,
     deployments: &DeploymentMap,
-) -> Result<Vec<ProblemV1>, ErrorResponse> {
-    let spokes = registered_spokes(api).await?;
+) -> Vec<ProblemV1> {
     let changed = deployments.values().filter(|deployment| before.get(&deployment.name) != Some(*deployment));
     let problem = |deployment: &Deployment| {
-        let message = runnable::unavailable_engine(deployment, &spokes, &api.catalogue)?;
+        let message = runnable::unavailable_engine(deployment, spokes, catalogue)?;
         let (file, line) = apply_files::place(files, &deployment.name);
         Some(ProblemV1 { file, line, message })
     };
-    Ok(changed.filter_map(problem).collect())
+    changed.filter_map(problem).collect()
 }
 
 /// Returns the registered spokes whose records can be read.
@@ -228,6 +233,17 @@ fn model_changes(
         format!("the model of {name} changes: {then}; `meridian get rollout {name}` shows its replicas")
     };
     changes.map(note).collect()
+}
+
+/// Returns notes on the regions of deployments with a new or changed placement.
+fn placement_notes(
+    before: &DeploymentMap,
+    deployments: &DeploymentMap,
+    catalogue: &Catalogue,
+    registered: &RegisteredAccelerators,
+) -> Vec<String> {
+    let changed = deployments.iter().filter(|(name, deployment)| before.get(*name) != Some(*deployment));
+    changed.filter_map(|(_, deployment)| placement::summary(deployment, catalogue, registered)).collect()
 }
 
 /// Returns a note on deployments that tenants may use but that do not exist. They may be added later, or be misspelled.

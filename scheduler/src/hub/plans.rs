@@ -113,13 +113,14 @@ impl PublishedPlan {
         self.parts().shares.len()
     }
 
-    /// Returns the whole plan.
+    /// Returns the whole plan, without placements, which follow from other records.
     pub(super) fn all(&self) -> PlanV1 {
         let parts = self.parts();
         PlanV1 {
             version: VERSION,
             weights: parts.weights.values().map(|rows| WeightsV1::from(&rows.weights)).collect(),
             floors: parts.floors.values().map(RegionFloorsV1::from).collect(),
+            placements: Vec::new(),
         }
     }
 

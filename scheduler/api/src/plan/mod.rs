@@ -13,6 +13,7 @@ mod capacity;
 mod demand;
 mod demand_report;
 mod floors;
+mod placement;
 mod shares;
 mod weights;
 
@@ -20,6 +21,7 @@ pub use capacity::{CountV1, PoolV1, RegionCapacity, ReplicaCount, ReplicaPool};
 pub use demand::{ClassDemandV1, DemandV1, GatewayBoot, GatewayDemand};
 pub use demand_report::{DemandChangesV1, DemandReportError, DemandReportV1, DemandReporter, RemovedClassV1};
 pub use floors::{FloorV1, RegionFloors, RegionFloorsV1, floors_from_wire, floors_to_wire};
+pub use placement::{CandidateStateV1, PlacementCandidateV1, PlacementDecisionV1};
 pub use shares::{
     AllSharesV1, GatewayInstance, SharesResponseV1, TenantDemand, TenantDemandV1, TenantShare, TenantShareV1,
     TenantShares, TenantSharesV1, TenantUsageV1,
@@ -48,6 +50,9 @@ pub struct PlanV1 {
     pub weights: Vec<WeightsV1>,
     /// Floors of each region.
     pub floors: Vec<RegionFloorsV1>,
+    /// Regions of each deployment that states a placement. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub placements: Vec<PlacementDecisionV1>,
 }
 
 /// `PUT /v1/drains/{cloud}/{name}`: the response; also the stored record.

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
+use crate::placement::{self, Fleet, Infeasible, PlacedDeployments};
 use crate::plan::{PlanInput, TrafficPlan};
 use crate::publish::{next_generation, publish};
 use crate::registry::{RegisteredSpoke, Registry};
@@ -212,6 +213,9 @@ pub struct HubState {
     /// [`HubState::persisted`] has not been published yet.
     to_publish: bool,
     drains: BTreeSet<RegionId>,
+    catalogue: Arc<Catalogue>,
+    /// Deployments for which no set of regions is feasible, by the last table that was computed.
+    infeasible_placements: BTreeMap<DeploymentName, Infeasible>,
     planner: Planner,
     /// Progress of the last plan.
     plan_write: PlanWrite,
@@ -280,6 +284,8 @@ impl HubState {
             is_table_current: false,
             to_publish,
             drains: BTreeSet::new(),
+            catalogue: catalogue.clone(),
+            infeasible_placements: BTreeMap::new(),
             planner: Planner::new(catalogue, epoch, plan, now),
             plan_write,
             shares,
@@ -391,11 +397,12 @@ impl HubState {
         match self.table_write {
             TableWrite::InFlight | TableWrite::RetryAt { .. } => None,
             TableWrite::Idle if self.is_table_current => {
-                debug_assert_eq!(self.other_table(), None, "a change of its input was missed");
+                debug_assert_eq!(self.other_table().0, None, "a change of its input was missed");
                 None
             }
             TableWrite::Idle => {
-                let next = self.other_table();
+                let (next, infeasible) = self.other_table();
+                self.infeasible_placements = infeasible;
                 match next {
                     Some(_) => self.table_write = TableWrite::InFlight,
                     None => self.is_table_current = true,
@@ -405,20 +412,27 @@ impl HubState {
         }
     }
 
-    /// Returns the table that follows from the current state, if it differs from the one in the store.
-    fn other_table(&self) -> Option<RouteTable> {
+    /// Returns the table that follows from the current state, if it differs from the one in the store, and the deployments
+    /// whose placement is infeasible.
+    fn other_table(&self) -> (Option<RouteTable>, BTreeMap<DeploymentName, Infeasible>) {
         let next = next_generation(&self.persisted, self.epoch);
         let in_doubt = self.registry.is_holding();
         let (rollout, last) = (&self.rollout, &self.persisted);
         let reports = self.registry.reports();
-        let (deployments, revisions) =
-            revisions::stage(&self.deployments, &self.promotions, last, &reports, in_doubt);
+        let routes = self.registry.routes();
+        let PlacedDeployments { deployments: placed, infeasible } = {
+            let registered = self.registry.representatives();
+            let fleet =
+                Fleet::new(&self.catalogue, routes.keys(), registered.into_values(), &self.drains, in_doubt);
+            placement::stage(&self.deployments, last, &fleet)
+        };
+        let (deployments, revisions) = revisions::stage(&placed, &self.promotions, last, &reports, in_doubt);
         let mut staged = rollout.stage(&deployments, last, next, in_doubt);
         staged.revisions = revisions;
         let tenants = self.tenants.as_ref();
         staged.tenants =
             tenants.map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
-        publish(&self.persisted, self.epoch, self.registry.routes(), staged, &self.drains)
+        (publish(&self.persisted, self.epoch, routes, staged, &self.drains), infeasible)
     }
 
     fn next_plan_command(&mut self) -> Option<HubCommand> {
@@ -453,6 +467,20 @@ impl HubState {
     /// plan.
     pub fn uncovered_classes(&self) -> &BTreeSet<TrafficClass> {
         self.planner.uncovered_classes()
+    }
+
+    /// Returns the deployments for which no set of regions is feasible, with the constraint that fails.
+    pub fn infeasible_placements(&self) -> &BTreeMap<DeploymentName, Infeasible> {
+        &self.infeasible_placements
+    }
+
+    /// Returns the regions that `table` has for each deployment with a placement.
+    pub fn placed_regions(&self, table: &RouteTable) -> BTreeMap<DeploymentName, Vec<RegionId>> {
+        let placed = self.deployments.values().filter(|deployment| deployment.placement.is_some());
+        let regions = placed.filter_map(|Deployment { name, .. }| {
+            table.deployments.get(name).map(|known| (name.clone(), known.regions.clone()))
+        });
+        regions.collect()
     }
 
     /// Returns the latest time at which [`HubState::handle_timeout`] must be called.

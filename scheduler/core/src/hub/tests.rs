@@ -4,7 +4,7 @@ use super::*;
 use crate::registry::LAPSED_KEEP;
 use crate::rollout::SETTLE_TIME;
 use crate::some_instant;
-use regions::{Catalogue, EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
+use regions::{Catalogue, EngineKind, EngineSpec, PlacementSpec, Precision, ResidencyPolicy, Scaling, Task};
 use scheduler_api::plan::RegionCapacity;
 use scheduler_api::reader::Role;
 use scheduler_api::registration::Registration;
@@ -301,4 +301,39 @@ fn a_store_that_was_set_back_begins_a_new_epoch() {
     check(Some("4.7"), 3, Some("3.9"), Some(5));
     check(Some("4.7"), 5, Some("4.6"), None);
     check(Some("4.7"), 5, None, None);
+}
+
+#[test]
+fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() {
+    let placement =
+        PlacementSpec { accelerators: Vec::new(), min_regions: 1, min_replicas: 0, max_cost: None };
+    let deployments = Some(desired([Deployment { placement: Some(placement), ..deployment("minilm") }]));
+    let all = StoreState { deployments, ..StoreState::default() };
+    let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
+    let regions = |test: &HubTest| {
+        let published = test.published.last().expect("a table was published");
+        published.deployments.get("minilm").map(|known| known.regions.clone())
+    };
+    test.settle();
+    assert_eq!(regions(&test), None, "no region has a spoke");
+    assert_eq!(test.hub.infeasible_placements().len(), 1);
+    test.handle(Event::SpokeRegistered(spoke(EUROPE, 5)));
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]));
+    assert!(test.hub.infeasible_placements().is_empty());
+    test.handle(Event::SpokeRegistered(spoke(AMERICA, 6)));
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]), "equally expensive");
+
+    test.handle(Event::SpokeRemoved { region: EUROPE.parse().unwrap(), boot_id: 5 });
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]), "its spoke may come back");
+    test.sleep();
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![AMERICA.parse().unwrap()]));
+    let table = test.published.last().unwrap();
+    assert!(table.deployments.values().all(|known| known.placement.is_none()), "readers get a list");
+    let placed: Vec<_> = test.hub.placed_regions(table).into_values().collect();
+    assert_eq!(placed, [[AMERICA.parse().unwrap()]]);
+    assert_eq!(test.routed(), [AMERICA]);
 }

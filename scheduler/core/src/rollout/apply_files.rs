@@ -5,18 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use regions::{
-    Catalogue, Deployment, DeploymentName, Problem, TenantId, TenantRules, parse_deployments, parse_tenants,
-};
+use crate::placement::{RegisteredAccelerators, parse_deployments};
+use regions::{Catalogue, Deployment, DeploymentName, Problem, TenantId, TenantRules, parse_tenants};
 
 use scheduler_api::apply::{ApplyFileV1, ProblemV1};
 
 /// Maximum number of files of one apply: one for each team of a large organization.
 pub const FILES_MAX: usize = 256;
 
-/// Parses the complete set of deployments from these files.
-pub fn deployments(files: &[ApplyFileV1], catalogue: &Catalogue) -> Result<Vec<Deployment>, Vec<ProblemV1>> {
-    read(files, |text| parse_deployments(text, catalogue))
+/// Parses the complete set of deployments from these files. A placement that no regions of the catalogue can meet is a
+/// problem; `registered` are the accelerators that spokes have registered.
+pub fn deployments(
+    files: &[ApplyFileV1],
+    catalogue: &Catalogue,
+    registered: &RegisteredAccelerators,
+) -> Result<Vec<Deployment>, Vec<ProblemV1>> {
+    read(files, |text| parse_deployments(text, catalogue, registered))
 }
 
 /// Parses the complete set of tenants from these files.
@@ -80,7 +84,7 @@ mod tests {
     fn read(files: &[(&str, &str)]) -> Result<Vec<String>, Vec<(String, usize, String)>> {
         let file = |(name, text): &(&str, &str)| ApplyFileV1 { name: (*name).into(), text: (*text).into() };
         let files: Vec<_> = files.iter().map(file).collect();
-        deployments(&files, &Catalogue::builtin())
+        deployments(&files, &Catalogue::builtin(), &RegisteredAccelerators::new())
             .map(|found| found.iter().map(|deployment| deployment.name.to_string()).collect())
             .map_err(|found| {
                 found.into_iter().map(|ProblemV1 { file, line, message }| (file, line, message)).collect()
