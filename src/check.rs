@@ -122,7 +122,9 @@ impl Checker {
             ConfigKind::Hub => drop(HubConfig::read(&document, &files)),
             ConfigKind::Replica => drop(replica::Config::read(&document, &files)),
             ConfigKind::Drill => drop(drill::read_document(&document, files.base, catalogue, false)),
-            ConfigKind::Deployments => drop(regions::deployment::read_deployments(&document, catalogue)),
+            ConfigKind::Deployments => {
+                drop(scheduler_core::placement::read_deployments(&document, catalogue))
+            }
             ConfigKind::AppliedTenants => drop(regions::tenant::read_tenants(&document, catalogue)),
             ConfigKind::GatewayTenants => drop(read_tenants(&document, &files, catalogue)),
             ConfigKind::Catalogue => drop(regions::catalogue::read_regions(&document)),

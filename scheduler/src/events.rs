@@ -3,7 +3,7 @@
 //! Conditions that last are logged when they begin and when they end, not in between; the caller that emits the event
 //! tracks the condition.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -16,6 +16,7 @@ use scheduler_api::plan::TrafficClass;
 use scheduler_api::scaler::ScalerEpoch;
 use scheduler_core::pki::rotation::CertificateRecord;
 use scheduler_core::pki::token::Fingerprint;
+use scheduler_core::placement::Infeasible;
 use scheduler_store::{EtcdConfig, StoreError};
 
 /// Remedy for an unusable store.
@@ -60,6 +61,11 @@ crate::log::events! {
     /// An operator changed deployments or tenants; `changes` is their number.
     info!(changes, deployments, "configuration applied")
     ConfigurationApplied { changes: usize, deployments: usize }
+
+    /// Other regions were chosen for a deployment that states a placement, or a region has left after the new ones were ready.
+    /// `meridian get plan` shows why.
+    info!(%deployment, ?regions, "placement changed")
+    PlacementChanged<'a> { deployment: &'a DeploymentName, regions: &'a [RegionId] }
 
     /// An operator created an API key.
     info!(id, %tenant, "API key created")
@@ -307,6 +313,34 @@ impl FailoverCapacityChanged<'_> {
             classes = classes.len(),
             ?named,
             "capacity does not suffice for the loss of the largest region; add regions or raise scaling.max"
+        );
+    }
+}
+
+/// The set of deployments with an infeasible placement changed.
+pub(crate) struct InfeasiblePlacementsChanged<'a> {
+    pub(crate) deployments: &'a BTreeMap<DeploymentName, Infeasible>,
+}
+
+/// Maximum number of deployments named in one log line.
+const LOGGED_DEPLOYMENTS_MAX: usize = 8;
+
+impl InfeasiblePlacementsChanged<'_> {
+    pub(crate) fn emit(self) {
+        let InfeasiblePlacementsChanged { deployments } = self;
+        if deployments.is_empty() {
+            // Since the last change, a set of regions meets the placement of each deployment.
+            tracing::info!("all placements are feasible");
+            return;
+        }
+        let named = deployments.iter().take(LOGGED_DEPLOYMENTS_MAX);
+        let named: Vec<_> = named.map(|(name, why)| format!("{name}: {}: {why}", why.key())).collect();
+        // These deployments stay in their current regions; one without regions is not served. `named` has up to eight of
+        // them with the constraint and its fix. `meridian get plan` shows the regions that were rejected.
+        tracing::warn!(
+            deployments = deployments.len(),
+            ?named,
+            "no set of regions meets the placement of deployments"
         );
     }
 }

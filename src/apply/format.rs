@@ -1,12 +1,14 @@
 //! Text output of the hub's responses.
 
 use super::replicas;
+use regions::accelerator::millionths_to_text;
 use scheduler_api::apply::{
     AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, FieldV1, PendingWideningV1, ReaderV1,
     ResidencyChange, RolloutV1,
 };
 use scheduler_api::plan::{
-    AllSharesV1, FloorV1, PlanV1, RegionFloorsV1, RowV1, ShareV1, TenantShareV1, TenantSharesV1, WeightsV1,
+    AllSharesV1, FloorV1, PlacementCandidateV1, PlacementDecisionV1, PlanV1, RegionFloorsV1, RowV1, ShareV1,
+    TenantShareV1, TenantSharesV1, WeightsV1,
 };
 use scheduler_api::route::{InstanceRouteV1, RegionRouteV1};
 
@@ -90,9 +92,9 @@ pub(super) fn regions(regions: &[RegionRouteV1], replicas: &[DeploymentReplicasV
     lines.join("\n")
 }
 
-/// Formats the traffic shares and the replicas that are reserved for the loss of a region.
+/// Formats the traffic shares, the replicas that are reserved for the loss of a region, and the placements.
 pub(super) fn plan(plan: &PlanV1) -> String {
-    let PlanV1 { version: _, weights, floors, placements: _ } = plan;
+    let PlanV1 { version: _, weights, floors, placements } = plan;
     let mut lines = Vec::new();
     for WeightsV1 { epoch, generation, gateway, rows, version: _ } in weights {
         lines.push(format!("gateways at {gateway}, plan {epoch}.{generation}"));
@@ -112,7 +114,38 @@ pub(super) fn plan(plan: &PlanV1) -> String {
     if lines.is_empty() {
         lines.push("no plan yet: gateways send requests to the nearest region".to_owned());
     }
+    lines.extend(placements.iter().flat_map(placement));
     lines.join("\n")
+}
+
+/// Formats the placement of a deployment: its cost, and each candidate with price and reason.
+fn placement(decision: &PlacementDecisionV1) -> Vec<String> {
+    let PlacementDecisionV1 { deployment, infeasible, cost_millionths, max_cost_millionths, regions } =
+        decision;
+    let state = match (infeasible, cost_millionths, max_cost_millionths) {
+        (Some(infeasible), ..) => format!("infeasible: {infeasible}"),
+        (None, Some(cost), None) => format!("{} per hour", millionths_to_text(*cost)),
+        (None, Some(cost), Some(max)) => {
+            format!("{} per hour of at most {}", millionths_to_text(*cost), millionths_to_text(*max))
+        }
+        (None, None, _) => "the price of a region is unknown".to_owned(),
+    };
+    let mut lines = vec![
+        format!("placement of {deployment}: {state}"),
+        format!(
+            "  {:<28} {:<12} {:<12} {:>9} {:>8}  reason",
+            "region", "state", "accelerator", "price", "replicas"
+        ),
+    ];
+    for PlacementCandidateV1 { region, state, accelerator, price_millionths, replicas_max, reason } in regions
+    {
+        let price = price_millionths.map_or_else(|| "-".to_owned(), millionths_to_text);
+        let replicas = replicas_max.map_or_else(|| "-".to_owned(), |replicas| replicas.to_string());
+        let (state, accelerator) = (state.as_str(), accelerator.as_deref().unwrap_or("-"));
+        lines
+            .push(format!("  {region:<28} {state:<12} {accelerator:<12} {price:>9} {replicas:>8}  {reason}"));
+    }
+    lines
 }
 
 /// Formats the state of the rollout.
@@ -180,6 +213,29 @@ mod tests {
         let none: PlanV1 =
             serde_json::from_value(json!({"version": 1, "weights": [], "floors": []})).expect("none");
         assert!(plan(&none).contains("no plan"));
+    }
+
+    #[test]
+    fn the_text_shows_the_candidates_of_a_placement_with_price_and_reason() {
+        let row = |region: &str, state: &str, price: Option<u64>, reason: &str| {
+            json!({"region": region, "state": state, "accelerator": price.map(|_| "l4"), "price_millionths": price,
+                   "replicas_max": price.map(|_| 4), "reason": reason})
+        };
+        let response = json!({"version": 1, "weights": [], "floors": [], "placements": [
+            {"deployment": "a", "cost_millionths": 1_410_000, "max_cost_millionths": 3_000_000, "regions": [
+                row("gcp/us-central1", "chosen", Some(710_000), "in the cheapest feasible set"),
+                row("gcp/us-west8", "some_day", None, "it is being drained")]},
+            {"deployment": "b", "infeasible": "min_regions: 0 of 2 regions", "regions": []},
+        ]});
+        let text = plan(&serde_json::from_value(response).expect("a response"));
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[1].join(" "), "placement of a: 1.41 per hour of at most 3");
+        assert_eq!(words[3][..5], ["gcp/us-central1", "chosen", "l4", "0.71", "4"]);
+        assert_eq!(words[4][..5], ["gcp/us-west8", "unknown", "-", "-", "-"]);
+        assert!(
+            text.ends_with(" reason")
+                && text.contains("placement of b: infeasible: min_regions: 0 of 2 regions")
+        );
     }
 
     #[test]

@@ -243,6 +243,7 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 for floors in &mut plan.floors {
                     floors.floors.retain(|floor| name.as_ref().is_none_or(|name| *name == floor.name));
                 }
+                plan.placements.retain(|known| name.as_ref().is_none_or(|name| *name == known.deployment));
                 if *json { pretty(&plan) } else { format::plan(&plan) }
             }
             ResourceKind::Shares => {

@@ -9,6 +9,7 @@ use regions::geography::GeoPoint;
 use regions::id::RegionId;
 use regions::latency::prior_rtt;
 use regions::{EngineSpec, Task};
+use scheduler_core::placement::check_feasible;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -111,6 +112,15 @@ impl FleetPlan {
         let deployments = deployment::parse_deployments(&text, &catalogue)
             .map_err(|found| problems.extend(configuration::named(Path::new(&name), found)))
             .unwrap_or_default();
+        let here = regions.iter().filter_map(|region| catalogue.index_of(region)).collect();
+        for deployment in deployments.iter().filter(|_| !regions.is_empty()) {
+            if let Err((key, problem)) = check_feasible(deployment, &catalogue, here, &BTreeMap::new()) {
+                problems.push(format!(
+                    "{name}: {} among the regions of this fleet: {key}: {problem}",
+                    deployment.name
+                ));
+            }
+        }
         let gateways = match (options.gateways, options.ipv6) {
             (None, true) => 1,
             (None, false) => regions.len(),

@@ -4,17 +4,18 @@
 //! of the table also by the revision of the previous table. Plans are computed on a separate thread, since that can
 //! take some tens of milliseconds. It takes no decisions; [`scheduler_core::hub`] does.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use regions::{Catalogue, RegionId, RouteTable};
+use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 use scheduler_api::keys;
 use scheduler_api::plan::TrafficClass;
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::PublishRateLimiter;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{Event, HubCommand, HubState};
+use scheduler_core::placement::Infeasible;
 use scheduler_core::plan::{TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::shares::ShareChanges;
@@ -28,8 +29,8 @@ use super::publisher::Publisher;
 use super::term_start::{TermStart, control_keys, read_all, readable};
 use super::{HubError, records};
 use crate::events::{
-    FailoverCapacityChanged, LeadershipLost, MassLeaseExpiry, MassLeaseExpiryOver, SeveralJobQueuesChanged,
-    SpokeLeaseEnded, StoreRelisted,
+    FailoverCapacityChanged, InfeasiblePlacementsChanged, LeadershipLost, MassLeaseExpiry,
+    MassLeaseExpiryOver, PlacementChanged, SeveralJobQueuesChanged, SpokeLeaseEnded, StoreRelisted,
 };
 
 /// Delay after a failed call of the store, of the leader and of a candidate.
@@ -62,6 +63,10 @@ pub(super) struct Controller<'a, S: Store> {
     short: BTreeSet<TrafficClass>,
     /// Regions last logged with several queues of jobs.
     several_job_queues: BTreeSet<RegionId>,
+    /// Deployments last logged with an infeasible placement.
+    infeasible_placements: BTreeMap<DeploymentName, Infeasible>,
+    /// Regions of the deployments that state a placement, in the table published last by this leader.
+    placements: Option<BTreeMap<DeploymentName, Vec<RegionId>>>,
     /// Minimum interval between tables; readers reject tables that are published faster.
     pace: PublishRateLimiter,
 }
@@ -94,6 +99,8 @@ impl<'a, S: Store> Controller<'a, S> {
             planning,
             short,
             several_job_queues: BTreeSet::new(),
+            infeasible_placements: BTreeMap::new(),
+            placements: None,
             pace,
         }
     }
@@ -106,6 +113,7 @@ impl<'a, S: Store> Controller<'a, S> {
             }
             self.publisher.metrics.spokes.set(self.hub.registered_spokes());
             self.log_several_job_queues();
+            self.log_infeasible_placements();
             let wakeup = wait_until(self.hub.next_wakeup());
             tokio::select! {
                 changes = self.watch.next() => match changes {
@@ -184,6 +192,27 @@ impl<'a, S: Store> Controller<'a, S> {
         }
     }
 
+    /// Logs a change of the deployments whose placement is infeasible.
+    fn log_infeasible_placements(&mut self) {
+        let infeasible = self.hub.infeasible_placements();
+        self.publisher.metrics.infeasible_placements.set(infeasible.len());
+        if *infeasible != self.infeasible_placements {
+            self.infeasible_placements.clone_from(infeasible);
+            InfeasiblePlacementsChanged { deployments: &self.infeasible_placements }.emit();
+        }
+    }
+
+    /// Logs the deployments for which `table` has other regions than the last one. The first table of a term repeats what
+    /// the last leader has logged.
+    fn log_placements(&mut self, table: &RouteTable) {
+        let placements = self.hub.placed_regions(table);
+        if let Some(before) = &self.placements {
+            let changed = placements.iter().filter(|(name, regions)| before.get(*name) != Some(*regions));
+            changed.for_each(|(deployment, regions)| PlacementChanged { deployment, regions }.emit());
+        }
+        self.placements = Some(placements);
+    }
+
     /// Logs a change of the classes that would not survive the loss of a region.
     fn log_short_classes(&mut self) {
         let short = self.hub.uncovered_classes();
@@ -202,7 +231,10 @@ impl<'a, S: Store> Controller<'a, S> {
                         return Ok(Some(lost));
                     }
                 }
-                HubCommand::Publish(table) => self.publisher.publish(table),
+                HubCommand::Publish(table) => {
+                    self.log_placements(&table);
+                    self.publisher.publish(table);
+                }
                 HubCommand::Plan(problem, before) => {
                     let metrics = self.publisher.metrics.clone();
                     self.planning = Some(spawn_blocking(move || {

@@ -85,6 +85,7 @@ impl<S: Store> ElectionCandidate<S> {
                 &metrics.several_job_queues,
                 &metrics.mass_expiry,
                 &metrics.uncovered_classes,
+                &metrics.infeasible_placements,
             ] {
                 of_the_leader.set(0);
             }

@@ -25,8 +25,8 @@ use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
 use super::readers::ReaderReport;
 use super::scrape::{ConsoleMetrics, HubMetrics, HubPath};
 use super::{
-    Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, console, drains, health, promote, shares,
-    spokes, stopped, usage,
+    Current, LONG_POLLS_MAX, PublishedTable, api_keys, apply, console, drains, health, placements, promote,
+    shares, spokes, stopped, usage,
 };
 use crate::events::ReaderAhead;
 use crate::respond::ErrorResponse;
@@ -127,9 +127,10 @@ async fn demand<S: Store>(
     })
 }
 
-/// Returns the whole plan, for operators.
+/// Returns the whole plan and the placements, for operators.
 async fn plan<S: Store>(State(api): State<HubApi<S>>) -> Json<PlanV1> {
-    Json(api.plans.all())
+    let placements = placements::all(&api).await;
+    Json(PlanV1 { placements, ..api.plans.all() })
 }
 
 /// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the

@@ -38,6 +38,7 @@ mod health;
 mod http;
 mod operators;
 pub mod pki;
+mod placements;
 mod plans;
 mod promote;
 mod publisher;

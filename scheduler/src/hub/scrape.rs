@@ -105,6 +105,8 @@ metric_set! {
         pub(super) plan_seconds: Histogram = "meridian_hub_plan_seconds",
         /// Traffic classes that would not survive the loss of a region.
         pub(super) uncovered_classes: Gauge = "meridian_hub_uncovered_classes",
+        /// Deployments whose placement no set of regions meets; 0 at a hub that is not the leader.
+        pub(super) infeasible_placements: Gauge = "meridian_hub_infeasible_placements",
         /// Failed requests to the store by the election, the controller and the followers of the table.
         pub(super) store_errors: Counter = "meridian_hub_store_errors_total",
         /// Requests, by path and status.

@@ -1,6 +1,6 @@
 //! Tests of `meridian apply` against a hub.
 
-use super::world::{AMERICA, Hub, config, wait_until};
+use super::world::{AMERICA, EUROPE, Hub, config, wait_until};
 use regions::{DeploymentName, RouteTable};
 use scheduler_api::paths;
 use scheduler_store::{EmbeddedStore, Store};
@@ -233,4 +233,42 @@ async fn a_hub_does_not_start_on_the_store_of_a_later_version_and_leaves_it_as_i
     let store = open().await;
     assert_eq!(store.range("").await.unwrap(), before);
     store.close().await;
+}
+
+#[tokio::test]
+async fn a_placement_is_checked_chosen_among_the_registered_regions_and_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    for (placement, more, part) in [
+        ("min_regions = 1, max_cost = 1", "", "its price is unknown"),
+        ("min_regions = 16", "residency = { allow = [\"nl\"] }", "the placement requires 16"),
+        ("min_regions = 1", "regions = [\"aws/us-east-1\"]", "exclude each other"),
+    ] {
+        let text = deployment("placed", &format!("{more}\nplacement = {{ {placement} }}"));
+        let (status, code, body) = send(&hub, message(&text, false, None)).await;
+        assert_eq!((status, code.as_str()), (422, "invalid_files"), "{placement}");
+        assert!(body["problems"][0]["message"].as_str().unwrap().contains(part), "{body}");
+    }
+
+    let applied = apply(&hub, &deployment("placed", "placement = { min_regions = 1 }")).await;
+    assert!(
+        applied["notes"][0].as_str().unwrap().contains("the hub chooses the regions of placed"),
+        "{applied}"
+    );
+    hub.register(AMERICA, 7100, 1, &["placed"]).await;
+    let regions = |table: &RouteTable| {
+        let placed = table.deployments.get("placed");
+        placed.map(|placed| placed.regions.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    hub.wait_for_routes("it is placed", |table| regions(table) == Some(vec![AMERICA.to_owned()])).await;
+    hub.register(EUROPE, 7200, 2, &["placed"]).await;
+    let table = hub.wait_for_routes("Europe is there", |table| table.regions.len() == 2).await;
+    assert_eq!(regions(&table), Some(vec![AMERICA.to_owned()]), "the current region stays");
+
+    let (status, _, plan) = hub.get(paths::PLAN).await;
+    let placement = &plan["placements"][0];
+    assert_eq!((status, &placement["deployment"]), (200, &json!("placed")), "{plan}");
+    let states: Vec<_> = placement["regions"].as_array().unwrap().iter().map(|one| &one["state"]).collect();
+    assert_eq!(states, ["chosen", "not_needed"], "{plan}");
+    hub.stop().await;
 }

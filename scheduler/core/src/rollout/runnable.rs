@@ -40,9 +40,10 @@ pub fn unavailable_engine(
         let engines: Vec<_> = engines.iter().flatten().map(ToString::to_string).collect();
         format!("{region} has {}", if engines.is_empty() { "none".to_owned() } else { engines.join(" and ") })
     });
+    let listed_in = if deployment.placement.is_some() { "" } else { " and list it in `regions`" };
     Some(format!(
         "engine.kind of `{}` is \"{kind}\", which none of its registered regions can run: {}; use an engine that one of them \
-         has, or register a region with \"{kind}\" and list it in `regions`",
+         has, or register a region with \"{kind}\"{listed_in}",
         deployment.name,
         listed.collect::<Vec<_>>().join(", ")
     ))
@@ -104,6 +105,15 @@ mod tests {
         for part in parts {
             assert!(refused.contains(part), "{part} in {refused}");
         }
+    }
+
+    #[test]
+    fn a_deployment_with_a_placement_is_not_told_to_list_its_regions() {
+        let spokes = [spoke(AMERICA, Some(GPU))];
+        let [listed, placed] =
+            ["", "placement = { min_regions = 1 }"].map(|more| problem(more, &spokes).unwrap());
+        assert!(listed.ends_with("register a region with \"cpu\" and list it in `regions`"), "{listed}");
+        assert!(placed.ends_with("register a region with \"cpu\""), "{placed}");
     }
 
     #[test]

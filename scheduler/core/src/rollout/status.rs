@@ -28,7 +28,9 @@ pub fn statuses(
     let each = desired.values().map(|deployment| {
         let regions: Vec<_> = reporting
             .iter()
-            .filter(|(region, _)| runs_in(deployment, region, catalogue))
+            .filter(|(region, _)| {
+                is_placed_in(deployment, table, region) && runs_in(deployment, region, catalogue)
+            })
             .filter_map(|(region, spoke)| {
                 in_region(deployment, table, &spoke.registration, scaling.contains(region))
             })
@@ -43,7 +45,14 @@ pub fn statuses(
     each.collect()
 }
 
-/// Returns whether the placement and the residency policy of a deployment allow a region.
+/// Returns whether a region is one of those that the hub has chosen for a deployment with a placement. Before it has chosen any,
+/// the deployment runs nowhere. Other deployments state their regions themselves.
+fn is_placed_in(deployment: &Deployment, table: Option<&RouteTable>, region: &RegionId) -> bool {
+    let chosen = || table?.deployments.get(&deployment.name).map(|published| &published.regions);
+    deployment.placement.is_none() || chosen().is_some_and(|chosen| chosen.contains(region))
+}
+
+/// Returns whether the regions and the residency policy of a deployment allow a region.
 pub(super) fn runs_in(deployment: &Deployment, region: &RegionId, catalogue: &Catalogue) -> bool {
     let allowed = deployment.residency.permitted(catalogue).intersect(deployment.placement(catalogue));
     catalogue.index_of(region).is_some_and(|index| allowed.contains(index))
@@ -203,6 +212,19 @@ mod tests {
         let anywhere = deployment("pypi://m", "");
         let listed = [spoke(AMERICA, false), ready(spoke(EUROPE, false), revision)];
         assert_eq!(status(&anywhere, Some(&table(&anywhere, revision)), &listed).1.len(), 1);
+    }
+
+    #[test]
+    fn of_a_deployment_with_a_placement_only_the_chosen_regions_count() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let applied = deployment("pypi://m", "placement = { min_regions = 1 }");
+        let spokes = [spoke(AMERICA, true), ready(spoke(EUROPE, true), revision)];
+        let expected = (RolloutStatus::Pending, Vec::new());
+        assert_eq!(status(&applied, None, &spokes), expected, "no region is chosen");
+        let chosen =
+            Deployment { regions: vec![EUROPE.parse().unwrap()], placement: None, ..applied.clone() };
+        let expected = (RolloutStatus::Ready, vec![(EUROPE.to_owned(), RolloutStatus::Ready)]);
+        assert_eq!(status(&applied, Some(&table(&chosen, revision)), &spokes), expected);
     }
 
     #[test]
