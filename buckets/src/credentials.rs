@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use crate::{BucketSettingsError, BucketVariables};
+use crate::variables::{BucketSettingsError, BucketVariables};
 
 /// Access key of a bucket.
 #[derive(Clone, PartialEq, Eq)]

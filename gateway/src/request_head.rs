@@ -45,7 +45,7 @@ pub(crate) struct RequestHead {
 /// Host of every request to a next hop; the connection determines the actual peer.
 pub(crate) const AUTHORITY: &str = "region";
 /// Initial capacity for the headers of a usual request, so that they are allocated once.
-const LINES_BYTES: usize = 512;
+const LINES_BYTES: usize = 1024;
 
 impl RequestHead {
     pub(crate) fn new(method: UpstreamMethod) -> RequestHead {

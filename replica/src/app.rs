@@ -21,7 +21,7 @@ use crate::body::BodyBudget;
 use crate::config::{Config, EmbeddingDefaults};
 use crate::metrics::Metrics;
 use crate::purpose::Purpose;
-use crate::start::StartState;
+use crate::start_state::StartState;
 use crate::tokenize::{MAX_JOBS, TokenizerPool};
 
 /// Lifecycle state of the replica.

@@ -32,8 +32,10 @@ mod model_identity;
 pub mod offline;
 mod purpose;
 mod respond;
+mod serve_error;
 pub mod server;
 mod start;
+mod start_state;
 pub mod tokenize;
 mod trace;
 pub mod tune;
@@ -42,4 +44,5 @@ pub mod vectors;
 pub mod verify;
 
 pub use config::Config;
-pub use server::{ServeError, run};
+pub use serve_error::ServeError;
+pub use server::run;

@@ -19,11 +19,10 @@ use regions::spiffe::Role;
 use replica_api::identity::IdentityV1;
 use replica_api::info::{AcceleratorV1, BatchV1, EngineInfoV1, ModelInfoV1};
 use replica_api::input::Readable;
-use replica_api::start_failure::{StartFailure, StartFailureReport};
 use replica_core::batch::BatchSettings;
 use replica_core::{EngineKind, UnknownName};
 use supervision::task::{essential, supervise};
-use telemetry::{ExportError, Process};
+use telemetry::Process;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet, spawn_blocking};
@@ -31,7 +30,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::app::{App, Service};
 use crate::batcher::{Batcher, Options};
-use crate::cache::{CachedModel, PullError, ResolveError};
+use crate::cache::{CachedModel, default_root};
 use crate::config::Config;
 use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, Statistics, tensorrt};
@@ -43,6 +42,7 @@ use crate::http;
 use crate::model::{ModelDir, ModelError};
 use crate::model_identity;
 use crate::purpose::Purpose;
+use crate::serve_error::ServeError;
 use crate::start;
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
@@ -60,79 +60,6 @@ const LAST_SPANS: Duration = Duration::from_secs(1);
 /// Maximum number of open connections: more than the requests in flight of the spokes of a region. The replicas of
 /// a drill have it too; that of the hub counts gateways and spokes.
 pub const CONNECTIONS_MAX: usize = 8192;
-
-/// Reason why a replica does not serve.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The address cannot be bound: another process uses it, it belongs to another machine, or the port needs a
-    /// permission. The replica does not start.
-    #[error("cannot listen on {address}: {reason}; choose another address for `listen`")]
-    Listen {
-        /// Configured address.
-        address: SocketAddr,
-        /// Error of the operating system.
-        reason: io::Error,
-    },
-    /// The process does not know where to store models.
-    #[error(
-        "the location of the model cache is not configured; set MERIDIAN_CACHE, or `cache` in the configuration"
-    )]
-    NoCache,
-    /// The model is not on this machine.
-    #[error(transparent)]
-    Model(#[from] ResolveError),
-    /// The model cannot be downloaded. The replica tries again.
-    #[error(transparent)]
-    Pull(#[from] PullError),
-    /// The family of the model is not supported. A replica that downloads its model looks for another version of it.
-    #[error("cannot load {model}: {reason}")]
-    UnknownFamily {
-        /// Model as configured.
-        model: String,
-        /// Family, and the supported ones.
-        reason: String,
-    },
-    /// The model cannot be loaded; the text has the cause. The replica does not start.
-    #[error("cannot load {model}: {reason}")]
-    Load {
-        /// Model as configured.
-        model: String,
-        /// Error message.
-        reason: String,
-    },
-    /// The system starts no more threads, because of a limit of processes or memory. The replica does not start.
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-    /// The TLS library rejects the certificate, the key or the settings. The replica does not start.
-    #[error("TLS cannot be set up: {0}")]
-    Tls(String),
-    /// Traces cannot be exported.
-    #[error("{0}")]
-    Tracing(#[from] ExportError),
-    /// The listener of the replica failed. The replica exits.
-    #[error("cannot serve: {0}")]
-    Serve(io::Error),
-}
-
-impl ServeError {
-    /// Returns the report of a failure after which the start is tried again; `None` if it ends the process.
-    fn failure(&self) -> Option<StartFailureReport> {
-        let reason = match self {
-            ServeError::Pull(PullError::Cancelled) => return None,
-            ServeError::Pull(error) => error.reason(),
-            ServeError::UnknownFamily { .. } => StartFailure::UnknownFamily,
-            ServeError::Listen { .. }
-            | ServeError::NoCache
-            | ServeError::Model(_)
-            | ServeError::Load { .. }
-            | ServeError::Thread(_)
-            | ServeError::Tls(_)
-            | ServeError::Tracing(_)
-            | ServeError::Serve(_) => return None,
-        };
-        Some(StartFailureReport::new(reason, self.to_string()))
-    }
-}
 
 /// Serves until `shutdown`, and calls `ready` with the address once requests are accepted.
 pub async fn run(
@@ -195,7 +122,7 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
     loop {
         let attempt = spawn_blocking({
             let (app, config) = (Arc::clone(app), Arc::clone(&config));
-            move || start::attempt(&app, &config, failures > 0)
+            move || attempt(&app, &config, failures > 0)
         });
         let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
         let error = match attempt.await.map_err(died)? {
@@ -211,6 +138,14 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
         app.start.fail(failure);
         sleep(retry_in).await;
     }
+}
+
+/// Finds or downloads the model, loads it and starts its threads.
+fn attempt(app: &App, config: &Config, is_retry: bool) -> Result<Service, ServeError> {
+    let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
+    let cached = start::find(app, config, &root, is_retry)?;
+    app.start.load();
+    load(config, &root, cached, app)
 }
 
 /// Listeners and their connections.
@@ -282,12 +217,7 @@ fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> 
 }
 
 /// Loads a model of the cache at `root`, and starts its threads.
-pub(crate) fn load(
-    config: &Config,
-    root: &Path,
-    cached: CachedModel,
-    app: &App,
-) -> Result<Service, ServeError> {
+fn load(config: &Config, root: &Path, cached: CachedModel, app: &App) -> Result<Service, ServeError> {
     let started = Instant::now();
     let (metrics, is_traced) = (Arc::clone(&app.metrics), app.tracer.is_some());
     let failed = |reason: &dyn Display| ServeError::Load {

@@ -59,7 +59,11 @@ const DRILLS: [ExpectedDrill; 11] = [
     ExpectedDrill {
         name: "region-kill",
         held: &[],
-        alerts: &[("MeridianRegionDown", AFTER_TWO_MINUTES), ("MeridianTargetDown", AFTER_FIVE_MINUTES)],
+        alerts: &[
+            ("MeridianCapacityNotRedundant", BEFORE),
+            ("MeridianRegionDown", AFTER_TWO_MINUTES),
+            ("MeridianTargetDown", AFTER_FIVE_MINUTES),
+        ],
     },
     ExpectedDrill {
         name: "residency-under-outage",

@@ -29,6 +29,7 @@ const ROLES: &[(&str, &[&str])] = &[
     ("Hub", &["scheduler/src/events.rs", "scheduler/src/hub/", "scheduler/core/", "scheduler/store/"]),
     ("Replica", &["replica/"]),
     ("Durable jobs", &["jobs/"]),
+    ("Buckets of durable jobs and of models", &["buckets/"]),
     (
         "All processes",
         &["supervision/", "identity/", "src/roles.rs", "regions/", "scheduler/api/", "telemetry/"],

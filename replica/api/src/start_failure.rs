@@ -62,7 +62,7 @@ impl StartFailure {
 pub struct StartFailureReport {
     /// Reason.
     pub reason: StartFailure,
-    /// What has failed, and the fix; at most 512 bytes.
+    /// Text with the failure and the fix; at most 512 bytes.
     pub message: String,
 }
 

@@ -38,7 +38,7 @@ use self::call::{ApiCall, ComputedResponse, HttpRequestId};
 use crate::app::{App, Lifecycle};
 use crate::events::RequestPanicked;
 use crate::respond;
-use crate::start;
+use crate::start_state;
 use supervision::request::{Panicked, contain};
 
 /// Returns the routes.
@@ -171,7 +171,7 @@ async fn health(State(app): State<Arc<App>>) -> Response<Body> {
 /// Returns the response of a replica that is not ready yet, with the progress of its start.
 fn starting(app: &App) -> Response<Body> {
     let (download, failure) = app.start.report();
-    let Some(problem) = start::describe(&app.source, download.as_ref(), failure.as_ref()) else {
+    let Some(problem) = start_state::describe(&app.source, download.as_ref(), failure.as_ref()) else {
         return respond::refused(&Refusal::not_ready(), Dialect::OpenAi);
     };
     respond::refused(&Refusal::not_started(&problem), Dialect::OpenAi)

@@ -7,7 +7,7 @@ use supervision::Mutex;
 
 use regions::{Catalogue, Deployment, DeploymentName, HostPort, RegionId};
 use scheduler_api::peer::SharedDeployment;
-use scheduler_core::scale::start_failures::StartState;
+use scheduler_core::scale::start_failures::ReplicaStartState;
 use scheduler_core::scale::step::{OwnReplica, Step, step};
 use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
@@ -510,17 +510,19 @@ fn observe_starts(
         let ReplicaSlot::Existing(id) = &replica.id else { return None };
         let running = &own.get(id)?.running;
         match (replica.state, &running.failure) {
-            (MemberState::Serving, _) => Some(StartState::Ready),
+            (MemberState::Serving, _) => Some(ReplicaStartState::Ready),
             (MemberState::Draining, _) => None,
-            (MemberState::Pending | MemberState::Lost, Some(failure)) => Some(StartState::Failing(failure)),
+            (MemberState::Pending | MemberState::Lost, Some(failure)) => {
+                Some(ReplicaStartState::Failing(failure))
+            }
             (MemberState::Pending | MemberState::Lost, None) => {
-                Some(StartState::Starting { since: running.since })
+                Some(ReplicaStartState::Starting { since: running.since })
             }
         }
     };
     // Replicas of an earlier model say nothing about the start of this one.
     let served = served.iter().filter(|replica| !replica.is_stale).filter_map(state);
-    let served = served.chain(is_ready.then_some(StartState::Ready));
+    let served = served.chain(is_ready.then_some(ReplicaStartState::Ready));
     scaler.served_starts.failures.observe(served, now);
     scaler.next_starts.failures.observe(next.iter().filter_map(state), now);
 }

@@ -237,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever starts, ends and is adopted: no device has two replicas, and none is free while a replica is refused one.
+        /// For any sequence of starts, ends and adoptions, no device has two replicas, and none is free while a replica is refused one.
         #[test]
         fn no_device_is_held_twice(count in 1..5usize, steps in prop::collection::vec((0..8u16, 0..3u8), 0..40)) {
             let mut assignment = Assignment::new(Some(Device::indexes(count)));

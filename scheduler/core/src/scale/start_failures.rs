@@ -47,7 +47,7 @@ pub fn is_permanent(reason: StartFailure) -> bool {
 
 /// State of one replica of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StartState<'a> {
+pub enum ReplicaStartState<'a> {
     /// It is ready.
     Ready,
     /// It is not ready, and reports no failure.
@@ -82,7 +82,7 @@ impl StartFailures {
     /// Evaluates the state of all replicas that run. Returns the reason if the deployment has failed.
     pub fn observe<'a>(
         &mut self,
-        replicas: impl IntoIterator<Item = StartState<'a>>,
+        replicas: impl IntoIterator<Item = ReplicaStartState<'a>>,
         now: Instant,
     ) -> Option<&StartFailureReport> {
         // A start after a permanent failure repeats that failure until the opposite is known.
@@ -91,14 +91,14 @@ impl StartFailures {
         let (mut failing, mut starts) = (None, false);
         for replica in replicas {
             match replica {
-                StartState::Ready => {
+                ReplicaStartState::Ready => {
                     *self = StartFailures::default();
                     return None;
                 }
-                StartState::Starting { since } => {
+                ReplicaStartState::Starting { since } => {
                     starts |= last.as_ref().is_none_or(|(failed_at, _)| since < *failed_at);
                 }
-                StartState::Failing(failure) => {
+                ReplicaStartState::Failing(failure) => {
                     let is_worse = |known: &&StartFailureReport| {
                         is_permanent(failure.reason) && !is_permanent(known.reason)
                     };
@@ -145,7 +145,7 @@ mod tests {
     /// Returns the reason after one evaluation.
     fn reason(
         failures: &mut StartFailures,
-        replicas: &[StartState<'_>],
+        replicas: &[ReplicaStartState<'_>],
         now: Instant,
     ) -> Option<StartFailure> {
         failures.observe(replicas.iter().copied(), now).map(|failure| failure.reason)
@@ -157,7 +157,7 @@ mod tests {
         for permanent in StartFailure::ALL.into_iter().filter(|reason| is_permanent(*reason)) {
             let (missing, other) = (report(permanent), report(StartFailure::ModelUnavailable));
             let mut failures = StartFailures::default();
-            let all = [StartState::Failing(&other), StartState::Failing(&missing)];
+            let all = [ReplicaStartState::Failing(&other), ReplicaStartState::Failing(&missing)];
             assert_eq!(reason(&mut failures, &all, now), Some(permanent), "the permanent one is the reason");
             assert_eq!(failures.failed(), Some(&missing));
         }
@@ -169,13 +169,13 @@ mod tests {
         let now = some_instant();
         let missing = report(StartFailure::ModelMissing);
         let mut failures = StartFailures::default();
-        let both = [StartState::Failing(&missing), StartState::Starting { since: now }];
+        let both = [ReplicaStartState::Failing(&missing), ReplicaStartState::Starting { since: now }];
         for second in 0..3600 {
             assert_eq!(reason(&mut failures, &both, now + S * second), None);
         }
         let later = now + 3600 * S;
         assert_eq!(reason(&mut failures, &both[..1], later), Some(StartFailure::ModelMissing));
-        let ready = [StartState::Failing(&missing), StartState::Ready];
+        let ready = [ReplicaStartState::Failing(&missing), ReplicaStartState::Ready];
         assert_eq!(reason(&mut failures, &ready, later), None, "one is ready");
     }
 
@@ -183,12 +183,16 @@ mod tests {
     fn a_failure_that_may_end_by_itself_must_last() {
         let now = some_instant();
         let unavailable = report(StartFailure::ModelUnavailable);
-        let failing = [StartState::Failing(&unavailable)];
+        let failing = [ReplicaStartState::Failing(&unavailable)];
         let mut failures = StartFailures::default();
         let almost = now + TRANSIENT_FAILURE_AFTER - S;
         assert_eq!(reason(&mut failures, &failing, now), None);
         assert_eq!(reason(&mut failures, &failing, almost), None);
-        assert_eq!(reason(&mut failures, &[StartState::Starting { since: now }], almost), None, "it ended");
+        assert_eq!(
+            reason(&mut failures, &[ReplicaStartState::Starting { since: now }], almost),
+            None,
+            "it ended"
+        );
         assert_eq!(
             reason(&mut failures, &failing, now + TRANSIENT_FAILURE_AFTER),
             None,
@@ -208,7 +212,7 @@ mod tests {
             assert_eq!(reason(&mut failures, &[], now + S * at), None);
         }
         failures.start_ended(crash(), now + 3 * S);
-        let next = [StartState::Starting { since: now + 3 * S }];
+        let next = [ReplicaStartState::Starting { since: now + 3 * S }];
         assert_eq!(reason(&mut failures, &next, now + 3 * S), Some(StartFailure::CrashLoop));
         assert_eq!(
             reason(&mut failures, &next, now + 3600 * S),
@@ -232,8 +236,8 @@ mod tests {
             let at = now + S * second;
             failures.start_ended(report(StartFailure::CrashLoop), at);
             failures.start_ended(report(StartFailure::CrashLoop), at);
-            assert_eq!(reason(&mut failures, &[StartState::Starting { since: at }], at), None);
-            assert_eq!(reason(&mut failures, &[StartState::Ready], at), None);
+            assert_eq!(reason(&mut failures, &[ReplicaStartState::Starting { since: at }], at), None);
+            assert_eq!(reason(&mut failures, &[ReplicaStartState::Ready], at), None);
         }
     }
 
@@ -242,18 +246,23 @@ mod tests {
         let now = some_instant();
         let missing = report(StartFailure::ModelMissing);
         let mut failures = StartFailures::default();
-        assert!(reason(&mut failures, &[StartState::Failing(&missing)], now).is_some());
-        assert!(reason(&mut failures, &[StartState::Starting { since: now + S }], now + S).is_some());
+        assert!(reason(&mut failures, &[ReplicaStartState::Failing(&missing)], now).is_some());
+        assert!(reason(&mut failures, &[ReplicaStartState::Starting { since: now + S }], now + S).is_some());
         assert!(reason(&mut failures, &[], now + S).is_some(), "between two starts");
-        assert_eq!(reason(&mut failures, &[StartState::Ready], now + 2 * S), None);
-        assert_eq!(reason(&mut failures, &[StartState::Starting { since: now + 3 * S }], now + 3 * S), None);
+        assert_eq!(reason(&mut failures, &[ReplicaStartState::Ready], now + 2 * S), None);
+        assert_eq!(
+            reason(&mut failures, &[ReplicaStartState::Starting { since: now + 3 * S }], now + 3 * S),
+            None
+        );
     }
 
     #[test]
     fn a_replica_that_ended_with_a_permanent_failure_fails_the_deployment_unless_another_one_was_starting() {
         let now = some_instant();
-        let (before, after) =
-            ([StartState::Starting { since: now }], [StartState::Starting { since: now + 2 * S }]);
+        let (before, after) = (
+            [ReplicaStartState::Starting { since: now }],
+            [ReplicaStartState::Starting { since: now + 2 * S }],
+        );
         let mut failures = StartFailures::default();
         failures.start_ended(report(StartFailure::DiskFull), now + S);
         assert_eq!(reason(&mut failures, &before, now + 2 * S), None, "it may become ready");

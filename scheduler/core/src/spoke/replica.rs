@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::ReplicaStatus;
-use crate::scale::start_failures::StartState;
+use crate::scale::start_failures::ReplicaStartState;
 use regions::{DeploymentName, HostPort, ReportedModel};
 use scheduler_api::report::DISPATCH_AHEAD;
 use scheduler_api::start_failure::FailedModel;
@@ -181,11 +181,11 @@ impl ReplicaState {
     }
 
     /// Returns the state of its start, by its last status. One that does not respond may be starting again.
-    pub(super) fn start_state(&self, now: Instant) -> StartState<'_> {
+    pub(super) fn start_state(&self, now: Instant) -> ReplicaStartState<'_> {
         match self.failed_model() {
-            Some(failed) => StartState::Failing(&failed.failure),
-            None if self.is_ready() => StartState::Ready,
-            None => StartState::Starting { since: now },
+            Some(failed) => ReplicaStartState::Failing(&failed.failure),
+            None if self.is_ready() => ReplicaStartState::Ready,
+            None => ReplicaStartState::Starting { since: now },
         }
     }
 

@@ -1,0 +1,135 @@
+//! State of a start: the progress of the download, and the failure of the last attempt.
+
+use std::time::{Duration, Instant};
+
+use replica_api::start_failure::StartFailureReport;
+use replica_api::status::DownloadV1;
+use replica_core::download::DownloadEstimate;
+use supervision::Mutex;
+
+/// Phase after the download.
+const LOADING: &str = "loading";
+
+/// Progress of a start.
+#[derive(Debug)]
+pub(crate) struct StartState(Mutex<StartProgress>);
+
+#[derive(Debug, Default)]
+struct StartProgress {
+    download: Option<DownloadState>,
+    failure: Option<StartFailureReport>,
+}
+
+/// Download of the model, in this attempt.
+#[derive(Debug)]
+struct DownloadState {
+    phase: &'static str,
+    estimate: DownloadEstimate,
+}
+
+impl Default for StartState {
+    fn default() -> StartState {
+        StartState(Mutex::independent(StartProgress::default()))
+    }
+}
+
+impl StartState {
+    /// Begins a phase of the download.
+    pub(crate) fn begin(&self, phase: &'static str) {
+        self.0.lock().download = Some(DownloadState { phase, estimate: DownloadEstimate::default() });
+    }
+
+    /// Records the bytes that have arrived; returns the remaining time.
+    pub(crate) fn record(&self, done: u64, total: Option<u64>, now: Instant) -> Option<Duration> {
+        let mut progress = self.0.lock();
+        let DownloadState { estimate, .. } = progress.download.as_mut()?;
+        estimate.record(done, total, now);
+        estimate.left()
+    }
+
+    /// Ends the download, if there was one; the model is being loaded.
+    pub(crate) fn load(&self) {
+        if let Some(download) = &mut self.0.lock().download {
+            download.phase = LOADING;
+        }
+    }
+
+    /// Ends an attempt.
+    pub(crate) fn fail(&self, failure: StartFailureReport) {
+        *self.0.lock() = StartProgress { download: None, failure: Some(failure) };
+    }
+
+    /// Ends the start.
+    pub(crate) fn finish(&self) {
+        *self.0.lock() = StartProgress::default();
+    }
+
+    /// Returns the download, if there is one, and the failure of the last attempt.
+    pub(crate) fn report(&self) -> (Option<DownloadV1>, Option<StartFailureReport>) {
+        let progress = self.0.lock();
+        let download = progress.download.as_ref().map(|DownloadState { phase, estimate }| {
+            let left = if *phase == LOADING { Some(Duration::ZERO) } else { estimate.left() };
+            DownloadV1 {
+                phase: (*phase).to_owned(),
+                done_bytes: estimate.done(),
+                total_bytes: estimate.total(),
+                left_ms: left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            }
+        });
+        (download, progress.failure.clone())
+    }
+}
+
+/// Returns the state of a start as a sentence; `None` for one without download and failure.
+pub(crate) fn describe(
+    source: &str,
+    download: Option<&DownloadV1>,
+    failure: Option<&StartFailureReport>,
+) -> Option<String> {
+    let progress = download.map(|DownloadV1 { phase, done_bytes, total_bytes, left_ms }| {
+        let mut text = format!("{phase} {source}");
+        if let Some(total) = total_bytes {
+            text += &format!(", {done_bytes} of {total} bytes");
+        }
+        if let Some(left) = left_ms.filter(|left| *left > 0) {
+            text += &format!(", {} s left", left.div_ceil(1000));
+        }
+        text
+    });
+    let failed = failure.map(|failure| format!("the last attempt failed: {}", failure.message));
+    match (progress, failed) {
+        (Some(progress), Some(failed)) => Some(format!("{progress}; {failed}")),
+        (progress, failed) => progress.or(failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use replica_api::start_failure::StartFailure;
+
+    use super::*;
+
+    #[test]
+    fn a_start_reports_its_download_and_the_last_failure() {
+        let (state, now) = (StartState::default(), Instant::now());
+        let text = || {
+            let (download, failure) = state.report();
+            describe("s3://m", download.as_ref(), failure.as_ref())
+        };
+        assert_eq!(text(), None, "a model in the cache");
+        state.begin("downloading");
+        state.record(0, Some(1_000), now);
+        assert_eq!(text().as_deref(), Some("downloading s3://m, 0 of 1000 bytes"));
+        let left = state.record(500, Some(1_000), now + Duration::from_secs(5));
+        assert_eq!(left, Some(Duration::from_secs(5)));
+        assert_eq!(text().as_deref(), Some("downloading s3://m, 500 of 1000 bytes, 5 s left"));
+        state.fail(StartFailureReport::new(StartFailure::ModelForbidden, "no access"));
+        assert_eq!(text().as_deref(), Some("the last attempt failed: no access"));
+        state.begin("resolving");
+        assert_eq!(text().as_deref(), Some("resolving s3://m; the last attempt failed: no access"));
+        state.load();
+        assert_eq!(state.report().0.and_then(|download| download.left_ms), Some(0));
+        state.finish();
+        assert_eq!(state.report(), (None, None));
+    }
+}
