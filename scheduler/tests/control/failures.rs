@@ -138,13 +138,13 @@ async fn replicas_that_end_before_they_are_ready_fail_their_deployment_with_the_
         hub.url,
         dir.path().join("replicas"),
     ));
-    wait_until("it has failed", async || status(&hub, "minilm").await["status"] == "Failed").await;
+    // The first starts fail for another reason if a test that forks meanwhile holds the new program open: the reason is that of the
+    // last one.
+    let reason = async || status(&hub, "minilm").await["regions"][0]["failed"]["failure"]["reason"].clone();
+    wait_until("it has failed", async || reason().await == "crash_loop").await;
     let shown = status(&hub, "minilm").await;
     let failed = &shown["regions"][0]["failed"];
-    assert_eq!(
-        (&failed["failure"]["reason"], &failed["engine"]["kind"]),
-        (&json!("crash_loop"), &json!("cpu"))
-    );
+    assert_eq!((&shown["status"], &failed["engine"]["kind"]), (&json!("Failed"), &json!("cpu")));
     let message = failed["failure"]["message"].as_str().unwrap();
     for part in ["exit status: 3", "loading | the model has no weights"] {
         assert!(message.contains(part), "{part} in {message}");
