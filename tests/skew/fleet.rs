@@ -6,6 +6,7 @@
 
 use crate::operator::Operator;
 use crate::programs::{ProcessClass, Programs};
+use futures_util::future::join_all;
 use ring::digest::{SHA256, digest};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -44,6 +45,8 @@ pub(crate) const REGIONS: [&str; 2] = ["aws/us-east-1", "gcp/europe-west4"];
 const SPOKES: usize = 2;
 /// In each region: while one is replaced, the other one serves.
 const REPLICAS: usize = 2;
+/// Requests that are sent at once so that all replicas are used.
+const CONCURRENT_REQUESTS: usize = 32;
 /// Requests after which a replica is in use.
 const USED_REQUESTS: u64 = 5;
 const HUB: &str = "hub";
@@ -426,9 +429,12 @@ impl Fleet {
         .await;
     }
 
-    /// Waits until a replica has computed some requests since its start: the spokes of its region use it.
+    /// Waits until a replica has computed some requests since its start: the spokes of its region use it. Requests are sent at once in
+    /// the meantime, because an idle region sends them one after another to the same replica.
     async fn wait_until_used(&self, replica: &str) {
         self.wait_until(&format!("{replica} is used"), async || {
+            let requests = LOCKED.iter().cycle().take(CONCURRENT_REQUESTS);
+            join_all(requests.map(|deployment| self.is_served(deployment))).await;
             let status = self.get(replica, "/status").await;
             status["requests_total"].as_u64().is_some_and(|requests| requests >= USED_REQUESTS)
         })
