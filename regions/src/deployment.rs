@@ -40,7 +40,7 @@ pub struct Deployment {
     pub name: DeploymentName,
     /// Task of the model.
     pub task: Task,
-    /// Model reference: `pypi://package`, `hf://owner/name`, or a directory.
+    /// Source of the model, such as `pypi://package` or `s3://bucket/prefix`, or a directory.
     pub model: String,
     /// Engine and number format.
     pub engine: EngineSpec,

@@ -153,9 +153,12 @@ impl ReportedModel {
 }
 
 /// Returns the canonical spelling of a model reference. Replicas report `pypi://` packages as PEP 503 normalises them
-/// (runs of `-`, `_` and `.` become one `-`, in lower case).
+/// (runs of `-`, `_` and `.` become one `-`, in lower case), and folders of buckets and web servers with or without the last `/`.
 fn canonical(reference: &str) -> String {
-    let Some(rest) = reference.strip_prefix("pypi://") else { return reference.to_owned() };
+    let Some(rest) = reference.strip_prefix("pypi://") else {
+        let folder = reference.strip_suffix('/').filter(|_| reference.contains("://"));
+        return folder.unwrap_or(reference).to_owned();
+    };
     let (package, version) =
         rest.split_once("==").map_or((rest, None), |(package, version)| (package, Some(version)));
     let parts: Vec<&str> = package.split(['-', '_', '.']).filter(|part| !part.is_empty()).collect();
@@ -251,6 +254,14 @@ mod tests {
         check("pypi://a", "pypi://b", ModelMatch::Engine, false);
         check("pypi://gt-a", "pypi://GT__a", ModelMatch::EngineAndModel, true);
         check("pypi://a==1.0", "pypi://a==1.1", ModelMatch::EngineAndModel, false);
+        check("s3://models/a", "s3://models/a/", ModelMatch::EngineAndModel, true);
+        check(
+            "https://models.example.com/a/",
+            "https://models.example.com/a",
+            ModelMatch::EngineAndModel,
+            true,
+        );
+        check("s3://models/a", "s3://models/b", ModelMatch::Engine, false);
         check("/models/a", "pypi://a", ModelMatch::Engine, true);
         check("/models/a", "pypi://a", ModelMatch::EngineAndModel, false);
         let int8 = EngineSpec { precision: Precision::Int8, ..engine };

@@ -27,7 +27,7 @@ pub(crate) struct EmbedCommandOptions {
     /// Field or column of an id, a string or an integer, to write next to each vector
     #[arg(long, value_name = "NAME")]
     pub id_field: Option<String>,
-    /// Model as in a replica's configuration (pypi://PACKAGE, hf://OWNER/NAME, or a directory), fetched if it is not in the
+    /// Model as in a replica's configuration (pypi://PACKAGE, hf://OWNER/NAME, s3://BUCKET/PREFIX, ..., or a directory), fetched if it is not in the
     /// cache; with --url the name of a deployment
     #[arg(long, value_name = "SOURCE|NAME")]
     pub model: String,

