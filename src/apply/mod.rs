@@ -174,8 +174,9 @@ async fn ready(
     let changed = applied.changes.iter().filter(is_waited_for);
     let changed: BTreeSet<_> = changed.map(|change| change.name.clone()).collect();
     let names = (!changed.is_empty()).then_some(&changed);
-    if names.is_none() && !applied.changes.is_empty() {
-        // Only removals.
+    let has_removed = applied.changes.iter().any(|change| change.kind == Kind::Deployment);
+    if names.is_none() && has_removed {
+        // Of the deployments, only removals.
         return Ok(text);
     }
     // Progress is for a person, and stdout for the result.

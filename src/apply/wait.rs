@@ -59,7 +59,7 @@ fn waits_for(DeploymentStatusV1 { name, regions, .. }: &DeploymentStatusV1) -> S
     let waiting = regions.iter().filter(|region| region.status != RolloutStatus::Ready);
     let waiting: Vec<_> = waiting.map(|region| region.region.as_str()).collect();
     match waiting.as_slice() {
-        [] => format!("{name}: no region that may run it is registered"),
+        [] => format!("{name}: no registered region has or starts replicas of it"),
         waiting => format!("{name}: not ready in {}", waiting.join(", ")),
     }
 }
@@ -152,7 +152,7 @@ mod tests {
         };
         let (america, europe) = (region("aws/us-east-1", "Ready"), region("gcp/europe-west4", "Pending"));
         let pending = |line: &str| Progress::Pending(vec![line.to_owned()]);
-        assert_eq!(of(json!([]), "Pending"), pending("a: no region that may run it is registered"));
+        assert_eq!(of(json!([]), "Pending"), pending("a: no registered region has or starts replicas of it"));
         assert_eq!(of(json!([america, europe]), "Pending"), pending("a: not ready in gcp/europe-west4"));
         let later = region("gcp/europe-west4", "Suspended");
         assert_eq!(

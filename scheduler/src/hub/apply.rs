@@ -338,11 +338,10 @@ pub(super) async fn deployments<S: Store>(
         None => (0, BTreeMap::new()),
     };
     let spokes = registered_spokes(&api).await?;
-    let statuses = {
-        let published = api.current.borrow();
-        let table = published.as_ref().map(|published| &published.table);
-        status::statuses(&deployments, table, &spokes, &api.catalogue)
-    };
+    // Not borrowed meanwhile: the next table would wait for its readers.
+    let published = api.current.borrow().clone();
+    let table = published.as_ref().map(|published| &published.table);
+    let statuses = status::statuses(&deployments, table, &spokes, &api.catalogue);
     let deployments = deployments.values().map(DeploymentV1::from).collect();
     Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments, statuses }))
 }

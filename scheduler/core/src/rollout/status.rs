@@ -35,6 +35,12 @@ pub fn statuses(
                 in_region(deployment, table, &spoke.registration, scaling.contains(region))
             })
             .collect();
+        let missing = stated_regions(deployment, table).iter().filter(|region| {
+            runs_in(deployment, region, catalogue)
+                && !regions.iter().any(|known| known.region == region.as_str())
+        });
+        let missing: Vec<_> = missing.map(pending).collect();
+        let regions: Vec<_> = regions.into_iter().chain(missing).collect();
         let worst = regions.iter().map(|region| region.status).max();
         DeploymentStatusV1 {
             name: deployment.name.to_string(),
@@ -43,6 +49,21 @@ pub fn statuses(
         }
     });
     each.collect()
+}
+
+/// Returns the regions that an operator has listed, or that the hub has chosen. Each of them must be ready; one without a spoke
+/// cannot be. A deployment without a list runs in the regions that have a spoke.
+fn stated_regions<'a>(deployment: &'a Deployment, table: Option<&'a RouteTable>) -> &'a [RegionId] {
+    if deployment.placement.is_none() {
+        return &deployment.regions;
+    }
+    let published = table.and_then(|table| table.deployments.get(&deployment.name));
+    published.map_or(&[], |published| &published.regions)
+}
+
+/// Returns the status in a region that reports nothing about the deployment.
+fn pending(region: &RegionId) -> RegionStatusV1 {
+    RegionStatusV1 { region: region.to_string(), status: RolloutStatus::Pending, failed: None }
 }
 
 /// Returns whether a region is one of those that the hub has chosen for a deployment with a placement. Before it has chosen any,
@@ -212,6 +233,19 @@ mod tests {
         let anywhere = deployment("pypi://m", "");
         let listed = [spoke(AMERICA, false), ready(spoke(EUROPE, false), revision)];
         assert_eq!(status(&anywhere, Some(&table(&anywhere, revision)), &listed).1.len(), 1);
+    }
+
+    #[test]
+    fn a_listed_region_without_a_spoke_is_pending() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let listed = deployment("pypi://m", &format!("regions = [\"{AMERICA}\", \"{EUROPE}\"]"));
+        let published = table(&listed, revision);
+        let america = ready(spoke(AMERICA, true), revision);
+        let regions =
+            vec![(AMERICA.to_owned(), RolloutStatus::Ready), (EUROPE.to_owned(), RolloutStatus::Pending)];
+        for spokes in [vec![america.clone()], vec![america.clone(), spoke(EUROPE, false)]] {
+            assert_eq!(status(&listed, Some(&published), &spokes), (RolloutStatus::Pending, regions.clone()));
+        }
     }
 
     #[test]
