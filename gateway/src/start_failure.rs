@@ -3,24 +3,26 @@
 //! It has the word of the reason and a sentence about it. The text of the failure itself is for operators: it may name files
 //! of the host and sources of models.
 
+use std::fmt::Display;
+
 use regions::id::DeploymentName;
 use replica_api::error::ErrorCode;
 use replica_api::start_failure::StartFailure;
 
 use crate::respond::Rejection;
 
-/// Returns the rejection; `places` names the regions in which it has failed. It has no time for a retry, because
-/// the time of the correction is unknown.
+/// Returns the rejection of a deployment that has failed in these regions. It has no time for a retry, because the time of
+/// the correction is unknown.
 pub(crate) fn deployment_failed(
     deployment: &DeploymentName,
-    places: &str,
-    reason: StartFailure,
+    failures: impl IntoIterator<Item = (impl Display, StartFailure)>,
 ) -> Rejection {
+    let each = failures
+        .into_iter()
+        .map(|(region, reason)| format!("{region} ({}: {})", reason.as_str(), sentence(reason)));
+    let places = each.collect::<Vec<_>>().join(" and ");
     let message = format!(
-        "The deployment '{deployment}' has failed in {places} ({}): {}. An operator must correct it; the request was not \
-         computed.",
-        reason.as_str(),
-        sentence(reason)
+        "The deployment '{deployment}' has failed in {places}. An operator must correct it; the request was not computed."
     );
     Rejection::new(ErrorCode::DeploymentFailed, message)
 }
@@ -44,11 +46,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_message_has_the_reason_and_the_places_and_the_rejection_no_retry_after() {
+    fn the_message_has_the_reason_of_each_region_and_the_rejection_no_retry_after() {
         for reason in StartFailure::ALL {
-            let rejection = deployment_failed(&"m".parse().unwrap(), "region aws/us-east-1", reason);
+            let failures = [("aws/us-east-1", reason), ("gcp/europe-west4", StartFailure::DiskFull)];
+            let rejection = deployment_failed(&"m".parse().unwrap(), failures);
             assert_eq!((rejection.code, rejection.retry_after), (ErrorCode::DeploymentFailed, None));
-            for part in ["'m'", "aws/us-east-1", reason.as_str(), sentence(reason)] {
+            let first =
+                format!("'m' has failed in aws/us-east-1 ({}: {})", reason.as_str(), sentence(reason));
+            for part in [first.as_str(), " and gcp/europe-west4 (disk_full: "] {
                 assert!(rejection.message.contains(part), "{part} in {}", rejection.message);
             }
         }

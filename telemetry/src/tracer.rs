@@ -15,6 +15,9 @@ use tokio::sync::Notify;
 /// attributes, that of an attempt 0.75 KiB, and the others less, so the spans of a request have 0.5 KiB on average, and the queue 4 MiB.
 /// It has at most 32 MiB more, if all spans are those of batches with the maximum of links.
 pub const QUEUED_SPANS_MAX: usize = 8192;
+/// Maximum number of requests whose spans wait: at a gateway, each keeps the record of its request, which grows with the number of
+/// regions. Most of these records are also those of `GET /explain`, which keeps twice as many.
+pub const QUEUED_REQUESTS_MAX: usize = 2048;
 /// Number of waiting spans at which an export begins before its period is over.
 pub(crate) const WAKE_SPANS: usize = 512;
 
@@ -215,7 +218,7 @@ impl Tracer {
 
     fn enqueue(&self, count: usize, spans: WaitingSpans) {
         let mut queue = self.shared.queue.lock();
-        if queue.spans + count > QUEUED_SPANS_MAX {
+        if queue.spans + count > QUEUED_SPANS_MAX || queue.requests.len() >= QUEUED_REQUESTS_MAX {
             drop(queue);
             self.shared.counts.dropped.of(DropReason::QueueFull).add(count as u64);
             return;
@@ -292,6 +295,16 @@ mod tests {
         assert_eq!(tracer.take().map(|spans| spans.len()).sum::<usize>(), QUEUED_SPANS_MAX);
         tracer.export(spans(&tracer, 1));
         assert_eq!((tracer.metrics().queued, dropped()), (1, 5));
+    }
+
+    #[test]
+    fn the_number_of_waiting_requests_is_limited() {
+        let tracer = tracer(1);
+        (0..QUEUED_REQUESTS_MAX).for_each(|_| tracer.export_deferred(1, Vec::new));
+        assert_eq!(tracer.metrics().dropped.of(DropReason::QueueFull).get(), 0, "at the limit");
+        tracer.export_deferred(1, Vec::new);
+        assert_eq!(tracer.metrics().dropped.of(DropReason::QueueFull).get(), 1, "past it");
+        assert_eq!(tracer.take().count(), QUEUED_REQUESTS_MAX);
     }
 
     #[test]

@@ -279,10 +279,8 @@ impl Forwarder {
                 _ => return None,
             }
         }
-        let (_, reason) = *failed.first()?;
-        let named = |(region, _): &(RegionIndex, _)| self.config.catalogue.region(*region).id.to_string();
-        let places: Vec<_> = failed.iter().map(named).collect();
-        Some(deployment_failed(&request.deployment, &places.join(" and "), reason))
+        let named = |(region, reason)| (&self.config.catalogue.region(region).id, reason);
+        (!failed.is_empty()).then(|| deployment_failed(&request.deployment, failed.into_iter().map(named)))
     }
 }
 

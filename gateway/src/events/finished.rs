@@ -1,8 +1,8 @@
 //! Record of a finished request at a gateway.
 //!
-//! It is built once and shared by its consumers, the ring buffer behind `GET /explain`, the writer of receipts and that of explanations; each
-//! reads the fields it needs when it needs them. The ring keeps it longer than the writer does, so its memory is freed
-//! on the thread that allocated it.
+//! It is built once and shared by its consumers, the ring buffer behind `GET /explain`, the writers of receipts and of explanations,
+//! and the export of traces; each reads the fields it needs when it needs them. The ring usually keeps it longest, so its memory is
+//! freed on the thread that allocated it.
 
 use super::RequestTimes;
 use crate::metrics::{EndpointLabel, RequestOutcome};

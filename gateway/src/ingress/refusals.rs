@@ -62,7 +62,7 @@ pub(super) fn not_held(
             return no_replica(deployment, region, spoke::NoReplica::UnknownDeployment);
         }
         HoldRejection::Failed { reason } => {
-            return deployment_failed(deployment, &format!("region {region}"), reason);
+            return deployment_failed(deployment, [(region, reason)]);
         }
         HoldRejection::OtherRegion { ready_in } => (
             ready_in,

@@ -158,11 +158,12 @@ async fn a_collector_that_never_responds_delays_nothing_and_spans_beyond_the_lim
     let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), PROCESS).unwrap();
     tracer.export(span(&tracer));
     wait_until("the first export has begun", || tracer.metrics().queued == 0).await;
-    for _ in 0..QUEUED_SPANS_MAX + 7 {
-        tracer.export(span(&tracer));
+    let request = || (0..8).flat_map(|_| span(&tracer)).collect();
+    for _ in 0..QUEUED_SPANS_MAX / 8 + 7 {
+        tracer.export(request());
     }
     let metrics = tracer.metrics();
-    assert_eq!((metrics.queued, metrics.dropped.of(DropReason::QueueFull).get()), (QUEUED_SPANS_MAX, 7));
+    assert_eq!((metrics.queued, metrics.dropped.of(DropReason::QueueFull).get()), (QUEUED_SPANS_MAX, 7 * 8));
     let begun = Instant::now();
     export.finish(Duration::from_millis(50)).await;
     assert!(
