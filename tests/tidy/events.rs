@@ -204,6 +204,8 @@ fn parse_event(arguments: Vec<&str>) -> (String, BTreeSet<String>) {
 fn error_text(arguments: Vec<&str>) -> String {
     let mut arguments = arguments.into_iter();
     let Some(text) = arguments.next().and_then(literal) else { return String::new() };
+    // Braces that are part of the text.
+    let text = text.replace("{{", "\u{1}").replace("}}", "\u{2}");
     let mut positional = arguments.filter(|argument| !argument.contains(" = "));
     let mut shown = String::new();
     let mut rest = text.as_str();
@@ -218,7 +220,7 @@ fn error_text(arguments: Vec<&str>) -> String {
         shown.push_str(&if is_name { format!("{{{value}}}") } else { "…".to_owned() });
         rest = after;
     }
-    shown + rest
+    (shown + rest).replace('\u{1}', "{").replace('\u{2}', "}")
 }
 
 /// Text of a string literal, with its continuation lines joined.
@@ -260,6 +262,9 @@ fn markdown(catalogue: &Catalogue) -> String {
     let cell = |text: &str| text.replace('|', "\\|");
     for (role, (title, _)) in ROLES.iter().enumerate() {
         let rows = || catalogue.iter().filter(|(event, _)| event.role == role);
+        if rows().next().is_none() {
+            continue;
+        }
         page.push_str(&format!("\n## {title}\n"));
         if rows().any(|(event, _)| event.level.is_some()) {
             page.push_str("\n| level | message | fields | meaning and action |\n|---|---|---|---|\n");
