@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::NotAModel;
+use super::manifest::MANIFEST;
 use crate::model::formats::{self, Listing};
 
 /// Required files.
@@ -19,7 +20,8 @@ const SHARDS: &str = "model.safetensors.index.json";
 /// Maximum depth of the layout: `model/1_Pooling/config.json`.
 const DEPTH: usize = 2;
 
-/// Returns whether a file with this path, relative to the model's folder, is part of the model.
+/// Returns whether a file with this path, relative to the model's folder, is part of the model. The manifest of a cache is not: a
+/// folder that was copied from a cache has one, and the pull of the copy writes its own.
 pub(super) fn is_model_file(path: &str) -> bool {
     let Some((_, extension)) = path.rsplit_once('.') else {
         return false;
@@ -28,6 +30,7 @@ pub(super) fn is_model_file(path: &str) -> bool {
     let in_a_module =
         path.split_once('/').is_none_or(|(folder, _)| folder.starts_with(|c: char| c.is_ascii_digit()));
     in_a_module
+        && path != MANIFEST
         && path.split('/').count() <= DEPTH
         && matches!(extension, "json" | "jinja" | "txt" | "safetensors" | "model")
 }
@@ -132,9 +135,14 @@ mod tests {
         ] {
             assert!(is_model_file(path), "{path}");
         }
-        for path in
-            ["pytorch_model.bin", "onnx/config.json", "README.md", ".gitattributes", "1_Pooling/a/b.json"]
-        {
+        for path in [
+            "pytorch_model.bin",
+            "onnx/config.json",
+            "README.md",
+            ".gitattributes",
+            "1_Pooling/a/b.json",
+            "manifest.json",
+        ] {
             assert!(!is_model_file(path), "{path}");
         }
     }
