@@ -18,6 +18,8 @@ mod nats;
 mod outage;
 mod replica;
 mod search;
+#[path = "../small_disk/mod.rs"]
+mod small_disk;
 
 use fleet::{Fleet, JobsPlan, Plan, RegionPlan};
 use kills::{Kill, KillPlan};

@@ -5,10 +5,10 @@ use crate::fleet::{Fleet, JobsPlan, Plan, RegionPlan, spoke};
 use crate::load::Client;
 use crate::nats::{NODES, NatsCluster, skipped};
 use crate::replica;
+use crate::small_disk::SmallDisk;
 use crate::{ALONE, AMERICA, DEPLOYMENTS, EUROPE};
 use reqwest::Method;
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -78,45 +78,17 @@ async fn while_nats_is_down_jobs_are_rejected_and_afterwards_all_accepted_ones_a
     fleet.print("all jobs have succeeded");
 }
 
-/// Small file system in memory, unmounted when it is dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// Mounts it.
-    ///
-    /// # Errors
-    ///
-    /// Reason why this process cannot.
-    fn mount(folder: &Path) -> Result<SmallDisk, String> {
-        std::fs::create_dir_all(folder).unwrap();
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", "size=16m", "tmpfs"]).arg(folder);
-        let output = command.output().map_err(|error| error.to_string())?;
-        match output.status.success() {
-            true => Ok(SmallDisk(folder.to_owned())),
-            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Lazily: a process that is being killed may have a file open.
-        Command::new("umount").arg("-l").arg(&self.0).status().ok();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
     let _alone = ALONE.lock().await;
     let dir = tempfile::tempdir().unwrap();
-    let disk = match SmallDisk::mount(&dir.path().join("disk")) {
+    let disk = match SmallDisk::mount(&dir.path().join("disk"), "16m") {
         Ok(disk) => disk,
         Err(reason) => {
             return skipped(&format!("this test needs to mount a file system (root on Linux): {reason}"));
         }
     };
-    let mut fleet = start(1, JobsPlan::At(disk.0.clone())).await;
+    let mut fleet = start(1, JobsPlan::At(disk.path.clone())).await;
     let client = Client::new(&fleet.gateways);
     // A quarter of a megabyte each.
     let text = |number: usize| format!("{number} {}", "x".repeat(250_000));
@@ -134,7 +106,7 @@ async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
     assert!(jobs.len() > 20, "{}", jobs.len());
     fleet.print(&format!("the disk is full after {} jobs", jobs.len()));
     // The rest of the disk, so that no result can be stored either.
-    let filler = disk.0.join("filler");
+    let filler = disk.path.join("filler");
     std::fs::write(&filler, vec![0; 16 << 20]).expect_err("the disk is full");
     // A restart does not help, and loses nothing.
     fleet.kill(&spoke(AMERICA, 1)).await;
@@ -153,7 +125,7 @@ async fn a_full_disk_rejects_new_jobs_and_keeps_the_accepted_ones() {
     let rejected = client.submit(MODEL, "one more").await;
     assert!(matches!(&rejected, Err(Ok((507, body))) if waits(body, "storage_full")), "{rejected:?}");
     // Their inputs still fill it; an operator gives it more space.
-    let more = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&disk.0).status();
+    let more = Command::new("mount").args(["-o", "remount,size=64m"]).arg(&disk.path).status();
     assert!(more.is_ok_and(|status| status.success()));
     let text = "the disk has space".to_owned();
     jobs.push((client.accepted(MODEL, &text).await, text));
