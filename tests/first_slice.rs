@@ -12,12 +12,14 @@ mod gateways;
 mod haproxy;
 mod jobs;
 mod local_fleet;
+mod model_download;
 mod on_etcd;
 mod on_gpu;
 mod plan;
 mod python_client;
 #[cfg(target_os = "linux")]
 mod quickstart;
+mod small_disk;
 mod traces;
 
 use local_fleet::https::HttpsClient;

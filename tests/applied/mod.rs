@@ -8,7 +8,7 @@ use std::process::Output;
 use std::time::Duration;
 
 /// Runs a command as the operator of this fleet; returns exit code, stdout and stderr.
-fn operator(fleet: &LocalFleet, arguments: &[&str]) -> (Option<i32>, String, String) {
+pub(super) fn operator(fleet: &LocalFleet, arguments: &[&str]) -> (Option<i32>, String, String) {
     let mut command = meridian();
     command.args(arguments).args(["--hub", &fleet.hub]);
     if arguments.first() == Some(&"get") {
@@ -19,7 +19,8 @@ fn operator(fleet: &LocalFleet, arguments: &[&str]) -> (Option<i32>, String, Str
     (status.code(), text(&stdout), text(&stderr))
 }
 
-fn apply(fleet: &LocalFleet, file: &Path, more: &[&str]) -> (Option<i32>, String, String) {
+/// Applies a file as the operator of this fleet.
+pub(super) fn apply(fleet: &LocalFleet, file: &Path, more: &[&str]) -> (Option<i32>, String, String) {
     let file = file.to_str().expect("a path in UTF-8");
     let named = ["apply", file, "--identity", &fleet.identity];
     operator(fleet, &[&named, more].concat())

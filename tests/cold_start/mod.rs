@@ -25,13 +25,13 @@ scaling = { min = 0, max = 2, autoscaling_window = "1s", scale_down_delay = "0s"
 "#;
 
 /// Reference texts, with the vectors that the model authors' library computes.
-struct Reference {
-    texts: Vec<String>,
+pub(super) struct Reference {
+    pub(super) texts: Vec<String>,
     vectors: Vec<f32>,
 }
 
 impl Reference {
-    fn read() -> Reference {
+    pub(super) fn read() -> Reference {
         let bytes = std::fs::read(fixture("minilm_vectors.f32")).unwrap();
         let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
         Reference {
@@ -41,7 +41,7 @@ impl Reference {
     }
 
     /// Checks the vectors of a response for `count` texts from index `from` on.
-    fn check(&self, response: &ClientResponse, from: usize, count: usize) {
+    pub(super) fn check(&self, response: &ClientResponse, from: usize, count: usize) {
         assert_eq!(response.status, 200, "{}", response.body);
         let (vectors, width) = (response.vectors(), self.vectors.len() / self.texts.len());
         assert_eq!(vectors.len(), count);
@@ -66,7 +66,8 @@ async fn held_for(fleet: &LocalFleet) -> Option<u64> {
     fleet.route(AMERICA).await["held_for_ms"]["minilm"].as_u64()
 }
 
-fn milliseconds(response: &ClientResponse, header: &str) -> u64 {
+/// Reads a header with a number of milliseconds.
+pub(super) fn milliseconds(response: &ClientResponse, header: &str) -> u64 {
     response.header(header).parse().unwrap_or_else(|_| panic!("{header}: {:?}", response.header(header)))
 }
 
