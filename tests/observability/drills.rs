@@ -9,7 +9,7 @@ use std::ops::Range;
 /// Page with the table of the alerts, and the lines around it.
 const PAGE: &str = "docs/drills.md";
 const MARKS: [&str; 2] = [
-    "<!-- alerts: rendered by the test, MERIDIAN_WRITE_DOCS=1 cargo test --release --test observability -->\n",
+    "<!-- alerts: rendered by the test, MERIDIAN_WRITE_DOCS=1 cargo test --profile quick --test observability -->\n",
     "<!-- end of alerts -->",
 ];
 /// Maximum bytes of a recording.
