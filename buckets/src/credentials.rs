@@ -33,19 +33,33 @@ const BEFORE_FILE: [&str; 5] = [
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 ];
 
+/// Result of a search for the shared credentials file of AWS.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CredentialsFile {
+    /// Keys of the profile.
+    Keys(BucketCredentials),
+    /// The file has no profile `default`, and `AWS_PROFILE` is not set; other sources of credentials are used.
+    NoDefaultProfile(PathBuf),
+    /// Variables have credentials, or there is no file.
+    Unused,
+}
+
+/// Name of the profile that is used if no other one is selected.
+const DEFAULT: &str = "default";
+
 impl BucketCredentials {
     /// Parses the shared credentials file of AWS: the keys of the profile `default`.
     pub fn parse(text: &str) -> Result<BucketCredentials, String> {
-        BucketCredentials::parse_profile(text, "default")
+        BucketCredentials::parse_profile(text, DEFAULT)
     }
 
     /// Parses the keys of a profile.
     fn parse_profile(text: &str, profile: &str) -> Result<BucketCredentials, String> {
         let (mut key_id, mut secret_key, mut token) = (None, None, None);
-        let mut is_selected = profile == "default";
+        let mut is_selected = profile == DEFAULT;
         for line in text.lines().map(str::trim) {
-            if let Some(name) = line.strip_prefix('[') {
-                is_selected = name.trim_end_matches(']').trim() == profile;
+            if let Some(name) = section(line) {
+                is_selected = name == profile;
                 continue;
             }
             let Some((name, value)) =
@@ -70,29 +84,63 @@ impl BucketCredentials {
             token,
         })
     }
+}
 
+impl CredentialsFile {
     /// Reads the file that `AWS_SHARED_CREDENTIALS_FILE` names, or else `~/.aws/credentials`, in the profile `AWS_PROFILE`.
-    /// None if variables have credentials, or if there is no file.
-    pub(crate) fn of_file(
-        variables: &BucketVariables,
-    ) -> Result<Option<BucketCredentials>, BucketSettingsError> {
+    ///
+    /// # Errors
+    ///
+    /// When a file or a profile that a variable names does not exist, or the profile has no keys.
+    pub(crate) fn read(variables: &BucketVariables) -> Result<CredentialsFile, BucketSettingsError> {
         if BEFORE_FILE.iter().any(|name| variables.get(name).is_some()) {
-            return Ok(None);
+            return Ok(CredentialsFile::Unused);
         }
         let named = variables.get("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
+        let selected = variables.get("AWS_PROFILE");
         let Some(path) = named.clone().or_else(|| variables.home(".aws/credentials")) else {
-            return Ok(None);
+            return Ok(CredentialsFile::Unused);
         };
         let failed = |problem: String| BucketSettingsError(format!("{} {problem}", path.display()));
-        match fs::read_to_string(&path) {
-            Ok(text) => {
-                let profile = variables.get("AWS_PROFILE").unwrap_or("default");
-                BucketCredentials::parse_profile(&text, profile).map(Some).map_err(failed)
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound && named.is_none() && selected.is_none() =>
+            {
+                return Ok(CredentialsFile::Unused);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(None),
-            Err(error) => Err(failed(format!("cannot be read: {error}"))),
+            Err(error) => {
+                let profile =
+                    selected.map(|profile| format!("; the profile [{profile}] of AWS_PROFILE is in it"));
+                return Err(failed(format!("cannot be read: {error}{}", profile.unwrap_or_default())));
+            }
+        };
+        let profile = selected.unwrap_or(DEFAULT);
+        if !has_profile(&text, profile) {
+            return match selected {
+                Some(profile) => Err(failed(format!(
+                    "has no profile [{profile}], which AWS_PROFILE selects; add it with aws_access_key_id and \
+                     aws_secret_access_key, or unset AWS_PROFILE"
+                ))),
+                None => Ok(CredentialsFile::NoDefaultProfile(path)),
+            };
         }
+        BucketCredentials::parse_profile(&text, profile).map(CredentialsFile::Keys).map_err(failed)
     }
+}
+
+/// Returns the name of the profile that begins with this line.
+fn section(line: &str) -> Option<&str> {
+    Some(line.strip_prefix('[')?.trim_end_matches(']').trim())
+}
+
+/// Returns whether a file has a profile. Keys before the first section belong to the default one.
+fn has_profile(text: &str, profile: &str) -> bool {
+    let mut lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(['#', ';']));
+    let begins_without_section =
+        profile == DEFAULT && lines.clone().next().is_some_and(|line| section(line).is_none());
+    begins_without_section || lines.any(|line| section(line) == Some(profile))
 }
 
 #[cfg(test)]
@@ -120,11 +168,38 @@ mod tests {
     fn variables_have_precedence_over_the_file_and_a_named_file_must_exist() {
         let of = |list: &[(&str, &str)]| {
             let list = list.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-            BucketCredentials::of_file(&list.collect())
+            CredentialsFile::read(&list.collect())
         };
-        assert_eq!(of(&[("HOME", "/no/such/folder")]), Ok(None));
+        let home = ("HOME", "/no/such/folder");
+        assert_eq!(of(&[home]), Ok(CredentialsFile::Unused));
         let named = ("AWS_SHARED_CREDENTIALS_FILE", "/no/such/file");
-        assert_eq!(of(&[("AWS_ACCESS_KEY_ID", "a"), named]), Ok(None));
+        assert_eq!(of(&[("AWS_ACCESS_KEY_ID", "a"), named]), Ok(CredentialsFile::Unused));
         assert!(of(&[named]).unwrap_err().to_string().contains("/no/such/file cannot be read"));
+        let problem = of(&[home, ("AWS_PROFILE", "prod")]).unwrap_err().to_string();
+        assert!(problem.contains("/no/such/folder/.aws/credentials cannot be read"), "{problem}");
+        assert!(problem.contains("[prod]"), "{problem}");
+    }
+
+    #[test]
+    fn a_selected_profile_must_exist_and_a_default_one_need_not() {
+        let path = std::env::temp_dir().join(format!("meridian-profiles-{}", std::process::id()));
+        let of = |text: &str, profile: Option<&str>| {
+            fs::write(&path, text).unwrap();
+            let file = ("AWS_SHARED_CREDENTIALS_FILE".to_owned(), path.to_str().unwrap().to_owned());
+            let profile = profile.map(|profile| ("AWS_PROFILE".to_owned(), profile.to_owned()));
+            CredentialsFile::read(&[file].into_iter().chain(profile).collect())
+        };
+        let keys = "aws_access_key_id = A\naws_secret_access_key = B\n";
+        let other = format!("# mine\n[other]\n{keys}");
+        assert_eq!(of(&other, None), Ok(CredentialsFile::NoDefaultProfile(path.clone())));
+        assert!(matches!(of(&other, Some("other")), Ok(CredentialsFile::Keys(_))));
+        assert!(matches!(of(keys, None), Ok(CredentialsFile::Keys(_))), "a file without sections");
+        for profile in ["prod", "default"] {
+            let problem = of(&other, Some(profile)).unwrap_err().to_string();
+            let expected = format!("{} has no profile [{profile}]", path.display());
+            assert!(problem.contains(&expected), "{problem}");
+        }
+        assert!(of("[default]\nregion = eu\n", None).is_err(), "a profile without keys");
+        fs::remove_file(path).unwrap();
     }
 }

@@ -19,13 +19,13 @@ pub use variables::{BucketSettingsError, BucketVariables};
 
 use std::sync::Arc;
 
-use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential, S3ConditionalPut};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsCredential, S3ConditionalPut};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::{ObjectStore, RetryConfig, StaticCredentialProvider};
 use tokio_rustls::rustls::RootCertStore;
 
-use crate::credentials::BucketCredentials;
+use crate::credentials::{BucketCredentials, CredentialsFile};
 use crate::http::{BucketConnector, ResponseMode};
 use crate::url::{BucketProvider, BucketUrl};
 
@@ -107,13 +107,30 @@ fn s3_of(variables: &BucketVariables) -> Result<AmazonS3Builder, BucketSettingsE
             builder = builder.with_config(key, value);
         }
     }
-    let endpoint = S3_ENDPOINTS.iter().find_map(|name| variables.get(name));
-    if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
-        builder = builder.with_allow_http(true);
+    if let Some(endpoint) = S3_ENDPOINTS.iter().find_map(|name| variables.get(name)) {
+        builder = with_endpoint(builder, endpoint);
     }
-    match BucketCredentials::of_file(variables)? {
-        Some(credentials) => Ok(builder.with_credentials(credentials.provider())),
-        None => Ok(builder),
+    match CredentialsFile::read(variables)? {
+        CredentialsFile::Keys(credentials) => Ok(builder.with_credentials(credentials.provider())),
+        CredentialsFile::NoDefaultProfile(_) | CredentialsFile::Unused => Ok(builder),
+    }
+}
+
+/// Sets the server. `with_endpoint` of the builder sets only the key that has less precedence than that of
+/// `AWS_ENDPOINT_URL_S3`.
+fn with_endpoint(builder: AmazonS3Builder, endpoint: &str) -> AmazonS3Builder {
+    let is_plaintext = endpoint.starts_with("http://");
+    builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint).with_allow_http(is_plaintext)
+}
+
+/// Returns why the credentials file of AWS is not used although it exists, for the message of a denied request.
+pub fn unused_credentials(url: &BucketUrl, variables: &BucketVariables) -> Option<String> {
+    match (url.provider, CredentialsFile::read(variables)) {
+        (BucketProvider::S3, Ok(CredentialsFile::NoDefaultProfile(path))) => Some(format!(
+            "{} is not used, because it has no profile [default] and AWS_PROFILE is not set",
+            path.display()
+        )),
+        _ => None,
     }
 }
 
@@ -142,22 +159,27 @@ pub fn s3(
     retry: RetryConfig,
     mode: ResponseMode,
 ) -> Result<AmazonS3, BucketSettingsError> {
-    let S3Settings { bucket, endpoint, region, credentials, authorities } = settings;
-    let mut builder = match credentials {
-        Some(_) => AmazonS3Builder::new(),
-        None => s3_of(&BucketVariables::of_process())?,
-    };
-    if let Some(credentials) = credentials.clone() {
-        builder = builder.with_credentials(credentials.provider());
-    }
-    if let Some(endpoint) = endpoint {
-        builder = builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
-    }
-    let connector = BucketConnector::new(authorities.clone(), mode).map_err(BucketSettingsError)?;
-    let builder = builder.with_bucket_name(bucket).with_region(region);
+    let builder = s3_with(settings, &BucketVariables::of_process())?;
+    let connector = BucketConnector::new(settings.authorities.clone(), mode).map_err(BucketSettingsError)?;
     let builder = builder.with_conditional_put(S3ConditionalPut::ETagMatch).with_retry(retry);
     let built = builder.with_http_connector(connector).build();
     built.map_err(|error| BucketSettingsError(error.to_string()))
+}
+
+/// Returns a builder with the settings, which have precedence over the variables.
+fn s3_with(
+    settings: &S3Settings,
+    variables: &BucketVariables,
+) -> Result<AmazonS3Builder, BucketSettingsError> {
+    let S3Settings { bucket, endpoint, region, credentials, authorities: _ } = settings;
+    let mut builder = match credentials {
+        Some(credentials) => AmazonS3Builder::new().with_credentials(credentials.clone().provider()),
+        None => s3_of(variables)?,
+    };
+    if let Some(endpoint) = endpoint {
+        builder = with_endpoint(builder, endpoint);
+    }
+    Ok(builder.with_bucket_name(bucket).with_region(region))
 }
 
 impl BucketCredentials {
@@ -200,6 +222,51 @@ mod tests {
         let host = |url: &str| host(&url.parse().unwrap(), &variables);
         assert_eq!(host("s3://models/a"), "127.0.0.1:9000");
         assert_eq!(host("gs://models/a"), "Google Cloud Storage");
+    }
+
+    #[test]
+    fn a_configured_endpoint_has_precedence_over_the_variables() {
+        let endpoint = |configured: Option<&str>, list: &[(&str, &str)]| {
+            let settings = S3Settings {
+                bucket: "models".to_owned(),
+                endpoint: configured.map(str::to_owned),
+                region: "eu".to_owned(),
+                credentials: None,
+                authorities: None,
+            };
+            let builder = s3_with(&settings, &variables(list)).unwrap();
+            // The builder uses the first of the two.
+            let key = |key| builder.get_config_value(&key);
+            key(AmazonS3ConfigKey::S3Endpoint).or_else(|| key(AmazonS3ConfigKey::Endpoint))
+        };
+        let all = [
+            ("AWS_ENDPOINT", "http://c"),
+            ("AWS_ENDPOINT_URL", "http://b"),
+            ("AWS_ENDPOINT_URL_S3", "http://a"),
+            ("AWS_SKIP_SIGNATURE", "true"),
+        ];
+        assert_eq!(endpoint(Some("https://d"), &all).as_deref(), Some("https://d"));
+        assert_eq!(endpoint(None, &all).as_deref(), Some("http://a"));
+        assert_eq!(endpoint(None, &all[..2]).as_deref(), Some("http://b"));
+        let empty = [("AWS_ENDPOINT_URL_S3", ""), ("AWS_ENDPOINT", "http://c")];
+        assert_eq!(endpoint(None, &empty).as_deref(), Some("http://c"), "an empty variable is not set");
+        assert_eq!(endpoint(None, &all[3..]), None);
+    }
+
+    #[test]
+    fn a_credentials_file_without_a_default_profile_is_named() {
+        let folder = std::env::temp_dir().join(format!("meridian-unused-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join(".aws")).unwrap();
+        std::fs::write(folder.join(".aws/credentials"), "[other]\naws_access_key_id = X\n").unwrap();
+        let variables = variables(&[("HOME", folder.to_str().unwrap())]);
+        let unused = |url: &str| unused_credentials(&url.parse().unwrap(), &variables);
+        let text = unused("s3://models/a").unwrap();
+        assert!(text.contains(".aws/credentials is not used") && text.contains("[default]"), "{text}");
+        assert_eq!(unused("gs://models/a"), None);
+        assert!(
+            open(&"s3://models/a".parse().unwrap(), &variables, no_retry(), ResponseMode::DOWNLOAD).is_ok()
+        );
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

@@ -40,9 +40,11 @@ impl BucketVariables {
         self.0.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Returns the variables with this prefix, in lower case, as the keys of `object_store` are written.
+    /// Returns the variables with this prefix, in lower case, as the keys of `object_store` are written. Empty ones are
+    /// not set.
     pub(crate) fn keys(&self, prefix: &str) -> impl Iterator<Item = (String, &str)> {
-        let with_prefix = self.0.iter().filter(move |(name, _)| name.starts_with(prefix));
+        let is_set = move |(name, value): &&(String, String)| name.starts_with(prefix) && !value.is_empty();
+        let with_prefix = self.0.iter().filter(is_set);
         with_prefix.map(|(name, value)| (name.to_ascii_lowercase(), value.as_str()))
     }
 
