@@ -63,7 +63,8 @@ pub enum PullError {
     /// The host cannot be reached, responds with errors, is too slow, or truncates responses; the text has the last cause.
     /// The bytes that have arrived are kept.
     #[error(
-        "{host} failed to deliver {what} in {attempts} attempts ({reason}); {done} bytes of the model are kept, and the          next pull resumes the download"
+        "{host} failed to deliver {what} in {attempts} attempts ({reason}); {done} bytes of the model are kept, and the \
+         next pull resumes the download"
     )]
     Unavailable {
         /// Host.
@@ -79,7 +80,9 @@ pub enum PullError {
     },
     /// The folder has no list of its files.
     #[error(
-        "{host} has no {what}, which lists the files of a model with their digests; check the path, or create the list          in the folder of the model with `find . -type f ! -name SHA256SUMS -exec sha256sum {{}} + > SHA256SUMS` and          upload it with the model"
+        "{host} has no {what}, which lists the files of a model with their digests; check the path, or create the list \
+         in the folder of the model with `find . -type f ! -name SHA256SUMS -exec sha256sum {{}} + > SHA256SUMS` and \
+         upload it with the model"
     )]
     NoList {
         /// Host.
@@ -118,6 +121,34 @@ pub enum PullError {
         bytes: u64,
         /// Limit.
         limit: u64,
+    },
+    /// The names or the number of the files do not permit to store the model. Nothing was downloaded.
+    #[error("the model at {host} cannot be stored: {problem}; correct its files there")]
+    InvalidFiles {
+        /// Host.
+        host: String,
+        /// Problem, with the file.
+        problem: String,
+    },
+    /// The file at the host is another one than at the begin of the download.
+    #[error("{what} of {host} was replaced during the download ({reason}); pull again")]
+    Replaced {
+        /// Host.
+        host: String,
+        /// Requested file.
+        what: String,
+        /// Difference.
+        reason: String,
+    },
+    /// The host redirects a request with TLS to a URL without. The request was not sent there.
+    #[error(
+        "{host} redirects {what} to a URL without TLS; correct the redirect, or use the URL of another host"
+    )]
+    InsecureRedirect {
+        /// Host.
+        host: String,
+        /// Requested file.
+        what: String,
     },
     /// The disk of the model cache has too little space for the model. Nothing was downloaded.
     #[error(
@@ -245,6 +276,8 @@ impl PullError {
             | PullError::ConnectionLost { .. }
             | PullError::Refused { .. }
             | PullError::Unavailable { .. }
+            | PullError::Replaced { .. }
+            | PullError::InsecureRedirect { .. }
             | PullError::Unreadable { .. } => StartFailure::ModelUnavailable,
             PullError::NotFound { .. }
             | PullError::NoWheel { .. }
@@ -255,6 +288,7 @@ impl PullError {
             | PullError::Checksum { .. }
             | PullError::InvalidList { .. }
             | PullError::TooLarge { .. }
+            | PullError::InvalidFiles { .. }
             | PullError::NotAnArchive { .. } => StartFailure::ModelCorrupt,
             PullError::NoSpace { .. } | PullError::DiskFull { .. } => StartFailure::DiskFull,
             PullError::Permission { .. }
@@ -355,6 +389,29 @@ impl ResolveError {
             }
             ResolveError::Damaged { .. } => StartFailure::ModelCorrupt,
             ResolveError::Untrusted { .. } | ResolveError::Disk { .. } => StartFailure::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_no_runs_of_spaces_and_no_line_breaks() {
+        let (host, what) = ("host".to_owned(), "file".to_owned());
+        let reason = "cause".to_owned();
+        let errors = [
+            PullError::NoList { host: host.clone(), what: what.clone() },
+            PullError::Replaced { host: host.clone(), what: what.clone(), reason: reason.clone() },
+            PullError::InsecureRedirect { host: host.clone(), what: what.clone() },
+            PullError::Unreadable { host: host.clone(), what: what.clone(), reason: reason.clone() },
+            PullError::NoDigest { host: host.clone(), what: what.clone() },
+            PullError::Unavailable { host, what, attempts: 5, reason, done: 1 },
+        ];
+        for error in errors {
+            let text = error.to_string();
+            assert!(!text.contains("  ") && !text.contains('\n'), "{text}");
         }
     }
 }
