@@ -50,6 +50,10 @@ const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
 /// inconsistent state.
 const FAILED_DRAIN: Duration = Duration::from_secs(20);
 
+/// Timeout for threads that still block when a role has ended, such as a read of a model's download, which waits up to 30
+/// seconds for a byte. What such a thread has on disk is continued or cleaned up by the next process.
+const BLOCKED_THREADS: Duration = Duration::from_secs(2);
+
 /// Runs a gateway.
 pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
     let joined = match join(&options.config, &options.join) {
@@ -341,6 +345,8 @@ fn run<E: std::fmt::Display>(
         runtime.shutdown_background();
         return fail(process::EXIT_STATUS, &problems);
     }
+    // Dropping the runtime would wait for threads that block, without a limit.
+    runtime.shutdown_timeout(BLOCKED_THREADS);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => fail(EXIT_FAILED, &[problem]),
