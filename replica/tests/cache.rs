@@ -13,7 +13,8 @@ use std::thread;
 
 use origin::{Fault, OriginServer};
 use replica::cache::{
-    CachedModel, ModelCache, ModelSource, Phase, PullError, PullObserver, PullResult, ResolveError,
+    CachedModel, DownloadPolicy, ModelCache, ModelSource, Phase, PullError, PullObserver, PullResult,
+    ResolveError,
 };
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -451,6 +452,76 @@ fn a_hub_model_is_pulled_at_one_commit_and_resolved_by_each_revision() {
     );
     assert_eq!(resolve("hf://owner/name@v1").expect("now known"), pulled.model);
     assert_eq!(offline.list().expect("a list"), [pulled.model]);
+}
+
+/// Returns a hub whose listing has these further files.
+fn hub_with(siblings: &[(&str, u64)]) -> OriginServer {
+    let origin = hub(&[]);
+    let files = model_files().into_iter().map(|(path, content)| (path.to_owned(), content.len() as u64));
+    let further = siblings.iter().map(|(path, bytes)| ((*path).to_owned(), *bytes));
+    let weights = sha256(&weights());
+    let sibling = |(path, bytes): (String, u64)| {
+        let is_large = path.ends_with(".safetensors");
+        let lfs = if is_large { format!(r#""lfs": {{"sha256": "{weights}"}}, "#) } else { String::new() };
+        format!(r#"{{"rfilename": "{path}", {lfs}"size": {bytes}}}"#)
+    };
+    let siblings = files.chain(further).map(sibling).collect::<Vec<_>>().join(", ");
+    let listing = format!(r#"{{"id": "owner/name", "sha": "{COMMIT}", "siblings": [{siblings}]}}"#);
+    origin.serve("/api/models/owner/name/revision/main", "application/json", listing, &[]);
+    origin
+}
+
+#[test]
+fn a_hub_that_lists_impossible_files_is_rejected_before_a_download() {
+    let many: Vec<String> = (0..400).map(|file| format!("{file}.json")).collect();
+    let many: Vec<(&str, u64)> = many.iter().map(|path| (path.as_str(), 1)).collect();
+    let long = format!("{}.json", "a".repeat(251));
+    for (siblings, part) in [
+        (vec![("model-2.safetensors", 1 << 62)], "owner/name/model-2.safetensors"),
+        (vec![("model-2.safetensors", u64::MAX)], "the limit is 274877906944"),
+        (many, "it has 404 files; the limit is 400"),
+        (vec![(long.as_str(), 1)], "has 256 bytes; the limit is 255"),
+        (vec![("1.json", 1), ("1.json/a.json", 1)], "\"1.json\" is a file, and also the folder of"),
+        (vec![("Config.json", 2)], "\"Config.json\" occurs twice"),
+    ] {
+        let (root, origin) = (root(), hub_with(&siblings));
+        let error = cache(&root, &origin).pull(&source("hf://owner/name"), &mut ()).expect_err(part);
+        assert!(error.to_string().contains(part), "{part:?} in {error}");
+        assert_eq!(origin.requests(&format!("/owner/name/resolve/{COMMIT}/config.json")), [], "{part}");
+        let left: Vec<PathBuf> = fs::read_dir(root.path().join("pulls/hf--owner--name"))
+            .expect("the pull's folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        assert!(left.iter().all(|path| path.ends_with("lock")), "{part}: {left:?}");
+    }
+}
+
+#[test]
+fn a_file_with_the_name_of_the_manifest_is_not_a_part_of_a_model() {
+    let (root, origin) = (root(), hub_with(&[("manifest.json", 2)]));
+    let path = format!("/owner/name/resolve/{COMMIT}/manifest.json");
+    origin.serve(&path, "application/json", "{}", &[]);
+    let cache = cache(&root, &origin);
+    let pulled = cache.pull(&source("hf://owner/name"), &mut ()).expect("a pull");
+    check_complete(&pulled.model);
+    assert_eq!(origin.requests(&path), []);
+    assert_eq!(cache.resolve(&source("hf://owner/name")).expect("it is here"), pulled.model);
+    assert!(!cache.pull(&source("hf://owner/name"), &mut ()).expect("a pull").downloaded, "once");
+    let in_place = source(pulled.model.path.to_str().expect("a path"));
+    assert_eq!(cache.resolve(&in_place).expect("a folder").digest, pulled.model.digest);
+}
+
+#[test]
+fn a_file_whose_server_ignores_ranges_is_downloaded_by_one_request() {
+    // This server sends the whole file unless the range has no end.
+    let (root, origin) = (root(), hub(&[]));
+    let connections = 4;
+    let policy = DownloadPolicy { connections, part_bytes: 16 << 10, ..DownloadPolicy::default() };
+    let cache = cache(&root, &origin).with_policy(policy);
+    check_complete(&cache.pull(&source("hf://owner/name"), &mut ()).expect("a pull").model);
+    let requests = origin.requests(&format!("/owner/name/resolve/{COMMIT}/model.safetensors"));
+    // One part of each connection, the last part, and the whole file; the file has 19 parts.
+    assert!(requests.len() <= connections + 2, "{requests:?}");
 }
 
 #[test]

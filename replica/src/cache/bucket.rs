@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use buckets::http::ResponseMode;
 use buckets::url::BucketUrl;
@@ -14,6 +15,7 @@ use futures_util::StreamExt as _;
 use object_store::path::Path as ObjectPath;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, RetryConfig};
 use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
 use super::error::PullError;
 use super::origin::{DownloadPolicy, FetchError, ModelOrigin, RangeSink, RemoteFile};
@@ -31,6 +33,10 @@ const MISSING_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 pub(super) struct BucketOrigin {
     url: BucketUrl,
     host: String,
+    /// Fix of a denied request.
+    access: String,
+    /// Deadline of a small file.
+    list_deadline: Duration,
     store: Arc<dyn ObjectStore>,
     /// Present until it is dropped.
     runtime: Option<Runtime>,
@@ -57,7 +63,16 @@ impl BucketOrigin {
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
         let runtime = runtime.map_err(|error| invalid(format!("no thread can be started: {error}")))?;
         let host = buckets::host(url, variables);
-        Ok(BucketOrigin { url: url.clone(), host, store, runtime: Some(runtime) })
+        let credentials = url.provider.credentials();
+        let mut access = format!(
+            "check the policy of the bucket, and the credentials: {credentials} (a missing object is reported in the \
+             same way to a client that may not list the bucket)"
+        );
+        if let Some(unused) = buckets::unused_credentials(url, variables) {
+            access = format!("{unused}; {access}");
+        }
+        let (url, list_deadline) = (url.clone(), policy.list_deadline());
+        Ok(BucketOrigin { url, host, access, list_deadline, store, runtime: Some(runtime) })
     }
 
     /// Completes a request, on a thread of its own: that of the caller may belong to another runtime, which must not block.
@@ -81,11 +96,7 @@ impl BucketOrigin {
             host: host.clone(),
             what: what.clone(),
             status,
-            fix: format!(
-                "check the policy of the bucket, and the credentials: {} (a missing object is reported in the same way \
-                 to a client that may not list the bucket)",
-                self.url.provider.credentials()
-            ),
+            fix: self.access.clone(),
         };
         let error = match error {
             object_store::Error::NotFound { .. } => {
@@ -96,7 +107,7 @@ impl BucketOrigin {
             object_store::Error::PermissionDenied { .. } => forbidden(403),
             object_store::Error::Unauthenticated { .. } => forbidden(401),
             _ if REJECTED_CREDENTIALS.iter().any(|code| text.contains(code)) => forbidden(400),
-            object_store::Error::Precondition { .. } => self.replaced(path),
+            object_store::Error::Precondition { .. } => self.replaced(path, "it has another version"),
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
                 PullError::Unreadable { host, what, reason: shortened(&text) }
             }
@@ -126,7 +137,7 @@ impl ModelOrigin for BucketOrigin {
 
     fn read_small(&self, path: &str, bytes_max: u64) -> Result<Vec<u8>, FetchError> {
         let object = self.object(path)?;
-        self.run(async {
+        let read = async {
             let got = self.store.get_opts(&object, GetOptions::default()).await;
             let got = got.map_err(|error| self.failure(path, &error))?;
             if got.meta.size > bytes_max {
@@ -134,6 +145,10 @@ impl ModelOrigin for BucketOrigin {
             }
             let bytes = got.bytes().await.map_err(|error| self.failure(path, &error))?;
             Ok(bytes.to_vec())
+        };
+        self.run(async {
+            let late = || FetchError::Transient(format!("not complete after {:?}", self.list_deadline));
+            timeout(self.list_deadline, read).await.unwrap_or_else(|_| Err(late()))
         })
     }
 
@@ -167,7 +182,8 @@ impl ModelOrigin for BucketOrigin {
             let got = self.store.get_opts(&object, options).await;
             let got = got.map_err(|error| self.failure(&file.path, &error))?;
             if got.meta.size != file.bytes {
-                return Err(self.replaced(&file.path).into());
+                let reason = format!("it has {} bytes, expected {}", got.meta.size, file.bytes);
+                return Err(self.replaced(&file.path, &reason).into());
             }
             let mut stream = got.into_stream();
             while let Some(bytes) = stream.next().await {
@@ -180,9 +196,8 @@ impl ModelOrigin for BucketOrigin {
 
 impl BucketOrigin {
     /// Returns the error of an object that has changed since its size was requested.
-    fn replaced(&self, path: &str) -> PullError {
-        let reason = "it was replaced during the download; pull again".to_owned();
-        PullError::Unreadable { host: self.host(), what: self.describe(path), reason }
+    fn replaced(&self, path: &str, reason: &str) -> PullError {
+        PullError::Replaced { host: self.host(), what: self.describe(path), reason: reason.to_owned() }
     }
 
     fn too_large(&self, path: &str, bytes: u64, limit: u64) -> PullError {

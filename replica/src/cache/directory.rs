@@ -23,6 +23,9 @@ const DEPTH: usize = 2;
 /// Returns whether a file with this path, relative to the model's folder, is part of the model. The manifest of a cache is not: a
 /// folder that was copied from a cache has one, and the pull of the copy writes its own.
 pub(super) fn is_model_file(path: &str) -> bool {
+    if path.eq_ignore_ascii_case(MANIFEST) {
+        return false;
+    }
     let Some((_, extension)) = path.rsplit_once('.') else {
         return false;
     };
@@ -30,7 +33,6 @@ pub(super) fn is_model_file(path: &str) -> bool {
     let in_a_module =
         path.split_once('/').is_none_or(|(folder, _)| folder.starts_with(|c: char| c.is_ascii_digit()));
     in_a_module
-        && path != MANIFEST
         && path.split('/').count() <= DEPTH
         && matches!(extension, "json" | "jinja" | "txt" | "safetensors" | "model")
 }
@@ -145,5 +147,6 @@ mod tests {
         ] {
             assert!(!is_model_file(path), "{path}");
         }
+        assert!(!is_model_file("manifest.json") && !is_model_file("Manifest.json"), "the file of the cache");
     }
 }

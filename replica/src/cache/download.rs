@@ -9,10 +9,16 @@
 //! completes a file verifies its digest while the others go on. A wrong digest of a file that an earlier pull began causes
 //! one download from the start, since the earlier bytes may be the wrong ones; any other wrong digest fails the pull.
 //!
+//! Some servers respond to the request for a part with the whole file. The other parts of such a file are left, and once no
+//! connection downloads one, the file is downloaded by one request without a range. So it is sent twice at most by each
+//! connection, and not once for each part.
+//!
 //! Connections are threads, because hashing and writing block. The thread of the caller reports the progress.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::panic::resume_unwind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -22,10 +28,12 @@ use supervision::Mutex;
 
 use super::error::PullError;
 use super::manifest::ManifestFileV1;
-use super::origin::{DownloadPolicy, FetchError, ModelOrigin, RemoteFile, Retrier, SLOW_BYTES_PER_SECOND};
-use super::partial::RangedPartial;
+use super::origin::{
+    DownloadPolicy, FetchError, MODEL_FILES_MAX, ModelOrigin, RemoteFile, Retrier, SLOW_BYTES_PER_SECOND,
+};
+use super::partial::{self, PartialScope, RangedPartial};
 use super::progress::PullObserver;
-use super::space;
+use super::speed::SpeedWindow;
 use super::staging::Staging;
 use super::sums::ListedFile;
 use super::web::truncated;
@@ -70,12 +78,24 @@ pub(super) fn stat(
     }
 }
 
-fn within_limit(origin: &dyn ModelOrigin, what: &str, file: RemoteFile) -> Result<RemoteFile, PullError> {
-    if file.bytes <= FILE_BYTES_MAX {
-        return Ok(file);
+/// Checks the number of files and their sizes, whichever host has stated them, before a file is created.
+fn check_limits(origin: &dyn ModelOrigin, files: &[RemoteFile]) -> Result<(), PullError> {
+    if files.len() > MODEL_FILES_MAX {
+        let problem = format!("it has {} files; the limit is {MODEL_FILES_MAX}", files.len());
+        return Err(PullError::InvalidFiles { host: origin.host(), problem });
     }
-    let (host, what, bytes) = (origin.host(), what.to_owned(), file.bytes);
-    Err(PullError::TooLarge { host, what, bytes, limit: FILE_BYTES_MAX })
+    match files.iter().find(|file| file.bytes > FILE_BYTES_MAX) {
+        Some(file) => Err(too_large(origin, &origin.describe(&file.path), file.bytes)),
+        None => Ok(()),
+    }
+}
+
+fn too_large(origin: &dyn ModelOrigin, what: &str, bytes: u64) -> PullError {
+    PullError::TooLarge { host: origin.host(), what: what.to_owned(), bytes, limit: FILE_BYTES_MAX }
+}
+
+fn within_limit(origin: &dyn ModelOrigin, what: &str, file: RemoteFile) -> Result<RemoteFile, PullError> {
+    if file.bytes <= FILE_BYTES_MAX { Ok(file) } else { Err(too_large(origin, what, file.bytes)) }
 }
 
 /// Downloads files into the staging folder, and verifies them.
@@ -86,9 +106,15 @@ pub(super) fn download(
     policy: DownloadPolicy,
     progress: &mut dyn PullObserver,
 ) -> Result<Vec<ManifestFileV1>, PullError> {
-    let download = Download::open(origin, files, staging, policy)?;
+    check_limits(origin, files)?;
+    let (folder, part_bytes) = (staging.partials(), policy.part_bytes);
     let total: u64 = files.iter().map(|file| file.bytes).sum();
-    space::check(staging.partials(), total - download.done.load(Ordering::Relaxed))?;
+    let arrived: u64 = files.iter().map(|file| partial::arrived(folder, file, part_bytes)).sum();
+    let partials: BTreeSet<PathBuf> =
+        files.iter().map(|file| partial::path_of(folder, file, part_bytes)).collect();
+    // Before the parts are planned and the files are created, which have their whole length from then on.
+    staging.reserve(total.saturating_sub(arrived), &partials)?;
+    let download = Download::open(origin, files, staging, policy)?;
     let connections = policy.connections.clamp(1, download.queue.lock().len().max(1));
     run(connections, &|| download.work(), &mut || {
         progress.bytes(download.done.load(Ordering::Relaxed), Some(total));
@@ -97,6 +123,12 @@ pub(super) fn download(
         }
     });
     if let Some(error) = download.failure.lock().take() {
+        if let PullError::DiskFull { at, .. } = &error {
+            // An incomplete file is deleted to free space.
+            let failed = download.files.iter().filter(|file| file.partial.path() == at);
+            failed.for_each(|file| file.partial.delete());
+            staging.free_space(&partials);
+        }
         return Err(error);
     }
     progress.bytes(total, Some(total));
@@ -131,10 +163,35 @@ struct FileDownload<'a> {
     partial: RangedPartial,
     /// Parts that are not complete.
     parts_left: AtomicUsize,
-    /// Whether an earlier pull has begun the file.
+    /// Whether an earlier pull has begun the file; its bytes may be wrong.
     is_resumed: AtomicBool,
+    requests: Mutex<PartRequests>,
     /// Digest of the verified file.
     digest: Mutex<Option<String>>,
+}
+
+/// Requests for parts of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PartRequests {
+    /// Parts that connections are downloading.
+    in_flight: usize,
+    /// Whether the origin sends the whole file instead of a part.
+    are_ignored: bool,
+}
+
+impl PartRequests {
+    /// Begins the download of a part, unless the file is to be downloaded as a whole.
+    fn begin(&mut self) -> bool {
+        self.in_flight += usize::from(!self.are_ignored);
+        !self.are_ignored
+    }
+
+    /// Ends the download of a part; returns whether the file is to be downloaded as a whole now.
+    fn end(&mut self, is_ignored: bool) -> bool {
+        self.in_flight -= 1;
+        self.are_ignored |= is_ignored;
+        self.are_ignored && self.in_flight == 0
+    }
 }
 
 /// Step of a connection.
@@ -142,6 +199,8 @@ struct FileDownload<'a> {
 enum DownloadStep {
     /// Downloads the missing range of a part.
     Part { file: usize, part: usize },
+    /// Downloads a file without ranges.
+    Whole { file: usize },
     /// Verifies a complete file.
     Verify { file: usize },
 }
@@ -164,13 +223,14 @@ impl<'a> Download<'a> {
             if missing.is_empty() {
                 queue.push_back(DownloadStep::Verify { file });
             }
-            queue.extend(missing.iter().map(|part| DownloadStep::Part { file, part: *part }));
+            queue.extend(steps(file, missing.iter().copied(), remote.has_ranges));
             all_done += done;
             downloads.push(FileDownload {
                 remote,
                 partial,
                 parts_left: AtomicUsize::new(missing.len()),
                 is_resumed: AtomicBool::new(done > 0),
+                requests: Mutex::independent(PartRequests { in_flight: 0, are_ignored: !remote.has_ranges }),
                 digest: Mutex::independent(None),
             });
         }
@@ -190,7 +250,8 @@ impl<'a> Download<'a> {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(step) = self.queue.lock().pop_front() else { return };
             let done = match step {
-                DownloadStep::Part { file, part } => self.complete(file, part),
+                DownloadStep::Part { file, part } => self.complete_part(file, part),
+                DownloadStep::Whole { file } => self.complete_whole(file),
                 DownloadStep::Verify { file } => self.verify(file),
             };
             if let Err(error) = done {
@@ -200,59 +261,68 @@ impl<'a> Download<'a> {
     }
 
     /// Downloads a part, and verifies the file if it was the last one.
-    fn complete(&self, file: usize, part: usize) -> Result<(), PullError> {
-        let FileDownload { remote, partial, parts_left, .. } = &self.files[file];
+    fn complete_part(&self, file: usize, part: usize) -> Result<(), PullError> {
+        let FileDownload { parts_left, requests, .. } = &self.files[file];
+        if !requests.lock().begin() {
+            return Ok(());
+        }
+        let is_complete = self.complete(file, PartialScope::Part(part))?;
+        if requests.lock().end(!is_complete) {
+            self.queue.lock().push_back(DownloadStep::Whole { file });
+        }
+        let is_last = is_complete && parts_left.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last { self.verify(file) } else { Ok(()) }
+    }
+
+    /// Downloads a file of an origin that sends no ranges, and verifies it. No other connection has a part of it.
+    fn complete_whole(&self, file: usize) -> Result<(), PullError> {
+        self.complete(file, PartialScope::Whole)?;
+        self.verify(file)
+    }
+
+    /// Sends requests until nothing of the scope is missing; returns whether it is complete, and not whether the origin
+    /// ignores the range.
+    fn complete(&self, file: usize, scope: PartialScope) -> Result<bool, PullError> {
+        let FileDownload { remote, partial, .. } = &self.files[file];
         let retrier = Retrier { host: self.origin.host(), policy: self.policy, stop: &self.stop };
         let mut failures = 0;
         loop {
-            let missing = partial.missing(part);
-            if missing.is_empty() {
-                break;
+            let (wanted, before) = (partial.wanted(scope), partial.done_in(scope));
+            if wanted.is_empty() {
+                return Ok(true);
             }
-            let read = self.read(file, part);
-            let after = partial.missing(part);
-            match read {
+            let bytes = wanted.end - wanted.start;
+            let read = self.read(file, wanted);
+            let gained = partial.done_in(scope).saturating_sub(before);
+            let reason = match read {
                 Err(FetchError::Permanent(error)) => return Err(error),
-                _ if after.is_empty() => {}
-                read => {
-                    // It is less after a request that began again from the start.
-                    let gained = after.start.saturating_sub(missing.start);
-                    let reason = match read {
-                        Err(FetchError::Transient(reason)) => reason,
-                        Ok(()) | Err(FetchError::Permanent(_)) => {
-                            truncated(gained, missing.end - missing.start)
-                        }
-                    };
-                    failures = if gained >= PROGRESS_BYTES_MIN { 0 } else { failures + 1 };
-                    let done = self.done.load(Ordering::Relaxed);
-                    retrier.pause(failures, &self.origin.describe(&remote.path), reason, done)?;
-                }
-            }
+                Err(FetchError::RangeIgnored) if scope != PartialScope::Whole => return Ok(false),
+                _ if partial.wanted(scope).is_empty() => continue,
+                Err(error) => error.cause(),
+                Ok(()) => truncated(gained, bytes),
+            };
+            failures = if gained >= PROGRESS_BYTES_MIN { 0 } else { failures + 1 };
+            let done = self.done.load(Ordering::Relaxed);
+            retrier.pause(failures, &self.origin.describe(&remote.path), reason, done)?;
         }
-        if parts_left.fetch_sub(1, Ordering::AcqRel) == 1 { self.verify(file) } else { Ok(()) }
     }
 
-    /// Sends one request for the missing range of a part.
-    fn read(&self, file: usize, part: usize) -> Result<(), FetchError> {
+    /// Sends one request for a range.
+    fn read(&self, file: usize, range: Range<u64>) -> Result<(), FetchError> {
         let FileDownload { remote, partial, .. } = &self.files[file];
-        if !remote.has_ranges {
-            self.done.fetch_sub(partial.missing(part).start, Ordering::Relaxed);
-            partial.restart_part(part)?;
-        }
-        let missing = partial.missing(part);
-        let mut left = missing.end - missing.start;
+        let files = partial.files()?;
+        let (mut position, end) = (range.start, range.end);
         let mut window = SpeedWindow::new(self.policy.stall, Instant::now());
-        self.origin.read_range(remote, missing, &mut |bytes: &[u8]| {
+        self.origin.read_range(remote, range, &mut |bytes: &[u8]| {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(PullError::Cancelled.into());
             }
             // A server that sends more than was requested.
-            let bytes = &bytes[..bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX))];
-            left -= bytes.len() as u64;
-            partial.write(part, bytes)?;
-            self.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            let bytes = &bytes[..bytes.len().min(usize::try_from(end - position).unwrap_or(usize::MAX))];
+            self.done.fetch_add(partial.write(&files, position, bytes)?, Ordering::Relaxed);
+            position += bytes.len() as u64;
             match window.record(bytes.len() as u64, Instant::now()) {
-                Some(speed) if left > 0 => {
+                Some(speed) if position < end => {
                     let limit = SLOW_BYTES_PER_SECOND;
                     let reason = format!("the server sent {speed} bytes per second; the minimum is {limit}");
                     Err(FetchError::Transient(reason))
@@ -264,7 +334,7 @@ impl<'a> Download<'a> {
 
     /// Verifies a complete file.
     fn verify(&self, file: usize) -> Result<(), PullError> {
-        let FileDownload { remote, partial, parts_left, is_resumed, digest } = &self.files[file];
+        let FileDownload { remote, partial, parts_left, is_resumed, requests, digest } = &self.files[file];
         let actual = partial.digest()?;
         let expected = remote.sha256.as_deref().unwrap_or(&actual);
         if expected == actual {
@@ -275,7 +345,8 @@ impl<'a> Download<'a> {
             self.done.fetch_sub(partial.done(), Ordering::Relaxed);
             partial.restart()?;
             parts_left.store(partial.parts(), Ordering::Release);
-            self.queue.lock().extend((0..partial.parts()).map(|part| DownloadStep::Part { file, part }));
+            let has_ranges = !requests.lock().are_ignored;
+            self.queue.lock().extend(steps(file, 0..partial.parts(), has_ranges));
             return Ok(());
         }
         partial.delete();
@@ -284,28 +355,12 @@ impl<'a> Download<'a> {
     }
 }
 
-/// Measures the speed of a request over windows of a fixed time.
-struct SpeedWindow {
-    length: Duration,
-    since: Instant,
-    bytes: u64,
-}
-
-impl SpeedWindow {
-    fn new(length: Duration, now: Instant) -> SpeedWindow {
-        SpeedWindow { length, since: now, bytes: 0 }
-    }
-
-    /// Records bytes; at the end of a window returns its speed if that is below the minimum.
-    fn record(&mut self, bytes: u64, now: Instant) -> Option<u64> {
-        self.bytes += bytes;
-        let lasted = now.saturating_duration_since(self.since);
-        if lasted < self.length {
-            return None;
-        }
-        let speed = (self.bytes as f64 / lasted.as_secs_f64().max(f64::MIN_POSITIVE)) as u64;
-        *self = SpeedWindow::new(self.length, now);
-        (speed < SLOW_BYTES_PER_SECOND).then_some(speed)
+/// Returns the steps that download the missing parts of a file.
+fn steps(file: usize, missing: impl Iterator<Item = usize>, has_ranges: bool) -> Vec<DownloadStep> {
+    let mut parts = missing.map(|part| DownloadStep::Part { file, part }).peekable();
+    match parts.peek() {
+        Some(_) if !has_ranges => vec![DownloadStep::Whole { file }],
+        Some(_) | None => parts.collect(),
     }
 }
 
@@ -364,17 +419,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_below_the_minimum_speed_is_slow() {
-        let (second, start) = (Duration::from_secs(1), Instant::now());
-        let window = || SpeedWindow::new(10 * second, start);
-        assert_eq!(window().record(0, start + 9 * second), None, "the window has not ended");
-        assert_eq!(window().record(10 * SLOW_BYTES_PER_SECOND, start + 10 * second), None);
-        assert_eq!(
-            window().record(10 * SLOW_BYTES_PER_SECOND - 1, start + 10 * second),
-            Some(SLOW_BYTES_PER_SECOND - 1)
-        );
-        let mut window = window();
-        window.record(1 << 20, start + 10 * second);
-        assert_eq!(window.record(1, start + 20 * second), Some(0), "each window counts for itself");
+    fn a_file_is_downloaded_as_a_whole_once_no_connection_has_a_part_of_it() {
+        let mut requests = PartRequests { in_flight: 0, are_ignored: false };
+        assert!(requests.begin() && requests.begin() && requests.begin());
+        assert!(!requests.end(true), "two parts are being downloaded");
+        assert!(!requests.begin(), "no further part");
+        assert!(!requests.end(false));
+        assert!(requests.end(true), "the last one");
+        assert_eq!(requests, PartRequests { in_flight: 0, are_ignored: true });
+        let count = |missing: usize, has_ranges| steps(0, 0..missing, has_ranges).len();
+        assert_eq!([count(3, true), count(3, false), count(0, true), count(0, false)], [3, 1, 0, 0]);
     }
 }

@@ -28,6 +28,9 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time without a single byte.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Deadline of a whole index page or list of files: the timeout of reads does not limit a server that sends a byte now and
+/// then.
+pub(super) const PAGE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum size of an index page: the longest on PyPI have some ten thousand files of 500 bytes.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Maximum size of a file whose size is not known beforehand: the largest files on the hub have 50 GB.
@@ -118,6 +121,8 @@ impl Fetcher {
     /// Downloads a page.
     pub(super) fn page(&self, remote: Remote<'_>, accept: &str) -> Result<IndexPage, PullError> {
         let request = self.agent.get(remote.url.as_str()).header(header::ACCEPT, accept);
+        let request =
+            request.config().timeout_global(Some(PAGE_TIMEOUT)).https_only(is_tls(remote.url)).build();
         let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
         if response.status() != StatusCode::OK {
             return Err(remote.error_for_status(response.status()));
@@ -184,14 +189,15 @@ impl Fetcher {
         remote: Remote<'_>,
         report: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<(), AttemptError> {
-        let mut request = self.agent.get(remote.url.as_str());
+        let request = self.agent.get(remote.url.as_str());
+        let mut request = request.config().https_only(is_tls(remote.url)).build();
         if partial.done > 0 {
             request = request.header(header::RANGE, format!("bytes={}-", partial.done));
         }
         if let Some(token) = remote.token {
             request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
-        let mut response = request.call().map_err(|error| AttemptError::Transient(error.to_string()))?;
+        let mut response = request.call().map_err(|error| AttemptError::Transient(reason(error)))?;
         let total = match response.status() {
             StatusCode::PARTIAL_CONTENT => match content_range(&response) {
                 Some((start, total)) if start == partial.done => Some(total),
@@ -249,6 +255,13 @@ impl From<PullError> for AttemptError {
     }
 }
 
+/// Returns the path of the partial download of a file in `folder`.
+pub(super) fn partial_path(folder: &Path, remote: Remote<'_>) -> PathBuf {
+    let mut name = Sha256::new();
+    name.update(format!("{}\n{}", remote.url, remote.sha256.unwrap_or_default()));
+    folder.join(format!("{}.part", &hex(name)[..32]))
+}
+
 /// File that is being downloaded.
 struct Partial {
     path: PathBuf,
@@ -259,9 +272,7 @@ struct Partial {
 
 impl Partial {
     fn open(folder: &Path, remote: Remote<'_>) -> io::Result<Partial> {
-        let mut name = Sha256::new();
-        name.update(format!("{}\n{}", remote.url, remote.sha256.unwrap_or_default()));
-        let path = folder.join(format!("{}.part", &hex(name)[..32]));
+        let path = partial_path(folder, remote);
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
         let mut hasher = Sha256::new();
         // Without a digest the rest cannot be verified against the existing bytes.
@@ -339,9 +350,16 @@ impl Partial {
     }
 }
 
+/// Returns whether requests to this URL, and to those that its host redirects to, have TLS.
+pub(super) fn is_tls(url: &Url) -> bool {
+    url.scheme() == "https"
+}
+
 /// Returns the error message without the library's prefix.
 pub(super) fn reason(error: ureq::Error) -> String {
     match error {
+        // The URL may contain a signature.
+        ureq::Error::RequireHttpsOnly(_) => "it redirects to a URL without TLS".to_owned(),
         ureq::Error::Io(error) => error.to_string(),
         error => error.to_string(),
     }

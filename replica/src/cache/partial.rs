@@ -26,46 +26,85 @@ use super::origin::RemoteFile;
 /// File that is downloaded in parts.
 pub(super) struct RangedPartial {
     path: PathBuf,
-    data: File,
-    ranges: File,
     bytes: u64,
     part_bytes: u64,
     /// Bytes of each part that have arrived.
     done: Vec<AtomicU64>,
 }
 
+/// Open files of a partial, for one request: so the number of open files is that of the connections, and not that of the
+/// files of a model.
+pub(super) struct PartialFiles {
+    data: File,
+    ranges: File,
+}
+
+/// Scope of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartialScope {
+    /// The missing range of one part.
+    Part(usize),
+    /// The whole file, because its origin sends no ranges; the bytes that have arrived before are skipped.
+    Whole,
+}
+
+/// Returns the path of the partial of a file in `folder`.
+pub(super) fn path_of(folder: &Path, file: &RemoteFile, part_bytes: u64) -> PathBuf {
+    let mut name = Sha256::new();
+    let digest = file.sha256.as_deref().unwrap_or_default();
+    name.update(format!("{}\n{digest}\n{}\n{}", file.location, file.bytes, part_bytes.max(1)));
+    folder.join(format!("{}.part", &hex(name)[..32]))
+}
+
+/// Returns the bytes of a file that an earlier pull has downloaded into `folder`. Creates no file.
+pub(super) fn arrived(folder: &Path, file: &RemoteFile, part_bytes: u64) -> u64 {
+    let (path, part_bytes) = (path_of(folder, file, part_bytes), part_bytes.max(1));
+    let length = |path: &Path| fs::metadata(path).map(|metadata| metadata.len()).ok();
+    let (ranges, bytes) = (path.with_extension("ranges"), Some(file.bytes));
+    let is_same = length(&path) == bytes && length(&ranges) == Some(file.bytes.div_ceil(part_bytes) * 8);
+    if file.sha256.is_none() || !is_same {
+        return 0;
+    }
+    let numbers = fs::read(&ranges).unwrap_or_default();
+    let part = |number| le_bytes(number).min(part_bytes);
+    numbers.chunks_exact(8).map(part).fold(0, u64::saturating_add).min(file.bytes)
+}
+
 impl RangedPartial {
     /// Opens the partial of a file in `folder`, with parts of `part_bytes`; continues an existing one if the file has a
     /// digest, by which the existing bytes are verified.
     pub(super) fn open(folder: &Path, file: &RemoteFile, part_bytes: u64) -> io::Result<RangedPartial> {
-        let part_bytes = if file.has_ranges { part_bytes.max(1) } else { file.bytes.max(1) };
-        let mut name = Sha256::new();
-        let digest = file.sha256.as_deref().unwrap_or_default();
-        name.update(format!("{}\n{digest}\n{}\n{part_bytes}", file.location, file.bytes));
-        let path = folder.join(format!("{}.part", &hex(name)[..32]));
+        let (path, part_bytes) = (path_of(folder, file, part_bytes), part_bytes.max(1));
         let parts = file.bytes.div_ceil(part_bytes);
         let open =
             |path: &Path| OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let (data, ranges) = (open(&path)?, open(&path.with_extension("ranges"))?);
         let length = |file: &File| file.metadata().map(|metadata| metadata.len());
-        let is_resumable = file.sha256.is_some() && file.has_ranges;
         let is_same = length(&data)? == file.bytes && length(&ranges)? == parts * 8;
-        if !is_resumable || !is_same {
+        if file.sha256.is_none() || !is_same {
             ranges.set_len(0)?;
             data.set_len(0)?;
             data.set_len(file.bytes)?;
             ranges.set_len(parts * 8)?;
         }
-        let mut partial =
-            RangedPartial { path, data, ranges, bytes: file.bytes, part_bytes, done: Vec::new() };
+        let mut partial = RangedPartial { path, bytes: file.bytes, part_bytes, done: Vec::new() };
         for part in 0..parts {
             let mut number = [0; 8];
-            partial.ranges.read_exact_at(&mut number, part * 8)?;
+            ranges.read_exact_at(&mut number, part * 8)?;
             let range = partial.range(part as usize);
             let done = u64::from_le_bytes(number).min(range.end - range.start);
             partial.done.push(AtomicU64::new(done));
         }
         Ok(partial)
+    }
+
+    /// Opens the files for writing.
+    pub(super) fn files(&self) -> Result<PartialFiles, PullError> {
+        let open = |path: &Path| {
+            let opened = OpenOptions::new().read(true).write(true).open(path);
+            opened.map_err(|error| PullError::disk(path, self.bytes, error))
+        };
+        Ok(PartialFiles { data: open(&self.path)?, ranges: open(&self.path.with_extension("ranges"))? })
     }
 
     /// Returns the number of parts.
@@ -90,33 +129,67 @@ impl RangedPartial {
         range.start + self.done[part].load(Ordering::Relaxed)..range.end
     }
 
-    /// Appends bytes to a part. A part is written by one thread at a time.
-    pub(super) fn write(&self, part: usize, bytes: &[u8]) -> Result<(), PullError> {
-        let missing = self.missing(part);
-        let count = bytes.len() as u64;
-        assert!(count <= missing.end - missing.start, "a part gets no bytes of the next one");
+    /// Returns the range that a request is to download; it is empty if nothing of it is missing.
+    pub(super) fn wanted(&self, scope: PartialScope) -> Range<u64> {
+        match scope {
+            PartialScope::Part(part) => self.missing(part),
+            PartialScope::Whole if self.done() == self.bytes => self.bytes..self.bytes,
+            PartialScope::Whole => 0..self.bytes,
+        }
+    }
+
+    /// Returns the bytes within a scope that have arrived.
+    pub(super) fn done_in(&self, scope: PartialScope) -> u64 {
+        match scope {
+            PartialScope::Part(part) => self.done[part].load(Ordering::Relaxed),
+            PartialScope::Whole => self.done(),
+        }
+    }
+
+    /// Writes bytes of the file that begin at `position`, except those that have arrived before; returns the number of new
+    /// ones. A part is written by one thread at a time, in order.
+    pub(super) fn write(
+        &self,
+        files: &PartialFiles,
+        mut position: u64,
+        mut bytes: &[u8],
+    ) -> Result<u64, PullError> {
+        let mut new = 0;
+        while !bytes.is_empty() {
+            let part = usize::try_from(position / self.part_bytes).unwrap_or(usize::MAX);
+            assert!(part < self.done.len(), "bytes are within the file");
+            let (range, missing) = (self.range(part), self.missing(part));
+            assert!(position <= missing.start || missing.is_empty(), "a part is written in order");
+            let here =
+                usize::try_from(range.end - position).map_or(bytes.len(), |left| left.min(bytes.len()));
+            let (piece, rest) = bytes.split_at(here);
+            let skipped = usize::try_from(missing.start - position).map_or(here, |known| known.min(here));
+            new += self.append(files, part, &piece[skipped..])?;
+            position += here as u64;
+            bytes = rest;
+        }
+        Ok(new)
+    }
+
+    fn append(&self, files: &PartialFiles, part: usize, bytes: &[u8]) -> Result<u64, PullError> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let (start, count) = (self.missing(part).start, bytes.len() as u64);
         let done = self.done[part].load(Ordering::Relaxed) + count;
-        let written = self.data.write_all_at(bytes, missing.start);
-        let written = written.and_then(|()| self.ranges.write_all_at(&done.to_le_bytes(), part as u64 * 8));
-        written.map_err(|error| self.failed(error))?;
+        let written = files.data.write_all_at(bytes, start);
+        let written = written.and_then(|()| files.ranges.write_all_at(&done.to_le_bytes(), part as u64 * 8));
+        written.map_err(|error| PullError::disk(&self.path, self.bytes, error))?;
         self.done[part].store(done, Ordering::Relaxed);
-        Ok(())
+        Ok(count)
     }
 
     /// Forgets all bytes.
     pub(super) fn restart(&self) -> Result<(), PullError> {
-        let parts = self.done.len() as u64;
-        let cleared = self.ranges.set_len(0).and_then(|()| self.ranges.set_len(parts * 8));
-        cleared.map_err(|error| self.failed(error))?;
+        let (parts, ranges) = (self.done.len() as u64, self.files()?.ranges);
+        let cleared = ranges.set_len(0).and_then(|()| ranges.set_len(parts * 8));
+        cleared.map_err(|error| PullError::disk(&self.path, self.bytes, error))?;
         self.done.iter().for_each(|done| done.store(0, Ordering::Relaxed));
-        Ok(())
-    }
-
-    /// Forgets the bytes of one part, which the origin can only send again from the begin.
-    pub(super) fn restart_part(&self, part: usize) -> Result<(), PullError> {
-        let cleared = self.ranges.write_all_at(&[0; 8], part as u64 * 8);
-        cleared.map_err(|error| self.failed(error))?;
-        self.done[part].store(0, Ordering::Relaxed);
         Ok(())
     }
 
@@ -130,9 +203,10 @@ impl RangedPartial {
     /// Returns the SHA-256 of the complete file, which is flushed to disk.
     pub(super) fn digest(&self) -> Result<String, PullError> {
         let mut hasher = Sha256::new();
-        let read = File::open(&self.path)
-            .and_then(|mut file| copy_hashing(&mut file, &mut hasher, |_| Ok(())))
-            .and_then(|_| self.data.sync_all());
+        let read = File::open(&self.path).and_then(|mut file| {
+            copy_hashing(&mut file, &mut hasher, |_| Ok(()))?;
+            file.sync_all()
+        });
         read.map_err(|error| PullError::disk(&self.path, self.bytes, error))?;
         Ok(hex(hasher))
     }
@@ -140,15 +214,6 @@ impl RangedPartial {
     /// Returns the path of the complete file.
     pub(super) fn path(&self) -> &Path {
         &self.path
-    }
-
-    fn failed(&self, error: io::Error) -> PullError {
-        let error = PullError::disk(&self.path, self.bytes, error);
-        if matches!(error, PullError::DiskFull { .. }) {
-            // An incomplete file is deleted to free space.
-            self.delete();
-        }
-        error
     }
 }
 
@@ -186,55 +251,82 @@ mod tests {
         }
     }
 
+    /// Writes bytes at the first missing position of a part.
+    fn add(partial: &RangedPartial, part: usize, bytes: &[u8]) {
+        let written = partial.write(&partial.files().unwrap(), partial.missing(part).start, bytes);
+        assert_eq!(written.unwrap(), bytes.len() as u64);
+    }
+
     #[test]
     fn each_part_continues_at_its_last_byte() {
         let folder = tempfile::tempdir().unwrap();
         let open = |sha256| RangedPartial::open(folder.path(), &remote(10, sha256), 4).unwrap();
         let partial = open(Some("a"));
         assert_eq!((partial.parts(), partial.done()), (3, 0));
-        partial.write(2, b"89").unwrap();
-        partial.write(1, b"4").unwrap();
-        partial.write(1, b"56").unwrap();
+        add(&partial, 2, b"89");
+        add(&partial, 1, b"4");
+        add(&partial, 1, b"56");
         drop(partial);
         assert_eq!(progress_in(folder.path()), Some((5, 10)), "as another process sees it");
+        let arrived = |sha256| arrived(folder.path(), &remote(10, sha256), 4);
+        assert_eq!([arrived(Some("a")), arrived(Some("b")), arrived(None)], [5, 0, 0]);
         let partial = open(Some("a"));
         assert_eq!([0, 1, 2].map(|part| partial.missing(part)), [0..4, 7..8, 10..10]);
         assert_eq!(partial.done(), 5);
-        partial.write(1, b"7").unwrap();
-        partial.write(0, b"0123").unwrap();
+        add(&partial, 1, b"7");
+        add(&partial, 0, b"0123");
         let expected: String =
             Sha256::digest(b"0123456789").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(partial.digest().unwrap(), expected);
         assert_eq!(open(Some("b")).done(), 0, "another file has a partial of its own");
-        partial.restart_part(1).unwrap();
-        assert_eq!(open(Some("a")).done(), 6);
         partial.restart().unwrap();
         assert_eq!(open(Some("a")).done(), 0);
+    }
+
+    #[test]
+    fn a_whole_file_fills_the_gaps_of_its_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = RangedPartial::open(folder.path(), &remote(10, Some("a")), 4).unwrap();
+        add(&partial, 0, b"01");
+        add(&partial, 1, b"4567");
+        assert_eq!(partial.wanted(PartialScope::Whole), 0..10);
+        let files = partial.files().unwrap();
+        assert_eq!(partial.write(&files, 0, b"x").unwrap(), 0, "it has arrived before");
+        assert_eq!(partial.write(&files, 1, b"x23xxxx8").unwrap(), 3);
+        assert_eq!((partial.done_in(PartialScope::Whole), partial.done_in(PartialScope::Part(2))), (9, 1));
+        assert_eq!(partial.write(&files, 9, b"9").unwrap(), 1);
+        assert!(partial.wanted(PartialScope::Whole).is_empty());
+        assert_eq!(fs::read(partial.path()).unwrap(), b"0123456789");
     }
 
     #[test]
     fn a_partial_that_cannot_be_verified_or_has_another_length_begins_again() {
         let folder = tempfile::tempdir().unwrap();
         let open = |sha256| RangedPartial::open(folder.path(), &remote(10, sha256), 4).unwrap();
-        open(None).write(0, b"01").unwrap();
+        add(&open(None), 0, b"01");
         assert_eq!(open(None).done(), 0, "no digest");
         let partial = open(Some("a"));
-        partial.write(0, b"01").unwrap();
-        partial.data.set_len(3).unwrap();
+        add(&partial, 0, b"01");
+        let files = partial.files().unwrap();
+        files.data.set_len(3).unwrap();
+        assert_eq!(arrived(folder.path(), &remote(10, Some("a")), 4), 0);
         assert_eq!(open(Some("a")).done(), 0, "another length");
-        partial.ranges.write_all_at(&u64::MAX.to_le_bytes(), 0).unwrap();
+        files.ranges.write_all_at(&u64::MAX.to_le_bytes(), 0).unwrap();
         assert_eq!(open(Some("a")).done(), 4, "a number beyond the part is that of the part");
+        assert_eq!(arrived(folder.path(), &remote(10, Some("a")), 4), 4);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_disk_that_fills_up_is_reported_and_the_partial_is_deleted() {
+    fn a_disk_that_fills_up_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let partial = RangedPartial::open(folder.path(), &remote(83_000, Some("a")), 4_000).unwrap();
         let full = OpenOptions::new().write(true).open("/dev/full").expect("a disk that is always full");
-        let partial = RangedPartial { data: full, ..partial };
-        let error = partial.write(0, &[0; 100]).expect_err("full");
+        let files = PartialFiles { data: full, ..partial.files().unwrap() };
+        let error = partial.write(&files, 0, &[0; 100]).expect_err("full");
         assert!(matches!(error, PullError::DiskFull { needed: 83_000, .. }), "{error}");
-        assert!(!partial.path.exists(), "the partial is deleted");
+        assert_eq!(partial.done(), 0);
+        partial.delete();
+        assert!(!partial.path.exists());
     }
 }

@@ -3,19 +3,22 @@
 //! Each model has one folder under `pulls/`: a lock, the partial downloads, and `new/`, which holds the staged files.
 //! The lock is a file lock (`flock`), so it ends with the process that holds it. `new/` is renamed to its final path
 //! only when all files and the manifest are on disk; so readers see either the whole model or none of it. Files that a
-//! killed pull left in `new/` are removed by the next pull; its partial downloads are resumed.
+//! killed pull left in `new/` are removed by the next pull; its partial downloads are resumed, or removed when they are
+//! stale ([`super::stale`]).
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::error::PullError;
 use super::manifest::{MANIFEST, ManifestV1};
 use super::partial;
 use super::progress::{Phase, PullObserver};
-use super::trust;
+use super::stale::{self, LOCK, NEW, OLD, STALE_AGE};
+use super::{space, trust};
 
 /// Interval at which a waiting pull tries to acquire the lock.
 const LOCK_PERIOD: Duration = Duration::from_millis(100);
@@ -36,7 +39,7 @@ impl Staging {
         let folder = root.join("pulls").join(key);
         let failed = |error| PullError::disk(&folder, 0, error);
         fs::create_dir_all(&folder).map_err(failed)?;
-        let lock = File::create(folder.join("lock")).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -53,6 +56,30 @@ impl Staging {
     /// Returns the folder of partial downloads.
     pub(super) fn partials(&self) -> &Path {
         &self.folder
+    }
+
+    /// Checks that the disk has space for `bytes` more. Removes stale partial downloads, and those of every age that are not
+    /// in use if space is lacking; `kept` are those of this pull.
+    pub(super) fn reserve(&self, bytes: u64, kept: &BTreeSet<PathBuf>) -> Result<(), PullError> {
+        self.remove_partials(kept, STALE_AGE);
+        if space::check(&self.folder, bytes).is_err() {
+            self.free_space(kept);
+        }
+        space::check(&self.folder, bytes)
+    }
+
+    /// Removes all partial downloads that are not in use, except `kept`.
+    pub(super) fn free_space(&self, kept: &BTreeSet<PathBuf>) {
+        self.remove_partials(kept, Duration::ZERO);
+    }
+
+    fn remove_partials(&self, kept: &BTreeSet<PathBuf>, age: Duration) {
+        let bytes = stale::remove(&self.folder, kept, SystemTime::now(), age);
+        if bytes > 0 {
+            // Partial downloads that no process continues were removed from the model cache, because they are a week old or
+            // the disk has no space for the model. No action.
+            tracing::info!(bytes, "partial downloads removed");
+        }
     }
 
     /// Creates a file of the model; `needed` is the total size of the model, for the error message.
@@ -78,11 +105,11 @@ impl Staging {
     }
 
     fn new_folder(&self) -> PathBuf {
-        self.folder.join("new")
+        self.folder.join(NEW)
     }
 
     fn old_folder(&self) -> PathBuf {
-        self.folder.join("old")
+        self.folder.join(OLD)
     }
 
     fn prepare(&self, path: &str) -> Result<PathBuf, PullError> {
@@ -186,6 +213,25 @@ fn seal_and_sync(folder: &Path) -> io::Result<()> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn partials_of_other_models_are_removed_if_the_disk_has_no_space() {
+        let root = tempfile::tempdir().unwrap();
+        let part = |staging: &Staging| {
+            let path = staging.partials().join("x.part");
+            fs::write(&path, [1; 5_000]).unwrap();
+            path
+        };
+        let left = part(&Staging::enter(root.path(), "left", &mut ()).unwrap());
+        let held = Staging::enter(root.path(), "held", &mut ()).unwrap();
+        let own = Staging::enter(root.path(), "own", &mut ()).unwrap();
+        let (held_part, own_part) = (part(&held), part(&own));
+        own.reserve(1, &BTreeSet::new()).unwrap();
+        assert!(left.exists() && own_part.exists(), "the disk has space, and the partials are new");
+        let error = own.reserve(u64::MAX, &BTreeSet::from([own_part.clone()])).unwrap_err();
+        assert!(matches!(error, PullError::NoSpace { .. }), "{error}");
+        assert!(!left.exists() && own_part.exists() && held_part.exists());
+    }
 
     #[test]
     fn a_full_disk_is_reported_with_the_needed_bytes() {

@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use super::directory;
 use super::error::PullError;
 use super::manifest::{self, ManifestFileV1};
-use super::origin::{ModelOrigin, Retrier};
+use super::names::{self, is_below};
+use super::origin::{MODEL_FILES_MAX, ModelOrigin, Retrier};
 use super::pypi::is_sha256;
-use super::unpack::is_below;
 use crate::model::formats::Listing;
 
 /// Name of the list.
@@ -21,8 +21,6 @@ pub(super) const SUMS: &str = "SHA256SUMS";
 const LIST_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of files of a list.
 const FILES_MAX: usize = 20_000;
-/// Maximum number of files of a model. The largest ones have some 200, all of which are open during a download.
-const MODEL_FILES_MAX: usize = 400;
 
 /// File of a list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,6 +68,7 @@ impl FileList {
             let count = files.len();
             return Err(invalid(format!("it has {count} files of a model; the limit is {MODEL_FILES_MAX}")));
         }
+        names::check(files.iter().map(|file| file.path.as_str())).map_err(invalid)?;
         let described = |ListedFile { path, sha256 }: &ListedFile| ManifestFileV1 {
             path: path.clone(),
             bytes: 0, // not part of the digest

@@ -15,6 +15,7 @@ use zip::ZipArchive;
 use super::directory;
 use super::error::{NotAModel, PullError};
 use super::manifest::{ManifestFileV1, copy_hashing, hex};
+use super::names::{self, is_below, shortened};
 use super::staging::Staging;
 use crate::model::formats::Listing;
 
@@ -126,17 +127,6 @@ fn members(archive: &mut ZipArchive<File>, limits: UnpackLimits) -> Result<Vec<A
     Ok(members)
 }
 
-/// Returns whether the name is a relative path of plain segments. Wheels and lists of files use `/` on every system.
-pub(super) fn is_below(name: &str) -> bool {
-    let mut segments = name.strip_suffix('/').unwrap_or(name).split('/');
-    let is_plain = |segment: &str| !matches!(segment, "" | "." | "..");
-    !name.contains(['\\', '\0']) && segments.all(is_plain) && !name.contains(':')
-}
-
-fn shortened(name: &str) -> &str {
-    name.char_indices().nth(80).map_or(name, |(end, _)| &name[..end])
-}
-
 /// Returns the bytes of all chosen members, if they are within the limits and no path occurs twice.
 fn check(
     selected: &[(&ArchiveMember, &str)],
@@ -147,6 +137,7 @@ fn check(
     if let Some((_, path)) = selected.iter().find(|(_, path)| !paths.insert(path.to_ascii_lowercase())) {
         return Err(format!("the archive has {path:?} twice"));
     }
+    names::check(selected.iter().map(|(_, path)| *path))?;
     let total = selected.iter().try_fold(0_u64, |sum, (member, _)| sum.checked_add(member.bytes));
     let total = total.unwrap_or(u64::MAX);
     if total > limits.bytes {
@@ -273,6 +264,20 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let error = unpack_file(root.path(), &path).unwrap_err();
         assert!(error.contains("m/vocab.txt") || error.contains("vocab.txt"), "{error}");
+    }
+
+    #[test]
+    fn names_that_cannot_be_stored_are_rejected_and_the_manifest_of_the_cache_is_left_out() {
+        let files = unpacked(|zip| add(zip, "m/manifest.json", b"[]")).unwrap();
+        assert!(files.iter().all(|file| file.path != "manifest.json"), "{files:?}");
+        let long = format!("m/{}.json", "a".repeat(251));
+        let error = unpacked(|zip| add(zip, &long, b"")).unwrap_err();
+        assert!(error.contains("has 256 bytes; the limit is 255"), "{error}");
+        let folder = unpacked(|zip| {
+            add(zip, "m/1.json", b"");
+            add(zip, "m/1.json/a.json", b"");
+        });
+        assert!(folder.unwrap_err().contains("is a file, and also the folder of"));
     }
 
     #[test]

@@ -2,9 +2,11 @@
 
 use std::io::Read;
 use std::ops::Range;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, header};
 use ureq::{Agent, Body};
 use url::Url;
@@ -26,6 +28,8 @@ pub(super) struct WebOrigin {
     authorization: Option<String>,
     /// Where the credentials are configured, for messages.
     credentials: &'static str,
+    /// Deadline of a small file.
+    list_deadline: Duration,
 }
 
 impl WebOrigin {
@@ -37,7 +41,8 @@ impl WebOrigin {
             .and_then(|text| netrc::credentials(&text, host))
             .map(|(user, password)| format!("Basic {}", BASE64.encode(format!("{user}:{password}"))));
         WebOrigin {
-            agent: agent(policy),
+            agent: agent(policy, url),
+            list_deadline: policy.list_deadline(),
             folder: url.clone(),
             repository: None,
             authorization: basic,
@@ -53,7 +58,8 @@ impl WebOrigin {
         policy: &DownloadPolicy,
     ) -> WebOrigin {
         WebOrigin {
-            agent: agent(policy),
+            agent: agent(policy, endpoint),
+            list_deadline: policy.list_deadline(),
             folder: endpoint.clone(),
             repository: Some(repository),
             authorization: token.map(|token| format!("Bearer {token}")),
@@ -74,6 +80,7 @@ impl WebOrigin {
         method: ureq::http::Method,
         url: &str,
         headers: &[(header::HeaderName, String)],
+        deadline: Option<Duration>,
     ) -> Result<Response<Body>, FetchError> {
         let mut request = ureq::http::Request::builder().method(method).uri(url);
         if let Some(authorization) = &self.authorization {
@@ -83,7 +90,14 @@ impl WebOrigin {
             request = request.header(name, value);
         }
         let request = request.body(()).map_err(|error| FetchError::Transient(error.to_string()))?;
-        self.agent.run(request).map_err(|error| FetchError::Transient(fetch::reason(error)))
+        let request = self.agent.configure_request(request).timeout_global(deadline).build();
+        self.agent.run(request).map_err(|error| match error {
+            // The URL of the redirect may contain a signature.
+            ureq::Error::RequireHttpsOnly(_) => {
+                PullError::InsecureRedirect { host: self.host(), what: url.to_owned() }.into()
+            }
+            error => FetchError::Transient(fetch::reason(error)),
+        })
     }
 
     /// Returns the error of a response without content.
@@ -96,10 +110,15 @@ impl WebOrigin {
                 PullError::Forbidden { host, what, status, fix }.into()
             }
             408 | 425 | 429 | 500..=599 => FetchError::Transient(format!("status {}", status.as_u16())),
-            412 => self.unreadable(url, "it was replaced during the download; pull again"),
-            416 => self.unreadable(url, "it is shorter than the server has said before; pull again"),
+            412 => self.replaced(url, "it has another version"),
+            416 => self.replaced(url, "it is shorter than before"),
             status => PullError::Refused { host, status, what, advice: "check the URL" }.into(),
         }
+    }
+
+    fn replaced(&self, url: &str, reason: &str) -> FetchError {
+        let (host, what, reason) = (self.host(), url.to_owned(), reason.to_owned());
+        PullError::Replaced { host, what, reason }.into()
     }
 
     fn unreadable(&self, url: &str, reason: &str) -> FetchError {
@@ -122,7 +141,7 @@ impl ModelOrigin for WebOrigin {
 
     fn read_small(&self, path: &str, bytes_max: u64) -> Result<Vec<u8>, FetchError> {
         let url = self.url(path);
-        let mut response = self.send(ureq::http::Method::GET, &url, &[])?;
+        let mut response = self.send(ureq::http::Method::GET, &url, &[], Some(self.list_deadline))?;
         if response.status() != StatusCode::OK {
             return Err(self.failure(&url, response.status()));
         }
@@ -143,7 +162,7 @@ impl ModelOrigin for WebOrigin {
 
     fn stat(&self, path: &str, sha256: Option<&str>) -> Result<RemoteFile, FetchError> {
         let url = self.url(path);
-        let response = self.send(ureq::http::Method::HEAD, &url, &[])?;
+        let response = self.send(ureq::http::Method::HEAD, &url, &[], None)?;
         if response.status() != StatusCode::OK {
             return Err(self.failure(&url, response.status()));
         }
@@ -171,43 +190,39 @@ impl ModelOrigin for WebOrigin {
         sink: &mut RangeSink<'_>,
     ) -> Result<(), FetchError> {
         let mut headers = Vec::new();
-        if range != (0..file.bytes) && file.has_ranges {
+        let is_whole = range == (0..file.bytes);
+        if !is_whole {
             let last = if range.end == file.bytes { String::new() } else { (range.end - 1).to_string() };
             headers.push((header::RANGE, format!("bytes={}-{last}", range.start)));
         }
         if let Some(etag) = &file.etag {
             headers.push((header::IF_MATCH, etag.clone()));
         }
-        let mut response = self.send(ureq::http::Method::GET, &file.location, &headers)?;
-        // A server may ignore the range, and send the whole file.
-        let (mut skipped, size) = match response.status() {
+        let mut response = self.send(ureq::http::Method::GET, &file.location, &headers, None)?;
+        let size = match response.status() {
             StatusCode::PARTIAL_CONTENT => match fetch::content_range(&response) {
-                Some((start, size)) if start == range.start => (0, Some(size)),
+                Some((start, size)) if start == range.start => Some(size),
                 Some(_) | None => {
                     return Err(self.unreadable(&file.location, "the response has another range"));
                 }
             },
-            StatusCode::OK => (range.start, response.body().content_length()),
+            // The bytes before the range would be read for each part.
+            StatusCode::OK if !is_whole => return Err(FetchError::RangeIgnored),
+            StatusCode::OK => response.body().content_length(),
             status => return Err(self.failure(&file.location, status)),
         };
         if let Some(size) = size.filter(|size| *size != file.bytes) {
-            let reason = format!("it has {size} bytes, expected {}; pull again", file.bytes);
-            return Err(self.unreadable(&file.location, &reason));
+            let reason = format!("it has {size} bytes, expected {}", file.bytes);
+            return Err(self.replaced(&file.location, &reason));
         }
-        let wanted = skipped + (range.end - range.start);
-        let mut body = response.body_mut().as_reader().take(wanted);
+        let mut body = response.body_mut().as_reader().take(range.end - range.start);
         let mut buffer = vec![0; 1 << 18];
         loop {
-            let read = match body.read(&mut buffer) {
+            match body.read(&mut buffer) {
                 Ok(0) => return Ok(()),
-                Ok(read) => read,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Ok(read) => sink(&buffer[..read])?,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(FetchError::Transient(error.to_string())),
-            };
-            let skip = skipped.min(read as u64);
-            skipped -= skip;
-            if skip < read as u64 {
-                sink(&buffer[skip as usize..read])?;
             }
         }
     }
@@ -218,9 +233,12 @@ pub(super) fn truncated(bytes: u64, expected: u64) -> String {
     format!("the response ended after {bytes} of {expected} bytes")
 }
 
-fn agent(policy: &DownloadPolicy) -> Agent {
+/// Returns the client of a host. Redirects keep the TLS of its URL, and only those to the same host get the credentials.
+fn agent(policy: &DownloadPolicy, url: &Url) -> Agent {
     let agent = Agent::config_builder()
         .tls_config(fetch::tls())
+        .https_only(fetch::is_tls(url))
+        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
         .http_status_as_error(false)
         .timeout_resolve(Some(fetch::CONNECT_TIMEOUT))
         .timeout_connect(Some(fetch::CONNECT_TIMEOUT))
@@ -232,4 +250,125 @@ fn agent(policy: &DownloadPolicy) -> Agent {
         .accept_encoding("identity")
         .build();
     agent.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread::{self, JoinHandle};
+    use std::time::Instant;
+
+    use super::*;
+
+    const SECRET: &str = "Basic secret";
+
+    fn origin(folder: &str, policy: DownloadPolicy) -> WebOrigin {
+        let folder: Url = folder.parse().unwrap();
+        WebOrigin {
+            agent: agent(&policy, &folder),
+            list_deadline: policy.list_deadline(),
+            folder,
+            repository: None,
+            authorization: Some(SECRET.to_owned()),
+            credentials: "",
+        }
+    }
+
+    fn listen() -> (TcpListener, u16) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    /// Reads the head of a request, and writes a response.
+    fn respond(stream: &mut TcpStream, response: &str) -> String {
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+        let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+        stream.write_all(response.as_bytes()).unwrap();
+        head.join("\n").to_ascii_lowercase()
+    }
+
+    /// Responds to one request; returns its head.
+    fn serve_once(listener: TcpListener, response: String) -> JoinHandle<String> {
+        thread::spawn(move || respond(&mut listener.accept().unwrap().0, &response))
+    }
+
+    const CONTENT: &str = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\nconnection: close\r\n\r\nx";
+
+    #[test]
+    fn only_redirects_to_the_same_host_get_the_credentials() {
+        for (host, has_credentials) in [("127.0.0.1", true), ("localhost", false)] {
+            let ((first, port), (second, target)) = (listen(), listen());
+            let redirect = format!(
+                "HTTP/1.1 302 Found\r\nlocation: http://{host}:{target}/a\r\ncontent-length: 0\r\n\
+                 connection: close\r\n\r\n"
+            );
+            let (first, second) = (serve_once(first, redirect), serve_once(second, CONTENT.to_owned()));
+            let origin = origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default());
+            assert_eq!(origin.read_small("a", 10).unwrap(), b"x");
+            let sent = |request: JoinHandle<String>| request.join().unwrap().contains("basic secret");
+            assert!(sent(first));
+            assert_eq!(sent(second), has_credentials, "{host}");
+        }
+    }
+
+    #[test]
+    fn a_request_with_tls_is_not_redirected_to_a_url_without() {
+        // A redirect is followed with the rules of the first request.
+        let (listener, port) = listen();
+        listener.set_nonblocking(true).unwrap();
+        let origin = origin("https://models.example/", DownloadPolicy::default());
+        let redirected = format!("http://127.0.0.1:{port}/a?signature=s");
+        let sent = origin.send(ureq::http::Method::GET, &redirected, &[], None);
+        let Err(FetchError::Permanent(error @ PullError::InsecureRedirect { .. })) = sent else {
+            panic!("{sent:?}");
+        };
+        assert!(error.to_string().starts_with("models.example redirects"), "{error}");
+        assert!(listener.accept().is_err(), "no connection");
+        assert!(
+            !agent(&DownloadPolicy::default(), &"http://127.0.0.1/".parse().unwrap()).config().https_only()
+        );
+    }
+
+    #[test]
+    fn a_list_that_arrives_too_slowly_has_a_deadline() {
+        let (listener, port) = listen();
+        // Each byte arrives within the timeout of a read.
+        let server = thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            respond(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n");
+            for _ in 0..1_000 {
+                if stream.write_all(b"x").is_err() {
+                    return true;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            false
+        });
+        let policy = DownloadPolicy { stall: Duration::from_millis(300), ..DownloadPolicy::default() };
+        let began = Instant::now();
+        let read = origin(&format!("http://127.0.0.1:{port}/"), policy).read_small("SHA256SUMS", 10_000);
+        assert!(matches!(read, Err(FetchError::Transient(_))), "{read:?}");
+        assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+        assert!(server.join().unwrap(), "the client closes the connection");
+    }
+
+    #[test]
+    fn a_server_that_ignores_a_range_is_detected_before_a_byte_is_read() {
+        let (listener, port) = listen();
+        let server = serve_once(listener, CONTENT.replace("-length: 1", "-length: 1000"));
+        let file = RemoteFile {
+            path: "a".to_owned(),
+            location: format!("http://127.0.0.1:{port}/a"),
+            bytes: 1_000,
+            sha256: None,
+            etag: None,
+            has_ranges: true,
+        };
+        let origin = origin("http://127.0.0.1/", DownloadPolicy::default());
+        let read = origin.read_range(&file, 500..600, &mut |_| unreachable!("nothing is read"));
+        assert!(matches!(read, Err(FetchError::RangeIgnored)), "{read:?}");
+        assert!(server.join().unwrap().contains("range: bytes=500-599"));
+    }
 }

@@ -457,6 +457,51 @@ fn an_invalid_list_is_reported_with_its_line() {
 }
 
 #[test]
+fn a_list_with_a_file_that_the_cache_cannot_store_is_rejected_before_a_download() {
+    let setup = Setup::new(Access::Signed);
+    let list = |path: &str| sums(&model_files()) + &format!("{}  {path}\n", sha256(b"x"));
+    setup.put("SHA256SUMS", list(&format!("{}.json", "a".repeat(251))).as_bytes());
+    let parts = ["SHA256SUMS of", "has 256 bytes; the limit is 255"];
+    setup.check_failure(StartFailure::ModelCorrupt, &parts);
+    let folder = list("2.json") + &format!("{}  2.json/a.json\n", sha256(b"x"));
+    setup.put("SHA256SUMS", folder.as_bytes());
+    let part = "\"2.json\" is a file, and also the folder of";
+    setup.check_failure(StartFailure::ModelCorrupt, &[part]);
+    assert!(setup.ranges().is_empty(), "nothing was downloaded");
+
+    setup.put("SHA256SUMS", list("manifest.json").as_bytes());
+    let model = setup.pull().unwrap().model;
+    check_complete(&model);
+    assert!(!setup.pull().unwrap().downloaded, "the manifest is that of the cache");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_pull_opens_files_for_its_connections_only() {
+    let setup = Setup::new(Access::Signed);
+    let mut files = model_files();
+    let shards: Vec<String> = (0..300).map(|shard| format!("model-{shard}.safetensors")).collect();
+    files.extend(shards.iter().map(|shard| (shard.as_str(), vec![1; 100])));
+    setup.put_all(&files);
+    setup.server.fail(Method::GET, WEIGHTS, &[Fault::HoldAfter(100); CONNECTIONS]);
+    // Of this process: the server and other tests have some as well.
+    let open = || {
+        let partial = |entry: fs::DirEntry| fs::read_link(entry.path()).ok();
+        let open = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| partial(entry.unwrap()));
+        open.filter(|path| path.starts_with(setup.root.path())).count()
+    };
+    thread::scope(|scope| {
+        let pull = scope.spawn(|| setup.pull());
+        setup.server.wait_for_held(CONNECTIONS);
+        let count = open();
+        setup.server.release();
+        check_complete(&pull.join().unwrap().unwrap().model);
+        // Two for each connection, and the lock.
+        assert!(count <= 2 * CONNECTIONS + 1, "{count} files");
+    });
+}
+
+#[test]
 fn a_model_that_does_not_fit_on_the_disk_is_not_downloaded() {
     let setup = Setup::new(Access::Signed);
     let policy = DownloadPolicy { part_bytes: 1 << 30, ..policy() };
