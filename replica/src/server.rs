@@ -118,11 +118,11 @@ async fn serve(
 /// Attempts to start the model until it succeeds, or fails for a reason that another attempt cannot change.
 async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeError> {
     let config = Arc::new(config);
-    let mut failures = 0;
+    let (mut failures, mut bypasses_cache) = (0, false);
     loop {
         let attempt = spawn_blocking({
             let (app, config) = (Arc::clone(app), Arc::clone(&config));
-            move || attempt(&app, &config, failures > 0)
+            move || attempt(&app, &config, bypasses_cache)
         });
         let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
         let error = match attempt.await.map_err(died)? {
@@ -133,7 +133,8 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
             return Err(error);
         };
         failures += 1;
-        let retry_in = start::RETRY.equal_jitter(failures, rand::random());
+        bypasses_cache = start::bypasses_cache(&error);
+        let retry_in = start::retry_delay(failure.reason, failures, rand::random());
         StartAttemptFailed { failure: &failure, retry_in }.record(&app.metrics);
         app.start.fail(failure);
         sleep(retry_in).await;
@@ -141,9 +142,9 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
 }
 
 /// Finds or downloads the model, loads it and starts its threads.
-fn attempt(app: &App, config: &Config, is_retry: bool) -> Result<Service, ServeError> {
+fn attempt(app: &App, config: &Config, bypasses_cache: bool) -> Result<Service, ServeError> {
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
-    let cached = start::find(app, config, &root, is_retry)?;
+    let cached = start::find(app, config, &root, bypasses_cache)?;
     app.start.load();
     load(config, &root, cached, app)
 }

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
+use replica_api::start_failure::StartFailure;
 
 use crate::app::App;
 use crate::cache::{CachedModel, ModelCache, ModelOrigins, ModelSource, Phase, PullObserver, ResolveError};
@@ -27,24 +28,42 @@ use crate::serve_error::ServeError;
 
 /// Delays between attempts. A minute is short compared with the time in which a person corrects a policy, and long for the
 /// origin of a model that thousands of replicas request.
-pub(crate) const RETRY: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+const RETRY: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
+/// Delays after a download whose files do not match their digests, or whose list is invalid. Another attempt downloads the
+/// files again, and succeeds only once a person has uploaded the correct ones. Less than the start timeout of a process (ten
+/// minutes), which begins after each failure.
+const RETRY_CORRUPT: Backoff = Backoff { first: Duration::from_secs(60), max: Duration::from_secs(300) };
 /// Interval of log lines about a download.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
+
+/// Returns the delay before the next attempt, after this number of consecutive failures, the last of which has this reason.
+pub(crate) fn retry_delay(reason: StartFailure, failures: u32, draw: f64) -> Duration {
+    let backoff = if reason == StartFailure::ModelCorrupt { RETRY_CORRUPT } else { RETRY };
+    backoff.equal_jitter(failures, draw)
+}
+
+/// Returns whether the next attempt sends requests to the origin although the cache may have a valid model: only if this program cannot
+/// load the cached one, which may have been corrected at its origin.
+pub(crate) fn bypasses_cache(error: &ServeError) -> bool {
+    matches!(error, ServeError::UnknownFamily { .. })
+}
+
 /// Returns whether the replica downloads its model.
 pub(crate) fn may_pull(config: &Config) -> bool {
     config.download.enabled && !matches!(config.model, ModelSource::Directory(_))
 }
 
-/// Finds the model in the cache, or downloads it. A retry looks for another version of the model first.
+/// Finds the model in the cache, or downloads it. If the cache is bypassed, it is downloaded unless the cache has the version
+/// that the origin has now.
 pub(crate) fn find(
     app: &App,
     config: &Config,
     root: &Path,
-    is_retry: bool,
+    bypasses_cache: bool,
 ) -> Result<CachedModel, ServeError> {
     let source = &config.model;
     match ModelCache::new(root).resolve(source) {
-        Ok(model) if !is_retry || !may_pull(config) => return Ok(model),
+        Ok(model) if !bypasses_cache || !may_pull(config) => return Ok(model),
         Ok(_) => {}
         Err(ResolveError::NotCached { .. } | ResolveError::Damaged { .. }) if may_pull(config) => {}
         Err(error) => return Err(error.into()),
@@ -93,5 +112,29 @@ impl PullObserver for StartObserver<'_> {
 
     fn is_cancelled(&self) -> bool {
         self.app.is_draining()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::PullError;
+
+    #[test]
+    fn only_a_model_of_an_unsupported_family_bypasses_the_cache() {
+        let (model, reason) = ("m".to_owned(), "r".to_owned());
+        assert!(bypasses_cache(&ServeError::UnknownFamily { model: model.clone(), reason: reason.clone() }));
+        let missing = PullError::NotFound { host: "h".to_owned(), what: model };
+        for error in [ServeError::Pull(missing), ServeError::Load { model: "m".to_owned(), reason }] {
+            assert!(!bypasses_cache(&error), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_corrupt_model_is_downloaded_again_after_a_longer_delay() {
+        let seconds = |reason, failures| retry_delay(reason, failures, 1.0).as_secs();
+        let of = |reason| [1, 2, 3, 99].map(|failures| seconds(reason, failures));
+        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 60]);
+        assert_eq!(of(StartFailure::ModelCorrupt), [60, 120, 240, 300]);
     }
 }

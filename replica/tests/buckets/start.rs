@@ -5,6 +5,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use hyper::Method;
+use replica::cache::ModelCache;
 use replica::{Config, ServeError};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -143,6 +144,23 @@ fn a_replica_that_is_denied_its_model_is_ready_once_the_policy_is_corrected() {
     replica.ready.recv().unwrap();
     let status = replica.status_with(|_| true);
     assert_eq!((reason(&status), status["state"].as_str()), (None, Some("ready")));
+    replica.stop().unwrap();
+}
+
+#[test]
+fn a_model_that_is_in_the_cache_after_a_failed_attempt_is_not_requested_again() {
+    let origin = Origin::new();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let source = format!("{}/{BUCKET}/small/", origin.server.url()).parse().unwrap();
+    let origins = super::origins(buckets::BucketVariables::default(), None);
+    ModelCache::with_origins(elsewhere.path(), origins).pull(&source, &mut ()).unwrap();
+    origin.server.fail(Method::GET, "SHA256SUMS", &[Fault::Status(403, ""); 64]);
+    let replica = origin.start();
+    let status = replica.status_with(|status| reason(status).is_some());
+    assert_eq!(reason(&status), Some("model_forbidden"));
+    // Another process with credentials has pulled the model.
+    std::fs::rename(elsewhere.path().join("models"), origin.root.path().join("models")).unwrap();
+    replica.ready.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
     replica.stop().unwrap();
 }
 
