@@ -1,4 +1,7 @@
 //! State of a start: the progress of the download, and the failure of the last attempt.
+//!
+//! The failure is reported until a further attempt gets further: until bytes of the model arrive, or all of them are there.
+//! A region counts a failure that lasts as the failure of the deployment, so a long download after it must not repeat it.
 
 use std::time::{Duration, Instant};
 
@@ -25,6 +28,8 @@ struct StartProgress {
 struct DownloadState {
     phase: &'static str,
     estimate: DownloadEstimate,
+    /// Bytes that were on disk at the first record of the phase: those of earlier attempts.
+    done_before: Option<u64>,
 }
 
 impl Default for StartState {
@@ -36,20 +41,27 @@ impl Default for StartState {
 impl StartState {
     /// Begins a phase of the download.
     pub(crate) fn begin(&self, phase: &'static str) {
-        self.0.lock().download = Some(DownloadState { phase, estimate: DownloadEstimate::default() });
+        let (estimate, done_before) = (DownloadEstimate::default(), None);
+        self.0.lock().download = Some(DownloadState { phase, estimate, done_before });
     }
 
-    /// Records the bytes that have arrived; returns the remaining time.
+    /// Records the bytes on disk; returns the remaining time. The first bytes that arrive end the failure of the last attempt.
     pub(crate) fn record(&self, done: u64, total: Option<u64>, now: Instant) -> Option<Duration> {
         let mut progress = self.0.lock();
-        let DownloadState { estimate, .. } = progress.download.as_mut()?;
+        let StartProgress { download, failure } = &mut *progress;
+        let DownloadState { estimate, done_before, .. } = download.as_mut()?;
         estimate.record(done, total, now);
+        if done > *done_before.get_or_insert(done) {
+            *failure = None;
+        }
         estimate.left()
     }
 
-    /// Ends the download, if there was one; the model is being loaded.
+    /// Ends the download, if there was one, and the failure of the last attempt; the model is being loaded.
     pub(crate) fn load(&self) {
-        if let Some(download) = &mut self.0.lock().download {
+        let StartProgress { download, failure } = &mut *self.0.lock();
+        *failure = None;
+        if let Some(download) = download {
             download.phase = LOADING;
         }
     }
@@ -67,7 +79,7 @@ impl StartState {
     /// Returns the download, if there is one, and the failure of the last attempt.
     pub(crate) fn report(&self) -> (Option<DownloadV1>, Option<StartFailureReport>) {
         let progress = self.0.lock();
-        let download = progress.download.as_ref().map(|DownloadState { phase, estimate }| {
+        let download = progress.download.as_ref().map(|DownloadState { phase, estimate, .. }| {
             let left = if *phase == LOADING { Some(Duration::ZERO) } else { estimate.left() };
             DownloadV1 {
                 phase: (*phase).to_owned(),
@@ -131,5 +143,27 @@ mod tests {
         assert_eq!(state.report().0.and_then(|download| download.left_ms), Some(0));
         state.finish();
         assert_eq!(state.report(), (None, None));
+    }
+
+    #[test]
+    fn the_last_failure_is_reported_until_bytes_arrive_or_the_model_is_loaded() {
+        let (state, now) = (StartState::default(), Instant::now());
+        let failure = || state.report().1.map(|failure| failure.reason);
+        let fails = || state.fail(StartFailureReport::new(StartFailure::ModelUnavailable, "503"));
+        fails();
+        state.begin("downloading");
+        state.record(700, Some(1_000), now);
+        state.record(700, Some(1_000), now + Duration::from_secs(40));
+        assert_eq!(
+            failure(),
+            Some(StartFailure::ModelUnavailable),
+            "700 bytes are those of earlier attempts"
+        );
+        state.record(701, Some(1_000), now + Duration::from_secs(41));
+        assert_eq!(failure(), None, "the attempt makes progress");
+        fails();
+        assert_eq!(failure(), Some(StartFailure::ModelUnavailable));
+        state.load();
+        assert_eq!(failure(), None, "another process has downloaded the model");
     }
 }

@@ -53,7 +53,7 @@ pub struct StatusV1 {
     /// Progress of a start that downloads the model. Absent from other replicas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download: Option<DownloadV1>,
-    /// Reason why the replica does not become ready. It tries again by itself; absent once a try succeeds.
+    /// Reason why the replica does not become ready. It tries again by itself; absent once a further try makes progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<StartFailureReport>,
 }
