@@ -130,7 +130,7 @@ impl ProcessMonitor {
     /// Monitors the process until it exits.
     pub(super) async fn run(mut self, context: MonitorContext) -> ProcessExit {
         let MonitorContext { id, endpoint, start, prober, mut stop, ready, report } = context;
-        // Time of the start, or of the last report of a download or a failure.
+        // Time of the start, or of the last report that extends the start timeout.
         let last_report = watch::Sender::new(Instant::now());
         let exited = |id, status| ProcessExit { id, requested: false, status };
         tokio::select! {
@@ -160,7 +160,7 @@ impl ProcessMonitor {
     }
 }
 
-/// Waits until the start timeout has passed since the start and every report of a download or a failure.
+/// Waits until the start timeout has passed since the start and every report that extends it.
 async fn start_timeout(last_report: watch::Receiver<Instant>) {
     loop {
         let deadline = *last_report.borrow() + START_TIMEOUT;
@@ -171,18 +171,21 @@ async fn start_timeout(last_report: watch::Receiver<Instant>) {
     }
 }
 
+/// Returns whether the start timeout begins again: the replica still downloads its model, or tries a failed start again. A
+/// download that has ended has no time left; a replica reports that while it loads the model, for which the timeout is.
+fn extends_start_timeout(StartReport { download_left, failure }: &StartReport) -> bool {
+    download_left.is_some_and(|left| !left.is_zero()) || failure.is_some()
+}
+
 impl ReportSender {
     /// Records the report of a replica that is starting.
-    fn record(
-        &self,
-        StartReport { download_left, failure }: StartReport,
-        last_report: &watch::Sender<Instant>,
-    ) {
+    fn record(&self, report: StartReport, last_report: &watch::Sender<Instant>) {
         let now = Instant::now();
-        let ends_at = download_left.and_then(|left| now.checked_add(left));
-        if ends_at.is_some() || failure.is_some() {
+        if extends_start_timeout(&report) {
             last_report.send_replace(now);
         }
+        let StartReport { download_left, failure } = report;
+        let ends_at = download_left.and_then(|left| now.checked_add(left));
         self.download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
         let is_changed = self.failure.send_if_modified(|known| {
             let is_changed = *known != failure;
@@ -192,5 +195,22 @@ impl ReportSender {
         if is_changed {
             self.failure_changed.notify_one();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use replica_api::start_failure::StartFailure;
+
+    use super::*;
+
+    #[test]
+    fn only_a_download_that_has_not_ended_and_a_failure_extend_the_start_timeout() {
+        let downloads = |left| StartReport { download_left: Some(left), failure: None };
+        assert!(extends_start_timeout(&downloads(Duration::from_millis(1))));
+        assert!(!extends_start_timeout(&downloads(Duration::ZERO)), "it loads the model");
+        assert!(!extends_start_timeout(&StartReport::default()));
+        let failure = Some(StartFailureReport::new(StartFailure::ModelUnavailable, "503"));
+        assert!(extends_start_timeout(&StartReport { download_left: Some(Duration::ZERO), failure }));
     }
 }
