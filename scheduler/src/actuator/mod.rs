@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Deployment, DeploymentName};
 use replica_api::start_failure::StartFailureReport;
+use scheduler_core::scale::start_failures::EndedStart;
 use tokio::sync::watch;
 
 /// Identifier of a replica in an actuator; never reused.
@@ -68,8 +69,8 @@ pub(crate) fn model_key(deployment: &Deployment) -> ModelKey {
 pub(crate) struct EndedStarts {
     /// Number since the first one.
     pub(crate) count: u64,
-    /// Reason of the last one.
-    pub(crate) last: StartFailureReport,
+    /// The last one. If several have ended since an earlier status, they count as ended with it.
+    pub(crate) last: EndedStart,
 }
 
 /// Crashes: exits of a deployment's replicas that were not requested.

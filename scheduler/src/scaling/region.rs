@@ -203,7 +203,7 @@ impl RegionScaler {
             }
             scaler.crashes = *crashes;
         }
-        self.scalers.values_mut().for_each(|scaler| scaler.record_ended_starts(&status.ended_starts, now));
+        self.scalers.values_mut().for_each(|scaler| scaler.record_ended_starts(&status.ended_starts));
         // Replicas that an earlier spoke process has ordered count as ordered.
         for (name, scaler) in &mut self.scalers {
             let existing = self.own.values().filter(|it| it.running.deployment.name == *name && !it.may_stop);

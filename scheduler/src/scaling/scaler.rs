@@ -54,10 +54,10 @@ pub(super) struct ModelStarts {
 
 impl ModelStarts {
     /// Records the starts that have ended since the last call.
-    fn record(&mut self, ended: Option<&EndedStarts>, now: Instant) {
+    fn record(&mut self, ended: Option<&EndedStarts>) {
         let Some(EndedStarts { count, last }) = ended else { return };
         let new = count.saturating_sub(self.recorded).min(FAILED_STARTS as u64);
-        (0..new).for_each(|_| self.failures.start_ended(last.clone(), now));
+        (0..new).for_each(|_| self.failures.start_ended(last.clone()));
         self.recorded = *count;
     }
 }
@@ -134,10 +134,10 @@ impl DeploymentScaler {
     }
 
     /// Records the starts that have ended before readiness.
-    pub(super) fn record_ended_starts(&mut self, ended: &BTreeMap<ModelKey, EndedStarts>, now: Instant) {
-        self.served_starts.record(ended.get(&model_key(&self.deployment)), now);
+    pub(super) fn record_ended_starts(&mut self, ended: &BTreeMap<ModelKey, EndedStarts>) {
+        self.served_starts.record(ended.get(&model_key(&self.deployment)));
         if let Some(next) = &self.next {
-            self.next_starts.record(ended.get(&model_key(next)), now);
+            self.next_starts.record(ended.get(&model_key(next)));
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!            every running replica reports a permanent failure,
-//!            or another failure for 30 s; or 3 starts ended before readiness in 10 min
+//!            or another failure for 30 s; or 3 starts ended before readiness in 10 min,
+//!            and no replica has been starting for longer than they lasted
 //!  Starting ─────────────────────────────────────────────────────────────────────────▶ Failed
 //!     ▲                                                                                   │
 //!     └────────────── a replica is ready, or another model is deployed ───────────────────┘
@@ -15,6 +16,8 @@
 //! A single replica that starts normally is reason enough to wait: only if *all* of them fail is the model the likely
 //! cause, and not a machine. A failure of the network or of the source of the model often ends by itself, so it must
 //! last. A missing model, a denied access, an unknown family, a corrupt file and a full disk do not end by themselves.
+//! Whether a replica starts normally while others end is seen from the time that it has taken: one that has outlasted those
+//! that ended may become ready, and a younger one is a further attempt of the same.
 //!
 //! The obvious alternative, a deadline for the start as in Kubernetes (`progressDeadlineSeconds`), detects a missing
 //! model only when the largest model would have been loaded.
@@ -27,7 +30,8 @@ use replica_api::start_failure::{StartFailure, StartFailureReport};
 /// Number of starts that end before readiness after which the deployment has failed. With the delays of the restarts
 /// the third one ends a second after the first, if the process ends at once.
 pub const FAILED_STARTS: usize = 3;
-/// Time within which they end: more than three of the longest delays, with starts of a minute between them.
+/// Time within which they end, without the time that the starts themselves have lasted after the first end: more than three of
+/// the longest delays. A process that never becomes ready is killed after ten minutes, which is a failed start like another.
 pub const FAILED_STARTS_WITHIN: Duration = Duration::from_secs(600);
 /// Time for which a failure that may end by itself must last.
 pub const TRANSIENT_FAILURE_AFTER: Duration = Duration::from_secs(30);
@@ -59,11 +63,22 @@ pub enum ReplicaStartState<'a> {
     Failing(&'a StartFailureReport),
 }
 
+/// Start that ended before readiness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedStart {
+    /// Time of the end.
+    pub at: Instant,
+    /// Time that the start had lasted.
+    pub lasted: Duration,
+    /// Reason.
+    pub failure: StartFailureReport,
+}
+
 /// Failed starts of one model of a deployment in a region.
 #[derive(Clone, Debug, Default)]
 pub struct StartFailures {
     /// Starts that ended before readiness since the last ready replica, oldest first: at most [`FAILED_STARTS`].
-    ended: VecDeque<(Instant, StartFailureReport)>,
+    ended: VecDeque<EndedStart>,
     /// Time since which every running replica fails.
     failing_since: Option<Instant>,
     /// The deployment has failed for this reason.
@@ -72,11 +87,11 @@ pub struct StartFailures {
 
 impl StartFailures {
     /// Records that a replica ended before it was ready.
-    pub fn start_ended(&mut self, failure: StartFailureReport, now: Instant) {
+    pub fn start_ended(&mut self, ended: EndedStart) {
         if self.ended.len() == FAILED_STARTS {
             self.ended.pop_front();
         }
-        self.ended.push_back((now, failure));
+        self.ended.push_back(ended);
     }
 
     /// Evaluates the state of all replicas that run. Returns the reason if the deployment has failed.
@@ -85,10 +100,11 @@ impl StartFailures {
         replicas: impl IntoIterator<Item = ReplicaStartState<'a>>,
         now: Instant,
     ) -> Option<&StartFailureReport> {
+        self.forget_old_starts(now);
         // A start after a permanent failure repeats that failure until the opposite is known.
-        let last = self.ended.back().filter(|(_, last)| is_permanent(last.reason));
-        let last = last.map(|(at, failure)| (*at, failure.clone()));
-        let (mut failing, mut starts) = (None, false);
+        let last = self.ended.back().filter(|last| is_permanent(last.failure.reason)).cloned();
+        let longest = self.ended.iter().map(|ended| ended.lasted).max().unwrap_or_default();
+        let (mut failing, mut starts, mut outlasts) = (None, false, false);
         for replica in replicas {
             match replica {
                 ReplicaStartState::Ready => {
@@ -96,7 +112,8 @@ impl StartFailures {
                     return None;
                 }
                 ReplicaStartState::Starting { since } => {
-                    starts |= last.as_ref().is_none_or(|(failed_at, _)| since < *failed_at);
+                    starts |= last.as_ref().is_none_or(|last| since < last.at);
+                    outlasts |= now.saturating_duration_since(since) > longest;
                 }
                 ReplicaStartState::Failing(failure) => {
                     let is_worse = |known: &&StartFailureReport| {
@@ -108,14 +125,14 @@ impl StartFailures {
                 }
             }
         }
-        let failure = failing.cloned().or(last.map(|(_, failure)| failure)).filter(|_| !starts);
+        let failure = failing.cloned().or(last.map(|last| last.failure)).filter(|_| !starts);
         self.failing_since = failure.as_ref().map(|_| self.failing_since.unwrap_or(now));
         let lasts = |since: Instant| now.saturating_duration_since(since) >= TRANSIENT_FAILURE_AFTER;
         let has_lasted = self.failing_since.is_some_and(lasts);
         if let Some(failure) = failure.filter(|failure| is_permanent(failure.reason) || has_lasted) {
             self.failed = Some(failure);
-        } else if self.is_crash_loop(now) {
-            self.failed = self.ended.back().map(|(_, failure)| failure.clone());
+        } else if self.ended.len() == FAILED_STARTS && !outlasts {
+            self.failed = self.ended.back().map(|last| last.failure.clone());
         }
         self.failed.as_ref()
     }
@@ -125,9 +142,16 @@ impl StartFailures {
         self.failed.as_ref()
     }
 
-    fn is_crash_loop(&self, now: Instant) -> bool {
-        let first = self.ended.front().filter(|_| self.ended.len() == FAILED_STARTS);
-        first.is_some_and(|(at, _)| now.saturating_duration_since(*at) <= FAILED_STARTS_WITHIN)
+    /// Forgets the starts that ended too long before the present, or before the next one that ended.
+    fn forget_old_starts(&mut self, now: Instant) {
+        let mut within = FAILED_STARTS_WITHIN;
+        let recent = self.ended.iter().rev().take_while(|ended| {
+            let is_recent = now.saturating_duration_since(ended.at) <= within;
+            within = within.saturating_add(ended.lasted);
+            is_recent
+        });
+        let forgotten = self.ended.len() - recent.count();
+        self.ended.drain(..forgotten);
     }
 }
 
@@ -140,6 +164,11 @@ mod tests {
 
     fn report(reason: StartFailure) -> StartFailureReport {
         StartFailureReport::new(reason, reason.as_str())
+    }
+
+    /// Returns a start that ended at once.
+    fn ended(reason: StartFailure, at: Instant) -> EndedStart {
+        EndedStart { at, lasted: Duration::ZERO, failure: report(reason) }
     }
 
     /// Returns the reason after one evaluation.
@@ -205,13 +234,13 @@ mod tests {
     #[test]
     fn three_starts_that_end_within_the_window_fail_the_deployment_and_two_do_not() {
         let now = some_instant();
-        let crash = || report(StartFailure::CrashLoop);
+        let crash = |at: u32| ended(StartFailure::CrashLoop, now + S * at);
         let mut failures = StartFailures::default();
         for at in [0, 1] {
-            failures.start_ended(crash(), now + S * at);
+            failures.start_ended(crash(at));
             assert_eq!(reason(&mut failures, &[], now + S * at), None);
         }
-        failures.start_ended(crash(), now + 3 * S);
+        failures.start_ended(crash(3));
         let next = [ReplicaStartState::Starting { since: now + 3 * S }];
         assert_eq!(reason(&mut failures, &next, now + 3 * S), Some(StartFailure::CrashLoop));
         assert_eq!(
@@ -222,7 +251,7 @@ mod tests {
 
         let mut slow = StartFailures::default();
         for at in [0, 400, 800, 1200] {
-            slow.start_ended(crash(), now + S * at);
+            slow.start_ended(crash(at));
             assert_eq!(reason(&mut slow, &[], now + S * at), None, "they are not within the window");
         }
     }
@@ -234,8 +263,8 @@ mod tests {
         let mut failures = StartFailures::default();
         for second in 0..100 {
             let at = now + S * second;
-            failures.start_ended(report(StartFailure::CrashLoop), at);
-            failures.start_ended(report(StartFailure::CrashLoop), at);
+            failures.start_ended(ended(StartFailure::CrashLoop, at));
+            failures.start_ended(ended(StartFailure::CrashLoop, at));
             assert_eq!(reason(&mut failures, &[ReplicaStartState::Starting { since: at }], at), None);
             assert_eq!(reason(&mut failures, &[ReplicaStartState::Ready], at), None);
         }
@@ -264,12 +293,57 @@ mod tests {
             [ReplicaStartState::Starting { since: now + 2 * S }],
         );
         let mut failures = StartFailures::default();
-        failures.start_ended(report(StartFailure::DiskFull), now + S);
+        failures.start_ended(ended(StartFailure::DiskFull, now + S));
         assert_eq!(reason(&mut failures, &before, now + 2 * S), None, "it may become ready");
         assert_eq!(
             reason(&mut failures, &after, now + 2 * S),
             Some(StartFailure::DiskFull),
             "it is a further attempt"
         );
+    }
+
+    #[test]
+    fn a_replica_that_has_outlasted_those_that_ended_may_become_ready_and_a_younger_one_is_a_further_attempt()
+    {
+        let now = some_instant();
+        let crash = |at: u32| EndedStart { lasted: 5 * S, ..ended(StartFailure::CrashLoop, now + S * at) };
+        let mut failures = StartFailures::default();
+        [10, 20, 30].into_iter().for_each(|at| failures.start_ended(crash(at)));
+        let [old, young] = [24, 25].map(|since| ReplicaStartState::Starting { since: now + S * since });
+        assert_eq!(reason(&mut failures, &[old, young], now + 30 * S), None, "one has started for 6 s");
+        assert_eq!(
+            reason(&mut failures, &[young], now + 30 * S),
+            Some(StartFailure::CrashLoop),
+            "it has ended"
+        );
+    }
+
+    #[test]
+    fn starts_that_never_become_ready_within_their_timeout_fail_the_deployment() {
+        let now = some_instant();
+        let lasted = Duration::from_secs(600);
+        let mut failures = StartFailures::default();
+        for (start, expected) in [(1, None), (2, None), (3, Some(StartFailure::CrashLoop))] {
+            let at = now + (lasted + S) * start;
+            failures.start_ended(EndedStart { lasted, ..ended(StartFailure::CrashLoop, at) });
+            let next = [ReplicaStartState::Starting { since: at }];
+            assert_eq!(reason(&mut failures, &next, at), expected, "start {start}");
+        }
+    }
+
+    #[test]
+    fn an_ended_start_is_forgotten_after_the_window() {
+        let now = some_instant();
+        let later = now + FAILED_STARTS_WITHIN + S;
+        for reason_of_end in [StartFailure::CrashLoop, StartFailure::DiskFull] {
+            let mut failures = StartFailures::default();
+            (0..FAILED_STARTS).for_each(|_| failures.start_ended(ended(reason_of_end, now)));
+            let next = [ReplicaStartState::Starting { since: later }];
+            assert_eq!(
+                reason(&mut failures, &next, later),
+                None,
+                "learned late, for example by another scaler"
+            );
+        }
     }
 }

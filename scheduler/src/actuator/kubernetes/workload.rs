@@ -22,6 +22,7 @@ use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
 use replica_api::start_failure::StartFailureReport;
 use scheduler_client::readiness::ReadinessProber;
+use scheduler_core::scale::start_failures::EndedStart;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -74,6 +75,8 @@ pub(super) struct WorkloadScaler {
 struct ObservedPod {
     pod: Pod,
     since: Instant,
+    /// Time of its last container restart, or of its first observation.
+    began: Instant,
     /// Set once the pod was ready, with the start time if the pod was observed before it was ready.
     ready: Option<Option<Duration>>,
     /// Failure that its replica reports.
@@ -173,7 +176,7 @@ impl WorkloadScaler {
                     WorkloadKind::Deployment => 0,
                     WorkloadKind::StatefulSet => observed.pod.ordinal().map_or(0, u64::from),
                 };
-                let (deployment, since) = (deployment.clone(), observed.since);
+                let (deployment, since) = (deployment.clone(), observed.began);
                 // The pod's address gets no requests before it is ready, so its download is not observed.
                 let (failure, download_ends_at) = (observed.start_failure(), None);
                 (id.clone(), RunningReplica { deployment, since, ready, download_ends_at, failure, rank })
@@ -289,7 +292,7 @@ impl State {
     }
 
     /// Counts container restarts of a pod that has never been ready.
-    fn start_ended(&mut self, restarts: u64, last: StartFailureReport) {
+    fn start_ended(&mut self, restarts: u64, last: EndedStart) {
         let count = self.ended.as_ref().map_or(0, |ended| ended.count).saturating_add(restarts);
         self.ended = Some(EndedStarts { count, last });
     }
@@ -327,21 +330,24 @@ impl State {
     fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
         let id = pod.metadata.uid.clone();
         let observed = match before {
-            Some(ObservedPod { pod: before, since, ready, reported }) => {
+            Some(ObservedPod { pod: before, since, began, ready, reported }) => {
                 let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
                 let crashes = pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
                 self.crashes += crashes;
                 if crashes > 0 && ready.is_none() {
-                    let last = reported.clone().unwrap_or_else(|| pod.crash());
-                    self.start_ended(crashes, last);
+                    let failure = reported.clone().unwrap_or_else(|| pod.crash());
+                    // The time includes the pause of the kubelet before the restart.
+                    let lasted = began.elapsed();
+                    self.start_ended(crashes, EndedStart { at: Instant::now(), lasted, failure });
                 }
+                let began = if crashes > 0 { Instant::now() } else { began };
                 let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
-                ObservedPod { pod, since, ready, reported }
+                ObservedPod { pod, since, began, ready, reported }
             }
             // A pod that was ready when first observed has no known start time.
             None => {
                 let (ready, since) = (pod.ready_at().map(|_| None), Instant::now());
-                ObservedPod { pod, since, ready, reported: None }
+                ObservedPod { pod, since, began: since, ready, reported: None }
             }
         };
         self.observed.insert(id, observed);

@@ -32,6 +32,7 @@ use scheduler_api::peer::SPOKE_REPLICAS_MAX;
 use scheduler_client::readiness::ReadinessProber;
 use scheduler_core::scale::devices::{Device, DeviceAssignment, DevicesInUse};
 use scheduler_core::scale::restarts::RestartBackoff;
+use scheduler_core::scale::start_failures::EndedStart;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tokio::process::Command;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
@@ -304,7 +305,7 @@ impl ProcessSet {
                         // The spoke obtains the certificate soon after its own start.
                         if !matches!(error, ReplicaStartError::NoIdentity(_)) {
                             let failure = StartFailureReport::new(StartFailure::Other, error.to_string());
-                            self.start_ended(deployment, failure);
+                            self.start_ended(deployment, failure, Duration::ZERO);
                         }
                         self.crashed(deployment, None);
                     }
@@ -435,16 +436,17 @@ impl ProcessSet {
                     StartFailureReport::new(StartFailure::CrashLoop, message)
                 }
             };
-            self.start_ended(deployment, failure);
+            self.start_ended(deployment, failure, replica.since.elapsed());
         }
         self.crashed(deployment, replica.ready.map(|(_, since)| since.elapsed()));
     }
 
-    /// Counts a start that ended before readiness.
-    fn start_ended(&mut self, deployment: &Deployment, failure: StartFailureReport) {
-        let ended = self.ended_starts.entry(model_key(deployment));
-        let ended = ended.or_insert_with(|| EndedStarts { count: 0, last: failure.clone() });
-        (ended.count, ended.last) = (ended.count + 1, failure);
+    /// Counts a start that ended now, before readiness.
+    fn start_ended(&mut self, deployment: &Deployment, failure: StartFailureReport, lasted: Duration) {
+        let key = model_key(deployment);
+        let count = self.ended_starts.get(&key).map_or(0, |ended| ended.count);
+        let last = EndedStart { at: Instant::now(), lasted, failure };
+        self.ended_starts.insert(key, EndedStarts { count: count.saturating_add(1), last });
     }
 
     fn crashed(&mut self, deployment: &Deployment, ready_for: Option<Duration>) {

@@ -154,6 +154,23 @@ async fn each_process_has_a_device_of_its_own_and_the_end_of_one_frees_it() {
 }
 
 #[tokio::test]
+async fn a_replica_without_a_free_port_counts_as_a_failed_start() {
+    let (dir, ports) = prepared();
+    // A port of which another process has taken possession meanwhile is not free either.
+    let taken: Vec<_> =
+        ports.clone().filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok()).collect();
+    let mut test = DeviceTest::start((dir, ports), 1);
+    let counted = test.status.wait_for(|status| status.ended_starts.values().any(|ended| ended.count > 0));
+    let counted = tokio::time::timeout(TIMEOUT, counted).await.expect("it is counted").unwrap();
+    let ended: Vec<_> = counted.ended_starts.values().cloned().collect();
+    drop(counted);
+    let message = &ended[0].last.failure.message;
+    assert!(ended.len() == 1 && message.contains("are in use; widen scaling.ports"), "{message}");
+    drop(taken);
+    test.stop().await;
+}
+
+#[tokio::test]
 async fn a_restarted_spoke_adopts_processes_with_their_devices() {
     let (dir, ports) = prepared();
     // A process as an earlier spoke has left it, with the second device.
