@@ -95,6 +95,8 @@ pub(crate) struct RunningReplica {
     pub(crate) download_ends_at: Option<Instant>,
     /// Failure that it reports, or that its platform reports about it, while it is not ready.
     pub(crate) failure: Option<StartFailureReport>,
+    /// It may run an earlier model than that of `deployment`, so the failure of its start says nothing about that model.
+    pub(crate) is_outdated: bool,
     /// Order of termination where the actuator cannot choose: the highest first.
     pub(crate) rank: u64,
 }

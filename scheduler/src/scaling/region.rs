@@ -512,6 +512,7 @@ fn observe_starts(
         match (replica.state, &running.failure) {
             (MemberState::Serving, _) => Some(ReplicaStartState::Ready),
             (MemberState::Draining, _) => None,
+            (MemberState::Pending | MemberState::Lost, _) if running.is_outdated => None,
             (MemberState::Pending | MemberState::Lost, Some(failure)) => {
                 Some(ReplicaStartState::Failing(failure))
             }

@@ -18,6 +18,7 @@
 mod api;
 mod events;
 mod objects;
+mod pods;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -30,12 +31,13 @@ use supervision::task::essential;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets, model_key};
+use super::{Actuator, ActuatorStatus, Crashes, DeploymentTargets};
 use crate::actuator::DeploymentTarget;
 use crate::config::KubernetesConfig;
 use api::Api;
 use events::WorkloadNameTaken;
-use workload::{Pods, WorkloadScaler};
+use pods::Pods;
+use workload::WorkloadScaler;
 
 /// Capacity of the queue of pod updates; further senders wait.
 const UPDATES_MAX: usize = 64;
@@ -140,10 +142,11 @@ impl Actuator for KubernetesActuator {
 /// deletes none of them, whatever its target.
 fn status(workloads: &BTreeMap<String, ScaledWorkload>) -> ActuatorStatus {
     let mut status = ActuatorStatus { is_initialized: true, ..ActuatorStatus::default() };
-    for ScaledWorkload { deployment, target, pods: Pods { replicas, crashes, ended } } in workloads.values() {
+    for ScaledWorkload { deployment, target: _, pods: Pods { replicas, crashes, ended } } in
+        workloads.values()
+    {
         status.replicas.extend(replicas.clone());
-        let ended = ended.iter().map(|ended| (model_key(&target.borrow().deployment), ended.clone()));
-        status.ended_starts.extend(ended);
+        status.ended_starts.extend(ended.clone());
         status.crashes.insert(deployment.clone(), Crashes { count: *crashes, restart_at: None });
     }
     status

@@ -6,6 +6,9 @@ use std::net::IpAddr;
 use replica_api::start_failure::{StartFailure, StartFailureReport};
 use serde::Deserialize;
 
+/// Labels of a pod with the hash of its template, of a ReplicaSet and of a StatefulSet.
+const TEMPLATE_LABELS: [&str; 2] = ["pod-template-hash", "controller-revision-hash"];
+
 /// `metadata`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -15,7 +18,10 @@ pub(super) struct ObjectMeta {
     pub(super) resource_version: String,
     /// Set once deletion was requested.
     pub(super) deletion_timestamp: Option<String>,
+    /// RFC 3339 in UTC, with seconds.
+    pub(super) creation_timestamp: Option<String>,
     pub(super) annotations: BTreeMap<String, String>,
+    pub(super) labels: BTreeMap<String, String>,
 }
 
 /// The scale subresource, `autoscaling/v1`.
@@ -188,6 +194,16 @@ impl Pod {
     pub(super) fn crash(&self) -> StartFailureReport {
         let last = self.status.container_statuses.iter().max_by_key(|container| container.restart_count);
         last.map_or_else(|| ContainerStatus::default().crash(), ContainerStatus::crash)
+    }
+
+    /// Returns the template from which its workload's controller has created it.
+    pub(super) fn template(&self) -> Option<&str> {
+        TEMPLATE_LABELS.iter().find_map(|label| self.metadata.labels.get(*label)).map(String::as_str)
+    }
+
+    /// Returns the time of its creation, to order pods by it. The name decides within a second.
+    pub(super) fn creation(&self) -> (Option<&str>, &str) {
+        (self.metadata.creation_timestamp.as_deref(), &self.metadata.name)
     }
 
     /// Returns the number of container restarts.

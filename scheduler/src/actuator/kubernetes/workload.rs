@@ -13,26 +13,22 @@
 //! ReplicaSet deletes them. A StatefulSet deletes its highest ordinals regardless of the mark, so its count is lowered
 //! only as far as its highest pods have all been drained.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
 use futures_util::future::join_all;
 use hyper::{Method, StatusCode};
-use replica_api::start_failure::StartFailureReport;
 use scheduler_client::readiness::ReadinessProber;
-use scheduler_core::scale::start_failures::EndedStart;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::api::{Api, ApiError, RequestBody};
 use super::events::{ApiFailed, ApiRecovered, ScaleWritten, WatchExpired};
-use super::objects::{Pod, PodList, ScaleObject, Status, WatchEvent};
-use crate::actuator::{
-    DeploymentTarget, EndedStarts, ModelKey, ReadyEndpoint, ReplicaId, RunningReplica, model_key,
-};
+use super::objects::{PodList, ScaleObject, WatchEvent};
+use super::pods::{Pods, State};
+use crate::actuator::{DeploymentTarget, ReadyEndpoint, RunningReplica, model_key};
 use crate::config::{KubernetesConfig, WorkloadKind};
 
 /// Annotation by which a ReplicaSet chooses the pods to delete: the lowest cost first; 0 without the annotation.
@@ -43,22 +39,10 @@ const DRAINED_COST: &str = "-1000";
 const CONFLICTS_MAX: u32 = 8;
 /// Interval at which pods that run and are not ready are polled for the failure of their start.
 const PROBE_PERIOD: Duration = Duration::from_secs(2);
-/// Maximum number of pods that are polled at a time; the first ones suffice, because a failure counts only if all fail.
+/// Maximum number of pods that are polled at a time; the next ones follow at the next interval.
 const PROBED_MAX: usize = 64;
-/// Time after which a pod that no node has capacity for counts as failed: a cluster autoscaler adds a node within it.
-const UNSCHEDULABLE_AFTER: Duration = Duration::from_secs(300);
 /// Delays between attempts while the API server fails.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(200), max: Duration::from_secs(5) };
-
-/// Pods of a workload.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Pods {
-    pub(super) replicas: BTreeMap<ReplicaId, RunningReplica>,
-    /// Container restarts and failed pods since the watch started.
-    pub(super) crashes: u64,
-    /// Container restarts and failed pods before readiness, since the model was deployed.
-    pub(super) ended: Option<EndedStarts>,
-}
 
 /// Scaler of one workload.
 pub(super) struct WorkloadScaler {
@@ -69,18 +53,6 @@ pub(super) struct WorkloadScaler {
     pub(super) target: watch::Receiver<DeploymentTarget>,
     pub(super) updates: mpsc::Sender<(String, Pods)>,
     pub(super) prober: ReadinessProber,
-}
-
-/// Existing pod.
-struct ObservedPod {
-    pod: Pod,
-    since: Instant,
-    /// Time of its last container restart, or of its first observation.
-    began: Instant,
-    /// Set once the pod was ready, with the start time if the pod was observed before it was ready.
-    ready: Option<Option<Duration>>,
-    /// Failure that its replica reports.
-    reported: Option<StartFailureReport>,
 }
 
 impl WorkloadScaler {
@@ -141,6 +113,10 @@ impl WorkloadScaler {
                         if changed.is_err() {
                             return Ok(());
                         }
+                        let model = model_key(&self.target.borrow().deployment);
+                        if state.model() != Some(&model) {
+                            self.report(state).await;
+                        }
                         self.reconcile(state).await?;
                     }
                     _ = probes.tick(), if state.starting().next().is_some() => {
@@ -154,8 +130,8 @@ impl WorkloadScaler {
 
     /// Reads the failures of the pods that run and are not ready.
     async fn probe(&self, state: &mut State) {
-        let starting: Vec<_> = state.starting().take(PROBED_MAX).collect();
-        let probes = starting.into_iter().map(|(id, ip)| async move {
+        let probed = state.next_probed(PROBED_MAX);
+        let probes = probed.into_iter().map(|(id, ip)| async move {
             (id, self.prober.start_failure(SocketAddr::from((ip, self.config.port))).await)
         });
         for (id, reported) in join_all(probes).await {
@@ -167,7 +143,9 @@ impl WorkloadScaler {
 
     async fn report(&self, state: &mut State) {
         let deployment = self.target.borrow().deployment.clone();
-        state.set_model(model_key(&deployment));
+        let now = Instant::now();
+        state.set_model(model_key(&deployment), now);
+        let newest = state.newest_template();
         let replicas =
             state.observed.iter().filter(|(_, observed)| observed.pod.is_active()).map(|(id, observed)| {
                 let at = observed.pod.ready_at().map(|ip| SocketAddr::from((ip, self.config.port)));
@@ -179,9 +157,13 @@ impl WorkloadScaler {
                 let (deployment, since) = (deployment.clone(), observed.began);
                 // The pod's address gets no requests before it is ready, so its download is not observed.
                 let (failure, download_ends_at) = (observed.start_failure(), None);
-                (id.clone(), RunningReplica { deployment, since, ready, download_ends_at, failure, rank })
+                let is_outdated = state.is_outdated(observed, newest, now);
+                let running =
+                    RunningReplica { deployment, since, ready, download_ends_at, failure, is_outdated, rank };
+                (id.clone(), running)
             });
-        let pods = Pods { replicas: replicas.collect(), crashes: state.crashes, ended: state.ended.clone() };
+        let replicas = replicas.collect();
+        let pods = Pods { replicas, crashes: state.crashes, ended: state.ended_starts() };
         // On failure the receiver is gone, and the target's sender as well.
         self.updates.send((self.name.clone(), pods)).await.ok();
     }
@@ -258,115 +240,4 @@ impl WorkloadScaler {
 /// Returns when the target's sender is dropped.
 async fn target_dropped(target: &mut watch::Receiver<DeploymentTarget>) {
     while target.changed().await.is_ok() {}
-}
-
-/// Observed pods of a workload.
-#[derive(Default)]
-struct State {
-    observed: BTreeMap<ReplicaId, ObservedPod>,
-    crashes: u64,
-    /// Model of the deployment, and the ended starts since it was deployed.
-    model: Option<ModelKey>,
-    ended: Option<EndedStarts>,
-}
-
-impl ObservedPod {
-    /// Returns the failure of its start, while it is not ready.
-    fn start_failure(&self) -> Option<StartFailureReport> {
-        let platform = || self.pod.start_failure(self.since.elapsed() >= UNSCHEDULABLE_AFTER);
-        self.reported.clone().filter(|_| self.pod.ready_at().is_none()).or_else(platform)
-    }
-}
-
-impl State {
-    /// Forgets the ended starts of another model.
-    fn set_model(&mut self, model: ModelKey) {
-        if self.model.as_ref() != Some(&model) {
-            (self.model, self.ended) = (Some(model), None);
-        }
-    }
-
-    /// Returns the pods that run and are not ready, with their addresses.
-    fn starting(&self) -> impl Iterator<Item = (ReplicaId, IpAddr)> {
-        self.observed.iter().filter_map(|(id, observed)| Some((id.clone(), observed.pod.starting_at()?)))
-    }
-
-    /// Counts container restarts of a pod that has never been ready.
-    fn start_ended(&mut self, restarts: u64, last: EndedStart) {
-        let count = self.ended.as_ref().map_or(0, |ended| ended.count).saturating_add(restarts);
-        self.ended = Some(EndedStarts { count, last });
-    }
-
-    /// Replaces all pods by a list.
-    fn replace(&mut self, pods: Vec<Pod>) {
-        let mut before = std::mem::take(&mut self.observed);
-        for pod in pods {
-            let before = before.remove(&pod.metadata.uid);
-            self.put(pod, before);
-        }
-    }
-
-    /// Applies an event of the watch; returns its version.
-    fn apply(&mut self, event: WatchEvent) -> Result<String, ApiError> {
-        match event {
-            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                let version = pod.metadata.resource_version.clone();
-                let before = self.observed.remove(&pod.metadata.uid);
-                self.put(pod, before);
-                Ok(version)
-            }
-            WatchEvent::Deleted(pod) => {
-                self.observed.remove(&pod.metadata.uid);
-                Ok(pod.metadata.resource_version)
-            }
-            WatchEvent::Bookmark(bookmark) => Ok(bookmark.metadata.resource_version),
-            WatchEvent::Error(Status { code, message }) => {
-                let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                Err(ApiError::Rejected { status, reason: message.chars().take(256).collect() })
-            }
-        }
-    }
-
-    fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
-        let id = pod.metadata.uid.clone();
-        let observed = match before {
-            Some(ObservedPod { pod: before, since, began, ready, reported }) => {
-                let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
-                let crashes = pod.restarts().saturating_sub(before.restarts()) + u64::from(failed);
-                self.crashes += crashes;
-                if crashes > 0 && ready.is_none() {
-                    let failure = reported.clone().unwrap_or_else(|| pod.crash());
-                    // The time includes the pause of the kubelet before the restart.
-                    let lasted = began.elapsed();
-                    self.start_ended(crashes, EndedStart { at: Instant::now(), lasted, failure });
-                }
-                let began = if crashes > 0 { Instant::now() } else { began };
-                let ready = ready.or_else(|| pod.ready_at().map(|_| Some(since.elapsed())));
-                ObservedPod { pod, since, began, ready, reported }
-            }
-            // A pod that was ready when first observed has no known start time.
-            None => {
-                let (ready, since) = (pod.ready_at().map(|_| None), Instant::now());
-                ObservedPod { pod, since, began: since, ready, reported: None }
-            }
-        };
-        self.observed.insert(id, observed);
-    }
-
-    /// Returns the target count, but at least the number of pods that have not been drained.
-    fn replica_count(&self, target: &DeploymentTarget, kind: WorkloadKind) -> u32 {
-        let undrained = self
-            .observed
-            .iter()
-            .filter(|(id, observed)| observed.pod.is_active() && !target.stop.contains(*id));
-        let min_replicas = match kind {
-            WorkloadKind::Deployment => undrained.count() as u32,
-            WorkloadKind::StatefulSet => undrained
-                .filter_map(|(_, observed)| observed.pod.ordinal())
-                .map(|ordinal| ordinal + 1)
-                .max()
-                .unwrap_or(0),
-        };
-        target.replicas.max(min_replicas)
-    }
 }

@@ -480,6 +480,7 @@ impl ProcessSet {
                 ready,
                 download_ends_at: *download_ends_at.borrow(),
                 failure: failure.borrow().clone().filter(|_| ready.is_none()),
+                is_outdated: false,
                 rank: 0,
             };
             (id.clone(), running)

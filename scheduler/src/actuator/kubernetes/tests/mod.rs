@@ -275,6 +275,8 @@ async fn a_pod_that_cannot_start_has_the_reason_and_its_restarts_count_until_ano
     test.cluster.waits(&new, "CrashLoopBackOff", 3);
     test.wait_until("its restarts are counted", |test| ended(test) == 3).await;
     assert_eq!(failure(&test).unwrap().reason, StartFailure::CrashLoop);
+    let is_outdated = |test: &ActuatorTest| test.running.borrow().replicas[&test.id(&new)].is_outdated;
+    assert!(!is_outdated(&test));
     test.cluster.becomes_ready(&new);
     test.wait_until("it is ready", |test| failure(test).is_none()).await;
 
@@ -285,6 +287,7 @@ async fn a_pod_that_cannot_start_has_the_reason_and_its_restarts_count_until_ano
     });
     test.cluster.restarts(&ready[0]);
     test.wait_until("the starts of the other model count", |test| ended(test) == 0).await;
+    test.wait_until("the pods of before are outdated", is_outdated).await;
     test.stop().await;
 }
 
