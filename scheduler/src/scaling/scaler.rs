@@ -141,6 +141,13 @@ impl DeploymentScaler {
         }
     }
 
+    /// Forgets the failed starts of both models, and not that they are recorded.
+    pub(super) fn forget_failures(&mut self) {
+        for starts in [&mut self.served_starts, &mut self.next_starts] {
+            starts.failures = StartFailures::default();
+        }
+    }
+
     /// Returns the models of which no replica can start, as of the last evaluation.
     pub(super) fn failures(&self) -> DeploymentFailures {
         let failed = |deployment: &Deployment, starts: &ModelStarts| {
@@ -230,5 +237,32 @@ impl DeploymentScaler {
             blocker: self.blocker(hub, now).or(rolls_out.then_some(ScaleDownBlocker::RolloutInProgress)),
         };
         self.scaler.tick(&observation, now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regions::{Catalogue, parse_deployments};
+    use replica_api::start_failure::{StartFailure, StartFailureReport};
+    use scheduler_core::scale::start_failures::EndedStart;
+
+    use super::*;
+
+    #[test]
+    fn forgotten_failures_are_not_recorded_again() {
+        let text = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"m\"\nengine = { kind = \"cpu\", precision = \"f32\" }\n";
+        let deployment = Arc::new(parse_deployments(text, &Catalogue::builtin()).unwrap().remove(0));
+        let now = Instant::now();
+        let mut scaler = DeploymentScaler::new(deployment.clone(), now);
+        let failure = StartFailureReport::new(StartFailure::CrashLoop, "it ends");
+        let last = EndedStart { at: now, lasted: Duration::ZERO, failure };
+        let ended = [(model_key(&deployment), EndedStarts { count: 3, last })].into();
+        scaler.record_ended_starts(&ended);
+        scaler.served_starts.failures.observe([], now);
+        assert!(scaler.failures().served.is_some());
+        scaler.forget_failures();
+        scaler.record_ended_starts(&ended);
+        scaler.served_starts.failures.observe([], now);
+        assert!(scaler.failures().is_empty());
     }
 }

@@ -18,6 +18,7 @@ use scheduler_core::spoke::{RemoteReplica, Spoke};
 
 use super::events::{RemoteReplicaDraining, ReplicasNotShared, ScalingBegun, ScalingEnded};
 use super::region::{RegionScaler, cancel_drain, drain};
+use super::scaler::DeploymentScaler;
 
 impl RegionScaler {
     /// Returns whether this spoke scales the region now. When that begins, earlier decisions about its replicas are
@@ -34,10 +35,12 @@ impl RegionScaler {
         let region = &self.region;
         if !is_scaler {
             let epoch = self.with_spoke(|spoke| {
-                spoke.set_scaling_status(BTreeMap::new());
-                spoke.set_start_failures(BTreeMap::new());
+                spoke.end_scaling();
                 spoke.scaler_epoch()
             });
+            // Another spoke starts the replicas now: when this one scales again, its starts begin anew.
+            self.scalers.values_mut().for_each(DeploymentScaler::forget_failures);
+            self.sharing.deployments.clear();
             ScalingEnded { region, epoch, replicas: self.own.len() }.emit();
             return is_scaler;
         }

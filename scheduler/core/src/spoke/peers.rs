@@ -169,6 +169,13 @@ impl Spoke {
         self.region_demand(now);
     }
 
+    /// Stops scaling the region: this spoke's decisions are replaced by those that the next scaler has shared so far.
+    pub fn end_scaling(&mut self) {
+        self.scaling_status.clear();
+        let shared = self.peers.received.iter().flat_map(|received| &received.state.deployments);
+        self.failed.set_scaled(shared.map(|(name, deployment)| (name.clone(), deployment.failures.clone())));
+    }
+
     /// Replaces the state that is shared with the other spokes. Returns its sequence number if it differs from the last
     /// one.
     pub fn share(&mut self, state: SharedRegionState) -> Option<u64> {

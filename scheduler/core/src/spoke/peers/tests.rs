@@ -156,6 +156,36 @@ fn a_failed_deployment_of_the_scaler_is_failed_at_every_spoke() {
 }
 
 #[test]
+fn a_spoke_that_no_longer_scales_reports_the_failures_of_the_next_scaler_and_not_its_own() {
+    let ([mut a, mut b], now) = (spokes(), some_instant());
+    elect(&mut a, 4, now);
+    a.share(state(&[]));
+    exchange(&mut a, &mut b, now);
+    let failures = |reason| {
+        let failure = StartFailureReport::new(reason, "text");
+        let failed = FailedModel { model: "hf://m".to_owned(), task: None, engine: None, failure };
+        DeploymentFailures { served: Some(failed), ..DeploymentFailures::default() }
+    };
+    let reason = |spoke: &super::Spoke| spoke.start_failure(&name(), now).map(|failed| failed.failure.reason);
+    a.set_start_failures([(name(), failures(StartFailure::ModelMissing))].into());
+    assert_eq!(reason(&a), Some(StartFailure::ModelMissing));
+    elect(&mut b, 5, now);
+    a.end_scaling();
+    assert_eq!(reason(&a), None, "the next scaler has shared nothing yet");
+
+    // It shares its own decision before this spoke has taken notice of it.
+    a.set_start_failures([(name(), failures(StartFailure::ModelMissing))].into());
+    b.begin_scaling(&BTreeSet::from([name()]), now);
+    let mut shared = state(&[]);
+    shared.deployments.get_mut(&name()).unwrap().failures = failures(StartFailure::DiskFull);
+    b.share(shared);
+    exchange(&mut b, &mut a, now);
+    a.set_start_failures([(name(), failures(StartFailure::ModelMissing))].into());
+    a.end_scaling();
+    assert_eq!(reason(&a), Some(StartFailure::DiskFull));
+}
+
+#[test]
 fn a_replica_is_known_to_all_spokes_and_stopped_when_none_uses_it() {
     let ([mut a, mut b, mut c], now) = (spokes(), some_instant());
     elect(&mut a, 4, now);
