@@ -137,6 +137,17 @@ impl StartFailures {
         self.failed.as_ref()
     }
 
+    /// Evaluates replicas that no scaler starts, and that report their state with each poll: the deployment has failed as long as
+    /// they fail, and not until one is ready.
+    pub fn observe_current<'a>(
+        &mut self,
+        replicas: impl IntoIterator<Item = ReplicaStartState<'a>>,
+        now: Instant,
+    ) -> Option<&StartFailureReport> {
+        self.failed = None;
+        self.observe(replicas, now)
+    }
+
     /// Returns the reason if the deployment has failed, as of the last evaluation.
     pub fn failed(&self) -> Option<&StartFailureReport> {
         self.failed.as_ref()

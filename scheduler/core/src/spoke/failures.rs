@@ -2,9 +2,9 @@
 //!
 //! Two sources are combined. The region's scaler decides about the replicas that it starts, and shares its decisions with the
 //! other spokes ([`Spoke::set_start_failures`]). About replicas that a spoke does not start, those in its list, it decides
-//! itself by their statuses. Both apply the rules of [`crate::scale::start_failures`].
+//! itself by their statuses, at each poll. Both apply the rules of [`crate::scale::start_failures`].
 //!
-//! A failure counts only while no replica of the deployment is ready. The requests of a failed deployment are neither held
+//! A failure counts only while no replica of the deployment is ready, and none of the list downloads its model. The requests of a failed deployment are neither held
 //! nor sent to a replica; its load in the reports names the reason, so that gateways use other regions.
 
 use std::collections::BTreeMap;
@@ -15,6 +15,7 @@ use replica_api::start_failure::StartFailure;
 use scheduler_api::start_failure::{DeploymentFailures, FailedModel};
 
 use super::Spoke;
+use super::replica::ReplicaState;
 use crate::scale::start_failures::StartFailures;
 
 /// Failed deployments of a region.
@@ -75,7 +76,11 @@ impl Spoke {
         // The scaler may be starting a replica beside those of the list.
         let listed = || self.failed.listed(deployment).filter(|_| self.provisioning_count(deployment) == 0);
         let failed = self.failed.served(deployment).or_else(listed)?;
-        self.accepting(deployment, now).next().is_none().then_some(failed)
+        let may_become_ready = |replica: &ReplicaState| {
+            replica.failed_model().is_none() && replica.download_left(deployment, now).is_some()
+        };
+        let any_downloads = || self.replicas.each().any(|(_, replica)| may_become_ready(replica));
+        (self.accepting(deployment, now).next().is_none() && !any_downloads()).then_some(failed)
     }
 
     /// Returns the models of which no replica can start, for the hub.
@@ -111,7 +116,7 @@ impl Spoke {
         changes
     }
 
-    /// Evaluates the deployments of a replica that has reported its status.
+    /// Evaluates the deployments of a replica after a poll of its status.
     pub(super) fn update_listed_failures(&mut self, number: usize, now: Instant) {
         let Spoke { replicas, failed: FailedDeployments { listed, .. }, .. } = self;
         let Some(replica) = replicas.get(number) else { return };
@@ -123,7 +128,7 @@ impl Spoke {
             let states = each().filter(|replica| !replica.is_draining());
             let states = states.map(|replica| replica.start_state(now));
             let ListedFailures { failures, failed } = listed.entry(name.clone()).or_default();
-            *failed = failures.observe(states, now).and_then(|failure| {
+            *failed = failures.observe_current(states, now).and_then(|failure| {
                 let model = each().find_map(|replica| replica.failed_model())?;
                 Some(FailedModel { failure: failure.clone(), ..model.clone() })
             });
@@ -262,6 +267,40 @@ mod tests {
         spoke.remove_replica(0);
         spoke.remove_replica(1);
         assert_eq!(reason(&spoke, now), None, "no replica reports it");
+    }
+
+    #[test]
+    fn the_failure_of_a_replica_of_the_list_ends_when_it_reports_another_state_or_is_gone() {
+        let (mut spoke, now) = (region(1), some_instant());
+        let fails = |spoke: &mut Spoke, at| {
+            spoke.observe_replica(0, status(false, Some(StartFailure::ModelMissing)), at);
+            assert_eq!(reason(spoke, at), Some(StartFailure::ModelMissing));
+        };
+        fails(&mut spoke, now);
+        spoke.observe_replica(0, status(false, None), now);
+        assert_eq!(reason(&spoke, now), None, "it starts normally");
+        fails(&mut spoke, now);
+        spoke.replica_failed(0, now);
+        assert_eq!(reason(&spoke, now), None, "it may be starting again");
+        fails(&mut spoke, now);
+        spoke.replica_late(0, now + S);
+        assert!(reason(&spoke, now + S).is_some(), "one late response");
+        spoke.replica_late(0, now + 10 * S);
+        assert_eq!(reason(&spoke, now + 10 * S), None);
+    }
+
+    #[test]
+    fn a_deployment_with_a_replica_of_the_list_that_downloads_its_model_has_not_failed() {
+        let (mut spoke, now) = (region(1), some_instant());
+        spoke.set_start_failures(of_scaler(StartFailure::DiskFull));
+        spoke.observe_download(0, Some(60 * S), now);
+        spoke.observe_replica(0, status(false, None), now);
+        assert_eq!(reason(&spoke, now), None);
+        assert!(spoke.start_failures(now).is_empty());
+        assert_eq!(spoke.loads(now)[&name()].ready_in, Some(60 * S), "gateways learn the time");
+        spoke.observe_download(0, None, now);
+        spoke.observe_replica(0, status(false, Some(StartFailure::ModelMissing)), now);
+        assert_eq!(reason(&spoke, now), Some(StartFailure::DiskFull), "it has failed");
     }
 
     #[test]

@@ -216,6 +216,7 @@ impl Spoke {
     pub fn replica_failed(&mut self, index: usize, now: Instant) {
         self.replicas.with(index, |replica| replica.failed(now));
         self.update_chosen_revisions();
+        self.update_listed_failures(index, now);
     }
 
     /// Records a status poll that timed out. Other replicas are preferred from now on; after [`SILENCE_MAX`] the
@@ -223,6 +224,7 @@ impl Spoke {
     pub fn replica_late(&mut self, index: usize, now: Instant) {
         self.replicas.with(index, |replica| replica.timed_out(now));
         self.update_chosen_revisions();
+        self.update_listed_failures(index, now);
     }
 
     /// Records the arrival of a request of about this many tokens.

@@ -166,7 +166,7 @@ fn a_spoke_that_no_longer_scales_reports_the_failures_of_the_next_scaler_and_not
         let failed = FailedModel { model: "hf://m".to_owned(), task: None, engine: None, failure };
         DeploymentFailures { served: Some(failed), ..DeploymentFailures::default() }
     };
-    let reason = |spoke: &super::Spoke| spoke.start_failure(&name(), now).map(|failed| failed.failure.reason);
+    let reason = |spoke: &Spoke| spoke.start_failure(&name(), now).map(|failed| failed.failure.reason);
     a.set_start_failures([(name(), failures(StartFailure::ModelMissing))].into());
     assert_eq!(reason(&a), Some(StartFailure::ModelMissing));
     elect(&mut b, 5, now);
