@@ -55,9 +55,14 @@ pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = Stri
     })
 }
 
+/// Returns a line with the regions in which a deployment is not ready, and their reasons as far as they state one.
 fn waits_for(DeploymentStatusV1 { name, regions, .. }: &DeploymentStatusV1) -> String {
     let waiting = regions.iter().filter(|region| region.status != RolloutStatus::Ready);
-    let waiting: Vec<_> = waiting.map(|region| region.region.as_str()).collect();
+    let waiting = waiting.map(|RegionStatusV1 { region, waiting, .. }| match waiting {
+        Some(reason) => format!("{region} ({})", reason.replace(char::is_control, " ")),
+        None => region.clone(),
+    });
+    let waiting: Vec<_> = waiting.collect();
     match waiting.as_slice() {
         [] => format!("{name}: no registered region has or starts replicas of it"),
         waiting => format!("{name}: not ready in {}", waiting.join(", ")),
@@ -160,6 +165,10 @@ mod tests {
             pending("a: not ready in gcp/europe-west4"),
             "of a later version"
         );
+        let mut full = europe.clone();
+        full["waiting"] = json!("no free device: 2 of 2 in use");
+        let line = "a: not ready in gcp/europe-west4 (no free device: 2 of 2 in use)";
+        assert_eq!(of(json!([full]), "Pending"), pending(line));
         assert_eq!(of(json!([america]), "Ready"), Progress::Ready);
         assert_eq!(progress(&[], None), Progress::Ready, "nothing is deployed");
     }

@@ -195,6 +195,9 @@ pub struct RegionStatusV1 {
     /// Model that cannot start, if the status is `Failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<FailedModelV1>,
+    /// Reason for which its replicas are not started now, if the status is `Pending` and the region states one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
 }
 
 /// Status of the applied model of a deployment, ordered from the best to the worst.

@@ -19,7 +19,9 @@ use regions::{DeploymentName, HostPort, InstanceName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use super::scaler::{ScalerEpoch, ScalerEpochV1};
-use super::start_failure::{DeploymentFailures, FailedModelV1, read_failed_model};
+use super::start_failure::{
+    DeploymentFailures, DeploymentFailuresV1, FailedModelV1, bounded_waiting, failures_v1, read_failed_model,
+};
 use super::{MessageVersion, VERSION, WireError, entries, parsed, reject_too_many};
 
 /// Maximum time for which a receiver holds a request.
@@ -70,7 +72,7 @@ pub struct SharedDeployment {
     pub provisioning: Vec<Duration>,
     /// Start time of a replica that would be ordered on demand; `None` if none would be.
     pub start_time: Option<Duration>,
-    /// Models of which no replica can start.
+    /// Models of which no replica can start, or the reason for which replicas wait.
     pub failures: DeploymentFailures,
 }
 
@@ -210,6 +212,9 @@ pub struct SharedDeploymentV1 {
     /// The next model, if no replica of it can start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_next: Option<FailedModelV1>,
+    /// Reason for which replicas are not started now. Absent if none waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
 }
 
 /// Replica that a spoke has started.
@@ -334,17 +339,23 @@ impl TryFrom<PeerRequestV1> for PeerRequest {
 impl From<&SharedRegionState> for SharedStateV1 {
     fn from(state: &SharedRegionState) -> SharedStateV1 {
         let SharedRegionState { deployments, replicas } = state;
+        let failures = deployments.iter().map(|(name, deployment)| (name, &deployment.failures));
+        let mut failures = failures_v1(failures);
         let deployments = deployments.iter().map(|(name, deployment)| {
-            let SharedDeployment { desired, max, provisioning, start_time, failures } = deployment;
-            let DeploymentFailures { served, next } = failures;
+            let SharedDeployment { desired, max, provisioning, start_time, failures: _ } = deployment;
+            let (failed, failed_next, waiting) = match failures.remove(name) {
+                Some(DeploymentFailuresV1 { name: _, served, next, waiting }) => (served, next, waiting),
+                None => (None, None, None),
+            };
             SharedDeploymentV1 {
                 name: name.to_string(),
                 desired: *desired,
                 max: *max,
                 provisioning_ms: provisioning.iter().copied().map(millis).collect(),
                 start_ms: start_time.map(millis),
-                failed: served.as_ref().map(FailedModelV1::from),
-                failed_next: next.as_ref().map(FailedModelV1::from),
+                failed,
+                failed_next,
+                waiting,
             }
         });
         let replicas =
@@ -363,20 +374,25 @@ impl TryFrom<SharedStateV1> for SharedRegionState {
     fn try_from(
         SharedStateV1 { deployments, replicas }: SharedStateV1,
     ) -> Result<SharedRegionState, WireError> {
-        let deployments = entries(
-            "state.deployments",
-            ".name",
-            deployments,
-            MAX_DEPLOYMENTS,
-            |at, deployment| {
-                let SharedDeploymentV1 { name, desired, max, provisioning_ms, start_ms, failed, failed_next } =
-                    deployment;
+        let deployments =
+            entries("state.deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, deployment| {
+                let SharedDeploymentV1 {
+                    name,
+                    desired,
+                    max,
+                    provisioning_ms,
+                    start_ms,
+                    failed,
+                    failed_next,
+                    waiting,
+                } = deployment;
                 let read = |what: &str, wire: Option<FailedModelV1>| {
                     wire.map(|wire| read_failed_model(&format!("{at}.{what}"), wire)).transpose()
                 };
                 let failures = DeploymentFailures {
                     served: read("failed", failed)?,
                     next: read("failed_next", failed_next)?,
+                    waiting: waiting.map(bounded_waiting),
                 };
                 let provisioning = format!("{at}.provisioning_ms");
                 reject_too_many(&provisioning, provisioning_ms.len(), REGION_REPLICAS_MAX)?;
@@ -388,8 +404,7 @@ impl TryFrom<SharedStateV1> for SharedRegionState {
                     failures,
                 };
                 Ok((parsed(format!("{at}.name"), &name)?, deployment))
-            },
-        )?;
+            })?;
         let replicas =
             entries("state.replicas", ".endpoint", replicas, REGION_REPLICAS_MAX, |at, replica| {
                 let SharedReplicaV1 { endpoint, deployment, phase } = replica;

@@ -250,7 +250,7 @@ impl From<&Registration> for RegisterV1 {
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
-            failures: failures_v1(failures),
+            failures: failures_v1(failures).into_values().collect(),
             engines: engines.as_ref().map(to_strings),
             draining: *draining,
             scales: *scales,
@@ -306,7 +306,7 @@ impl From<&RegionState> for RegionStateV1 {
             deployments: to_strings(deployments),
             capacity: capacity.into(),
             models: replica_revisions_v1(models),
-            failures: failures_v1(failures),
+            failures: failures_v1(failures).into_values().collect(),
             draining: *draining,
         }
     }
@@ -401,7 +401,7 @@ mod tests {
         let failure = StartFailureReport::new(StartFailure::ModelForbidden, "403");
         let failed =
             FailedModel { model: "hf://m".to_owned(), task: Some(Task::Embed), engine: None, failure };
-        let failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed) };
+        let failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed), waiting: None };
         names.iter().map(|name| (name.clone(), failures.clone())).collect()
     }
 

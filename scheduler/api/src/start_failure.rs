@@ -13,9 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::deployment::{EngineV1, engine_v1, read_engine};
 use super::{WireError, entries, parsed};
 
-/// Maximum number of deployments whose failures are reported to the hub with their text. If all deployments fail, for example
-/// because of a full disk, the texts of thousands would exceed a transaction of the hub's store.
-const FAILURE_TEXTS_MAX: usize = 256;
+/// Maximum bytes of the failures of a region in one message. If all of ten thousand deployments fail, for example because of a
+/// full disk, a registration must stay within the 2 MiB that a hub reads, most of which its other lists may need.
+const FAILURES_BYTES_MAX: usize = 256 << 10;
+/// Those of them for names, models and reasons, about a thousand deployments; the rest is for texts.
+const REASONS_BYTES_MAX: usize = 192 << 10;
+/// Maximum bytes of the reason for which a deployment waits.
+const WAITING_BYTES_MAX: usize = 128;
 
 /// Model of which no replica can start in a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,19 +42,21 @@ impl FailedModel {
     }
 }
 
-/// Failed models of one deployment in one region.
+/// Failed models of one deployment in one region, or the reason for which its replicas wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeploymentFailures {
     /// The served model: the deployment has failed in this region.
     pub served: Option<FailedModel>,
     /// The model that is to replace it.
     pub next: Option<FailedModel>,
+    /// Reason for which replicas are not started now, although none of them has failed: they start when other ones end.
+    pub waiting: Option<String>,
 }
 
 impl DeploymentFailures {
-    /// Returns whether no model has failed.
+    /// Returns whether no model has failed, and no replica waits.
     pub fn is_empty(&self) -> bool {
-        self.served.is_none() && self.next.is_none()
+        self.served.is_none() && self.next.is_none() && self.waiting.is_none()
     }
 }
 
@@ -78,7 +84,7 @@ impl FailedModelV1 {
     }
 }
 
-/// Failed models of one deployment in one region.
+/// Failed models of one deployment in one region, or the reason for which its replicas wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeploymentFailuresV1 {
     /// Name of the deployment.
@@ -89,6 +95,9 @@ pub struct DeploymentFailuresV1 {
     /// The model that is to replace it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<FailedModelV1>,
+    /// Reason for which replicas are not started now, although none of them has failed. Absent if none waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<String>,
 }
 
 impl From<&FailedModel> for FailedModelV1 {
@@ -114,36 +123,78 @@ pub(super) fn read_failed_model(at: &str, wire: FailedModelV1) -> Result<FailedM
     })
 }
 
-/// Converts the failures of a region to their wire form; those beyond [`FAILURE_TEXTS_MAX`] deployments without their text.
-pub(super) fn failures_v1(
-    failures: &BTreeMap<DeploymentName, DeploymentFailures>,
-) -> Vec<DeploymentFailuresV1> {
-    let each = failures.iter().enumerate().map(|(number, (name, DeploymentFailures { served, next }))| {
-        let wire = |failed: &FailedModel| {
-            let mut wire = FailedModelV1::from(failed);
-            if number >= FAILURE_TEXTS_MAX {
-                wire.failure.message.clear();
-            }
-            wire
-        };
-        DeploymentFailuresV1 {
-            name: name.to_string(),
-            served: served.as_ref().map(wire),
-            next: next.as_ref().map(wire),
+/// Converts the failures of a region to their wire form, by deployment. If they are too large for a message, it has the names, models
+/// and reasons of as many deployments as fit, failed ones first, and the texts of the first ones of these.
+pub(super) fn failures_v1<'a>(
+    failures: impl IntoIterator<Item = (&'a DeploymentName, &'a DeploymentFailures)>,
+) -> BTreeMap<&'a DeploymentName, DeploymentFailuresV1> {
+    let mut all: Vec<_> = failures.into_iter().filter(|(_, failures)| !failures.is_empty()).collect();
+    all.sort_by_key(|(name, failures)| (failures.served.is_none(), failures.next.is_none(), *name));
+    let (mut kept, mut bytes) = (Vec::new(), 0);
+    for (name, failures) in all {
+        let wire = without_texts(name, failures);
+        // The comma as well.
+        let more = json_bytes(&wire) + 1;
+        if bytes + more <= REASONS_BYTES_MAX {
+            bytes += more;
+            kept.push((name, failures, wire));
         }
-    });
-    each.collect()
+    }
+    for (_, failures, wire) in &mut kept {
+        let both = [(&failures.served, &mut wire.served), (&failures.next, &mut wire.next)];
+        for (failed, wire) in both.into_iter().filter_map(|(failed, wire)| failed.as_ref().zip(wire.as_mut()))
+        {
+            let message = &failed.failure.message;
+            let more = json_bytes(message);
+            if bytes + more <= FAILURES_BYTES_MAX {
+                bytes += more;
+                wire.failure.message.clone_from(message);
+            }
+        }
+    }
+    kept.into_iter().map(|(name, _, wire)| (name, wire)).collect()
+}
+
+/// Returns the wire form without the texts of failures.
+fn without_texts(
+    name: &DeploymentName,
+    DeploymentFailures { served, next, waiting }: &DeploymentFailures,
+) -> DeploymentFailuresV1 {
+    let without_text = |failed: &FailedModel| {
+        let FailedModel { model, task, engine, failure } = failed;
+        let failure = StartFailureReport::new(failure.reason, "");
+        FailedModelV1::from(&FailedModel { model: model.clone(), task: *task, engine: *engine, failure })
+    };
+    DeploymentFailuresV1 {
+        name: name.to_string(),
+        served: served.as_ref().map(without_text),
+        next: next.as_ref().map(without_text),
+        waiting: waiting.clone().map(bounded_waiting),
+    }
+}
+
+/// Returns the reason for which a deployment waits, cut at a character boundary.
+pub(super) fn bounded_waiting(mut waiting: String) -> String {
+    waiting.truncate(waiting.floor_char_boundary(WAITING_BYTES_MAX));
+    waiting
+}
+
+/// Returns the bytes of a value in a message.
+fn json_bytes(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(FAILURES_BYTES_MAX, |text| text.len())
 }
 
 pub(super) fn read_failures(
     field: &str,
     wire: Vec<DeploymentFailuresV1>,
 ) -> Result<BTreeMap<DeploymentName, DeploymentFailures>, WireError> {
-    entries(field, ".name", wire, MAX_DEPLOYMENTS, |at, DeploymentFailuresV1 { name, served, next }| {
+    entries(field, ".name", wire, MAX_DEPLOYMENTS, |at, wire| {
+        let DeploymentFailuresV1 { name, served, next, waiting } = wire;
         let read = |what: &str, wire: Option<FailedModelV1>| {
             wire.map(|wire| read_failed_model(&format!("{at}.{what}"), wire)).transpose()
         };
-        let failures = DeploymentFailures { served: read("served", served)?, next: read("next", next)? };
+        let (served, next) = (read("served", served)?, read("next", next)?);
+        let failures = DeploymentFailures { served, next, waiting: waiting.map(bounded_waiting) };
         Ok((parsed(format!("{at}.name"), &name)?, failures))
     })
 }
@@ -171,10 +222,18 @@ mod tests {
             ..served.clone()
         };
         let failures = BTreeMap::from([
-            ("a".parse().unwrap(), DeploymentFailures { served: Some(served), next: Some(next.clone()) }),
-            ("b".parse().unwrap(), DeploymentFailures { served: None, next: Some(next) }),
+            (
+                "a".parse().unwrap(),
+                DeploymentFailures { served: Some(served), next: Some(next.clone()), waiting: None },
+            ),
+            ("b".parse().unwrap(), DeploymentFailures { next: Some(next), ..DeploymentFailures::default() }),
+            (
+                "c".parse().unwrap(),
+                DeploymentFailures { waiting: Some("text".to_owned()), ..DeploymentFailures::default() },
+            ),
         ]);
-        let text = serde_json::to_string(&failures_v1(&failures)).unwrap();
+        let wire: Vec<_> = failures_v1(&failures).into_values().collect();
+        let text = serde_json::to_string(&wire).unwrap();
         assert_eq!(read_failures("failures", serde_json::from_str(&text).unwrap()), Ok(failures));
 
         let check = |value: serde_json::Value, field: &str| {
@@ -188,16 +247,39 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_texts_is_enforced_and_every_reason_is_sent() {
-        let failure = StartFailureReport::new(StartFailure::DiskFull, "text");
-        let failed = FailedModel { model: "m".to_owned(), task: None, engine: None, failure };
-        let failures = DeploymentFailures { served: Some(failed), next: None };
-        let named = |number: usize| (format!("d-{number:04}").parse().unwrap(), failures.clone());
-        let wire = failures_v1(&(0..=FAILURE_TEXTS_MAX).map(named).collect());
-        let texts: Vec<_> = wire.iter().map(|wire| wire.served.as_ref().unwrap().failure.clone()).collect();
-        assert_eq!(texts.iter().filter(|failure| failure.message == "text").count(), FAILURE_TEXTS_MAX);
-        assert!(texts.iter().all(|failure| failure.reason == StartFailure::DiskFull));
-        assert_eq!(texts[FAILURE_TEXTS_MAX].message, "");
+    fn the_failures_of_ten_thousand_deployments_fit_in_a_message_with_as_many_reasons_and_some_texts() {
+        // Each control character has six bytes in a message.
+        let failure = StartFailureReport::new(StartFailure::ModelUnavailable, "\u{1}".repeat(512));
+        let engine = EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Bf16 };
+        let failed = FailedModel {
+            model: "hf://organisation/model-with-a-usual-name".to_owned(),
+            task: Some(Task::Embed),
+            engine: Some(engine),
+            failure,
+        };
+        let waits = DeploymentFailures { waiting: Some("é".repeat(100)), ..DeploymentFailures::default() };
+        let fails = DeploymentFailures { served: Some(failed.clone()), ..DeploymentFailures::default() };
+        let named = |number: usize| {
+            // The failed ones are the last ones by name.
+            let failures = if number < 1_000 { &waits } else { &fails };
+            (format!("deployment-{number:05}").parse().unwrap(), failures.clone())
+        };
+        let all: BTreeMap<DeploymentName, _> = (0..MAX_DEPLOYMENTS).map(named).collect();
+        let wire: Vec<_> = failures_v1(&all).into_values().collect();
+        assert!(json_bytes(&wire) <= FAILURES_BYTES_MAX + 2, "{}", json_bytes(&wire));
+        let failures: Vec<_> = wire.iter().filter_map(|wire| Some(&wire.served.as_ref()?.failure)).collect();
+        assert!(failures.len() > 800, "{}", failures.len());
+        assert!(failures.iter().all(|failure| failure.reason == StartFailure::ModelUnavailable));
+        let texts = failures.iter().filter(|failure| !failure.message.is_empty()).count();
+        assert!((10..100).contains(&texts), "{texts}");
+        // Read and sent again, as by a hub, they stay the same.
+        let read = read_failures("failures", wire.clone()).unwrap();
+        assert!(failures_v1(&read).into_values().eq(wire));
+
+        let few: BTreeMap<DeploymentName, _> = [named(0), named(1_000)].into();
+        let wire: Vec<_> = failures_v1(&few).into_values().collect();
+        assert_eq!(wire[1].served, Some(FailedModelV1::from(&failed)), "with its text");
+        assert_eq!(wire[0].waiting.as_ref().map(String::len), Some(WAITING_BYTES_MAX));
     }
 
     #[test]

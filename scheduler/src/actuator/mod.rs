@@ -54,6 +54,8 @@ pub(crate) struct ActuatorStatus {
     pub(crate) crashes: BTreeMap<DeploymentName, Crashes>,
     /// Starts that ended before readiness, by deployment and model.
     pub(crate) ended_starts: BTreeMap<ModelKey, EndedStarts>,
+    /// Reasons for which replicas are not started before other ones end, by deployment and model.
+    pub(crate) waiting: BTreeMap<ModelKey, String>,
 }
 
 /// Deployment and model: a model that cannot be loaded says nothing about the served one.

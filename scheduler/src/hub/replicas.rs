@@ -40,7 +40,7 @@ fn in_region(
     }
     let none = ReplicaRevisions::default();
     let ReplicaRevisions { target, models } = reported.unwrap_or(&none);
-    let DeploymentFailures { served, next } = failures.cloned().unwrap_or_default();
+    let DeploymentFailures { served, next, waiting: _ } = failures.cloned().unwrap_or_default();
     Some(RegionReplicasV1 {
         region: region.to_string(),
         target: *target,

@@ -203,7 +203,10 @@ impl RegionScaler {
             }
             scaler.crashes = *crashes;
         }
-        self.scalers.values_mut().for_each(|scaler| scaler.record_ended_starts(&status.ended_starts));
+        for scaler in self.scalers.values_mut() {
+            scaler.record_ended_starts(&status.ended_starts);
+            scaler.record_waiting(&status.waiting);
+        }
         // Replicas that an earlier spoke process has ordered count as ordered.
         for (name, scaler) in &mut self.scalers {
             let existing = self.own.values().filter(|it| it.running.deployment.name == *name && !it.may_stop);

@@ -42,6 +42,8 @@ pub(super) struct DeploymentScaler {
     /// Failed starts of the served model, and of `next`.
     pub(super) served_starts: ModelStarts,
     pub(super) next_starts: ModelStarts,
+    /// Reason for which replicas of either model are not started before other ones end.
+    pub(super) waiting: Option<String>,
 }
 
 /// Failed starts of one model.
@@ -86,6 +88,7 @@ impl DeploymentScaler {
             crashed_at: None,
             served_starts: ModelStarts::default(),
             next_starts: ModelStarts::default(),
+            waiting: None,
         }
     }
 
@@ -141,6 +144,12 @@ impl DeploymentScaler {
         }
     }
 
+    /// Records the reasons for which replicas wait, by deployment and model.
+    pub(super) fn record_waiting(&mut self, waiting: &BTreeMap<ModelKey, String>) {
+        let of = |deployment: &Deployment| waiting.get(&model_key(deployment)).cloned();
+        self.waiting = of(&self.deployment).or_else(|| of(self.next.as_ref()?));
+    }
+
     /// Forgets the failed starts of both models, and not that they are recorded.
     pub(super) fn forget_failures(&mut self) {
         for starts in [&mut self.served_starts, &mut self.next_starts] {
@@ -148,7 +157,7 @@ impl DeploymentScaler {
         }
     }
 
-    /// Returns the models of which no replica can start, as of the last evaluation.
+    /// Returns the models of which no replica can start, as of the last evaluation, and the reason for which replicas wait.
     pub(super) fn failures(&self) -> DeploymentFailures {
         let failed = |deployment: &Deployment, starts: &ModelStarts| {
             Some(FailedModel::of(deployment, starts.failures.failed()?.clone()))
@@ -156,6 +165,7 @@ impl DeploymentScaler {
         DeploymentFailures {
             served: failed(&self.deployment, &self.served_starts),
             next: self.next.as_ref().and_then(|next| failed(next, &self.next_starts)),
+            waiting: self.waiting.clone(),
         }
     }
 
@@ -263,6 +273,11 @@ mod tests {
         scaler.forget_failures();
         scaler.record_ended_starts(&ended);
         scaler.served_starts.failures.observe([], now);
+        assert!(scaler.failures().is_empty());
+        let waiting = "no free device: 1 of 1 in use".to_owned();
+        scaler.record_waiting(&[(model_key(&deployment), waiting.clone())].into());
+        assert_eq!(scaler.failures().waiting, Some(waiting));
+        scaler.record_waiting(&BTreeMap::new());
         assert!(scaler.failures().is_empty());
     }
 }

@@ -63,7 +63,7 @@ fn stated_regions<'a>(deployment: &'a Deployment, table: Option<&'a RouteTable>)
 
 /// Returns the status in a region that reports nothing about the deployment.
 fn pending(region: &RegionId) -> RegionStatusV1 {
-    RegionStatusV1 { region: region.to_string(), status: RolloutStatus::Pending, failed: None }
+    RegionStatusV1 { region: region.to_string(), status: RolloutStatus::Pending, failed: None, waiting: None }
 }
 
 /// Returns whether a region is one of those that the hub has chosen for a deployment with a placement. Before it has chosen any,
@@ -105,7 +105,10 @@ fn in_region(
         None if is_published && (ready > 0 || is_on_demand) => RolloutStatus::Ready,
         None => RolloutStatus::Pending,
     };
-    Some(RegionStatusV1 { region: registration.region.to_string(), status, failed })
+    // Replicas that wait for a device start when other ones end, so the deployment has not failed.
+    let waiting = failures.and_then(|failures| failures.waiting.clone());
+    let waiting = waiting.filter(|_| status == RolloutStatus::Pending);
+    Some(RegionStatusV1 { region: registration.region.to_string(), status, failed, waiting })
 }
 
 #[cfg(test)]
@@ -212,7 +215,7 @@ mod tests {
         let (served, applied) = (deployment("pypi://m", ""), deployment("hf://missing", ""));
         let published = table(&served, revision);
         let mut america = ready(spoke(AMERICA, true), revision);
-        let next = DeploymentFailures { served: None, next: Some(failing(&applied)) };
+        let next = DeploymentFailures { next: Some(failing(&applied)), ..DeploymentFailures::default() };
         america.failures = [(applied.name.clone(), next)].into();
         let europe = ready(spoke(EUROPE, true), revision);
         let (all, regions) = status(&applied, Some(&published), &[america.clone(), europe]);
@@ -220,6 +223,28 @@ mod tests {
         assert_eq!(regions[1].1, RolloutStatus::Pending, "Europe has not reported");
         // The failure of a model that is no longer applied counts no more.
         assert_eq!(status(&served, Some(&published), &[america]).0, RolloutStatus::Ready);
+    }
+
+    #[test]
+    fn a_deployment_whose_replicas_wait_is_pending_with_the_reason() {
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let applied = deployment("pypi://m", "");
+        let published = table(&applied, revision);
+        let mut america = spoke(AMERICA, true);
+        let waiting = Some("no free device: 2 of 2 in use".to_owned());
+        let waits = DeploymentFailures { waiting: waiting.clone(), ..DeploymentFailures::default() };
+        america.failures = [(applied.name.clone(), waits)].into();
+        let shown = |america: Registration| {
+            let desired = [(applied.name.clone(), applied.clone())].into();
+            let spokes = [RegisteredSpoke { registration: america, created: 1 }];
+            let region = statuses(&desired, Some(&published), &spokes, &Catalogue::builtin())
+                .remove(0)
+                .regions
+                .remove(0);
+            (region.status, region.waiting)
+        };
+        assert_eq!(shown(america.clone()), (RolloutStatus::Pending, waiting));
+        assert_eq!(shown(ready(america, revision)), (RolloutStatus::Ready, None), "another replica is ready");
     }
 
     #[test]

@@ -83,12 +83,15 @@ impl Spoke {
         (self.accepting(deployment, now).next().is_none() && !any_downloads()).then_some(failed)
     }
 
-    /// Returns the models of which no replica can start, for the hub.
+    /// Returns the models of which no replica can start, and the reasons for which replicas wait, for the hub.
     pub fn start_failures(&self, now: Instant) -> BTreeMap<DeploymentName, DeploymentFailures> {
         let names = self.failed.scaled.keys().chain(self.failed.listed.keys());
         let each = names.map(|name| {
-            let next = self.failed.scaled.get(name).and_then(|failures| failures.next.clone());
-            (name.clone(), DeploymentFailures { served: self.start_failure(name, now).cloned(), next })
+            let scaled = self.failed.scaled.get(name);
+            let next = scaled.and_then(|failures| failures.next.clone());
+            let waiting = scaled.and_then(|failures| failures.waiting.clone());
+            let served = self.start_failure(name, now).cloned();
+            (name.clone(), DeploymentFailures { served, next, waiting })
         });
         each.filter(|(_, failures)| !failures.is_empty()).collect()
     }
@@ -102,7 +105,7 @@ impl Spoke {
         let current: BTreeMap<_, _> = self
             .start_failures(now)
             .into_iter()
-            .filter_map(|(name, DeploymentFailures { served, next: _ })| Some((name, served?)))
+            .filter_map(|(name, DeploymentFailures { served, .. })| Some((name, served?)))
             .collect();
         let reasons = current.iter().map(|(name, failed)| (name.clone(), failed.failure.reason)).collect();
         let before = std::mem::replace(&mut self.failed.announced, reasons);
@@ -189,7 +192,8 @@ mod tests {
     }
 
     fn of_scaler(reason: StartFailure) -> BTreeMap<DeploymentName, DeploymentFailures> {
-        [(name(), DeploymentFailures { served: Some(failed(reason)), next: None })].into()
+        [(name(), DeploymentFailures { served: Some(failed(reason)), ..DeploymentFailures::default() })]
+            .into()
     }
 
     fn reason(spoke: &Spoke, now: Instant) -> Option<StartFailure> {
@@ -326,7 +330,8 @@ mod tests {
     fn a_next_model_that_fails_does_not_fail_the_deployment() {
         let (mut spoke, now) = (region(0), some_instant());
         spoke.set_start_time(&name(), Some(S));
-        let next = DeploymentFailures { served: None, next: Some(failed(StartFailure::ModelMissing)) };
+        let next = Some(failed(StartFailure::ModelMissing));
+        let next = DeploymentFailures { next, waiting: Some("no free device".to_owned()), served: None };
         spoke.set_start_failures([(name(), next.clone())].into());
         assert_eq!(reason(&spoke, now), None);
         assert!(matches!(hold(&mut spoke, now), Ok(HoldDecision::Held { .. })));

@@ -98,8 +98,9 @@ struct ProcessSet {
     crashes: BTreeMap<DeploymentName, Crashes>,
     /// Devices of the running replicas, by port.
     devices: DeviceAssignment<u16>,
-    /// Deployments and models that wait for a free device, which was logged. A start is tried when a replica has ended.
-    waiting: BTreeSet<ModelKey>,
+    /// Deployments and models that wait for a free device, with the reason; this was logged. A start is tried when a replica has
+    /// ended.
+    waiting: BTreeMap<ModelKey, String>,
     ended_starts: BTreeMap<ModelKey, EndedStarts>,
     /// Notified when a replica reports another failure.
     failure_changed: Arc<Notify>,
@@ -174,7 +175,7 @@ impl Actuator for ProcessActuator {
             restarts: BTreeMap::new(),
             crashes: BTreeMap::new(),
             devices,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             ended_starts: BTreeMap::new(),
             failure_changed: failure_changed.clone(),
             last_port,
@@ -240,7 +241,7 @@ impl ProcessSet {
         });
         let all: BTreeSet<_> = all.map(|deployment| model_key(deployment)).collect();
         self.restarts.retain(|key, _| all.contains(key));
-        self.waiting.retain(|key| all.contains(key));
+        self.waiting.retain(|key, _| all.contains(key));
         self.ended_starts.retain(|key, _| all.contains(key));
         for (name, DeploymentTarget { deployment, replicas, next, stop, is_scaled_here }) in desired {
             for id in stop {
@@ -250,6 +251,7 @@ impl ProcessSet {
                 }
             }
             if !is_scaled_here {
+                self.waiting.retain(|(waiting, _), _| waiting != name);
                 continue;
             }
             let next_spec = next.as_ref().map(|(next, _)| next.model_spec());
@@ -294,8 +296,9 @@ impl ProcessSet {
                         continue;
                     }
                     // No crash: a replica has to end first, and its exit leads here again.
-                    Err(error @ ReplicaStartError::NoDevice(_)) => {
-                        if self.waiting.insert(key) {
+                    Err(error @ ReplicaStartError::NoDevice(devices)) => {
+                        let reason = format!("no free device: {devices} of {devices} in use");
+                        if self.waiting.insert(key, reason).is_none() {
                             ReplicaStartFailed { deployment: &deployment.name, error: &error }.emit();
                         }
                         return None;
@@ -490,6 +493,7 @@ impl ProcessSet {
             replicas: each.collect(),
             crashes: self.crashes.clone(),
             ended_starts: self.ended_starts.clone(),
+            waiting: self.waiting.clone(),
         }
     }
 

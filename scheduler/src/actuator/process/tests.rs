@@ -142,11 +142,18 @@ async fn each_process_has_a_device_of_its_own_and_the_end_of_one_frees_it() {
     assert_eq!(now[&port_of(replacement)], devices[&port_of(&crashed)]);
     assert_eq!(now.values().collect::<BTreeSet<_>>().len(), 2, "{now:?}");
     assert!(test.status.borrow().replicas.len() == 2, "there is no third device");
+    let waiting: Vec<_> = test.status.borrow().waiting.values().cloned().collect();
+    assert_eq!(waiting, ["no free device: 2 of 2 in use"]);
+    assert!(
+        test.status.borrow().ended_starts.values().all(|ended| ended.count == 1),
+        "only the crash counts"
+    );
 
     // A replica that is scaled down frees its device when its process has ended.
     let stopped = second.last().unwrap();
     test.targets.send_replace(wanted(1, &[stopped]));
     test.running(|ids| ids.len() == 1 && !ids.contains(stopped)).await;
+    assert!(test.status.borrow().waiting.is_empty(), "one is enough");
     test.targets.send_replace(wanted(2, &[]));
     test.running(|ids| ids.len() == 2).await;
     assert_eq!(test.devices().await.values().collect::<BTreeSet<_>>().len(), 2);

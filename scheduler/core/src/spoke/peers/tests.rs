@@ -139,7 +139,8 @@ fn a_failed_deployment_of_the_scaler_is_failed_at_every_spoke() {
     let failed = FailedModel { model: "hf://m".to_owned(), task: None, engine: None, failure };
     let mut shared = state(&[]);
     let deployment = shared.deployments.get_mut(&name()).unwrap();
-    deployment.failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed.clone()) };
+    deployment.failures =
+        DeploymentFailures { served: Some(failed.clone()), next: Some(failed.clone()), waiting: None };
     let failures = deployment.failures.clone();
     a.share(shared);
     exchange(&mut a, &mut b, now);
