@@ -4,8 +4,9 @@
 //! other spokes ([`Spoke::set_start_failures`]). About replicas that a spoke does not start, those in its list, it decides
 //! itself by their statuses, at each poll. Both apply the rules of [`crate::scale::start_failures`].
 //!
-//! A failure counts only while no replica of the deployment is ready, and none of the list downloads its model. The requests of a failed deployment are neither held
-//! nor sent to a replica; its load in the reports names the reason, so that gateways use other regions.
+//! A failure counts only while no replica of the deployment is ready, and none of the list downloads its model. The requests
+//! of a failed deployment are neither held nor sent to a replica; its load in the reports names the reason, so that gateways
+//! use other regions.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
