@@ -1,7 +1,8 @@
 //! `meridian apply --wait`: follows the applied deployments until all are ready, or one has failed.
 //!
 //! The hub knows the status of each deployment in each of its regions ([`DeploymentStatusV1`]). A deployment has failed as
-//! soon as one region cannot start the applied model; the other regions may still serve it, or the older model.
+//! soon as one region cannot start the applied model; the other regions may still serve it, or the older model. One with a
+//! placement is ready when the regions that the hub has chosen for the applied version are.
 
 use super::CommandError;
 use scheduler_api::apply::{AppliedDeploymentsV1, DeploymentStatusV1, RegionStatusV1, RolloutStatus};
@@ -43,7 +44,7 @@ fn progress(statuses: &[DeploymentStatusV1], names: Option<&BTreeSet<String>>) -
 
 /// Returns a line for each region in which a deployment has failed.
 pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = String> {
-    let DeploymentStatusV1 { name, regions, status: _ } = status;
+    let DeploymentStatusV1 { name, regions, status: _, infeasible: _ } = status;
     let failed = regions.iter().filter(|region| region.status == RolloutStatus::Failed);
     failed.map(move |RegionStatusV1 { region, failed, .. }| {
         let reason = failed.as_ref().map_or_else(String::new, |failed| {
@@ -55,8 +56,12 @@ pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = Stri
     })
 }
 
-/// Returns a line with the regions in which a deployment is not ready, and their reasons as far as they state one.
-fn waits_for(DeploymentStatusV1 { name, regions, .. }: &DeploymentStatusV1) -> String {
+/// Returns a line with the constraint that no set of regions meets, or with the regions in which a deployment is not ready and their
+/// reasons as far as they state one.
+fn waits_for(DeploymentStatusV1 { name, regions, infeasible, .. }: &DeploymentStatusV1) -> String {
+    if let Some(constraint) = infeasible {
+        return format!("{name}: no set of regions meets its placement: {constraint}");
+    }
     let waiting = regions.iter().filter(|region| region.status != RolloutStatus::Ready);
     let waiting = waiting.map(|RegionStatusV1 { region, waiting, .. }| match waiting {
         Some(reason) => format!("{region} ({})", reason.replace(char::is_control, " ")),
@@ -170,6 +175,11 @@ mod tests {
         let line = "a: not ready in gcp/europe-west4 (no free device: 2 of 2 in use)";
         assert_eq!(of(json!([full]), "Pending"), pending(line));
         assert_eq!(of(json!([america]), "Ready"), Progress::Ready);
+        let infeasible = json!([{"name": "a", "status": "Pending", "infeasible": "min_regions: 1 of 2", "regions": [america]}]);
+        assert_eq!(
+            progress(&statuses(infeasible), None),
+            pending("a: no set of regions meets its placement: min_regions: 1 of 2")
+        );
         assert_eq!(progress(&[], None), Progress::Ready, "nothing is deployed");
     }
 }

@@ -22,6 +22,9 @@ use crate::written::list;
 pub const MIN_REGIONS_MAX: u32 = 16;
 /// Maximum of `min_replicas`: the replicas of four regions at their limit. The work of the choice grows with it.
 pub const MIN_REPLICAS_MAX: u32 = 4 * REPLICAS_MAX;
+/// Maximum of `min_regions` × `min_replicas`. The choice keeps a set of regions for each number of regions and of replicas, and
+/// a hub repeats it for each deployment when a price changes: with 64 regions, this limit is 260 000 steps each time.
+pub const REGIONS_TIMES_REPLICAS_MAX: u32 = 4096;
 /// Maximum number of accelerator types of a requirement.
 pub const ACCELERATORS_MAX: usize = 16;
 
@@ -106,12 +109,19 @@ impl PlacementEntry {
                 ));
             }
         }
-        let placement = PlacementSpec {
-            accelerators,
-            min_regions: min_regions?,
-            min_replicas: min_replicas?,
-            max_cost: max_cost?.map(to_millionths),
-        };
+        let (min_regions, min_replicas) = (min_regions?, min_replicas?);
+        // Not a limit of `PlacementSpec::problem`: a record of an earlier version may exceed it, and must stay readable.
+        if min_regions.saturating_mul(min_replicas) > REGIONS_TIMES_REPLICAS_MAX {
+            let most = REGIONS_TIMES_REPLICAS_MAX / min_regions;
+            let message = format!(
+                "min_regions ({min_regions}) times min_replicas ({min_replicas}) is more than \
+                 {REGIONS_TIMES_REPLICAS_MAX}; lower min_replicas to {most}, or lower min_regions"
+            );
+            document.problem(&format!("{path}.min_replicas"), message);
+            valid = false;
+        }
+        let max_cost = max_cost?.map(to_millionths);
+        let placement = PlacementSpec { accelerators, min_regions, min_replicas, max_cost };
         valid.then_some(placement)
     }
 }

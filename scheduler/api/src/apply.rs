@@ -179,8 +179,11 @@ pub struct AppliedDeploymentsV1 {
 pub struct DeploymentStatusV1 {
     /// Name of the deployment.
     pub name: String,
-    /// The worst status of its regions; `Pending` without any.
+    /// The worst status of its regions; `Pending` without any. Not `Ready` while `infeasible` is set.
     pub status: RolloutStatus,
+    /// Constraint of its placement that no set of regions meets; it stays in its regions meanwhile. Absent if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub infeasible: Option<String>,
     /// Regions that have replicas, or should have.
     pub regions: Vec<RegionStatusV1>,
 }

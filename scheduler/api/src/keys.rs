@@ -16,6 +16,7 @@
 //! tenant-demand/{region}/{id}   TenantDemandV1       demand of tenants at a gateway, under a lease of its own
 //! usage/{day}/{region}/{id}     UsageV1              one day of a gateway's ledger of usage, compressed if large
 //! drains/{region}               DrainV1              region that an operator drains
+//! placements                    PlacementsV1         regions that the leader has chosen, compressed if large
 //! plan/weights/{region}         WeightsV1            rows of the gateways in a region, compressed if large
 //! plan/floors/{region}          RegionFloorsV1       minimum numbers of replicas of a region
 //! plan/shares/{region}/{id}     TenantSharesV1       a gateway's shares of the tenants' limits, compressed if large
@@ -69,6 +70,8 @@ pub const USAGE: &str = "usage/";
 pub const USAGE_END: &str = "usage0";
 /// Prefix of the drains.
 pub const DRAINS: &str = "drains/";
+/// Regions that the leader has chosen for deployments that state a placement.
+pub const PLACEMENTS: &str = "placements";
 /// Prefix of the plan. Each part has its own key, so that no value grows with the whole fleet and unchanged parts are
 /// not written.
 pub const PLAN: &str = "plan/";

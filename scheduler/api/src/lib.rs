@@ -14,7 +14,7 @@
 //! [`report`] goes from a region to a gateway, [`registration`] from a region to the hub, and [`route`] from the hub to
 //! all readers, with every [`deployment`] and every [`tenant`]. [`peer`] is the exchange between the spokes of a region,
 //! one of which holds the [`scaler`] lease, [`start_failure`] a model that a region cannot start, and [`job_transfer`] that of a gateway and the region of a queue of jobs. [`plan`]
-//! contains the gateways' demand and the traffic plan, [`store_format`] the format of the hub's store, [`apply`] the
+//! contains the gateways' demand and the traffic plan, [`placements`] the regions that the leader has chosen, [`store_format`] the format of the hub's store, [`apply`] the
 //! operator's messages, [`usage`] what tenants have used, [`pki`]
 //! the messages of the certificate authority, [`paths`] the HTTP paths, [`error`] the hub's own error codes, and [`keys`] the keys of
 //! the hub's store. A [`reader`] follows the route table; a [`lease`] keeps a registration alive. [`traffic`] is for the
@@ -30,6 +30,7 @@ pub mod lease;
 pub mod paths;
 pub mod peer;
 pub mod pki;
+pub mod placements;
 pub mod plan;
 pub mod reader;
 pub mod registration;

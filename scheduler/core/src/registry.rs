@@ -82,6 +82,8 @@ pub struct Registry {
 struct LapsedSpoke {
     endpoint: HostPort,
     deployments: BTreeSet<DeploymentName>,
+    /// What it had registered; unknown if that was in the term of another leader.
+    last: Option<RegisteredSpoke>,
     since: Instant,
     /// End of its route while reachability is unknown.
     until: Instant,
@@ -153,6 +155,7 @@ impl Registry {
                     (region.clone(), instance.clone()),
                     endpoint.clone(),
                     deployments.clone(),
+                    None,
                     now,
                 );
             }
@@ -173,10 +176,10 @@ impl Registry {
         let Some(last) = self.spokes.remove(&(region.clone(), boot_id)) else {
             return;
         };
-        let Registration { instance, endpoint, deployments, draining, .. } = last.registration;
+        let Registration { instance, endpoint, deployments, draining, .. } = last.registration.clone();
         let is_replaced = self.of(region).any(|other| other.registration.instance == instance);
         if !(is_replaced || draining && self.of(region).next().is_some()) {
-            self.lapse((region.clone(), instance), endpoint, deployments, now);
+            self.lapse((region.clone(), instance), endpoint, deployments, Some(last), now);
         }
         if !draining {
             self.detect_mass_loss(now);
@@ -299,6 +302,13 @@ impl Registry {
         representatives(self.spokes.values())
     }
 
+    /// Returns the [representative](representatives) of the lapsed spokes of each region without a registered one, as it was
+    /// registered last.
+    pub fn lapsed_representatives(&self) -> BTreeMap<&RegionId, &RegisteredSpoke> {
+        let lapsed = self.lapsed.iter().filter(|((region, _), _)| self.of(region).next().is_none());
+        representatives(lapsed.filter_map(|(_, lapsed)| lapsed.last.as_ref()))
+    }
+
     /// Returns the model reports of all regions with a spoke.
     pub fn reports(&self) -> Reports<'_> {
         let each = self.representatives().into_iter();
@@ -328,12 +338,13 @@ impl Registry {
         spoke: (RegionId, InstanceName),
         endpoint: HostPort,
         deployments: BTreeSet<DeploymentName>,
+        last: Option<RegisteredSpoke>,
         now: Instant,
     ) {
         let keep = if self.hold.is_some() { HOLD_MAX } else { self.lapsed_keep };
         let (until, unreachable_since) = (now + keep, None);
         self.lapsed
-            .insert(spoke, LapsedSpoke { endpoint, deployments, since: now, until, unreachable_since });
+            .insert(spoke, LapsedSpoke { endpoint, deployments, last, since: now, until, unreachable_since });
     }
 
     /// Records a lost lease. If that makes a mass loss, the regions that lapsed in it are held.

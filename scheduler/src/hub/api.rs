@@ -53,6 +53,8 @@ pub(super) struct HubApi<S> {
     /// Limits of the usage of tenants.
     pub(super) usage: Arc<UsageState>,
     pub(super) polls: Arc<Semaphore>,
+    /// Permits for requests that compute placements.
+    pub(super) placement_reports: Arc<Semaphore>,
     pub(super) stopping: watch::Receiver<bool>,
     /// A gateway with a newer table than this hub was observed. Logged once, since the gateway repeats its poll.
     pub(super) reader_ahead: Arc<AtomicBool>,

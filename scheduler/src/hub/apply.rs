@@ -21,11 +21,12 @@ use scheduler_api::deployment::{DeploymentV1, DeploymentsV1, DesiredDeployments,
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::tenant::TenantsV1;
 use scheduler_api::{VERSION, keys};
-use scheduler_core::placement::{self, RegisteredAccelerators};
+use scheduler_core::placement;
 use scheduler_core::registry::RegisteredSpoke;
 use scheduler_core::revisions::promotions_after;
 use scheduler_core::rollout::{apply_files, diff, runnable, status};
 use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
+use supervision::task::blocking;
 
 use super::api::{Body, HubApi, json_of};
 use super::records::{self, RecordError};
@@ -118,9 +119,21 @@ pub(super) async fn apply<S: Store>(
     let (mut problems, files) = (Vec::new(), deployments);
     let spokes = registered_spokes(&api).await?;
     let registered = placement::registered_accelerators(&spokes);
-    let deployments =
-        files.as_ref().map(|files| apply_files::deployments(files, &api.catalogue, &registered));
-    let deployments = deployments.transpose().map_err(|found| problems.extend(found));
+    let stored = StoredConfiguration::read(&api).await?;
+    let catalogue = api.catalogue.clone();
+    // The checks of ten thousand placements take seconds.
+    let (files, stored, deployments) = blocking(move || {
+        let before = &stored.deployments.all.deployments;
+        let deployments = files.as_ref().map(|files| {
+            let deployments = apply_files::deployments(files, &catalogue, &registered, before)?;
+            let deployments = by_name(deployments);
+            let notes = placement::notes(before, &deployments, &catalogue, &registered);
+            Ok((deployments, notes))
+        });
+        (files, stored, deployments)
+    })
+    .await;
+    let deployments = deployments.transpose().map_err(|found: Vec<ProblemV1>| problems.extend(found));
     let tenants = tenants.map(|files| apply_files::tenants(&files, &api.catalogue));
     let tenants = tenants.transpose().map_err(|found| problems.extend(found));
     let (Ok(deployments), Ok(tenants)) = (deployments, tenants) else {
@@ -130,11 +143,10 @@ pub(super) async fn apply<S: Store>(
         let message = "Neither `deployments` nor `tenants` is set: there is nothing to apply.";
         return Err(ErrorResponse::new(ErrorCode::InvalidValue, message).with_field("deployments"));
     }
-    let stored = StoredConfiguration::read(&api).await?;
     if let Some(base) = base.filter(|base| *base != stored.revision()) {
         return Err(conflict(base, stored.revision()));
     }
-    let deployments = deployments.map(by_name);
+    let (deployments, placement_notes) = deployments.unzip();
     if let (Some(files), Some(deployments)) = (&files, &deployments) {
         let before = &stored.deployments.all.deployments;
         let problems = not_runnable(&api.catalogue, &spokes, files, before, deployments);
@@ -150,7 +162,7 @@ pub(super) async fn apply<S: Store>(
         let promotions = promotions_after(before, deployments, hold);
         let changed = !found.is_empty() || promotions != before.promotions;
         notes.extend(model_changes(before, deployments, &promotions));
-        notes.extend(placement_notes(&before.deployments, deployments, &api.catalogue, &registered));
+        notes.extend(placement_notes.into_iter().flatten());
         // An unreadable record is replaced even if nothing else changes.
         if changed || stored.deployments.note.is_some() {
             let wanted = DesiredDeployments { applied: true, deployments: deployments.clone(), promotions };
@@ -233,17 +245,6 @@ fn model_changes(
         format!("the model of {name} changes: {then}; `meridian get rollout {name}` shows its replicas")
     };
     changes.map(note).collect()
-}
-
-/// Returns notes on the regions of deployments with a new or changed placement.
-fn placement_notes(
-    before: &DeploymentMap,
-    deployments: &DeploymentMap,
-    catalogue: &Catalogue,
-    registered: &RegisteredAccelerators,
-) -> Vec<String> {
-    let changed = deployments.iter().filter(|(name, deployment)| before.get(*name) != Some(*deployment));
-    changed.filter_map(|(_, deployment)| placement::summary(deployment, catalogue, registered)).collect()
 }
 
 /// Returns a note on deployments that tenants may use but that do not exist. They may be added later, or be misspelled.
@@ -341,7 +342,10 @@ pub(super) async fn deployments<S: Store>(
     // Not borrowed meanwhile: the next table would wait for its readers.
     let published = api.current.borrow().clone();
     let table = published.as_ref().map(|published| &published.table);
-    let statuses = status::statuses(&deployments, table, &spokes, &api.catalogue);
+    let decided = api.store.get(keys::PLACEMENTS).await?;
+    // An unreadable record is replaced by the leader; until then no decision is known.
+    let decided = decided.map(|entry| records::placements(&entry).unwrap_or_default());
+    let statuses = status::statuses(&deployments, table, decided.as_ref(), &spokes, &api.catalogue);
     let deployments = deployments.values().map(DeploymentV1::from).collect();
     Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments, statuses }))
 }

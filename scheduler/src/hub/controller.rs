@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 use scheduler_api::keys;
+use scheduler_api::placements::{DecidedPlacements, PlacementsV1};
 use scheduler_api::plan::TrafficClass;
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::PublishRateLimiter;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{Event, HubCommand, HubState};
-use scheduler_core::placement::Infeasible;
 use scheduler_core::plan::{TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::shares::ShareChanges;
@@ -63,8 +63,8 @@ pub(super) struct Controller<'a, S: Store> {
     short: BTreeSet<TrafficClass>,
     /// Regions last logged with several queues of jobs.
     several_job_queues: BTreeSet<RegionId>,
-    /// Deployments last logged with an infeasible placement.
-    infeasible_placements: BTreeMap<DeploymentName, Infeasible>,
+    /// Deployments last logged with an infeasible placement, and the key of the constraint.
+    infeasible_placements: BTreeMap<DeploymentName, &'static str>,
     /// Regions of the deployments that state a placement, in the table published last by this leader.
     placements: Option<BTreeMap<DeploymentName, Vec<RegionId>>>,
     /// Minimum interval between tables; readers reject tables that are published faster.
@@ -192,13 +192,15 @@ impl<'a, S: Store> Controller<'a, S> {
         }
     }
 
-    /// Logs a change of the deployments whose placement is infeasible.
+    /// Logs a change of the deployments whose placement is infeasible, or of the constraint that fails. The numbers of a
+    /// constraint, such as the cost of the cheapest set, change with each price and are not logged again.
     fn log_infeasible_placements(&mut self) {
         let infeasible = self.hub.infeasible_placements();
         self.publisher.metrics.infeasible_placements.set(infeasible.len());
-        if *infeasible != self.infeasible_placements {
-            self.infeasible_placements.clone_from(infeasible);
-            InfeasiblePlacementsChanged { deployments: &self.infeasible_placements }.emit();
+        let constraints = || infeasible.iter().map(|(name, constraint)| (name, constraint.key()));
+        if !constraints().eq(self.infeasible_placements.iter().map(|(name, key)| (name, *key))) {
+            self.infeasible_placements = constraints().map(|(name, key)| (name.clone(), key)).collect();
+            InfeasiblePlacementsChanged { deployments: infeasible }.emit();
         }
     }
 
@@ -255,6 +257,11 @@ impl<'a, S: Store> Controller<'a, S> {
                         return Ok(Some(lost));
                     }
                 }
+                HubCommand::PersistPlacements(decided) => {
+                    if let Some(lost) = self.persist_placements(decided).await? {
+                        return Ok(Some(lost));
+                    }
+                }
             }
         }
         Ok(None)
@@ -298,6 +305,22 @@ impl<'a, S: Store> Controller<'a, S> {
                 Event::SharesPersisted
             }
             Write::Failed => Event::SharesPersistFailed,
+            Write::Rejected => return Ok(Some(LeadershipLost::WriteRejected)),
+        };
+        self.handle(event);
+        Ok(None)
+    }
+
+    /// Writes the decisions on placements, guarded by the term; returns the reason if the term is over.
+    async fn persist_placements(
+        &mut self,
+        decided: DecidedPlacements,
+    ) -> Result<Option<LeadershipLost>, HubError> {
+        let packed = blocking(move || records::packed(&PlacementsV1::from(&decided))).await;
+        let puts = vec![(keys::PLACEMENTS.to_owned(), packed)];
+        let event = match self.write(into_transactions(puts)).await? {
+            Write::Done => Event::PlacementsPersisted,
+            Write::Failed => Event::PlacementsPersistFailed,
             Write::Rejected => return Ok(Some(LeadershipLost::WriteRejected)),
         };
         self.handle(event);

@@ -128,9 +128,9 @@ async fn demand<S: Store>(
 }
 
 /// Returns the whole plan and the placements, for operators.
-async fn plan<S: Store>(State(api): State<HubApi<S>>) -> Json<PlanV1> {
-    let placements = placements::all(&api).await;
-    Json(PlanV1 { placements, ..api.plans.all() })
+async fn plan<S: Store>(State(api): State<HubApi<S>>) -> Result<Json<PlanV1>, ErrorResponse> {
+    let placements = placements::all(&api).await?;
+    Ok(Json(PlanV1 { placements, ..api.plans.all() }))
 }
 
 /// Responds with a table newer than the client's as soon as there is one, or with 204 if there is none within the
@@ -228,6 +228,7 @@ mod tests {
             usage: Arc::default(),
             transport: Transport::Loopback,
             polls: Arc::new(Semaphore::new(polls)),
+            placement_reports: Arc::new(Semaphore::new(placements::PLANS_MAX)),
             stopping,
             reader_ahead: Arc::default(),
             health: HealthCheck::default(),
@@ -250,6 +251,19 @@ mod tests {
         let (api, stop, _publish) = api(1);
         let (status, _) = tokio::join!(biased; poll(&api), async { stop.send_replace(true) });
         assert_eq!(status, StatusCode::NO_CONTENT);
+    }
+
+    #[tokio::test]
+    async fn limit_of_plans_computed_at_the_same_time_is_enforced() {
+        let (api, _stop, _publish) = api(1);
+        let status = async || plan(State(api.clone())).await.into_response().status();
+        let limit = u32::try_from(placements::PLANS_MAX).unwrap();
+        let others = api.placement_reports.clone().try_acquire_many_owned(limit - 1).unwrap();
+        assert_eq!(status().await, StatusCode::OK, "the last permit");
+        let last = api.placement_reports.clone().try_acquire_owned().unwrap();
+        assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
+        drop((others, last));
+        assert_eq!(status().await, StatusCode::OK);
     }
 
     #[tokio::test]

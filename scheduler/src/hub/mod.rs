@@ -270,6 +270,7 @@ async fn serve<S: Store>(
         tenant_demands: Arc::default(),
         usage: Arc::default(),
         polls: Arc::new(Semaphore::new(LONG_POLLS_MAX)),
+        placement_reports: Arc::new(Semaphore::new(placements::PLANS_MAX)),
         stopping: stopping.clone(),
         reader_ahead: Arc::default(),
         health: HealthCheck::default(),

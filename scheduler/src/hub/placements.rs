@@ -2,35 +2,84 @@
 //!
 //! Any hub computes them from the store and the published table, as the leader does. While the store does not respond,
 //! there are none: the plan of which they are a part is shown without the store.
+//!
+//! The choices of ten thousand deployments take seconds, so they are computed on a thread for blocking functions, for a limited
+//! number of requests at a time.
 
-use regions::{Deployment, RouteTable};
+use std::sync::Arc;
+
+use regions::{Catalogue, Deployment, RouteTable};
+use replica_api::error::ErrorCode;
 use scheduler_api::keys;
 use scheduler_api::plan::PlacementDecisionV1;
 use scheduler_core::placement::{Fleet, report};
 use scheduler_core::registry::{RegisteredSpoke, representatives};
-use scheduler_store::Store;
+use scheduler_store::{KeyValue, Store};
+use supervision::task::blocking;
 
 use super::api::HubApi;
-use super::records;
+use super::{PublishedTable, records};
+use crate::respond::ErrorResponse;
+
+/// Maximum number of requests for which placements are computed at the same time: each takes a processor of the hub.
+pub(super) const PLANS_MAX: usize = 2;
 
 /// Returns the placement of each deployment that states one.
-pub(super) async fn all<S: Store>(api: &HubApi<S>) -> Vec<PlacementDecisionV1> {
+///
+/// # Errors
+///
+/// `overloaded` while other requests have all permits.
+pub(super) async fn all<S: Store>(api: &HubApi<S>) -> Result<Vec<PlacementDecisionV1>, ErrorResponse> {
+    let Ok(permit) = api.placement_reports.clone().try_acquire_owned() else {
+        let message = format!(
+            "{PLANS_MAX} requests for the plan run at this hub, which is the limit; try again shortly."
+        );
+        return Err(ErrorResponse::new(ErrorCode::Overloaded, message));
+    };
     let published = api.current.borrow().clone();
-    let none = RouteTable::empty();
-    let table = published.as_ref().map_or(&none, |published| &published.table);
-    let stored = api.store.get(keys::DEPLOYMENTS).await.ok().flatten();
-    let desired = stored.and_then(|entry| records::wanted(&entry).ok()).unwrap_or_default().deployments;
-    let placed: Vec<&Deployment> =
-        desired.values().filter(|deployment| deployment.placement.is_some()).collect();
-    if placed.is_empty() {
-        return Vec::new();
+    let Ok(Some(deployments)) = api.store.get(keys::DEPLOYMENTS).await else { return Ok(Vec::new()) };
+    let Ok(decided) = api.store.get(keys::PLACEMENTS).await else { return Ok(Vec::new()) };
+    let Ok(spokes) = api.store.range(keys::SPOKES).await else { return Ok(Vec::new()) };
+    let records = PlacementRecords { deployments, decided, spokes: spokes.entries };
+    let catalogue = api.catalogue.clone();
+    let report = blocking(move || {
+        // A client that disconnects leaves the function running, with its permit.
+        let _permit = permit;
+        records.report(published, &catalogue)
+    });
+    Ok(report.await)
+}
+
+/// Records from which placements are computed.
+struct PlacementRecords {
+    deployments: KeyValue,
+    decided: Option<KeyValue>,
+    spokes: Vec<KeyValue>,
+}
+
+impl PlacementRecords {
+    fn report(
+        &self,
+        published: Option<Arc<PublishedTable>>,
+        catalogue: &Catalogue,
+    ) -> Vec<PlacementDecisionV1> {
+        let desired = records::wanted(&self.deployments).unwrap_or_default().deployments;
+        let placed: Vec<&Deployment> =
+            desired.values().filter(|deployment| deployment.placement.is_some()).collect();
+        if placed.is_empty() {
+            return Vec::new();
+        }
+        let none = RouteTable::empty();
+        let table = published.as_ref().map_or(&none, |published| &published.table);
+        let spokes = self.spokes.iter().filter_map(|entry| records::spoke(entry).ok());
+        let spokes: Vec<RegisteredSpoke> = spokes.collect();
+        let decided = self.decided.as_ref().and_then(|entry| records::placements(entry).ok());
+        let drained = table.regions.iter().filter(|(_, route)| route.draining);
+        let drains = drained.map(|(region, _)| region.clone()).collect();
+        let reporting = representatives(&spokes).into_values();
+        // What lapsed spokes had registered is no longer in the store.
+        let lapsed = std::iter::empty();
+        let fleet = Fleet::new(catalogue, table.regions.keys(), reporting, lapsed, &drains, false);
+        report(placed, table, &decided.unwrap_or_default(), &fleet)
     }
-    let Ok(spokes) = api.store.range(keys::SPOKES).await else { return Vec::new() };
-    let spokes: Vec<RegisteredSpoke> =
-        spokes.entries.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
-    let drained = table.regions.iter().filter(|(_, route)| route.draining);
-    let drains = drained.map(|(region, _)| region.clone()).collect();
-    let reporting = representatives(&spokes);
-    let fleet = Fleet::new(&api.catalogue, table.regions.keys(), reporting.into_values(), &drains, false);
-    report(placed, table, &fleet)
 }

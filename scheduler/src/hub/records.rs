@@ -21,6 +21,7 @@ use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::pki::{CertificateV1, TokenRecordV1, TrustV1};
+use scheduler_api::placements::{DecidedPlacements, PlacementsV1};
 use scheduler_api::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
     TenantDemand, TenantDemandV1, TenantShares, TenantSharesV1, WeightsV1,
@@ -180,6 +181,11 @@ pub(super) fn reader(entry: &KeyValue) -> Result<(Reader, Generation), RecordErr
 /// Parses the table of the entry `routes`.
 pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
     read::<RouteTableV1, RouteTable>(entry)
+}
+
+/// Parses the decisions of the entry `placements`.
+pub(super) fn placements(entry: &KeyValue) -> Result<DecidedPlacements, RecordError> {
+    read::<PlacementsV1, DecidedPlacements>(entry)
 }
 
 /// Parses a gateway's demand of an entry under `demand/`.

@@ -223,6 +223,21 @@ fn a_placement_excludes_regions_and_an_order() {
 }
 
 #[test]
+fn a_placement_whose_choice_takes_too_long_is_rejected() {
+    let placement = |regions: u32, replicas: u32| {
+        let line = format!("placement = {{ min_regions = {regions}, min_replicas = {replicas} }}");
+        changed("regions", &line)
+    };
+    for (regions, replicas) in [(16, 256), (4, 1024)] {
+        let read = parse_deployments(&placement(regions, replicas), &Catalogue::builtin());
+        assert!(read.is_ok(), "{regions} {replicas}: {read:?}");
+    }
+    let problem = "min_replicas: min_regions (16) times min_replicas (257) is more than 4096; lower min_replicas to 256";
+    check(&placement(16, 257), &[(8, problem)]);
+    check(&placement(5, 1024), &[(8, "lower min_replicas to 819, or lower min_regions")]);
+}
+
+#[test]
 fn scaling_settings_are_parsed_and_absent_ones_have_defaults() {
     let read = |line: &str| {
         let read = parse_deployments(&changed("scaling", line), &Catalogue::builtin());

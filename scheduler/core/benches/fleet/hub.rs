@@ -216,6 +216,7 @@ impl Hub {
                 }
                 HubCommand::PersistPlan(parts) => self.state.handle(Event::PlanPersisted(parts), now),
                 HubCommand::PersistShares(_) => self.state.handle(Event::SharesPersisted, now),
+                HubCommand::PersistPlacements(_) => self.state.handle(Event::PlacementsPersisted, now),
                 HubCommand::PublishPlan(_) => {}
             }
         }

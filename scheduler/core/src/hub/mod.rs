@@ -10,6 +10,7 @@
 //! The shell's loop is: wait for an event or for [`HubState::next_wakeup`], pass it to [`HubState::handle`] or
 //! [`HubState::handle_timeout`], then execute the commands of [`HubState::poll`] until it returns `None`.
 
+mod placement_record;
 pub mod planning;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,19 +18,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::invariants;
-use crate::placement::{self, Fleet, Infeasible, PlacedDeployments};
+use crate::placement::{Fleet, Infeasible, Placements};
 use crate::plan::{PlanInput, TrafficPlan};
 use crate::publish::{next_generation, publish};
 use crate::registry::{RegisteredSpoke, Registry};
 use crate::revisions;
 use crate::rollout::Rollout;
 use crate::shares::{ShareAllocator, ShareChanges};
+use placement_record::PlacementRecord;
 use planning::{HubView, PlanPart, Planner};
 use regions::tenant::{ApiKey, KeyDigest};
 use regions::{
     Catalogue, Deployment, DeploymentName, Generation, RegionId, RouteTable, TenantId, TenantRules,
 };
 use scheduler_api::deployment::{DesiredDeployments, Promotions};
+use scheduler_api::placements::DecidedPlacements;
 use scheduler_api::plan::{GatewayBoot, GatewayDemand, GatewayInstance, TenantDemand, TrafficClass};
 use scheduler_api::reader::Reader;
 
@@ -82,6 +85,10 @@ pub enum Event {
     SharesPersisted,
     /// The outcome of the last [`HubCommand::PersistShares`] is unknown or a failure.
     SharesPersistFailed,
+    /// The store holds the decisions of the last [`HubCommand::PersistPlacements`].
+    PlacementsPersisted,
+    /// The outcome of the last [`HubCommand::PersistPlacements`] is unknown or a failure.
+    PlacementsPersistFailed,
     /// The store holds this table: that of the last [`HubCommand::Persist`], or an earlier one whose outcome was
     /// unknown.
     Persisted(RouteTable),
@@ -114,7 +121,9 @@ impl Event {
             | Event::PlanPersisted(_)
             | Event::PlanPersistFailed
             | Event::SharesPersisted
-            | Event::SharesPersistFailed => false,
+            | Event::SharesPersistFailed
+            | Event::PlacementsPersisted
+            | Event::PlacementsPersistFailed => false,
         }
     }
 }
@@ -156,6 +165,8 @@ pub enum HubCommand {
     PublishPlan(Vec<PlanPart>),
     /// Write these shares to the store, delete those of gateways that are gone, and report the result as an event.
     PersistShares(ShareChanges),
+    /// Write these decisions on placements to the store and report the result as an event.
+    PersistPlacements(DecidedPlacements),
 }
 
 /// Returns the epoch that must begin before anything is published on this store, if one is required.
@@ -214,8 +225,9 @@ pub struct HubState {
     to_publish: bool,
     drains: BTreeSet<RegionId>,
     catalogue: Arc<Catalogue>,
-    /// Deployments for which no set of regions is feasible, by the last table that was computed.
-    infeasible_placements: BTreeMap<DeploymentName, Infeasible>,
+    /// Placements by the last table that was computed.
+    placements: Placements,
+    placement_record: PlacementRecord,
     planner: Planner,
     /// Progress of the last plan.
     plan_write: PlanWrite,
@@ -285,7 +297,8 @@ impl HubState {
             to_publish,
             drains: BTreeSet::new(),
             catalogue: catalogue.clone(),
-            infeasible_placements: BTreeMap::new(),
+            placements: Placements::default(),
+            placement_record: PlacementRecord::default(),
             planner: Planner::new(catalogue, epoch, plan, now),
             plan_write,
             shares,
@@ -351,6 +364,8 @@ impl HubState {
                 self.shares_to_publish.extend(self.shares.written().into_iter().map(PlanPart::Shares));
             }
             Event::SharesPersistFailed => self.shares.write_failed(),
+            Event::PlacementsPersisted => self.placement_record.persisted(),
+            Event::PlacementsPersistFailed => self.placement_record.failed(self.now),
             Event::DrainStarted(region) => drop(self.drains.insert(region)),
             Event::DrainCancelled(region) => drop(self.drains.remove(&region)),
             Event::PlanComputed(plan) => {
@@ -380,7 +395,15 @@ impl HubState {
         if std::mem::take(&mut self.to_publish) {
             return Some(HubCommand::Publish(self.persisted.clone()));
         }
-        self.next_table().or_else(|| self.next_shares_command()).or_else(|| self.next_plan_command())
+        self.next_table()
+            .or_else(|| self.next_placements_command())
+            .or_else(|| self.next_shares_command())
+            .or_else(|| self.next_plan_command())
+    }
+
+    fn next_placements_command(&mut self) -> Option<HubCommand> {
+        let is_due = self.placement_record.begin(self.placements.revision(), self.now);
+        is_due.then(|| HubCommand::PersistPlacements(self.placements.decided(&self.catalogue)))
     }
 
     fn next_shares_command(&mut self) -> Option<HubCommand> {
@@ -397,12 +420,11 @@ impl HubState {
         match self.table_write {
             TableWrite::InFlight | TableWrite::RetryAt { .. } => None,
             TableWrite::Idle if self.is_table_current => {
-                debug_assert_eq!(self.other_table().0, None, "a change of its input was missed");
+                debug_assert_eq!(self.other_table(), None, "a change of its input was missed");
                 None
             }
             TableWrite::Idle => {
-                let (next, infeasible) = self.other_table();
-                self.infeasible_placements = infeasible;
+                let next = self.other_table();
                 match next {
                     Some(_) => self.table_write = TableWrite::InFlight,
                     None => self.is_table_current = true,
@@ -412,27 +434,24 @@ impl HubState {
         }
     }
 
-    /// Returns the table that follows from the current state, if it differs from the one in the store, and the deployments
-    /// whose placement is infeasible.
-    fn other_table(&self) -> (Option<RouteTable>, BTreeMap<DeploymentName, Infeasible>) {
+    /// Returns the table that follows from the current state, if it differs from the one in the store.
+    fn other_table(&mut self) -> Option<RouteTable> {
         let next = next_generation(&self.persisted, self.epoch);
         let in_doubt = self.registry.is_holding();
         let (rollout, last) = (&self.rollout, &self.persisted);
         let reports = self.registry.reports();
         let routes = self.registry.routes();
-        let PlacedDeployments { deployments: placed, infeasible } = {
-            let registered = self.registry.representatives();
-            let fleet =
-                Fleet::new(&self.catalogue, routes.keys(), registered.into_values(), &self.drains, in_doubt);
-            placement::stage(&self.deployments, last, &fleet)
-        };
-        let (deployments, revisions) = revisions::stage(&placed, &self.promotions, last, &reports, in_doubt);
+        let registered = self.registry.representatives().into_values();
+        let lapsed = self.registry.lapsed_representatives().into_values();
+        let fleet = Fleet::new(&self.catalogue, routes.keys(), registered, lapsed, &self.drains, in_doubt);
+        let placed = self.placements.stage(&self.deployments, last, &fleet, self.now);
+        let (deployments, revisions) = revisions::stage(placed, &self.promotions, last, &reports, in_doubt);
         let mut staged = rollout.stage(&deployments, last, next, in_doubt);
         staged.revisions = revisions;
         let tenants = self.tenants.as_ref();
         staged.tenants =
             tenants.map(|tenants| rollout.stage_tenants(tenants, &self.api_keys, last, next, in_doubt));
-        (publish(&self.persisted, self.epoch, routes, staged, &self.drains), infeasible)
+        publish(&self.persisted, self.epoch, routes, staged, &self.drains)
     }
 
     fn next_plan_command(&mut self) -> Option<HubCommand> {
@@ -471,7 +490,7 @@ impl HubState {
 
     /// Returns the deployments for which no set of regions is feasible, with the constraint that fails.
     pub fn infeasible_placements(&self) -> &BTreeMap<DeploymentName, Infeasible> {
-        &self.infeasible_placements
+        self.placements.infeasible()
     }
 
     /// Returns the regions that `table` has for each deployment with a placement.
@@ -499,6 +518,8 @@ impl HubState {
             .chain(settled)
             .chain(planned)
             .chain(divided)
+            .chain(self.placements.next_due())
+            .chain(self.placement_record.next_due())
             .min()
     }
 
@@ -507,7 +528,8 @@ impl HubState {
         self.now = self.now.max(now);
         let has_expired = self.registry.expire(now);
         let has_settled = self.rollout.tick(now);
-        self.is_table_current &= !(has_expired || has_settled);
+        let has_dwelt = self.placements.tick(now);
+        self.is_table_current &= !(has_expired || has_settled || has_dwelt);
         if let TableWrite::RetryAt { at } = self.table_write
             && at <= now
         {

@@ -57,6 +57,8 @@ struct HubTest {
     hub: HubState,
     now: Instant,
     published: Vec<RouteTable>,
+    /// Decisions on placements in the store.
+    decided: DecidedPlacements,
 }
 
 impl HubTest {
@@ -70,7 +72,7 @@ impl HubTest {
         let (now, catalogue) = (some_instant(), Arc::new(Catalogue::builtin()));
         let rollout = Rollout::new(catalogue.clone(), SETTLE_TIME, now);
         let hub = HubState::new(initial, catalogue, LAPSED_KEEP, rollout, now);
-        HubTest { hub, now, published: Vec::new() }
+        HubTest { hub, now, published: Vec::new(), decided: DecidedPlacements::new() }
     }
 
     fn handle(&mut self, event: Event) {
@@ -83,6 +85,10 @@ impl HubTest {
             match command {
                 HubCommand::Persist(table) => self.handle(Event::Persisted(table)),
                 HubCommand::Publish(table) => self.published.push(table),
+                HubCommand::PersistPlacements(decided) => {
+                    self.decided = decided;
+                    self.handle(Event::PlacementsPersisted);
+                }
                 HubCommand::Plan(..)
                 | HubCommand::PersistPlan(_)
                 | HubCommand::PublishPlan(_)

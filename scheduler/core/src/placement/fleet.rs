@@ -13,18 +13,17 @@
 //! A region that is no longer chosen stays in the table until every chosen one has its minimum number of replicas ready. A
 //! region that residency no longer permits leaves at once.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Infeasible, PlacementCandidate, PlacementDecision, Requirement, SpokeState, choose};
+use super::{
+    PlacementCandidate, PlacementDecision, PlacementVerdict, Requirement, SpokeState, choose, kept, stay,
+};
 use crate::registry::RegisteredSpoke;
 use regions::{
     Accelerators, Catalogue, Deployment, DeploymentName, EngineKind, PlacementSpec, Region, RegionId,
     RegionIndex, RegionSet, RouteTable,
 };
 use scheduler_api::registration::Registration;
-
-type Deployments = BTreeMap<DeploymentName, Deployment>;
 
 /// State of the fleet that placements depend on.
 #[derive(Clone, Debug)]
@@ -33,6 +32,8 @@ pub struct Fleet<'a> {
     pub catalogue: &'a Catalogue,
     /// Regions with a route, and the spoke that reports for each of them; `None` while its spokes have lapsed.
     pub regions: BTreeMap<&'a RegionId, Option<&'a Registration>>,
+    /// Last registration of regions whose spokes have lapsed, as far as this hub knows them.
+    pub lapsed: BTreeMap<&'a RegionId, &'a Registration>,
     /// Regions that an operator drains.
     pub drains: &'a BTreeSet<RegionId>,
     /// So many leases ended at once that the store is suspected: current placements stay.
@@ -40,81 +41,62 @@ pub struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Returns the state of a fleet with these routes, the spokes that report for their regions, and drains.
+    /// Returns the state of a fleet with these routes, the spokes that report for their regions, those that did so last for regions
+    /// whose spokes have lapsed, and drains.
     pub fn new(
         catalogue: &'a Catalogue,
         routed: impl IntoIterator<Item = &'a RegionId>,
         spokes: impl IntoIterator<Item = &'a RegisteredSpoke>,
+        lapsed: impl IntoIterator<Item = &'a RegisteredSpoke>,
         drains: &'a BTreeSet<RegionId>,
         in_doubt: bool,
     ) -> Fleet<'a> {
+        let registration = |spoke: &'a RegisteredSpoke| (&spoke.registration.region, &spoke.registration);
         let mut regions: BTreeMap<_, _> = routed.into_iter().map(|region| (region, None)).collect();
-        let registrations = spokes.into_iter().map(|spoke| &spoke.registration);
-        regions.extend(registrations.map(|registration| (&registration.region, Some(registration))));
-        Fleet { catalogue, regions, drains, in_doubt }
+        let registered = spokes.into_iter().map(registration);
+        regions.extend(registered.map(|(region, registration)| (region, Some(registration))));
+        let lapsed = lapsed.into_iter().map(registration).collect();
+        Fleet { catalogue, regions, lapsed, drains, in_doubt }
+    }
+
+    /// Returns what a region has registered; while its spokes have lapsed, what they registered last.
+    pub(super) fn registration(&self, region: &RegionId) -> Option<&'a Registration> {
+        self.regions.get(region).copied().flatten().or_else(|| self.lapsed.get(region).copied())
+    }
+
+    /// Returns whether the spokes of a region have lapsed, and it is not known what they had registered.
+    fn is_unknown(&self, region: &RegionId) -> bool {
+        matches!(self.regions.get(region), Some(None)) && !self.lapsed.contains_key(region)
+    }
+
+    /// Returns those of these regions that are in the catalogue.
+    pub(super) fn indices<'b>(&self, regions: impl IntoIterator<Item = &'b RegionId>) -> RegionSet {
+        regions.into_iter().filter_map(|region| self.catalogue.index_of(region)).collect()
     }
 }
 
-/// Desired deployments with the regions that were chosen for them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacedDeployments<'a> {
-    /// Deployments without those for which no region is chosen yet.
-    pub deployments: Cow<'a, Deployments>,
-    /// Deployments for which no set of regions is feasible now, with the constraint.
-    pub infeasible: BTreeMap<DeploymentName, Infeasible>,
-}
-
-/// Placement of one deployment in the next table.
+/// Regions of one deployment in the next table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StagedPlacement {
     pub(super) decision: PlacementDecision,
-    /// Regions that are no longer chosen, and stay until the chosen ones are ready.
-    pub(super) leaving: RegionSet,
+    /// Regions that would be chosen if the dwell time did not keep the deployment where it is.
+    pub(super) later: RegionSet,
 }
 
-/// Returns the deployments of the table that follows `last`, with their regions.
-pub fn stage<'a>(desired: &'a Deployments, last: &RouteTable, fleet: &Fleet<'_>) -> PlacedDeployments<'a> {
-    let mut deployments = Cow::Borrowed(desired);
-    let mut infeasible = BTreeMap::new();
-    for (name, deployment) in desired {
-        let Some(placement) = &deployment.placement else { continue };
-        let before = last.deployments.get(name);
-        if let Some(before) = before.filter(|_| fleet.in_doubt) {
-            deployments.to_mut().insert(name.clone(), placed(deployment, before.regions.clone()));
-            continue;
-        }
-        let StagedPlacement { decision, leaving } = stage_one(deployment, placement, before, fleet);
-        infeasible.extend(decision.infeasible.map(|constraint| (name.clone(), constraint)));
-        let regions = decision.regions.union(leaving);
-        if regions.is_empty() {
-            deployments.to_mut().remove(name);
-            continue;
-        }
-        let regions = regions.iter().map(|region| fleet.catalogue.region(region).id.clone()).collect();
-        deployments.to_mut().insert(name.clone(), placed(deployment, regions));
-    }
-    PlacedDeployments { deployments, infeasible }
-}
-
-/// Returns a deployment as if an operator had listed these regions.
-fn placed(deployment: &Deployment, regions: Vec<RegionId>) -> Deployment {
-    Deployment { regions, placement: None, ..deployment.clone() }
-}
-
-/// Returns the placement of a deployment whose last published state is `before`.
-pub(super) fn stage_one(
+/// Returns the decision for a deployment that runs in `current`. It stays in the regions `dwells_in`, if there are any and they are
+/// a feasible set.
+pub(super) fn decide(
     deployment: &Deployment,
     placement: &PlacementSpec,
-    before: Option<&Deployment>,
+    current: RegionSet,
+    dwells_in: Option<RegionSet>,
     fleet: &Fleet<'_>,
 ) -> StagedPlacement {
-    let current = current_regions(before, fleet);
     let permitted = deployment.residency.permitted(fleet.catalogue);
-    let registered: RegionSet =
-        fleet.regions.keys().filter_map(|region| fleet.catalogue.index_of(region)).collect();
+    let registered = fleet.indices(fleet.regions.keys().copied());
     let candidates = registered.union(current).iter().map(|index| {
         let region = fleet.catalogue.region(index);
-        let spoke = fleet.regions.get(&region.id).copied().flatten();
+        let spoke = fleet.registration(&region.id);
         let facts = facts(index, region, deployment, spoke.map(|spoke| &spoke.accelerators));
         // A spoke that states no engines counts as able to run each of the catalogue's.
         let engines = spoke.and_then(|spoke| spoke.engines.as_ref());
@@ -126,16 +108,54 @@ pub(super) fn stage_one(
             ..facts
         }
     });
-    let decision = choose(&candidates.collect::<Vec<_>>(), &requirement(deployment, placement), current);
+    let candidates: Vec<_> = candidates.collect();
+    let requirement = requirement(deployment, placement);
+    let free = choose(&candidates, &requirement, current);
+    if free.infeasible.is_some() {
+        return StagedPlacement { decision: free, later: RegionSet::EMPTY };
+    }
+    if let Some(regions) = dwells_in.filter(|regions| *regions != free.regions)
+        && let Some(decision) = stay(&candidates, &requirement, current, regions)
+    {
+        return StagedPlacement { decision, later: free.regions };
+    }
+    let stays = kept(&candidates, current);
+    let is_unknown = |index: RegionIndex| fleet.is_unknown(&fleet.catalogue.region(index).id);
+    let is_removed = |index: RegionIndex| !free.regions.contains(index) && is_unknown(index);
+    let decision = if stays.iter().any(is_removed) { hold(free, stays) } else { free };
+    StagedPlacement { decision, later: RegionSet::EMPTY }
+}
+
+/// Returns the decision to keep the current regions `stays`, although others would be chosen.
+fn hold(free: PlacementDecision, stays: RegionSet) -> PlacementDecision {
+    let verdicts = free.verdicts.into_iter().map(|(index, verdict)| {
+        let verdict = match verdict {
+            _ if stays.contains(index) => PlacementVerdict::Kept,
+            PlacementVerdict::Chosen(eligible) => PlacementVerdict::NotNeeded(eligible),
+            other => other,
+        };
+        (index, verdict)
+    });
+    PlacementDecision { regions: stays, cost: None, infeasible: None, verdicts: verdicts.collect() }
+}
+
+/// Returns the current regions that are no longer chosen, and stay until each chosen one is ready.
+pub(super) fn leaving(
+    deployment: &Deployment,
+    chosen: RegionSet,
+    current: RegionSet,
+    fleet: &Fleet<'_>,
+) -> RegionSet {
+    let others = current.minus(chosen);
     let is_ready = |index: RegionIndex| {
         let registration = fleet.regions.get(&fleet.catalogue.region(index).id).copied().flatten();
         registration.is_some_and(|registration| is_ready(deployment, registration))
     };
-    let leaving = match decision.regions.iter().all(is_ready) {
-        true => RegionSet::EMPTY,
-        false => current.minus(decision.regions).intersect(permitted).intersect(registered),
-    };
-    StagedPlacement { decision, leaving }
+    if others.is_empty() || chosen.iter().all(is_ready) {
+        return RegionSet::EMPTY;
+    }
+    let permitted = deployment.residency.permitted(fleet.catalogue);
+    others.intersect(permitted).intersect(fleet.indices(fleet.regions.keys().copied()))
 }
 
 /// Returns a candidate with what is known of its region; `registered` are the accelerators that its spoke states. With
@@ -165,7 +185,7 @@ pub(super) fn requirement<'a>(deployment: &Deployment, placement: &'a PlacementS
 }
 
 /// Returns the regions in which a deployment runs by the last table. One without a list runs wherever it is served.
-fn current_regions(before: Option<&Deployment>, fleet: &Fleet<'_>) -> RegionSet {
+pub(super) fn current_regions(before: Option<&Deployment>, fleet: &Fleet<'_>) -> RegionSet {
     let Some(before) = before else { return RegionSet::EMPTY };
     if !before.regions.is_empty() {
         return before.placement(fleet.catalogue);

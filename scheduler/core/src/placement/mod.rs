@@ -25,24 +25,30 @@
 //! by others that together are cheaper by more than the difference, and prices that fluctuate below it move nothing. A
 //! region that became infeasible is replaced at once, and the others stay.
 //!
+//! **Dwell time.** After a move, a deployment stays in its regions for [`MIN_DWELL`], as long as they are a feasible set. A region
+//! that is lost, or that residency no longer permits, is replaced at once, and a changed deployment is placed anew.
+//!
 //! **No feasible set.** The current regions that residency permits stay, because a deployment that cost too much yesterday
 //! still serves requests, and the decision names the constraint. A deployment without current regions is not served
 //! until a set is feasible.
 //!
 //! The choice is exact for any number of regions, by dynamic programming: at most regions × `min_regions` ×
-//! (`min_replicas` + 1) steps. A greedy choice, cheapest capacity first, costs 7.5 % more on average and up to 2.75 times as
+//! (`min_replicas` + 1) steps, of which the file limits the product. It is repeated only when its input changes
+//! ([`Placements`]). A greedy choice, cheapest capacity first, costs 7.5 % more on average and up to 2.75 times as
 //! much in the 200 random fleets of the tests.
 
 mod fleet;
 mod offline;
+mod placements;
 mod report;
 mod solve;
 
-pub use fleet::{Fleet, PlacedDeployments, stage};
+pub use fleet::Fleet;
 pub use offline::{
-    RegisteredAccelerators, check_feasible, parse_deployments, read_deployments, registered_accelerators,
-    summary,
+    RegisteredAccelerators, check_feasible, notes, parse_deployments, read_deployments,
+    registered_accelerators,
 };
+pub use placements::{MIN_DWELL, Placements};
 pub use report::report;
 
 use regions::accelerator::millionths_to_text;
@@ -215,7 +221,8 @@ impl Infeasible {
 pub enum PlacementVerdict {
     /// It is in the cheapest feasible set.
     Chosen(Eligible),
-    /// It is in the current set, which stays because no set is feasible.
+    /// It is in the current set, which stays because no set is feasible, or because the accelerators of a region are unknown while
+    /// its spokes have lapsed.
     Kept,
     /// It could run the deployment, and a set without it is cheaper, or no set is feasible.
     NotNeeded(Eligible),
@@ -243,24 +250,69 @@ pub fn choose(
     current: RegionSet,
 ) -> PlacementDecision {
     debug_assert!(candidates.is_sorted_by(|a, b| a.region < b.region), "each region is one candidate");
-    let filtered: Vec<_> = candidates
-        .iter()
-        .map(|candidate| (candidate, filter(candidate, requirement, current.contains(candidate.region))))
-        .collect();
-    let eligible: Vec<&Eligible> =
-        filtered.iter().filter_map(|(_, filtered)| filtered.as_ref().ok()).collect();
+    let filtered = filter_all(candidates, requirement, current);
+    let eligible = eligible(&filtered);
     let (regions, infeasible) = match cheapest_feasible(&eligible, candidates.len(), requirement, current) {
         Ok(regions) => (regions, None),
         Err(infeasible) => (kept(candidates, current), Some(infeasible)),
     };
-    let cost = infeasible.is_none().then(|| cost_of(&eligible, regions, requirement));
-    let verdicts = filtered.into_iter().map(|(candidate, filtered)| {
+    decided(&filtered, regions, infeasible, requirement)
+}
+
+/// Returns the decision to stay in `regions`, a part of `current`; `None` if they are not a feasible set.
+fn stay(
+    candidates: &[PlacementCandidate<'_>],
+    requirement: &Requirement<'_>,
+    current: RegionSet,
+    regions: RegionSet,
+) -> Option<PlacementDecision> {
+    let filtered = filter_all(candidates, requirement, current);
+    let eligible = eligible(&filtered);
+    let capacities =
+        || eligible.iter().filter(|it| regions.contains(it.region)).map(|it| u64::from(it.capacity));
+    let PlacementSpec { min_regions, min_replicas, max_cost, .. } = *requirement.placement;
+    let largest = capacities().max()?;
+    let is_feasible = regions.is_subset(&current)
+        && capacities().count() == regions.len()
+        && regions.len() >= min_regions as usize
+        && capacities().sum::<u64>() - largest >= u64::from(min_replicas)
+        && max_cost.is_none_or(|max| cost_of(&eligible, regions, requirement).millionths <= max);
+    is_feasible.then(|| decided(&filtered, regions, None, requirement))
+}
+
+/// Candidate with the result of its filter.
+type Filtered<'a, 'b> = (&'a PlacementCandidate<'b>, Result<Eligible, PlacementRejection>);
+
+fn filter_all<'a, 'b>(
+    candidates: &'a [PlacementCandidate<'b>],
+    requirement: &Requirement<'_>,
+    current: RegionSet,
+) -> Vec<Filtered<'a, 'b>> {
+    let each = candidates.iter();
+    let filtered =
+        each.map(|candidate| (candidate, filter(candidate, requirement, current.contains(candidate.region))));
+    filtered.collect()
+}
+
+fn eligible<'a>(filtered: &'a [Filtered<'_, '_>]) -> Vec<&'a Eligible> {
+    filtered.iter().filter_map(|(_, filtered)| filtered.as_ref().ok()).collect()
+}
+
+/// Returns the decision for these regions, with the result for each candidate.
+fn decided(
+    filtered: &[Filtered<'_, '_>],
+    regions: RegionSet,
+    infeasible: Option<Infeasible>,
+    requirement: &Requirement<'_>,
+) -> PlacementDecision {
+    let cost = infeasible.is_none().then(|| cost_of(&eligible(filtered), regions, requirement));
+    let verdicts = filtered.iter().map(|(candidate, filtered)| {
         let is_listed = regions.contains(candidate.region);
         let verdict = match filtered {
             _ if is_listed && infeasible.is_some() => PlacementVerdict::Kept,
-            Ok(eligible) if is_listed => PlacementVerdict::Chosen(eligible),
-            Ok(eligible) => PlacementVerdict::NotNeeded(eligible),
-            Err(rejection) => PlacementVerdict::Rejected(rejection),
+            Ok(eligible) if is_listed => PlacementVerdict::Chosen(eligible.clone()),
+            Ok(eligible) => PlacementVerdict::NotNeeded(eligible.clone()),
+            Err(rejection) => PlacementVerdict::Rejected(rejection.clone()),
         };
         (candidate.region, verdict)
     });

@@ -2,6 +2,9 @@
 //!
 //! Every region of the catalogue counts as one with a spoke, so a placement that is rejected here cannot be met by more
 //! spokes. Prices and numbers are those of the catalogue, or at a hub those that spokes have registered.
+//!
+//! When files are applied, only new and changed deployments are checked: a price that has risen for one deployment must not
+//! prevent the change of another. Unchanged ones whose placement is infeasible are named in a note.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +14,7 @@ use crate::registry::{RegisteredSpoke, representatives};
 use configuration::{ConfigFile, Problem};
 use regions::accelerator::millionths_to_text;
 use regions::deployment::{parse_deployments_with, read_deployments_with};
-use regions::{Accelerators, Catalogue, Deployment, RegionId, RegionSet};
+use regions::{Accelerators, Catalogue, Deployment, DeploymentName, RegionId, RegionSet};
 
 /// Accelerators that the spokes of regions have registered in place of those of the catalogue.
 pub type RegisteredAccelerators = BTreeMap<RegionId, Accelerators>;
@@ -23,15 +26,49 @@ pub fn registered_accelerators(spokes: &[RegisteredSpoke]) -> RegisteredAccelera
     stated.filter(|(_, accelerators)| !accelerators.is_empty()).collect()
 }
 
-/// Parses a deployments file, and rejects placements that are infeasible with the catalogue.
+/// Maximum number of deployments named in one note.
+const NOTED_DEPLOYMENTS_MAX: usize = 8;
+
+/// Parses a deployments file, and rejects new and changed placements that are infeasible with the catalogue. `before` are the
+/// deployments that the file replaces.
 pub fn parse_deployments(
     text: &str,
     catalogue: &Catalogue,
     registered: &RegisteredAccelerators,
+    before: &BTreeMap<DeploymentName, Deployment>,
 ) -> Result<Vec<Deployment>, Vec<Problem>> {
-    parse_deployments_with(text, catalogue, &|deployment| {
-        check_feasible(deployment, catalogue, catalogue.all(), registered)
+    parse_deployments_with(text, catalogue, &|deployment| match before.get(&deployment.name) {
+        Some(known) if known == deployment => Ok(()),
+        Some(_) | None => check_feasible(deployment, catalogue, catalogue.all(), registered),
     })
+}
+
+/// Returns notes on the placements of deployments that replace `before`: where the hub would run new and changed ones, and which of
+/// the unchanged ones are infeasible now.
+pub fn notes(
+    before: &BTreeMap<DeploymentName, Deployment>,
+    deployments: &BTreeMap<DeploymentName, Deployment>,
+    catalogue: &Catalogue,
+    registered: &RegisteredAccelerators,
+) -> Vec<String> {
+    let is_changed = |deployment: &&Deployment| before.get(&deployment.name) != Some(*deployment);
+    let (changed, unchanged): (Vec<_>, Vec<_>) = deployments.values().partition(is_changed);
+    let summaries = changed.into_iter().filter_map(|deployment| summary(deployment, catalogue, registered));
+    let infeasible = unchanged.into_iter().filter_map(|deployment| {
+        let checked = check_feasible(deployment, catalogue, catalogue.all(), registered);
+        let (key, problem) = checked.err()?;
+        Some(format!("{}: {key}: {problem}", deployment.name))
+    });
+    let infeasible: Vec<_> = infeasible.collect();
+    let note = (!infeasible.is_empty()).then(|| {
+        let named = infeasible.iter().take(NOTED_DEPLOYMENTS_MAX).map(String::as_str);
+        format!(
+            "no set of regions meets the placement of {} unchanged deployments, which stay in their regions: {}",
+            infeasible.len(),
+            named.collect::<Vec<_>>().join("; ")
+        )
+    });
+    summaries.chain(note).collect()
 }
 
 /// Reads a deployments file, and records placements that are infeasible with the catalogue as problems.
@@ -67,7 +104,7 @@ pub fn check_feasible(
 
 /// Returns a sentence on the regions that would be chosen if every region of the catalogue had a spoke; `None` without a
 /// feasible placement.
-pub fn summary(
+fn summary(
     deployment: &Deployment,
     catalogue: &Catalogue,
     registered: &RegisteredAccelerators,

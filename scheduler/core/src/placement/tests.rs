@@ -207,11 +207,12 @@ fn a_deployment_without_accelerators_is_placed_by_the_cost_of_a_replica() {
 
 #[test]
 fn the_largest_fleet_with_the_largest_requirement_is_placed() {
-    use regions::deployment::placement::{MIN_REGIONS_MAX, MIN_REPLICAS_MAX};
+    use regions::deployment::placement::{MIN_REGIONS_MAX, REGIONS_TIMES_REPLICAS_MAX};
     let regions: Vec<_> =
         (0..regions::set::MAX_REGIONS as u64).map(|n| (256, 1000 + n * 7919 % 512)).collect();
     let world = World::new(&regions);
-    let decision = world.choose(&l4(MIN_REGIONS_MAX, MIN_REPLICAS_MAX, None), 256, &[]);
+    let decision =
+        world.choose(&l4(MIN_REGIONS_MAX, REGIONS_TIMES_REPLICAS_MAX / MIN_REGIONS_MAX, None), 256, &[]);
     let mut prices: Vec<u64> = regions.iter().map(|(_, price)| *price).collect();
     prices.sort_unstable();
     let cheapest = prices[..MIN_REGIONS_MAX as usize].iter().sum();

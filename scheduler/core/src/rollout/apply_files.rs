@@ -13,14 +13,15 @@ use scheduler_api::apply::{ApplyFileV1, ProblemV1};
 /// Maximum number of files of one apply: one for each team of a large organization.
 pub const FILES_MAX: usize = 256;
 
-/// Parses the complete set of deployments from these files. A placement that no regions of the catalogue can meet is a
-/// problem; `registered` are the accelerators that spokes have registered.
+/// Parses the complete set of deployments from these files, which replaces `before`. A new or changed placement that no regions of
+/// the catalogue can meet is a problem; `registered` are the accelerators that spokes have registered.
 pub fn deployments(
     files: &[ApplyFileV1],
     catalogue: &Catalogue,
     registered: &RegisteredAccelerators,
+    before: &BTreeMap<DeploymentName, Deployment>,
 ) -> Result<Vec<Deployment>, Vec<ProblemV1>> {
-    read(files, |text| parse_deployments(text, catalogue, registered))
+    read(files, |text| parse_deployments(text, catalogue, registered, before))
 }
 
 /// Parses the complete set of tenants from these files.
@@ -84,7 +85,7 @@ mod tests {
     fn read(files: &[(&str, &str)]) -> Result<Vec<String>, Vec<(String, usize, String)>> {
         let file = |(name, text): &(&str, &str)| ApplyFileV1 { name: (*name).into(), text: (*text).into() };
         let files: Vec<_> = files.iter().map(file).collect();
-        deployments(&files, &Catalogue::builtin(), &RegisteredAccelerators::new())
+        deployments(&files, &Catalogue::builtin(), &RegisteredAccelerators::new(), &BTreeMap::new())
             .map(|found| found.iter().map(|deployment| deployment.name.to_string()).collect())
             .map_err(|found| {
                 found.into_iter().map(|ProblemV1 { file, line, message }| (file, line, message)).collect()

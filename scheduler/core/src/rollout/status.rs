@@ -3,21 +3,28 @@
 //! The status is that of the *applied* model. While the regions still serve an older one, it is pending; if no replica
 //! of the applied model can start, it is failed, although the older one may be served well. `meridian apply --wait`
 //! ends by it.
+//!
+//! The regions of a deployment with a placement are those that the leader has chosen for the applied version of it, by its record
+//! in the store ([`scheduler_api::placements`]). Until it has decided, the deployment is pending: the route table still has the
+//! regions of the earlier version.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use regions::{Catalogue, Deployment, DeploymentName, RegionId, RouteTable};
 use scheduler_api::apply::{DeploymentStatusV1, RegionStatusV1, RolloutStatus};
 use scheduler_api::deployment::engine_v1;
+use scheduler_api::placements::{DecidedPlacement, DecidedPlacements, deployment_digest};
 use scheduler_api::registration::Registration;
 use scheduler_api::start_failure::FailedModelV1;
 
 use crate::registry::{RegisteredSpoke, representatives};
 
-/// Returns the status of each of these deployments, by name. `table` is the published table, if there is one.
+/// Returns the status of each of these deployments, by name. `table` is the published table, if there is one; `decided` are the
+/// leader's decisions on placements, if there is a record of them.
 pub fn statuses(
     desired: &BTreeMap<DeploymentName, Deployment>,
     table: Option<&RouteTable>,
+    decided: Option<&DecidedPlacements>,
     spokes: &[RegisteredSpoke],
     catalogue: &Catalogue,
 ) -> Vec<DeploymentStatusV1> {
@@ -26,51 +33,59 @@ pub fn statuses(
     let scaling = spokes.iter().map(|spoke| &spoke.registration).filter(|registration| registration.scales);
     let scaling: BTreeSet<&RegionId> = scaling.map(|registration| &registration.region).collect();
     let each = desired.values().map(|deployment| {
+        let decision = decided.and_then(|decided| decision(deployment, decided));
+        let stated = stated_regions(deployment, table, decided, decision);
+        let infeasible = decision.and_then(|decision| decision.infeasible.clone());
+        let is_placed_in = |region: &RegionId| deployment.placement.is_none() || stated.contains(region);
         let regions: Vec<_> = reporting
             .iter()
-            .filter(|(region, _)| {
-                is_placed_in(deployment, table, region) && runs_in(deployment, region, catalogue)
-            })
+            .filter(|(region, _)| is_placed_in(region) && runs_in(deployment, region, catalogue))
             .filter_map(|(region, spoke)| {
                 in_region(deployment, table, &spoke.registration, scaling.contains(region))
             })
             .collect();
-        let missing = stated_regions(deployment, table).iter().filter(|region| {
+        let missing = stated.iter().filter(|region| {
             runs_in(deployment, region, catalogue)
                 && !regions.iter().any(|known| known.region == region.as_str())
         });
         let missing: Vec<_> = missing.map(pending).collect();
         let regions: Vec<_> = regions.into_iter().chain(missing).collect();
-        let worst = regions.iter().map(|region| region.status).max();
-        DeploymentStatusV1 {
-            name: deployment.name.to_string(),
-            status: worst.unwrap_or(RolloutStatus::Pending),
-            regions,
-        }
+        let worst = regions.iter().map(|region| region.status).max().unwrap_or(RolloutStatus::Pending);
+        let status = if infeasible.is_some() { worst.max(RolloutStatus::Pending) } else { worst };
+        DeploymentStatusV1 { name: deployment.name.to_string(), status, infeasible, regions }
     });
     each.collect()
 }
 
 /// Returns the regions that an operator has listed, or that the hub has chosen. Each of them must be ready; one without a spoke
-/// cannot be. A deployment without a list runs in the regions that have a spoke.
-fn stated_regions<'a>(deployment: &'a Deployment, table: Option<&'a RouteTable>) -> &'a [RegionId] {
+/// cannot be. A deployment without a list runs in the regions that have a spoke. One with a placement runs nowhere until the hub
+/// has chosen regions for this version of it; a leader of an earlier version of Meridian records no decisions, and its table has
+/// the regions.
+fn stated_regions<'a>(
+    deployment: &'a Deployment,
+    table: Option<&'a RouteTable>,
+    decided: Option<&DecidedPlacements>,
+    decision: Option<&'a DecidedPlacement>,
+) -> &'a [RegionId] {
     if deployment.placement.is_none() {
         return &deployment.regions;
     }
-    let published = table.and_then(|table| table.deployments.get(&deployment.name));
-    published.map_or(&[], |published| &published.regions)
+    if decided.is_none() {
+        let published = table.and_then(|table| table.deployments.get(&deployment.name));
+        return published.map_or(&[], |published| &published.regions);
+    }
+    decision.map_or(&[], |decision| &decision.regions)
+}
+
+/// Returns the decision on the placement of this version of a deployment.
+fn decision<'a>(deployment: &Deployment, decided: &'a DecidedPlacements) -> Option<&'a DecidedPlacement> {
+    let decision = decided.get(&deployment.name).filter(|_| deployment.placement.is_some())?;
+    (decision.deployment == deployment_digest(deployment)).then_some(decision)
 }
 
 /// Returns the status in a region that reports nothing about the deployment.
 fn pending(region: &RegionId) -> RegionStatusV1 {
     RegionStatusV1 { region: region.to_string(), status: RolloutStatus::Pending, failed: None, waiting: None }
-}
-
-/// Returns whether a region is one of those that the hub has chosen for a deployment with a placement. Before it has chosen any,
-/// the deployment runs nowhere. Other deployments state their regions themselves.
-fn is_placed_in(deployment: &Deployment, table: Option<&RouteTable>, region: &RegionId) -> bool {
-    let chosen = || table?.deployments.get(&deployment.name).map(|published| &published.regions);
-    deployment.placement.is_none() || chosen().is_some_and(|chosen| chosen.contains(region))
 }
 
 /// Returns whether the regions and the residency policy of a deployment allow a region.
@@ -178,13 +193,22 @@ mod tests {
         table: Option<&RouteTable>,
         spokes: &[Registration],
     ) -> (RolloutStatus, Vec<(String, RolloutStatus)>) {
+        status_by(desired, table, None, spokes)
+    }
+
+    fn status_by(
+        desired: &Deployment,
+        table: Option<&RouteTable>,
+        decided: Option<&DecidedPlacements>,
+        spokes: &[Registration],
+    ) -> (RolloutStatus, Vec<(String, RolloutStatus)>) {
         let desired = [(desired.name.clone(), desired.clone())].into();
         let registered = spokes.iter().zip(1..);
         let registered: Vec<_> = registered
             .map(|(registration, created)| RegisteredSpoke { registration: registration.clone(), created })
             .collect();
         let DeploymentStatusV1 { status, regions, .. } =
-            statuses(&desired, table, &registered, &Catalogue::builtin()).remove(0);
+            statuses(&desired, table, decided, &registered, &Catalogue::builtin()).remove(0);
         (status, regions.into_iter().map(|region| (region.region, region.status)).collect())
     }
 
@@ -284,6 +308,42 @@ mod tests {
             Deployment { regions: vec![EUROPE.parse().unwrap()], placement: None, ..applied.clone() };
         let expected = (RolloutStatus::Ready, vec![(EUROPE.to_owned(), RolloutStatus::Ready)]);
         assert_eq!(status(&applied, Some(&table(&chosen, revision)), &spokes), expected);
+    }
+
+    #[test]
+    fn a_changed_placement_is_pending_until_the_regions_chosen_for_it_are_ready() {
+        use RolloutStatus::{Pending, Ready};
+        let revision: ModelRevision = "00000000000000aa".parse().unwrap();
+        let before = deployment("pypi://m", "placement = { min_regions = 1 }");
+        let applied = deployment("pypi://m", "placement = { min_regions = 2 }");
+        let decided = |deployment: &Deployment, regions: &[&str]| {
+            let regions = regions.iter().map(|region| region.parse().unwrap()).collect();
+            let decided =
+                DecidedPlacement { deployment: deployment_digest(deployment), regions, infeasible: None };
+            DecidedPlacements::from([(deployment.name.clone(), decided)])
+        };
+        let published =
+            Deployment { regions: vec![EUROPE.parse().unwrap()], placement: None, ..applied.clone() };
+        let published = table(&published, revision);
+        let (america, europe) = (spoke(AMERICA, true), ready(spoke(EUROPE, true), revision));
+        let check = |decided: &DecidedPlacements, america: &Registration, expected: (_, &[_])| {
+            let spokes = [america.clone(), europe.clone()];
+            let (status, regions) = status_by(&applied, Some(&published), Some(decided), &spokes);
+            let regions: Vec<_> = regions.iter().map(|(region, status)| (region.as_str(), *status)).collect();
+            assert_eq!((status, regions.as_slice()), expected);
+        };
+        check(&decided(&before, &[EUROPE]), &america, (Pending, &[]));
+        let chosen = decided(&applied, &[AMERICA, EUROPE]);
+        check(&chosen, &america, (Pending, &[(AMERICA, Pending), (EUROPE, Ready)]));
+        let america = ready(america, revision);
+        check(&chosen, &america, (Ready, &[(AMERICA, Ready), (EUROPE, Ready)]));
+        // A region that the deployment leaves does not count.
+        let mut america_only = decided(&applied, &[AMERICA]);
+        check(&america_only, &america, (Ready, &[(AMERICA, Ready)]));
+        for decision in america_only.values_mut() {
+            decision.infeasible = Some("min_regions".to_owned());
+        }
+        check(&america_only, &america, (Pending, &[(AMERICA, Ready)]));
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl PlanningTest {
                 }
                 HubCommand::Publish(_) => continue,
                 HubCommand::PersistShares(_) => Event::SharesPersisted,
+                HubCommand::PersistPlacements(_) => Event::PlacementsPersisted,
             };
             self.hub.handle(event, self.now);
         }

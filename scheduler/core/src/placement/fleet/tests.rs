@@ -2,10 +2,16 @@
 
 use super::*;
 use crate::placement::{
-    PlacementCost, PlacementRejection, PlacementVerdict, RegisteredAccelerators, check_feasible,
-    parse_deployments, report, summary,
+    Infeasible, MIN_DWELL, PlacementCost, PlacementRejection, PlacementVerdict, Placements,
+    RegisteredAccelerators, check_feasible, notes, parse_deployments, report,
 };
+use crate::some_instant;
+use scheduler_api::placements::DecidedPlacements;
 use scheduler_api::plan::{CandidateStateV1, RegionCapacity, ReplicaCount, ReplicaPool};
+
+use std::time::{Duration, Instant};
+
+type Deployments = BTreeMap<DeploymentName, Deployment>;
 
 const A: &str = "x/a";
 const B: &str = "x/b";
@@ -16,10 +22,13 @@ struct FleetTest {
     catalogue: Catalogue,
     desired: Deployments,
     spokes: BTreeMap<RegionId, Option<Registration>>,
+    /// What lapsed spokes had registered.
+    lapsed: BTreeMap<RegionId, Registration>,
     drains: BTreeSet<RegionId>,
     in_doubt: bool,
     last: RouteTable,
-    infeasible: BTreeMap<DeploymentName, Infeasible>,
+    placements: Placements,
+    now: Instant,
 }
 
 fn catalogue(prices: [&str; 3]) -> Catalogue {
@@ -70,10 +79,12 @@ impl FleetTest {
             desired: BTreeMap::from([(deployment.name.clone(), deployment)]),
             catalogue,
             spokes: BTreeMap::new(),
+            lapsed: BTreeMap::new(),
             drains: BTreeSet::new(),
             in_doubt: false,
             last: RouteTable::empty(),
-            infeasible: BTreeMap::new(),
+            placements: Placements::default(),
+            now: some_instant(),
         }
     }
 
@@ -93,20 +104,32 @@ impl FleetTest {
     fn fleet(&self) -> Fleet<'_> {
         let regions = self.spokes.iter().map(|(region, spoke)| (region, spoke.as_ref())).collect();
         let FleetTest { catalogue, drains, in_doubt, .. } = self;
-        Fleet { catalogue, regions, drains, in_doubt: *in_doubt }
+        Fleet { catalogue, regions, lapsed: self.lapsed.iter().collect(), drains, in_doubt: *in_doubt }
     }
 
     /// Publishes the next table and returns the regions of the deployment; `None` if it is not in the table.
     fn publish(&mut self) -> Option<Vec<String>> {
-        let PlacedDeployments { deployments, infeasible } = stage(&self.desired, &self.last, &self.fleet());
-        let (deployments, infeasible) = (deployments.into_owned(), infeasible);
+        let mut placements = std::mem::take(&mut self.placements);
+        let deployments = placements.stage(&self.desired, &self.last, &self.fleet(), self.now).clone();
         self.last.deployments = deployments;
-        self.infeasible = infeasible;
+        self.placements = placements;
         self.last.deployments.get("m").map(|known| known.regions.iter().map(ToString::to_string).collect())
     }
 
+    fn infeasible(&self) -> &BTreeMap<DeploymentName, Infeasible> {
+        self.placements.infeasible()
+    }
+
+    /// The spokes of the region lapse.
+    fn lapse(&mut self, region: &str) {
+        let (region, spoke) = self.spokes.get_key_value(region).unwrap();
+        self.lapsed.insert(region.clone(), spoke.clone().unwrap());
+        self.spokes.insert(region.clone(), None);
+    }
+
     fn state(&self, region: &str) -> CandidateStateV1 {
-        let report = report(self.desired.values(), &self.last, &self.fleet());
+        let decided = self.placements.decided(&self.catalogue);
+        let report = report(self.desired.values(), &self.last, &decided, &self.fleet());
         report[0].regions.iter().find(|candidate| candidate.region == region).unwrap().state
     }
 }
@@ -122,10 +145,10 @@ fn a_deployment_is_served_once_enough_regions_have_a_spoke() {
     test.register(B);
     assert_eq!(test.publish(), None);
     let constraint = Infeasible::Regions { eligible: 1, candidates: 1, min_regions: 2 };
-    assert_eq!(test.infeasible.values().collect::<Vec<_>>(), [&constraint]);
+    assert_eq!(test.infeasible().values().collect::<Vec<_>>(), [&constraint]);
     test.register(C);
     assert_eq!(test.publish(), list(&[B, C]));
-    assert!(test.infeasible.is_empty());
+    assert!(test.infeasible().is_empty());
 }
 
 #[test]
@@ -207,7 +230,7 @@ fn a_lapsed_region_stays_and_one_that_is_gone_is_replaced() {
         list(&[B, C]),
         "a lapsed region is not chosen, and the placement stays as it is"
     );
-    assert_eq!(test.infeasible.len(), 1);
+    assert_eq!(test.infeasible().len(), 1);
     assert_eq!((test.state(C), test.state(A)), (CandidateStateV1::Kept, CandidateStateV1::Rejected));
 }
 
@@ -283,6 +306,8 @@ fn registered_accelerators_replace_those_of_the_catalogue() {
     assert_eq!(test.publish(), list(&[B]), "half the price");
     test.spokes.get_mut(A).unwrap().as_mut().unwrap().accelerators = offer(1, 100_000);
     test.ready(A, 1);
+    assert_eq!(test.publish(), list(&[B]), "it has just moved");
+    test.now += MIN_DWELL;
     assert_eq!(test.publish(), list(&[A]));
 
     let deployment = deployment(&test.catalogue, "accelerator = \"l4\", min_regions = 2, max_cost = 1", "");
@@ -306,7 +331,8 @@ fn the_report_has_prices_cost_and_reasons() {
     [A, B, C].iter().for_each(|region| test.register(region));
     test.spokes.get_mut(C).unwrap().as_mut().unwrap().scales = false;
     test.publish();
-    let report = report(test.desired.values(), &test.last, &test.fleet()).remove(0);
+    let none = DecidedPlacements::new();
+    let report = report(test.desired.values(), &test.last, &none, &test.fleet()).remove(0);
     assert_eq!((report.infeasible, report.cost_millionths), (None, Some(3_000_000)));
     assert_eq!(report.max_cost_millionths, Some(4_000_000));
     let row = |at: usize| {
@@ -333,7 +359,9 @@ fn an_infeasible_placement_of_a_file_is_rejected_with_its_constraint_and_line() 
              engine = {{ kind = \"tensorrt-llm\", precision = \"fp8\" }}\n{more}\nplacement = {{ {placement} }}\n"
         );
         let problems =
-            parse_deployments(&text, &catalogue, &RegisteredAccelerators::new()).err().unwrap_or_default();
+            parse_deployments(&text, &catalogue, &RegisteredAccelerators::new(), &Deployments::new())
+                .err()
+                .unwrap_or_default();
         assert_eq!(problems.is_empty(), expected.is_empty(), "{placement}: {problems:?}");
         for part in expected {
             let line = format!("{} {}", problems[0].line, problems[0].message);
@@ -402,11 +430,13 @@ fn placements_among_all_regions_of_the_catalogue_are_the_cheapest_that_residency
             let fleet = Fleet {
                 catalogue: &catalogue,
                 regions: registrations.iter().map(|known| (&known.region, Some(known))).collect(),
+                lapsed: BTreeMap::new(),
                 drains: &BTreeSet::new(),
                 in_doubt: false,
             };
-            let staged = stage_one(&deployment, deployment.placement.as_ref().unwrap(), None, &fleet);
-            let PlacementDecision { regions, cost, .. } = staged.decision;
+            let PlacementDecision { regions, cost, verdicts, .. } =
+                decide(&deployment, deployment.placement.as_ref().unwrap(), RegionSet::EMPTY, None, &fleet)
+                    .decision;
             assert!(regions.is_subset(&permitted) && regions.len() == 2, "{kind} {residency}");
             let mut prices: Vec<_> =
                 offers.into_iter().map(|price| (price.is_none(), price.unwrap_or(0))).collect();
@@ -418,21 +448,150 @@ fn placements_among_all_regions_of_the_catalogue_are_the_cheapest_that_residency
                 });
             assert_eq!(cost, Some(expected), "{kind} {residency}");
             let names: Vec<_> = regions.iter().map(|region| catalogue.region(region).id.as_str()).collect();
-            assert!(summary(&deployment, &catalogue, &none).unwrap().contains(&names.join(", ")));
-            assert!(staged.leaving.is_empty());
+            let applied = BTreeMap::from([(deployment.name.clone(), deployment.clone())]);
+            let noted = notes(&BTreeMap::new(), &applied, &catalogue, &none);
+            assert!(noted[0].contains(&names.join(", ")), "{noted:?}");
             let rejected = |verdict: &PlacementVerdict| {
                 *verdict == PlacementVerdict::Rejected(PlacementRejection::Residency)
             };
             let forbidden = catalogue.all().minus(permitted).len();
-            let verdicts = staged_verdicts(&deployment, &fleet);
-            assert_eq!(verdicts.iter().filter(|verdict| rejected(verdict)).count(), forbidden);
+            assert_eq!(verdicts.iter().filter(|(_, verdict)| rejected(verdict)).count(), forbidden);
         }
     }
     println!("{placed} placements among {} regions", catalogue.len());
     assert!(placed >= 20, "{placed}");
 }
 
-fn staged_verdicts(deployment: &Deployment, fleet: &Fleet<'_>) -> Vec<PlacementVerdict> {
-    let staged = stage_one(deployment, deployment.placement.as_ref().unwrap(), None, fleet);
-    staged.decision.verdicts.into_iter().map(|(_, verdict)| verdict).collect()
+#[test]
+fn a_decision_is_repeated_only_when_its_input_changes() {
+    let mut test = FleetTest::new(["1", "2", "3"], "accelerator = \"l4\", min_regions = 2", "");
+    let listed = regions::parse_deployments(
+        "[[deployment]]\nname = \"listed\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+         engine = { kind = \"tensorrt-llm\", precision = \"fp8\" }\nregions = [\"x/a\"]\n",
+        &test.catalogue,
+    );
+    let listed = listed.unwrap().remove(0);
+    test.desired.insert(listed.name.clone(), listed);
+    [A, B].iter().for_each(|region| test.register(region));
+    assert_eq!(test.publish(), list(&[A, B]));
+    assert_eq!(test.publish(), list(&[A, B]));
+    // The first decision had no current regions, the second has.
+    assert_eq!((test.placements.decisions(), test.placements.revision()), (2, 1));
+    let models = |test: &mut FleetTest| {
+        let mut placements = std::mem::take(&mut test.placements);
+        let staged = placements.stage(&test.desired, &test.last, &test.fleet(), test.now);
+        let models: Vec<_> = staged.values().map(|deployment| deployment.model.as_ptr()).collect();
+        test.placements = placements;
+        models
+    };
+    let before = models(&mut test);
+    test.ready(A, 1);
+    test.ready(B, 3);
+    assert_eq!(models(&mut test), before, "no deployment is copied");
+    assert_eq!(test.placements.decisions(), 2, "the number of ready replicas changes no decision");
+    test.register(C);
+    assert_eq!(test.publish(), list(&[A, B]));
+    assert_eq!((test.placements.decisions(), test.placements.revision()), (3, 1));
+    test.desired.retain(|name, _| name.as_str() == "listed");
+    assert_eq!(test.publish(), None);
+    assert_eq!(test.last.deployments.len(), 1);
+    assert!(test.placements.decided(&test.catalogue).is_empty());
+}
+
+#[test]
+fn a_lapsed_region_keeps_its_registered_accelerators() {
+    let mut test = FleetTest::new(["9", "2", "9"], "accelerator = \"l4\", min_regions = 1", "");
+    [A, B].iter().for_each(|region| test.register(region));
+    let offering = regions::Offering { count: Some(2), price: Some(1_000_000) };
+    let own = regions::Accelerators::from([("l4".parse().unwrap(), offering)]);
+    test.spokes.get_mut(A).unwrap().as_mut().unwrap().accelerators = own;
+    test.ready(A, 1);
+    test.ready(B, 1);
+    assert_eq!(test.publish(), list(&[A]), "1 is cheaper than 2");
+    test.lapse(A);
+    assert_eq!(test.publish(), list(&[A]), "its price in the catalogue is 9");
+    // A new leader does not know what the region had registered.
+    (test.placements, test.lapsed) = (Placements::default(), BTreeMap::new());
+    assert_eq!(test.publish(), list(&[A]));
+    assert!(test.infeasible().is_empty());
+    assert_eq!((test.state(A), test.state(B)), (CandidateStateV1::Kept, CandidateStateV1::NotNeeded));
+    test.spokes.remove(A);
+    assert_eq!(test.publish(), list(&[B]), "its route has ended");
+}
+
+#[test]
+fn while_the_store_is_suspected_an_infeasible_placement_keeps_its_regions_and_stays_reported() {
+    let mut test = FleetTest::new(["1", "1", "1"], "accelerator = \"l4\", min_regions = 2", "");
+    [A, B].iter().for_each(|region| test.register(region));
+    assert_eq!(test.publish(), list(&[A, B]));
+    test.spokes.remove(B);
+    assert_eq!(test.publish(), list(&[A, B]));
+    let constraint = test.infeasible().clone();
+    assert_eq!(constraint.len(), 1);
+    test.in_doubt = true;
+    test.lapse(A);
+    assert_eq!((test.publish(), test.infeasible()), (list(&[A, B]), &constraint));
+}
+
+#[test]
+fn prices_that_flap_move_a_deployment_once_in_the_dwell_time() {
+    let mut test = FleetTest::new(["1", "2", "9"], "accelerator = \"l4\", min_regions = 1", "");
+    for region in [A, B] {
+        test.register(region);
+        test.ready(region, 1);
+    }
+    assert_eq!(test.publish(), list(&[A]));
+    test.catalogue = catalogue(["2", "1", "9"]);
+    assert_eq!(test.publish(), list(&[B]));
+    let moved = test.now;
+    for minute in 1..60 {
+        test.now = moved + Duration::from_secs(60 * minute);
+        test.catalogue = catalogue(if minute % 2 == 0 { ["2", "1", "9"] } else { ["1", "2", "9"] });
+        assert_eq!(test.publish(), list(&[B]), "minute {minute}");
+    }
+    assert_eq!(test.placements.next_due(), Some(moved + MIN_DWELL));
+    assert_eq!((test.state(A), test.state(B)), (CandidateStateV1::NotNeeded, CandidateStateV1::Chosen));
+    assert!(!test.placements.tick(moved + MIN_DWELL - Duration::from_secs(1)));
+    assert!(test.placements.tick(moved + MIN_DWELL));
+    test.now = moved + MIN_DWELL;
+    assert_eq!(test.publish(), list(&[A]));
+    // A lost region does not wait for the dwell time, and neither does a changed requirement.
+    test.spokes.remove(A);
+    assert_eq!(test.publish(), list(&[B]));
+    test.register(A);
+    test.ready(A, 1);
+    assert_eq!(test.publish(), list(&[B]));
+    let changed = deployment(&test.catalogue, "accelerator = \"l4\", min_regions = 1, max_cost = 5", "");
+    test.desired.insert(changed.name.clone(), changed);
+    assert_eq!(test.publish(), list(&[A]));
+}
+
+#[test]
+fn an_unchanged_infeasible_placement_does_not_prevent_the_change_of_another_deployment() {
+    let catalogue = catalogue(["1", "2", "3"]);
+    let none = RegisteredAccelerators::new();
+    let text = |name: &str, cost: &str| {
+        format!(
+            "[[deployment]]\nname = \"{name}\"\ntask = \"embed\"\nmodel = \"hf://a/b\"\n\
+             engine = {{ kind = \"tensorrt-llm\", precision = \"fp8\" }}\n\
+             placement = {{ accelerator = \"l4\", min_regions = 2, max_cost = {cost} }}\n"
+        )
+    };
+    let named = |text: &str| {
+        let deployments = regions::parse_deployments(text, &catalogue).unwrap().into_iter();
+        deployments.map(|deployment| (deployment.name.clone(), deployment)).collect::<Deployments>()
+    };
+    // The cheapest two regions cost 3: the placement of `dear` was feasible when it was applied.
+    let (dear, other) = (text("dear", "2"), text("other", "4"));
+    let before = named(&dear);
+    let both = dear.clone() + &other;
+    assert!(parse_deployments(&both, &catalogue, &none, &before).is_ok());
+    let noted = notes(&before, &named(&both), &catalogue, &none);
+    assert!(noted[0].contains("the hub chooses the regions of other"), "{noted:?}");
+    for part in ["1 unchanged deployments", "dear: placement.max_cost", "cost 3 per hour"] {
+        assert!(noted[1].contains(part), "{part} in {noted:?}");
+    }
+    let changed = text("dear", "2.5") + &other;
+    let problems = parse_deployments(&changed, &catalogue, &none, &before).unwrap_err();
+    assert!(problems[0].message.contains("placement.max_cost"), "{problems:?}");
 }
