@@ -317,7 +317,7 @@ impl FailoverCapacityChanged<'_> {
     }
 }
 
-/// The set of deployments with an infeasible placement changed.
+/// The set of deployments with an infeasible placement changed, or the constraint of one of them.
 pub(crate) struct InfeasiblePlacementsChanged<'a> {
     pub(crate) deployments: &'a BTreeMap<DeploymentName, Infeasible>,
 }

@@ -16,6 +16,7 @@ use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::PublishRateLimiter;
 use scheduler_core::hub::planning::PlanPart;
 use scheduler_core::hub::{Event, HubCommand, HubState};
+use scheduler_core::placement::Infeasible;
 use scheduler_core::plan::{TrafficPlan, plan};
 use scheduler_core::rollout::Rollout;
 use scheduler_core::shares::ShareChanges;
@@ -197,9 +198,9 @@ impl<'a, S: Store> Controller<'a, S> {
     fn log_infeasible_placements(&mut self) {
         let infeasible = self.hub.infeasible_placements();
         self.publisher.metrics.infeasible_placements.set(infeasible.len());
-        let constraints = || infeasible.iter().map(|(name, constraint)| (name, constraint.key()));
-        if !constraints().eq(self.infeasible_placements.iter().map(|(name, key)| (name, *key))) {
-            self.infeasible_placements = constraints().map(|(name, key)| (name.clone(), key)).collect();
+        if !is_logged(infeasible, &self.infeasible_placements) {
+            let constraints = infeasible.iter().map(|(name, constraint)| (name.clone(), constraint.key()));
+            self.infeasible_placements = constraints.collect();
             InfeasiblePlacementsChanged { deployments: infeasible }.emit();
         }
     }
@@ -398,6 +399,15 @@ impl<'a, S: Store> Controller<'a, S> {
     }
 }
 
+/// Returns whether these deployments were logged with these constraints, whatever their numbers were.
+fn is_logged(
+    infeasible: &BTreeMap<DeploymentName, Infeasible>,
+    logged: &BTreeMap<DeploymentName, &'static str>,
+) -> bool {
+    let constraints = infeasible.iter().map(|(name, constraint)| (name, constraint.key()));
+    constraints.eq(logged.iter().map(|(name, key)| (name, *key)))
+}
+
 /// Outcome of guarded writes.
 enum Write {
     Done,
@@ -570,6 +580,18 @@ mod tests {
         check(&[TXN_BYTES_MAX / 2; 4], &[2, 2]);
         check(&[TXN_BYTES_MAX / 2 + 1; 2], &[1, 1]);
         check(&[3; TXN_OPS_MAX + 1], &[TXN_OPS_MAX, 1]);
+    }
+
+    #[test]
+    fn infeasible_placements_are_logged_again_only_if_the_deployments_or_the_constraints_change() {
+        let (one, two): (DeploymentName, DeploymentName) = ("a".parse().unwrap(), "b".parse().unwrap());
+        let cost = |cheapest| Infeasible::Cost { cheapest, max_cost: 1 };
+        let logged = BTreeMap::from([(one.clone(), cost(2).key())]);
+        assert!(is_logged(&BTreeMap::from([(one.clone(), cost(3))]), &logged), "only the price has changed");
+        let regions = Infeasible::Regions { eligible: 1, candidates: 2, min_regions: 2 };
+        assert!(!is_logged(&BTreeMap::from([(one.clone(), regions)]), &logged));
+        assert!(!is_logged(&BTreeMap::from([(one, cost(2)), (two, cost(2))]), &logged));
+        assert!(!is_logged(&BTreeMap::new(), &logged));
     }
 
     #[tokio::test]

@@ -270,5 +270,16 @@ async fn a_placement_is_checked_chosen_among_the_registered_regions_and_explaine
     assert_eq!((status, &placement["deployment"]), (200, &json!("placed")), "{plan}");
     let states: Vec<_> = placement["regions"].as_array().unwrap().iter().map(|one| &one["state"]).collect();
     assert_eq!(states, ["chosen", "not_needed"], "{plan}");
+
+    // The status has the regions that are chosen for the applied placement.
+    let statuses = async || {
+        let (_, _, body) = hub.get(paths::DEPLOYMENTS).await;
+        let regions = body["statuses"][0]["regions"].as_array().unwrap().iter();
+        regions.map(|one| one["region"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    wait_until("the decision is in the store", async || statuses().await == [AMERICA]).await;
+    apply(&hub, &deployment("placed", "placement = { min_regions = 2 }")).await;
+    assert_ne!(statuses().await, [AMERICA], "not those of the earlier placement");
+    wait_until("both are chosen", async || statuses().await == [AMERICA, EUROPE]).await;
     hub.stop().await;
 }

@@ -310,6 +310,37 @@ fn a_store_that_was_set_back_begins_a_new_epoch() {
 }
 
 #[test]
+fn a_lapsed_region_keeps_its_placement_with_the_accelerators_that_it_registered() {
+    let accelerators = vec!["h100".parse().unwrap()];
+    let placement = PlacementSpec { accelerators, min_regions: 1, min_replicas: 0, max_cost: None };
+    let deployments = Some(desired([Deployment { placement: Some(placement), ..deployment("minilm") }]));
+    let offering = |price| regions::Offering { count: Some(8), price: Some(price) };
+    let with_price = |region: &str, created, price| {
+        let mut spoke = spoke(region, created);
+        spoke.registration.accelerators.insert("h100".parse().unwrap(), offering(price));
+        spoke
+    };
+    // The catalogue has no such price for either region.
+    let spokes = vec![with_price(EUROPE, 5, 1), with_price(AMERICA, 6, 2)];
+    let all = StoreState { deployments, spokes, ..StoreState::default() };
+    let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
+    let regions = |test: &HubTest| {
+        let published = test.published.last().expect("a table was published");
+        published.deployments.get("minilm").map(|known| known.regions.clone())
+    };
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]));
+    test.handle(Event::SpokeRemoved { region: EUROPE.parse().unwrap(), boot_id: 5 });
+    test.settle();
+    assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]), "its spoke may come back");
+    let removed_at = test.now;
+    test.sleep();
+    test.settle();
+    assert_eq!(test.now - removed_at, LAPSED_KEEP);
+    assert_eq!(regions(&test), Some(vec![AMERICA.parse().unwrap()]));
+}
+
+#[test]
 fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() {
     let placement =
         PlacementSpec { accelerators: Vec::new(), min_regions: 1, min_replicas: 0, max_cost: None };
@@ -327,6 +358,8 @@ fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() 
     test.settle();
     assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]));
     assert!(test.hub.infeasible_placements().is_empty());
+    let decided = |test: &HubTest| test.decided.values().next().map(|decision| decision.regions.clone());
+    assert_eq!(decided(&test), Some(vec![EUROPE.parse().unwrap()]));
     test.handle(Event::SpokeRegistered(spoke(AMERICA, 6)));
     test.settle();
     assert_eq!(regions(&test), Some(vec![EUROPE.parse().unwrap()]), "equally expensive");
@@ -339,6 +372,7 @@ fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() 
     assert_eq!(regions(&test), Some(vec![AMERICA.parse().unwrap()]));
     let table = test.published.last().unwrap();
     assert!(table.deployments.values().all(|known| known.placement.is_none()), "readers get a list");
+    assert_eq!(decided(&test), Some(vec![AMERICA.parse().unwrap()]));
     let placed: Vec<_> = test.hub.placed_regions(table).into_values().collect();
     assert_eq!(placed, [[AMERICA.parse().unwrap()]]);
     assert_eq!(test.routed(), [AMERICA]);

@@ -21,7 +21,7 @@ use super::{
 use crate::registry::RegisteredSpoke;
 use regions::{
     Accelerators, Catalogue, Deployment, DeploymentName, EngineKind, PlacementSpec, Region, RegionId,
-    RegionIndex, RegionSet, RouteTable,
+    RegionIndex, RegionSet,
 };
 use scheduler_api::registration::Registration;
 

@@ -52,6 +52,8 @@ struct KnownPlacement {
     moved: Option<Instant>,
     /// End of the dwell time, if it keeps the deployment from a move.
     dwells_until: Option<Instant>,
+    /// The dwell time has ended.
+    is_due: bool,
 }
 
 /// What a decision depends on, besides the deployment and the time.
@@ -122,10 +124,8 @@ impl FleetFacts {
 
 impl KnownPlacement {
     /// Returns whether the decision holds for this input.
-    fn holds(&self, deployment: &Deployment, input: &PlacementInput, now: Instant) -> bool {
-        self.input == *input
-            && self.dwells_until.is_none_or(|until| now < until)
-            && self.deployment == *deployment
+    fn holds(&self, deployment: &Deployment, input: &PlacementInput) -> bool {
+        self.input == *input && !self.is_due && self.deployment == *deployment
     }
 
     /// Returns the decision for a deployment; `before` is the last one.
@@ -153,6 +153,7 @@ impl KnownPlacement {
             infeasible: staged.decision.infeasible,
             moved: if has_moved { Some(now) } else { moved },
             dwells_until: dwell.filter(|_| !staged.later.is_empty()).map(|(_, until)| until),
+            is_due: false,
         }
     }
 }
@@ -211,7 +212,7 @@ impl Placements {
         let current = current_regions(published, fleet);
         let (serving, version) = (self.facts.serving(name, fleet), self.facts.version);
         let input = PlacementInput { current, serving, version };
-        if !before.is_some_and(|before| before.holds(deployment, &input, now)) {
+        if !before.is_some_and(|before| before.holds(deployment, &input)) {
             let next = KnownPlacement::decide(deployment, placement, before, input, (fleet, now));
             let is_same = |before: &KnownPlacement| {
                 (before.digest, before.regions, &before.infeasible)
@@ -260,7 +261,13 @@ impl Placements {
 
     /// Processes the passage of time. Returns whether a dwell time has ended since the last call.
     pub fn tick(&mut self, now: Instant) -> bool {
-        self.next_due.take_if(|due| *due <= now).is_some()
+        if self.next_due.take_if(|due| *due <= now).is_none() {
+            return false;
+        }
+        for known in self.known.values_mut() {
+            known.is_due |= known.dwells_until.is_some_and(|until| until <= now);
+        }
+        true
     }
 
     /// Returns the number of decisions that were computed.

@@ -6,6 +6,7 @@ use crate::placement::{
     RegisteredAccelerators, check_feasible, notes, parse_deployments, report,
 };
 use crate::some_instant;
+use regions::RouteTable;
 use scheduler_api::placements::DecidedPlacements;
 use scheduler_api::plan::{CandidateStateV1, RegionCapacity, ReplicaCount, ReplicaPool};
 
@@ -110,6 +111,7 @@ impl FleetTest {
     /// Publishes the next table and returns the regions of the deployment; `None` if it is not in the table.
     fn publish(&mut self) -> Option<Vec<String>> {
         let mut placements = std::mem::take(&mut self.placements);
+        placements.tick(self.now);
         let deployments = placements.stage(&self.desired, &self.last, &self.fleet(), self.now).clone();
         self.last.deployments = deployments;
         self.placements = placements;
