@@ -96,7 +96,7 @@ struct StartObserver<'a> {
 
 impl PullObserver for StartObserver<'_> {
     fn phase(&mut self, phase: Phase) {
-        self.app.start.begin(phase.as_str());
+        self.app.start.begin(phase, Instant::now());
         ModelDownloadPhase { source: &self.app.source, phase: phase.as_str() }.record();
     }
 
@@ -108,6 +108,10 @@ impl PullObserver for StartObserver<'_> {
             ModelDownloadProgress { source: &self.app.source, done_bytes: done, total_bytes: total, left }
                 .record();
         }
+    }
+
+    fn request_failed(&mut self, cause: String) {
+        self.app.start.request_failed(cause);
     }
 
     fn is_cancelled(&self) -> bool {

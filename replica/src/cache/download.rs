@@ -29,7 +29,8 @@ use supervision::Mutex;
 use super::error::PullError;
 use super::manifest::ManifestFileV1;
 use super::origin::{
-    DownloadPolicy, FetchError, MODEL_FILES_MAX, ModelOrigin, RemoteFile, Retrier, SLOW_BYTES_PER_SECOND,
+    DownloadPolicy, FetchError, MODEL_FILES_MAX, ModelOrigin, PROGRESS_BYTES_MIN, PullControl, RemoteFile,
+    Retrier, SLOW_BYTES_PER_SECOND,
 };
 use super::partial::{self, PartialScope, RangedPartial};
 use super::progress::PullObserver;
@@ -40,8 +41,6 @@ use super::web::truncated;
 
 /// Interval of progress reports.
 const REPORT_PERIOD: Duration = Duration::from_millis(100);
-/// Bytes of a failed request that count as progress: after less the next failure is a consecutive one.
-const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 /// Maximum size of a file: the largest files on the hub have 50 GB.
 const FILE_BYTES_MAX: u64 = 256 << 30;
 
@@ -52,24 +51,24 @@ pub(super) fn stat(
     policy: DownloadPolicy,
     progress: &mut dyn PullObserver,
 ) -> Result<Vec<RemoteFile>, PullError> {
-    let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let (next, control) = (AtomicUsize::new(0), PullControl::new());
     let found = Mutex::independent(vec![None; listed.len()]);
     let failure = Mutex::independent(None);
-    let retrier = Retrier { host: origin.host(), policy, stop: &stop };
+    let retrier = Retrier { host: origin.host(), policy, control: &control };
     let work = || {
-        while let Some((index, file)) = take(&next, listed).filter(|_| !stop.load(Ordering::Relaxed)) {
+        while let Some((index, file)) = take(&next, listed).filter(|_| !control.is_stopped()) {
             let ListedFile { path, sha256 } = file;
             let what = origin.describe(path);
             let stat = retrier.run(&what, &mut || origin.stat(path, Some(sha256)));
             match stat.and_then(|file| within_limit(origin, &what, file)) {
                 Ok(file) => found.lock()[index] = Some(file),
-                Err(error) => fail(error, &failure, &stop),
+                Err(error) => fail(error, &failure, &control),
             }
         }
     };
     run(policy.connections.min(listed.len()), &work, &mut || {
-        if progress.is_cancelled() {
-            fail(PullError::Cancelled, &failure, &stop);
+        if control.report(progress) {
+            fail(PullError::Cancelled, &failure, &control);
         }
     });
     match failure.lock().take() {
@@ -118,8 +117,8 @@ pub(super) fn download(
     let connections = policy.connections.clamp(1, download.queue.lock().len().max(1));
     run(connections, &|| download.work(), &mut || {
         progress.bytes(download.done.load(Ordering::Relaxed), Some(total));
-        if progress.is_cancelled() {
-            fail(PullError::Cancelled, &download.failure, &download.stop);
+        if download.control.report(progress) {
+            fail(PullError::Cancelled, &download.failure, &download.control);
         }
     });
     if let Some(error) = download.failure.lock().take() {
@@ -153,8 +152,8 @@ struct Download<'a> {
     done: AtomicU64,
     /// First failure.
     failure: Mutex<Option<PullError>>,
-    /// Set by the first failure.
-    stop: AtomicBool,
+    /// Stopped by the first failure.
+    control: PullControl,
 }
 
 /// Download of one file.
@@ -241,13 +240,13 @@ impl<'a> Download<'a> {
             queue: Mutex::independent(queue),
             done: AtomicU64::new(all_done),
             failure: Mutex::independent(None),
-            stop: AtomicBool::new(false),
+            control: PullControl::new(),
         })
     }
 
     /// Performs steps until there are none, or one has failed.
     fn work(&self) {
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.control.is_stopped() {
             let Some(step) = self.queue.lock().pop_front() else { return };
             let done = match step {
                 DownloadStep::Part { file, part } => self.complete_part(file, part),
@@ -255,7 +254,7 @@ impl<'a> Download<'a> {
                 DownloadStep::Verify { file } => self.verify(file),
             };
             if let Err(error) = done {
-                fail(error, &self.failure, &self.stop);
+                fail(error, &self.failure, &self.control);
             }
         }
     }
@@ -284,7 +283,7 @@ impl<'a> Download<'a> {
     /// ignores the range.
     fn complete(&self, file: usize, scope: PartialScope) -> Result<bool, PullError> {
         let FileDownload { remote, partial, .. } = &self.files[file];
-        let retrier = Retrier { host: self.origin.host(), policy: self.policy, stop: &self.stop };
+        let retrier = Retrier { host: self.origin.host(), policy: self.policy, control: &self.control };
         let mut failures = 0;
         loop {
             let (wanted, before) = (partial.wanted(scope), partial.done_in(scope));
@@ -314,7 +313,7 @@ impl<'a> Download<'a> {
         let (mut position, end) = (range.start, range.end);
         let mut window = SpeedWindow::new(self.policy.stall, Instant::now());
         self.origin.read_range(remote, range, &mut |bytes: &[u8]| {
-            if self.stop.load(Ordering::Relaxed) {
+            if self.control.is_stopped() {
                 return Err(PullError::Cancelled.into());
             }
             // A server that sends more than was requested.
@@ -364,21 +363,21 @@ fn steps(file: usize, missing: impl Iterator<Item = usize>, has_ranges: bool) ->
     }
 }
 
-/// Runs `work` on another thread, and sets its argument when the pull is cancelled meanwhile.
+/// Runs `work` on another thread, and reports its failed requests meanwhile.
 pub(super) fn cancellable<T: Send>(
     progress: &mut dyn PullObserver,
-    work: impl FnOnce(&AtomicBool) -> T + Send,
+    work: impl FnOnce(&PullControl) -> T + Send,
 ) -> T {
-    let stop = &AtomicBool::new(false);
+    let control = &PullControl::new();
     let (running, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let worker = scope.spawn(move || {
-            let result = work(stop);
+            let result = work(control);
             drop(running);
             result
         });
         while ended.recv_timeout(REPORT_PERIOD) == Err(RecvTimeoutError::Timeout) {
-            stop.fetch_or(progress.is_cancelled(), Ordering::Relaxed);
+            control.report(progress);
         }
         worker.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
@@ -403,8 +402,8 @@ fn run(threads: usize, work: &(dyn Fn() + Sync), report: &mut dyn FnMut()) {
 }
 
 /// Records the first failure, and ends the other connections.
-fn fail(error: PullError, failure: &Mutex<Option<PullError>>, stop: &AtomicBool) {
-    stop.store(true, Ordering::Relaxed);
+fn fail(error: PullError, failure: &Mutex<Option<PullError>>, control: &PullControl) {
+    control.stop();
     failure.lock().get_or_insert(error);
 }
 

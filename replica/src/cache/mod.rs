@@ -54,6 +54,7 @@ use url::Url;
 
 pub(crate) use directory::check_folder;
 pub use error::{NotAModel, PullError, ResolveError};
+pub(crate) use origin::PROGRESS_BYTES_MIN;
 pub use origin::{DownloadPolicy, SLOW_BYTES_PER_SECOND};
 pub use origins::{ModelOrigins, default_root};
 pub use progress::{Phase, PullObserver};
@@ -290,8 +291,8 @@ impl ModelCache {
         };
         let staging = Staging::enter(&self.root, &key, progress)?;
         progress.phase(Phase::Resolving);
-        let list = download::cancellable(progress, |stop| {
-            FileList::read(origin, &Retrier { host: origin.host(), policy: self.policy, stop })
+        let list = download::cancellable(progress, |control| {
+            FileList::read(origin, &Retrier { host: origin.host(), policy: self.policy, control })
         });
         let FileList { files, digest } = list?;
         let path = folder.join(&digest);

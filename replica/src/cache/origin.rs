@@ -10,8 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use backoff::Backoff;
+use supervision::Mutex;
 
 use super::error::PullError;
+use super::progress::PullObserver;
 
 /// Settings of downloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,9 @@ impl DownloadPolicy {
     }
 }
 
+/// Bytes that count as progress. A failure after fewer bytes of a request is a consecutive one, and a start in which fewer bytes
+/// arrive is reported as failing.
+pub(crate) const PROGRESS_BYTES_MIN: u64 = 64 << 10;
 /// Speed of a connection below which its request is repeated on another one.
 pub const SLOW_BYTES_PER_SECOND: u64 = 1024;
 
@@ -127,12 +132,47 @@ pub(super) trait ModelOrigin: Sync {
     ) -> Result<(), FetchError>;
 }
 
+/// State of a pull that the threads which send its requests share with the thread that reports its progress.
+#[derive(Debug)]
+pub(super) struct PullControl {
+    /// Ends all requests and retries.
+    stop: AtomicBool,
+    /// Cause of the last failed request that is repeated, until it is reported.
+    request_failure: Mutex<Option<String>>,
+}
+
+impl PullControl {
+    pub(super) fn new() -> PullControl {
+        PullControl { stop: AtomicBool::new(false), request_failure: Mutex::independent(None) }
+    }
+
+    /// Ends all requests.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Reports the failed requests; ends all requests if the pull is cancelled, and returns whether it is.
+    pub(super) fn report(&self, progress: &mut dyn PullObserver) -> bool {
+        if let Some(cause) = self.request_failure.lock().take() {
+            progress.request_failed(cause);
+        }
+        let is_cancelled = progress.is_cancelled();
+        if is_cancelled {
+            self.stop();
+        }
+        is_cancelled
+    }
+}
+
 /// Repeats requests.
 pub(super) struct Retrier<'a> {
     pub(super) host: String,
     pub(super) policy: DownloadPolicy,
-    /// Ends all retries.
-    pub(super) stop: &'a AtomicBool,
+    pub(super) control: &'a PullControl,
 }
 
 impl Retrier<'_> {
@@ -167,7 +207,7 @@ impl Retrier<'_> {
         reason: String,
         done: u64,
     ) -> Result<(), PullError> {
-        if self.stop.load(Ordering::Relaxed) {
+        if self.control.is_stopped() {
             return Err(PullError::Cancelled);
         }
         let DownloadPolicy { attempts, backoff, .. } = self.policy;
@@ -175,6 +215,7 @@ impl Retrier<'_> {
             let (host, what) = (self.host.clone(), what.to_owned());
             return Err(PullError::Unavailable { host, what, attempts: failures, reason, done });
         }
+        *self.control.request_failure.lock() = Some(format!("{}: {what}: {reason}", self.host));
         thread::sleep(backoff.equal_jitter(failures.max(1), rand::random()));
         Ok(())
     }
@@ -183,11 +224,12 @@ impl Retrier<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::progress::Phase;
 
-    fn retrier(stop: &AtomicBool) -> Retrier<'_> {
+    fn retrier(control: &PullControl) -> Retrier<'_> {
         let backoff = Backoff { first: Duration::ZERO, max: Duration::ZERO };
         let policy = DownloadPolicy { attempts: 3, backoff, ..DownloadPolicy::default() };
-        Retrier { host: "host".to_owned(), policy, stop }
+        Retrier { host: "host".to_owned(), policy, control }
     }
 
     /// Returns the result and the number of requests.
@@ -195,8 +237,11 @@ mod tests {
         stop: bool,
         mut request: impl FnMut(u32) -> Result<(), FetchError>,
     ) -> (Result<(), PullError>, u32) {
-        let (stop, mut requests) = (AtomicBool::new(stop), 0);
-        let result = retrier(&stop).run("x", &mut || {
+        let (control, mut requests) = (PullControl::new(), 0);
+        if stop {
+            control.stop();
+        }
+        let result = retrier(&control).run("x", &mut || {
             requests += 1;
             request(requests)
         });
@@ -216,6 +261,30 @@ mod tests {
         let (result, requests) = run(true, |_| failed());
         assert!(matches!(result, Err(PullError::Cancelled)));
         assert_eq!(requests, 1);
+    }
+
+    #[test]
+    fn the_cause_of_a_repeated_request_is_reported_once() {
+        #[derive(Default)]
+        struct Causes(Vec<String>);
+        impl PullObserver for Causes {
+            fn phase(&mut self, _: Phase) {}
+            fn bytes(&mut self, _: u64, _: Option<u64>) {}
+            fn request_failed(&mut self, cause: String) {
+                self.0.push(cause);
+            }
+            fn is_cancelled(&self) -> bool {
+                self.0.len() == 2
+            }
+        }
+        let (control, mut causes) = (PullControl::new(), Causes::default());
+        let fail = |reason: &str| retrier(&control).pause(1, "x", reason.to_owned(), 0);
+        fail("status 503").unwrap();
+        assert!(!control.report(&mut causes) && !control.report(&mut causes) && !control.is_stopped());
+        fail("timeout").unwrap();
+        assert!(control.report(&mut causes) && control.is_stopped(), "cancelled");
+        assert_eq!(causes.0, ["host: x: status 503", "host: x: timeout"]);
+        assert!(matches!(fail("timeout"), Err(PullError::Cancelled)));
     }
 
     #[test]

@@ -2,20 +2,21 @@
 //!
 //! ```text
 //!            every running replica reports a permanent failure,
-//!            or another failure for 30 s; or 3 starts ended before readiness in 10 min,
+//!            or another failure for 3 s; or 3 starts ended before readiness in 10 min,
 //!            and no replica has been starting for longer than they lasted
 //!  Starting ─────────────────────────────────────────────────────────────────────────▶ Failed
 //!     ▲                                                                                   │
-//!     └────────────── a replica is ready, or another model is deployed ───────────────────┘
+//!     └── a replica is ready; or the origin of the model responds again; or another model ─┘
 //! ```
 //!
 //! The requests of a failed deployment are not held: a start that never succeeds would hold them until their deadlines,
 //! although another region may respond at once. The starts go on, with their backoff ([`super::restarts`]); the state
-//! ends with the first ready replica and not with a start, so that it does not alternate with every attempt.
+//! ends with the first ready replica and not with a start, so that it does not alternate with every attempt. Only an
+//! unavailable origin of the model is known to respond again before that: its failure ends when bytes arrive.
 //!
 //! A single replica that starts normally is reason enough to wait: only if *all* of them fail is the model the likely
 //! cause, and not a machine. A failure of the network or of the source of the model often ends by itself, so it must
-//! last. A missing model, a denied access, an unknown family, a corrupt file and a full disk do not end by themselves.
+//! last, but not for long: a replica reports it after three seconds without a byte, and requests wait meanwhile. A missing model, a denied access, an unknown family, a corrupt file and a full disk do not end by themselves.
 //! Whether a replica starts normally while others end is seen from the time that it has taken: one that has outlasted those
 //! that ended may become ready, and a younger one is a further attempt of the same.
 //!
@@ -33,8 +34,9 @@ pub const FAILED_STARTS: usize = 3;
 /// Time within which they end, without the time that the starts themselves have lasted after the first end: more than three of
 /// the longest delays. A process that never becomes ready is killed after ten minutes, which is a failed start like another.
 pub const FAILED_STARTS_WITHIN: Duration = Duration::from_secs(600);
-/// Time for which a failure that may end by itself must last.
-pub const TRANSIENT_FAILURE_AFTER: Duration = Duration::from_secs(30);
+/// Time for which a failure that may end by itself must last. With the three seconds after which a replica reports one, and the
+/// periods of the reports, a deployment has failed within ten seconds.
+pub const TRANSIENT_FAILURE_AFTER: Duration = Duration::from_secs(3);
 
 /// Returns whether a failure does not end by itself: an operator must correct the deployment, its model or the machine.
 pub fn is_permanent(reason: StartFailure) -> bool {
@@ -125,6 +127,8 @@ impl StartFailures {
                 }
             }
         }
+        let responds_again = starts && failing.is_none();
+        self.failed.take_if(|failed| failed.reason == StartFailure::ModelUnavailable && responds_again);
         let failure = failing.cloned().or(last.map(|last| last.failure)).filter(|_| !starts);
         self.failing_since = failure.as_ref().map(|_| self.failing_since.unwrap_or(now));
         let lasts = |since: Instant| now.saturating_duration_since(since) >= TRANSIENT_FAILURE_AFTER;
@@ -240,6 +244,23 @@ mod tests {
         );
         let after = now + 2 * TRANSIENT_FAILURE_AFTER;
         assert_eq!(reason(&mut failures, &failing, after), Some(StartFailure::ModelUnavailable));
+    }
+
+    #[test]
+    fn the_failure_of_an_unavailable_origin_ends_when_bytes_arrive_and_not_between_two_starts() {
+        let now = some_instant();
+        let unavailable = report(StartFailure::ModelUnavailable);
+        let (failing, starting) =
+            (ReplicaStartState::Failing(&unavailable), ReplicaStartState::Starting { since: now });
+        let mut failures = StartFailures::default();
+        assert_eq!(reason(&mut failures, &[failing], now), None);
+        let mut at = now + TRANSIENT_FAILURE_AFTER;
+        for replicas in [&[failing][..], &[failing, starting], &[]] {
+            assert_eq!(reason(&mut failures, replicas, at), Some(StartFailure::ModelUnavailable));
+            at += S;
+        }
+        assert_eq!(reason(&mut failures, &[starting], at), None, "bytes arrive");
+        assert_eq!(reason(&mut failures, &[failing], at), None, "the time starts again");
     }
 
     #[test]
