@@ -20,6 +20,7 @@ mod python_client;
 #[cfg(target_os = "linux")]
 mod quickstart;
 mod small_disk;
+mod stalled_download;
 mod traces;
 
 use local_fleet::https::HttpsClient;

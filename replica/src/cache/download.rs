@@ -10,8 +10,8 @@
 //! one download from the start, since the earlier bytes may be the wrong ones; any other wrong digest fails the pull.
 //!
 //! Some servers respond to the request for a part with the whole file. The other parts of such a file are left, and once no
-//! connection downloads one, the file is downloaded by one request without a range. So it is sent twice at most by each
-//! connection, and not once for each part.
+//! connection downloads one, the file is downloaded by one request without a range. So at most one response of each connection
+//! is discarded, and not one of each part.
 //!
 //! Connections are threads, because hashing and writing block. The thread of the caller reports the progress.
 
