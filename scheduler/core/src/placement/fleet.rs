@@ -114,16 +114,18 @@ pub(super) fn decide(
     if free.infeasible.is_some() {
         return StagedPlacement { decision: free, later: RegionSet::EMPTY };
     }
+    let stays = kept(&candidates, current);
+    let is_unknown = |index: RegionIndex| fleet.is_unknown(&fleet.catalogue.region(index).id);
+    let is_removed = |index: RegionIndex| !free.regions.contains(index) && is_unknown(index);
+    if stays.iter().any(is_removed) {
+        return StagedPlacement { decision: hold(free, stays), later: RegionSet::EMPTY };
+    }
     if let Some(regions) = dwells_in.filter(|regions| *regions != free.regions)
         && let Some(decision) = stay(&candidates, &requirement, current, regions)
     {
         return StagedPlacement { decision, later: free.regions };
     }
-    let stays = kept(&candidates, current);
-    let is_unknown = |index: RegionIndex| fleet.is_unknown(&fleet.catalogue.region(index).id);
-    let is_removed = |index: RegionIndex| !free.regions.contains(index) && is_unknown(index);
-    let decision = if stays.iter().any(is_removed) { hold(free, stays) } else { free };
-    StagedPlacement { decision, later: RegionSet::EMPTY }
+    StagedPlacement { decision: free, later: RegionSet::EMPTY }
 }
 
 /// Returns the decision to keep the current regions `stays`, although others would be chosen.
