@@ -49,6 +49,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::io;
 use std::str::FromStr;
 
 use regions::DeploymentName;
@@ -169,6 +170,24 @@ const FNV_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
 /// FNV-1a of `bytes`, continued from `hash`. It detects defects, not forgery.
 fn fnv1a(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// FNV-1a of the JSON of a message.
+fn json_checksum(message: &impl Serialize) -> u64 {
+    struct Hash(u64);
+    impl io::Write for Hash {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = fnv1a(self.0, bytes.iter().copied());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut hash = Hash(FNV_BASIS);
+    serde_json::to_writer(&mut hash, message).expect("numbers, texts and lists serialise to JSON");
+    hash.0
 }
 
 fn to_strings<T: ToString>(names: impl IntoIterator<Item = T>) -> Vec<String> {

@@ -5,14 +5,13 @@
 //! decision names the version of the deployment that it was made for.
 
 use std::collections::BTreeMap;
-use std::io;
 
 use regions::deployment::MAX_DEPLOYMENTS;
 use regions::{Deployment, DeploymentName, RegionId};
 use serde::{Deserialize, Serialize};
 
 use crate::deployment::DeploymentV1;
-use crate::{FNV_BASIS, MessageVersion, VERSION, WireError, entries, fnv1a, list, parsed, to_strings};
+use crate::{MessageVersion, VERSION, WireError, entries, json_checksum, list, parsed, to_strings};
 
 /// Record of the decisions on all deployments that state a placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,24 +78,9 @@ impl TryFrom<PlacementsV1> for DecidedPlacements {
     }
 }
 
-/// Returns a digest of a desired deployment: FNV-1a of its JSON. It tells versions of one deployment apart; nobody gains from a
-/// collision.
+/// Returns a digest of a desired deployment. It distinguishes the versions of one deployment.
 pub fn deployment_digest(deployment: &Deployment) -> u64 {
-    struct Hash(u64);
-    impl io::Write for Hash {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = fnv1a(self.0, bytes.iter().copied());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut hash = Hash(FNV_BASIS);
-    serde_json::to_writer(&mut hash, &DeploymentV1::from(deployment))
-        .expect("numbers, texts and lists serialise to JSON");
-    hash.0
+    json_checksum(&DeploymentV1::from(deployment))
 }
 
 #[cfg(test)]

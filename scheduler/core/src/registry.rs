@@ -82,7 +82,7 @@ pub struct Registry {
 struct LapsedSpoke {
     endpoint: HostPort,
     deployments: BTreeSet<DeploymentName>,
-    /// What it had registered; unknown if that was in the term of another leader.
+    /// Its registration; unknown if that was in the term of another leader.
     last: Option<RegisteredSpoke>,
     since: Instant,
     /// End of its route while reachability is unknown.

@@ -15,7 +15,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io;
 
 use regions::{Generation, RegionRoute, RouteTable};
 use serde::de::value::MapAccessDeserializer;
@@ -27,7 +26,7 @@ use crate::api_key::{TableKeyV1, table_keys_v1};
 use crate::deployment::DeploymentV1;
 use crate::revision::{ServedRevisionV1, served_v1};
 use crate::tenant::TenantV1;
-use crate::{MessageVersion, VERSION, WireError, fnv1a, parsed, reject_too_many, to_strings};
+use crate::{MessageVersion, VERSION, WireError, json_checksum, parsed, reject_too_many, to_strings};
 
 /// Maximum number of published tables whose changes a hub keeps and a response has: at ten tables a second, those of the
 /// longest long poll.
@@ -324,20 +323,7 @@ fn apply_list_if_present<T: Named>(
 /// Checksum of an encoded table: FNV-1a of its JSON. It detects defects and other versions of the message, not forgery:
 /// the connection authenticates the hub.
 pub fn checksum(table: &RouteTableV1) -> u64 {
-    struct Hash(u64);
-    impl io::Write for Hash {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = fnv1a(self.0, bytes.iter().copied());
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut hash = Hash(crate::FNV_BASIS);
-    serde_json::to_writer(&mut hash, table).expect("numbers, texts and lists serialise to JSON");
-    hash.0
+    json_checksum(table)
 }
 
 /// Encodes the response that has these changes, each of which is an encoded [`TableChangesV1`].

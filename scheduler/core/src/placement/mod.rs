@@ -189,26 +189,26 @@ fn stay(
 }
 
 /// Candidate with the result of its filter.
-type Filtered<'a, 'b> = (&'a PlacementCandidate<'b>, Result<Eligible, PlacementRejection>);
+type FilteredCandidate<'a, 'b> = (&'a PlacementCandidate<'b>, Result<Eligible, PlacementRejection>);
 
 fn filter_all<'a, 'b>(
     candidates: &'a [PlacementCandidate<'b>],
     requirement: &Requirement<'_>,
     current: RegionSet,
-) -> Vec<Filtered<'a, 'b>> {
+) -> Vec<FilteredCandidate<'a, 'b>> {
     let each = candidates.iter();
     let filtered =
         each.map(|candidate| (candidate, filter(candidate, requirement, current.contains(candidate.region))));
     filtered.collect()
 }
 
-fn eligible<'a>(filtered: &'a [Filtered<'_, '_>]) -> Vec<&'a Eligible> {
+fn eligible<'a>(filtered: &'a [FilteredCandidate<'_, '_>]) -> Vec<&'a Eligible> {
     filtered.iter().filter_map(|(_, filtered)| filtered.as_ref().ok()).collect()
 }
 
 /// Returns the decision for these regions, with the result for each candidate.
 fn decided(
-    filtered: &[Filtered<'_, '_>],
+    filtered: &[FilteredCandidate<'_, '_>],
     regions: RegionSet,
     infeasible: Option<Infeasible>,
     requirement: &Requirement<'_>,

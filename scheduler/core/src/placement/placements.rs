@@ -56,7 +56,7 @@ struct KnownPlacement {
     is_due: bool,
 }
 
-/// What a decision depends on, besides the deployment and the time.
+/// Input of a decision, besides the deployment and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PlacementInput {
     current: RegionSet,

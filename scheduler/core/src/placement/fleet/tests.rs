@@ -23,7 +23,7 @@ struct FleetTest {
     catalogue: Catalogue,
     desired: Deployments,
     spokes: BTreeMap<RegionId, Option<Registration>>,
-    /// What lapsed spokes had registered.
+    /// Last registrations of lapsed spokes.
     lapsed: BTreeMap<RegionId, Registration>,
     drains: BTreeSet<RegionId>,
     in_doubt: bool,
