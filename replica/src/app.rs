@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
@@ -199,7 +199,7 @@ impl App {
     pub(crate) fn status(&self) -> StatusV1 {
         let QueueV1 { pending_tokens, pending_inputs, tokens_per_second } = self.queue();
         let batcher = self.service.get().map(|service| &service.batcher);
-        let (download, failure) = self.start.report(Instant::now());
+        let (download, failure) = self.start.report();
         StatusV1 {
             version: 1,
             boot_id: Some(self.boot_id),

@@ -43,7 +43,7 @@ use crate::model::{ModelDir, ModelError};
 use crate::model_identity;
 use crate::purpose::Purpose;
 use crate::serve_error::ServeError;
-use crate::start;
+use crate::start::{self, StartAttempts};
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
 use crate::tune::effective::{EffectiveSettings, effective_settings};
@@ -118,10 +118,11 @@ async fn serve(
 /// Attempts to start the model until it succeeds, or fails for a reason that another attempt cannot change.
 async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeError> {
     let config = Arc::new(config);
-    let (mut failures, mut bypasses_cache) = (0, false);
+    let mut attempts = StartAttempts::default();
     loop {
         let attempt = spawn_blocking({
-            let (app, config) = (Arc::clone(app), Arc::clone(&config));
+            let (app, config, bypasses_cache) =
+                (Arc::clone(app), Arc::clone(&config), attempts.bypass_cache());
             move || attempt(&app, &config, bypasses_cache)
         });
         let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
@@ -132,9 +133,7 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
         let Some(failure) = error.failure().filter(|_| start::may_pull(&config)) else {
             return Err(error);
         };
-        failures += 1;
-        bypasses_cache = start::bypasses_cache(&error);
-        let retry_in = start::retry_delay(failure.reason, failures, rand::random());
+        let (failure, retry_in) = attempts.failed(failure, rand::random());
         StartAttemptFailed { failure: &failure, retry_in }.record(&app.metrics);
         app.start.fail(failure);
         sleep(retry_in).await;

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use backoff::Backoff;
-use replica_api::start_failure::StartFailure;
+use replica_api::start_failure::{StartFailure, StartFailureReport};
 
 use crate::app::App;
 use crate::cache::{CachedModel, ModelCache, ModelOrigins, ModelSource, Phase, PullObserver, ResolveError};
@@ -36,16 +36,48 @@ const RETRY_CORRUPT: Backoff = Backoff { first: Duration::from_secs(60), max: Du
 /// Interval of log lines about a download.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
-/// Returns the delay before the next attempt, after this number of consecutive failures, the last of which has this reason.
-pub(crate) fn retry_delay(reason: StartFailure, failures: u32, draw: f64) -> Duration {
-    let backoff = if reason == StartFailure::ModelCorrupt { RETRY_CORRUPT } else { RETRY };
-    backoff.equal_jitter(failures, draw)
+/// Failed attempts of a start.
+#[derive(Debug, Default)]
+pub(crate) struct StartAttempts {
+    /// Reason of the last attempt, and the number of consecutive ones with it.
+    last: Option<(StartFailure, u32)>,
+    /// Failure of the cached model, which this program cannot load.
+    unknown_family: Option<StartFailureReport>,
 }
 
-/// Returns whether the next attempt sends requests to the origin although the cache may have a valid model: only if this program cannot
-/// load the cached one, which may have been corrected at its origin.
-pub(crate) fn bypasses_cache(error: &ServeError) -> bool {
-    matches!(error, ServeError::UnknownFamily { .. })
+impl StartAttempts {
+    /// Returns whether the next attempt sends requests to the origin although the cache may have a valid model: only if this program
+    /// cannot load the cached one, which may have been corrected at its origin.
+    pub(crate) fn bypass_cache(&self) -> bool {
+        self.unknown_family.is_some()
+    }
+
+    /// Records a failure; returns the one to report, and the delay before the next attempt. While the cached model cannot be loaded, a
+    /// failure of its origin is added to that failure.
+    pub(crate) fn failed(
+        &mut self,
+        failure: StartFailureReport,
+        draw: f64,
+    ) -> (StartFailureReport, Duration) {
+        let reason = failure.reason;
+        let count = match self.last {
+            Some((last, count)) if last == reason => count.saturating_add(1),
+            Some(_) | None => 1,
+        };
+        self.last = Some((reason, count));
+        let backoff = if reason == StartFailure::ModelCorrupt { RETRY_CORRUPT } else { RETRY };
+        let report = match &self.unknown_family {
+            Some(unknown) if reason != StartFailure::UnknownFamily => {
+                let text = format!("{}; it was not pulled again: {}", unknown.message, failure.message);
+                StartFailureReport::new(StartFailure::UnknownFamily, text)
+            }
+            Some(_) | None => failure,
+        };
+        if reason == StartFailure::UnknownFamily {
+            self.unknown_family = Some(report.clone());
+        }
+        (report, backoff.equal_jitter(count, draw))
+    }
 }
 
 /// Returns whether the replica downloads its model.
@@ -96,7 +128,7 @@ struct StartObserver<'a> {
 
 impl PullObserver for StartObserver<'_> {
     fn phase(&mut self, phase: Phase) {
-        self.app.start.begin(phase, Instant::now());
+        self.app.start.begin(phase.as_str());
         ModelDownloadPhase { source: &self.app.source, phase: phase.as_str() }.record();
     }
 
@@ -110,8 +142,8 @@ impl PullObserver for StartObserver<'_> {
         }
     }
 
-    fn request_failed(&mut self, cause: String) {
-        self.app.start.request_failed(cause);
+    fn stalled(&mut self, stalled: Option<String>) {
+        self.app.start.set_stalled(stalled);
     }
 
     fn is_cancelled(&self) -> bool {
@@ -122,23 +154,32 @@ impl PullObserver for StartObserver<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::PullError;
+
+    fn report(reason: StartFailure) -> StartFailureReport {
+        StartFailureReport::new(reason, reason.as_str())
+    }
 
     #[test]
-    fn only_a_model_of_an_unsupported_family_bypasses_the_cache() {
-        let (model, reason) = ("m".to_owned(), "r".to_owned());
-        assert!(bypasses_cache(&ServeError::UnknownFamily { model: model.clone(), reason: reason.clone() }));
-        let missing = PullError::NotFound { host: "h".to_owned(), what: model };
-        for error in [ServeError::Pull(missing), ServeError::Load { model: "m".to_owned(), reason }] {
-            assert!(!bypasses_cache(&error), "{error}");
+    fn only_a_model_of_an_unsupported_family_bypasses_the_cache_until_another_one_is_pulled() {
+        let mut attempts = StartAttempts::default();
+        attempts.failed(report(StartFailure::ModelUnavailable), 1.0);
+        assert!(!attempts.bypass_cache());
+        let unknown = attempts.failed(report(StartFailure::UnknownFamily), 1.0).0;
+        assert_eq!(unknown, report(StartFailure::UnknownFamily));
+        for _ in 0..2 {
+            let down = attempts.failed(report(StartFailure::ModelUnavailable), 1.0).0;
+            assert_eq!(down.reason, StartFailure::UnknownFamily, "an operator has to correct the model");
+            assert_eq!(down.message, "unknown_family; it was not pulled again: model_unavailable");
+            assert!(attempts.bypass_cache());
         }
     }
 
     #[test]
-    fn a_corrupt_model_is_downloaded_again_after_a_longer_delay() {
-        let seconds = |reason, failures| retry_delay(reason, failures, 1.0).as_secs();
-        let of = |reason| [1, 2, 3, 99].map(|failures| seconds(reason, failures));
-        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 60]);
+    fn delays_count_the_failures_with_one_reason_and_are_longer_for_a_corrupt_model() {
+        let mut attempts = StartAttempts::default();
+        let mut of = |reason| [(); 4].map(|()| attempts.failed(report(reason), 1.0).1.as_secs());
+        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 8]);
         assert_eq!(of(StartFailure::ModelCorrupt), [60, 120, 240, 300]);
+        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 8]);
     }
 }

@@ -30,7 +30,7 @@ use super::error::PullError;
 use super::manifest::ManifestFileV1;
 use super::origin::{
     DownloadPolicy, FetchError, MODEL_FILES_MAX, ModelOrigin, PROGRESS_BYTES_MIN, PullControl, RemoteFile,
-    Retrier, SLOW_BYTES_PER_SECOND,
+    RequestInFlight, Retrier, SLOW_BYTES_PER_SECOND,
 };
 use super::partial::{self, PartialScope, RangedPartial};
 use super::progress::PullObserver;
@@ -71,6 +71,7 @@ pub(super) fn stat(
             fail(PullError::Cancelled, &failure, &control);
         }
     });
+    control.report(progress);
     match failure.lock().take() {
         Some(error) => Err(error),
         None => Ok(found.lock().drain(..).flatten().collect()),
@@ -121,6 +122,7 @@ pub(super) fn download(
             fail(PullError::Cancelled, &download.failure, &download.control);
         }
     });
+    download.control.report(progress);
     if let Some(error) = download.failure.lock().take() {
         if let PullError::DiskFull { at, .. } = &error {
             // An incomplete file is deleted to free space.
@@ -284,14 +286,15 @@ impl<'a> Download<'a> {
     fn complete(&self, file: usize, scope: PartialScope) -> Result<bool, PullError> {
         let FileDownload { remote, partial, .. } = &self.files[file];
         let retrier = Retrier { host: self.origin.host(), policy: self.policy, control: &self.control };
-        let mut failures = 0;
+        let (in_flight, mut failures) = (self.control.begin(), 0);
         loop {
             let (wanted, before) = (partial.wanted(scope), partial.done_in(scope));
             if wanted.is_empty() {
+                in_flight.succeeded();
                 return Ok(true);
             }
             let bytes = wanted.end - wanted.start;
-            let read = self.read(file, wanted);
+            let read = self.read(file, wanted, &in_flight);
             let gained = partial.done_in(scope).saturating_sub(before);
             let reason = match read {
                 Err(FetchError::Permanent(error)) => return Err(error),
@@ -307,7 +310,12 @@ impl<'a> Download<'a> {
     }
 
     /// Sends one request for a range.
-    fn read(&self, file: usize, range: Range<u64>) -> Result<(), FetchError> {
+    fn read(
+        &self,
+        file: usize,
+        range: Range<u64>,
+        in_flight: &RequestInFlight<'_>,
+    ) -> Result<(), FetchError> {
         let FileDownload { remote, partial, .. } = &self.files[file];
         let files = partial.files()?;
         let (mut position, end) = (range.start, range.end);
@@ -319,6 +327,7 @@ impl<'a> Download<'a> {
             // A server that sends more than was requested.
             let bytes = &bytes[..bytes.len().min(usize::try_from(end - position).unwrap_or(usize::MAX))];
             self.done.fetch_add(partial.write(&files, position, bytes)?, Ordering::Relaxed);
+            in_flight.received(bytes.len() as u64);
             position += bytes.len() as u64;
             match window.record(bytes.len() as u64, Instant::now()) {
                 Some(speed) if position < end => {
@@ -379,7 +388,19 @@ pub(super) fn cancellable<T: Send>(
         while ended.recv_timeout(REPORT_PERIOD) == Err(RecvTimeoutError::Timeout) {
             control.report(progress);
         }
+        control.report(progress);
         worker.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
+}
+
+/// Sends one request on another thread, and reports meanwhile whether it has stalled.
+pub(super) fn observed<T: Send>(
+    progress: &mut dyn PullObserver,
+    request: impl FnOnce() -> Result<T, PullError> + Send,
+) -> Result<T, PullError> {
+    cancellable(progress, |control| {
+        let _in_flight = control.begin();
+        request()
     })
 }
 
@@ -403,8 +424,12 @@ fn run(threads: usize, work: &(dyn Fn() + Sync), report: &mut dyn FnMut()) {
 
 /// Records the first failure, and ends the other connections.
 fn fail(error: PullError, failure: &Mutex<Option<PullError>>, control: &PullControl) {
+    let mut first = failure.lock();
+    // Connections that see the end return this error, possibly before the one with the cause.
+    if matches!(*first, None | Some(PullError::Cancelled)) {
+        *first = Some(error);
+    }
     control.stop();
-    failure.lock().get_or_insert(error);
 }
 
 /// Takes the next item of a list that several threads process.

