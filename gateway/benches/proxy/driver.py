@@ -179,6 +179,8 @@ def main():
     parser.add_argument("--only", default=names, help="comma-separated names of proxies (default: all)")
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each run in seconds (default 5)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds (default 5)")
+    rate = "requests per second for every proxy instead of as many as it can; compares the CPU time at an equal load"
+    parser.add_argument("--rate", type=float, help=rate)
     parser.add_argument("--quick", action="store_true", help="two rounds of two seconds, without LiteLLM and half load")
     parser.add_argument("--no-extras", action="store_true", help="skip half load and idle connections")
     options = parser.parse_args()
@@ -200,14 +202,14 @@ def main():
     proxies = start(workspace, names_wanted, address)
     report = {"machine": processor(), "seconds": seconds, "rounds": {}, "half": {}, "idle_mb": {}, "missing_receipts": {}, "spans": {}}
     measured = report["rounds"]
+    numbers = (CALLERS, seconds, WARM_UP_SECONDS)
+    kind = ("closed", *numbers) if options.rate is None else ("rate", *numbers, options.rate)
     try:
         ceiling = load(workspace, Direct(address), "closed", CALLERS, 1, 0.2)["per_second"]
         for number in range(rounds):
             begin = number % len(proxies)
             for proxy in proxies[begin:] + proxies[:begin]:
-                measured.setdefault(proxy.name, []).append(
-                    measure_run(workspace, proxy, upstream, "closed", CALLERS, seconds, WARM_UP_SECONDS)
-                )
+                measured.setdefault(proxy.name, []).append(measure_run(workspace, proxy, upstream, *kind))
         if not (options.quick or options.no_extras):
             # A single round is not enough: load generator, upstream and proxy use both cores, and a process that
             # takes one of them for some milliseconds raises the p99 of the proxy under test.

@@ -189,13 +189,15 @@ fn hexadecimal(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Appends a number of this many hexadecimal digits, without `core::fmt`: every attempt has a header, also of requests that
+/// Appends a number of this many hexadecimal digits, at most 32, without `core::fmt`: every attempt has a header, also of requests that
 /// are not sampled.
-fn push_hexadecimal(text: &mut String, number: u128, digits: u32) {
-    for digit in (0..digits).rev() {
-        let value = (number >> (4 * digit)) as usize & 15;
-        text.push(char::from(b"0123456789abcdef"[value]));
+fn push_hexadecimal(text: &mut String, number: u128, digits: usize) {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let mut all = [0; 32];
+    for (pair, byte) in all.as_chunks_mut::<2>().0.iter_mut().zip(number.to_be_bytes()) {
+        *pair = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
     }
+    text.push_str(std::str::from_utf8(&all[all.len() - digits..]).unwrap_or_default());
 }
 
 #[cfg(test)]
