@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::scaler::{ScalerEpoch, ScalerEpochV1};
 use super::start_failure::{
-    DeploymentFailures, DeploymentFailuresV1, FailedModelV1, bounded_waiting, failures_v1, read_failed_model,
+    DeploymentFailures, FailedModel, FailedModelV1, bounded_waiting, read_failed_model,
 };
 use super::{MessageVersion, VERSION, WireError, entries, parsed, reject_too_many};
 
@@ -30,6 +30,13 @@ pub const PEER_WAIT_MAX: Duration = Duration::from_secs(1);
 pub const SPOKE_REPLICAS_MAX: usize = REPLICAS_MAX as usize;
 /// Maximum number of replicas of a region in a message: those of all of its spokes.
 pub const REGION_REPLICAS_MAX: usize = SPOKE_REPLICAS_MAX * MAX_INSTANCES;
+
+/// Maximum bytes of the texts of failures in a state; each has up to 512 bytes. Texts of further failures are empty.
+const FAILURE_TEXTS_BYTES_MAX: usize = 256 << 10;
+/// Maximum bytes of the references, tasks and engines of failed models in a state: 400 bytes for both models of each of ten
+/// thousand deployments, and a quarter of the 32 MiB that a spoke reads. Those of further failures are empty: their deployments have
+/// failed, too, but the receiver does not know of which model.
+const FAILED_MODELS_BYTES_MAX: usize = 8 << 20;
 
 /// Request of the spoke that scales the region.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -336,17 +343,45 @@ impl TryFrom<PeerRequestV1> for PeerRequest {
     }
 }
 
+/// Remaining bytes of the failures in a state. Each failure has its reason, because a spoke that does not know it would hold
+/// requests that no replica will serve.
+struct FailureBudget {
+    texts: usize,
+    models: usize,
+}
+
+impl FailureBudget {
+    /// Converts a failure to its wire form, with what the remaining bytes allow besides its reason.
+    fn failed_model(&mut self, failed: &FailedModel) -> FailedModelV1 {
+        let mut wire = FailedModelV1::from(failed);
+        if !take_bytes(&mut self.texts, &wire.failure.message) {
+            wire.failure.message.clear();
+        }
+        if !take_bytes(&mut self.models, &(&wire.model, &wire.task, &wire.engine)) {
+            wire.model.clear();
+            (wire.task, wire.engine) = (None, None);
+        }
+        wire
+    }
+}
+
+/// Takes the bytes of a value in a message; returns whether there were as many left.
+fn take_bytes(left: &mut usize, value: &impl Serialize) -> bool {
+    let rest = serde_json::to_vec(value).ok().and_then(|text| left.checked_sub(text.len()));
+    *left = rest.unwrap_or(*left);
+    rest.is_some()
+}
+
 impl From<&SharedRegionState> for SharedStateV1 {
     fn from(state: &SharedRegionState) -> SharedStateV1 {
         let SharedRegionState { deployments, replicas } = state;
-        let failures = deployments.iter().map(|(name, deployment)| (name, &deployment.failures));
-        let mut failures = failures_v1(failures);
+        let mut budget = FailureBudget { texts: FAILURE_TEXTS_BYTES_MAX, models: FAILED_MODELS_BYTES_MAX };
         let deployments = deployments.iter().map(|(name, deployment)| {
-            let SharedDeployment { desired, max, provisioning, start_time, failures: _ } = deployment;
-            let (failed, failed_next, waiting) = match failures.remove(name) {
-                Some(DeploymentFailuresV1 { name: _, served, next, waiting }) => (served, next, waiting),
-                None => (None, None, None),
-            };
+            let SharedDeployment { desired, max, provisioning, start_time, failures } = deployment;
+            let DeploymentFailures { served, next, waiting } = failures;
+            let failed = served.as_ref().map(|failed| budget.failed_model(failed));
+            let failed_next = next.as_ref().map(|failed| budget.failed_model(failed));
+            let waiting = waiting.clone().map(bounded_waiting);
             SharedDeploymentV1 {
                 name: name.to_string(),
                 desired: *desired,
@@ -521,6 +556,8 @@ mod tests {
     use super::*;
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
+    use regions::{EngineKind, EngineSpec, Precision, Task};
+    use replica_api::start_failure::{StartFailure, StartFailureReport};
     use serde_json::{Value, json};
 
     prop_compose! {
@@ -617,6 +654,61 @@ mod tests {
         let state = PeerRequest::try_from(wire).unwrap().state.unwrap();
         let phases: Vec<_> = state.replicas.values().map(|replica| replica.phase).collect();
         assert_eq!(phases, [ReplicaPhase::Serving, ReplicaPhase::Draining]);
+    }
+
+    /// Returns the state in which the served and the next model of each of ten thousand deployments have failed.
+    fn all_failed(model: &str) -> SharedRegionState {
+        // Each control character has six bytes in a message.
+        let failure = StartFailureReport::new(StartFailure::ModelUnavailable, "\u{1}".repeat(512));
+        let engine = EngineSpec { kind: EngineKind::TensorrtLlm, precision: Precision::Bf16 };
+        let failed =
+            FailedModel { model: model.to_owned(), task: Some(Task::Embed), engine: Some(engine), failure };
+        let waiting = Some("é".repeat(100));
+        let failures = DeploymentFailures { served: Some(failed.clone()), next: Some(failed), waiting };
+        let named = |number: usize| {
+            let deployment = SharedDeployment { failures: failures.clone(), ..SharedDeployment::default() };
+            (format!("deployment-{number:05}").parse().unwrap(), deployment)
+        };
+        let deployments = (0..MAX_DEPLOYMENTS).map(named).collect();
+        SharedRegionState { deployments, replicas: BTreeMap::new() }
+    }
+
+    /// Sends a state and reads it; returns the bytes of the message as well.
+    fn shared(state: &SharedRegionState) -> (SharedRegionState, usize) {
+        let text = serde_json::to_vec(&SharedStateV1::from(state)).unwrap();
+        let wire: SharedStateV1 = serde_json::from_slice(&text).unwrap();
+        (SharedRegionState::try_from(wire).unwrap(), text.len())
+    }
+
+    #[test]
+    fn the_failures_of_ten_thousand_deployments_are_shared_with_their_models_and_some_texts() {
+        let sent = all_failed("hf://organisation/model-with-a-usual-name");
+        let (received, bytes) = shared(&sent);
+        assert!(bytes < FAILED_MODELS_BYTES_MAX, "{bytes}");
+        let both = |it: &SharedDeployment| [it.failures.served.clone(), it.failures.next.clone()];
+        let mut texts = 0;
+        for (name, deployment) in &sent.deployments {
+            for (sent, received) in both(deployment).into_iter().zip(both(&received.deployments[name])) {
+                let (sent, mut received) = (sent.unwrap(), received.unwrap());
+                texts += usize::from(!received.failure.message.is_empty());
+                assert!([&sent.failure.message, ""].contains(&received.failure.message.as_str()));
+                received.failure.message.clone_from(&sent.failure.message);
+                assert_eq!(received, sent, "{name}");
+            }
+        }
+        assert!((10..100).contains(&texts), "{texts}");
+    }
+
+    #[test]
+    fn the_failures_of_models_with_long_references_are_shared_within_the_limit_of_a_message() {
+        let (received, bytes) = shared(&all_failed(&"m".repeat(4096)));
+        assert!(bytes < 16 << 20, "{bytes}");
+        let served: Vec<_> =
+            received.deployments.values().filter_map(|it| it.failures.served.clone()).collect();
+        assert_eq!(served.len(), MAX_DEPLOYMENTS);
+        assert!(served.iter().all(|it| it.failure.reason == StartFailure::ModelUnavailable));
+        let known = served.iter().filter(|it| !it.model.is_empty()).count();
+        assert!((500..2_000).contains(&known), "{known}");
     }
 
     #[test]
