@@ -1,12 +1,14 @@
 //! Pods of one workload, as its task observes them.
 //!
 //! A pod whose container ends or cannot start says nothing about a model that was deployed after it. Which model a pod runs is in
-//! the manifests of the cluster, so it is inferred: pods of an older template than the newest pod are outdated, by the label
-//! with the hash of the template that the workload's controller sets. Pods that were there when the model changed are outdated
+//! the manifests of the cluster, so it is inferred: pods of an older template than the newest one are outdated, by the label
+//! with the hash of the template that the workload's controller sets. The newest of the templates that have pods is the one that
+//! appeared last, by the earliest creation of a pod of each: a pod of an old template that is created again, for
+//! example because its node was drained, does not make that template the newest one. Pods that were there when the model changed are outdated
 //! for [`REPLACED_WITHIN`], because an operator changes the manifest before or after the deployment; those that are
 //! still the newest ones after that time count, so that a failure is not hidden.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Bound;
 use std::time::{Duration, Instant};
@@ -25,6 +27,14 @@ const UNSCHEDULABLE_AFTER: Duration = Duration::from_secs(300);
 /// Time after a change of the model in which pods of before do not count: a controller replaces the pods of a changed workload
 /// within it.
 const REPLACED_WITHIN: Duration = Duration::from_secs(300);
+
+/// Maximum number of templates without pods that are remembered: a Deployment keeps ten old ones by default.
+const TEMPLATES_MAX: usize = 32;
+
+/// Hash of the template of a pod; `None` if it has no such label.
+type Template = Option<String>;
+/// Time of the creation of a pod, with its name, as in [`Pod::creation`].
+type Creation = (Option<String>, String);
 
 /// Pods of a workload.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +68,8 @@ pub(super) struct State {
     ended: Option<EndedStarts>,
     /// Time at which the model replaced another one.
     model_since: Option<Instant>,
+    /// First observed creation of a pod of each template.
+    templates: BTreeMap<Template, Creation>,
     /// Pod that was polled last.
     probed: Option<ReplicaId>,
 }
@@ -89,10 +101,37 @@ impl State {
         self.model.clone().zip(self.ended.clone())
     }
 
-    /// Returns the template of the newest pod.
+    /// Returns the newest template that has pods: the one that appeared last.
     pub(super) fn newest_template(&self) -> Option<&str> {
         let pods = self.observed.values().map(|observed| &observed.pod);
-        pods.max_by_key(|pod| pod.creation()).and_then(Pod::template)
+        pods.max_by_key(|pod| self.appeared(pod)).and_then(Pod::template)
+    }
+
+    /// Returns when the template of a pod appeared.
+    fn appeared(&self, pod: &Pod) -> Option<&Creation> {
+        self.templates.get(&pod.template().map(str::to_owned))
+    }
+
+    /// Records the template of a pod, and forgets the oldest ones that have no pods.
+    fn record_template(&mut self, pod: &Pod) {
+        let (time, name) = pod.creation();
+        let creation = (time.map(str::to_owned), name.to_owned());
+        let template = pod.template().map(str::to_owned);
+        let first = self.templates.entry(template.clone()).or_insert_with(|| creation.clone());
+        if creation < *first {
+            *first = creation;
+        }
+        if self.templates.len() <= TEMPLATES_MAX {
+            return;
+        }
+        let observed = self.observed.values().map(|observed| observed.pod.template().map(str::to_owned));
+        let used: BTreeSet<Template> = observed.chain([template]).collect();
+        let unused = self.templates.iter().filter(|(template, _)| !used.contains(*template));
+        if let Some(oldest) =
+            unused.min_by_key(|(_, creation)| *creation).map(|(template, _)| template.clone())
+        {
+            self.templates.remove(&oldest);
+        }
     }
 
     /// Returns whether a pod may run an earlier model than that of the deployment.
@@ -131,8 +170,9 @@ impl State {
 
     /// Replaces all pods by a list.
     pub(super) fn replace(&mut self, mut pods: Vec<Pod>) {
-        // The newest first: it decides which of the others are outdated.
-        pods.sort_by(|a, b| b.creation().cmp(&a.creation()));
+        pods.iter().for_each(|pod| self.record_template(pod));
+        // Those of the newest template first: they decide which of the others are outdated.
+        pods.sort_by(|a, b| self.appeared(b).cmp(&self.appeared(a)));
         let mut before = std::mem::take(&mut self.observed);
         for pod in pods {
             let before = before.remove(&pod.metadata.uid);
@@ -164,6 +204,7 @@ impl State {
     fn put(&mut self, pod: Pod, before: Option<ObservedPod>) {
         let id = pod.metadata.uid.clone();
         let now = Instant::now();
+        self.record_template(&pod);
         // A pod that was ready when first observed has no known start time.
         let Some(ObservedPod { pod: before, since, began, ready, reported }) = before else {
             let ready = pod.ready_at().map(|_| None);
@@ -259,6 +300,36 @@ mod tests {
         assert_eq!(outdated(&state, now + 2 * REPLACED_WITHIN), ["a"]);
         state.replace(vec![pod("a", "1", 0, 3), pod("b", "2", 5, 1), pod("c", "2", 9, 0)]);
         assert_eq!(count(&state), 1, "that of the newest template");
+    }
+
+    #[test]
+    fn a_pod_of_an_old_template_that_is_created_again_is_outdated() {
+        let mut state = State::default();
+        let later = Instant::now() + 2 * REPLACED_WITHIN;
+        state.set_model(model("m"), Instant::now());
+        state.replace(vec![pod("a", "1", 0, 0), pod("b", "2", 5, 0)]);
+        // The node of the old pod is drained during the rollout, before and after the new one is listed again.
+        state.apply(WatchEvent::Deleted(pod("a", "1", 0, 0))).unwrap();
+        state.apply(WatchEvent::Added(pod("c", "1", 9, 0))).unwrap();
+        assert_eq!(outdated(&state, later), ["c"]);
+        state.replace(vec![pod("c", "1", 9, 2), pod("b", "2", 5, 1)]);
+        assert_eq!((outdated(&state, later), count(&state)), (vec!["c"], 1), "only the restart of b counts");
+        // The rollout is undone: the old template is the only one.
+        state.replace(vec![pod("c", "1", 9, 2)]);
+        assert!(outdated(&state, later).is_empty());
+        state.replace(vec![pod("c", "1", 9, 2), pod("d", "2", 20, 0), pod("e", "3", 30, 0)]);
+        assert_eq!(outdated(&state, later), ["c", "d"]);
+    }
+
+    #[test]
+    fn the_templates_without_pods_are_bounded() {
+        let mut state = State::default();
+        for number in 0..3 * TEMPLATES_MAX {
+            let second = u32::try_from(number % 60).unwrap();
+            state.replace(vec![pod("first", "0", 0, 0), pod("p", &number.to_string(), second, 0)]);
+            assert!(state.templates.len() <= TEMPLATES_MAX + 1);
+        }
+        assert!(state.templates.contains_key(&Some("0".to_owned())), "it has a pod");
     }
 
     #[test]
