@@ -58,10 +58,22 @@ pub struct StatusV1 {
     pub failure: Option<StartFailureReport>,
 }
 
+/// Names of the phases of a download, as in [`DownloadV1::phase`]. Replicas of later versions may report other ones.
+pub mod phase {
+    /// Another process on the machine pulls the same model; the replica waits for it.
+    pub const WAITING: &str = "waiting for another pull";
+    /// The replica requests the versions and files of the model.
+    pub const RESOLVING: &str = "resolving";
+    /// The files are being downloaded.
+    pub const DOWNLOADING: &str = "downloading";
+    /// The files are being unpacked.
+    pub const UNPACKING: &str = "unpacking";
+}
+
 /// Progress of the download of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DownloadV1 {
-    /// Phase in words: `downloading`, `waiting for another pull`.
+    /// [Phase](phase) in words: `downloading`, `waiting for another pull`.
     pub phase: String,
     /// Bytes of the model that are on disk, those of earlier tries included.
     #[serde(default)]
@@ -73,6 +85,13 @@ pub struct DownloadV1 {
     /// included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_ms: Option<u64>,
+}
+
+impl DownloadV1 {
+    /// Returns whether the replica waits for another process on its machine that pulls the same model.
+    pub fn waits_for_pull(&self) -> bool {
+        self.phase == phase::WAITING
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +110,19 @@ mod tests {
         let read = |state| serde_json::from_str::<StatusV1>(&text(state)).unwrap().state;
         let states = ["starting", "ready", "draining", "warming_up"].map(read);
         assert_eq!(states, [StateV1::Starting, StateV1::Ready, StateV1::Draining, StateV1::Other]);
+    }
+
+    #[test]
+    fn only_the_phase_of_a_waiting_replica_waits_and_one_of_a_later_version_is_read() {
+        let waits = |phase: &str| {
+            let text = format!(r#"{{"phase":"{phase}","host":"h"}}"#);
+            serde_json::from_str::<DownloadV1>(&text).unwrap().waits_for_pull()
+        };
+        // The text is that of replicas of earlier versions, too.
+        assert!(waits("waiting for another pull") && waits(phase::WAITING));
+        for other in [phase::RESOLVING, phase::DOWNLOADING, phase::UNPACKING, "loading", "verifying"] {
+            assert!(!waits(other), "{other}");
+        }
     }
 
     #[test]

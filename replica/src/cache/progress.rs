@@ -2,6 +2,8 @@
 //!
 //! The cache reports a phase and two numbers; the caller renders them as a progress bar or a line.
 
+use replica_api::status::phase;
+
 /// Phase of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -19,10 +21,10 @@ impl Phase {
     /// Returns the name of the phase.
     pub fn as_str(self) -> &'static str {
         match self {
-            Phase::Waiting => "waiting for another pull",
-            Phase::Resolving => "resolving",
-            Phase::Downloading => "downloading",
-            Phase::Unpacking => "unpacking",
+            Phase::Waiting => phase::WAITING,
+            Phase::Resolving => phase::RESOLVING,
+            Phase::Downloading => phase::DOWNLOADING,
+            Phase::Unpacking => phase::UNPACKING,
         }
     }
 }
