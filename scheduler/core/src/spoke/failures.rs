@@ -4,7 +4,8 @@
 //! other spokes ([`Spoke::set_start_failures`]). About replicas that a spoke does not start, those in its list, it decides
 //! itself by their statuses, at each poll. Both apply the rules of [`crate::scale::start_failures`].
 //!
-//! A failure counts only while no replica of the deployment is ready, and none of the list downloads its model. The requests
+//! A failure counts only while no replica of the deployment is ready, and none of the list downloads its model, unless those of the
+//! list have failed themselves: a slow origin of the model delivers some bytes now and then. The requests
 //! of a failed deployment are neither held nor sent to a replica; its load in the reports names the reason, so that gateways
 //! use other regions.
 
@@ -75,12 +76,15 @@ impl Spoke {
     /// ready.
     pub fn start_failure(&self, deployment: &DeploymentName, now: Instant) -> Option<&FailedModel> {
         // The scaler may be starting a replica beside those of the list.
-        let listed = || self.failed.listed(deployment).filter(|_| self.provisioning_count(deployment) == 0);
-        let failed = self.failed.served(deployment).or_else(listed)?;
+        let listed = self.failed.listed(deployment);
+        let only_listed = || listed.filter(|_| self.provisioning_count(deployment) == 0);
+        let failed = self.failed.served(deployment).or_else(only_listed)?;
         let may_become_ready = |replica: &ReplicaState| {
             replica.failed_model().is_none() && replica.download_left(deployment, now).is_some()
         };
-        let any_downloads = || self.replicas.each().any(|(_, replica)| may_become_ready(replica));
+        // The evaluation of those of the list includes their downloads.
+        let any_downloads =
+            || listed.is_none() && self.replicas.each().any(|(_, replica)| may_become_ready(replica));
         (self.accepting(deployment, now).next().is_none() && !any_downloads()).then_some(failed)
     }
 
@@ -120,6 +124,12 @@ impl Spoke {
         changes
     }
 
+    /// Records whether a replica waits for another process on its machine that pulls its model, as it reports it with its status;
+    /// before [`Spoke::observe_replica`].
+    pub fn observe_pull_wait(&mut self, index: usize, waits: bool) {
+        self.replicas.with(index, |replica| replica.set_waits_for_pull(waits));
+    }
+
     /// Evaluates the deployments of a replica after a poll of its status.
     pub(super) fn update_listed_failures(&mut self, number: usize, now: Instant) {
         let Spoke { replicas, failed: FailedDeployments { listed, .. }, .. } = self;
@@ -133,7 +143,8 @@ impl Spoke {
             let states = states.map(|replica| replica.start_state(now));
             let ListedFailures { failures, failed } = listed.entry(name.clone()).or_default();
             *failed = failures.observe_current(states, now).and_then(|failure| {
-                let model = each().find_map(|replica| replica.failed_model())?;
+                // The failure of an unavailable origin outlasts the reports of the replicas.
+                let model = each().find_map(|replica| replica.failed_model()).or(failed.as_ref())?;
                 Some(FailedModel { failure: failure.clone(), ..model.clone() })
             });
             let any_failing = each().any(|replica| replica.failed_model().is_some());
@@ -292,6 +303,39 @@ mod tests {
         assert!(reason(&spoke, now + S).is_some(), "one late response");
         spoke.replica_late(0, now + 10 * S);
         assert_eq!(reason(&spoke, now + 10 * S), None);
+    }
+
+    #[test]
+    fn an_unavailable_origin_of_replicas_of_the_list_ends_when_they_start_for_some_seconds() {
+        let (mut spoke, now) = (region(1), some_instant());
+        let poll = |spoke: &mut Spoke, failure: Option<StartFailure>, second: u32| {
+            let at = now + S * second;
+            spoke.observe_download(0, failure.is_none().then_some(3600 * S), at);
+            spoke.observe_replica(0, status(false, failure), at);
+            reason(spoke, at)
+        };
+        let unavailable = Some(StartFailure::ModelUnavailable);
+        assert_eq!([0, 2, 3].map(|at| poll(&mut spoke, unavailable, at)), [None, None, unavailable]);
+        assert_eq!([4, 6].map(|at| poll(&mut spoke, None, at)), [unavailable; 2], "some bytes have arrived");
+        assert_eq!([7, 9].map(|at| poll(&mut spoke, unavailable, at)), [unavailable; 2]);
+        assert_eq!([10, 15, 16].map(|at| poll(&mut spoke, None, at)), [unavailable, unavailable, None]);
+    }
+
+    #[test]
+    fn a_replica_of_the_list_that_waits_for_the_pull_of_a_failed_one_does_not_keep_requests_waiting() {
+        let (mut spoke, now) = (region(2), some_instant());
+        let unavailable = Some(StartFailure::ModelUnavailable);
+        for second in 0..4 {
+            spoke.observe_replica(0, status(false, unavailable), now + S * second);
+            spoke.observe_pull_wait(1, true);
+            spoke.observe_replica(1, status(false, None), now + S * second);
+        }
+        assert_eq!(reason(&spoke, now + 3 * S), unavailable);
+        let (mut spoke, later) = (region(2), now + 60 * S);
+        spoke.observe_pull_wait(0, true);
+        spoke.observe_replica(0, status(false, None), later);
+        spoke.observe_replica(1, status(false, None), later);
+        assert_eq!(reason(&spoke, later), None, "it counts as one that starts");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) struct ReplicaState {
     responded_tokens: u64,
     /// Expected end of the download of its model, if it reports one.
     download_ends_at: Option<Instant>,
+    /// It waits for another process on its machine that pulls its model, as it reports.
+    waits_for_pull: bool,
 }
 
 impl ReplicaState {
@@ -64,6 +66,7 @@ impl ReplicaState {
             is_draining: false,
             responded_tokens: 0,
             download_ends_at: None,
+            waits_for_pull: false,
         }
     }
 
@@ -85,11 +88,17 @@ impl ReplicaState {
         self.last_contact = Some(now);
         self.failed = true;
         self.download_ends_at = None;
+        self.waits_for_pull = false;
     }
 
     /// Records the remaining time of the download of its model; `None` if it downloads none.
     pub(super) fn set_download(&mut self, left: Option<Duration>, now: Instant) {
         self.download_ends_at = left.and_then(|left| now.checked_add(left));
+    }
+
+    /// Records whether it waits for another process on its machine that pulls its model.
+    pub(super) fn set_waits_for_pull(&mut self, waits: bool) {
+        self.waits_for_pull = waits;
     }
 
     /// Returns the remaining time of the download of its model, if it is not ready and will serve `deployment`.
@@ -185,6 +194,7 @@ impl ReplicaState {
         match self.failed_model() {
             Some(failed) => ReplicaStartState::Failing(&failed.failure),
             None if self.is_ready() => ReplicaStartState::Ready,
+            None if self.waits_for_pull => ReplicaStartState::Waiting { since: now },
             None => ReplicaStartState::Starting { since: now },
         }
     }
