@@ -44,7 +44,7 @@ fn progress(statuses: &[DeploymentStatusV1], names: Option<&BTreeSet<String>>) -
 
 /// Returns a line for each region in which a deployment has failed.
 pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = String> {
-    let DeploymentStatusV1 { name, regions, status: _, infeasible: _ } = status;
+    let DeploymentStatusV1 { name, regions, status: _, infeasible: _, awaits_placement: _ } = status;
     let failed = regions.iter().filter(|region| region.status == RolloutStatus::Failed);
     failed.map(move |RegionStatusV1 { region, failed, .. }| {
         let reason = failed.as_ref().map_or_else(String::new, |failed| {
@@ -58,9 +58,13 @@ pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = Stri
 
 /// Returns a line with the constraint that no set of regions meets, or with the regions in which a deployment is not ready and their
 /// reasons as far as they state one.
-fn waits_for(DeploymentStatusV1 { name, regions, infeasible, .. }: &DeploymentStatusV1) -> String {
+fn waits_for(status: &DeploymentStatusV1) -> String {
+    let DeploymentStatusV1 { name, regions, infeasible, awaits_placement, status: _ } = status;
     if let Some(constraint) = infeasible {
         return format!("{name}: no set of regions meets its placement: {constraint}");
+    }
+    if *awaits_placement {
+        return format!("{name}: the leader has not chosen regions for this version yet");
     }
     let waiting = regions.iter().filter(|region| region.status != RolloutStatus::Ready);
     let waiting = waiting.map(|RegionStatusV1 { region, waiting, .. }| match waiting {
@@ -179,6 +183,11 @@ mod tests {
         assert_eq!(
             progress(&statuses(infeasible), None),
             pending("a: no set of regions meets its placement: min_regions: 1 of 2")
+        );
+        let undecided = json!([{"name": "a", "status": "Pending", "awaits_placement": true, "regions": []}]);
+        assert_eq!(
+            progress(&statuses(undecided), None),
+            pending("a: the leader has not chosen regions for this version yet")
         );
         assert_eq!(progress(&[], None), Progress::Ready, "nothing is deployed");
     }

@@ -184,6 +184,9 @@ pub struct DeploymentStatusV1 {
     /// Constraint of its placement that no set of regions meets; it stays in its regions meanwhile. Absent if one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub infeasible: Option<String>,
+    /// The leader has not chosen regions for this version of a deployment with a placement yet. Absent if it has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub awaits_placement: bool,
     /// Regions that have replicas, or should have.
     pub regions: Vec<RegionStatusV1>,
 }

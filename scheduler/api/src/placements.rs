@@ -1,24 +1,28 @@
 //! Decisions on placements that the leader has made, as any hub reads them from the store.
 //!
 //! The route table has the regions in which a deployment runs: also those that it leaves, and before a change is carried out,
-//! those of the old requirement. The status of a deployment depends on the regions that are chosen for the applied one, so each
-//! decision names the version of the deployment that it was made for.
+//! those of the old requirement. The status of a deployment depends on the regions that are chosen for the applied one, so the record
+//! names the revision of the desired deployments that its decisions were made for. It also names the term of its leader: a leader of an
+//! earlier version of Meridian, such as during a rolling upgrade, does not write it.
 
 use std::collections::BTreeMap;
 
 use regions::deployment::MAX_DEPLOYMENTS;
-use regions::{Deployment, DeploymentName, RegionId};
+use regions::{DeploymentName, RegionId};
 use serde::{Deserialize, Serialize};
 
-use crate::deployment::DeploymentV1;
-use crate::{MessageVersion, VERSION, WireError, entries, json_checksum, list, parsed, to_strings};
+use crate::{MessageVersion, VERSION, WireError, entries, list, parsed, to_strings};
 
 /// Record of the decisions on all deployments that state a placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacementsV1 {
     /// Version of the message.
     pub version: MessageVersion,
-    /// The decisions.
+    /// Term of the leader that has decided: the revision at which its key was created.
+    pub term: u64,
+    /// Revision of the record of the desired deployments that the decisions were made for.
+    pub revision: u64,
+    /// The decisions. A deployment without one waits for its first, or for that on its changed version.
     pub deployments: Vec<DecidedPlacementV1>,
 }
 
@@ -27,8 +31,6 @@ pub struct PlacementsV1 {
 pub struct DecidedPlacementV1 {
     /// Name of the deployment.
     pub name: String,
-    /// Digest of the deployment that the decision was made for.
-    pub deployment: u64,
     /// Chosen regions; while no set of regions is feasible, those in which it stays.
     pub regions: Vec<String>,
     /// Constraint that no set of regions meets; absent if one does.
@@ -39,8 +41,6 @@ pub struct DecidedPlacementV1 {
 /// Decision on the placement of one deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecidedPlacement {
-    /// [Digest](deployment_digest) of the deployment that the decision was made for.
-    pub deployment: u64,
     /// Chosen regions; while no set of regions is feasible, those in which it stays.
     pub regions: Vec<RegionId>,
     /// Constraint that no set of regions meets, if none does.
@@ -50,68 +50,87 @@ pub struct DecidedPlacement {
 /// Decisions on the deployments that state a placement.
 pub type DecidedPlacements = BTreeMap<DeploymentName, DecidedPlacement>;
 
-impl From<&DecidedPlacements> for PlacementsV1 {
-    fn from(decided: &DecidedPlacements) -> PlacementsV1 {
+/// Record of the decisions of a leader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementsRecord {
+    /// Term of the leader: the revision at which its key was created.
+    pub term: u64,
+    /// Revision of the record of the desired deployments.
+    pub revision: u64,
+    /// Decisions on deployments of that revision.
+    pub decided: DecidedPlacements,
+}
+
+impl PlacementsRecord {
+    /// Returns the decisions on the desired deployments of this revision: none until the leader has recorded those on it. `None` if
+    /// the current leader, whose term is `term`, has not written the record. Between two terms, the last record holds.
+    pub fn decided_on(self, revision: u64, term: Option<u64>) -> Option<DecidedPlacements> {
+        if term.is_some_and(|term| term != self.term) {
+            return None;
+        }
+        Some(if revision == self.revision { self.decided } else { DecidedPlacements::new() })
+    }
+}
+
+impl From<&PlacementsRecord> for PlacementsV1 {
+    fn from(record: &PlacementsRecord) -> PlacementsV1 {
+        let PlacementsRecord { term, revision, decided } = record;
         let each = decided.iter().map(|(name, decided)| {
-            let DecidedPlacement { deployment, regions, infeasible } = decided;
+            let DecidedPlacement { regions, infeasible } = decided;
             DecidedPlacementV1 {
                 name: name.to_string(),
-                deployment: *deployment,
                 regions: to_strings(regions),
                 infeasible: infeasible.clone(),
             }
         });
-        PlacementsV1 { version: VERSION, deployments: each.collect() }
+        PlacementsV1 { version: VERSION, term: *term, revision: *revision, deployments: each.collect() }
     }
 }
 
-impl TryFrom<PlacementsV1> for DecidedPlacements {
+impl TryFrom<PlacementsV1> for PlacementsRecord {
     type Error = WireError;
 
-    fn try_from(wire: PlacementsV1) -> Result<DecidedPlacements, WireError> {
-        let PlacementsV1 { version: _, deployments } = wire;
-        entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, decided| {
-            let DecidedPlacementV1 { name, deployment, regions, infeasible } = decided;
+    fn try_from(wire: PlacementsV1) -> Result<PlacementsRecord, WireError> {
+        let PlacementsV1 { version: _, term, revision, deployments } = wire;
+        let decided = entries("deployments", ".name", deployments, MAX_DEPLOYMENTS, |at, decided| {
+            let DecidedPlacementV1 { name, regions, infeasible } = decided;
             let regions = list(&format!("{at}.regions"), &regions, |at, region: &String| parsed(at, region))?;
-            Ok((parsed(format!("{at}.name"), &name)?, DecidedPlacement { deployment, regions, infeasible }))
-        })
+            Ok((parsed(format!("{at}.name"), &name)?, DecidedPlacement { regions, infeasible }))
+        })?;
+        Ok(PlacementsRecord { term, revision, decided })
     }
-}
-
-/// Returns a digest of a desired deployment. It distinguishes the versions of one deployment.
-pub fn deployment_digest(deployment: &Deployment) -> u64 {
-    json_checksum(&DeploymentV1::from(deployment))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use regions::{Catalogue, parse_deployments};
 
-    fn deployment(more: &str) -> Deployment {
-        let text = format!(
-            "[[deployment]]\nname = \"m\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
-             engine = {{ kind = \"cpu\", precision = \"f32\" }}\n{more}\n"
-        );
-        parse_deployments(&text, &Catalogue::builtin()).unwrap().remove(0)
+    fn record() -> PlacementsRecord {
+        let (regions, infeasible) = (vec!["aws/us-east-1".parse().unwrap()], Some("max_cost".to_owned()));
+        let decided = [("m".parse().unwrap(), DecidedPlacement { regions, infeasible })].into();
+        PlacementsRecord { term: 7, revision: 9, decided }
     }
 
     #[test]
-    fn decisions_are_stored_and_a_changed_deployment_has_another_digest() {
-        let [one, two] =
-            ["placement = { min_regions = 1 }", "placement = { min_regions = 2 }"].map(deployment);
-        assert_eq!(deployment_digest(&one), deployment_digest(&one.clone()));
-        assert_ne!(deployment_digest(&one), deployment_digest(&two));
-        let regions = vec!["aws/us-east-1".parse().unwrap()];
-        let infeasible = Some("max_cost".to_owned());
-        let decided = DecidedPlacement { deployment: deployment_digest(&one), regions, infeasible };
-        let decided = DecidedPlacements::from([(one.name, decided)]);
-        let text = serde_json::to_string(&PlacementsV1::from(&decided)).unwrap();
+    fn decisions_are_stored_with_the_term_and_the_revision_of_the_deployments() {
+        let record = record();
+        let text = serde_json::to_string(&PlacementsV1::from(&record)).unwrap();
         let wire: PlacementsV1 = serde_json::from_str(&text).unwrap();
-        assert_eq!(DecidedPlacements::try_from(wire), Ok(decided));
-        let (name, regions, infeasible) = ("m".to_owned(), vec!["x".to_owned()], None);
-        let wrong = DecidedPlacementV1 { name, deployment: 1, regions, infeasible };
-        let wire = PlacementsV1 { version: VERSION, deployments: vec![wrong] };
-        assert_eq!(DecidedPlacements::try_from(wire).unwrap_err().field, "deployments[0].regions[0]");
+        assert_eq!(PlacementsRecord::try_from(wire), Ok(record));
+        let wrong =
+            DecidedPlacementV1 { name: "m".to_owned(), regions: vec!["x".to_owned()], infeasible: None };
+        let wire = PlacementsV1 { version: VERSION, term: 1, revision: 1, deployments: vec![wrong] };
+        assert_eq!(PlacementsRecord::try_from(wire).unwrap_err().field, "deployments[0].regions[0]");
+    }
+
+    #[test]
+    fn only_the_record_of_the_current_leader_on_the_applied_deployments_counts() {
+        let check = |revision, term, expected| {
+            assert_eq!(record().decided_on(revision, term), expected, "{revision} {term:?}");
+        };
+        check(9, Some(7), Some(record().decided));
+        check(10, Some(7), Some(DecidedPlacements::new()));
+        check(9, Some(8), None);
+        check(9, None, Some(record().decided));
     }
 }

@@ -29,6 +29,7 @@ use scheduler_store::{Compare, KeyValue, Op, Store, StoreError, Txn};
 use supervision::task::blocking;
 
 use super::api::{Body, HubApi, json_of};
+use super::placements::DecisionEntries;
 use super::records::{self, RecordError};
 use super::replicas;
 use crate::events::ConfigurationApplied;
@@ -331,23 +332,28 @@ fn conflict(base: u64, stored: u64) -> ErrorResponse {
 }
 
 /// Returns the applied deployments with their status.
-pub(super) async fn deployments<S: Store>(
-    State(api): State<HubApi<S>>,
-) -> Result<Json<AppliedDeploymentsV1>, ErrorResponse> {
-    let (revision, deployments) = match api.store.get(keys::DEPLOYMENTS).await? {
-        Some(entry) => (entry.mod_revision, records::wanted(&entry).map_err(unreadable)?.deployments),
-        None => (0, BTreeMap::new()),
-    };
-    let spokes = registered_spokes(&api).await?;
+pub(super) async fn deployments<S: Store>(State(api): State<HubApi<S>>) -> Result<Response, ErrorResponse> {
+    let applied = api.store.get(keys::DEPLOYMENTS).await?;
+    let decisions = DecisionEntries::read(&api.store).await?;
+    let spokes = api.store.range(keys::SPOKES).await?.entries;
     // Not borrowed meanwhile: the next table would wait for its readers.
     let published = api.current.borrow().clone();
-    let table = published.as_ref().map(|published| &published.table);
-    let decided = api.store.get(keys::PLACEMENTS).await?;
-    // An unreadable record is replaced by the leader; until then no decision is known.
-    let decided = decided.map(|entry| records::placements(&entry).unwrap_or_default());
-    let statuses = status::statuses(&deployments, table, decided.as_ref(), &spokes, &api.catalogue);
-    let deployments = deployments.values().map(DeploymentV1::from).collect();
-    Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments, statuses }))
+    let catalogue = api.catalogue.clone();
+    // `meridian apply --wait` requests this twice a second, and the records and the response of ten thousand deployments have
+    // megabytes.
+    let response = blocking(move || {
+        let (revision, deployments) = match applied {
+            Some(entry) => (entry.mod_revision, records::wanted(&entry).map_err(unreadable)?.deployments),
+            None => (0, BTreeMap::new()),
+        };
+        let spokes: Vec<_> = spokes.iter().filter_map(|entry| records::spoke(entry).ok()).collect();
+        let table = published.as_ref().map(|published| &published.table);
+        let decided = decisions.decided_on(revision);
+        let statuses = status::statuses(&deployments, table, decided.as_ref(), &spokes, &catalogue);
+        let deployments = deployments.values().map(DeploymentV1::from).collect();
+        Ok(Json(AppliedDeploymentsV1 { version: VERSION, revision, deployments, statuses }).into_response())
+    });
+    response.await
 }
 
 /// Returns the applied tenants.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use regions::{Catalogue, DeploymentName, RegionId, RouteTable};
 use scheduler_api::keys;
-use scheduler_api::placements::{DecidedPlacements, PlacementsV1};
+use scheduler_api::placements::{DecidedPlacements, PlacementsRecord, PlacementsV1};
 use scheduler_api::plan::TrafficClass;
 use scheduler_api::route::RouteTableV1;
 use scheduler_core::bound::PublishRateLimiter;
@@ -23,11 +23,11 @@ use scheduler_core::shares::ShareChanges;
 use scheduler_store::model::{TXN_BYTES_MAX, TXN_OPS_MAX};
 use scheduler_store::{self as store, Compare, Op, Store, StoreError, Term, Txn, Watch, WatchError};
 use supervision::task::{blocking, joined};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 use tokio::time::{sleep, sleep_until};
 
 use super::publisher::Publisher;
-use super::term_start::{TermStart, control_keys, read_all, readable};
+use super::term_start::{TermStart, control_keys, deployments_revision, read_all, readable};
 use super::{HubError, records};
 use crate::events::{
     FailoverCapacityChanged, InfeasiblePlacementsChanged, LeadershipLost, MassLeaseExpiry,
@@ -55,6 +55,8 @@ pub(super) struct Controller<'a, S: Store> {
     publisher: &'a Publisher,
     /// The last known revision of `routes`.
     routes_at: u64,
+    /// Revision of the desired deployments that the state machine has; 0 without a readable record.
+    deployments_at: u64,
     /// Table whose write the store has not confirmed.
     unconfirmed: Option<RouteTable>,
     mass_expiry: bool,
@@ -81,7 +83,7 @@ impl<'a, S: Store> Controller<'a, S> {
         store: S,
         publisher: &'a Publisher,
     ) -> Controller<'a, S> {
-        let TermStart { found, routes_at, next } = start;
+        let TermStart { found, routes_at, deployments_at, next } = start;
         let watch = store.watch(control_keys(), next);
         let (now, GracePeriods { lapsed_keep, settle }) = (Instant::now(), grace_periods);
         let rollout = Rollout::new(catalogue.clone(), settle, now);
@@ -95,6 +97,7 @@ impl<'a, S: Store> Controller<'a, S> {
             watch,
             publisher,
             routes_at,
+            deployments_at,
             unconfirmed,
             mass_expiry,
             planning,
@@ -140,8 +143,11 @@ impl<'a, S: Store> Controller<'a, S> {
     }
 
     fn apply_changes(&mut self, changes: Vec<store::Event>) {
-        let events = changes.iter().filter_map(records::event).filter_map(readable);
-        for event in events.collect::<Vec<_>>() {
+        for change in &changes {
+            let Some(event) = records::event(change).and_then(readable) else { continue };
+            if let (Event::DeploymentsChanged(_), store::Event::Put(entry)) = (&event, change) {
+                self.deployments_at = entry.mod_revision;
+            }
             if let Event::SpokeRemoved { region, boot_id } = &event {
                 SpokeLeaseEnded { region, boot_id: *boot_id }.emit();
                 self.publisher.metrics.leases_ended.add(1);
@@ -155,7 +161,11 @@ impl<'a, S: Store> Controller<'a, S> {
         loop {
             match self.store.range(control_keys()).await {
                 Ok(range) => {
-                    self.handle(Event::Listed(read_all(&range.entries)));
+                    let all = read_all(&range.entries);
+                    if let Some(revision) = deployments_revision(&range.entries, &all) {
+                        self.deployments_at = revision;
+                    }
+                    self.handle(Event::Listed(all));
                     self.watch = self.store.watch(control_keys(), range.revision + 1);
                     self.publisher.report_store(None);
                     return Ok(());
@@ -226,8 +236,16 @@ impl<'a, S: Store> Controller<'a, S> {
         }
     }
 
+    async fn next_command(&mut self) -> Option<HubCommand> {
+        if self.hub.has_pending_placements() {
+            // Between two parts of the work: the lease is kept alive by the same task.
+            yield_now().await;
+        }
+        self.hub.poll()
+    }
+
     async fn execute(&mut self) -> Result<Option<LeadershipLost>, HubError> {
-        while let Some(command) = self.hub.poll() {
+        while let Some(command) = self.next_command().await {
             match command {
                 HubCommand::Persist(table) => {
                     if let Some(lost) = self.persist(table).await? {
@@ -317,7 +335,8 @@ impl<'a, S: Store> Controller<'a, S> {
         &mut self,
         decided: DecidedPlacements,
     ) -> Result<Option<LeadershipLost>, HubError> {
-        let packed = blocking(move || records::packed(&PlacementsV1::from(&decided))).await;
+        let record = PlacementsRecord { term: self.term.created, revision: self.deployments_at, decided };
+        let packed = blocking(move || records::packed(&PlacementsV1::from(&record))).await;
         let puts = vec![(keys::PLACEMENTS.to_owned(), packed)];
         let event = match self.write(into_transactions(puts)).await? {
             Write::Done => Event::PlacementsPersisted,
@@ -592,6 +611,36 @@ mod tests {
         assert!(!is_logged(&BTreeMap::from([(one.clone(), regions)]), &logged));
         assert!(!is_logged(&BTreeMap::from([(one, cost(2)), (two, cost(2))]), &logged));
         assert!(!is_logged(&BTreeMap::new(), &logged));
+    }
+
+    #[tokio::test]
+    async fn decisions_on_placements_are_recorded_with_the_term_and_the_revision_of_the_deployments() {
+        let (store, term, publisher, _current) = leading().await;
+        let mut controller = controller(&store, &term, &publisher).await;
+        register(&store, 1).await;
+        let desired = |more: &str| {
+            format!(
+                r#"{{"version":1,"applied":true,"deployments":[{{"name":"m","task":"embed","model":"pypi://m",
+                "engine":{{"kind":"cpu","precision":"f32"}},"residency":null,"regions":[],
+                "placement":{{"min_regions":1}}}}]{more}}}"#
+            )
+        };
+        // The second one changes no deployment.
+        for more in ["", r#","held":["m"]"#] {
+            store.put(keys::DEPLOYMENTS, desired(more).into(), None).await.unwrap();
+            while controller.deployments_at
+                < store.get(keys::DEPLOYMENTS).await.unwrap().unwrap().mod_revision
+            {
+                let changes = controller.watch.next().await.unwrap();
+                controller.apply_changes(changes);
+            }
+            assert_eq!(controller.execute().await.unwrap(), None);
+            let entry = store.get(keys::PLACEMENTS).await.unwrap().expect("the record");
+            let record = records::placements(&entry).unwrap();
+            let applied = store.get(keys::DEPLOYMENTS).await.unwrap().unwrap().mod_revision;
+            assert_eq!((record.term, record.revision), (term.created, applied));
+            assert_eq!(record.decided.len(), 1);
+        }
     }
 
     #[tokio::test]

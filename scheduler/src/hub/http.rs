@@ -261,6 +261,10 @@ mod tests {
         let others = api.placement_reports.clone().try_acquire_many_owned(limit - 1).unwrap();
         assert_eq!(status().await, StatusCode::OK, "the last permit");
         let last = api.placement_reports.clone().try_acquire_owned().unwrap();
+        assert_eq!(status().await, StatusCode::OK, "no deployment states a placement");
+        let placed = r#"{"version":1,"applied":true,"deployments":[{"name":"m","task":"embed","model":"pypi://m",
+            "engine":{"kind":"cpu","precision":"f32"},"residency":null,"regions":[],"placement":{"min_regions":1}}]}"#;
+        api.store.put(scheduler_api::keys::DEPLOYMENTS, placed.into(), None).await.unwrap();
         assert_eq!(status().await, StatusCode::TOO_MANY_REQUESTS);
         drop((others, last));
         assert_eq!(status().await, StatusCode::OK);

@@ -21,7 +21,7 @@ use scheduler_api::deployment::DeploymentsV1;
 use scheduler_api::deployment::DesiredDeployments;
 use scheduler_api::error::HubErrorCode;
 use scheduler_api::pki::{CertificateV1, TokenRecordV1, TrustV1};
-use scheduler_api::placements::{DecidedPlacements, PlacementsV1};
+use scheduler_api::placements::{PlacementsRecord, PlacementsV1};
 use scheduler_api::plan::{
     DemandV1, DrainV1, GatewayBoot, GatewayDemand, GatewayWeights, RegionFloors, RegionFloorsV1,
     TenantDemand, TenantDemandV1, TenantShares, TenantSharesV1, WeightsV1,
@@ -184,8 +184,8 @@ pub(super) fn table(entry: &KeyValue) -> Result<RouteTable, RecordError> {
 }
 
 /// Parses the decisions of the entry `placements`.
-pub(super) fn placements(entry: &KeyValue) -> Result<DecidedPlacements, RecordError> {
-    read::<PlacementsV1, DecidedPlacements>(entry)
+pub(super) fn placements(entry: &KeyValue) -> Result<PlacementsRecord, RecordError> {
+    read::<PlacementsV1, PlacementsRecord>(entry)
 }
 
 /// Parses a gateway's demand of an entry under `demand/`.
@@ -410,6 +410,31 @@ mod tests {
         assert!(packed.len() + keys::DEPLOYMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
         let read = wanted(&KeyValue { value: packed.into(), ..entry(keys::DEPLOYMENTS, "") });
         assert_eq!(read, Ok(all));
+    }
+
+    #[test]
+    fn the_placements_of_the_maximum_of_deployments_fit_into_a_transaction() {
+        use scheduler_api::placements::DecidedPlacement;
+        // 16 of 64 regions each, which differ from deployment to deployment.
+        let decision = |n: u64| {
+            let mix = |region: u64| (n * 64 + region).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let mut regions: Vec<u64> = (1..=64).collect();
+            regions.sort_by_key(|region| mix(*region));
+            regions.truncate(16);
+            regions.sort_unstable();
+            let regions = regions.iter().map(|at| format!("aws/region-{at}").parse().unwrap()).collect();
+            let cost =
+                format!("max_cost: the cheapest feasible set costs {n}.5 per hour; the placement permits 7");
+            let name = format!("tenant-{:x}.embed-{n:05}", n.wrapping_mul(2_654_435_761)).parse().unwrap();
+            (name, DecidedPlacement { regions, infeasible: n.is_multiple_of(2).then_some(cost) })
+        };
+        let decided = (0..regions::deployment::MAX_DEPLOYMENTS as u64).map(decision).collect();
+        let record = PlacementsRecord { term: u64::MAX, revision: u64::MAX, decided };
+        let packed = packed(&PlacementsV1::from(&record));
+        println!("10000 placements: {} bytes in the store", packed.len());
+        assert!(packed.len() + keys::PLACEMENTS.len() <= store::model::TXN_BYTES_MAX, "{}", packed.len());
+        let read = placements(&KeyValue { value: packed.into(), ..entry(keys::PLACEMENTS, "") });
+        assert_eq!(read, Ok(record));
     }
 
     #[test]

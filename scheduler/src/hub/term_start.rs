@@ -18,6 +18,8 @@ pub(super) struct TermStart {
     pub(super) found: HubInitialState,
     /// The revision of the table in the store; 0 if there is none.
     pub(super) routes_at: u64,
+    /// The revision of the desired deployments in the store; 0 without a readable record.
+    pub(super) deployments_at: u64,
     /// The first revision that is not in `found`.
     pub(super) next: u64,
 }
@@ -64,7 +66,9 @@ pub(super) async fn start<S: Store>(
         }
         found.epoch = next;
     }
-    Ok(Some(TermStart { found, routes_at: routes.map_or(0, |entry| entry.mod_revision), next: revision + 1 }))
+    let deployments_at = deployments_revision(&entries, &found.all).unwrap_or(0);
+    let routes_at = routes.map_or(0, |entry| entry.mod_revision);
+    Ok(Some(TermStart { found, routes_at, deployments_at, next: revision + 1 }))
 }
 
 /// Returns the range of the keys that the leader reads and watches: all but those of usage.
@@ -95,6 +99,12 @@ pub(super) fn read_all(entries: &[KeyValue]) -> StoreState {
         tenant_demand: tenant_demand.collect(),
         readers: readers.collect(),
     }
+}
+
+/// Returns the revision of the desired deployments among these entries; `None` if they could not be read.
+pub(super) fn deployments_revision(entries: &[KeyValue], read: &StoreState) -> Option<u64> {
+    read.deployments.as_ref()?;
+    entries.iter().find(|entry| entry.key == keys::DEPLOYMENTS).map(|entry| entry.mod_revision)
 }
 
 fn with_prefix<'a>(entries: &'a [KeyValue], prefix: &str) -> impl Iterator<Item = &'a KeyValue> {

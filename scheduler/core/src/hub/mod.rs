@@ -165,7 +165,7 @@ pub enum HubCommand {
     PublishPlan(Vec<PlanPart>),
     /// Write these shares to the store, delete those of gateways that are gone, and report the result as an event.
     PersistShares(ShareChanges),
-    /// Write these decisions on placements to the store and report the result as an event.
+    /// Write these decisions on the placements of the current desired deployments to the store and report the result as an event.
     PersistPlacements(DecidedPlacements),
 }
 
@@ -334,17 +334,15 @@ impl HubState {
                 self.planner.replace(demand, now);
                 self.shares.replace(tenant_demand, now);
                 self.rollout.replace(readers);
-                if let Some(DesiredDeployments { applied: _, deployments, promotions }) = deployments {
-                    (self.deployments, self.promotions) = (deployments, promotions);
+                if let Some(deployments) = deployments {
+                    self.replace_deployments(deployments);
                 }
                 self.tenants = tenants.or(self.tenants.take());
                 self.api_keys = api_keys.unwrap_or(std::mem::take(&mut self.api_keys));
             }
             Event::SpokeRegistered(spoke) => self.registry.put(spoke, now),
             Event::SpokeRemoved { region, boot_id } => self.registry.remove(&region, boot_id, now),
-            Event::DeploymentsChanged(DesiredDeployments { applied: _, deployments, promotions }) => {
-                (self.deployments, self.promotions) = (deployments, promotions);
-            }
+            Event::DeploymentsChanged(deployments) => self.replace_deployments(deployments),
             Event::ApiKeysChanged(keys) => self.api_keys = keys,
             Event::TenantsChanged(tenants) => self.tenants = Some(tenants),
             Event::Acknowledged(reader, generation) => self.rollout.acknowledged(reader, generation),
@@ -390,7 +388,14 @@ impl HubState {
         }
     }
 
-    /// Returns the next command, if any.
+    fn replace_deployments(&mut self, desired: DesiredDeployments) {
+        let DesiredDeployments { applied: _, deployments, promotions } = desired;
+        (self.deployments, self.promotions) = (deployments, promotions);
+        self.placements.deployments_changed();
+    }
+
+    /// Returns the next command, if any. The work of one call is bounded; while [`HubState::has_pending_placements`], the next one
+    /// continues.
     pub fn poll(&mut self) -> Option<HubCommand> {
         if std::mem::take(&mut self.to_publish) {
             return Some(HubCommand::Publish(self.persisted.clone()));
@@ -402,8 +407,10 @@ impl HubState {
     }
 
     fn next_placements_command(&mut self) -> Option<HubCommand> {
-        let is_due = self.placement_record.begin(self.placements.revision(), self.now);
-        is_due.then(|| HubCommand::PersistPlacements(self.placements.decided(&self.catalogue)))
+        let (revision, has_pending) = (self.placements.revision(), self.placements.has_pending());
+        let is_due = self.placement_record.begin(revision, has_pending, self.now);
+        let decided = || self.placements.decided(&self.deployments, &self.catalogue);
+        is_due.then(|| HubCommand::PersistPlacements(decided()))
     }
 
     fn next_shares_command(&mut self) -> Option<HubCommand> {
@@ -427,7 +434,7 @@ impl HubState {
                 let next = self.other_table();
                 match next {
                     Some(_) => self.table_write = TableWrite::InFlight,
-                    None => self.is_table_current = true,
+                    None => self.is_table_current = !self.placements.has_pending(),
                 }
                 next.map(HubCommand::Persist)
             }
@@ -493,6 +500,11 @@ impl HubState {
         self.placements.infeasible()
     }
 
+    /// Returns whether decisions on placements wait for the next [`HubState::poll`], because the last one has spent its budget.
+    pub fn has_pending_placements(&self) -> bool {
+        matches!(self.table_write, TableWrite::Idle) && self.placements.has_pending()
+    }
+
     /// Returns the regions that `table` has for each deployment with a placement.
     pub fn placed_regions(&self, table: &RouteTable) -> BTreeMap<DeploymentName, Vec<RegionId>> {
         let placed = self.deployments.values().filter(|deployment| deployment.placement.is_some());
@@ -508,6 +520,7 @@ impl HubState {
             TableWrite::RetryAt { at } => Some(at),
             TableWrite::Idle | TableWrite::InFlight => None,
         };
+        let continued = self.has_pending_placements().then_some(self.now);
         let settled = self.rollout.next_wakeup(&self.persisted);
         let planned = self.planner.next_due();
         let divided = self.shares.next_due();
@@ -515,6 +528,7 @@ impl HubState {
             .next_expiry()
             .into_iter()
             .chain(retry)
+            .chain(continued)
             .chain(settled)
             .chain(planned)
             .chain(divided)

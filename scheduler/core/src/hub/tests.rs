@@ -341,6 +341,50 @@ fn a_lapsed_region_keeps_its_placement_with_the_accelerators_that_it_registered(
 }
 
 #[test]
+fn decisions_on_placements_beyond_the_budget_follow_in_the_next_polls() {
+    let catalogue = Catalogue::builtin();
+    let with_cpu = catalogue.iter().filter(|(_, region)| region.engines.contains(&EngineKind::Cpu));
+    let spokes = with_cpu.take(16).zip(1..).map(|((_, region), created)| {
+        let mut spoke = spoke(region.id.as_str(), created);
+        spoke.registration.scales = true;
+        spoke
+    });
+    let spokes: Vec<_> = spokes.collect();
+    assert_eq!(spokes.len(), 16);
+    let placement =
+        PlacementSpec { accelerators: Vec::new(), min_regions: 16, min_replicas: 256, max_cost: None };
+    let scaling = Scaling { max: 64, ..Scaling::default() };
+    let placed = (0..100).map(|number| Deployment {
+        placement: Some(placement.clone()),
+        scaling: scaling.clone(),
+        ..deployment(&format!("m{number}"))
+    });
+    let all = StoreState { deployments: Some(desired(placed)), spokes, ..StoreState::default() };
+    let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
+    let Some(HubCommand::Persist(first)) = test.hub.poll() else { panic!("the first table") };
+    assert!((1..100).contains(&first.deployments.len()), "{}", first.deployments.len());
+    test.handle(Event::Persisted(first));
+    let mut polls = 0;
+    loop {
+        test.settle();
+        if !test.hub.has_pending_placements() {
+            break;
+        }
+        assert_eq!(test.hub.next_wakeup(), Some(test.now), "the next poll is due at once");
+        test.sleep();
+        polls += 1;
+        assert!(polls < 100, "the hub does not come to an end");
+    }
+    let last = test.published.last().expect("a table was published");
+    assert_eq!((last.deployments.len(), test.decided.len()), (100, 100));
+    assert!(last.deployments.values().all(|known| known.regions.len() == 16));
+    test.handle(Event::DeploymentsChanged(desired(test.hub.deployments.clone().into_values())));
+    test.decided.clear();
+    test.settle();
+    assert_eq!(test.decided.len(), 100, "recorded for the new revision of the deployments");
+}
+
+#[test]
 fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() {
     let placement =
         PlacementSpec { accelerators: Vec::new(), min_regions: 1, min_replicas: 0, max_cost: None };

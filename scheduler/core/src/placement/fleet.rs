@@ -81,6 +81,8 @@ pub(super) struct StagedPlacement {
     pub(super) decision: PlacementDecision,
     /// Regions that would be chosen if the dwell time did not keep the deployment where it is.
     pub(super) later: RegionSet,
+    /// The current regions stay because it is not known what one of them had registered.
+    pub(super) is_held: bool,
 }
 
 /// Returns the decision for a deployment that runs in `current`. It stays in the regions `dwells_in`, if there are any and they are
@@ -111,24 +113,27 @@ pub(super) fn decide(
     let candidates: Vec<_> = candidates.collect();
     let requirement = requirement(deployment, placement);
     let free = choose(&candidates, &requirement, current);
-    if free.infeasible.is_some() {
-        return StagedPlacement { decision: free, later: RegionSet::EMPTY };
-    }
     let stays = kept(&candidates, current);
     let is_unknown = |index: RegionIndex| fleet.is_unknown(&fleet.catalogue.region(index).id);
-    let is_removed = |index: RegionIndex| !free.regions.contains(index) && is_unknown(index);
-    if stays.iter().any(is_removed) {
-        return StagedPlacement { decision: hold(free, stays), later: RegionSet::EMPTY };
+    // A region whose accelerators and prices are unknown may be the one that a feasible set lacks.
+    let is_rejected = |index| free.infeasible.is_some() || !free.regions.contains(index);
+    if stays.iter().any(|index| is_rejected(index) && is_unknown(index)) {
+        let decision = hold(free, stays);
+        return StagedPlacement { decision, later: RegionSet::EMPTY, is_held: true };
+    }
+    let chosen = |decision, later| StagedPlacement { decision, later, is_held: false };
+    if free.infeasible.is_some() {
+        return chosen(free, RegionSet::EMPTY);
     }
     if let Some(regions) = dwells_in.filter(|regions| *regions != free.regions)
         && let Some(decision) = stay(&candidates, &requirement, current, regions)
     {
-        return StagedPlacement { decision, later: free.regions };
+        return chosen(decision, free.regions);
     }
-    StagedPlacement { decision: free, later: RegionSet::EMPTY }
+    chosen(free, RegionSet::EMPTY)
 }
 
-/// Returns the decision to keep the current regions `stays`, although others would be chosen.
+/// Returns the decision to keep the current regions `stays`, although others would be chosen, or no set would be feasible.
 fn hold(free: PlacementDecision, stays: RegionSet) -> PlacementDecision {
     let verdicts = free.verdicts.into_iter().map(|(index, verdict)| {
         let verdict = match verdict {

@@ -34,9 +34,10 @@
 //!
 //! The choice is exact for any number of regions, by dynamic programming: at most regions × `min_regions` ×
 //! (`min_replicas` + 1) steps, of which the file limits the product. It is repeated only when its input changes
-//! ([`Placements`]). A greedy choice, cheapest capacity first, costs 7.5 % more on average and up to 2.75 times as
+//! ([`Placements`]), and a budget limits the decisions of one table. A greedy choice, cheapest capacity first, costs 7.5 % more on average and up to 2.75 times as
 //! much in the 200 random fleets of the tests.
 
+mod facts;
 mod fleet;
 mod offline;
 mod placements;

@@ -3,7 +3,7 @@
 use super::fleet::{StagedPlacement, current_regions, decide, leaving};
 use super::{Eligible, Fleet, PlacementVerdict};
 use regions::{Deployment, RegionIndex, RegionSet, RouteTable};
-use scheduler_api::placements::{DecidedPlacements, deployment_digest};
+use scheduler_api::placements::DecidedPlacements;
 use scheduler_api::plan::{CandidateStateV1, PlacementCandidateV1, PlacementDecisionV1};
 
 /// Returns the placement of each of these deployments that states one. The leader's decisions `decided` stay as long as they are
@@ -17,9 +17,7 @@ pub fn report<'a>(
     let each = desired.into_iter().filter_map(|deployment| {
         let placement = deployment.placement.as_ref()?;
         let current = current_regions(last.deployments.get(&deployment.name), fleet);
-        let decision = decided.get(&deployment.name);
-        let decision = decision.filter(|decision| decision.deployment == deployment_digest(deployment));
-        let dwells_in = decision.map(|decision| fleet.indices(&decision.regions));
+        let dwells_in = decided.get(&deployment.name).map(|decision| fleet.indices(&decision.regions));
         let staged = decide(deployment, placement, current, dwells_in, fleet);
         let decision = &staged.decision;
         let leaving = leaving(deployment, decision.regions, current, fleet);
@@ -42,7 +40,7 @@ pub fn report<'a>(
 fn candidate(
     index: RegionIndex,
     verdict: &PlacementVerdict,
-    StagedPlacement { decision, later }: &StagedPlacement,
+    StagedPlacement { decision, later, is_held: _ }: &StagedPlacement,
     leaving: RegionSet,
     fleet: &Fleet<'_>,
 ) -> PlacementCandidateV1 {

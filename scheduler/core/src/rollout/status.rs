@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use regions::{Catalogue, Deployment, DeploymentName, RegionId, RouteTable};
 use scheduler_api::apply::{DeploymentStatusV1, RegionStatusV1, RolloutStatus};
 use scheduler_api::deployment::engine_v1;
-use scheduler_api::placements::{DecidedPlacement, DecidedPlacements, deployment_digest};
+use scheduler_api::placements::{DecidedPlacement, DecidedPlacements};
 use scheduler_api::registration::Registration;
 use scheduler_api::start_failure::FailedModelV1;
 
 use crate::registry::{RegisteredSpoke, representatives};
 
 /// Returns the status of each of these deployments, by name. `table` is the published table, if there is one; `decided` are the
-/// leader's decisions on placements, if there is a record of them.
+/// leader's decisions on the placements of these versions of the deployments, if it records them.
 pub fn statuses(
     desired: &BTreeMap<DeploymentName, Deployment>,
     table: Option<&RouteTable>,
@@ -52,7 +52,9 @@ pub fn statuses(
         let regions: Vec<_> = regions.into_iter().chain(missing).collect();
         let worst = regions.iter().map(|region| region.status).max().unwrap_or(RolloutStatus::Pending);
         let status = if infeasible.is_some() { worst.max(RolloutStatus::Pending) } else { worst };
-        DeploymentStatusV1 { name: deployment.name.to_string(), status, infeasible, regions }
+        let awaits_placement = deployment.placement.is_some() && infeasible.is_none() && stated.is_empty();
+        let name = deployment.name.to_string();
+        DeploymentStatusV1 { name, status, infeasible, awaits_placement, regions }
     });
     each.collect()
 }
@@ -77,10 +79,9 @@ fn stated_regions<'a>(
     decision.map_or(&[], |decision| &decision.regions)
 }
 
-/// Returns the decision on the placement of this version of a deployment.
+/// Returns the decision on the placement of a deployment.
 fn decision<'a>(deployment: &Deployment, decided: &'a DecidedPlacements) -> Option<&'a DecidedPlacement> {
-    let decision = decided.get(&deployment.name).filter(|_| deployment.placement.is_some())?;
-    (decision.deployment == deployment_digest(deployment)).then_some(decision)
+    decided.get(&deployment.name).filter(|_| deployment.placement.is_some())
 }
 
 /// Returns the status in a region that reports nothing about the deployment.
@@ -261,7 +262,7 @@ mod tests {
         let shown = |america: Registration| {
             let desired = [(applied.name.clone(), applied.clone())].into();
             let spokes = [RegisteredSpoke { registration: america, created: 1 }];
-            let region = statuses(&desired, Some(&published), &spokes, &Catalogue::builtin())
+            let region = statuses(&desired, Some(&published), None, &spokes, &Catalogue::builtin())
                 .remove(0)
                 .regions
                 .remove(0);
@@ -314,13 +315,10 @@ mod tests {
     fn a_changed_placement_is_pending_until_the_regions_chosen_for_it_are_ready() {
         use RolloutStatus::{Pending, Ready};
         let revision: ModelRevision = "00000000000000aa".parse().unwrap();
-        let before = deployment("pypi://m", "placement = { min_regions = 1 }");
         let applied = deployment("pypi://m", "placement = { min_regions = 2 }");
-        let decided = |deployment: &Deployment, regions: &[&str]| {
+        let decided = |regions: &[&str]| {
             let regions = regions.iter().map(|region| region.parse().unwrap()).collect();
-            let decided =
-                DecidedPlacement { deployment: deployment_digest(deployment), regions, infeasible: None };
-            DecidedPlacements::from([(deployment.name.clone(), decided)])
+            DecidedPlacements::from([(applied.name.clone(), DecidedPlacement { regions, infeasible: None })])
         };
         let published =
             Deployment { regions: vec![EUROPE.parse().unwrap()], placement: None, ..applied.clone() };
@@ -332,18 +330,36 @@ mod tests {
             let regions: Vec<_> = regions.iter().map(|(region, status)| (region.as_str(), *status)).collect();
             assert_eq!((status, regions.as_slice()), expected);
         };
-        check(&decided(&before, &[EUROPE]), &america, (Pending, &[]));
-        let chosen = decided(&applied, &[AMERICA, EUROPE]);
+        check(&DecidedPlacements::new(), &america, (Pending, &[]));
+        let chosen = decided(&[AMERICA, EUROPE]);
         check(&chosen, &america, (Pending, &[(AMERICA, Pending), (EUROPE, Ready)]));
         let america = ready(america, revision);
         check(&chosen, &america, (Ready, &[(AMERICA, Ready), (EUROPE, Ready)]));
         // A region that the deployment leaves does not count.
-        let mut america_only = decided(&applied, &[AMERICA]);
+        let mut america_only = decided(&[AMERICA]);
         check(&america_only, &america, (Ready, &[(AMERICA, Ready)]));
         for decision in america_only.values_mut() {
             decision.infeasible = Some("min_regions".to_owned());
         }
         check(&america_only, &america, (Pending, &[(AMERICA, Ready)]));
+    }
+
+    #[test]
+    fn a_deployment_awaits_its_placement_until_the_leader_has_decided() {
+        let placed = deployment("pypi://m", "placement = { min_regions = 1 }");
+        let listed = deployment("pypi://m", "");
+        let awaits = |desired: &Deployment, decided: Option<&DecidedPlacements>| {
+            let desired = [(desired.name.clone(), desired.clone())].into();
+            statuses(&desired, None, decided, &[], &Catalogue::builtin()).remove(0).awaits_placement
+        };
+        let none = DecidedPlacements::new();
+        assert!(awaits(&placed, Some(&none)) && awaits(&placed, None));
+        assert!(!awaits(&listed, Some(&none)), "it states no placement");
+        let decision = |regions, infeasible| {
+            DecidedPlacements::from([(placed.name.clone(), DecidedPlacement { regions, infeasible })])
+        };
+        assert!(!awaits(&placed, Some(&decision(vec![EUROPE.parse().unwrap()], None))));
+        assert!(!awaits(&placed, Some(&decision(Vec::new(), Some("min_regions".to_owned())))));
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl FleetTest {
     }
 
     fn state(&self, region: &str) -> CandidateStateV1 {
-        let decided = self.placements.decided(&self.catalogue);
+        let decided = self.placements.decided(&self.desired, &self.catalogue);
         let report = report(self.desired.values(), &self.last, &decided, &self.fleet());
         report[0].regions.iter().find(|candidate| candidate.region == region).unwrap().state
     }
@@ -497,7 +497,7 @@ fn a_decision_is_repeated_only_when_its_input_changes() {
     test.desired.retain(|name, _| name.as_str() == "listed");
     assert_eq!(test.publish(), None);
     assert_eq!(test.last.deployments.len(), 1);
-    assert!(test.placements.decided(&test.catalogue).is_empty());
+    assert!(test.placements.decided(&test.desired, &test.catalogue).is_empty());
 }
 
 #[test]
@@ -533,6 +533,60 @@ fn while_the_store_is_suspected_an_infeasible_placement_keeps_its_regions_and_st
     test.in_doubt = true;
     test.lapse(A);
     assert_eq!((test.publish(), test.infeasible()), (list(&[A, B]), &constraint));
+}
+
+#[test]
+fn a_placement_is_not_infeasible_while_it_is_unknown_what_a_current_region_had_registered() {
+    let requirement = "accelerator = \"l4\", min_regions = 1, max_cost = 2";
+    let mut test = FleetTest::new(["9", "9", "9"], requirement, "");
+    test.register(A);
+    let offering = regions::Offering { count: Some(2), price: Some(1_000_000) };
+    let own = regions::Accelerators::from([("l4".parse().unwrap(), offering)]);
+    test.spokes.get_mut(A).unwrap().as_mut().unwrap().accelerators = own;
+    test.ready(A, 1);
+    assert_eq!(test.publish(), list(&[A]));
+    test.lapse(A);
+    // A new leader does not know what the region had registered, and its price in the catalogue is 9.
+    (test.placements, test.lapsed) = (Placements::default(), BTreeMap::new());
+    assert_eq!(test.publish(), list(&[A]));
+    assert!(test.infeasible().is_empty());
+    assert_eq!(test.state(A), CandidateStateV1::Kept);
+    test.spokes.remove(A);
+    assert_eq!(test.publish(), list(&[A]), "its route has ended, and no other region is feasible");
+    assert_eq!(test.infeasible().len(), 1);
+}
+
+/// Deployment that moves from A to B, whose replica is not ready yet.
+fn moving() -> FleetTest {
+    let requirement = "accelerator = \"l4\", min_regions = 1, max_cost = 4";
+    let mut test = FleetTest::new(["2", "1", "9"], requirement, "");
+    test.register(A);
+    test.ready(A, 1);
+    assert_eq!(test.publish(), list(&[A]));
+    test.register(B);
+    assert_eq!(test.publish(), list(&[A, B]));
+    test
+}
+
+#[test]
+fn an_infeasible_interval_is_not_a_move() {
+    let mut test = moving();
+    test.catalogue = catalogue(["9", "9", "9"]);
+    assert_eq!(test.publish(), list(&[A, B]));
+    assert_eq!(test.infeasible().len(), 1);
+    test.catalogue = catalogue(["2", "1", "9"]);
+    test.ready(B, 1);
+    assert_eq!(test.publish(), list(&[B]), "it need not dwell in both");
+}
+
+#[test]
+fn an_unknown_region_that_stays_is_not_a_move() {
+    let mut test = moving();
+    let registered = test.spokes.get_mut(A).unwrap().take();
+    test.ready(B, 1);
+    assert_eq!(test.publish(), list(&[A, B]));
+    test.spokes.insert(A.parse().unwrap(), registered);
+    assert_eq!(test.publish(), list(&[B]), "it need not dwell in both");
 }
 
 #[test]
