@@ -13,7 +13,7 @@ use regions::HostPort;
 use regions::id::RegionId;
 use regions::set::RegionIndex;
 use replica_api::paths::STATUS;
-use replica_api::status::{StateV1, StatusV1};
+use replica_api::status::{DownloadV1, StateV1, StatusV1};
 use scheduler_api::start_failure::FailedModel;
 use scheduler_core::spoke::{ReplicaStatus, Spoke};
 use std::sync::Arc;
@@ -57,13 +57,14 @@ pub(super) async fn watch(number: usize, address: HostPort, prober: Arc<ReplicaP
     loop {
         interval.tick().await;
         match timeout(TIMEOUT, probe(&prober.upstream, &key)).await {
-            Ok(Ok((boot_id, download_left, observed))) => {
+            Ok(Ok(ProbeResponse { boot_id, download_left, waits_for_pull, observed })) => {
                 if process.observed(boot_id, observed.ready && !observed.draining) {
                     prober.replicas.restarted(number);
                 }
                 let mismatches = {
                     let (mut spoke, now) = (spoke.lock(), Instant::now());
                     spoke.observe_download(number, download_left, now);
+                    spoke.observe_pull_wait(number, waits_for_pull);
                     spoke.observe_replica(number, observed, now)
                 };
                 mismatches
@@ -101,9 +102,15 @@ enum ProbeError {
     Status(String),
 }
 
-/// Status of a replica, with what the process reports about itself: its boot id, and the remaining time of the download of
-/// its model.
-type ProbeResponse = (Option<u64>, Option<Duration>, ReplicaStatus);
+/// Status of a replica, with what the process reports about itself.
+struct ProbeResponse {
+    boot_id: Option<u64>,
+    /// Remaining time of the download of its model.
+    download_left: Option<Duration>,
+    /// It waits for another process on its machine that pulls its model.
+    waits_for_pull: bool,
+    observed: ReplicaStatus,
+}
 
 /// Requests the status of a replica.
 async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ProbeResponse, ProbeError> {
@@ -122,7 +129,9 @@ async fn probe(upstream: &Upstream, key: &UpstreamKey) -> Result<ProbeResponse, 
     let boot_id = status.boot_id;
     let left_ms = status.download.as_ref().and_then(|download| download.left_ms);
     let download_left = left_ms.map(Duration::from_millis);
-    Ok((boot_id, download_left, observed(status).map_err(ProbeError::Status)?))
+    let waits_for_pull = status.download.as_ref().is_some_and(DownloadV1::waits_for_pull);
+    let observed = observed(status).map_err(ProbeError::Status)?;
+    Ok(ProbeResponse { boot_id, download_left, waits_for_pull, observed })
 }
 
 /// Converts a replica's status to the region's observation.

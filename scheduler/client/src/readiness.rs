@@ -15,7 +15,7 @@ use identity::{TlsClient, Transport};
 use regions::spiffe::Role;
 use replica_api::paths;
 use replica_api::start_failure::StartFailureReport;
-use replica_api::status::StatusV1;
+use replica_api::status::{DownloadV1, StatusV1};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -42,6 +42,8 @@ pub struct ReadinessProber {
 pub struct StartReport {
     /// Remaining time of the download of its model, if it downloads one.
     pub download_left: Option<Duration>,
+    /// Whether it waits for another process on its machine that pulls its model.
+    pub waits_for_pull: bool,
     /// Failure of its last attempt to start, which it tries again.
     pub failure: Option<StartFailureReport>,
 }
@@ -91,11 +93,11 @@ impl ReadinessProber {
         }
     }
 
-    /// Returns the failure that the replica at `endpoint` reports; `None` if it reports none or does not respond.
-    pub async fn start_failure(&self, endpoint: SocketAddr) -> Option<StartFailureReport> {
+    /// Returns what the replica at `endpoint` reports about its start: nothing if it does not respond.
+    pub async fn start_report(&self, endpoint: SocketAddr) -> StartReport {
         let request = async { read_status(self.connect(endpoint).await?).await };
-        let (report, _) = timeout(TIMEOUT, request).await.ok()?.ok()?;
-        report.failure
+        let read = timeout(TIMEOUT, request).await.ok().and_then(Result::ok);
+        read.map_or_else(StartReport::default, |(report, _)| report)
     }
 
     /// Sends one probe, on an open connection if there is one; returns whether the replica is ready.
@@ -128,6 +130,7 @@ async fn read_status(mut connection: ProbeConnection) -> std::io::Result<(StartR
     let report = serde_json::from_slice::<StatusV1>(&body).map_or_else(
         |_| StartReport::default(),
         |StatusV1 { download, failure, .. }| StartReport {
+            waits_for_pull: download.as_ref().is_some_and(DownloadV1::waits_for_pull),
             download_left: download.and_then(|download| download.left_ms).map(Duration::from_millis),
             failure,
         },

@@ -20,6 +20,7 @@ const STARTING: usize = 0;
 const FAILING: usize = 1;
 const DOWNLOADING: usize = 2;
 const READY: usize = 3;
+const WAITING: usize = 4;
 
 /// Starts a replica with a state that the test sets.
 async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
@@ -32,7 +33,11 @@ async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
         let state = status.load(Ordering::SeqCst);
         let failure = (state == FAILING)
             .then(|| json!({"reason": "model_missing", "message": "404", "source": "of a later version"}));
-        let download = (state == DOWNLOADING).then(|| json!({"phase": "downloading", "left_ms": 1500}));
+        let download = match state {
+            DOWNLOADING => Some(json!({"phase": "downloading", "left_ms": 1500})),
+            WAITING => Some(json!({"phase": "waiting for another pull"})),
+            _ => None,
+        };
         Json(json!({"version": 1, "names": ["m"], "model": "m", "state": "starting", "pending_tokens": 0,
                     "pending_inputs": 0, "requests_total": 0, "tokens_per_second": 0.0, "failure": failure,
                     "download": download}))
@@ -48,7 +53,7 @@ async fn replica() -> (Arc<AtomicUsize>, SocketAddr) {
 async fn the_failure_and_the_download_of_a_replica_are_reported_until_it_is_ready() {
     let (state, address) = replica().await;
     let prober = ReadinessProber::new(&Transport::Loopback).unwrap();
-    assert_eq!(prober.start_failure(address).await, None);
+    assert_eq!(prober.start_report(address).await, StartReport::default());
     let (sender, mut reported) = mpsc::unbounded_channel();
     let probing = tokio::spawn({
         let prober = prober.clone();
@@ -57,10 +62,13 @@ async fn the_failure_and_the_download_of_a_replica_are_reported_until_it_is_read
     let mut until = async |expected: StartReport| while reported.recv().await.unwrap() != expected {};
     let failure = StartFailureReport::new(StartFailure::ModelMissing, "404");
     state.store(FAILING, Ordering::SeqCst);
-    until(StartReport { failure: Some(failure.clone()), download_left: None }).await;
-    assert_eq!(prober.start_failure(address).await, Some(failure));
+    let failing = StartReport { failure: Some(failure), ..StartReport::default() };
+    until(failing.clone()).await;
+    assert_eq!(prober.start_report(address).await, failing);
+    state.store(WAITING, Ordering::SeqCst);
+    until(StartReport { waits_for_pull: true, ..StartReport::default() }).await;
     state.store(DOWNLOADING, Ordering::SeqCst);
-    until(StartReport { failure: None, download_left: Some(Duration::from_millis(1500)) }).await;
+    until(StartReport { download_left: Some(Duration::from_millis(1500)), ..StartReport::default() }).await;
     state.store(STARTING, Ordering::SeqCst);
     until(StartReport::default()).await;
     state.store(READY, Ordering::SeqCst);

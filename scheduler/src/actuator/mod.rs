@@ -95,6 +95,8 @@ pub(crate) struct RunningReplica {
     pub(crate) ready: Option<ReadyEndpoint>,
     /// Expected end of the download of its model, if it reports one.
     pub(crate) download_ends_at: Option<Instant>,
+    /// It waits for another process on its machine that pulls its model, as it reports.
+    pub(crate) waits_for_pull: bool,
     /// Failure that it reports, or that its platform reports about it, while it is not ready.
     pub(crate) failure: Option<StartFailureReport>,
     /// It may run an earlier model than that of `deployment`, so the failure of its start says nothing about that model.

@@ -519,6 +519,9 @@ fn observe_starts(
             (MemberState::Pending | MemberState::Lost, Some(failure)) => {
                 Some(ReplicaStartState::Failing(failure))
             }
+            (MemberState::Pending | MemberState::Lost, None) if running.waits_for_pull => {
+                Some(ReplicaStartState::Waiting { since: running.since })
+            }
             (MemberState::Pending | MemberState::Lost, None) => {
                 Some(ReplicaStartState::Starting { since: running.since })
             }

@@ -56,6 +56,8 @@ pub(super) struct ObservedPod {
     pub(super) ready: Option<Option<Duration>>,
     /// Failure that its replica reports.
     pub(super) reported: Option<StartFailureReport>,
+    /// Its replica waits for another one on its node that pulls the model, as it reports.
+    pub(super) waits_for_pull: bool,
 }
 
 /// Observed pods of a workload.
@@ -206,9 +208,11 @@ impl State {
         let now = Instant::now();
         self.record_template(&pod);
         // A pod that was ready when first observed has no known start time.
-        let Some(ObservedPod { pod: before, since, began, ready, reported }) = before else {
+        let Some(ObservedPod { pod: before, since, began, ready, reported, waits_for_pull }) = before else {
             let ready = pod.ready_at().map(|_| None);
-            self.observed.insert(id, ObservedPod { pod, since: now, began: now, ready, reported: None });
+            let (reported, waits_for_pull) = (None, false);
+            let observed = ObservedPod { pod, since: now, began: now, ready, reported, waits_for_pull };
+            self.observed.insert(id, observed);
             return;
         };
         let failed = pod.status.phase == "Failed" && before.status.phase != "Failed";
@@ -220,7 +224,7 @@ impl State {
         let was_ready = ready.is_some();
         let ready = ready.or_else(|| pod.ready_at().map(|_| Some(now.saturating_duration_since(since))));
         let began = if crashes > 0 { now } else { began };
-        let observed = ObservedPod { pod, since, began, ready, reported };
+        let observed = ObservedPod { pod, since, began, ready, reported, waits_for_pull };
         self.observed.insert(id.clone(), observed);
         let is_outdated = |observed| self.is_outdated(observed, self.newest_template(), now);
         if crashes > 0 && !was_ready && !self.observed.get(&id).is_some_and(is_outdated) {

@@ -132,11 +132,12 @@ impl WorkloadScaler {
     async fn probe(&self, state: &mut State) {
         let probed = state.next_probed(PROBED_MAX);
         let probes = probed.into_iter().map(|(id, ip)| async move {
-            (id, self.prober.start_failure(SocketAddr::from((ip, self.config.port))).await)
+            (id, self.prober.start_report(SocketAddr::from((ip, self.config.port))).await)
         });
         for (id, reported) in join_all(probes).await {
             if let Some(observed) = state.observed.get_mut(&id) {
-                observed.reported = reported;
+                observed.reported = reported.failure;
+                observed.waits_for_pull = reported.waits_for_pull;
             }
         }
     }
@@ -158,8 +159,16 @@ impl WorkloadScaler {
                 // The pod's address gets no requests before it is ready, so its download is not observed.
                 let (failure, download_ends_at) = (observed.start_failure(), None);
                 let is_outdated = state.is_outdated(observed, newest, now);
-                let running =
-                    RunningReplica { deployment, since, ready, download_ends_at, failure, is_outdated, rank };
+                let running = RunningReplica {
+                    deployment,
+                    since,
+                    ready,
+                    download_ends_at,
+                    waits_for_pull: observed.waits_for_pull,
+                    failure,
+                    is_outdated,
+                    rank,
+                };
                 (id.clone(), running)
             });
         let replicas = replicas.collect();

@@ -74,6 +74,8 @@ struct ReplicaProcess {
     ready: Option<(ReadyEndpoint, Instant)>,
     /// Expected end of the download of its model, if it reports one.
     download_ends_at: watch::Receiver<Option<Instant>>,
+    /// It waits for another process that pulls its model.
+    waits_for_pull: watch::Receiver<bool>,
     /// Failure that it reports while it is not ready.
     failure: watch::Receiver<Option<StartFailureReport>>,
     /// `None` once the stop was requested.
@@ -380,7 +382,9 @@ impl ProcessSet {
     fn monitor(&mut self, id: ReplicaId, info: ProcessInfo, monitor: ProcessMonitor, start: StartTime) {
         let (stop, stop_request) = oneshot::channel();
         let (download, download_ends_at) = watch::channel(None);
+        let (waiting, waits_for_pull) = watch::channel(false);
         let (failure, reported) = watch::channel(None);
+        let failure_changed = self.failure_changed.clone();
         let endpoint = SocketAddr::from((self.actuator.config.address, info.files.port));
         self.monitors.spawn(monitor.run(MonitorContext {
             id: id.clone(),
@@ -389,10 +393,11 @@ impl ProcessSet {
             prober: self.actuator.prober.clone(),
             stop: stop_request,
             ready: self.ready_sender.clone(),
-            report: ReportSender { download, failure, failure_changed: self.failure_changed.clone() },
+            report: ReportSender { download, waits_for_pull: waiting, failure, failure_changed },
         }));
         let (since, ready, stop) = (Instant::now(), None, Some(stop));
-        let process = ReplicaProcess { info, since, ready, download_ends_at, failure: reported, stop };
+        let process =
+            ReplicaProcess { info, since, ready, download_ends_at, waits_for_pull, failure: reported, stop };
         self.replicas.insert(id, process);
     }
 
@@ -475,13 +480,15 @@ impl ProcessSet {
 
     fn status(&self) -> ActuatorStatus {
         let each = self.replicas.iter().map(|(id, replica)| {
-            let ReplicaProcess { info, since, ready, download_ends_at, failure, .. } = replica;
+            let ReplicaProcess { info, since, ready, download_ends_at, waits_for_pull, failure, .. } =
+                replica;
             let ready = ready.map(|(at, _)| at);
             let running = RunningReplica {
                 deployment: info.deployment.clone(),
                 since: *since,
                 ready,
                 download_ends_at: *download_ends_at.borrow(),
+                waits_for_pull: *waits_for_pull.borrow(),
                 failure: failure.borrow().clone().filter(|_| ready.is_none()),
                 is_outdated: false,
                 rank: 0,

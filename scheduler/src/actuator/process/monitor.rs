@@ -63,6 +63,8 @@ pub(super) enum StartTime {
 pub(super) struct ReportSender {
     /// Expected end of the download of the model.
     pub(super) download: watch::Sender<Option<Instant>>,
+    /// Whether it waits for another process that pulls the model.
+    pub(super) waits_for_pull: watch::Sender<bool>,
     /// Failure of the last attempt to start.
     pub(super) failure: watch::Sender<Option<StartFailureReport>>,
     /// Notified when the failure has changed.
@@ -171,10 +173,11 @@ async fn start_timeout(last_report: watch::Receiver<Instant>) {
     }
 }
 
-/// Returns whether the start timeout begins again: the replica still downloads its model, or tries a failed start again. A
-/// download that has ended has no time left; a replica reports that while it loads the model, for which the timeout is.
-fn extends_start_timeout(StartReport { download_left, failure }: &StartReport) -> bool {
-    download_left.is_some_and(|left| !left.is_zero()) || failure.is_some()
+/// Returns whether the start timeout begins again: the replica still downloads its model, waits for the process that downloads it, or
+/// tries a failed start again. A download that has ended has no time left; a replica reports that while it loads the model, for which the timeout is.
+fn extends_start_timeout(report: &StartReport) -> bool {
+    let StartReport { download_left, waits_for_pull, failure } = report;
+    download_left.is_some_and(|left| !left.is_zero()) || *waits_for_pull || failure.is_some()
 }
 
 impl ReportSender {
@@ -184,9 +187,10 @@ impl ReportSender {
         if extends_start_timeout(&report) {
             last_report.send_replace(now);
         }
-        let StartReport { download_left, failure } = report;
+        let StartReport { download_left, waits_for_pull, failure } = report;
         let ends_at = download_left.and_then(|left| now.checked_add(left));
         self.download.send_if_modified(|known| std::mem::replace(known, ends_at) != ends_at);
+        self.waits_for_pull.send_replace(waits_for_pull);
         let is_changed = self.failure.send_if_modified(|known| {
             let is_changed = *known != failure;
             *known = failure;
@@ -206,11 +210,12 @@ mod tests {
 
     #[test]
     fn only_a_download_that_has_not_ended_and_a_failure_extend_the_start_timeout() {
-        let downloads = |left| StartReport { download_left: Some(left), failure: None };
+        let downloads = |left| StartReport { download_left: Some(left), ..StartReport::default() };
         assert!(extends_start_timeout(&downloads(Duration::from_millis(1))));
         assert!(!extends_start_timeout(&downloads(Duration::ZERO)), "it loads the model");
         assert!(!extends_start_timeout(&StartReport::default()));
+        assert!(extends_start_timeout(&StartReport { waits_for_pull: true, ..StartReport::default() }));
         let failure = Some(StartFailureReport::new(StartFailure::ModelUnavailable, "503"));
-        assert!(extends_start_timeout(&StartReport { download_left: Some(Duration::ZERO), failure }));
+        assert!(extends_start_timeout(&StartReport { failure, ..downloads(Duration::ZERO) }));
     }
 }
