@@ -36,12 +36,12 @@ const BAD_MODELS: [BadModel; 7] = [
     BadModel {
         name: "unavailable",
         reason: "model_unavailable",
-        message: "s3://models/unavailable/SHA256SUMS: ",
+        message: "s3://models/unavailable/SHA256SUMS",
     },
     BadModel {
         name: "truncated",
         reason: "model_unavailable",
-        message: "s3://models/truncated/model.safetensors: ",
+        message: "s3://models/truncated/model.safetensors",
     },
     BadModel {
         name: "forbidden",

@@ -125,9 +125,9 @@ impl Failing {
     }
 }
 
-/// What the replicas that run say about the model.
+/// Evidence of the replicas that run about the model.
 #[derive(Clone, Copy, Debug, Default)]
-struct Observed<'a> {
+struct StartEvidence<'a> {
     /// Failure of a replica, the one that fails a deployment soonest.
     failing: Option<&'a StartFailureReport>,
     /// A replica starts normally.
@@ -195,14 +195,14 @@ impl StartFailures {
         &self,
         replicas: impl IntoIterator<Item = ReplicaStartState<'a>>,
         now: Instant,
-    ) -> Option<Observed<'a>> {
+    ) -> Option<StartEvidence<'a>> {
         let last = self.last_permanent();
         let longest = self.ended.iter().map(|ended| ended.lasted).max().unwrap_or_default();
-        let begin = |observed: &mut Observed<'_>, since: Instant| {
+        let begin = |observed: &mut StartEvidence<'_>, since: Instant| {
             observed.starts |= last.is_none_or(|last| since < last.at);
             observed.outlasts |= now.saturating_duration_since(since) > longest;
         };
-        let (mut observed, mut waiting) = (Observed::default(), Observed::default());
+        let (mut observed, mut waiting) = (StartEvidence::default(), StartEvidence::default());
         for replica in replicas {
             match replica {
                 ReplicaStartState::Ready => return None,
@@ -236,8 +236,8 @@ impl StartFailures {
     }
 
     /// Decides whether the deployment has failed.
-    fn decide(&mut self, observed: Observed<'_>, now: Instant) -> Option<&StartFailureReport> {
-        let Observed { failing, starts, outlasts } = observed;
+    fn decide(&mut self, observed: StartEvidence<'_>, now: Instant) -> Option<&StartFailureReport> {
+        let StartEvidence { failing, starts, outlasts } = observed;
         let last = || self.last_permanent().map(|last| &last.failure);
         let failure = failing.or_else(last).filter(|_| !starts).cloned();
         self.failing = failure.as_ref().map(|StartFailureReport { reason, .. }| {
