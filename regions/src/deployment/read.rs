@@ -129,13 +129,33 @@ impl ConfigValue for DurationOrNever {
 const MODEL_SCHEMES: [&str; 7] = ["pypi", "hf", "s3", "gs", "az", "http", "https"];
 
 fn is_model(text: &str) -> Result<(), String> {
-    let is_known = match text.split_once("://") {
+    let source = text.split_once("://");
+    let is_known = match source {
         Some((scheme, rest)) => MODEL_SCHEMES.contains(&scheme) && !rest.is_empty(),
         None => !text.trim().is_empty(),
     };
-    let problem = "is not the source of a model; write pypi://package, hf://owner/name, s3://bucket/prefix, \
-                   gs://bucket/prefix, az://container/prefix, https://host/path/ or a directory";
-    if is_known { Ok(()) } else { Err(problem.to_owned()) }
+    if !is_known {
+        return Err(
+            "is not the source of a model; write pypi://package, hf://owner/name, s3://bucket/prefix, \
+                    gs://bucket/prefix, az://container/prefix, https://host/path/ or a directory"
+                .to_owned(),
+        );
+    }
+    let Some((scheme, rest)) = source else { return Ok(()) };
+    let authority = rest.split('/').next().unwrap_or_default();
+    let problem = if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        "has a space or a control character"
+    } else if matches!(scheme, "http" | "https") && authority.contains('@') {
+        // The source of a deployment is shown to operators and in errors of clients.
+        "has credentials, which belong to the file ~/.netrc of the replicas"
+    } else if text.contains(['?', '#']) {
+        "has a query or a fragment"
+    } else if rest.split('/').any(|part| matches!(part, "." | "..")) {
+        "has a relative part"
+    } else {
+        return Ok(());
+    };
+    Err(format!("{problem}; write the source without it"))
 }
 
 /// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.

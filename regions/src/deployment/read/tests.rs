@@ -311,6 +311,25 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             "model: \"ftp://x\" is not the source of a model; write pypi://package, hf://owner/name, s3://bucket/prefix, \
              gs://bucket/prefix, az://container/prefix, https://host/path/ or a directory",
         ),
+        (
+            "model",
+            "model = \"https://user:secret@models.example/m/\"",
+            5,
+            "has credentials, which belong to the file ~/.netrc of the replicas; write the source without",
+        ),
+        (
+            "model",
+            "model = \"https://models.example/m/?sig=a\"",
+            5,
+            "has a query or a fragment; write the source without it",
+        ),
+        ("model", "model = \"s3://models/../m\"", 5, "has a relative part; write the source without it"),
+        (
+            "model",
+            "model = \"s3://models/a b\"",
+            5,
+            "has a space or a control character; write the source without it",
+        ),
         ("engine", "engine = \"cpu\"", 6, "engine: is a string; write a table"),
         (
             "engine",
