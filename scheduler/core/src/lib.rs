@@ -24,6 +24,8 @@
 //! - [`invariants`]: named invariants, as functions that the code and its tests share.
 
 pub mod bound;
+#[cfg(test)]
+mod fixtures;
 pub mod hub;
 pub mod hubs;
 pub mod invariants;

@@ -1,11 +1,11 @@
 //! Tests of the hub, as sequences of events.
 
 use super::*;
+use crate::fixtures::{some_deployment, some_registration};
 use crate::registry::LAPSED_KEEP;
 use crate::rollout::SETTLE_TIME;
 use crate::some_instant;
-use regions::{Catalogue, EngineKind, EngineSpec, PlacementSpec, Precision, ResidencyPolicy, Scaling, Task};
-use scheduler_api::plan::RegionCapacity;
+use regions::{Catalogue, EngineKind, PlacementSpec, Scaling};
 use scheduler_api::reader::Role;
 use scheduler_api::registration::Registration;
 use std::collections::BTreeSet;
@@ -16,35 +16,12 @@ const AMERICA: &str = "aws/us-east-1";
 
 fn spoke(region: &str, created: u64) -> RegisteredSpoke {
     let registration = Registration {
-        region: region.parse().unwrap(),
-        instance: "a".parse().unwrap(),
-        endpoint: ([10, 0, 0, 1], 7100).into(),
         boot_id: created,
         deployments: BTreeSet::from(["minilm".parse().unwrap()]),
-        capacity: RegionCapacity::default(),
-        models: BTreeMap::new(),
-        failures: BTreeMap::new(),
-        engines: None,
-        draining: false,
         scales: false,
-        job_log: None,
-        accelerators: regions::Accelerators::new(),
+        ..some_registration(region)
     };
     RegisteredSpoke { registration, created }
-}
-
-fn deployment(name: &str) -> Deployment {
-    Deployment {
-        name: name.parse().unwrap(),
-        task: Task::Embed,
-        model: "pypi://m".to_owned(),
-        engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
-        residency: ResidencyPolicy::Anywhere,
-        regions: Vec::new(),
-        order: Vec::new(),
-        placement: None,
-        scaling: Scaling::default(),
-    }
 }
 
 fn desired(deployments: impl IntoIterator<Item = Deployment>) -> DesiredDeployments {
@@ -63,7 +40,7 @@ struct HubTest {
 
 impl HubTest {
     fn start(table: Option<RouteTable>, epoch: u64, spokes: Vec<RegisteredSpoke>) -> HubTest {
-        let deployments = Some(desired([deployment("minilm")]));
+        let deployments = Some(desired([some_deployment("minilm")]));
         let all = StoreState { spokes, deployments, ..StoreState::default() };
         HubTest::from_state(HubInitialState { epoch, table, plan: Vec::new(), all })
     }
@@ -164,7 +141,10 @@ fn a_table_is_published_after_it_is_persisted_and_changes_are_collected() {
     let Some(HubCommand::Persist(first)) = test.hub.poll() else { panic!("the first table") };
     test.handle(Event::SpokeRegistered(spoke(EUROPE, 1)));
     test.handle(Event::SpokeRegistered(spoke(AMERICA, 2)));
-    test.handle(Event::DeploymentsChanged(desired([deployment("minilm"), deployment("minilm-eu")])));
+    test.handle(Event::DeploymentsChanged(desired([
+        some_deployment("minilm"),
+        some_deployment("minilm-eu"),
+    ])));
     assert_eq!(test.hub.poll(), None, "one table at a time");
     test.handle(Event::Persisted(first.clone()));
     assert_eq!(test.hub.poll(), Some(HubCommand::Publish(first)));
@@ -217,7 +197,7 @@ fn a_list_replaces_the_events_that_were_missed() {
         let spokes = vec![spoke(AMERICA, 2)];
         Event::Listed(StoreState { spokes, deployments, ..StoreState::default() })
     };
-    test.handle(listed(Some(desired([deployment("minilm-eu")]))));
+    test.handle(listed(Some(desired([some_deployment("minilm-eu")]))));
     test.settle();
     assert_eq!(test.routed(), [AMERICA, EUROPE], "Europe has lapsed and keeps its route");
     test.handle(listed(None));
@@ -243,7 +223,8 @@ fn a_hub_that_cannot_read_the_desired_deployments_keeps_the_published_ones() {
 
 #[test]
 fn an_announced_widening_is_completed_by_the_next_hub() {
-    let policy = |policy: &str| Deployment { residency: policy.parse().unwrap(), ..deployment("minilm") };
+    let policy =
+        |policy: &str| Deployment { residency: policy.parse().unwrap(), ..some_deployment("minilm") };
     let gateway = Reader { role: Role::Gateway, region: AMERICA.parse().unwrap(), boot_id: 1 };
     let residency = |test: &HubTest| {
         let table = test.published.last().unwrap();
@@ -313,7 +294,7 @@ fn a_store_that_was_set_back_begins_a_new_epoch() {
 fn a_lapsed_region_keeps_its_placement_with_the_accelerators_that_it_registered() {
     let accelerators = vec!["h100".parse().unwrap()];
     let placement = PlacementSpec { accelerators, min_regions: 1, min_replicas: 0, max_cost: None };
-    let deployments = Some(desired([Deployment { placement: Some(placement), ..deployment("minilm") }]));
+    let deployments = Some(desired([Deployment { placement: Some(placement), ..some_deployment("minilm") }]));
     let offering = |price| regions::Offering { count: Some(8), price: Some(price) };
     let with_price = |region: &str, created, price| {
         let mut spoke = spoke(region, created);
@@ -357,7 +338,7 @@ fn decisions_on_placements_beyond_the_budget_follow_in_the_next_polls() {
     let placed = (0..100).map(|number| Deployment {
         placement: Some(placement.clone()),
         scaling: scaling.clone(),
-        ..deployment(&format!("m{number}"))
+        ..some_deployment(&format!("m{number}"))
     });
     let all = StoreState { deployments: Some(desired(placed)), spokes, ..StoreState::default() };
     let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
@@ -388,7 +369,7 @@ fn decisions_on_placements_beyond_the_budget_follow_in_the_next_polls() {
 fn the_chosen_regions_of_a_placement_are_published_and_a_lost_one_is_replaced() {
     let placement =
         PlacementSpec { accelerators: Vec::new(), min_regions: 1, min_replicas: 0, max_cost: None };
-    let deployments = Some(desired([Deployment { placement: Some(placement), ..deployment("minilm") }]));
+    let deployments = Some(desired([Deployment { placement: Some(placement), ..some_deployment("minilm") }]));
     let all = StoreState { deployments, ..StoreState::default() };
     let mut test = HubTest::from_state(HubInitialState { epoch: 1, table: None, plan: Vec::new(), all });
     let regions = |test: &HubTest| {

@@ -1,6 +1,7 @@
 //! Routes of regions whose leases end.
 
 use super::*;
+use crate::fixtures::some_registration;
 use crate::some_instant;
 use scheduler_api::plan::{RegionCapacity, ReplicaPool};
 
@@ -10,19 +11,11 @@ const AMERICA: &str = "aws/us-east-1";
 /// Returns the spoke of `region` at `port`, which is also its boot id and its name.
 fn spoke(region: &str, port: u16, created: u64) -> RegisteredSpoke {
     let registration = Registration {
-        region: region.parse().unwrap(),
         instance: port.to_string().parse().unwrap(),
         endpoint: ([10, 0, 0, 1], port).into(),
         boot_id: port.into(),
-        deployments: BTreeSet::new(),
-        capacity: RegionCapacity::default(),
-        models: BTreeMap::new(),
-        failures: BTreeMap::new(),
-        engines: None,
-        draining: false,
         scales: false,
-        job_log: None,
-        accelerators: regions::Accelerators::new(),
+        ..some_registration(region)
     };
     RegisteredSpoke { registration, created }
 }

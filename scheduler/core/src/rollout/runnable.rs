@@ -52,8 +52,8 @@ pub fn unavailable_engine(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::some_registration;
     use regions::parse_deployments;
-    use scheduler_api::plan::RegionCapacity;
     use scheduler_api::registration::Registration;
 
     const EUROPE: &str = "gcp/europe-west4";
@@ -61,19 +61,8 @@ mod tests {
 
     fn spoke(region: &str, engines: Option<&[EngineKind]>) -> RegisteredSpoke {
         let registration = Registration {
-            region: region.parse().unwrap(),
-            instance: "a".parse().unwrap(),
-            endpoint: ([10, 0, 0, 1], 7100).into(),
-            boot_id: 1,
-            deployments: BTreeSet::new(),
-            capacity: RegionCapacity::default(),
-            models: BTreeMap::new(),
-            failures: BTreeMap::new(),
             engines: engines.map(|engines| engines.iter().copied().collect()),
-            draining: false,
-            scales: true,
-            job_log: None,
-            accelerators: BTreeMap::new(),
+            ..some_registration(region)
         };
         RegisteredSpoke { registration, created: 1 }
     }

@@ -130,9 +130,9 @@ fn in_region(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fixtures::some_registration;
     use regions::{ModelRevision, ReportedModel, ServedRevision, parse_deployments};
     use replica_api::start_failure::{StartFailure, StartFailureReport};
-    use scheduler_api::plan::RegionCapacity;
     use scheduler_api::revision::{ReplicaRevisions, RevisionReplicas};
     use scheduler_api::start_failure::{DeploymentFailures, FailedModel};
 
@@ -147,21 +147,7 @@ mod tests {
     }
 
     fn spoke(region: &str, scales: bool) -> Registration {
-        Registration {
-            region: region.parse().unwrap(),
-            instance: "a".parse().unwrap(),
-            endpoint: ([10, 0, 0, 1], 7100).into(),
-            boot_id: 1,
-            deployments: BTreeSet::new(),
-            capacity: RegionCapacity::default(),
-            models: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            engines: None,
-            draining: false,
-            scales,
-            job_log: None,
-            accelerators: BTreeMap::new(),
-        }
+        Registration { scales, ..some_registration(region) }
     }
 
     fn failing(deployment: &Deployment) -> FailedModel {

@@ -1,6 +1,7 @@
 //! Tests of placements through a sequence of tables.
 
 use super::*;
+use crate::fixtures::some_registration;
 use crate::placement::{
     Infeasible, MIN_DWELL, PlacementCost, PlacementRejection, PlacementVerdict, Placements,
     RegisteredAccelerators, check_feasible, notes, parse_deployments, report,
@@ -8,7 +9,7 @@ use crate::placement::{
 use crate::some_instant;
 use regions::RouteTable;
 use scheduler_api::placements::DecidedPlacements;
-use scheduler_api::plan::{CandidateStateV1, RegionCapacity, ReplicaCount, ReplicaPool};
+use scheduler_api::plan::{CandidateStateV1, ReplicaCount, ReplicaPool};
 
 use std::time::{Duration, Instant};
 
@@ -54,24 +55,6 @@ fn deployment(catalogue: &Catalogue, placement: &str, more: &str) -> Deployment 
     regions::parse_deployments(&text, catalogue).unwrap().remove(0)
 }
 
-fn registration(region: &str) -> Registration {
-    Registration {
-        region: region.parse().unwrap(),
-        instance: "a".parse().unwrap(),
-        endpoint: ([10, 0, 0, 1], 7100).into(),
-        boot_id: 1,
-        deployments: BTreeSet::new(),
-        capacity: RegionCapacity::default(),
-        models: BTreeMap::new(),
-        failures: BTreeMap::new(),
-        engines: None,
-        draining: false,
-        scales: true,
-        job_log: None,
-        accelerators: regions::Accelerators::new(),
-    }
-}
-
 impl FleetTest {
     fn new(prices: [&str; 3], placement: &str, more: &str) -> FleetTest {
         let catalogue = catalogue(prices);
@@ -90,7 +73,7 @@ impl FleetTest {
     }
 
     fn register(&mut self, region: &str) {
-        self.spokes.insert(region.parse().unwrap(), Some(registration(region)));
+        self.spokes.insert(region.parse().unwrap(), Some(some_registration(region)));
     }
 
     /// The region reports this many ready replicas.
@@ -428,7 +411,7 @@ fn placements_among_all_regions_of_the_catalogue_are_the_cheapest_that_residency
             placed += 1;
             check_feasible(&deployment, &catalogue, catalogue.all(), &none).unwrap();
             let registrations: Vec<_> =
-                catalogue.iter().map(|(_, region)| registration(region.id.as_str())).collect();
+                catalogue.iter().map(|(_, region)| some_registration(region.id.as_str())).collect();
             let fleet = Fleet {
                 catalogue: &catalogue,
                 regions: registrations.iter().map(|known| (&known.region, Some(known))).collect(),

@@ -3,49 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::fixtures::{some_deployment, some_registration};
 use crate::some_instant;
 use regions::deployment::MAX_DEPLOYMENTS;
-use regions::{EngineKind, EngineSpec, Precision, ResidencyPolicy, Scaling, Task};
-use scheduler_api::plan::RegionCapacity;
 use scheduler_api::registration::Registration;
 
 const REGION: &str = "aws/us-east-1";
 
 fn deployment(number: usize, placement: PlacementSpec) -> Deployment {
-    Deployment {
-        name: format!("m{number:05}").parse().unwrap(),
-        task: Task::Embed,
-        model: "pypi://m".to_owned(),
-        engine: EngineSpec { kind: EngineKind::Cpu, precision: Precision::F32 },
-        residency: ResidencyPolicy::Anywhere,
-        regions: Vec::new(),
-        order: Vec::new(),
-        placement: Some(placement),
-        scaling: Scaling::default(),
-    }
+    Deployment { placement: Some(placement), ..some_deployment(&format!("m{number:05}")) }
 }
 
 /// Requirement at the limit of the product of both numbers.
 fn largest() -> PlacementSpec {
     PlacementSpec { accelerators: Vec::new(), min_regions: 16, min_replicas: 256, max_cost: None }
-}
-
-fn registration() -> Registration {
-    Registration {
-        region: REGION.parse().unwrap(),
-        instance: "a".parse().unwrap(),
-        endpoint: ([10, 0, 0, 1], 7100).into(),
-        boot_id: 1,
-        deployments: BTreeSet::new(),
-        capacity: RegionCapacity::default(),
-        models: BTreeMap::new(),
-        failures: BTreeMap::new(),
-        engines: None,
-        draining: false,
-        scales: true,
-        job_log: None,
-        accelerators: regions::Accelerators::new(),
-    }
 }
 
 /// Fleet of one region, in which all deployments run.
@@ -69,7 +40,7 @@ impl BudgetTest {
         BudgetTest {
             catalogue: Catalogue::builtin(),
             desired,
-            registration: registration(),
+            registration: some_registration(REGION),
             last,
             placements: Placements::default(),
         }
