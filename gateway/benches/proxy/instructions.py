@@ -18,7 +18,7 @@ import tempfile
 
 import peers
 import processes
-from processes import LOAD_CORE, Missing, Process, embeds
+from processes import LOAD_CORE, Process, embeds
 
 VARIANTS = {"none": peers.meridian, "1 %": peers.meridian_traced_1, "100 %": peers.meridian_traced_100}
 CALLERS = 4
@@ -41,7 +41,7 @@ class Workspace(peers.Workspace):
         return Process(name, [*callgrind, *command], self.log(name), self.core, environment)
 
 
-def requests(workspace, proxy):
+def requests(proxy):
     """Returns the number of requests that have ended at a gateway."""
     return peers.counted(proxy, "meridian_gateway_requests_total")
 
@@ -58,7 +58,7 @@ def measure(workspace, proxy, name, seconds):
     """Returns the instructions per request."""
     process = str(proxy.process.tree()[0])
     load(workspace, proxy, WARM_UP_SECONDS)
-    before = requests(workspace, proxy)
+    before = requests(proxy)
     proxy.process.resume()
     control = lambda option: subprocess.run(["callgrind_control", option, process], check=True, capture_output=True)
     control("--zero")
@@ -66,7 +66,7 @@ def measure(workspace, proxy, name, seconds):
     control("--dump")
     with open(output(workspace, name) + ".1", encoding="utf-8") as file:
         instructions = int(re.search(r"^(?:summary|totals): (\d+)", file.read(), re.MULTILINE).group(1))
-    return instructions / (requests(workspace, proxy) - before)
+    return instructions / (requests(proxy) - before)
 
 
 def main():
@@ -76,7 +76,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10.0, help="duration of each run in seconds (default 10)")
     options = parser.parse_args()
     if not shutil.which("valgrind"):
-        raise Missing("apt-get install valgrind")
+        raise SystemExit("valgrind is not installed; install it with: apt-get install valgrind")
     with tempfile.TemporaryDirectory() as made:
         workspace = Workspace(made, options.tools, options.meridian, processes.PROXY_CORE)
         address = peers.address()

@@ -25,7 +25,10 @@ WARM_UP_SECONDS = 0.15
 
 def start(workspace, address, kind, number):
     name, ratio = f"{kind} {number}".replace("%", "percent"), KINDS[kind]
-    proxy = peers.meridian(workspace, [address], name) if ratio is None else peers.meridian_traced(workspace, [address], ratio, name)
+    if ratio is None:
+        proxy = peers.meridian(workspace, [address], name)
+    else:
+        proxy = peers.meridian_traced(workspace, [address], ratio, name)
     proxy.process.pause()
     return proxy
 
@@ -54,7 +57,7 @@ def main():
                 for kind, number, proxy in started[begin:] + started[:begin]:
                     run = measure_run(workspace, proxy, upstream, "closed", CALLERS, options.seconds, WARM_UP_SECONDS)
                     runs[kind][number].append(run)
-            dropped = {kind: 0 if ratio is None else peers.spans(next(proxy for it, _, proxy in started if it == kind))[1] for kind, ratio in KINDS.items()}
+            dropped = sum(peers.spans(proxy)[1] for kind, _, proxy in started if KINDS[kind] is not None)
         finally:
             for _, _, proxy in started:
                 proxy.end()
