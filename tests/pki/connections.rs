@@ -8,7 +8,7 @@ use rustls::{ServerConfig, ServerConnection};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -24,10 +24,21 @@ fn get(mut stream: impl Read + Write, path: &str) -> String {
     String::from_utf8_lossy(&response).into_owned()
 }
 
-/// Forwards connections to a hub, or terminates their TLS with the certificate of another authority.
+/// Treatment of new connections by a man in the middle.
+#[derive(Clone, Copy)]
+enum Treatment {
+    /// Forwarded to the hub.
+    Forward,
+    /// Closed at once, as in an outage.
+    Close,
+    /// Their TLS is terminated with the certificate of another authority.
+    Terminate,
+}
+
+/// Process between a gateway and its hub.
 struct ManInTheMiddle {
     address: String,
-    terminates: Arc<AtomicBool>,
+    treatment: Arc<Mutex<Treatment>>,
     /// Handshakes that the client has ended.
     rejected: Arc<AtomicU64>,
     /// Requests that were received in plaintext: none may be.
@@ -40,7 +51,7 @@ impl ManInTheMiddle {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let middle = ManInTheMiddle {
             address: listener.local_addr().unwrap().to_string(),
-            terminates: Arc::default(),
+            treatment: Arc::new(Mutex::new(Treatment::Forward)),
             rejected: Arc::default(),
             received: Arc::default(),
             open: Arc::default(),
@@ -58,12 +69,16 @@ impl ManInTheMiddle {
             .with_single_cert(chain, key)
             .unwrap();
         let config = Arc::new(config);
-        let (terminates, open) = (middle.terminates.clone(), middle.open.clone());
+        let (treatment, open) = (middle.treatment.clone(), middle.open.clone());
         let (rejected, received) = (middle.rejected.clone(), middle.received.clone());
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let mut client = client.unwrap();
-                if terminates.load(Ordering::SeqCst) {
+                let treatment = *treatment.lock().unwrap();
+                if let Treatment::Close = treatment {
+                    continue;
+                }
+                if let Treatment::Terminate = treatment {
                     let mut tls = ServerConnection::new(config.clone()).unwrap();
                     let (rejected, received) = (rejected.clone(), received.clone());
                     std::thread::spawn(move || {
@@ -93,9 +108,9 @@ impl ManInTheMiddle {
         middle
     }
 
-    /// Terminates TLS from now on, and closes the forwarded connections.
-    fn terminate(&self, terminates: bool) {
-        self.terminates.store(terminates, Ordering::SeqCst);
+    /// Changes the treatment of new connections, and closes the forwarded ones.
+    fn treat(&self, treatment: Treatment) {
+        *self.treatment.lock().unwrap() = treatment;
         for connection in self.open.lock().unwrap().drain(..) {
             connection.shutdown(Shutdown::Both).ok();
         }
@@ -139,17 +154,21 @@ fn a_man_in_the_middle_of_a_gateway_and_its_hub_changes_nothing_and_is_logged() 
     };
     let before = generation();
 
-    middle.terminate(true);
+    // The change of a failure from an outage to another certificate is logged too.
+    middle.treat(Treatment::Close);
+    let log = || fleet.read("gateway.log");
+    fleet.wait_until("the outage is logged", || log().contains("hub unreachable"));
+    middle.treat(Treatment::Terminate);
     // The table of the hub changes: a region registers.
     let _spoke =
         fleet.start(&["spoke", "--config", "spoke.toml", "--join", &token("spoke", "aws/eu-central-1")]);
     fleet.wait_until("the middle is rejected several times", || middle.rejected.load(Ordering::SeqCst) >= 3);
-    fleet.wait_until("it is logged", || fleet.read("gateway.log").contains("untrusted"));
+    fleet.wait_until("it is logged", || log().contains("untrusted"));
     assert_eq!(generation(), before);
     assert!(operator_request("/readyz").starts_with("HTTP/1.1 200"), "it continues with its table");
     assert_eq!(middle.received.load(Ordering::SeqCst), 0, "no request was sent");
 
-    middle.terminate(false);
+    middle.treat(Treatment::Forward);
     fleet.wait_until("the gateway follows the hub again", || generation() != before);
 }
 

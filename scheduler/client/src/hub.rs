@@ -1,6 +1,7 @@
 //! Requests to the hubs: one request ([`ControlPlaneClient`]), and failover with backoff for a task that calls the hubs as long as
 //! the process runs ([`HubConnection`]).
 
+use std::mem::{Discriminant, discriminant};
 use std::time::Duration;
 
 use backoff::Backoff;
@@ -305,8 +306,8 @@ pub(crate) fn failure(error: &(dyn std::error::Error + 'static)) -> HubFailure {
 }
 
 /// Connection of a long-running task to the hubs. It calls the current hub until that fails, then the next one at once,
-/// and waits only after all hubs have failed. A failure of all hubs is logged when it begins and when it ends, not at
-/// each attempt.
+/// and waits only after all hubs have failed. A failure of all hubs is logged when it begins, when its kind is new, and
+/// when it ends, not at each attempt.
 #[derive(Debug)]
 pub struct HubConnection {
     client: ControlPlaneClient,
@@ -314,13 +315,15 @@ pub struct HubConnection {
     task: &'static str,
     failover: Failover,
     delay: Option<Duration>,
+    /// Kinds of failures that were logged since the last success.
+    logged: Vec<Discriminant<HubFailure>>,
 }
 
 impl HubConnection {
     /// Creates the connection of a task.
     pub fn new(client: ControlPlaneClient, task: &'static str, backoff: Backoff) -> HubConnection {
         let failover = Failover::new(&client.hubs, backoff);
-        HubConnection { client, task, failover, delay: None }
+        HubConnection { client, task, failover, delay: None, logged: Vec::new() }
     }
 
     /// Returns the client, for requests without failover.
@@ -357,9 +360,12 @@ impl HubConnection {
             Ok(response) => accept(response).await,
             Err(failure) => Err(failure),
         };
-        if called.is_ok() && self.failover.succeeded() {
-            // Requests to a hub succeed again.
-            tracing::info!(task = self.task, hub, "hub reachable again");
+        if called.is_ok() {
+            self.logged.clear();
+            if self.failover.succeeded() {
+                // Requests to a hub succeed again.
+                tracing::info!(task = self.task, hub, "hub reachable again");
+            }
         }
         let hub = hub.to_owned();
         called.map_err(|failure| HubCallError { hub, failure }).inspect_err(|error| self.failed(error))
@@ -372,7 +378,7 @@ impl HubConnection {
         if self.delay.is_none() {
             // A request to a hub failed, and is sent to the next hub of the list.
             tracing::info!(task, %error, next = %hubs, "hub call failed, trying the next hub");
-        } else if self.failover.rounds() == 1 {
+        } else if is_new(&mut self.logged, &error.failure) {
             let status = error.failure.status();
             let remedy = match &error.failure {
                 HubFailure::Untrusted { .. } => Some("compare the identities and authorities of both ends"),
@@ -384,5 +390,32 @@ impl HubConnection {
             // Requests continue, and changes of the configuration wait. Check the hubs and the network.
             tracing::warn!(task, %error, remedy, "hub unreachable; continuing with the last known state");
         }
+    }
+}
+
+/// Returns whether no failure of this kind was logged, and adds it. A lost connection to a hub may precede one to another
+/// process at its address, which an operator must see.
+fn is_new(logged: &mut Vec<Discriminant<HubFailure>>, failure: &HubFailure) -> bool {
+    let kind = discriminant(failure);
+    let is_new = !logged.contains(&kind);
+    if is_new {
+        logged.push(kind);
+    }
+    is_new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_failure_is_logged_once() {
+        let lost = || HubFailure::Unreachable("connection closed".to_owned());
+        let untrusted =
+            || HubFailure::Untrusted { cause: ConnectionFailureCause::Untrusted, reason: String::new() };
+        let mut logged = Vec::new();
+        let failures = [lost(), lost(), untrusted(), lost(), untrusted(), HubFailure::NoTable];
+        let is_logged = failures.map(|failure| is_new(&mut logged, &failure));
+        assert_eq!(is_logged, [true, false, true, false, false, true]);
     }
 }
