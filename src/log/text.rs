@@ -113,7 +113,9 @@ impl Visit for FieldWriter<'_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        if value.bytes().any(|byte| !(b' '..=b'~').contains(&byte) || byte == b'"' || byte == b'\\') {
+        // Every byte is read, so that several are compared at once.
+        let must_escape = value.bytes().fold(false, |found, byte| found | !is_plain(byte));
+        if must_escape {
             return self.record_debug(field, &value);
         }
         self.name(field);
@@ -126,6 +128,11 @@ impl Visit for FieldWriter<'_> {
         self.name(field);
         write!(self.0, "{value:?}").expect("writing to a String cannot fail");
     }
+}
+
+/// Returns whether a byte is written as it is between quotes.
+fn is_plain(byte: u8) -> bool {
+    (byte >= b' ') & (byte <= b'~') & (byte != b'"') & (byte != b'\\')
 }
 
 #[cfg(test)]

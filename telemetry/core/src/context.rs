@@ -44,8 +44,14 @@ impl TraceId {
     /// Returns the identifier as in headers and log lines: 32 hexadecimal digits.
     pub fn text(self) -> String {
         let mut text = String::with_capacity(32);
-        push_hexadecimal(&mut text, self.get(), 32);
+        self.push_to(&mut text);
         text
+    }
+
+    fn push_to(self, text: &mut String) {
+        for half in self.get().to_be_bytes().as_chunks::<8>().0 {
+            push_hexadecimal(text, u64::from_be_bytes(*half));
+        }
     }
 }
 
@@ -69,7 +75,7 @@ impl SpanId {
     /// Returns the identifier as in headers and log lines: 16 hexadecimal digits.
     pub fn text(self) -> String {
         let mut text = String::with_capacity(16);
-        push_hexadecimal(&mut text, self.get().into(), 16);
+        push_hexadecimal(&mut text, self.get());
         text
     }
 
@@ -132,9 +138,9 @@ impl TraceContext {
     pub fn traceparent(&self) -> String {
         let mut text = String::with_capacity(TRACEPARENT_BYTES);
         text.push_str("00-");
-        push_hexadecimal(&mut text, self.trace.get(), 32);
+        self.trace.push_to(&mut text);
         text.push('-');
-        push_hexadecimal(&mut text, self.span.get().into(), 16);
+        push_hexadecimal(&mut text, self.span.get());
         text.push_str(if self.is_sampled { "-01" } else { "-00" });
         text
     }
@@ -189,15 +195,29 @@ fn hexadecimal(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Appends a number of this many hexadecimal digits, at most 32, without `core::fmt`: every attempt has a header, also of requests that
-/// are not sampled.
-fn push_hexadecimal(text: &mut String, number: u128, digits: usize) {
-    const DIGITS: [u8; 16] = *b"0123456789abcdef";
-    let mut all = [0; 32];
-    for (pair, byte) in all.as_chunks_mut::<2>().0.iter_mut().zip(number.to_be_bytes()) {
-        *pair = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
+/// Returns the 16 hexadecimal digits of a number. Eight are computed at a time, without `core::fmt`: every attempt has a header,
+/// also of requests that are not sampled.
+fn hexadecimal_digits(number: u64) -> [u8; 16] {
+    /// Repeats a byte eight times.
+    const fn bytes(byte: u8) -> u64 {
+        u64::from_ne_bytes([byte; 8])
     }
-    text.push_str(std::str::from_utf8(&all[all.len() - digits..]).unwrap_or_default());
+    let mut digits = [0; 16];
+    for (eight, half) in digits.as_chunks_mut::<8>().0.iter_mut().zip([number >> 32, number & 0xffff_ffff]) {
+        // One digit in each byte.
+        let values = (half | half << 16) & 0x0000_ffff_0000_ffff;
+        let values = (values | values << 8) & 0x00ff_00ff_00ff_00ff;
+        let values = (values | values << 4) & bytes(0x0f);
+        // 1 in each byte whose value is above 9.
+        let letters = ((values + bytes(6)) >> 4) & bytes(1);
+        *eight = (values + bytes(b'0') + letters * u64::from(b'a' - b'9' - 1)).to_be_bytes();
+    }
+    digits
+}
+
+/// Appends a number of 16 hexadecimal digits.
+fn push_hexadecimal(text: &mut String, number: u64) {
+    text.push_str(std::str::from_utf8(&hexadecimal_digits(number)).unwrap_or_default());
 }
 
 #[cfg(test)]
