@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
+use futures_util::future::BoxFuture;
 use identity::{AcceptedPeers, ProcessIdentity, ServerTls, Transport, listener};
 use regions::spiffe::Role;
 use replica_api::identity::IdentityV1;
@@ -64,8 +65,25 @@ pub const CONNECTIONS_MAX: usize = 8192;
 /// Serves until `shutdown`, and calls `ready` with the address once requests are accepted.
 pub async fn run(
     config: Config,
-    shutdown: impl Future<Output = ()>,
-    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()> + Send,
+    ready: impl FnOnce(SocketAddr) + Send,
+) -> Result<(), ServeError> {
+    boxed(config, Box::pin(shutdown), Box::new(ready)).await
+}
+
+/// [`run`] without type parameters, so that the role is compiled once, in this crate, and not in every program that runs it.
+fn boxed<'a>(
+    config: Config,
+    shutdown: BoxFuture<'a, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + 'a>,
+) -> BoxFuture<'a, Result<(), ServeError>> {
+    Box::pin(run_until(config, shutdown, ready))
+}
+
+async fn run_until(
+    config: Config,
+    shutdown: BoxFuture<'_, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + '_>,
 ) -> Result<(), ServeError> {
     let Config { listen, operations, ref transport, .. } = config;
     let listener = bind(listen).await?;

@@ -64,6 +64,7 @@ use crate::receipts::ReceiptsError;
 use crate::socket_owner;
 use crate::tls;
 pub use explanation_archive::ExplanationsConfig;
+use futures_util::future::BoxFuture;
 use gateway::Gateway;
 pub use scrape::metrics;
 use std::future::Future;
@@ -163,8 +164,25 @@ fn process(pid: Option<u32>) -> String {
 /// When an address cannot be bound or a component cannot be set up. Errors after the start do not end the gateway.
 pub async fn run(
     config: EdgeConfig,
-    shutdown: impl Future<Output = ()>,
-    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()> + Send,
+    ready: impl FnOnce(SocketAddr) + Send,
+) -> Result<(), EdgeError> {
+    boxed(config, Box::pin(shutdown), Box::new(ready)).await
+}
+
+/// [`run`] without type parameters, so that the role is compiled once, in this crate, and not in every program that runs it.
+fn boxed<'a>(
+    config: EdgeConfig,
+    shutdown: BoxFuture<'a, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + 'a>,
+) -> BoxFuture<'a, Result<(), EdgeError>> {
+    Box::pin(run_until(config, shutdown, ready))
+}
+
+async fn run_until(
+    config: EdgeConfig,
+    shutdown: BoxFuture<'_, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + '_>,
 ) -> Result<(), EdgeError> {
     let (sockets, takeover) = sockets(&config).await?;
     let acceptor = config.tls.clone().map(tls::acceptor).transpose()?;

@@ -38,6 +38,7 @@ use crate::listener::{Listener, StopReason};
 use crate::receipts::{ReceiptsConfig, ReceiptsError, Recorder, WriterHandle};
 use components::Ingress;
 use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use gateway_core::receipt::entry::Role;
 use identity::ConnectionFailures;
 use identity::Transport;
@@ -164,8 +165,27 @@ pub enum IngressError {
 pub async fn run(
     config: IngressConfig,
     spoke: Arc<Mutex<Spoke>>,
-    shutdown: impl Future<Output = ()>,
-    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()> + Send,
+    ready: impl FnOnce(SocketAddr) + Send,
+) -> Result<(), IngressError> {
+    boxed(config, spoke, Box::pin(shutdown), Box::new(ready)).await
+}
+
+/// [`run`] without type parameters, so that the role is compiled once, in this crate, and not in every program that runs it.
+fn boxed<'a>(
+    config: IngressConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    shutdown: BoxFuture<'a, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + 'a>,
+) -> BoxFuture<'a, Result<(), IngressError>> {
+    Box::pin(run_until(config, spoke, shutdown, ready))
+}
+
+async fn run_until(
+    config: IngressConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    shutdown: BoxFuture<'_, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + '_>,
 ) -> Result<(), IngressError> {
     let here = config
         .catalogue

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use futures_util::future::BoxFuture;
 use regions::DeploymentName;
 use reqwest::Method;
 use resolver::Resolver;
@@ -73,7 +74,28 @@ pub async fn run(
     spoke: Arc<Mutex<Spoke>>,
     resolver: Resolver,
     wake: Arc<Notify>,
-    shutdown: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), AgentError> {
+    boxed(config, spoke, resolver, wake, Box::pin(shutdown)).await
+}
+
+/// [`run`] without type parameters, so that the agent is compiled once, in this crate, and not in every program that runs it.
+fn boxed<'a>(
+    config: SpokeConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    resolver: Resolver,
+    wake: Arc<Notify>,
+    shutdown: BoxFuture<'a, ()>,
+) -> BoxFuture<'a, Result<(), AgentError>> {
+    Box::pin(run_until(config, spoke, resolver, wake, shutdown))
+}
+
+async fn run_until(
+    config: SpokeConfig,
+    spoke: Arc<Mutex<Spoke>>,
+    resolver: Resolver,
+    wake: Arc<Notify>,
+    shutdown: BoxFuture<'_, ()>,
 ) -> Result<(), AgentError> {
     let client = ControlPlaneClient::new(&config.hub, &config.transport, resolver)?;
     let policy = TableFollower {

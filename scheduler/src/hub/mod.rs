@@ -64,6 +64,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
+use futures_util::future::BoxFuture;
 use identity::{AcceptedPeers, ConnectedClient, ConnectionFailures, ServerTls, Transport, listener};
 use regions::RouteTable;
 use regions::spiffe::Role;
@@ -186,8 +187,25 @@ type Current = Option<Arc<PublishedTable>>;
 /// unreachable etcd is waited for.
 pub async fn run(
     config: HubConfig,
-    shutdown: impl Future<Output = ()>,
-    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()> + Send,
+    ready: impl FnOnce(SocketAddr) + Send,
+) -> Result<(), HubError> {
+    boxed(config, Box::pin(shutdown), Box::new(ready)).await
+}
+
+/// [`run`] without type parameters, so that the role is compiled once, in this crate, and not in every program that runs it.
+fn boxed<'a>(
+    config: HubConfig,
+    shutdown: BoxFuture<'a, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + 'a>,
+) -> BoxFuture<'a, Result<(), HubError>> {
+    Box::pin(run_until(config, shutdown, ready))
+}
+
+async fn run_until(
+    config: HubConfig,
+    shutdown: BoxFuture<'_, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + '_>,
 ) -> Result<(), HubError> {
     if !config.transport.permits(config.listen.ip()) {
         return Err(HubError::Unprotected(config.listen.ip()));
@@ -230,8 +248,8 @@ async fn serve<S: Store>(
     config: HubConfig,
     listener: TcpListener,
     store: S,
-    shutdown: impl Future<Output = ()>,
-    ready: impl FnOnce(SocketAddr),
+    shutdown: BoxFuture<'_, ()>,
+    ready: Box<dyn FnOnce(SocketAddr) + Send + '_>,
 ) -> Result<(), HubError> {
     let address =
         listener.local_addr().map_err(|source| HubError::Bind { address: config.listen, source })?;

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 
+use futures_util::future::BoxFuture;
 use resolver::Resolver;
 use scheduler_client::hub::{ControlPlaneClient, HubClientError};
 use scheduler_client::snapshot::lock_directory;
@@ -147,8 +148,22 @@ impl Autoscaler {
         self,
         spoke: Arc<Mutex<Spoke>>,
         signals: ScalingSignals,
-        shutdown: impl Future<Output = ()>,
+        shutdown: impl Future<Output = ()> + Send,
     ) {
+        self.boxed(spoke, signals, Box::pin(shutdown)).await;
+    }
+
+    /// [`run`](Autoscaler::run) without type parameters, so that scaling is compiled once, in this crate.
+    fn boxed(
+        self,
+        spoke: Arc<Mutex<Spoke>>,
+        signals: ScalingSignals,
+        shutdown: BoxFuture<'_, ()>,
+    ) -> BoxFuture<'_, ()> {
+        Box::pin(self.run_until(spoke, signals, shutdown))
+    }
+
+    async fn run_until(self, spoke: Arc<Mutex<Spoke>>, signals: ScalingSignals, shutdown: BoxFuture<'_, ()>) {
         let Autoscaler { config, snapshot, lock: _lock, client, actuator } = self;
         let source = TableFollower {
             client,
