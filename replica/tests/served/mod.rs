@@ -317,7 +317,7 @@ pub(crate) fn config(listen: &str, folder: &Path, toml: &str) -> Config {
 pub(crate) fn serve(
     config: Config,
     stopped: oneshot::Receiver<()>,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(SocketAddr) + Send,
 ) -> Result<(), ServeError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let shutdown = async move {
