@@ -57,6 +57,8 @@ pub(super) struct LocalReplica {
     pub(super) draining_since: Option<Instant>,
     /// Time since which it is lost.
     lost_since: Option<Instant>,
+    /// Time since which it is not yet ready.
+    pending_since: Option<Instant>,
     /// Its drain has ended and it may be terminated.
     pub(super) may_stop: bool,
     /// It had reported its status at the last iteration.
@@ -167,6 +169,7 @@ impl RegionScaler {
                 index: None,
                 draining_since: None,
                 lost_since: None,
+                pending_since: None,
                 may_stop: false,
                 has_reported: false,
                 has_served: false,
@@ -320,6 +323,8 @@ impl RegionScaler {
                 MemberState::Draining => replica.lost_since,
                 MemberState::Pending | MemberState::Serving => None,
             };
+            replica.pending_since =
+                (standing == MemberState::Pending).then(|| replica.pending_since.unwrap_or(now));
             let all = each.entry(name.clone()).or_default();
             let all = if is_next { &mut all.next } else { &mut all.served };
             all.push(OwnReplica {
@@ -329,6 +334,7 @@ impl RegionScaler {
                 ordered_at: replica.running.since,
                 state: standing,
                 lost_since: replica.lost_since,
+                pending_since: replica.pending_since,
                 in_flight: member.map_or(0, |member| member.in_flight),
             });
         }
@@ -543,6 +549,7 @@ fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = O
         ordered_at: now,
         state: MemberState::Pending,
         lost_since: None,
+        pending_since: None,
         in_flight: 0,
     })
 }

@@ -8,18 +8,23 @@
 //! Stale replicas ([`OwnReplica::is_stale`]) are replaced in a rolling update: replacements are started, up to a
 //! quarter above the desired number at a time, and one stale replica is drained for each replacement that becomes
 //! ready, so that the number of serving replicas never falls below the desired one. The desired number is determined as
-//! usual; new replicas are never stale.
+//! usual; new replicas are never stale. A stale replica that has not become ready serves nobody, so it is drained as soon as
+//! that is certain ([`UNREADY_MIN`]): it would keep a port or a device that its replacement needs.
 //!
 //! A lost replica, frozen or unreachable, is replaced at once but drained only after [`LOST_MAX`]: a replica that is
 //! starved of CPU for a moment recovers, and the actuator detects a crash.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::spoke::{LOST_MAX, MemberState};
 
 /// Maximum number of replicas above the desired number during a rolling update.
 const SURGE_PERCENT: u32 = 25;
+
+/// Time for which a stale replica must not have been ready before it is drained. After a restart of the spoke, a replica that
+/// serves is not known to be ready before its first report.
+const UNREADY_MIN: Duration = Duration::from_secs(3);
 
 /// Replica that this region has started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub struct OwnReplica<I> {
     pub state: MemberState,
     /// Time since which it has been lost; kept while it drains for that reason.
     pub lost_since: Option<Instant>,
+    /// Time since which it has been seen as not yet ready.
+    pub pending_since: Option<Instant>,
     /// Requests that were sent to it and have not ended.
     pub in_flight: u32,
 }
@@ -59,9 +66,19 @@ pub fn step<I: Clone + Ord>(own: &[OwnReplica<I>], others: u32, target: u32, now
         let long = |since: Instant| now.saturating_duration_since(since) >= LOST_MAX;
         replica.state == MemberState::Lost && replica.lost_since.is_some_and(long)
     };
-    step.drain.extend(own.iter().filter(lost_for_good).map(|replica| replica.id.clone()));
+    // Where the platform chooses, it would remove another replica instead.
+    let highest = own.iter().map(|replica| replica.removal_rank).max();
+    let abandoned = |replica: &&OwnReplica<I>| {
+        let long = |since: Instant| now.saturating_duration_since(since) >= UNREADY_MIN;
+        replica.is_stale
+            && replica.state == MemberState::Pending
+            && replica.pending_since.is_some_and(long)
+            && Some(replica.removal_rank) == highest
+    };
+    let ended = |replica: &&OwnReplica<I>| lost_for_good(replica) || abandoned(replica);
+    step.drain.extend(own.iter().filter(ended).map(|replica| replica.id.clone()));
     let present = |replica: &&OwnReplica<I>| match replica.state {
-        MemberState::Pending | MemberState::Serving => true,
+        MemberState::Pending | MemberState::Serving => !abandoned(replica),
         MemberState::Lost | MemberState::Draining => false,
     };
     let serving = |replica: &&OwnReplica<I>| replica.state == MemberState::Serving;
@@ -108,6 +125,7 @@ mod tests {
 
     fn own(id: u32, state: MemberState, in_flight: u32, now: Instant) -> OwnReplica<u32> {
         let lost_since = (state == MemberState::Lost).then_some(now);
+        let pending_since = (state == MemberState::Pending).then_some(now);
         OwnReplica {
             id,
             removal_rank: 0,
@@ -115,6 +133,7 @@ mod tests {
             ordered_at: now + Duration::from_secs(u64::from(id)),
             state,
             lost_since,
+            pending_since,
             in_flight,
         }
     }
@@ -164,6 +183,24 @@ mod tests {
         let draining = [OwnReplica { state: Draining, ..lost[0].clone() }];
         let more = step(&draining, 0, 2, now);
         assert!(more.undrain.is_empty() && more.start == 2, "a lost replica that drains is not reused");
+    }
+
+    #[test]
+    fn a_stale_replica_that_is_not_ready_frees_its_port_for_its_replacement() {
+        let now = some_instant();
+        let stale = |id, state| OwnReplica { is_stale: true, ..own(id, state, 0, now) };
+        let all = [stale(1, Pending), stale(2, Serving)];
+        let early = step(&all, 0, 2, now + UNREADY_MIN - Duration::from_millis(1));
+        assert_eq!((early.drain, early.start), (BTreeSet::new(), 1), "it may be ready, and is not known yet");
+        let late = step(&all, 0, 2, now + UNREADY_MIN);
+        assert_eq!((late.drain, late.start), (BTreeSet::from([1]), 2), "the one that serves stays");
+        let ranked = [stale(1, Pending), OwnReplica { removal_rank: 1, ..stale(2, Serving) }];
+        assert!(
+            step(&ranked, 0, 2, now + UNREADY_MIN).drain.is_empty(),
+            "the platform would remove the other"
+        );
+        let fresh = [own(1, Pending, 0, now)];
+        assert!(step(&fresh, 0, 1, now + 10 * UNREADY_MIN).drain.is_empty(), "it is what is wanted");
     }
 
     #[test]
