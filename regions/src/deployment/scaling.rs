@@ -112,7 +112,9 @@ impl Scaling {
         } = self;
         let mut problems = Vec::new();
         if !(1..=REPLICAS_MAX).contains(max) {
-            problems.push(("max", format!("`max` is {max}: write 1 to {REPLICAS_MAX}")));
+            // Without `max`, the maximum is the minimum.
+            let key = if min == max && *min > REPLICAS_MAX { "min" } else { "max" };
+            problems.push((key, format!("`{key}` is {max}: write 1 to {REPLICAS_MAX}")));
         }
         if min > max {
             let problem = format!("`min` ({min}) is greater than `max` ({max}): lower `min` or raise `max`");
@@ -193,6 +195,7 @@ mod tests {
         check(&of(&|it| it.min = REPLICAS_MAX), &[]);
         check(&of(&|it| it.max = REPLICAS_MAX + 1), &["max"]);
         check(&of(&|it| (it.min, it.max) = (0, 0)), &["max"]);
+        check(&of(&|it| (it.min, it.max) = (REPLICAS_MAX + 1, REPLICAS_MAX + 1)), &["min"]);
         check(&of(&|it| it.min = REPLICAS_MAX + 1), &["min"]);
         for (target, keys) in [(0, &["concurrency_target"][..]), (1, &[]), (CONCURRENCY_MAX, &[])] {
             check(&of(&|it| it.concurrency_target = Some(target)), keys);

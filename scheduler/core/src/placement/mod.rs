@@ -161,7 +161,11 @@ pub fn choose(
     debug_assert!(candidates.is_sorted_by(|a, b| a.region < b.region), "each region is one candidate");
     let filtered = filter_all(candidates, requirement, current);
     let eligible = eligible(&filtered);
-    let (regions, infeasible) = match cheapest_feasible(&eligible, candidates.len(), requirement, current) {
+    let is_unpriced =
+        |(_, filtered): &&FilteredCandidate<'_, '_>| matches!(filtered, Err(PlacementRejection::Price));
+    let counts =
+        CandidateCounts { all: candidates.len(), unpriced: filtered.iter().filter(is_unpriced).count() };
+    let (regions, infeasible) = match cheapest_feasible(&eligible, counts, requirement, current) {
         Ok(regions) => (regions, None),
         Err(infeasible) => (kept(candidates, current), Some(infeasible)),
     };
@@ -285,15 +289,26 @@ fn cheapest_offering(
     }))
 }
 
+/// Numbers of candidates.
+#[derive(Clone, Copy)]
+struct CandidateCounts {
+    all: usize,
+    /// Those that only the missing price excludes.
+    unpriced: usize,
+}
+
 /// Returns the cheapest feasible set, or the constraint that no set meets.
 fn cheapest_feasible(
     eligible: &[&Eligible],
-    candidates: usize,
+    CandidateCounts { all: candidates, unpriced }: CandidateCounts,
     requirement: &Requirement<'_>,
     current: RegionSet,
 ) -> Result<RegionSet, Infeasible> {
     let PlacementSpec { min_regions, min_replicas, max_cost, .. } = *requirement.placement;
     if eligible.len() < min_regions as usize {
+        if unpriced > 0 && eligible.len() + unpriced >= min_regions as usize {
+            return Err(Infeasible::Prices { eligible: eligible.len(), unpriced, min_regions });
+        }
         return Err(Infeasible::Regions { eligible: eligible.len(), candidates, min_regions });
     }
     let solve = |kept_percent: u64| {

@@ -95,7 +95,7 @@ pub fn check_feasible(
     let key = match infeasible {
         Infeasible::Regions { .. } => "placement.min_regions",
         Infeasible::Replicas { .. } => "placement.min_replicas",
-        Infeasible::Cost { .. } => "placement.max_cost",
+        Infeasible::Prices { .. } | Infeasible::Cost { .. } => "placement.max_cost",
     };
     let rejected = rejections(&decision);
     let regions = if rejected.is_empty() { String::new() } else { format!(" (rejected: {rejected})") };

@@ -60,6 +60,20 @@ pub enum Infeasible {
         /// Required number.
         min_regions: u32,
     },
+    /// Too few regions are eligible, and with prices there would be enough.
+    #[error(
+        "{eligible} regions that can run it have a price, {unpriced} have none, and the placement requires \
+         {min_regions} and states max_cost; remove max_cost, or give the regions a `cost` or accelerators with prices in \
+         the catalogue"
+    )]
+    Prices {
+        /// Number of eligible regions.
+        eligible: usize,
+        /// Number of regions that only the missing price excludes.
+        unpriced: usize,
+        /// Required number.
+        min_regions: u32,
+    },
     /// All eligible regions together cannot hold enough replicas after a loss.
     #[error(
         "after the loss of the largest, all eligible regions hold {after_loss} replicas, and the placement \
@@ -91,7 +105,7 @@ impl Infeasible {
         match self {
             Infeasible::Regions { .. } => "min_regions",
             Infeasible::Replicas { .. } => "min_replicas",
-            Infeasible::Cost { .. } => "max_cost",
+            Infeasible::Prices { .. } | Infeasible::Cost { .. } => "max_cost",
         }
     }
 }

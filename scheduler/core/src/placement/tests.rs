@@ -153,7 +153,10 @@ fn an_unknown_price_is_the_highest_and_excludes_a_region_from_a_limited_cost() {
     let three = world.choose(&l4(3, 0, None), 4, &[]);
     assert_eq!(three.cost, Some(PlacementCost { unpriced: 1, millionths: 1800 }));
     let limited = world.choose(&l4(3, 0, Some(1 << 40)), 4, &[]);
-    assert_eq!(limited.infeasible, Some(Infeasible::Regions { eligible: 2, candidates: 3, min_regions: 3 }));
+    assert_eq!(limited.infeasible, Some(Infeasible::Prices { eligible: 2, unpriced: 1, min_regions: 3 }));
+    let four = world.choose(&l4(4, 0, Some(1 << 40)), 4, &[]);
+    let regions = Infeasible::Regions { eligible: 2, candidates: 3, min_regions: 4 };
+    assert_eq!(four.infeasible, Some(regions), "prices would not suffice");
     assert_eq!(limited.verdicts[0].1, PlacementVerdict::Rejected(PlacementRejection::Price));
 }
 
