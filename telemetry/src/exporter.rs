@@ -1,13 +1,14 @@
 //! Exporters of OpenTelemetry for a collector, and the attributes of the process.
 
-use crate::config::{CollectorConfig, ExportProtocol, Headers};
+use crate::config::{CollectorConfig, ExportCompression, ExportProtocol, Headers};
 use crate::connector::{CollectorConnector, HttpExportClient};
-use http::{HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, Uri};
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{
-    ExporterBuildError, LogExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
+    Compression, ExporterBuildError, LogExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
 };
 use opentelemetry_sdk::Resource;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::Duration;
 use tonic::metadata::MetadataMap;
@@ -24,8 +25,7 @@ static INSTANCE: OnceLock<String> = OnceLock::new();
 /// Error that prevents the export of traces or logs.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The exporter rejects the configuration or a variable `OTEL_*`, such as an unknown compression. The process does not
-    /// start.
+    /// The exporter rejects the configuration. The process does not start.
     #[error("the exporter of {signal} cannot be created: {error}")]
     Exporter {
         /// Signal.
@@ -40,14 +40,6 @@ pub enum ExportError {
         table: &'static str,
         /// Reason.
         error: rustls::Error,
-    },
-    /// A header of `headers_file` or `headers_env` has a name or a value that HTTP does not permit. The process does not start.
-    #[error("entry {entry} of {table}.headers is not a header of HTTP; write name=value")]
-    Header {
-        /// Table of the file.
-        table: &'static str,
-        /// Number of the entry, from 1.
-        entry: usize,
     },
     /// The URL of the collector cannot be used. The process does not start.
     #[error("the endpoint of {signal} cannot be used: {error}")]
@@ -95,21 +87,28 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
 ) -> Result<B, ExportError> {
     let channel = channel(&config.endpoint, connector(config)?)
         .map_err(|error| ExportError::Endpoint { signal: config.signal.name(), error })?;
-    let builder = builder.with_timeout(config.timeout).with_metadata(metadata(config)?);
-    Ok(builder.with_channel(channel))
+    let builder = builder.with_timeout(config.timeout).with_metadata(metadata(config)).with_channel(channel);
+    Ok(match config.compression {
+        ExportCompression::Gzip => builder.with_compression(Compression::Gzip),
+        ExportCompression::None => builder,
+    })
 }
 
 fn http<B: WithExportConfig + WithHttpConfig>(
     builder: B,
     config: &CollectorConfig,
 ) -> Result<B, ExportError> {
-    metadata(config)?;
-    Ok(builder
+    let client = HttpExportClient::new(connector(config)?, config.timeout);
+    let builder = builder
         .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
         .with_endpoint(config.endpoint.to_string())
         .with_timeout(config.timeout)
-        .with_headers(config.headers.0.iter().cloned().collect())
-        .with_http_client(HttpExportClient::new(connector(config)?, config.timeout)))
+        .with_headers(encoded_headers(config))
+        .with_http_client(client);
+    Ok(match config.compression {
+        ExportCompression::Gzip => builder.with_compression(Compression::Gzip),
+        ExportCompression::None => builder,
+    })
 }
 
 fn connector(config: &CollectorConfig) -> Result<CollectorConnector, ExportError> {
@@ -126,18 +125,24 @@ fn channel(endpoint: &Uri, connector: CollectorConnector) -> Result<Channel, ton
     Ok(channel.connect_with_connector_lazy(connector))
 }
 
-fn metadata(config: &CollectorConfig) -> Result<MetadataMap, ExportError> {
-    let mut map = http::HeaderMap::new();
+fn metadata(config: &CollectorConfig) -> MetadataMap {
+    let mut map = HeaderMap::new();
     let Headers(headers) = &config.headers;
-    for (index, (name, value)) in headers.iter().enumerate() {
-        let (name, value) = (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.as_str()));
-        let (Ok(name), Ok(mut value)) = (name, value) else {
-            return Err(ExportError::Header { table: config.signal.table(), entry: index + 1 });
-        };
-        value.set_sensitive(true);
-        map.insert(name, value);
+    for (name, value) in headers {
+        map.insert(name, value.clone());
     }
-    Ok(MetadataMap::from_headers(map))
+    MetadataMap::from_headers(map)
+}
+
+/// Returns the headers for the exporter by HTTP, which decodes their values.
+fn encoded_headers(config: &CollectorConfig) -> HashMap<String, String> {
+    let Headers(headers) = &config.headers;
+    let encoded = headers.iter().filter_map(|(name, value)| {
+        // A value is ASCII (`config`).
+        let value = value.to_str().ok()?.replace('%', "%25");
+        Some((name.to_string(), value))
+    });
+    encoded.collect()
 }
 
 /// Returns the attributes of the process, by the semantic conventions.

@@ -3,11 +3,11 @@
 //! The exporter reads `OTEL_EXPORTER_OTLP_HEADERS` itself, so that secrets pass through no other code; here they are only
 //! checked.
 
-use super::{CollectorConfig, ExportProtocol, Headers, SAMPLE_RATIO, SamplerName, Signal};
+use super::values::{Millis, Ratio, headers, pairs, url};
+use super::{CollectorConfig, ExportCompression, ExportProtocol, Headers, SAMPLE_RATIO, SamplerName, Signal};
 use configuration::{ConfigFile, Files};
 use http::Uri;
 use identity::authorities::read_roots;
-use percent_encoding::percent_decode_str;
 use rustls::RootCertStore;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,6 @@ use telemetry_core::sampling::HeadSampler;
 
 /// Timeout of an export by default, as OpenTelemetry specifies.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of headers of an export, and of attributes of the process.
-pub(super) const PAIRS_MAX: usize = 64;
 
 /// Variables of a setting, of which the first one that is set is used: that of the signal, and that of all signals.
 struct Variables {
@@ -49,34 +47,6 @@ pub(super) struct CollectorKeys {
     pub(super) timeout: Option<Option<Duration>>,
 }
 
-/// Timeout in milliseconds, as a variable has it.
-struct Millis(Duration);
-
-impl FromStr for Millis {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Millis, String> {
-        match text.parse() {
-            Ok(millis @ 1..=60_000) => Ok(Millis(Duration::from_millis(millis))),
-            Ok(_) | Err(_) => Err(format!("{text:?} is not a timeout; write milliseconds, 1 to 60000")),
-        }
-    }
-}
-
-/// Share of the traces, as a variable has it.
-struct Ratio(f64);
-
-impl FromStr for Ratio {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Ratio, String> {
-        match text.parse() {
-            Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(Ratio(ratio)),
-            Ok(_) | Err(_) => Err(format!("{text:?} is not a share; write a number from 0 to 1")),
-        }
-    }
-}
-
 /// Variables of OpenTelemetry, and the file that takes precedence.
 pub(super) struct Environment<'a> {
     pub(super) document: &'a ConfigFile<'a>,
@@ -99,18 +69,23 @@ impl<'a> Environment<'a> {
             let millis = key.map_or_else(|| self.parsed::<Millis>(&variables), |_| Some(None));
             millis.map(|millis| key.or(millis.map(|Millis(timeout)| timeout)).unwrap_or(TIMEOUT))
         });
+        let compression = self.parsed(&variables!(self.signal, "COMPRESSION"));
         let headers = self.headers(keys.headers_file?, keys.headers_env?);
         let of_environment = self.checked_headers();
         let resource = self.resource();
         let roots = keys.ca.and_then(|ca| self.roots(ca));
         let service_name = self.get("OTEL_SERVICE_NAME").map(str::to_owned);
-        of_environment?;
+        let is_exported = is_enabled == Some(true) && matches!(endpoint, Some(Some(_)));
+        let client_certificate = if is_exported { self.no_client_certificate() } else { Some(()) };
+        of_environment.and(client_certificate)?;
         let (headers, resource, roots, timeout) = (headers?, resource?, roots?, timeout?);
         let (endpoint, protocol, is_enabled) = (endpoint?, protocol?, is_enabled?);
+        let compression = compression?.unwrap_or(ExportCompression::None);
         Some(endpoint.filter(|_| is_enabled).map(|endpoint| CollectorConfig {
             signal: self.signal,
             endpoint,
             protocol,
+            compression,
             roots,
             timeout,
             service_name,
@@ -236,7 +211,7 @@ impl<'a> Environment<'a> {
     fn headers(&self, file: Option<PathBuf>, variable: Option<String>) -> Option<Headers> {
         let has_headers = file.is_some() || variable.is_some();
         let name = format!("{}.headers", self.signal.table());
-        let read = self.files.secret(self.document, &name, file.as_deref(), variable.as_deref(), pairs);
+        let read = self.files.secret(self.document, &name, file.as_deref(), variable.as_deref(), headers);
         match read {
             Some(headers) => Some(Headers(headers)),
             // Variables are not known where a file is checked for another machine.
@@ -250,10 +225,24 @@ impl<'a> Environment<'a> {
         let Variables { own, general } = variables!(self.signal, "HEADERS");
         for name in [own, general] {
             if let Some(text) = self.get(name) {
-                pairs(text).map_err(|error| self.problem(name, error)).ok()?;
+                headers(text).map_err(|error| self.problem(name, error)).ok()?;
             }
         }
         Some(())
+    }
+
+    /// Checks that no variable sets a certificate of the client; `None` after a problem.
+    fn no_client_certificate(&self) -> Option<()> {
+        let settings = [variables!(self.signal, "CLIENT_KEY"), variables!(self.signal, "CLIENT_CERTIFICATE")];
+        let found: Vec<_> = settings.iter().filter_map(|variables| self.first(variables)).collect();
+        for (name, _) in &found {
+            self.problem(
+                name,
+                "certificates of clients are not supported; unset it, and write a key of the collector into \
+                 headers_file, or send to a local collector that has the certificate",
+            );
+        }
+        found.is_empty().then_some(())
     }
 
     fn resource(&self) -> Option<Vec<(String, String)>> {
@@ -274,42 +263,4 @@ impl<'a> Environment<'a> {
             (None, None) => Some(None),
         }
     }
-}
-
-/// Parses the URL of a collector, and appends a path.
-fn url(text: &str, path: Option<&str>) -> Result<Uri, String> {
-    // Not shown with a user, also if it cannot be parsed: there may be a password.
-    if text.contains('@') {
-        return Err("a URL of a collector has no user and no @; write its key into headers_file".to_owned());
-    }
-    let invalid = || {
-        format!("{text:?} is not the URL of a collector; write \"http://HOST:PORT\" or \"https://HOST:PORT\"")
-    };
-    let parsed: Uri = text.parse().map_err(|_| invalid())?;
-    let has_scheme = matches!(parsed.scheme_str(), Some("http" | "https"));
-    if !has_scheme || parsed.host().is_none_or(str::is_empty) {
-        return Err(invalid());
-    }
-    match path {
-        Some(path) => format!("{}{path}", text.trim_end_matches('/')).parse().map_err(|_| invalid()),
-        None => Ok(parsed),
-    }
-}
-
-/// Parses `name=value,name=value`; values are percent-encoded. The error does not show them.
-pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
-    let entries = || text.trim().split(',').map(str::trim).filter(|entry| !entry.is_empty());
-    if entries().count() > PAIRS_MAX {
-        return Err(format!("has more than {PAIRS_MAX} entries; write fewer"));
-    }
-    let read = |entry: &str| {
-        let (name, value) = entry.split_once('=')?;
-        let (name, value) = (name.trim(), percent_decode_str(value.trim()).decode_utf8().ok()?);
-        let is_valid = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
-        let is_text = !value.bytes().any(|byte| byte.is_ascii_control());
-        (is_valid && is_text).then(|| (name.to_owned(), value.into_owned()))
-    };
-    let wrong =
-        |index: usize| format!("entry {} is not `name=value`; write name=value,name=value", index + 1);
-    entries().enumerate().map(|(index, entry)| read(entry).ok_or_else(|| wrong(index))).collect()
 }

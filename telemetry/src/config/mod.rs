@@ -3,10 +3,11 @@
 //! A key of the file takes precedence over its variable. Without an endpoint in either, nothing is exported.
 
 mod environment;
+mod values;
 
 use configuration::{ConfigFile, Files, section, words};
 use environment::{CollectorKeys, Environment};
-use http::Uri;
+use http::{HeaderName, HeaderValue, Uri};
 use rustls::RootCertStore;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,6 +43,16 @@ words! {
         Grpc = "grpc",
         /// HTTP with protobuf bodies.
         Http = "http/protobuf",
+    }
+}
+
+words! {
+    /// Compression of exports.
+    pub enum ExportCompression {
+        /// The bodies of exports are compressed.
+        Gzip = "gzip",
+        /// They are not.
+        None = "none",
     }
 }
 
@@ -157,6 +168,8 @@ pub struct CollectorConfig {
     pub endpoint: Uri,
     /// Protocol.
     pub protocol: ExportProtocol,
+    /// Compression.
+    pub compression: ExportCompression,
     /// Certificate authorities of the collector; those of the system if absent.
     pub roots: Option<RootCertStore>,
     /// Timeout of an export.
@@ -171,7 +184,7 @@ pub struct CollectorConfig {
 
 /// Headers of an export; they may be secret.
 #[derive(Clone, Default)]
-pub(crate) struct Headers(pub(crate) Vec<(String, String)>);
+pub(crate) struct Headers(pub(crate) Vec<(HeaderName, HeaderValue)>);
 
 impl std::fmt::Debug for Headers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,4 +1,4 @@
-use super::environment::{PAIRS_MAX, pairs};
+use super::values::{PAIRS_MAX, pairs};
 use super::*;
 use configuration::Problem;
 use std::collections::BTreeMap;
@@ -143,14 +143,113 @@ fn an_invalid_value_is_reported_with_its_key_or_variable() {
 fn headers_are_read_from_a_variable_and_are_not_shown() {
     let text = "[tracing]\nendpoint = \"http://a\"\nheaders_env = \"COLLECTOR\"";
     let config = read(text, &[("COLLECTOR", "api-key=s3cret,x=a%3Db")]).unwrap().unwrap();
-    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-    assert_eq!(config.collector.headers.0, [pair("api-key", "s3cret"), pair("x", "a=b")]);
+    let headers = &config.collector.headers.0;
+    let texts: Vec<_> =
+        headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    assert_eq!(texts, [("api-key", "s3cret"), ("x", "a=b")]);
     assert!(!format!("{config:?}").contains("s3cret"));
     let problem = read(text, &[("COLLECTOR", "s3cret")]).map(|_| ()).unwrap_err();
     assert!(problem.contains("tracing.headers_env") && !problem.contains("s3cret"), "{problem}");
     let entries = |count: usize| vec!["a=b"; count].join(",");
     assert_eq!(pairs(&entries(PAIRS_MAX)).map(|read| read.len()), Ok(PAIRS_MAX), "at the limit");
     assert!(pairs(&entries(PAIRS_MAX + 1)).is_err(), "one past it");
+}
+
+#[test]
+fn a_url_has_a_port_that_exists_and_neither_query_nor_fragment() {
+    let port = "from 1 to 65535";
+    for (url, part) in [
+        ("http://127.0.0.1:99999", port),
+        ("http://127.0.0.1:65536", port),
+        ("http://[::1]:65536", port),
+        ("http://127.0.0.1:0", port),
+        ("https://collector:", port),
+        ("http://collector:4318?key=s3cret", "no query and no fragment"),
+        ("http://collector:4318/v1/traces#s3cret", "no query and no fragment"),
+        ("http://s3cret@collector:4318", "no user"),
+        ("http://:4318", "http://HOST:PORT"),
+    ] {
+        for (table, variable) in
+            [("tracing", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), ("logs", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")]
+        {
+            let key = format!("{table}.endpoint");
+            let of_file = read_both(&format!("[{table}]\nendpoint = \"{url}\""), &[]);
+            for (field, read) in [(key.as_str(), of_file), (variable, read_both("", &[(variable, url)]))] {
+                let problem = read.map(|_| ()).expect_err(url);
+                assert!(problem.contains(field) && problem.contains(part), "{problem}");
+                assert!(!problem.contains("s3cret"), "{problem}");
+            }
+        }
+    }
+    for url in ["http://127.0.0.1:1/", "https://collector.example:65535/x", "http://[::1]:4318/"] {
+        let variable = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url);
+        assert_eq!(endpoint("", &[variable]).as_deref(), Some(url), "at the limits");
+    }
+}
+
+#[test]
+fn the_compression_is_that_of_the_signal_or_of_all_signals() {
+    let of = |variables: &[(&str, &str)]| {
+        let both =
+            read_both("[tracing]\nendpoint = \"http://a\"\n[logs]\nendpoint = \"http://a\"", variables);
+        both.map(|(tracing, logs)| {
+            [tracing.unwrap().collector, logs.unwrap().collector].map(|of| of.compression)
+        })
+    };
+    let (gzip, none) = (ExportCompression::Gzip, ExportCompression::None);
+    let general = "OTEL_EXPORTER_OTLP_COMPRESSION";
+    assert_eq!(of(&[]), Ok([none, none]));
+    assert_eq!(of(&[(general, "gzip")]), Ok([gzip, gzip]));
+    assert_eq!(of(&[(general, "gzip"), ("OTEL_EXPORTER_OTLP_LOGS_COMPRESSION", "none")]), Ok([gzip, none]));
+    let own = ["OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_LOGS_COMPRESSION"];
+    for variable in own.into_iter().chain([general]) {
+        for value in ["zstd", "gzipped"] {
+            let problem = of(&[(variable, value)]).expect_err(value);
+            assert!(problem.contains(variable) && problem.contains("\"gzip\" or \"none\""), "{problem}");
+        }
+    }
+}
+
+#[test]
+fn headers_that_http_forbids_or_that_the_client_writes_are_rejected() {
+    let text = "[tracing]\nendpoint = \"http://a\"\nheaders_env = \"COLLECTOR\"";
+    for (value, part) in [
+        ("a=b,s3cret(x)=c", "entry 2 has a name or a value that HTTP does not permit"),
+        ("s3cret[]=c", "entry 1 has a name"),
+        ("a=s3cret%C3%A9", "entry 1 has a name or a value"),
+        ("a=b,Content-Length=3", "entry 2 is the header content-length"),
+        ("host=a", "header host"),
+        ("transfer-encoding=chunked", "header transfer-encoding"),
+        ("connection=close", "header connection"),
+    ] {
+        let of_file = read(text, &[("COLLECTOR", value)]);
+        let of_variable = read("", &[("OTEL_EXPORTER_OTLP_HEADERS", value)]);
+        for (field, read) in [("tracing.headers_env", of_file), ("OTEL_EXPORTER_OTLP_HEADERS", of_variable)] {
+            let problem = read.map(|_| ()).expect_err(value);
+            assert!(problem.contains(field) && problem.contains(part), "{problem}");
+            assert!(!problem.contains("s3cret"), "{problem}");
+        }
+    }
+}
+
+#[test]
+fn a_client_certificate_is_rejected_where_something_is_exported() {
+    let (endpoint, key) = (("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a"), "key.pem");
+    for variable in [
+        "OTEL_EXPORTER_OTLP_CLIENT_KEY",
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
+        "OTEL_EXPORTER_OTLP_LOGS_CLIENT_KEY",
+        "OTEL_EXPORTER_OTLP_LOGS_CLIENT_CERTIFICATE",
+    ] {
+        let problem = read_both("", &[endpoint, (variable, key)]).map(|_| ()).expect_err(variable);
+        for part in [variable, "not supported", "unset it"] {
+            assert!(problem.contains(part), "{part} in {problem}");
+        }
+        assert!(read_both("", &[(variable, key)]).is_ok(), "nothing is exported");
+        assert!(read_both("", &[endpoint, (variable, key), ("OTEL_SDK_DISABLED", "true")]).is_ok());
+    }
 }
 
 #[test]
