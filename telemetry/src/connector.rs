@@ -3,7 +3,8 @@
 //! The exporter's own clients would need a second provider of cryptography, or one that is installed for the whole process
 //! (deny.toml: rustls uses ring everywhere).
 
-use crate::config::ExportProtocol;
+use crate::config::{ExportProtocol, Signal};
+use crate::outcome::{HttpOutcome, LastOutcome, RejectedItems, error_text};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::Uri;
@@ -143,15 +144,34 @@ impl AsyncWrite for CollectorStream {
     }
 }
 
-/// Client of exports by HTTP.
+/// Client of exports by HTTP. It stores what the exporter does not return of a request.
 pub(crate) struct HttpExportClient {
     client: Client<CollectorConnector, Full<Bytes>>,
     timeout: Duration,
+    signal: Signal,
+    last: LastOutcome,
 }
 
 impl HttpExportClient {
-    pub(crate) fn new(connector: CollectorConnector, timeout: Duration) -> HttpExportClient {
-        HttpExportClient { client: Client::builder(TokioExecutor::new()).build(connector), timeout }
+    pub(crate) fn new(
+        connector: CollectorConnector,
+        timeout: Duration,
+        signal: Signal,
+        last: LastOutcome,
+    ) -> HttpExportClient {
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        HttpExportClient { client, timeout, signal, last }
+    }
+
+    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let exchange = async {
+            let response = self.client.request(request.map(Full::new)).await?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        };
+        let timed_out = |_| Err(format!("no response within {:?}", self.timeout).into());
+        tokio::time::timeout(self.timeout, exchange).await.unwrap_or_else(timed_out)
     }
 }
 
@@ -164,12 +184,15 @@ impl fmt::Debug for HttpExportClient {
 #[async_trait]
 impl HttpClient for HttpExportClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        let exchange = async {
-            let response = self.client.request(request.map(Full::new)).await?;
-            let (head, body) = response.into_parts();
-            let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await?;
-            Ok(Response::from_parts(head, body.to_bytes()))
-        };
-        tokio::time::timeout(self.timeout, exchange).await?
+        let sent = self.send(request).await;
+        self.last.set(match &sent {
+            Ok(response) if response.status().is_success() => {
+                RejectedItems::read(self.signal, response.body()).map(HttpOutcome::Rejected)
+            }
+            // The exporter returns the status.
+            Ok(_) => None,
+            Err(error) => Some(HttpOutcome::Failed(error_text(error.as_ref()))),
+        });
+        sent
     }
 }

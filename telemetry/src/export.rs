@@ -5,7 +5,8 @@
 //! and the recovery after it, not every failed export.
 
 use crate::config::TracingConfig;
-use crate::exporter::{self, ExportError, GRACE, Process};
+use crate::exporter::{self, CollectorExporter, ExportError, Process};
+use crate::outcome::{OutcomeLog, RejectedItems};
 use crate::tracer::{DropReason, Tracer, WAKE_SPANS};
 use opentelemetry::trace::{Link, SpanContext, SpanKind as OtelKind, Status, TraceFlags, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue, SpanId as OtelSpanId, TraceId as OtelTraceId, Value};
@@ -13,7 +14,7 @@ use opentelemetry_otlp::SpanExporter as OtlpExporter;
 use opentelemetry_sdk::error::OTelSdkError;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter, SpanLinks};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use supervision::task::supervise_until_done;
 use telemetry_core::context::{SpanId, TraceContext};
 use telemetry_core::span::{AttributeValue, SpanKind, SpanRecord};
@@ -53,25 +54,22 @@ impl Drop for TraceExport {
 /// When the exporter cannot be created. A collector that cannot be reached is no error.
 pub fn start(config: &TracingConfig, process: Process<'_>) -> Result<(Tracer, TraceExport), ExportError> {
     let tracer = Tracer::new(config.sampler, config.keep);
-    let mut exporter = exporter::spans(&config.collector)?;
-    exporter.set_resource(&exporter::resource(&config.collector, process));
+    let exporter = Arc::new(exporter::spans(&config.collector, process)?);
     let (end, ended) = watch::channel(false);
-    let (spans, exporter) = (tracer.clone(), Arc::new(exporter));
-    let timeout = config.collector.timeout + GRACE;
+    let spans = tracer.clone();
     let task = tokio::spawn(supervise_until_done("trace export", move || {
-        run(spans.clone(), exporter.clone(), timeout, ended.clone())
+        run(spans.clone(), exporter.clone(), ended.clone())
     }));
     Ok((tracer, TraceExport { task, end }))
 }
 
 async fn run(
     tracer: Tracer,
-    exporter: Arc<OtlpExporter>,
-    timeout: Duration,
+    exporter: Arc<CollectorExporter<OtlpExporter>>,
     mut ended: watch::Receiver<bool>,
 ) {
     let scope = InstrumentationScope::builder("meridian").with_version(env!("CARGO_PKG_VERSION")).build();
-    let mut is_failing = false;
+    let mut log = OutcomeLog::default();
     loop {
         let is_last = tokio::select! {
             () = tokio::time::sleep(PERIOD) => false,
@@ -82,11 +80,11 @@ async fn run(
         for request in tracer.take() {
             batch.extend(request.into_iter().map(|span| span_data(span, &scope)));
             if batch.len() >= BATCH_SPANS_MAX {
-                send(&tracer, &exporter, timeout, std::mem::take(&mut batch), &mut is_failing).await;
+                send(&tracer, &exporter, std::mem::take(&mut batch), &mut log).await;
             }
         }
         if !batch.is_empty() {
-            send(&tracer, &exporter, timeout, batch, &mut is_failing).await;
+            send(&tracer, &exporter, batch, &mut log).await;
         }
         if is_last {
             return;
@@ -97,28 +95,41 @@ async fn run(
 /// Sends a batch, and counts its spans.
 async fn send(
     tracer: &Tracer,
-    exporter: &OtlpExporter,
-    timeout: Duration,
+    exporter: &CollectorExporter<OtlpExporter>,
     batch: Vec<SpanData>,
-    is_failing: &mut bool,
+    log: &mut OutcomeLog,
 ) {
+    let CollectorExporter { otlp, timeout, last } = exporter;
     let count = batch.len() as u64;
     let counts = &tracer.shared().counts;
-    let sent = tokio::time::timeout(timeout, exporter.export(batch)).await;
-    match sent.unwrap_or(Err(OTelSdkError::Timeout(timeout))) {
+    let sent = tokio::time::timeout(*timeout, otlp.export(batch)).await;
+    match sent.unwrap_or(Err(OTelSdkError::Timeout(*timeout))) {
         Ok(()) => {
-            counts.exported.add(count);
-            if std::mem::take(is_failing) {
+            let rejected = last.take_rejected(count);
+            let accepted = count - rejected.as_ref().map_or(0, |rejected| rejected.count);
+            counts.exported.add(accepted);
+            if accepted > 0 && log.is_recovery() {
                 // The collector accepts spans again.
                 tracing::info!("export of traces recovered");
+            }
+            if let Some(RejectedItems { count, reason }) = rejected {
+                counts.dropped.of(DropReason::Rejected).add(count);
+                if log.is_new_rejection(Instant::now()) {
+                    // The collector rejected spans of an export, for the `reason` that it gives, and accepted the others. Requests
+                    // are not affected; rejected spans are counted. Logged again when there was no rejection for a minute. Check
+                    // the limits of the collector.
+                    tracing::warn!(reason, spans = count, "collector rejected spans");
+                }
             }
         }
         Err(error) => {
             counts.dropped.of(DropReason::ExportFailed).add(count);
-            if !std::mem::replace(is_failing, true) {
+            let cause = last.take_cause();
+            if log.is_new_failure() {
                 // The collector cannot be reached, or rejects spans. Requests are not affected; spans are dropped and
-                // counted until it recovers. Check the endpoint and the collector.
-                tracing::warn!(%error, spans = count, "export of traces failed");
+                // counted until it recovers. Check the endpoint and the collector. `cause` has the error of the connection, if
+                // the export was by HTTP and had no response.
+                tracing::warn!(%error, cause, spans = count, "export of traces failed");
             }
         }
     }

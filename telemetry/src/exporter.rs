@@ -2,12 +2,16 @@
 
 use crate::config::{CollectorConfig, ExportCompression, ExportProtocol, Headers};
 use crate::connector::{CollectorConnector, HttpExportClient};
+use crate::outcome::LastOutcome;
 use http::{HeaderMap, Uri};
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{
-    Compression, ExporterBuildError, LogExporter, SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig,
+    Compression, ExporterBuildError, LogExporter, SpanExporter, WithExportConfig, WithHttpConfig,
+    WithTonicConfig,
 };
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::logs::LogExporter as _;
+use opentelemetry_sdk::trace::SpanExporter as _;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -17,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 /// Timeout of a connection attempt, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time beyond the exporter's own timeout after which an export is abandoned.
-pub(crate) const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Identifier of the process, the same in its traces and in its logs.
 static INSTANCE: OnceLock<String> = OnceLock::new();
@@ -63,22 +67,43 @@ pub struct Process<'a> {
     pub region: Option<&'a str>,
 }
 
-/// Returns an exporter of spans; must be called in a runtime.
-pub(crate) fn spans(config: &CollectorConfig) -> Result<SpanExporter, ExportError> {
-    let built = match config.protocol {
-        ExportProtocol::Grpc => grpc(SpanExporter::builder().with_tonic(), config)?.build(),
-        ExportProtocol::Http => http(SpanExporter::builder().with_http(), config)?.build(),
-    };
-    built.map_err(|error| ExportError::Exporter { signal: config.signal.name(), error })
+/// Exporter of one signal.
+pub(crate) struct CollectorExporter<E> {
+    pub(crate) otlp: E,
+    /// Time after which an export is abandoned.
+    pub(crate) timeout: Duration,
+    /// Outcome of the last request by HTTP.
+    pub(crate) last: LastOutcome,
 }
 
-/// Returns an exporter of events of the log; must be called in a runtime.
-pub(crate) fn logs(config: &CollectorConfig) -> Result<LogExporter, ExportError> {
+/// Returns an exporter of the spans of a process; must be called in a runtime.
+pub(crate) fn spans(
+    config: &CollectorConfig,
+    process: Process<'_>,
+) -> Result<CollectorExporter<SpanExporter>, ExportError> {
+    let last = LastOutcome::default();
+    let built = match config.protocol {
+        ExportProtocol::Grpc => grpc(SpanExporter::builder().with_tonic(), config)?.build(),
+        ExportProtocol::Http => http(SpanExporter::builder().with_http(), config, &last)?.build(),
+    };
+    let mut otlp = built.map_err(|error| ExportError::Exporter { signal: config.signal.name(), error })?;
+    otlp.set_resource(&resource(config, process));
+    Ok(CollectorExporter { otlp, timeout: config.timeout + GRACE, last })
+}
+
+/// Returns an exporter of the log of a process; must be called in a runtime.
+pub(crate) fn logs(
+    config: &CollectorConfig,
+    process: Process<'_>,
+) -> Result<CollectorExporter<LogExporter>, ExportError> {
+    let last = LastOutcome::default();
     let built = match config.protocol {
         ExportProtocol::Grpc => grpc(LogExporter::builder().with_tonic(), config)?.build(),
-        ExportProtocol::Http => http(LogExporter::builder().with_http(), config)?.build(),
+        ExportProtocol::Http => http(LogExporter::builder().with_http(), config, &last)?.build(),
     };
-    built.map_err(|error| ExportError::Exporter { signal: config.signal.name(), error })
+    let mut otlp = built.map_err(|error| ExportError::Exporter { signal: config.signal.name(), error })?;
+    otlp.set_resource(&resource(config, process));
+    Ok(CollectorExporter { otlp, timeout: config.timeout + GRACE, last })
 }
 
 fn grpc<B: WithExportConfig + WithTonicConfig>(
@@ -97,8 +122,9 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
 fn http<B: WithExportConfig + WithHttpConfig>(
     builder: B,
     config: &CollectorConfig,
+    last: &LastOutcome,
 ) -> Result<B, ExportError> {
-    let client = HttpExportClient::new(connector(config)?, config.timeout);
+    let client = HttpExportClient::new(connector(config)?, config.timeout, config.signal, last.clone());
     let builder = builder
         .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
         .with_endpoint(config.endpoint.to_string())
@@ -146,7 +172,7 @@ fn encoded_headers(config: &CollectorConfig) -> HashMap<String, String> {
 }
 
 /// Returns the attributes of the process, by the semantic conventions.
-pub(crate) fn resource(config: &CollectorConfig, process: Process<'_>) -> Resource {
+fn resource(config: &CollectorConfig, process: Process<'_>) -> Resource {
     let Process { role, region } = process;
     let name = config.service_name.clone().unwrap_or_else(|| format!("meridian-{role}"));
     let provider = region.and_then(|region| region.split_once('/')).map(|(provider, _)| provider.to_owned());

@@ -7,7 +7,7 @@
 //! - [`tracer`]: begins and ends the traces of requests; the queue of finished spans.
 //! - [`export`]: the task that sends them to a collector.
 //! - [`logs`]: the layer that copies the events of the log into a queue, and the thread that sends them.
-//! - [`exporter`]: the exporters of both; `connector`: their connections.
+//! - [`exporter`]: the exporters of both; `connector`: their connections; `outcome`: outcomes of exports.
 //!
 //! Neither a request nor a line of the log waits for an export: it is put into a bounded queue, or dropped and counted. A collector
 //! that is slow or gone has no other effect.
@@ -17,6 +17,7 @@ mod connector;
 pub mod export;
 pub mod exporter;
 pub mod logs;
+mod outcome;
 pub mod tracer;
 
 pub use config::{LogsConfig, LogsSection, TracingConfig, TracingSection};

@@ -26,8 +26,11 @@ labels! {
     pub enum DropReason {
         /// The queue was full: the collector is slow or gone.
         QueueFull = "queue_full",
-        /// The collector rejected an export, or did not accept it in time.
+        /// The collector rejected a whole export with an error, or did not accept it in time.
         ExportFailed = "export_failed",
+        /// The collector accepted an export without these. Known by HTTP only: by gRPC the exporter hides the response, and
+        /// rejected spans and events count as exported.
+        Rejected = "rejected",
     }
 }
 
@@ -74,7 +77,7 @@ metric_set! {
     pub struct TraceMetrics<'a> {
         /// Requests, and steps of jobs, whose spans were exported, by reason; `limited`: they were not, because of `tracing.kept_per_second`.
         pub kept: &'a Family<KeptLabel> = "meridian_{role}_traces_total" ["reason"],
-        /// Spans in exports that the collector accepted.
+        /// Spans that the collector accepted.
         pub exported: &'a Counter = "meridian_{role}_trace_spans_exported_total",
         /// Spans that were dropped, by reason. Requests are not affected.
         pub dropped: &'a Family<DropReason> = "meridian_{role}_trace_spans_dropped_total" ["reason"],

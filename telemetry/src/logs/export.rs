@@ -6,7 +6,8 @@
 
 use super::{LOG, LogEvent, LogLayer, LogQueue, layer};
 use crate::config::LogsConfig;
-use crate::exporter::{self, ExportError, GRACE, Process};
+use crate::exporter::{self, CollectorExporter, ExportError, Process};
+use crate::outcome::{OutcomeLog, RejectedItems};
 use crate::tracer::DropReason;
 use opentelemetry::InstrumentationScope;
 use opentelemetry::logs::{LogRecord, Logger, LoggerProvider, Severity};
@@ -17,7 +18,7 @@ use opentelemetry_sdk::logs::{LogBatch, LogExporter, SdkLogRecord, SdkLogger, Sd
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use supervision::task::{self, supervise_until_done};
 use tokio::sync::watch;
 use tracing::Level;
@@ -59,20 +60,19 @@ pub fn start(config: &LogsConfig, process: Process<'_>) -> Result<(LogLayer, Log
         .on_thread_start(layer::exclude_thread)
         .build()
         .map_err(ExportError::Thread)?;
-    let mut exporter = {
+    let exporter = {
         let _entered = runtime.enter();
-        exporter::logs(&config.collector)?
+        Arc::new(exporter::logs(&config.collector, process)?)
     };
-    exporter.set_resource(&exporter::resource(&config.collector, process));
     let queue = LogQueue::default();
     let (end, end_signal) = watch::channel(false);
     let (is_running, ended) = mpsc::channel();
-    let (events, exporter, timeout) = (queue.clone(), Arc::new(exporter), config.collector.timeout + GRACE);
+    let events = queue.clone();
     let thread = task::thread("log export", move || {
         let _is_running: mpsc::Sender<()> = is_running;
         layer::exclude_thread();
         runtime.block_on(supervise_until_done("log export", move || {
-            run(events.clone(), exporter.clone(), timeout, end_signal.clone())
+            run(events.clone(), exporter.clone(), end_signal.clone())
         }));
     })
     .map_err(ExportError::Thread)?;
@@ -83,14 +83,13 @@ pub fn start(config: &LogsConfig, process: Process<'_>) -> Result<(LogLayer, Log
 
 async fn run(
     queue: LogQueue,
-    exporter: Arc<OtlpExporter>,
-    timeout: Duration,
+    exporter: Arc<CollectorExporter<OtlpExporter>>,
     mut ended: watch::Receiver<bool>,
 ) {
     // Records are made by a logger of the SDK only. This one exports nothing itself.
     let logger = SdkLoggerProvider::builder().build().logger("meridian");
     let scope = InstrumentationScope::builder("meridian").with_version(env!("CARGO_PKG_VERSION")).build();
-    let mut is_failing = false;
+    let mut log = OutcomeLog::default();
     loop {
         let is_last = tokio::select! {
             () = tokio::time::sleep(PERIOD) => false,
@@ -103,7 +102,7 @@ async fn run(
                 break;
             }
             let records: Vec<_> = batch.into_iter().map(|event| record(event, &logger)).collect();
-            send(&queue, &exporter, timeout, (&records, &scope), &mut is_failing).await;
+            send(&queue, &exporter, (&records, &scope), &mut log).await;
         }
         if is_last {
             return;
@@ -114,29 +113,42 @@ async fn run(
 /// Sends events, and counts them.
 async fn send(
     queue: &LogQueue,
-    exporter: &OtlpExporter,
-    timeout: Duration,
+    exporter: &CollectorExporter<OtlpExporter>,
     (records, scope): (&[SdkLogRecord], &InstrumentationScope),
-    is_failing: &mut bool,
+    log: &mut OutcomeLog,
 ) {
+    let CollectorExporter { otlp, timeout, last } = exporter;
     let count = records.len() as u64;
     let scoped: Vec<_> = records.iter().map(|record| (record, scope)).collect();
-    let sent = tokio::time::timeout(timeout, exporter.export(LogBatch::new(&scoped))).await;
-    match sent.unwrap_or(Err(OTelSdkError::Timeout(timeout))) {
+    let sent = tokio::time::timeout(*timeout, otlp.export(LogBatch::new(&scoped))).await;
+    match sent.unwrap_or(Err(OTelSdkError::Timeout(*timeout))) {
         Ok(()) => {
-            queue.0.exported.add(count);
-            if std::mem::take(is_failing) {
+            let rejected = last.take_rejected(count);
+            let accepted = count - rejected.as_ref().map_or(0, |rejected| rejected.count);
+            queue.0.exported.add(accepted);
+            if accepted > 0 && log.is_recovery() {
                 // The collector accepts events of the log again.
                 tracing::info!("export of logs recovered");
+            }
+            if let Some(RejectedItems { count, reason }) = rejected {
+                queue.0.dropped.of(DropReason::Rejected).add(count);
+                if log.is_new_rejection(Instant::now()) {
+                    // The collector rejected events of an export, for the `reason` that it gives, and accepted the others. The log
+                    // on stderr is complete; rejected events are counted. Logged again when there was no rejection for a minute.
+                    // Check the limits of the collector.
+                    tracing::warn!(reason, events = count, "collector rejected events of the log");
+                }
             }
         }
         Err(error) => {
             queue.0.dropped.of(DropReason::ExportFailed).add(count);
-            if !std::mem::replace(is_failing, true) {
+            let cause = last.take_cause();
+            if log.is_new_failure() {
                 // The collector cannot be reached, or rejects events. Requests are not affected, and the log on stderr is complete;
-                // events are not exported, and are counted, until it recovers. Check the endpoint and the collector.
+                // events are not exported, and are counted, until it recovers. Check the endpoint and the collector. `cause` has
+                // the error of the connection, if the export was by HTTP and had no response.
                 // `OTEL_LOGS_EXPORTER=none` is for a collector that accepts traces only.
-                tracing::warn!(%error, events = count, "export of logs failed");
+                tracing::warn!(%error, cause, events = count, "export of logs failed");
             }
         }
     }

@@ -54,10 +54,10 @@ pub(crate) struct LogEvent {
 metric_set! {
     /// Export of the log, if it is configured.
     pub struct LogMetrics<'a> {
-        /// Events of the log in exports that the collector accepted.
-        exported: &'a Counter = "meridian_{role}_log_records_exported_total",
+        /// Events of the log that the collector accepted.
+        pub exported: &'a Counter = "meridian_{role}_log_records_exported_total",
         /// Events of the log that were not exported, by reason. They are on stderr.
-        dropped: &'a Family<DropReason> = "meridian_{role}_log_records_dropped_total" ["reason"],
+        pub dropped: &'a Family<DropReason> = "meridian_{role}_log_records_dropped_total" ["reason"],
         /// Events of the log that wait for the next export.
         queued: usize = "meridian_{role}_log_records_queued",
         /// Size of these events.

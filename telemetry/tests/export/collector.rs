@@ -14,16 +14,24 @@ pub(super) struct Export {
     pub(super) path: String,
     /// Header `api-key`.
     pub(super) key: String,
+    /// Header `content-encoding`, by HTTP.
+    pub(super) encoding: String,
     /// Message.
     pub(super) body: Vec<u8>,
 }
 
-type Exports = Arc<Mutex<Vec<Export>>>;
+/// State of a collector; clones share it.
+#[derive(Clone, Default)]
+struct State {
+    exports: Arc<Mutex<Vec<Export>>>,
+    /// Body of the next responses by HTTP.
+    response: Arc<Mutex<Vec<u8>>>,
+}
 
 /// Collector that accepts connections with or without TLS.
 pub(super) struct TestCollector {
     pub(super) address: SocketAddr,
-    exports: Exports,
+    state: State,
     server: tokio::task::JoinHandle<()>,
 }
 
@@ -42,42 +50,43 @@ impl TestCollector {
     /// Serves on this listener.
     pub(super) fn serve(listener: TcpListener, is_grpc: bool, tls: Option<TlsAcceptor>) -> TestCollector {
         let address = listener.local_addr().unwrap();
-        let exports = Exports::default();
-        let received = exports.clone();
+        let state = State::default();
+        let shared = state.clone();
         let server = tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (received, tls) = (received.clone(), tls.clone());
+                let (state, tls) = (shared.clone(), tls.clone());
                 tokio::spawn(async move {
                     match tls {
-                        Some(tls) => serve(is_grpc, tls.accept(stream).await.unwrap(), received).await,
-                        None => serve(is_grpc, stream, received).await,
+                        Some(tls) => serve(is_grpc, tls.accept(stream).await.unwrap(), state).await,
+                        None => serve(is_grpc, stream, state).await,
                     }
                 });
             }
         });
-        TestCollector { address, exports, server }
+        TestCollector { address, state, server }
     }
 
     /// Returns what it has received.
     pub(super) fn exports(&self) -> Vec<Export> {
-        self.exports.lock().unwrap().clone()
+        self.state.exports.lock().unwrap().clone()
+    }
+
+    /// Sets the body of the next responses by HTTP.
+    pub(super) fn respond_with(&self, body: Vec<u8>) {
+        *self.state.response.lock().unwrap() = body;
     }
 }
 
-async fn serve(
-    is_grpc: bool,
-    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    received: Exports,
-) {
-    if is_grpc { serve_grpc(stream, received).await } else { serve_http(stream, received).await }
+async fn serve(is_grpc: bool, stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, state: State) {
+    if is_grpc { serve_grpc(stream, state).await } else { serve_http(stream, state).await }
 }
 
 /// Serves the methods `Export` of the services of OTLP.
-async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
+async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, state: State) {
     let mut connection = h2::server::handshake(stream).await.unwrap();
     while let Some(Ok((request, mut respond))) = connection.accept().await {
-        let received = received.clone();
+        let received = state.exports.clone();
         // Driven together: the body arrives while the connection is polled.
         tokio::spawn(async move {
             let path = request.uri().path().to_owned();
@@ -89,7 +98,8 @@ async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, received: Expor
             }
             assert_eq!(message[0], 0, "not compressed");
             let body = message.split_off(5);
-            received.lock().unwrap().push(Export { path, key: key.unwrap_or_default(), body });
+            let (key, encoding) = (key.unwrap_or_default(), String::new());
+            received.lock().unwrap().push(Export { path, key, encoding, body });
             let head = http::Response::builder().header("content-type", "application/grpc").body(()).unwrap();
             let mut stream = respond.send_response(head, false).unwrap();
             stream.send_data(Bytes::from_static(&[0; 5]), false).unwrap();
@@ -102,7 +112,7 @@ async fn serve_grpc(stream: impl AsyncRead + AsyncWrite + Unpin, received: Expor
 }
 
 /// Serves exports by HTTP.
-async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, received: Exports) {
+async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: State) {
     let mut bytes = Vec::new();
     loop {
         let Some(end) = bytes.windows(4).position(|part| part == b"\r\n\r\n") else {
@@ -124,8 +134,11 @@ async fn serve_http(mut stream: impl AsyncRead + AsyncWrite + Unpin, received: E
             stream.read_buf(&mut bytes).await.unwrap();
         }
         let body = bytes[end + 4..end + 4 + length].to_vec();
-        received.lock().unwrap().push(Export { path: path.to_owned(), key: header("api-key"), body });
+        let (path, key, encoding) = (path.to_owned(), header("api-key"), header("content-encoding"));
+        state.exports.lock().unwrap().push(Export { path, key, encoding, body });
         bytes.drain(..end + 4 + length);
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        let body = state.response.lock().unwrap().clone();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), &body].concat()).await.unwrap();
     }
 }

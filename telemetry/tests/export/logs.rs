@@ -1,9 +1,12 @@
 //! Export of the log.
 
+use crate::captured::CapturedLog;
 use crate::collector::TestCollector;
-use crate::{TIMEOUT, wait_until};
+use crate::{KEY, TIMEOUT, environment, wait_until};
 use configuration::{ConfigFile, Files, section};
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::logs::v1::{
+    ExportLogsPartialSuccess, ExportLogsServiceRequest, ExportLogsServiceResponse,
+};
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use prost::Message;
@@ -11,7 +14,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use telemetry::logs::{LogExport, LogLayer, QUEUED_BYTES_MAX};
-use telemetry::{LogsConfig, LogsSection, Process};
+use telemetry::tracer::DropReason;
+use telemetry::{LogMetrics, LogsConfig, LogsSection, Process};
 use tokio::net::TcpListener;
 use tracing::Dispatch;
 use tracing_subscriber::layer::SubscriberExt;
@@ -25,8 +29,9 @@ section! {
     }
 }
 
-fn config(keys: &str) -> LogsConfig {
-    let environment = BTreeMap::from([("COLLECTOR".to_owned(), "api-key=key-of-the-collector".to_owned())]);
+fn config(keys: &str, variable: Option<(&str, &str)>) -> LogsConfig {
+    let variable = variable.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let environment: BTreeMap<_, _> = environment().into_iter().chain(variable).collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
     let text = format!("[logs]\n{keys}\n");
     let read =
@@ -37,7 +42,7 @@ fn config(keys: &str) -> LogsConfig {
 /// Starts an export, and returns the subscriber whose events it exports.
 fn start(keys: &str) -> (Dispatch, LogExport) {
     let process = Process { role: "hub", region: None };
-    let (layer, export): (LogLayer, _) = telemetry::logs::start(&config(keys), process).unwrap();
+    let (layer, export): (LogLayer, _) = telemetry::logs::start(&config(keys, None), process).unwrap();
     (Dispatch::new(registry().with(layer)), export)
 }
 
@@ -84,7 +89,7 @@ async fn events_are_exported_over_both_protocols() {
         // The last events are exported at the end.
         finish(export).await;
         let export = collector.exports().remove(0);
-        assert_eq!((export.path.as_str(), export.key.as_str()), (path, "key-of-the-collector"));
+        assert_eq!((export.path.as_str(), export.key.as_str()), (path, KEY));
         let resource = format!("{:?}", ExportLogsServiceRequest::decode(&export.body[..]).unwrap());
         for part in ["service.name", "meridian-hub", "service.instance.id"] {
             assert!(resource.contains(part), "{part} in {resource}");
@@ -106,16 +111,78 @@ async fn events_are_exported_over_both_protocols() {
     }
 }
 
+/// Runs a test in a process of its own, whose subscriber is that of all threads. Returns `false` in that process.
+fn has_run_alone(name: &str) -> bool {
+    const ALONE: &str = "MERIDIAN_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return false;
+    }
+    let mut run = std::process::Command::new(std::env::current_exe().unwrap());
+    let run = run.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+    let output = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success() && output.contains("1 passed"), "{output}");
+    true
+}
+
+#[tokio::test]
+async fn exports_are_compressed_if_the_variable_says_so() {
+    for (value, encoding) in [("gzip", "gzip"), ("none", "")] {
+        let collector = TestCollector::start(false, None).await;
+        let keys = format!("endpoint = \"http://{}\"", collector.address);
+        let config = config(&keys, Some(("OTEL_EXPORTER_OTLP_COMPRESSION", value)));
+        let process = Process { role: "hub", region: None };
+        let (layer, export) = telemetry::logs::start(&config, process).unwrap();
+        let subscriber = Dispatch::new(registry().with(layer));
+        tracing::dispatcher::with_default(&subscriber, || tracing::info!("event"));
+        finish(export).await;
+        assert_eq!(collector.exports().remove(0).encoding, encoding);
+    }
+}
+
+#[test]
+fn events_that_a_collector_rejects_and_failures_are_logged_with_their_cause() {
+    // The log of the thread that exports is captured.
+    if has_run_alone("logs::events_that_a_collector_rejects_and_failures_are_logged_with_their_cause") {
+        return;
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let collector = runtime.block_on(TestCollector::start(false, None));
+    let partial_success =
+        Some(ExportLogsPartialSuccess { rejected_log_records: 1, error_message: "too\nlarge".to_owned() });
+    collector.respond_with(ExportLogsServiceResponse { partial_success }.encode_to_vec());
+    let keys = format!("endpoint = \"http://{}\"\ntimeout = \"200ms\"", collector.address);
+    let process = Process { role: "hub", region: None };
+    let (layer, export) = telemetry::logs::start(&config(&keys, None), process).unwrap();
+    let log = CapturedLog::default();
+    let subscriber = registry().with(log.clone().layer()).with(layer);
+    tracing::dispatcher::set_global_default(Dispatch::new(subscriber)).expect("the only test that sets one");
+    runtime.block_on(async {
+        for number in 1..=2 {
+            tracing::info!("rejected");
+            wait_until("the event is exported", || collector.exports().len() == number).await;
+        }
+        wait_until("the rejection is logged", || log.text().contains("collector rejected events")).await;
+        // Its connections are closed with its runtime.
+        drop(collector);
+    });
+    runtime.shutdown_timeout(TIMEOUT);
+    tracing::info!("lost");
+    drop(export);
+    let log = log.text();
+    assert_eq!(log.matches("collector rejected events of the log").count(), 1, "{log}");
+    assert!(log.contains("too large"), "{log}");
+    assert_eq!(log.matches("export of logs failed").count(), 1, "{log}");
+    assert!(log.contains("cause="), "{log}");
+    let metrics = LogMetrics::read().expect("the log is exported");
+    let counted = |reason| metrics.dropped.of(reason).get();
+    assert_eq!([DropReason::Rejected, DropReason::ExportFailed].map(counted), [2, 1]);
+    assert_eq!(metrics.exported.get(), 0);
+}
+
 #[test]
 fn an_export_causes_no_other_and_a_collector_that_returns_gets_the_events_since() {
-    // In a process of its own: events of the clients of other tests would reach its subscriber.
-    const ALONE: &str = "MERIDIAN_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let name = "logs::an_export_causes_no_other_and_a_collector_that_returns_gets_the_events_since";
-        let mut run = std::process::Command::new(std::env::current_exe().unwrap());
-        let run = run.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
-        let output = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-        assert!(run.status.success() && output.contains("1 passed"), "{output}");
+    // Events of the clients of other tests would reach its subscriber.
+    if has_run_alone("logs::an_export_causes_no_other_and_a_collector_that_returns_gets_the_events_since") {
         return;
     }
     // The subscriber is that of all threads, as in a process, and has all levels: events of the exporter reach the layer.

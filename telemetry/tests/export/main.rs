@@ -2,12 +2,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed expectation ends the test at its line")]
 
+mod captured;
 mod collector;
 mod logs;
 
+use captured::CapturedLog;
 use collector::TestCollector;
 use configuration::{ConfigFile, Files, section};
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::{
+    ExportTracePartialSuccess, ExportTraceServiceRequest, ExportTraceServiceResponse,
+};
 use prost::Message;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::ServerConfig;
@@ -32,13 +36,21 @@ section! {
     }
 }
 
+/// Key of the collector. It has a percent sign, which `%25` in a value of a header stands for.
+const KEY: &str = "key%41-of-the-collector";
+
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PROCESS: Process<'_> = Process { role: "gateway", region: Some("aws/us-east-1") };
 
+/// Returns the environment of a process, with the headers of exports.
+fn environment() -> BTreeMap<String, String> {
+    BTreeMap::from([("COLLECTOR".to_owned(), "api-key=key%2541-of-the-collector".to_owned())])
+}
+
 fn config(keys: &str, dir: &Path) -> TracingConfig {
-    let environment = BTreeMap::from([("COLLECTOR".to_owned(), "api-key=key-of-the-collector".to_owned())]);
+    let environment = environment();
     let files = Files { base: dir, environment: Some(&environment) };
     let text = format!("[tracing]\n{keys}\n");
     let read =
@@ -75,7 +87,7 @@ async fn check_export(collector: &TestCollector, config: &TracingConfig) {
     export.finish(TIMEOUT).await;
     let exports = collector.exports();
     assert_eq!(exports.len(), 2, "the last spans are exported at the end");
-    assert_eq!((exports[0].path.as_str(), exports[0].key.as_str()), (path, "key-of-the-collector"));
+    assert_eq!((exports[0].path.as_str(), exports[0].key.as_str()), (path, KEY));
     let export = ExportTraceServiceRequest::decode(&exports[0].body[..]).unwrap();
     let resource = &export.resource_spans[0];
     let attributes = format!("{:?}", resource.resource);
@@ -137,6 +149,7 @@ async fn a_collector_with_tls_is_verified_with_the_configured_authority() {
 #[tokio::test]
 async fn a_collector_that_is_gone_loses_spans_and_counts_them() {
     for protocol in ["grpc", "http/protobuf"] {
+        let (log, _capturing) = CapturedLog::start();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
@@ -147,7 +160,41 @@ async fn a_collector_that_is_gone_loses_spans_and_counts_them() {
         wait_until("the span is dropped", || dropped() == 1).await;
         assert_eq!((tracer.metrics().queued, tracer.metrics().exported.get()), (0, 0));
         export.finish(TIMEOUT).await;
+        let log = log.text();
+        assert_eq!(log.matches("export of traces failed").count(), 1, "{log}");
+        // By HTTP, the exporter returns only that there was a problem of the network.
+        let has_cause = log.contains("cause=") && log.to_lowercase().contains("connection refused");
+        assert!(has_cause || protocol == "grpc", "{log}");
     }
+}
+
+#[tokio::test]
+async fn spans_that_a_collector_rejects_are_dropped_for_that_reason() {
+    let (log, _capturing) = CapturedLog::start();
+    let collector = TestCollector::start(false, None).await;
+    let keys = format!("endpoint = \"http://{}\"", collector.address);
+    let partial_success =
+        Some(ExportTracePartialSuccess { rejected_spans: 2, error_message: "too\nlarge".to_owned() });
+    collector.respond_with(ExportTraceServiceResponse { partial_success }.encode_to_vec());
+    let (tracer, export) = telemetry::start(&config(&keys, Path::new(".")), PROCESS).unwrap();
+    let counts = || {
+        let metrics = tracer.metrics();
+        [metrics.exported.get(), metrics.dropped.of(DropReason::Rejected).get()]
+    };
+    tracer.export((0..3).flat_map(|_| span(&tracer)).collect());
+    wait_until("two spans are rejected", || counts() == [1, 2]).await;
+    tracer.export((0..3).flat_map(|_| span(&tracer)).collect());
+    wait_until("two more are", || counts() == [2, 4]).await;
+    tracer.export(span(&tracer));
+    wait_until("no more are rejected than were sent", || counts() == [2, 5]).await;
+    collector.respond_with(Vec::new());
+    tracer.export(span(&tracer));
+    wait_until("the next span is accepted", || counts() == [3, 5]).await;
+    assert_eq!(tracer.metrics().dropped.of(DropReason::ExportFailed).get(), 0);
+    export.finish(TIMEOUT).await;
+    let log = log.text();
+    assert_eq!(log.matches("collector rejected spans").count(), 1, "{log}");
+    assert!(log.contains("too large"), "{log}");
 }
 
 #[tokio::test]
