@@ -62,6 +62,9 @@ dist: check-prereqs
 	python3 -m venv $${CARGO_TARGET_DIR:-target}/dist-python
 	$${CARGO_TARGET_DIR:-target}/dist-python/bin/pip install --quiet --disable-pip-version-check 'maturin>=1.8,<2'
 	$(CARGO) build --profile dist --locked --package meridian
+	strip --strip-debug -o $${CARGO_TARGET_DIR:-target}/dist/stripped $${CARGO_TARGET_DIR:-target}/dist/meridian
+	@size=$$(stat -c %s $${CARGO_TARGET_DIR:-target}/dist/stripped); [ "$$size" -lt 115000000 ] || { \
+		echo "the program has $$size bytes; the limit is 115000000, so that the image of the CPU has less than 120 MB" >&2; exit 1; }
 	rm -rf $(DIST) && mkdir -p $(DIST)
 	$${CARGO_TARGET_DIR:-target}/dist-python/bin/maturin build --release --locked --manifest-path loadtest/python/Cargo.toml --out $(DIST)
 	configs/deploy/package/dist.sh $${CARGO_TARGET_DIR:-target}/dist/meridian $(DIST)
