@@ -460,5 +460,5 @@ fn a_damaged_shard_is_rejected_with_its_name_and_the_tensor() {
     fs::write(copy.path().join(second), &whole[..whole.len() / 2]).unwrap();
     let error = ModelDir::open(copy.path()).unwrap_err().to_string();
     assert!(error.contains(second) && error.contains("tensor `layers."), "{error}");
-    assert!(error.contains("the file is truncated, pull the model again"), "{error}");
+    assert!(error.contains("the file is truncated; replace it with a complete one"), "{error}");
 }

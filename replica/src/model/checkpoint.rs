@@ -14,6 +14,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::Deserialize;
 
+use super::shortened::{shortened_shape, shortened_text};
 use super::tensor::{Kind, Origin, Tensor};
 use super::{MappedFile, ModelError, TensorProblem, formats, json};
 
@@ -170,7 +171,10 @@ impl TensorFile {
         let (header, tensors) = SafeTensors::read_metadata(file.bytes()).map_err(|error| {
             first_damage(&path, file.bytes()).unwrap_or_else(|| ModelError::Content {
                 path: path.clone(),
-                problem: format!("{error}: the file is corrupt, pull the model again"),
+                problem: format!(
+                    "{}: the file is truncated or invalid; save the model again",
+                    shortened_text(&error.to_string())
+                ),
             })
         })?;
         Ok(TensorFile { path, file: Arc::new(file), tensors, data_start: LENGTH_BYTES + header })
@@ -206,7 +210,11 @@ fn damage(info: &TensorInfo, data_start: usize, file_length: usize) -> Option<Te
     let numbers = info.shape.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
     let bytes = numbers.and_then(|numbers| numbers.checked_mul(info.dtype.bitsize())).map(|bits| bits / 8);
     if end.checked_sub(start) != bytes {
-        return Some(corrupt(format!("{:?} {} in bytes {start} to {end}", info.shape, info.dtype)));
+        return Some(corrupt(format!(
+            "{} {} in bytes {start} to {end}",
+            shortened_shape(&info.shape),
+            info.dtype
+        )));
     }
     let end = data_start.saturating_add(end);
     (end > file_length).then_some(TensorProblem::Truncated { end: end as u64, length: file_length as u64 })
@@ -297,7 +305,7 @@ mod tests {
         for content in [&[][..], &[1, 2, 3], &[255; 8], &[9, 0, 0, 0, 0, 0, 0, 0, b'{']] {
             fs::write(folder.path().join(SINGLE), content).unwrap();
             let error = ModelCheckpoint::open(folder.path()).unwrap_err().to_string();
-            assert!(error.contains("pull the model again"), "{content:?}: {error}");
+            assert!(error.contains("the file is truncated or invalid"), "{content:?}: {error}");
         }
     }
 

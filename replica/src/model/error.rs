@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::shortened::{shortened_name, shortened_shape, shortened_text};
+
 /// Reason why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -31,7 +33,10 @@ pub enum ModelError {
         problem: String,
     },
     /// A tensor of the weights cannot be used; the text has the cause.
-    #[error("{}: tensor `{tensor}` {problem}{}", path.display(), deciding_suffix(deciding.as_deref()))]
+    #[error(
+        "{}: tensor `{tensor}` {problem}{}",
+        path.display(), deciding_suffix(deciding.as_deref()), tensor = shortened_name(tensor)
+    )]
     Tensor {
         /// Path of the file.
         path: PathBuf,
@@ -93,6 +98,18 @@ impl ModelError {
         }
     }
 
+    /// Returns whether the cause is on this machine: a file exists and cannot be read, or there is no memory for it.
+    pub(crate) fn is_of_this_machine(&self) -> bool {
+        use io::ErrorKind::{InvalidData, NotFound};
+        match self {
+            ModelError::Read { reason, .. } => !matches!(reason.kind(), NotFound | InvalidData),
+            ModelError::Several(problems) => problems.iter().any(ModelError::is_of_this_machine),
+            ModelError::Content { .. } | ModelError::UnknownFamily { .. } | ModelError::Tensor { .. } => {
+                false
+            }
+        }
+    }
+
     /// Returns the errors one by one.
     pub fn into_all(self) -> Vec<ModelError> {
         match self {
@@ -123,7 +140,10 @@ pub enum TensorProblem {
     Unused,
     /// A tensor has another shape than the configuration of the model. The weights and the configuration belong to
     /// different models.
-    #[error("has the shape {actual:?}, expected {expected:?}")]
+    #[error(
+        "has the shape {actual}, expected {expected}",
+        actual = shortened_shape(actual), expected = shortened_shape(expected)
+    )]
     Shape {
         /// Shape by the configuration.
         expected: Vec<usize>,
@@ -138,8 +158,8 @@ pub enum TensorProblem {
     },
     /// A weight of the model is not a number, or is infinite.
     #[error(
-        "contains {value} at row {}, column {}: the weights are damaged or their training diverged; pull the model \
-         again, or use another revision of it",
+        "contains {value} at row {}, column {}: the weights are damaged or their training diverged; use another \
+         revision of the model",
         at[0], at[1]
     )]
     NotFinite {
@@ -163,7 +183,9 @@ pub enum TensorProblem {
         factor: String,
     },
     /// The file of the weights is shorter than its header says.
-    #[error("ends at byte {end}, but the file at byte {length}: the file is truncated, pull the model again")]
+    #[error(
+        "ends at byte {end}, but the file at byte {length}: the file is truncated; replace it with a complete one"
+    )]
     Truncated {
         /// End of the tensor according to the header.
         end: u64,
@@ -171,7 +193,10 @@ pub enum TensorProblem {
         length: u64,
     },
     /// The header of the file of the weights is inconsistent.
-    #[error("has an invalid entry in the header ({reason}): the file is corrupt, pull the model again")]
+    #[error(
+        "has an invalid entry in the header ({reason}): the file is invalid; save the model again",
+        reason = shortened_text(reason)
+    )]
     Corrupt {
         /// Problem.
         reason: String,

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::shortened_name;
+
 /// Maximum of a size: larger than in any model, and small enough that a product of three sizes does not overflow.
 const MAX_SIZE: u64 = 1 << 20;
 /// Maximum characters of a value in a message.
@@ -254,7 +256,7 @@ impl<'a> JsonFields<'a> {
         match given.as_u64() {
             Some(size @ 1..=MAX_SIZE) => Some(size as usize),
             Some(_) | None => {
-                self.problem(format!("`{key}` = {given} is not between 1 and {MAX_SIZE}"));
+                self.problem(format!("`{key}` = {} is not between 1 and {MAX_SIZE}", shown(given)));
                 None
             }
         }
@@ -273,7 +275,7 @@ impl<'a> JsonFields<'a> {
     pub(super) fn number(&mut self, key: &str) -> Option<f64> {
         let given = self.get(key)?;
         if given.as_f64().is_none() {
-            self.problem(format!("`{key}` = {given} is not a number"));
+            self.problem(format!("`{key}` = {} is not a number", shown(given)));
         }
         given.as_f64()
     }
@@ -337,7 +339,8 @@ impl<'a> JsonFields<'a> {
                 Some("sliding_attention") => sliding.push(true),
                 Some(_) | None => {
                     self.problem(format!(
-                        "`layer_types` has {kind}; supported are full_attention and sliding_attention"
+                        "`layer_types` has {}; supported are full_attention and sliding_attention",
+                        shown(kind)
                     ));
                     return by_pattern;
                 }
@@ -350,7 +353,7 @@ impl<'a> JsonFields<'a> {
     pub(super) fn flag(&mut self, key: &str, default: bool) -> bool {
         let Some(given) = self.get(key) else { return default };
         if given.as_bool().is_none() {
-            self.problem(format!("`{key}` = {given} is not true or false"));
+            self.problem(format!("`{key}` = {} is not true or false", shown(given)));
         }
         given.as_bool().unwrap_or(default)
     }
@@ -359,7 +362,7 @@ impl<'a> JsonFields<'a> {
     pub(super) fn word(&mut self, key: &str) -> Option<&'a str> {
         let given = self.get(key)?;
         if given.as_str().is_none() {
-            self.problem(format!("`{key}` = {given} is not a string"));
+            self.problem(format!("`{key}` = {} is not a string", shown(given)));
         }
         given.as_str()
     }
@@ -406,7 +409,8 @@ impl<'a> JsonFields<'a> {
             Some("tanh") => Activation::Tanh,
             Some(given) => {
                 self.problem(format!(
-                    "`{key}` = {given} is not supported; gelu, gelu_new, quick_gelu, relu, silu and tanh are"
+                    "`{key}` = {} is not supported; gelu, gelu_new, quick_gelu, relu, silu and tanh are",
+                    shortened_name(given)
                 ));
                 default
             }

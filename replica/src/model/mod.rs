@@ -22,6 +22,7 @@ mod prompts;
 #[cfg(test)]
 mod published;
 mod sentence;
+mod shortened;
 mod template;
 mod tensor;
 mod tokenizer;
@@ -50,6 +51,7 @@ pub use prompts::Prompts;
 use replica_core::DeploymentTask;
 pub use sentence::{Dense, DenseActivation, Pooling, SentenceConfig};
 use sentence::{ModuleList, TrailingModule, TransformerSizes, TransformerTask};
+pub(crate) use shortened::{shortened_name, shortened_text};
 pub use template::PairTemplate;
 pub use tensor::Tensor;
 pub use tokenizer::TokenizerConfig;
@@ -186,7 +188,9 @@ fn optional_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, ModelErr
             return Err(ModelError::Read { path, reason });
         }
     };
-    let read = serde_json::from_slice(&text)
-        .map_err(|error| ModelError::Content { path: path.to_owned(), problem: error.to_string() })?;
+    let read = serde_json::from_slice(&text).map_err(|error| ModelError::Content {
+        path: path.to_owned(),
+        problem: shortened_text(&error.to_string()),
+    })?;
     Ok(Some(read))
 }

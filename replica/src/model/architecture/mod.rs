@@ -28,8 +28,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::ModelError;
 use super::fields::{Activation, JsonFields};
+use super::{ModelError, shortened_name};
 
 pub(super) use classes::ClassKind;
 pub(super) use head::DEFAULT_LABELS;
@@ -225,7 +225,9 @@ fn family(raw: &Map<String, Value>) -> Result<(&'static str, Reader), String> {
     let family = raw.get("model_type").and_then(Value::as_str).unwrap_or("absent");
     let known = || FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
     let found = FAMILIES.iter().find(|(name, _)| *name == family);
-    found.copied().ok_or_else(|| format!("`model_type` is {family}; supported are {}", known()))
+    found
+        .copied()
+        .ok_or_else(|| format!("`model_type` is {}; supported are {}", shortened_name(family), known()))
 }
 
 impl Architecture {
