@@ -12,6 +12,7 @@ mod templated;
 #[cfg(test)]
 mod tests;
 mod text;
+mod vocabulary;
 mod word_pieces;
 
 use replica_api::input::InvalidInput;

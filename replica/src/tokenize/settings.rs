@@ -11,24 +11,27 @@ use tokenizers::processors::PostProcessorWrapper;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{NormalizerWrapper, Tokenizer};
 
-use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, WordOptions};
+use super::vocabulary;
+use crate::model::{TOKENS, TokenizerClass, TokenizerConfig, WordOptions, shortened_name};
 
 /// Compares the files and applies the changes that the library applies; returns the problems.
 pub(super) fn apply(
     tokenizer: &mut Tokenizer,
     config: &TokenizerConfig,
     lower_case: bool,
-    vocabulary: usize,
+    embeddings: usize,
 ) -> Vec<String> {
-    let mut problems = Vec::new();
-    beyond(tokenizer, vocabulary, &mut problems);
+    let mut problems = vocabulary::problems(tokenizer, embeddings);
+    if !problems.is_empty() {
+        // The checks below serialize the vocabulary, with the holes below its largest id, and tokenize texts.
+        return problems;
+    }
     if config.exists {
-        let first = problems.len();
         check_tokens(tokenizer, config, &mut problems);
         check_class(tokenizer, config, &mut problems);
         check_ends(tokenizer, config, &mut problems);
         // It is unknown which of the files is right.
-        for problem in &mut problems[first..] {
+        for problem in &mut problems {
             *problem = format!("{}: {problem}", TokenizerConfig::FILE);
         }
     }
@@ -36,20 +39,6 @@ pub(super) fn apply(
         problems.push(problem);
     }
     problems
-}
-
-/// Checks for ids without an embedding in the model: a text with such a token would fail at run time.
-fn beyond(tokenizer: &Tokenizer, vocabulary: usize, problems: &mut Vec<String>) {
-    let mut tokens: Vec<(String, u32)> =
-        tokenizer.get_vocab(true).into_iter().filter(|(_, id)| *id as usize >= vocabulary).collect();
-    tokens.sort_by_key(|(_, id)| *id);
-    if let [(token, id), ..] = tokens.as_slice() {
-        problems.push(format!(
-            "{} tokens have ids beyond the model's vocabulary (`vocab_size` = {vocabulary} in config.json), the first \
-             is `{token}` = {id}; use the tokenizer that belongs to the weights, or add rows to the word embeddings",
-            tokens.len()
-        ));
-    }
 }
 
 /// Returns the serialized part.
@@ -66,8 +55,9 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
     for (key, token) in named.chain(others) {
         if !is_special(token) {
             problems.push(format!(
-                "`{key}` = {token:?} is not a special token of tokenizer.json, but the library would turn it into one; \
-                 save the tokenizer again"
+                "`{key}` = {:?} is not a special token of tokenizer.json, but the library would turn it into one; \
+                 save the tokenizer again",
+                shortened_name(token)
             ));
         }
     }
@@ -91,7 +81,7 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
             }
             problems.push(format!(
                 "`{}`: the `content` of token {} is {:?}, but tokenizer.json differs; save the tokenizer again",
-                added_token.key, added_token.id, added_token.content
+                added_token.key, added_token.id, shortened_name(&added_token.content)
             ));
             continue;
         };
@@ -110,7 +100,9 @@ fn check_tokens(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut 
             if added_token.flags.get(flag).copied().unwrap_or(default) != known {
                 problems.push(format!(
                     "`{}`: `{flag}` of {:?} is {}, but {known} in tokenizer.json; save the tokenizer again",
-                    added_token.key, added_token.content, !known
+                    added_token.key,
+                    shortened_name(&added_token.content),
+                    !known
                 ));
             }
         }
@@ -173,7 +165,9 @@ fn check_class(tokenizer: &Tokenizer, config: &TokenizerConfig, problems: &mut V
         && known != given
     {
         problems.push(format!(
-            "`unk_token` is {given:?}, but {known:?} in tokenizer.json; save the tokenizer again"
+            "`unk_token` is {:?}, but {:?} in tokenizer.json; save the tokenizer again",
+            shortened_name(given),
+            shortened_name(known)
         ));
     }
     check_prefix(&normalizer, &pre_tokenizer, config, problems);
@@ -279,7 +273,7 @@ fn check_surroundings(tokenizer: &Tokenizer, config: &TokenizerConfig, problems:
             problems.push(format!(
                 "`{name}` is {:?} for this `tokenizer_class`, but tokenizer.json adds other tokens ({ids:?}); save the \
                  tokenizer again",
-                token.unwrap_or("absent")
+                shortened_name(token.unwrap_or("absent"))
             ));
         }
     }

@@ -18,7 +18,7 @@ use tokenizers::{Encoding, PostProcessor, Tokenizer, TruncationDirection};
 
 use super::word_pieces::WordPieces;
 use super::{Tokenized, settings};
-use crate::model::{ModelDir, PairTemplate, TokenizerConfig};
+use crate::model::{ModelDir, PairTemplate, TokenizerConfig, shortened_text};
 
 /// Error of loading a tokenizer: its file is missing or invalid. The text has the cause.
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +131,8 @@ impl TextTokenizer {
             path: path.display().to_string(),
             reason: reason.to_string(),
         };
-        let mut tokenizer = Tokenizer::from_file(&path).map_err(failed)?;
+        let read = Tokenizer::from_file(&path);
+        let mut tokenizer = read.map_err(|error| failed(shortened_text(&error.to_string()).into()))?;
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
         let problems = settings::apply(&mut tokenizer, config, lower_case, readable.vocabulary);
