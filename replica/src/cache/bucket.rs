@@ -85,7 +85,7 @@ impl BucketOrigin {
     fn object(&self, path: &str) -> Result<ObjectPath, FetchError> {
         ObjectPath::parse(self.url.object(path)).map_err(|error| {
             let (host, what, reason) = (self.host(), self.describe(path), error.to_string());
-            FetchError::Permanent(PullError::Unreadable { host, what, reason })
+            FetchError::Permanent(PullError::Unreadable { host, what, reason, advice: "correct the prefix" })
         })
     }
 
@@ -109,7 +109,8 @@ impl BucketOrigin {
             _ if REJECTED_CREDENTIALS.iter().any(|code| text.contains(code)) => forbidden(400),
             object_store::Error::Precondition { .. } => self.replaced(path, "it has another version"),
             object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
-                PullError::Unreadable { host, what, reason: shortened(&text) }
+                let advice = "check that it is an object store of this kind";
+                PullError::Unreadable { host, what, reason: shortened(&text), advice }
             }
             _ => return FetchError::Transient(shortened(&text)),
         };

@@ -140,15 +140,18 @@ pub enum PullError {
         /// Difference.
         reason: String,
     },
-    /// The host redirects a request with TLS to a URL without. The request was not sent there.
+    /// The host redirects to a URL without TLS. The request was not sent there: only a server on this machine may redirect so,
+    /// to this machine.
     #[error(
-        "{host} redirects {what} to a URL without TLS; correct the redirect, or use the URL of another host"
+        "{host} redirects {what} to {target}, without TLS; correct the redirect, or use the URL of another host"
     )]
     InsecureRedirect {
         /// Host.
         host: String,
         /// Requested file.
         what: String,
+        /// Scheme, host and port of the redirect.
+        target: String,
     },
     /// The disk of the model cache has too little space for the model. Nothing was downloaded.
     #[error(
@@ -166,18 +169,17 @@ pub enum PullError {
     /// The process is stopping. The bytes that have arrived are kept.
     #[error("the pull was cancelled; the next pull resumes it")]
     Cancelled,
-    /// The host does not behave like a package index or a model hub.
-    #[error(
-        "the response of {host} for {what} cannot be parsed ({reason}); check that {host} is a package index or a \
-         model hub"
-    )]
+    /// The host does not behave like an origin of its kind.
+    #[error("the response of {host} for {what} cannot be used ({reason}); {advice}")]
     Unreadable {
         /// Host.
         host: String,
         /// Requested resource.
         what: String,
-        /// Error of the parser.
+        /// Problem of the response.
         reason: String,
+        /// Suggested fix for origins of this kind.
+        advice: &'static str,
     },
     /// The package of the model has no file of the required kind.
     #[error(
@@ -404,8 +406,17 @@ mod tests {
         let errors = [
             PullError::NoList { host: host.clone(), what: what.clone() },
             PullError::Replaced { host: host.clone(), what: what.clone(), reason: reason.clone() },
-            PullError::InsecureRedirect { host: host.clone(), what: what.clone() },
-            PullError::Unreadable { host: host.clone(), what: what.clone(), reason: reason.clone() },
+            PullError::InsecureRedirect {
+                host: host.clone(),
+                what: what.clone(),
+                target: "http://b".to_owned(),
+            },
+            PullError::Unreadable {
+                host: host.clone(),
+                what: what.clone(),
+                reason: reason.clone(),
+                advice: "check it",
+            },
             PullError::NoDigest { host: host.clone(), what: what.clone() },
             PullError::Unavailable { host, what, attempts: 5, reason, done: 1 },
         ];

@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use ureq::ResponseExt;
-use ureq::http::{Response, StatusCode, header};
+use ureq::http::{Method, Response, StatusCode, header};
 use ureq::tls::{RootCerts, TlsConfig};
 use url::Url;
 
 use super::error::PullError;
 use super::manifest::{copy_hashing, hex};
+use super::redirect::{WebRequest, WebRequestError, WebResponse, responding_host};
 
 /// Ample for a host that exists; for others, the time until the error message.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,6 +56,8 @@ pub(super) struct Remote<'a> {
     pub(super) token: Option<&'a str>,
     /// Environment variable that selects another host.
     pub(super) setting: &'static str,
+    /// What to check if the host does not respond as one of its kind.
+    pub(super) advice: &'static str,
 }
 
 impl Remote<'_> {
@@ -67,9 +69,9 @@ impl Remote<'_> {
         PullError::Unreachable { host: self.host(), reason, setting: self.setting }
     }
 
-    /// Returns the error of a response without content.
-    pub(super) fn error_for_status(&self, status: StatusCode) -> PullError {
-        let (host, what, status) = (self.host(), self.what.to_owned(), status.as_u16());
+    /// Returns the error of a response of this host without content.
+    pub(super) fn error_for_status(&self, status: StatusCode, host: &str) -> PullError {
+        let (host, what, status) = (host.to_owned(), self.what.to_owned(), status.as_u16());
         match status {
             404 | 410 => PullError::NotFound { host, what },
             401 | 403 => PullError::Refused {
@@ -83,7 +85,32 @@ impl Remote<'_> {
     }
 
     pub(super) fn unreadable(&self, reason: impl ToString) -> PullError {
-        PullError::Unreadable { host: self.host(), what: self.what.to_owned(), reason: reason.to_string() }
+        let (host, what, reason) = (self.host(), self.what.to_owned(), reason.to_string());
+        PullError::Unreadable { host, what, reason, advice: self.advice }
+    }
+
+    /// Sends a GET request with these headers.
+    fn get(
+        self,
+        agent: &ureq::Agent,
+        headers: &[(header::HeaderName, String)],
+        deadline: Option<Duration>,
+    ) -> Result<WebResponse, AttemptError> {
+        let authorization = self.token.map(|token| format!("Bearer {token}"));
+        let request = WebRequest {
+            method: &Method::GET,
+            url: self.url,
+            headers,
+            authorization: authorization.as_deref(),
+            deadline,
+        };
+        request.send(agent).map_err(|error| match error {
+            WebRequestError::InsecureRedirect { host, target } => {
+                PullError::InsecureRedirect { host, what: self.what.to_owned(), target }.into()
+            }
+            WebRequestError::Failed(error) => AttemptError::Transient(reason(error)),
+            WebRequestError::Redirects(reason) => AttemptError::Permanent(self.unreadable(reason)),
+        })
     }
 }
 
@@ -120,14 +147,15 @@ impl Fetcher {
 
     /// Downloads a page.
     pub(super) fn page(&self, remote: Remote<'_>, accept: &str) -> Result<IndexPage, PullError> {
-        let request = self.agent.get(remote.url.as_str()).header(header::ACCEPT, accept);
-        let request =
-            request.config().timeout_global(Some(PAGE_TIMEOUT)).https_only(is_tls(remote.url)).build();
-        let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
+        let headers = [(header::ACCEPT, accept.to_owned())];
+        let sent = remote.get(&self.agent, &headers, Some(PAGE_TIMEOUT));
+        let WebResponse { mut response, url } = sent.map_err(|error| match error {
+            AttemptError::Transient(reason) => remote.unreachable(reason),
+            AttemptError::Permanent(error) => error,
+        })?;
         if response.status() != StatusCode::OK {
-            return Err(remote.error_for_status(response.status()));
+            return Err(remote.error_for_status(response.status(), &responding_host(remote.url, &url)));
         }
-        let url = Url::parse(&response.get_uri().to_string()).unwrap_or_else(|_| remote.url.clone());
         let content_type = text_header(&response, header::CONTENT_TYPE).unwrap_or_default();
         let is_json = content_type.split(';').next().is_some_and(|kind| kind.trim_end().ends_with("json"));
         let text = response.body_mut().with_config().limit(MAX_PAGE_BYTES).read_to_string();
@@ -189,15 +217,8 @@ impl Fetcher {
         remote: Remote<'_>,
         report: &mut dyn FnMut(u64, Option<u64>),
     ) -> Result<(), AttemptError> {
-        let request = self.agent.get(remote.url.as_str());
-        let mut request = request.config().https_only(is_tls(remote.url)).build();
-        if partial.done > 0 {
-            request = request.header(header::RANGE, format!("bytes={}-", partial.done));
-        }
-        if let Some(token) = remote.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
-        }
-        let mut response = request.call().map_err(|error| AttemptError::Transient(reason(error)))?;
+        let range = (partial.done > 0).then(|| (header::RANGE, format!("bytes={}-", partial.done)));
+        let WebResponse { mut response, url } = remote.get(&self.agent, range.as_slice(), None)?;
         let total = match response.status() {
             StatusCode::PARTIAL_CONTENT => match content_range(&response) {
                 Some((start, total)) if start == partial.done => Some(total),
@@ -220,7 +241,10 @@ impl Fetcher {
                     ))
                 };
             }
-            status => return Err(AttemptError::Permanent(remote.error_for_status(status))),
+            status => {
+                let host = responding_host(remote.url, &url);
+                return Err(AttemptError::Permanent(remote.error_for_status(status, &host)));
+            }
         };
         let too_long = || {
             AttemptError::Permanent(

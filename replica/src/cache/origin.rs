@@ -185,7 +185,11 @@ impl RequestProgress {
         if waited < STALLED_AFTER {
             return None;
         }
-        let cause = self.failure.as_deref().unwrap_or("there is no response yet");
+        let cause = match &self.failure {
+            Some(failure) => failure.as_str(),
+            None if self.bytes == 0 => "there is no response yet",
+            None => "the responses are slow",
+        };
         Some(format!("{} bytes have arrived in the last {} s: {cause}", self.bytes, waited.as_secs()))
     }
 }
@@ -349,8 +353,11 @@ mod tests {
         assert_eq!(requests.stalled(time(12)), None);
         let expected = "0 bytes have arrived in the last 3 s: there is no response yet";
         assert_eq!(requests.stalled(time(13)).as_deref(), Some(expected));
+        requests.received(4, time(14));
+        let expected = "4 bytes have arrived in the last 4 s: the responses are slow";
+        assert_eq!(requests.stalled(time(14)).as_deref(), Some(expected));
         requests.failure = Some("status 503".to_owned());
-        requests.received(10, time(14));
+        requests.received(6, time(14));
         let expected = "10 bytes have arrived in the last 5 s: status 503";
         assert_eq!(requests.stalled(time(15)).as_deref(), Some(expected), "each response is truncated");
         requests.received(PROGRESS_BYTES_MIN - 10, time(15));

@@ -16,6 +16,8 @@ use super::fetch::{Fetcher, IndexPage, Remote};
 
 /// Environment variable that selects another index.
 pub(super) const SETTING: &str = "MERIDIAN_PYPI_INDEX";
+/// What to check if the host does not respond as a package index.
+pub(super) const INDEX_ADVICE: &str = "check that MERIDIAN_PYPI_INDEX names a package index";
 
 const ACCEPT: &str =
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
@@ -42,7 +44,8 @@ pub(super) fn find(
         path.pop_if_empty().push(package).push("");
     }
     let what = format!("package {package}");
-    let remote = Remote { url: &url, what: &what, sha256: None, token: None, setting: SETTING };
+    let remote =
+        Remote { url: &url, what: &what, sha256: None, token: None, setting: SETTING, advice: INDEX_ADVICE };
     let page = fetcher.page(remote, ACCEPT)?;
     let wheels = wheels(&page).map_err(|reason| remote.unreadable(reason))?;
     let wheel = choose(&wheels, requested).cloned().ok_or_else(|| PullError::NoWheel {

@@ -128,16 +128,23 @@ impl fmt::Display for ModelSource {
     }
 }
 
-/// Parses the URL of a folder.
-fn web_folder(text: &str) -> Result<Url, &'static str> {
-    let mut url = Url::parse(text).map_err(|_| "the URL is invalid")?;
-    let is_local = match url.host() {
+/// Returns whether the host of a URL is this machine.
+pub(super) fn is_this_machine(url: &Url) -> bool {
+    match url.host() {
         Some(Host::Domain(name)) => name == "localhost",
         Some(Host::Ipv4(address)) => address.is_loopback(),
         Some(Host::Ipv6(address)) => address.is_loopback(),
-        None => return Err("the host is missing"),
-    };
-    if url.scheme() == "http" && !is_local {
+        None => false,
+    }
+}
+
+/// Parses the URL of a folder.
+fn web_folder(text: &str) -> Result<Url, &'static str> {
+    let mut url = Url::parse(text).map_err(|_| "the URL is invalid")?;
+    if url.host().is_none() {
+        return Err("the host is missing");
+    }
+    if url.scheme() == "http" && !is_this_machine(&url) {
         return Err("a model from another machine needs TLS");
     }
     // A password in a configuration file would be logged with the source.

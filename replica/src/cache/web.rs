@@ -6,16 +6,20 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use ureq::config::RedirectAuthHeaders;
-use ureq::http::{Response, StatusCode, header};
-use ureq::{Agent, Body};
+use ureq::Agent;
+use ureq::http::{Method, StatusCode, header};
 use url::Url;
 
 use super::error::PullError;
-use super::fetch;
 use super::netrc;
 use super::origin::{DownloadPolicy, FetchError, ModelOrigin, RangeSink, RemoteFile};
 use super::origins::ModelOrigins;
+use super::redirect::{WebRequest, WebRequestError, WebResponse, responding_host};
+use super::{fetch, hf};
+
+/// What to check if a web server does not respond as one for files.
+const SERVER_ADVICE: &str =
+    "use a web server that sends `content-length` and answers `range`, or correct the proxy before it";
 
 /// Folder of a web server.
 pub(super) struct WebOrigin {
@@ -77,53 +81,61 @@ impl WebOrigin {
 
     fn send(
         &self,
-        method: ureq::http::Method,
+        method: &Method,
         url: &str,
         headers: &[(header::HeaderName, String)],
         deadline: Option<Duration>,
-    ) -> Result<Response<Body>, FetchError> {
-        let mut request = ureq::http::Request::builder().method(method).uri(url);
-        if let Some(authorization) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, authorization);
-        }
-        for (name, value) in headers {
-            request = request.header(name, value);
-        }
-        let request = request.body(()).map_err(|error| FetchError::Transient(error.to_string()))?;
-        let request = self.agent.configure_request(request).timeout_global(deadline).build();
-        self.agent.run(request).map_err(|error| match error {
-            // The URL of the redirect may contain a signature.
-            ureq::Error::RequireHttpsOnly(_) => {
-                PullError::InsecureRedirect { host: self.host(), what: url.to_owned() }.into()
+    ) -> Result<WebResponse, FetchError> {
+        let url = Url::parse(url).map_err(|error| FetchError::Transient(error.to_string()))?;
+        let authorization = self.authorization.as_deref();
+        let request = WebRequest { method, url: &url, headers, authorization, deadline };
+        request.send(&self.agent).map_err(|error| match error {
+            WebRequestError::InsecureRedirect { host, target } => {
+                PullError::InsecureRedirect { host, what: url.to_string(), target }.into()
             }
-            error => FetchError::Transient(fetch::reason(error)),
+            WebRequestError::Failed(error) => FetchError::Transient(fetch::reason(error)),
+            WebRequestError::Redirects(reason) => self.unreadable(url.as_str(), &url, reason),
         })
     }
 
+    /// Returns the host of a response after the redirects.
+    fn responding(&self, responding: &Url) -> String {
+        responding_host(&self.folder, responding)
+    }
+
     /// Returns the error of a response without content.
-    fn failure(&self, url: &str, status: StatusCode) -> FetchError {
-        let (host, what) = (self.host(), url.to_owned());
+    fn failure(&self, url: &str, responding: &Url, status: StatusCode) -> FetchError {
+        let (host, what) = (self.responding(responding), url.to_owned());
         match status.as_u16() {
             404 | 410 => PullError::NotFound { host, what }.into(),
             status @ (401 | 403) => {
                 let fix = format!("check {}", self.credentials);
                 PullError::Forbidden { host, what, status, fix }.into()
             }
-            408 | 425 | 429 | 500..=599 => FetchError::Transient(format!("status {}", status.as_u16())),
-            412 => self.replaced(url, "it has another version"),
-            416 => self.replaced(url, "it is shorter than before"),
+            408 | 425 | 429 | 500..=599 => FetchError::Transient(self.transient(responding, status)),
+            412 => self.replaced(url, responding, "it has another version"),
+            416 => self.replaced(url, responding, "it is shorter than before"),
             status => PullError::Refused { host, status, what, advice: "check the URL" }.into(),
         }
     }
 
-    fn replaced(&self, url: &str, reason: &str) -> FetchError {
-        let (host, what, reason) = (self.host(), url.to_owned(), reason.to_owned());
+    /// Returns the cause of a failure for a moment. The message has the requested host.
+    fn transient(&self, responding: &Url, status: StatusCode) -> String {
+        match responding.host_str().filter(|_| responding.host() != self.folder.host()) {
+            Some(host) => format!("status {} of {host}", status.as_u16()),
+            None => format!("status {}", status.as_u16()),
+        }
+    }
+
+    fn replaced(&self, url: &str, responding: &Url, reason: &str) -> FetchError {
+        let (host, what, reason) = (self.responding(responding), url.to_owned(), reason.to_owned());
         PullError::Replaced { host, what, reason }.into()
     }
 
-    fn unreadable(&self, url: &str, reason: &str) -> FetchError {
-        let (host, what, reason) = (self.host(), url.to_owned(), reason.to_owned());
-        PullError::Unreadable { host, what, reason }.into()
+    fn unreadable(&self, url: &str, responding: &Url, reason: &str) -> FetchError {
+        let (host, what, reason) = (self.responding(responding), url.to_owned(), reason.to_owned());
+        let advice = if self.repository.is_some() { hf::HUB_ADVICE } else { SERVER_ADVICE };
+        PullError::Unreadable { host, what, reason, advice }.into()
     }
 }
 
@@ -141,9 +153,10 @@ impl ModelOrigin for WebOrigin {
 
     fn read_small(&self, path: &str, bytes_max: u64) -> Result<Vec<u8>, FetchError> {
         let url = self.url(path);
-        let mut response = self.send(ureq::http::Method::GET, &url, &[], Some(self.list_deadline))?;
+        let sent = self.send(&Method::GET, &url, &[], Some(self.list_deadline))?;
+        let WebResponse { mut response, url: responding } = sent;
         if response.status() != StatusCode::OK {
-            return Err(self.failure(&url, response.status()));
+            return Err(self.failure(&url, &responding, response.status()));
         }
         let mut bytes = Vec::new();
         let length = response.body().content_length();
@@ -151,7 +164,7 @@ impl ModelOrigin for WebOrigin {
         read.map_err(|error| FetchError::Transient(error.to_string()))?;
         let size = bytes.len() as u64;
         if size > bytes_max {
-            let (host, bytes) = (self.host(), length.unwrap_or(size));
+            let (host, bytes) = (self.responding(&responding), length.unwrap_or(size));
             return Err(PullError::TooLarge { host, what: url, bytes, limit: bytes_max }.into());
         }
         match length {
@@ -162,14 +175,14 @@ impl ModelOrigin for WebOrigin {
 
     fn stat(&self, path: &str, sha256: Option<&str>) -> Result<RemoteFile, FetchError> {
         let url = self.url(path);
-        let response = self.send(ureq::http::Method::HEAD, &url, &[], None)?;
+        let WebResponse { response, url: responding } = self.send(&Method::HEAD, &url, &[], None)?;
         if response.status() != StatusCode::OK {
-            return Err(self.failure(&url, response.status()));
+            return Err(self.failure(&url, &responding, response.status()));
         }
         let text = |name| response.headers().get(name)?.to_str().ok();
         let bytes = text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok());
         let Some(bytes) = bytes else {
-            return Err(self.unreadable(&url, "the response to HEAD has no content-length"));
+            return Err(self.unreadable(&url, &responding, "the response to HEAD has no content-length"));
         };
         // `If-Match` needs a strong tag.
         let etag = text(header::ETAG).filter(|etag| !etag.starts_with("W/")).map(str::to_owned);
@@ -198,22 +211,27 @@ impl ModelOrigin for WebOrigin {
         if let Some(etag) = &file.etag {
             headers.push((header::IF_MATCH, etag.clone()));
         }
-        let mut response = self.send(ureq::http::Method::GET, &file.location, &headers, None)?;
+        let sent = self.send(&Method::GET, &file.location, &headers, None)?;
+        let WebResponse { mut response, url: responding } = sent;
         let size = match response.status() {
             StatusCode::PARTIAL_CONTENT => match fetch::content_range(&response) {
                 Some((start, size)) if start == range.start => Some(size),
                 Some(_) | None => {
-                    return Err(self.unreadable(&file.location, "the response has another range"));
+                    return Err(self.unreadable(
+                        &file.location,
+                        &responding,
+                        "the response has another range",
+                    ));
                 }
             },
             // The bytes before the range would be read for each part.
             StatusCode::OK if !is_whole => return Err(FetchError::RangeIgnored),
             StatusCode::OK => response.body().content_length(),
-            status => return Err(self.failure(&file.location, status)),
+            status => return Err(self.failure(&file.location, &responding, status)),
         };
         if let Some(size) = size.filter(|size| *size != file.bytes) {
             let reason = format!("it has {size} bytes, expected {}", file.bytes);
-            return Err(self.replaced(&file.location, &reason));
+            return Err(self.replaced(&file.location, &responding, &reason));
         }
         let mut body = response.body_mut().as_reader().take(range.end - range.start);
         let mut buffer = vec![0; 1 << 18];
@@ -233,12 +251,12 @@ pub(super) fn truncated(bytes: u64, expected: u64) -> String {
     format!("the response ended after {bytes} of {expected} bytes")
 }
 
-/// Returns the client of a host. Redirects keep the TLS of its URL, and only those to the same host get the credentials.
+/// Returns the client of a host. It follows no redirects ([`WebRequest::send`] does), and keeps the TLS of its URL.
 fn agent(policy: &DownloadPolicy, url: &Url) -> Agent {
     let agent = Agent::config_builder()
         .tls_config(fetch::tls())
         .https_only(fetch::is_tls(url))
-        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+        .max_redirects(0)
         .http_status_as_error(false)
         .timeout_resolve(Some(fetch::CONNECT_TIMEOUT))
         .timeout_connect(Some(fetch::CONNECT_TIMEOUT))
@@ -300,10 +318,7 @@ mod tests {
     fn only_redirects_to_the_same_host_get_the_credentials() {
         for (host, has_credentials) in [("127.0.0.1", true), ("localhost", false)] {
             let ((first, port), (second, target)) = (listen(), listen());
-            let redirect = format!(
-                "HTTP/1.1 302 Found\r\nlocation: http://{host}:{target}/a\r\ncontent-length: 0\r\n\
-                 connection: close\r\n\r\n"
-            );
+            let redirect = redirect(&format!("http://{host}:{target}/a"));
             let (first, second) = (serve_once(first, redirect), serve_once(second, CONTENT.to_owned()));
             let origin = origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default());
             assert_eq!(origin.read_small("a", 10).unwrap(), b"x");
@@ -313,22 +328,75 @@ mod tests {
         }
     }
 
+    fn redirect(target: &str) -> String {
+        format!("HTTP/1.1 302 Found\r\nlocation: {target}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    }
+
     #[test]
-    fn a_request_with_tls_is_not_redirected_to_a_url_without() {
-        // A redirect is followed with the rules of the first request.
+    fn a_request_is_not_redirected_to_another_host_without_tls() {
+        // The address is one of documentation: a request for it would fail with another error.
+        let (listener, port) = listen();
+        let server = serve_once(listener, redirect("http://192.0.2.1/a?signature=s"));
+        let origin = origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default());
+        let read = origin.read_small("a", 10);
+        let Err(FetchError::Permanent(error @ PullError::InsecureRedirect { .. })) = read else {
+            panic!("{read:?}");
+        };
+        let (text, url) = (error.to_string(), format!("http://127.0.0.1:{port}/a"));
+        assert!(
+            text.starts_with(&format!("127.0.0.1 redirects {url} to http://192.0.2.1, without TLS; ")),
+            "{text}"
+        );
+        assert!(server.join().unwrap().starts_with("get /a "));
+    }
+
+    #[test]
+    fn a_url_without_tls_gets_no_request_of_a_folder_with_tls() {
         let (listener, port) = listen();
         listener.set_nonblocking(true).unwrap();
         let origin = origin("https://models.example/", DownloadPolicy::default());
         let redirected = format!("http://127.0.0.1:{port}/a?signature=s");
-        let sent = origin.send(ureq::http::Method::GET, &redirected, &[], None);
-        let Err(FetchError::Permanent(error @ PullError::InsecureRedirect { .. })) = sent else {
-            panic!("{sent:?}");
-        };
-        assert!(error.to_string().starts_with("models.example redirects"), "{error}");
+        let sent = origin.send(&Method::GET, &redirected, &[], None).map(|sent| sent.url);
+        assert!(sent.is_err(), "{sent:?}");
         assert!(listener.accept().is_err(), "no connection");
-        assert!(
-            !agent(&DownloadPolicy::default(), &"http://127.0.0.1/".parse().unwrap()).config().https_only()
-        );
+    }
+
+    #[test]
+    fn a_redirect_that_does_not_end_is_an_error() {
+        let (listener, port) = listen();
+        let server = thread::spawn(move || {
+            for _ in 0..11 {
+                respond(&mut listener.accept().unwrap().0, &redirect("/a"));
+            }
+        });
+        let read =
+            origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default()).read_small("a", 10);
+        let Err(FetchError::Permanent(error)) = read else { panic!("{read:?}") };
+        assert!(error.to_string().contains("there are more than 10 redirects"), "{error}");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_error_names_the_host_that_responded_and_the_fix_for_a_web_server() {
+        let ((first, port), (second, target)) = (listen(), listen());
+        let first = serve_once(first, redirect(&format!("http://localhost:{target}/a")));
+        let missing = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let second = serve_once(second, missing.to_owned());
+        let read =
+            origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default()).read_small("a", 10);
+        let Err(FetchError::Permanent(error)) = read else { panic!("{read:?}") };
+        let expected = "localhost (to which 127.0.0.1 redirects) has no http://127.0.0.1";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        first.join().unwrap();
+        second.join().unwrap();
+
+        let (listener, port) = listen();
+        let server = serve_once(listener, "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_owned());
+        let stat = origin(&format!("http://127.0.0.1:{port}/"), DownloadPolicy::default()).stat("a", None);
+        let Err(FetchError::Permanent(error)) = stat else { panic!("{stat:?}") };
+        let text = error.to_string();
+        assert!(text.contains("no content-length); use a web server that sends `content-length`"), "{text}");
+        server.join().unwrap();
     }
 
     #[test]
