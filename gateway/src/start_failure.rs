@@ -33,7 +33,7 @@ fn sentence(reason: StartFailure) -> &'static str {
         StartFailure::ModelMissing => "the source has no such model",
         StartFailure::ModelForbidden => "the source denies access to the model",
         StartFailure::ModelUnavailable => "the source of the model does not respond",
-        StartFailure::ModelCorrupt => "the files of the model are incomplete or damaged",
+        StartFailure::ModelCorrupt => "the files of the model are incomplete, damaged or invalid",
         StartFailure::UnknownFamily => "the engine does not support the family of the model",
         StartFailure::DiskFull => "the disk of the replicas is full",
         StartFailure::CrashLoop => "its replicas end before they are ready",

@@ -44,5 +44,5 @@ pub mod vectors;
 pub mod verify;
 
 pub use config::Config;
-pub use serve_error::ServeError;
+pub use serve_error::{InvalidModel, ServeError};
 pub use server::run;

@@ -33,18 +33,18 @@ use crate::app::{App, Service};
 use crate::batcher::{Batcher, Options};
 use crate::cache::{CachedModel, default_root};
 use crate::config::Config;
-use crate::engine::cpu::{CpuEngine, CpuOptions, Isa, PackedCache};
+use crate::engine::cpu::{CpuEngine, CpuLoadError, CpuOptions, Isa, PackedCache};
 use crate::engine::{Accelerator, BatchBuffer, Engine, EngineError, Output, Statistics, tensorrt};
 use crate::events::{
     DrainLimitReached, Draining, Listening, ModelReady, StartAttemptFailed, TunedSettings,
     TunedSettingsIgnored,
 };
 use crate::http;
-use crate::model::{ModelDir, ModelError};
+use crate::model::ModelDir;
 use crate::model_identity;
 use crate::purpose::Purpose;
-use crate::serve_error::ServeError;
-use crate::start::{self, StartAttempts};
+use crate::serve_error::{InvalidModel, LoadErrors, ServeError};
+use crate::start::{self, FoundModel, StartAttempts};
 use crate::tokenize::{TextTokenizer, TokenizerPool};
 use crate::tune;
 use crate::tune::effective::{EffectiveSettings, effective_settings};
@@ -139,9 +139,9 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
     let mut attempts = StartAttempts::default();
     loop {
         let attempt = spawn_blocking({
-            let (app, config, bypasses_cache) =
-                (Arc::clone(app), Arc::clone(&config), attempts.bypass_cache());
-            move || attempt(&app, &config, bypasses_cache)
+            let (app, config, invalid_model) =
+                (Arc::clone(app), Arc::clone(&config), attempts.invalid_model().cloned());
+            move || attempt(&app, &config, invalid_model.as_ref())
         });
         let died = |died: JoinError| ServeError::Load { model: app.source.clone(), reason: died.to_string() };
         let error = match attempt.await.map_err(died)? {
@@ -159,11 +159,11 @@ async fn start_model(app: &Arc<App>, config: Config) -> Result<Service, ServeErr
 }
 
 /// Finds or downloads the model, loads it and starts its threads.
-fn attempt(app: &App, config: &Config, bypasses_cache: bool) -> Result<Service, ServeError> {
+fn attempt(app: &App, config: &Config, invalid_model: Option<&InvalidModel>) -> Result<Service, ServeError> {
     let root = config.cache.clone().or_else(default_root).ok_or(ServeError::NoCache)?;
-    let cached = start::find(app, config, &root, bypasses_cache)?;
+    let found = start::find(app, config, &root, invalid_model)?;
     app.start.load();
-    load(config, &root, cached, app)
+    load(config, &root, found, app)
 }
 
 /// Listeners and their connections.
@@ -235,26 +235,23 @@ fn server_tls(identity: &Arc<ProcessIdentity>) -> Result<ServerTls, ServeError> 
 }
 
 /// Loads a model of the cache at `root`, and starts its threads.
-fn load(config: &Config, root: &Path, cached: CachedModel, app: &App) -> Result<Service, ServeError> {
+fn load(config: &Config, root: &Path, found: FoundModel, app: &App) -> Result<Service, ServeError> {
+    let FoundModel { model: cached, is_verified } = found;
     let started = Instant::now();
     let (metrics, is_traced) = (Arc::clone(&app.metrics), app.tracer.is_some());
-    let failed = |reason: &dyn Display| ServeError::Load {
-        model: config.model.to_string(),
-        reason: reason.to_string(),
-    };
-    let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| match error {
-        ModelError::UnknownFamily { .. } => {
-            ServeError::UnknownFamily { model: config.model.to_string(), reason: error.to_string() }
-        }
-        error => failed(&error),
-    })?;
+    let errors = LoadErrors { source: &config.model, digest: &cached.digest, is_verified };
+    let failed = |error: &dyn Display| errors.of_machine(error);
+    let model = ModelDir::open_for(&cached.path, config.task).map_err(|error| errors.of_model(&error))?;
     let (effective, tuned) = settings(config, root, &cached);
     let EffectiveSettings { precision, threads, batch } = effective;
     let (engine, weights): (Arc<dyn Engine>, _) = match config.engine.kind {
         EngineKind::Cpu => {
             let packed = PackedCache::below(root, &cached.digest);
             let options = CpuOptions { threads, precision, packed: Some(packed), isa: None };
-            let engine = CpuEngine::load(&model, options).map_err(|error| failed(&error))?;
+            let engine = CpuEngine::load(&model, options).map_err(|error| match error {
+                CpuLoadError::Model(error) => errors.of_model(&error),
+                error => failed(&error),
+            })?;
             let weights = engine.weights_location().clone();
             (Arc::new(engine), Some(weights))
         }
@@ -263,12 +260,14 @@ fn load(config: &Config, root: &Path, cached: CachedModel, app: &App) -> Result<
             (engine.map_err(|error| failed(&error))?, None)
         }
     };
-    warm_up(&*engine).map_err(|error| failed(&error))?;
+    if let Some(problem) = warm_up(&*engine).map_err(|error| failed(&error))? {
+        return Err(errors.of_files(&problem));
+    }
     let description = engine.describe().clone();
     let batch = within(batch, description.accelerator.as_ref());
     let readable = Readable { max_input_tokens: description.max_tokens, vocabulary: description.vocabulary };
     let tokenizer = TextTokenizer::load(&model, readable, description.token_types);
-    let tokenizer = tokenizer.map_err(|error| failed(&error))?;
+    let tokenizer = tokenizer.map_err(|error| errors.of_files(&error))?;
     let tokenizer_threads = config.threads.tokenizer.get();
     ModelReady {
         source: &cached.source,
@@ -371,23 +370,20 @@ fn batch_info(settings: BatchSettings, tuned: Option<PathBuf>) -> BatchV1 {
     }
 }
 
-/// Computes one short sequence: touches pages of weights and buffers for the first time, and rejects a model whose
-/// outputs are not finite.
-fn warm_up(engine: &dyn Engine) -> Result<(), EngineError> {
+/// Computes one short sequence, which touches pages of weights and buffers for the first time; returns the problem of a model
+/// whose outputs are not finite.
+fn warm_up(engine: &dyn Engine) -> Result<Option<String>, EngineError> {
     let description = engine.describe();
     let sequence = vec![0; description.max_tokens.min(16)];
     let batch: BatchBuffer = [sequence].into_iter().collect();
     let mut row = vec![0.0; description.width];
     engine.compute(&batch.batch(), Output::Pooled, &mut row)?;
-    match row.iter().find(|number| !number.is_finite()) {
-        None => Ok(()),
-        Some(number) => Err(EngineError::Broken {
-            reason: format!(
-                "the model computes {number} for {} tokens of id 0: its weights overflow in {}; choose another \
-                 precision or another revision of the model",
-                batch.batch().token_ids().len(),
-                description.engine.precision
-            ),
-        }),
-    }
+    Ok(row.iter().find(|number| !number.is_finite()).map(|number| {
+        format!(
+            "the model computes {number} for {} tokens of id 0: its weights overflow in {}; choose another precision or \
+             another revision of the model",
+            batch.batch().token_ids().len(),
+            description.engine.precision
+        )
+    }))
 }

@@ -5,14 +5,18 @@
 //!  resolve ────────────────────▶ download ────────▶ load ─────────────────────────▶ ready
 //!     │                             │ ▲               │ ▲
 //!     └── in the cache ─────────────│─│───────────────│─┘
-//!                                   ▼ │ backoff       ▼ family not supported
+//!                                   ▼ │ backoff       ▼ invalid files, family not supported
 //!                                  failed ◀───────────┘
 //! ```
 //!
-//! A download that fails, and a model of an unsupported family, do not end the process: the cause is at the origin of the
-//! model (a policy, a missing object, an outage), and the replica is ready as soon as that is corrected. Meanwhile it
-//! reports the cause. Every other failure of a start ends it, as does a failure of a model in a directory, whose cause is on
-//! this machine.
+//! A download that fails, and a downloaded model that is invalid or of an unsupported family, do not end the process: the
+//! cause is at the origin of the model (a policy, a missing object, an outage, a broken file), and the replica is ready as
+//! soon as that is corrected. Meanwhile it reports the cause. Every other failure of a start ends it, as does a failure of a
+//! model in a directory, whose cause is on this machine.
+//!
+//! After a model could not be loaded, each attempt requests the version that the origin has now, and compares the files in
+//! the cache with their digests. An unchanged version is not downloaded again, and is loaded once more only if its files were
+//! not compared before the first time: a file that was damaged on this disk has been replaced then.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,15 +25,17 @@ use backoff::Backoff;
 use replica_api::start_failure::{StartFailure, StartFailureReport};
 
 use crate::app::App;
-use crate::cache::{CachedModel, ModelCache, ModelOrigins, ModelSource, Phase, PullObserver, ResolveError};
+use crate::cache::{
+    CachedModel, ModelCache, ModelOrigins, ModelSource, Phase, PullObserver, PullResult, ResolveError,
+};
 use crate::config::Config;
 use crate::events::{ModelDownloadPhase, ModelDownloadProgress, ModelDownloaded};
-use crate::serve_error::ServeError;
+use crate::serve_error::{AttemptFailure, InvalidModel, ServeError};
 
 /// Delays between attempts. A minute is short compared with the time in which a person corrects a policy, and long for the
 /// origin of a model that thousands of replicas request.
 const RETRY: Backoff = Backoff { first: Duration::from_secs(1), max: Duration::from_secs(60) };
-/// Delays after a download whose files do not match their digests, or whose list is invalid. Another attempt downloads the
+/// Delays after a download whose files do not match their digests, or whose list is invalid. Each attempt downloads the
 /// files again, and succeeds only once a person has uploaded the correct ones. Less than the start timeout of a process (ten
 /// minutes), which begins after each failure.
 const RETRY_CORRUPT: Backoff = Backoff { first: Duration::from_secs(60), max: Duration::from_secs(300) };
@@ -39,43 +45,54 @@ const LOG_PERIOD: Duration = Duration::from_secs(10);
 /// Failed attempts of a start.
 #[derive(Debug, Default)]
 pub(crate) struct StartAttempts {
-    /// Reason of the last attempt, and the number of consecutive ones with it.
-    last: Option<(StartFailure, u32)>,
-    /// Failure of the cached model, which this program cannot load.
-    unknown_family: Option<StartFailureReport>,
+    /// Cause of the last failure, and the number of consecutive failures with it.
+    last: Option<(FailureCause, u32)>,
+    /// Cached model that this program cannot load, and the report of it.
+    invalid_model: Option<(InvalidModel, StartFailureReport)>,
+}
+
+/// Failures with one cause are counted together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureCause {
+    /// The model could not be pulled, for this reason.
+    Pull(StartFailure),
+    /// It could not be loaded.
+    Load,
 }
 
 impl StartAttempts {
-    /// Returns whether the next attempt sends requests to the origin although the cache may have a valid model: only if this program
-    /// cannot load the cached one, which may have been corrected at its origin.
-    pub(crate) fn bypass_cache(&self) -> bool {
-        self.unknown_family.is_some()
+    /// Returns the cached model that this program cannot load. Then the next attempt sends requests to the origin although it is
+    /// in the cache: it may have been corrected there.
+    pub(crate) fn invalid_model(&self) -> Option<&InvalidModel> {
+        self.invalid_model.as_ref().map(|(model, _)| model)
     }
 
     /// Records a failure; returns the one to report, and the delay before the next attempt. While the cached model cannot be loaded, a
     /// failure of its origin is added to that failure.
-    pub(crate) fn failed(
-        &mut self,
-        failure: StartFailureReport,
-        draw: f64,
-    ) -> (StartFailureReport, Duration) {
-        let reason = failure.reason;
+    pub(crate) fn failed(&mut self, failure: AttemptFailure, draw: f64) -> (StartFailureReport, Duration) {
+        let AttemptFailure { report, invalid_model } = failure;
+        let cause = match invalid_model {
+            Some(_) => FailureCause::Load,
+            None => FailureCause::Pull(report.reason),
+        };
         let count = match self.last {
-            Some((last, count)) if last == reason => count.saturating_add(1),
+            Some((last, count)) if last == cause => count.saturating_add(1),
             Some(_) | None => 1,
         };
-        self.last = Some((reason, count));
-        let backoff = if reason == StartFailure::ModelCorrupt { RETRY_CORRUPT } else { RETRY };
-        let report = match &self.unknown_family {
-            Some(unknown) if reason != StartFailure::UnknownFamily => {
-                let text = format!("{}; it was not pulled again: {}", unknown.message, failure.message);
-                StartFailureReport::new(StartFailure::UnknownFamily, text)
+        self.last = Some((cause, count));
+        let backoff =
+            if cause == FailureCause::Pull(StartFailure::ModelCorrupt) { RETRY_CORRUPT } else { RETRY };
+        let report = match (invalid_model, &self.invalid_model) {
+            (Some(model), _) => {
+                self.invalid_model = Some((model, report.clone()));
+                report
             }
-            Some(_) | None => failure,
+            (None, Some((_, invalid))) => {
+                let text = format!("{}; it was not pulled again: {}", invalid.message, report.message);
+                StartFailureReport::new(invalid.reason, text)
+            }
+            (None, None) => report,
         };
-        if reason == StartFailure::UnknownFamily {
-            self.unknown_family = Some(report.clone());
-        }
         (report, backoff.equal_jitter(count, draw))
     }
 }
@@ -85,17 +102,31 @@ pub(crate) fn may_pull(config: &Config) -> bool {
     config.download.enabled && !matches!(config.model, ModelSource::Directory(_))
 }
 
-/// Finds the model in the cache, or downloads it. If the cache is bypassed, it is downloaded unless the cache has the version
-/// that the origin has now.
+/// Model on this machine.
+#[derive(Debug)]
+pub(crate) struct FoundModel {
+    pub(crate) model: CachedModel,
+    /// Whether its files were found to be those of its origin; otherwise only their sizes were compared.
+    pub(crate) is_verified: bool,
+}
+
+/// Finds the model in the cache, or downloads it. If the cached model is invalid, a model is downloaded unless the cache has the
+/// version that the origin has now.
+///
+/// # Errors
+///
+/// If that is the invalid model still, its error is returned again.
 pub(crate) fn find(
     app: &App,
     config: &Config,
     root: &Path,
-    bypasses_cache: bool,
-) -> Result<CachedModel, ServeError> {
+    invalid_model: Option<&InvalidModel>,
+) -> Result<FoundModel, ServeError> {
     let source = &config.model;
     match ModelCache::new(root).resolve(source) {
-        Ok(model) if !bypasses_cache || !may_pull(config) => return Ok(model),
+        Ok(model) if invalid_model.is_none() || !may_pull(config) => {
+            return Ok(FoundModel { model, is_verified: false });
+        }
         Ok(_) => {}
         Err(ResolveError::NotCached { .. } | ResolveError::Damaged { .. }) if may_pull(config) => {}
         Err(error) => return Err(error.into()),
@@ -116,8 +147,16 @@ pub(crate) fn find(
         ModelDownloaded { source: &pulled.model.source, bytes: pulled.model.bytes, took: began.elapsed() }
             .record();
     }
+    if let Some(invalid) = invalid_model.filter(|invalid| is_still(invalid, &pulled)) {
+        return Err(ServeError::InvalidModel(invalid.clone()));
+    }
     // As at every start: the permissions of the model are checked.
-    Ok(cache.resolve(source)?)
+    Ok(FoundModel { model: cache.resolve(source)?, is_verified: true })
+}
+
+/// Returns whether a pull has found the same files as those of a model that could not be loaded.
+fn is_still(invalid: &InvalidModel, pulled: &PullResult) -> bool {
+    invalid.is_verified && !pulled.downloaded && invalid.digest == pulled.model.digest
 }
 
 /// Publishes the progress of a pull.
@@ -155,31 +194,64 @@ impl PullObserver for StartObserver<'_> {
 mod tests {
     use super::*;
 
-    fn report(reason: StartFailure) -> StartFailureReport {
-        StartFailureReport::new(reason, reason.as_str())
+    fn pull_failure(reason: StartFailure) -> AttemptFailure {
+        AttemptFailure { report: StartFailureReport::new(reason, reason.as_str()), invalid_model: None }
+    }
+
+    fn load_failure(is_unknown_family: bool) -> AttemptFailure {
+        let (model, digest, reason) = ("s3://m".to_owned(), "digest".to_owned(), "config.json".to_owned());
+        let model = InvalidModel { model, digest, is_verified: true, is_unknown_family, reason };
+        ServeError::InvalidModel(model).failure().expect("another attempt")
     }
 
     #[test]
-    fn only_a_model_of_an_unsupported_family_bypasses_the_cache_until_another_one_is_pulled() {
-        let mut attempts = StartAttempts::default();
-        attempts.failed(report(StartFailure::ModelUnavailable), 1.0);
-        assert!(!attempts.bypass_cache());
-        let unknown = attempts.failed(report(StartFailure::UnknownFamily), 1.0).0;
-        assert_eq!(unknown, report(StartFailure::UnknownFamily));
-        for _ in 0..2 {
-            let down = attempts.failed(report(StartFailure::ModelUnavailable), 1.0).0;
-            assert_eq!(down.reason, StartFailure::UnknownFamily, "an operator has to correct the model");
-            assert_eq!(down.message, "unknown_family; it was not pulled again: model_unavailable");
-            assert!(attempts.bypass_cache());
+    fn only_a_model_that_cannot_be_loaded_bypasses_the_cache_until_another_one_is_pulled() {
+        for (is_unknown_family, reason) in
+            [(true, StartFailure::UnknownFamily), (false, StartFailure::ModelCorrupt)]
+        {
+            let mut attempts = StartAttempts::default();
+            attempts.failed(pull_failure(StartFailure::ModelUnavailable), 1.0);
+            assert_eq!(attempts.invalid_model(), None);
+            let report = attempts.failed(load_failure(is_unknown_family), 1.0).0;
+            let text = match is_unknown_family {
+                true => "cannot load s3://m: config.json",
+                false => "cannot load s3://m: a file of its origin is invalid: config.json",
+            };
+            assert_eq!(report, StartFailureReport::new(reason, text));
+            for _ in 0..2 {
+                let down = attempts.failed(pull_failure(StartFailure::ModelUnavailable), 1.0).0;
+                assert_eq!(down.reason, reason, "an operator has to correct the model");
+                assert_eq!(down.message, format!("{text}; it was not pulled again: model_unavailable"));
+                assert!(attempts.invalid_model().is_some());
+            }
         }
     }
 
     #[test]
-    fn delays_count_the_failures_with_one_reason_and_are_longer_for_a_corrupt_model() {
+    fn delays_count_the_failures_with_one_cause_and_are_longer_if_files_are_downloaded_again() {
         let mut attempts = StartAttempts::default();
-        let mut of = |reason| [(); 4].map(|()| attempts.failed(report(reason), 1.0).1.as_secs());
-        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 8]);
-        assert_eq!(of(StartFailure::ModelCorrupt), [60, 120, 240, 300]);
-        assert_eq!(of(StartFailure::ModelUnavailable), [1, 2, 4, 8]);
+        let mut of =
+            |failure: AttemptFailure| [(); 4].map(|()| attempts.failed(failure.clone(), 1.0).1.as_secs());
+        assert_eq!(of(pull_failure(StartFailure::ModelUnavailable)), [1, 2, 4, 8]);
+        assert_eq!(of(pull_failure(StartFailure::ModelCorrupt)), [60, 120, 240, 300]);
+        assert_eq!(of(load_failure(false)), [1, 2, 4, 8], "an unchanged version is not downloaded");
+        assert_eq!(of(pull_failure(StartFailure::ModelCorrupt)), [60, 120, 240, 300]);
+    }
+
+    #[test]
+    fn an_invalid_model_is_loaded_again_only_if_its_files_may_be_other_ones() {
+        let invalid = load_failure(false).invalid_model.expect("a model");
+        let pulled = |digest: &str, downloaded| {
+            let (source, path) = ("s3://m".to_owned(), "/cache/m".into());
+            PullResult {
+                model: CachedModel { source, path, bytes: 1, digest: digest.to_owned() },
+                downloaded,
+            }
+        };
+        assert!(is_still(&invalid, &pulled("digest", false)));
+        assert!(!is_still(&invalid, &pulled("other", false)), "another process has pulled it");
+        assert!(!is_still(&invalid, &pulled("digest", true)), "a file was damaged on this disk");
+        let unverified = InvalidModel { is_verified: false, ..invalid };
+        assert!(!is_still(&unverified, &pulled("digest", false)), "another process has replaced it");
     }
 }

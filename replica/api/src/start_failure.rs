@@ -15,7 +15,7 @@ pub enum StartFailure {
     ModelForbidden,
     /// The source of the model does not respond, or responds with errors of its own.
     ModelUnavailable,
-    /// Files of the model are incomplete, or differ from their checksums.
+    /// Files of the model are incomplete, differ from their checksums, or are invalid.
     ModelCorrupt,
     /// The engine does not support the family of the model.
     UnknownFamily,

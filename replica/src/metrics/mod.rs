@@ -83,7 +83,7 @@ metric_set! {
         pub(crate) cache_misses: Counter = "meridian_replica_cache_misses_total",
         /// Rows evicted from the cache.
         pub(crate) cache_evictions: Counter = "meridian_replica_cache_evictions_total",
-        /// Failed attempts to download the model, or to load a model of an unsupported family, by reason.
+        /// Failed attempts to download the model, or to load a downloaded model that is invalid or of an unsupported family, by reason.
         pub(crate) start_failures: Family<StartFailure> = "meridian_replica_start_failures_total" ["reason"],
         /// Requests.
         pub(crate) requests: Counter = "te_request_count",

@@ -31,16 +31,24 @@ impl Origin {
 
     /// Stores the model after a change of its `config.json`.
     fn put(&self, change: impl FnOnce(&mut Value)) {
+        self.put_files(|path, content| {
+            if path == "config.json" {
+                let mut config = serde_json::from_slice(content).unwrap();
+                change(&mut config);
+                *content = config.to_string().into_bytes();
+            }
+        });
+    }
+
+    /// Stores the model after a change of its files.
+    fn put_files(&self, mut change: impl FnMut(&str, &mut Vec<u8>)) {
         let folder = tempfile::tempdir().unwrap();
         served::write_model(folder.path());
-        let read = |path: &str| std::fs::read(folder.path().join(path)).unwrap();
-        let mut config = serde_json::from_slice(&read("config.json")).unwrap();
-        change(&mut config);
-        let files = [
-            ("config.json", config.to_string().into_bytes()),
-            ("tokenizer.json", read("tokenizer.json")),
-            (WEIGHTS, read(WEIGHTS)),
-        ];
+        let files = ["config.json", "tokenizer.json", WEIGHTS].map(|path| {
+            let mut content = std::fs::read(folder.path().join(path)).unwrap();
+            change(path, &mut content);
+            (path, content)
+        });
         files.iter().for_each(|(path, content)| self.server.put(&format!("small/{path}"), content));
         self.server.put("small/SHA256SUMS", sums(&files).as_bytes());
     }
@@ -175,6 +183,69 @@ fn a_replica_of_an_unsupported_family_is_ready_once_the_model_is_replaced() {
         status["failure"]["message"].as_str().unwrap().contains("`model_type` is t5; supported are bert")
     );
     origin.put(|_| {});
+    replica.ready.recv().unwrap();
+    replica.stop().unwrap();
+}
+
+/// The digests of the files are right.
+#[test]
+fn a_replica_whose_downloaded_model_is_invalid_is_ready_once_the_model_is_replaced() {
+    // Length of the header of the weights, which is larger than the file.
+    let length = u64::MAX.to_le_bytes().to_vec();
+    let invalid_files = [
+        ("config.json", b"{".to_vec(), "config.json: EOF while parsing"),
+        ("tokenizer.json", b"{".to_vec(), "tokenizer.json: EOF while parsing"),
+        (WEIGHTS, length, "the file is truncated or invalid; save the model again"),
+    ];
+    for (invalid, content, text) in invalid_files {
+        let origin = Origin::new();
+        origin.put_files(|path, file| {
+            if path == invalid {
+                file.clone_from(&content);
+            }
+        });
+        let replica = origin.start();
+        let status = replica.status_with(|status| reason(status).is_some());
+        assert_eq!((reason(&status), status["state"].as_str()), (Some("model_corrupt"), Some("starting")));
+        let message = status["failure"]["message"].as_str().unwrap();
+        assert!(message.contains("a file of its origin is invalid") && message.contains(text), "{message}");
+        // The list of the files is requested once more, and the files are not.
+        let lists = || origin.server.requests(&Method::GET, "SHA256SUMS").len();
+        let (lists_before, weights) = (lists(), origin.server.requests(&Method::GET, WEIGHTS).len());
+        while lists() < lists_before + 1 {
+            thread::yield_now();
+        }
+        assert_eq!(origin.server.requests(&Method::GET, WEIGHTS).len(), weights, "{invalid}");
+        assert_eq!(reason(&replica.status_with(|_| true)), Some("model_corrupt"));
+        // A replica that finds the invalid model in the cache requests the origin as well.
+        assert!(replica.stop().is_ok());
+        let replica = origin.start();
+        let is_verified = |status: &Value| {
+            let message = status["failure"]["message"].as_str();
+            message.is_some_and(|message| message.contains("a file of its origin is invalid"))
+        };
+        assert_eq!(reason(&replica.status_with(is_verified)), Some("model_corrupt"));
+        assert_eq!(origin.server.requests(&Method::GET, WEIGHTS).len(), weights, "{invalid}");
+        origin.put(|_| {});
+        replica.ready.recv().unwrap();
+        let status = replica.status_with(|_| true);
+        assert_eq!((reason(&status), status["state"].as_str()), (None, Some("ready")));
+        replica.stop().unwrap();
+    }
+}
+
+#[test]
+fn a_model_that_was_damaged_on_the_disk_of_a_replica_is_downloaded_again() {
+    let origin = Origin::new();
+    let replica = origin.start();
+    replica.ready.recv().unwrap();
+    replica.stop().unwrap();
+    // Its size is right, and only the sizes are compared at a start.
+    let cache = ModelCache::new(origin.root.path());
+    let tokenizer = cache.list().unwrap()[0].path.join("tokenizer.json");
+    let length = std::fs::metadata(&tokenizer).unwrap().len();
+    std::fs::write(&tokenizer, " ".repeat(usize::try_from(length).unwrap())).unwrap();
+    let replica = origin.start();
     replica.ready.recv().unwrap();
     replica.stop().unwrap();
 }

@@ -447,7 +447,7 @@ fn a_replica_that_cannot_start_reports_the_reason_in_one_sentence() {
     let whole = std::fs::read(&weights).expect("weights");
     std::fs::write(&weights, &whole[..whole.len() - 1]).expect("to truncate them");
     let error = refusal_to_serve(served::config("127.0.0.1:0", folder.path(), ""));
-    assert!(matches!(error, ServeError::Load { .. }), "{error}");
+    assert!(matches!(error, ServeError::InvalidModel(_)), "{error}");
     assert!(error.to_string().contains("model.safetensors"), "{error}");
 
     let text = format!(
