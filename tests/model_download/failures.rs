@@ -31,7 +31,7 @@ struct BadModel {
     message: &'static str,
 }
 
-const BAD_MODELS: [BadModel; 7] = [
+const BAD_MODELS: [BadModel; 8] = [
     BadModel { name: "stalled", reason: "model_unavailable", message: "there is no response yet" },
     BadModel {
         name: "unavailable",
@@ -54,6 +54,11 @@ const BAD_MODELS: [BadModel; 7] = [
         reason: "model_corrupt",
         message: "the SHA-256 of s3://models/corrupt/model.safetensors",
     },
+    BadModel {
+        name: "invalid",
+        reason: "model_corrupt",
+        message: "a file of its origin is invalid: cannot load the tokenizer",
+    },
     BadModel { name: "unknown", reason: "unknown_family", message: "`model_type` is t5" },
 ];
 
@@ -66,7 +71,7 @@ type RunningApply = JoinHandle<(Output, Duration)>;
 impl Bucket {
     /// Stores the models, and sets the faults of the server.
     fn put_bad_models(&self) {
-        for prefix in ["unavailable", "truncated", "forbidden", "corrupt", "unknown", "stalled"] {
+        for prefix in ["unavailable", "truncated", "forbidden", "corrupt", "invalid", "unknown", "stalled"] {
             self.put_model(&small_model(), prefix);
         }
         let faults = [
@@ -85,6 +90,9 @@ impl Bucket {
             false => format!("{line}\n"),
         };
         std::fs::write(list, right.lines().map(wrong).collect::<String>()).unwrap();
+        // Its digest is that of the list.
+        std::fs::write(self.folder("invalid").join("tokenizer.json"), "{").unwrap();
+        self.list("invalid");
         let config = self.folder("unknown").join("config.json");
         let mut changed: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
         changed["model_type"] = "t5".into();
