@@ -30,7 +30,7 @@ impl Origin {
     }
 
     /// Stores the model after a change of its `config.json`.
-    fn put(&self, change: impl FnOnce(&mut Value)) {
+    fn put(&self, change: impl Fn(&mut Value)) {
         self.put_files(|path, content| {
             if path == "config.json" {
                 let mut config = serde_json::from_slice(content).unwrap();

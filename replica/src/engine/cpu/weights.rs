@@ -263,8 +263,11 @@ impl<'a> Reader<'a> {
             let layered = self.layer_of(name).is_some();
             let keys = self.architecture.keys.deciding(part, layered);
             self.problems.borrow_mut().push(problem.decided_by("config.json", &keys));
-            let failed = |reason| ModelError::Read { path: self.checkpoint.path().to_owned(), reason };
-            Tensor::placeholder(shape).map_err(failed)
+            // The shape may need more memory than there is, because the configuration is wrong.
+            Tensor::placeholder(shape).map_err(|reason| {
+                let unreadable = ModelError::Read { path: self.checkpoint.path().to_owned(), reason };
+                ModelError::of_all(self.problems.take()).unwrap_or(unreadable)
+            })
         })
     }
 
