@@ -1,7 +1,5 @@
 //! Names, texts and shapes of a checkpoint in messages, with a bounded length: a message that is cut must keep its cause.
 
-use std::fmt::Write as _;
-
 /// Maximum bytes of a name, such as that of a tensor or a token.
 const NAME_BYTES_MAX: usize = 80;
 /// Maximum bytes of the text of a parser, which may quote the file.
@@ -23,12 +21,8 @@ pub(crate) fn shortened_text(text: &str) -> String {
 pub(crate) fn shortened_shape(shape: &[usize]) -> String {
     match shape.get(..DIMENSIONS_MAX) {
         Some(first) if shape.len() > DIMENSIONS_MAX => {
-            let mut text = String::from("[");
-            for size in first {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{size}, ");
-            }
-            format!("{text}…] ({} dimensions)", shape.len())
+            let first: Vec<String> = first.iter().map(usize::to_string).collect();
+            format!("[{}, …] ({} dimensions)", first.join(", "), shape.len())
         }
         Some(_) | None => format!("{shape:?}"),
     }
