@@ -1,7 +1,9 @@
 // Console of a Meridian hub: receives snapshots, and shows the page of the address.
 
 import { clock, h, morphChildren, s, setColours } from "./dom.js";
+import { moveTo } from "./map.js";
 import { NOT_FOUND, PAGES } from "./pages.js";
+import { addressOf, zoneOf } from "./zones.js";
 
 const SAMPLES_MAX = 300;
 // Time after which the hub is tried again, and time without a snapshot, which comes each second, after which the connection is lost.
@@ -11,10 +13,11 @@ const DRILLS_MS = 1000;
 // Time limit of a request: a lookup or a search takes up to nine seconds.
 const REQUEST_MS = 15_000;
 // `visitor` is undefined until the hub has said who the person is, and null if nobody is signed in. `problem` is that of an action or
-// of a link, and `outage` is why there are no snapshots.
+// of a link, and `outage` is why there are no snapshots. `zone` is the
+// residency zone that the map marks, and `inspected` has the keys of what a person looks at on the map.
 // Names of deployments and regions are keys, so that one named `constructor` finds nothing else.
 const seriesByName = (samples) => Object.assign(Object.create(null), samples);
-const state = { snapshot: null, history: { total: [], regions: seriesByName({}), deployments: seriesByName({}) }, visitor: undefined, lookup: null, search: null, drills: null, problem: null, outage: null, live: false };
+const state = { snapshot: null, history: { total: [], regions: seriesByName({}), deployments: seriesByName({}) }, visitor: undefined, lookup: null, search: null, drills: null, problem: null, outage: null, live: false, zone: "", inspected: { pointed: null, focused: null, hasFocus: false } };
 const content = document.getElementById("content");
 let scheduled = false, stream = null, retry = null, receivedAt = 0, sampledAt = 0, announced = null;
 
@@ -35,9 +38,11 @@ function decoded(text) {
   try { return decodeURIComponent(text); } catch { return text; }
 }
 
+// Page, name or id, and residency zone of the address. Names and ids have no question mark: it is encoded in links.
 function route() {
-  const [path = "", ...rest] = location.hash.replace(/^#\/?/, "").split("/");
-  return { page: PAGES.find((page) => page.path === path) ?? NOT_FOUND, parameter: decoded(rest.join("/")) };
+  const [address, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [path = "", ...rest] = address.split("/");
+  return { page: PAGES.find((page) => page.path === path) ?? NOT_FOUND, parameter: decoded(rest.join("/")), zone: zoneOf(new URLSearchParams(query)) };
 }
 
 // Adds a sample a second to the history, which the hub has sent for the time before.
@@ -88,13 +93,17 @@ function parts(page, parameter) {
 
 function render() {
   scheduled = false;
-  const { page, parameter } = route();
+  const { page, parameter, zone } = route();
+  state.zone = zone;
   const nav = h("nav", {}, h("ul", {}, PAGES.map(({ path, title }) => h("li", {}, h("a", { href: `#/${path}`, "aria-current": path === page.path ? "page" : null }, title)))));
   morphChildren(document.getElementById("pages"), state.visitor ? nav : h("nav"));
   morphChildren(document.getElementById("status"), h("div", {}, statusBar()));
   document.title = `${state.visitor === null ? "Sign in" : page.title} · Meridian console`;
   const focused = document.activeElement;
   morphChildren(content, h("main", {}, parts(page, parameter)));
+  // A person has changed it, or the address: attributes do not change the value any more.
+  const zones = document.getElementById("map-zone");
+  if (zones && zones.value !== zones.dataset.value) zones.value = zones.dataset.value;
   content.className = `page-${page.path || "overview"}`;
   // An element that an update has moved loses the focus.
   if (focused !== document.activeElement && content.contains(focused)) focused.focus({ preventScroll: true });
@@ -285,6 +294,35 @@ document.addEventListener("submit", (event) => {
   if (!id) return;
   if (location.hash === `#/requests/${encodeURIComponent(id)}`) lookup(id);
   else location.hash = `#/requests/${encodeURIComponent(id)}`;
+});
+document.addEventListener("change", ({ target }) => {
+  if (target.dataset.action !== "zone") return;
+  // Not a new page: the focus stays.
+  history.replaceState(null, "", `/${addressOf(target.value)}`);
+  schedule();
+});
+const keyOnMap = (target) => target.closest?.(".map [role=img]")?.dataset.key ?? null;
+document.addEventListener("pointerover", ({ target }) => {
+  const key = keyOnMap(target);
+  if (key === state.inspected.pointed) return;
+  state.inspected.pointed = key;
+  schedule();
+});
+const onFocus = ({ target, type }) => {
+  const key = keyOnMap(target), hasFocus = key !== null && type === "focusin";
+  if (key === null && !state.inspected.hasFocus) return;
+  Object.assign(state.inspected, { focused: key ?? state.inspected.focused, hasFocus });
+  schedule();
+};
+document.addEventListener("focusin", onFocus);
+document.addEventListener("focusout", onFocus);
+document.addEventListener("keydown", (event) => {
+  const from = event.target.closest?.(".map [role=img]");
+  const to = from && !event.ctrlKey && !event.metaKey && !event.altKey && moveTo(event.key, from);
+  if (!to) return;
+  // The arrow keys would scroll the page.
+  event.preventDefault();
+  to.focus();
 });
 addEventListener("hashchange", () => {
   if (location.hash.startsWith("#login=")) { begin(); return; }

@@ -2,9 +2,10 @@
 
 import { ago, badge, bar, byName, clock, colour, columns as head, count, h, ms, rate, regionName, s } from "./dom.js";
 import { lines, spark, stacked } from "./charts.js";
-import { map, mapTable } from "./map.js";
+import { map, mapDetail, mapTable } from "./map.js";
 import { requests } from "./requests.js";
 import { drills } from "./drills.js";
+import { zoneControl } from "./zones.js";
 
 const CAUSES = {
   evacuation: "the region is down", retry: "the attempt failed", first_byte_timeout: "no response in time", spillover: "the nearest region is busy",
@@ -83,15 +84,22 @@ const bySeries = (series) => Object.entries(series).sort(([one], [other]) => (on
 
 const latencies = (samples, title = "Latency") => lines({ title, unit: "ms", series: [{ name: "p50", values: column(samples, 2), cls: "ink" }, { name: "p99", values: column(samples, 3), cls: "accent" }] });
 
+// Symbols of the map other than the colours of the regions.
+function mapSymbols(zone) {
+  const symbol = (cls, d, text) => h("li", {}, s("svg", { class: "swatch symbol", viewBox: "0 0 16 10", "aria-hidden": "true" }, s("path", { class: cls, d })), text);
+  return [symbol("gatewaymark", "M8 0l5 5l-5 5l-5-5z", "gateway"), symbol("arcmark", "M1 8q7-10 14 0", "requests/s · median latency"),
+    symbol("failovermark", "M1 5h14m-4-3l4 3l-4 3", "failover"), symbol("spillovermark", "M1 5h4m2 0h4m2 0h2m-4-3l4 3l-4 3", "spillover"),
+    zone && symbol("zonemark", "M8 0.8a4.2 4.2 0 1 1 -0.01 0z", `zone ${zone}`)];
+}
+
 function overview(state) {
-  const { snapshot, history } = state;
+  const { snapshot, history, zone, inspected } = state;
   return [
     h("h1", { class: "hidden" }, "Overview"),
     tiles(state),
     h("div", { class: "split" },
-      h("section", { class: "card mapcard", "aria-label": "World map" }, map(snapshot),
-        h("ul", { class: "legend maplegend" }, h("li", {}, s("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" }, s("path", { class: "gatewaymark", d: "M5 0l5 5l-5 5l-5-5z" })), "gateway"),
-          snapshot.regions.map((region) => h("li", {}, regionName(region.id)))),
+      h("section", { class: "card mapcard", "aria-label": "World map" }, zoneControl(snapshot, zone), map(snapshot, zone, inspected), mapDetail(snapshot, inspected),
+        h("ul", { class: "legend maplegend" }, mapSymbols(zone), snapshot.regions.map((region) => h("li", {}, regionName(region.id)))),
         h("details", {}, h("summary", {}, "Map as a table"), mapTable(snapshot))),
       h("section", { class: "card", "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "Events"), events(snapshot))),
     h("div", { class: "halves" },

@@ -38,6 +38,8 @@ assets! {
     "/main.js", "main.js", SCRIPT;
     "/dom.js", "dom.js", SCRIPT;
     "/map.js", "map.js", SCRIPT;
+    "/labels.js", "labels.js", SCRIPT;
+    "/zones.js", "zones.js", SCRIPT;
     "/land.js", "land.js", SCRIPT;
     "/charts.js", "charts.js", SCRIPT;
     "/pages.js", "pages.js", SCRIPT;
