@@ -17,14 +17,16 @@ function reasons(candidate) {
 
 function decision({ gateway, explanation }) {
   const facts = [["Outcome", `${explanation.outcome} (${explanation.status ?? "no response"})`], ["Arrived", clock(explanation.at_ms)], ["Time", ms(explanation.total_ms)], ["Served by", explanation.region ? regionName(explanation.region) : "no region"], ["Gateway", gateway],
-    ["Endpoint", explanation.endpoint], ["Deployment", explanation.deployment ?? "–"], ["Tenant", explanation.tenant ?? "–"], ["Residency", explanation.residency ?? "–"], ["Tokens", explanation.tokens ?? "–"], ["Route table", explanation.generation ?? "–"]];
+    ["Endpoint", explanation.endpoint], ["Deployment", explanation.deployment ?? "–"], ["Tenant", explanation.tenant ?? "–"], ["Residency", explanation.residency ?? "–"], ["Origin", explanation.origin ?? "–"],
+    ["Inputs", explanation.inputs ?? "–"], ["Tokens", explanation.tokens ?? "–"], ["Tokens estimated", explanation.tokens_estimated ?? "–"], ["Admission pool", explanation.admission_pool ?? "–"], ["Route table", explanation.generation ?? "–"]];
   const regions = list(explanation.regions).map((candidate) => h("tr", { "data-key": candidate.region },
     h("td", {}, candidate.rank ?? "–"), h("th", { scope: "row" }, regionName(candidate.region)),
     h("td", { class: "left" }, candidate.rejected ? badge("rejected", "bad") : badge(candidate.health, candidate.health === "healthy" ? "good" : "warn")),
     h("td", {}, candidate.rejected ? "–" : ms(candidate.rtt_ms)), h("td", {}, candidate.rejected ? "–" : ms(candidate.response_in_ms)), h("td", { class: "left" }, reasons(candidate))));
   const notes = [];
   if (explanation.spillover?.to) notes.push(["Spilled over to ", regionName(explanation.spillover.to), ` with ${explanation.spillover.tokens} tokens of credit.`]);
-  if (explanation.rejection) notes.push([`The pool of the nearest region rejected it (${explanation.rejection.reason}): queue ${ms(explanation.rejection.wait_ms)}.`]);
+  if (explanation.rejection) notes.push([`The pool of the nearest region rejected it (${explanation.rejection.reason}): queue ${ms(explanation.rejection.wait_ms)}${explanation.rejection.retry_after_ms === undefined ? "" : `, retry after ${ms(explanation.rejection.retry_after_ms)}`}.`]);
+  if (explanation.order?.place) notes.push([`Place ${explanation.order.place} of the order of the deployment`, list(explanation.order.passed_over).map(({ region, reason }) => ["; ", regionName(region), ` passed over: ${reason.replaceAll("_", " ")}`]), "."]);
   return [
     h("dl", { class: "facts" }, facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)))),
     h("section", { class: "card", "aria-label": "Stages" }, h("h2", {}, "Stages"), waterfall(explanation)),

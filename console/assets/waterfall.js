@@ -11,14 +11,26 @@ const list = (value) => (Array.isArray(value) ? value : []);
 const isNumber = (value) => typeof value === "number";
 const isGood = (attempt) => attempt.status >= 200 && attempt.status < 300;
 
+// Time in the region that is none of the reported stages: the spoke (checks, selection of a replica, hold while none is ready), parsing
+// and writing at the replica, and the network between them. The gateway knows the whole time in the region, which is its wait for
+// the response without the network.
+function otherInRegion(times) {
+  if (!["to_head_ms", "gateway_ms", "network_ms"].every((key) => isNumber(times[key]))) return undefined;
+  const reported = REGION_STAGES.reduce((sum, [key]) => sum + (isNumber(times[key]) ? times[key] : 0), 0);
+  return Math.max(0, times.to_head_ms - times.gateway_ms - times.network_ms - reported);
+}
+
 // Stages that the region has reported, one after the other within the attempt, after half of the time in the network: a region
 // reports durations, and no clock is shared.
 function regionStages(attempt, times) {
   let start = attempt.began_ms + (times.network_ms ?? 0) / 2;
-  return REGION_STAGES.filter(([key]) => isNumber(times[key])).map(([key, name]) => {
-    const stage = { key: `${attempt.attempt}-${key}`, name, isInner: true, region: attempt.region, start, took: times[key], text: "reported by the region" };
-    start += times[key];
-    return stage;
+  const other = otherInRegion(times);
+  const found = REGION_STAGES.filter(([key]) => isNumber(times[key])).map(([key, name]) => ({ key, name, took: times[key], text: "reported by the region" }));
+  if (other !== undefined) found.unshift({ key: "spoke_ms", name: "Spoke and transfer", took: other, text: "rest of the time in the region: checks, selection of a replica, hold, parsing, transfer" });
+  return found.map(({ key, ...stage }) => {
+    const placed = { ...stage, key: `${attempt.attempt}-${key}`, isInner: true, region: attempt.region, start };
+    start += stage.took;
+    return placed;
   });
 }
 
@@ -34,7 +46,7 @@ export function stages(explanation) {
   }
   attempts.slice(0, ATTEMPTS_MAX).forEach((attempt, index) => {
     rows.push({ key: `attempt-${index}`, name: `Attempt ${attempt.attempt}`, isAttempt: true, region: attempt.region, start: attempt.began_ms, took: attempt.took_ms, isFailed: !isGood(attempt),
-      text: `${attempt.cause.replaceAll("_", " ")}: ${attempt.end.replaceAll("_", " ")}${attempt.status ? ` (${attempt.status})` : ""}` });
+      text: `${attempt.cause.replaceAll("_", " ")}: ${attempt.end.replaceAll("_", " ")}${attempt.status ? ` (${attempt.status})` : ""}${attempt.instance ? `, instance ${attempt.instance}` : ""}` });
     if (attempt === served && times) rows.push(...regionStages(attempt, times));
   });
   if (isNumber(times?.to_head_ms) && isNumber(total)) {
@@ -70,14 +82,20 @@ function table(rows) {
         h("td", {}, ms(row.start)), h("td", {}, ms(row.took)), h("td", { class: "left" }, row.text))))));
 }
 
+// Spans of spoke and replica are in the tracing backend only, which the console does not read.
+const trace = (id) => h("p", { class: "soft trace" }, id ? ["The spans of spoke and replica (such as select replica, hold and queue) are in your tracing backend, if the trace was exported: trace ", h("code", {}, id), "."]
+  : "The request has no trace: its gateway exports none.");
+
 // Returns the chart and the table of a request.
 export function waterfall(explanation) {
   const rows = stages(explanation), attempts = list(explanation.attempts);
   const isReported = REGION_STAGES.some(([key]) => isNumber(explanation.times?.[key]));
+  const sums = [["gateway_ms", attempts.length > 1 ? "Gateway and earlier attempts" : "Gateway"], ["network_ms", "Network"]].filter(([key]) => isNumber(explanation.times?.[key])).map(([key, name]) => `${name} ${ms(explanation.times[key])}`);
   return [
     chart(rows),
-    h("p", { class: "soft" }, attempts.length === 0 ? "It was sent to no region. " : isReported ? "Queue, tokenization and engine are durations that the region has reported; their place within the attempt is estimated. " : "The region has reported no times of its own. ",
-      isNumber(explanation.times?.network_ms) && `Network ${ms(explanation.times.network_ms)}. `, explanation.trace_id && ["Trace ", h("code", {}, explanation.trace_id), "."]),
+    h("p", { class: "soft" }, attempts.length === 0 ? "It was sent to no region. " : isReported ? "Queue, tokenization and engine are durations that the region has reported, and the rest of its time is that of the spoke and of transfers; their place within the attempt is estimated. " : "The region has reported no times of its own. ",
+      sums.length > 0 && `${sums.join(", ")}.`),
+    trace(explanation.trace_id),
     attempts.length > ATTEMPTS_MAX && h("p", { class: "soft" }, `${attempts.length - ATTEMPTS_MAX} further attempts are not shown.`),
     h("details", {}, h("summary", {}, "Stages as a table"), table(rows)),
   ];
