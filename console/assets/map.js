@@ -1,13 +1,15 @@
 // World map: regions, gateways, and the traffic between them. The projection is Equal Earth, as that of the outline.
 
 import { badge, byName, colour, columns, count, h, ms, rate, regionName, s } from "./dom.js";
-import { discBox, place, textBox } from "./labels.js";
+import { discBox, place, regionBox } from "./labels.js";
 import { LAND } from "./land.js";
 
 const [A1, A2, A3, A4] = [1.340264, -0.081106, 0.000893, 0.003796];
 const M = Math.sqrt(3) / 2, UNIT = 1000 / (2 * 2.70663);
 // Time for which a failover or a spillover is shown after its last request.
 const MOVE_SHOWN_MS = 6000;
+// Radius of a region without traffic, and of one with the most.
+const RADIUS_MIN = 5.5, RADIUS_MAX = 12.5;
 
 // Returns the place of a point in a view of 1000 x 486.
 export function project(lat, lon) {
@@ -68,16 +70,11 @@ const item = (key, text, current) => ({ "data-key": key, role: "img", "aria-labe
 // What a region shows, and where.
 function regionLabel(region, zone) {
   const [x, y] = project(region.lat, region.lon);
-  const radius = 5.5 + Math.min(7, Math.sqrt(region.traffic.rate) / 3);
+  const radius = RADIUS_MIN + Math.min(RADIUS_MAX - RADIUS_MIN, Math.sqrt(region.traffic.rate) / 3);
   const isLeft = x > 860, isInZone = Boolean(zone) && region.zones.includes(zone);
   const figure = region.state === "down" ? "down" : region.draining ? `draining · ${rate(region.traffic.rate)}/s` : figures(region.traffic);
   const beside = radius + (isInZone ? 11 : 5);
-  return { region, x, y, radius, isInZone, figure, zone: isInZone ? ` · ${zone}` : "", textX: isLeft ? x - beside : x + beside, anchor: isLeft ? "end" : "start" };
-}
-
-// Returns what the labels of arcs must not cover.
-function boxesOf({ region, x, y, radius, zone, figure, textX, anchor }) {
-  return [discBox(x, y, radius + 4), textBox(textX, y - 1, region.city + zone, anchor), textBox(textX, y + 11, figure, anchor)];
+  return { region, x, y, radius, isLeft, isInZone, figure, zone: isInZone ? ` · ${zone}` : "", textX: isLeft ? x - beside : x + beside, anchor: isLeft ? "end" : "start" };
 }
 
 function regionMark(shown, current) {
@@ -143,7 +140,8 @@ export function map(snapshot, zone, inspected) {
   const keys = new Set([...shown.map(({ region }) => `region ${region.id}`), ...[...starts.keys()].map((id) => `gateway ${id}`), ...arcs.map(({ key }) => key)]);
   const current = keys.has(inspected.focused) ? inspected.focused : keys.values().next().value;
   const busy = arcs.filter(({ kind }) => kind === "busy");
-  const labels = place(busy, [...shown.flatMap(boxesOf), ...[...starts.values()].map(([x, y]) => discBox(x, y, 7))]);
+  const taken = shown.map(({ region, x, y, zone, isLeft }) => regionBox([x, y], RADIUS_MAX + 4, region.city + zone, isLeft));
+  const labels = place(busy, [...taken, ...[...starts.values()].map(([x, y]) => discBox(x, y, 7))]);
   const labelled = busy.filter(({ key }) => labels.has(key));
   const most = Math.max(1, ...snapshot.arcs.map((arc) => arc.traffic.rate));
   const moves = snapshot.events.filter((event) => ["failover", "spillover"].includes(event.kind) && snapshot.at_ms - event.last_ms < MOVE_SHOWN_MS && places.has(event.subject) && places.has(event.to));
