@@ -6,12 +6,13 @@ import { execFileSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
+import { hasFocus, tabTo } from "./keyboard.mjs";
 
 const { BROWSER, CONSOLE, CONTROL, GATEWAY, OPERATIONS, IMAGES } = process.env;
 const AXE = readFileSync(new URL("node_modules/axe-core/axe.min.js", import.meta.url), "utf8");
 const [EUROPE, AMERICA] = ["gcp/europe-west4", "aws/us-east-1"];
 const PLACES = ["50.11,8.68", "39.04,-77.49", "34.69,135.50"];
-const PAGES = ["", "deployments", "deployments/minilm", "regions", "gateways", "tenants", "rollouts", "drills", "requests"];
+const PAGES = ["", "?zone=eu", "deployments", "deployments/minilm", "regions", "gateways", "tenants", "rollouts", "drills", "requests"];
 const SIZES = { wide: { width: 1280, height: 900 }, narrow: { width: 390, height: 844 } };
 // Limits of the page: bytes of its files, and time until it shows the map.
 const BYTES_MAX = 300_000, INTERACTIVE_MS_MAX = 5_000;
@@ -120,6 +121,13 @@ try {
     }
   }
 
+  // The map shows latencies, and the residency zone of the address.
+  await page.setViewportSize(SIZES.wide);
+  await page.goto(`${origin}/#/?zone=eu`);
+  await page.waitForFunction(() => [...document.querySelectorAll(".map .arclabel")].some((label) => /\/s · [\d,.]+ m?s$/.test(label.textContent)), null, { timeout: 15_000 });
+  await shown(page, `.mark[data-region="${EUROPE}"] .zonering`, 5_000, "region of the zone");
+  assert.equal(await page.locator(".zonering").count(), 1);
+
   // A region is lost.
   await page.emulateMedia({ colorScheme: "light" });
   await page.setViewportSize(SIZES.wide);
@@ -206,12 +214,15 @@ try {
   await control(`start?process=${encodeURIComponent(`spoke ${EUROPE}`)}`);
   await shown(page, `.mark[data-region="${EUROPE}"][data-state="healthy"]`, 30_000, "region that has returned");
 
-  // An operator drains a region on its page.
+  // An operator drains a region on its page, with the keyboard.
   page.on("dialog", (dialog) => dialog.accept());
-  await page.goto(`${origin}/#/regions`);
-  await page.click(`button[data-action=drain][data-region="${AMERICA}"]`);
+  await tabTo(page, 'nav a[href="#/regions"]');
+  await page.keyboard.press("Enter");
+  await tabTo(page, `button[data-action=drain][data-region="${AMERICA}"]`);
+  await page.keyboard.press("Enter");
   await shown(page, `button[data-action=undrain][data-region="${AMERICA}"]`, 10_000, "drained region");
-  await page.click(`button[data-action=undrain][data-region="${AMERICA}"]`);
+  assert.ok(await hasFocus(page, "button[data-action=undrain]"), "the focus stays on the button");
+  await page.keyboard.press("Enter");
   await shown(page, `button[data-action=drain][data-region="${AMERICA}"]`, 10_000, "end of the drain");
 
   // An operator runs a drill, and watches it.

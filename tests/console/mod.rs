@@ -14,7 +14,7 @@ use super::local_fleet::{LocalFleet, meridian};
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/console");
 const ASSETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/console/assets");
 const LOCK_FILE: &str = "package-lock.json";
-const FILES: [&str; 4] = ["package.json", LOCK_FILE, "browser.mjs", "page.mjs"];
+const FILES: [&str; 5] = ["package.json", LOCK_FILE, "browser.mjs", "page.mjs", "keyboard.mjs"];
 /// Drills that the test starts: a short one, and one that its fleet cannot run.
 const DRILLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/console/drills");
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];

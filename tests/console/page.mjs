@@ -7,6 +7,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { extname, join } from "node:path";
 import { chromium } from "playwright-core";
+import { hasFocus, tabTo } from "./keyboard.mjs";
 
 const { BROWSER, ASSETS } = process.env;
 const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
@@ -15,24 +16,27 @@ const CLASSES = { [EUROPE]: "c-b97500", [AMERICA]: "c-c656a6" };
 const DAY_MS = 86_400_000, TIMEOUT_MS = 10_000, PERIOD_MS = 300;
 
 // What the hub responds with; each case begins with these values.
-const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0, drills: 200, search: 200, searchMs: 0, found: [], problems: [] };
+const USUAL = { session: 200, login: 200, history: 200, stream: 200, drain: 200, logout: 204, isSending: true, event: 1, lookupMs: {}, lookups: 0, histories: 0, drills: 200, search: 200, searchMs: 0, found: [], problems: [], arcs: [], moves: [], regions: null, explanation: null };
 const hub = {};
 const streams = new Set();
 
 const traffic = { rate: 3, failed: 0, tokens: 1, p50_ms: 10, p99_ms: 20 };
-const region = (id, at) => ({ id, city: id, lat: 40 + at, lon: 10 * at, zones: ["eu"], state: "healthy", draining: false, registered: true, spokes: [["spoke", "address"]], ready: 1, target: 1, capacity: 100, pending_tokens: 1, held_ms: null, traffic, deployments: [] });
+const ZONES = { [EUROPE]: ["nl", "eu"], [AMERICA]: ["us-va", "us"] };
+const region = (id, at) => ({ id, city: id, lat: 40 + at, lon: 10 * at, zones: ZONES[id] ?? [], state: "healthy", draining: hub.draining.has(id), registered: true, spokes: [["spoke", "address"]], ready: 1, target: 1, capacity: 100, pending_tokens: 1, held_ms: null, traffic, deployments: [] });
 const gateway = (boot, lost) => ({ region: AMERICA, city: "city", lat: 1, lon: 1, boot, age_ms: 1, lost, generation: "1.1", current: true, in_flight: 0, traffic, regions: [] });
+const arc = (to, rate, p50_ms) => ({ from: AMERICA, to, health: "healthy", rtt_ms: 8, traffic: { ...traffic, rate, p50_ms } });
+const move = (kind, number, ageMs) => ({ number, at_ms: Date.now() - ageMs, last_ms: Date.now() - ageMs, kind, subject: AMERICA, to: EUROPE, cause: kind === "failover" ? "retry" : "spillover", requests: 12, example: "" });
 const deployment = (name) => ({ name, task: "embed", model: "model", engine: "cpu f32", residency: "anywhere", placement: [], min: 1, max: 1, ready: 1, target: 1, pending_tokens: 0, held_ms: null, traffic, regions: [], failures: [] });
 
 let sent = 0;
 function snapshot() {
   const now = Date.now();
   sent += 1;
-  return { at_ms: now, generation: "1.1", total: traffic, regions: [region(AMERICA, 0), region(EUROPE, 1)], gateways: [gateway("00", true), gateway("01", false)], arcs: [],
+  return { at_ms: now, generation: "1.1", total: traffic, regions: hub.regions ?? [region(AMERICA, 0), region(EUROPE, 1)], gateways: [gateway("00", true), gateway("01", false)], arcs: hub.arcs,
     // The order of the rates changes with each snapshot. One name is that of a member of every object.
     deployments: (sent % 2 ? ["constructor", "b"] : ["b", "constructor"]).map(deployment), deployments_omitted: 0, tenants: [], tenants_omitted: 0, tenants_applied: true,
     rollout: { generation: "1.1", pending: [], readers: [], deployments: [] },
-    events: [{ number: hub.event, at_ms: now - 3 * DAY_MS, last_ms: now - 3 * DAY_MS, kind: "health", subject: AMERICA, to: "down", cause: "healthy", requests: 0, example: "" }] };
+    events: [...hub.moves, { number: hub.event, at_ms: now - 3 * DAY_MS, last_ms: now - 3 * DAY_MS, kind: "health", subject: AMERICA, to: "down", cause: "healthy", requests: 0, example: "" }] };
 }
 
 const send = (stream) => stream.write(`data: ${JSON.stringify(snapshot())}\n\n`);
@@ -42,11 +46,24 @@ function respond(response, path, status, body) {
   response.end(status === 204 ? "" : JSON.stringify(status < 300 ? body : { error: { message: `error ${status} of ${path}` } }));
 }
 
-function serve({ url: path }, response) {
+const DRILL = { name: "short", description: "A short drill.", duration_ms: 60_000, unmet: null };
+const drillRun = (state) => ({ name: DRILL.name, description: DRILL.description, state, is_active: state === "running", duration_ms: DRILL.duration_ms, elapsed_ms: 1000, steps: [], expectations: [], events: [], events_omitted: 0, problems: [] });
+
+// Makes the change of a request, as the hub does; each is recorded with its method.
+function change(method, path) {
+  hub.changes.push(`${method} ${path}`);
+  const drained = path.match(/^\/api\/drains\/(.+)$/)?.[1];
+  if (drained && hub.drain === 200) method === "PUT" ? hub.draining.add(drained) : hub.draining.delete(drained);
+  if (path.startsWith("/api/drills")) hub.run = drillRun(method === "POST" ? "running" : "stopped");
+}
+
+function serve({ url: path, method }, response) {
+  if (method !== "GET") change(method, path);
   if (path === "/api/session") return respond(response, path, hub.session, { role: "operator", name: "ada" });
   if (path === "/api/login") return respond(response, path, hub.login, { role: "operator", name: "ada" });
   if (path === "/api/logout") return respond(response, path, hub.logout);
   if (path.startsWith("/api/drains/")) return respond(response, path, hub.drain, {});
+  if (path.startsWith("/api/drills") && hub.hasDrills) return respond(response, path, hub.drills, { is_available: true, drills: [DRILL], run: hub.run });
   if (path === "/api/drills") return respond(response, path, hub.drills, { is_available: false, reason: "not here", drills: [], run: null });
   if (path.startsWith("/api/requests?")) {
     hub.searches.push(path);
@@ -59,6 +76,7 @@ function serve({ url: path }, response) {
   }
   if (path.startsWith("/api/requests/")) {
     hub.lookups += 1;
+    if (hub.explanation) return respond(response, path, 200, { gateway: AMERICA, explanation: hub.explanation });
     return setTimeout(() => respond(response, path, 404), hub.lookupMs[path.split("/").pop()] ?? 0);
   }
   if (path === "/api/events") {
@@ -272,6 +290,144 @@ const CASES = {
     hub.drills = 500;
     await shows(page, "main [role=alert]", /error 500/);
   },
+  "an arc has its rate and median latency as a label, as its name and under the pointer": async (page, open) => {
+    hub.arcs = [arc(EUROPE, 12, 34)];
+    await open("/");
+    await shows(page, ".map .arclabel", /^12\/s · 34 ms$/);
+    const found = page.getByRole("img", { name: `Gateway ${AMERICA} to region ${EUROPE}: 12 requests/s, p50 34 ms, round trip 8 ms` });
+    assert.equal(await found.count(), 1);
+    await page.hover(".map .arclabel", { force: true });
+    await shows(page, ".mapdetail", /: 12 requests\/s, p50 34 ms/);
+    // The description has the newest values.
+    hub.arcs = [arc(EUROPE, 15, 40)];
+    await shows(page, ".mapdetail", /: 15 requests\/s, p50 40 ms/);
+    await page.mouse.move(0, 0);
+    await shows(page, ".mapdetail", /^Point at/);
+  },
+  "labels of arcs cover neither each other nor regions": async (page, open) => {
+    const ids = Array.from({ length: 24 }, (_, at) => `test/region-${at}`);
+    hub.regions = [region(AMERICA, 0), ...ids.map((id, at) => ({ ...region(id, 0), city: `Region ${at}`, lat: 58 - 13 * (at % 8), lon: -125 + 11.3 * at }))];
+    hub.arcs = ids.map((id, at) => arc(id, 1 + at, 10 * at));
+    await open("/");
+    await page.waitForSelector(".map .arclabel", { state: "attached" });
+    const overlapping = await page.evaluate(() => {
+      const boxes = [...document.querySelectorAll(".arclabel, .city")].map((text) => ({ text: text.textContent, isLabel: text.matches(".arclabel"), box: text.getBoundingClientRect() }));
+      const overlaps = ({ box: a }, { box: b }) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+      return boxes.flatMap((one, at) => boxes.slice(at + 1).filter((other) => (one.isLabel || other.isLabel) && overlaps(one, other)).map((other) => `${one.text} and ${other.text}`));
+    });
+    assert.deepEqual(overlapping, []);
+    const count = await page.locator(".arclabel").count();
+    assert.ok(count >= 5, `${count} labels`);
+  },
+  "a spillover is shown on the map for seconds, apart from a failover, and stays in the events": async (page, open) => {
+    hub.moves = [move("spillover", 7, 0)];
+    await open("/");
+    await page.waitForSelector(`.move.spillover[data-from="${AMERICA}"][data-to="${EUROPE}"]`, { state: "attached" });
+    assert.equal(await page.locator(".move.failover").count(), 0);
+    assert.equal(await page.getByRole("img", { name: `Spillover from ${AMERICA} to ${EUROPE}: 12 requests` }).count(), 1);
+    const dashes = () => page.locator(".move path").first().evaluate((path) => getComputedStyle(path).strokeDasharray);
+    assert.notEqual(await dashes(), "none", "not by its colour alone");
+    await shows(page, ".events li[data-kind=spillover]", /12 requests spilled over from aws\/us-east-1 to gcp\/europe-west4/);
+    hub.moves = [move("failover", 8, 0), move("spillover", 7, 7000)];
+    await page.waitForSelector(".move.failover", { state: "attached" });
+    assert.equal(await page.locator(".move.spillover").count(), 0, "a spillover that has ended");
+    assert.equal(await dashes(), "none");
+    assert.equal(await page.locator(".events li[data-kind=spillover]").count(), 1);
+  },
+  "the residency zone of the address is marked on the map by a ring and its name": async (page, open) => {
+    const marked = () => page.locator(".mark[data-zone]").evaluateAll((marks) => marks.map((mark) => [mark.dataset.region, mark.querySelectorAll(".zonering").length, mark.querySelector(".city").textContent]));
+    await open("/#/?zone=eu");
+    await page.waitForSelector(".map");
+    assert.equal(await page.inputValue("#map-zone"), "eu");
+    assert.deepEqual(await marked(), [[EUROPE, 1, `${EUROPE} · eu`]]);
+    await shows(page, ".zones output", /^1 region of 2: /);
+    assert.match(await page.getAttribute(`.mark[data-region="${EUROPE}"]`, "aria-label"), /zones nl, eu$/);
+    await page.selectOption("#map-zone", "us");
+    await until("address", () => page.url().endsWith("/#/?zone=us"));
+    await shows(page, `.mark[data-region="${AMERICA}"] .city`, / · us$/);
+    assert.equal((await marked()).length, 1);
+    await page.reload();
+    await shows(page, `.mark[data-region="${AMERICA}"] .city`, / · us$/);
+    // A link to another zone changes the control too.
+    await page.evaluate(() => { location.hash = "#/"; });
+    await until("no zone", async () => (await marked()).length === 0 && (await page.inputValue("#map-zone")) === "");
+    for (const [address, text] of [["/#/?zone=zz", /^No region is in zz\.$/], ["/#/?zone=%3Cb%3E", /^$/]]) {
+      await open(address);
+      await shows(page, ".zones output", text);
+      assert.equal((await marked()).length, 0);
+    }
+  },
+  "the keyboard alone reads the map, changes pages and filters, drains a region, and starts and stops a drill": async (page, open) => {
+    page.on("dialog", (dialog) => dialog.accept());
+    Object.assign(hub, { hasDrills: true, arcs: [arc(EUROPE, 12, 34)] });
+    await open("/");
+    await page.waitForSelector(".map");
+    const visit = async (title) => {
+      await tabTo(page, `nav a[href="#/${title.toLowerCase()}"]`, "Shift+Tab");
+      await page.keyboard.press("Enter");
+      await shows(page, "main h1", new RegExp(`^${title}$`));
+      assert.ok(await hasFocus(page, "main"), "the focus is on the new page");
+    };
+    // A zone, and the map, which is one stop of the Tab key.
+    await tabTo(page, "#map-zone");
+    await page.keyboard.type("eu");
+    await page.waitForSelector(".zonering", { state: "attached" });
+    assert.ok(await hasFocus(page, "#map-zone"), "the focus stays");
+    await tabTo(page, ".mark");
+    await shows(page, ".mapdetail", new RegExp(`^Region ${AMERICA}`));
+    await page.keyboard.press("ArrowRight");
+    await shows(page, ".mapdetail", new RegExp(`^Region ${EUROPE}.*zones nl, eu$`));
+    await page.keyboard.press("End");
+    await shows(page, ".mapdetail", new RegExp(`^Gateway ${AMERICA} to region ${EUROPE}: 12 requests/s, p50 34 ms`));
+    await snapshots(2);
+    assert.ok(await hasFocus(page, ".arc"), "the focus stays while snapshots arrive");
+    await page.keyboard.press("Shift+Tab");
+    assert.ok(await hasFocus(page, "#map-zone"), "one stop");
+    await page.keyboard.press("Tab");
+    assert.ok(await hasFocus(page, ".arc"), "Tab returns to the same element");
+    await page.keyboard.press("Tab");
+    assert.ok(!(await hasFocus(page, ".map *")), "Tab leaves the map");
+    await visit("Regions");
+    await tabTo(page, `button[data-action=drain][data-region="${EUROPE}"]`);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(`button[data-action=undrain][data-region="${EUROPE}"]`);
+    assert.ok(await hasFocus(page, "button[data-action=undrain]"), "the focus stays on the button");
+    await page.keyboard.press("Space");
+    await page.waitForSelector(`button[data-action=drain][data-region="${EUROPE}"]`);
+    await visit("Requests");
+    await tabTo(page, "#search-kept");
+    await page.keyboard.type("failed o");
+    await tabTo(page, "#search-tenant");
+    await page.keyboard.type("docs");
+    await tabTo(page, ".filters button");
+    await page.keyboard.press("Enter");
+    await until("search", () => hub.searches.length === 1);
+    const parameters = new URL(hub.searches[0], "http://hub").searchParams;
+    assert.deepEqual([parameters.get("kept"), parameters.get("tenant")], ["failed_over", "docs"]);
+    await visit("Drills");
+    await tabTo(page, "button[data-drill=short]");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("[data-key=run][data-state=running]");
+    await tabTo(page, "button[data-action=stopDrill]", "Shift+Tab");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("[data-key=run][data-state=stopped]");
+    assert.deepEqual(hub.changes, [`PUT /api/drains/${EUROPE}`, `DELETE /api/drains/${EUROPE}`, "POST /api/drills/short", "DELETE /api/drills"]);
+  },
+  "an explained request has the time at the spoke, and the id of its trace": async (page, open) => {
+    const attempt = { attempt: 1, began_ms: 1, cause: "first", end: "ok", instance: "spoke-1", region: EUROPE, status: 200, took_ms: 108 };
+    hub.explanation = { id: "one", outcome: "ok", status: 200, at_ms: Date.now(), total_ms: 110, endpoint: "/v1/embeddings", region: EUROPE, regions: [], attempts: [attempt], routing: { began_ms: 0.5, took_ms: 0.5 }, trace_id: "0af7651916cd43dd8448eb211c80319c",
+      times: { to_head_ms: 109, gateway_ms: 1, network_ms: 50, queue_ms: 20, tokenize_ms: 1, engine_ms: 7 } };
+    await open("/#/requests/one");
+    await shows(page, ".waterfall", /Spoke and transfer/);
+    await page.click("main details summary");
+    // 108 ms of waiting without the network are 58 ms in the region, of which the replica reports 28 ms.
+    assert.match(await page.textContent("[data-key='1-spoke_ms']:is(tr)"), /30 ms/);
+    assert.equal(await page.textContent(".trace code"), hub.explanation.trace_id);
+    hub.explanation = { ...hub.explanation, id: "two", trace_id: null, times: null };
+    await open("/#/requests/two");
+    await shows(page, ".trace", /has no trace/);
+    assert.ok(!(await page.textContent(".waterfall")).includes("Spoke"), "times that are not known");
+  },
   "counts that round up have the next unit": async (page, open) => {
     await open("/");
     const counts = await page.evaluate(async () => { const { count } = await import("/dom.js"); return [9999, 12_345, 999_949, 999.6e6, 1e12].map(count); });
@@ -288,7 +444,7 @@ const executablePath = execFileSync("which", [BROWSER], { encoding: "utf8" }).tr
 const browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
 let failed = 0;
 for (const [name, run] of Object.entries(CASES)) {
-  Object.assign(hub, USUAL, { searches: [] });
+  Object.assign(hub, USUAL, { searches: [], changes: [], draining: new Set(), run: null, hasDrills: false });
   const context = await browser.newContext({ colorScheme: "light" });
   context.setDefaultTimeout(TIMEOUT_MS);
   const page = await context.newPage();
