@@ -200,7 +200,7 @@ fn ended(request: &FinishedRequest) -> EndedRequest {
     }
 }
 
-/// Returns the files of a directory in order of time.
+/// Returns the files of a directory in order of time. Directories, links, FIFOs and devices with such a name are not files of a gateway.
 fn list(dir: &Path) -> io::Result<Vec<FileOnDisk>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -208,7 +208,9 @@ fn list(dir: &Path) -> io::Result<Vec<FileOnDisk>> {
         let Some(file) = entry.file_name().to_str().and_then(ArchiveFile::parse) else { continue };
         // Another process may have deleted it meanwhile.
         let Ok(metadata) = entry.metadata() else { continue };
-        files.push(FileOnDisk { file, bytes: metadata.len() });
+        if metadata.is_file() {
+            files.push(FileOnDisk { file, bytes: metadata.len() });
+        }
     }
     files.sort();
     Ok(files)

@@ -4,11 +4,14 @@
 //! most, a read ends itself between two files after [`READ_MAX`], and is not waited for if the disk hangs.
 
 use super::{ExplanationArchive, list};
-use gateway_core::explanation_archive::{ArchiveSearch, FileOnDisk, find, newest_first, time_text};
+use gateway_core::explanation_archive::{
+    ArchiveSearch, FILE_BYTES_MAX, FileOnDisk, find, newest_first, time_text,
+};
+use rustix::fs::{Mode, OFlags};
 use scheduler_api::requests::{DISK_READ_MAX, FoundRequestsV1, RequestFilter};
 use serde_json::Value;
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +19,8 @@ use tokio::sync::Semaphore;
 
 /// Maximum bytes that a search reads, some second of work: requests of older files are found with an earlier `until_ms`.
 const SEARCH_BYTES_MAX: u64 = 256 << 20;
+/// Maximum bytes of a file that is read. A gateway begins the next file at [`FILE_BYTES_MAX`], and a batch of lines is smaller than that.
+pub(super) const READ_BYTES_MAX: u64 = 2 * FILE_BYTES_MAX;
 /// Time between the arrival and the end of a request that is certainly longer than any timeout of a request.
 const LONGEST_REQUEST_MS: u64 = 3_600_000;
 /// Maximum time for which a read waits for others.
@@ -140,9 +145,11 @@ pub(super) fn search(
             search.set_problem(limits_reached(&files[at..]));
             break;
         }
-        bytes += file.bytes;
         match content(dir, file) {
-            Ok(Some(content)) => search.read(&content, filter),
+            Ok(Some(content)) => {
+                bytes += content.len() as u64;
+                search.read(&content, filter);
+            }
             Ok(None) => {}
             Err(error) => search.set_problem(ArchiveError::Disk(error)),
         }
@@ -195,14 +202,39 @@ fn files(dir: &Path) -> io::Result<Vec<FileOnDisk>> {
     }
 }
 
-/// Returns the content of a file; `None` if it was deleted meanwhile. A file of a later version is an error.
-fn content(dir: &Path, file: &FileOnDisk) -> io::Result<Option<Vec<u8>>> {
+/// Returns the content of a file; `None` if it was deleted meanwhile. A file of a later version is an error, and so is one that no
+/// gateway writes.
+pub(super) fn content(dir: &Path, file: &FileOnDisk) -> io::Result<Option<Vec<u8>>> {
     if let Some(problem) = file.file.problem() {
         return Err(io::Error::other(problem));
     }
-    match fs::read(dir.join(file.file.name())) {
+    match read(&dir.join(file.file.name())) {
         Ok(content) => Ok(Some(content)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads a file. Since it was listed, another one may have replaced it: a link is not followed, no process at the other end of a FIFO
+/// is waited for, and what is appended during the read is left to the next one.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        let problem =
+            format!("{} is not a regular file; move it out of the directory of explanations", path.display());
+        return Err(io::Error::other(problem));
+    }
+    let bytes = metadata.len();
+    if bytes > READ_BYTES_MAX {
+        let problem = format!(
+            "{} has {bytes} bytes, and a file of a gateway has at most {READ_BYTES_MAX}; move it out of the directory of explanations",
+            path.display()
+        );
+        return Err(io::Error::other(problem));
+    }
+    let mut content = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
+    file.take(bytes).read_to_end(&mut content)?;
+    Ok(content)
 }

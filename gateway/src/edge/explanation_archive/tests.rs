@@ -1,3 +1,5 @@
+mod disk;
+
 use super::reading::{newest, search};
 use super::writing::line;
 use super::*;
@@ -285,9 +287,10 @@ async fn a_file_that_cannot_be_read_is_a_problem_and_the_others_are_searched() {
     let archive = start(&config(dir.path()));
     archive.record(&failed_over("one"));
     archive.finish(TIMEOUT).await;
-    // A directory where a file should be.
+    // Larger than a file of a gateway.
     let broken = ArchiveFile { began_ms: now_ms() - 1, process: 1, format: 1 };
-    fs::create_dir(dir.path().join(broken.name())).unwrap();
+    let file = fs::File::create(dir.path().join(broken.name())).unwrap();
+    file.set_len(reading::READ_BYTES_MAX + 1).unwrap();
     let found = found(&archive, RequestFilterV1::default()).await;
     assert_eq!((ids(&found), found.has_more), (vec!["one"], true));
     assert!(found.problem.unwrap().contains("cannot be read"));

@@ -1,7 +1,8 @@
 //! Writer of the explanations: a thread that renders queued requests, appends them to files, and deletes surplus files.
 //!
 //! A write is one call for all lines of a batch. The partial line of a failed one is truncated, that of a killed process is skipped by
-//! readers. After a failed write, nothing is rendered for [`RETRY`].
+//! readers. After a failed write, nothing is rendered for [`RETRY`]. A file that was deleted or moved away would take lines that nobody
+//! finds, so each batch checks that the current one is still in the directory, and creates both again if it is not.
 
 use super::{ExplanationsConfig, KeptRequest, Shared, list};
 use crate::edge::explain;
@@ -50,6 +51,14 @@ struct OpenFile {
     file: File,
     /// Bytes of complete lines.
     bytes: u64,
+}
+
+impl OpenFile {
+    /// Returns whether the directory still has the file. An error other than that it has not is left to the write.
+    fn is_in(&self, dir: &Path) -> bool {
+        let found = fs::symlink_metadata(dir.join(self.name.name())).map_err(|error| error.kind());
+        !matches!(found, Err(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    }
 }
 
 /// Lines that are written together.
@@ -157,10 +166,12 @@ impl ArchiveWriter {
 
     fn try_append(&mut self, text: &[u8]) -> io::Result<()> {
         let (rules, now) = (self.config.rules, now_ms());
-        let needs_next = |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now);
+        let dir = &self.config.dir;
+        let needs_next =
+            |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now) || !open.is_in(dir);
         if self.current.as_ref().is_none_or(needs_next) {
             let next = ArchiveFile { began_ms: now, process: self.process, format: ARCHIVE_FORMAT };
-            self.current = Some(open(&self.config.dir, next)?);
+            self.current = Some(open(dir, next)?);
             self.delete_surplus();
         }
         let Some(current) = &mut self.current else { return Ok(()) };
