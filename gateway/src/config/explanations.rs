@@ -16,7 +16,7 @@ const SLOW: Duration = Duration::from_secs(1);
 section! {
     /// Explanations of failed, failed-over, slow, rejected and some other requests, on disk, so that they are found for hours.
     pub(super) struct ExplanationsSection {
-        /// Directory of their files. It has the names of tenants, and neither inputs nor keys.
+        /// Directory of their files, one for each gateway. It has the names of tenants, and neither inputs nor keys.
         dir: PathBuf, like "\"explanations\"";
         /// Maximum bytes of all files; the oldest are deleted. A tenant may use half of an hour's share.
         bytes_max: u64 = BYTES_MAX, in BYTES_MAX_MIN..;

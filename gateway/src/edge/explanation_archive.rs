@@ -11,11 +11,13 @@
 //! synced, because explanations prove nothing: a loss of power costs what the operating system has not written yet, on Linux
 //! usually the last 30 seconds.
 
+mod lock;
 mod reading;
 mod writing;
 
 pub(super) use reading::{ArchiveError, ReadCaller};
 
+use super::EdgeError;
 use crate::events::FinishedRequest;
 use crate::metrics::{Counter, ExplanationLoss, Family, ObjectiveResult, RequestOutcome};
 use crate::trace::is_trace_error;
@@ -75,6 +77,8 @@ struct Shared {
     queued_at_will: AtomicUsize,
     bytes: AtomicU64,
     is_failing: AtomicBool,
+    /// Whether the process drains, so that another one may use the directory.
+    is_draining: AtomicBool,
     is_closing: AtomicBool,
 }
 
@@ -126,19 +130,25 @@ metric_set! {
 }
 
 impl ExplanationArchive {
-    /// Starts the writer. A directory that cannot be used is reported by the writer, which tries again.
+    /// Starts the writer. A directory that cannot be used is reported by the writer, which tries again; one that another gateway uses is
+    /// an error, unless this one takes over from another, which releases it then.
     pub(super) fn start(
         config: &ExplanationsConfig,
         catalogue: &Arc<Catalogue>,
-    ) -> io::Result<ExplanationArchive> {
+        takes_over: bool,
+    ) -> Result<ExplanationArchive, EdgeError> {
         let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
         let shared: Arc<Shared> = Arc::default();
-        let writer = ArchiveWriter::new(config, catalogue, rand::rng().random(), shared.clone());
+        let mut writer = ArchiveWriter::new(config, catalogue, rand::rng().random(), shared.clone());
+        if matches!(writer.lock.acquire(), Ok(false)) && !takes_over {
+            return Err(EdgeError::ExplanationsInUse { dir: config.dir.clone() });
+        }
         let (end, ended) = watch::channel(false);
-        supervision::task::thread("explanations", move || {
+        let thread = supervision::task::thread("explanations", move || {
             writer.run(&requests);
             end.send_replace(true);
-        })?;
+        });
+        thread.map_err(EdgeError::Threads)?;
         Ok(ExplanationArchive {
             config: config.clone(),
             queue,
@@ -177,6 +187,11 @@ impl ExplanationArchive {
             bytes_max: self.config.rules.bytes_max,
             failing: self.shared.is_failing.load(Relaxed),
         }
+    }
+
+    /// Releases the directory, so that the next process may use it. This one still writes the explanations of its last requests there.
+    pub(super) fn release_directory(&self) {
+        self.shared.is_draining.store(true, Relaxed);
     }
 
     /// Writes what is queued and ends the writer, within this time.

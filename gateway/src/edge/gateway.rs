@@ -75,8 +75,9 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    /// Components for a configuration, with the route table and the plan that are on disk.
-    pub(super) fn new(config: EdgeConfig) -> Result<Gateway, EdgeError> {
+    /// Components for a configuration, with the route table and the plan that are on disk. `takes_over` says whether the process has
+    /// received the sockets of another one.
+    pub(super) fn new(config: EdgeConfig, takes_over: bool) -> Result<Gateway, EdgeError> {
         let config = Arc::new(config);
         let metrics = Arc::new(EdgeMetrics::new(&config.catalogue, &config.keys));
         let plan_counts: Arc<PlanCounts> = Arc::default();
@@ -94,10 +95,8 @@ impl Gateway {
             current_weights: current_weights.subscribe(),
             demand_recorder: demand_recorder.clone(),
         };
-        let archive = config
-            .explanations
-            .as_ref()
-            .map(|explanations| ExplanationArchive::start(explanations, &config.catalogue).map(Arc::new));
+        let start = |explanations| ExplanationArchive::start(explanations, &config.catalogue, takes_over);
+        let archive = config.explanations.as_ref().map(start).transpose()?;
         let resolver = config.resolver.clone().unwrap_or_else(|| Resolver::new(&config.dns));
         Ok(Gateway {
             client: ControlPlaneClient::new(&config.hub, &config.transport, resolver.clone())?,
@@ -115,7 +114,7 @@ impl Gateway {
             body_reader: Arc::new(BodyReader::new(config.bodies).map_err(EdgeError::Threads)?),
             split_capacity: Arc::new(SplitCapacity::new()),
             explanations: Arc::new(Explanations::new()),
-            archive: archive.transpose().map_err(EdgeError::Threads)?,
+            archive: archive.map(Arc::new),
             usage: Arc::new(UsageRecorder::open(&config.snapshot, &config.region, &config.catalogue)),
             router: Arc::new(router),
             transfer_slots: Arc::new(Semaphore::new(TRANSFERS_MAX)),

@@ -180,7 +180,7 @@ mod tests {
         let rules =
             ArchiveRules { bytes_max: 32 << 20, hours: 1, slow: Duration::from_secs(1), sample_ratio: 0.0 };
         let config = ExplanationsConfig { dir: dir.to_owned(), rules };
-        Arc::new(ExplanationArchive::start(&config, &Arc::new(Catalogue::builtin())).unwrap())
+        Arc::new(ExplanationArchive::start(&config, &Arc::new(Catalogue::builtin()), false).unwrap())
     }
 
     fn search(number: u64) -> SearchV1 {

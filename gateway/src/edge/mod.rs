@@ -144,6 +144,16 @@ pub enum EdgeError {
     /// The system starts no more threads, because of a limit of processes or memory. The gateway does not start.
     #[error("cannot start the threads for large bodies and explanations: {0}")]
     Threads(#[source] io::Error),
+    /// Another gateway keeps its explanations in this directory: requests would be found twice, and each gateway would delete files of
+    /// the other. The gateway does not start.
+    #[error(
+        "another gateway keeps its explanations in {dir}; set `dir` of [explanations] of one of them to another directory, or stop the \
+         other one; to replace it without rejecting requests start this gateway with --take-over"
+    )]
+    ExplanationsInUse {
+        /// Directory of the explanations.
+        dir: PathBuf,
+    },
     /// Traces cannot be exported.
     #[error("{0}")]
     Tracing(#[from] ExportError),
@@ -195,7 +205,7 @@ async fn run_until(
         listener.with_connections_max(config.connections_max).with_failure_counters(Arc::clone(&refused));
     let listener = listener.with_address_limits(config.addresses.clone());
     let listener = listener.with_proxy_protocol(config.proxy_protocol_from.clone());
-    let gateway = Gateway::new(config)?;
+    let gateway = Gateway::new(config, takeover.is_some())?;
     let (recorder, receipt_writer) = gateway.start_receipts()?;
     let (tracer, trace_export) = gateway.start_tracing()?;
     let draining = channel::Sender::new(false);
@@ -224,6 +234,9 @@ async fn run_until(
             () = handed_over(handover_listener) => StopReason::HandedOver,
         };
         draining.send_replace(true);
+        if let Some(archive) = &gateway.archive {
+            archive.release_directory();
+        }
         if stop == StopReason::HandedOver {
             // The next process serves the operations port now.
             operations.abort();

@@ -44,7 +44,11 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<Name>> {
 /// Locks a chain for this process until the returned file is dropped; `None` if another process holds it.
 pub(super) fn lock(dir: &Path, chain: &str) -> io::Result<Option<File>> {
     let path = dir.join(format!("{PREFIX}{chain}.lock"));
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+    try_lock(OpenOptions::new().create(true).truncate(false).write(true).open(path)?)
+}
+
+/// Locks an open file for this process until the returned one is dropped; `None` if another process holds it.
+pub(crate) fn try_lock(file: File) -> io::Result<Option<File>> {
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Ok(None),

@@ -19,6 +19,7 @@ mod write_ahead;
 mod writer;
 
 pub use audit::{audit, files_in};
+pub(crate) use file::try_lock;
 pub(crate) use write_ahead::{Receiving, Sending, WriteAhead};
 
 use crate::events::FinishedRequest;

@@ -223,7 +223,8 @@ async fn an_explanation_on_disk_has_the_time_of_the_routing_decision() {
         response.json::<Value>().await.unwrap()
     };
     fixture.wait_until("it is on disk", async || found().await["requests"][0]["id"] == "kept").await;
-    let files: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path()).collect();
-    let line: Value = serde_json::from_str(std::fs::read_to_string(&files[0]).unwrap().trim()).unwrap();
+    let mut files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path());
+    let file = files.find(|file| file.extension().is_some_and(|it| it == "jsonl")).unwrap();
+    let line: Value = serde_json::from_str(std::fs::read_to_string(file).unwrap().trim()).unwrap();
     assert!(line["routing"]["took_ms"].is_number(), "{line:#}");
 }

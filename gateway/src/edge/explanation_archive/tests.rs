@@ -21,7 +21,7 @@ fn config(dir: &Path) -> ExplanationsConfig {
 }
 
 fn start(config: &ExplanationsConfig) -> ExplanationArchive {
-    ExplanationArchive::start(config, &Arc::new(Catalogue::builtin())).unwrap()
+    ExplanationArchive::start(config, &Arc::new(Catalogue::builtin()), false).unwrap()
 }
 
 /// Request that was rejected by a fault of its client.

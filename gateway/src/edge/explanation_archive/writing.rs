@@ -4,6 +4,7 @@
 //! readers. After a failed write, nothing is rendered for [`RETRY`]. A file that was deleted or moved away would take lines that nobody
 //! finds, so each batch checks that the current one is still in the directory, and creates both again if it is not.
 
+use super::lock::DirectoryLock;
 use super::{ExplanationsConfig, KeptRequest, Shared, list};
 use crate::edge::explain;
 use crate::events::FinishedRequest;
@@ -37,6 +38,7 @@ pub(super) struct ArchiveWriter {
     catalogue: Arc<Catalogue>,
     process: u64,
     shared: Arc<Shared>,
+    pub(super) lock: DirectoryLock,
     quota: HourlyQuota,
     current: Option<OpenFile>,
     /// Time of the next attempt after a failed write.
@@ -78,6 +80,7 @@ impl ArchiveWriter {
         shared: Arc<Shared>,
     ) -> ArchiveWriter {
         ArchiveWriter {
+            lock: DirectoryLock::new(&config.dir),
             config: config.clone(),
             catalogue: catalogue.clone(),
             process,
@@ -92,6 +95,11 @@ impl ArchiveWriter {
     pub(super) fn run(mut self, requests: &Receiver<KeptRequest>) {
         loop {
             let is_closing = self.shared.is_closing.load(Relaxed);
+            if self.shared.is_draining.load(Relaxed) {
+                self.lock.release();
+            } else {
+                self.lock.keep(Instant::now());
+            }
             let is_empty = self.write_batch(requests);
             if is_empty && is_closing {
                 return;
@@ -166,12 +174,15 @@ impl ArchiveWriter {
 
     fn try_append(&mut self, text: &[u8]) -> io::Result<()> {
         let (rules, now) = (self.config.rules, now_ms());
-        let dir = &self.config.dir;
-        let needs_next =
-            |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now) || !open.is_in(dir);
+        if self.current.as_ref().is_some_and(|open| !open.is_in(&self.config.dir)) {
+            self.current = None;
+            // The lock file may be gone as well.
+            self.lock.forget();
+        }
+        let needs_next = |open: &OpenFile| rules.needs_next_file(&open.name, open.bytes, now);
         if self.current.as_ref().is_none_or(needs_next) {
             let next = ArchiveFile { began_ms: now, process: self.process, format: ARCHIVE_FORMAT };
-            self.current = Some(open(dir, next)?);
+            self.current = Some(open(&self.config.dir, next)?);
             self.delete_surplus();
         }
         let Some(current) = &mut self.current else { return Ok(()) };
@@ -193,7 +204,7 @@ impl ArchiveWriter {
     /// Deletes files that are too old or too many, and counts the bytes of the others.
     fn delete_surplus(&mut self) {
         self.deleted_at = Some(Instant::now());
-        // The directory is created with the first file.
+        // The directory may have been deleted. It is created with the next file.
         let Ok(mut files) = list(&self.config.dir) else { return };
         let current = self.current.as_ref().map(|open| &open.name);
         let surplus = self.config.rules.surplus(&files, current, now_ms());

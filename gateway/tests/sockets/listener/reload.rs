@@ -82,3 +82,21 @@ async fn a_second_process_without_take_over_exits_and_the_first_continues() {
     tokio::time::timeout(TIMEOUT, &mut running.running).await.expect("it ends").unwrap();
     assert_eq!(status(&next, "k").await, 200, "the process with take-over serves");
 }
+
+#[tokio::test]
+async fn gateways_with_the_same_directory_of_explanations_run_together_only_during_a_handover() {
+    let fixture = Fixture::new().await;
+    let explanations = "[explanations]\ndir = 'explanations'\n";
+    let config = format!("handover = 'handover'\n[timeouts]\nlame_duck = '0s'\n{explanations}");
+    let mut running = fixture.edge(&config).await;
+    let other = fixture.config(explanations).map_err(|problems| problems.join("\n")).unwrap();
+    let error = gateway::edge::run(other, std::future::pending(), |_| panic!("it does not start")).await;
+    let error = error.expect_err("another one has the directory").to_string();
+    let dir = fixture.dir.path().join("explanations").display().to_string();
+    for part in [&dir[..], "set `dir` of [explanations] of one of them to another directory"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let next = fixture.edge_after(&config, Some(&running)).await;
+    tokio::time::timeout(TIMEOUT, &mut running.running).await.expect("it ends").unwrap();
+    assert_eq!(status(&next, "k").await, 200, "the process with take-over serves");
+}

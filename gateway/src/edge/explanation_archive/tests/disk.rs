@@ -1,6 +1,7 @@
 //! Directory of the explanations that others change: files of another kind, and deleted files.
 
 use super::*;
+use crate::edge::explanation_archive::lock::DirectoryLock;
 use crate::edge::explanation_archive::reading::{READ_BYTES_MAX, content};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use std::os::unix::fs::symlink;
@@ -100,4 +101,50 @@ fn a_deleted_or_moved_file_or_directory_is_created_again_with_the_next_batch() {
     writer.retry_at = None;
     assert!(write(&mut writer, "the last"));
     assert!(!shared.is_failing.load(Relaxed));
+}
+
+#[tokio::test]
+async fn a_second_gateway_with_the_same_directory_starts_only_if_it_takes_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, catalogue) = (config(dir.path()), Arc::new(Catalogue::builtin()));
+    let first = start(&config);
+    let error = ExplanationArchive::start(&config, &catalogue, false).err().unwrap().to_string();
+    for part in [dir.path().to_str().unwrap(), "set `dir` of [explanations]", "--take-over"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let next = ExplanationArchive::start(&config, &catalogue, true).unwrap();
+    first.release_directory();
+    let begun = Instant::now();
+    while DirectoryLock::new(dir.path()).acquire().unwrap() {
+        assert!(begun.elapsed() < TIMEOUT, "the next one does not get the lock");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(ExplanationArchive::start(&config, &catalogue, false).is_err());
+    // The first one finishes its requests.
+    first.record(&failed_over("one"));
+    next.record(&failed_over("two"));
+    first.finish(TIMEOUT).await;
+    next.finish(TIMEOUT).await;
+    assert_eq!(ids(&found(&next, RequestFilterV1::default()).await), ["one", "two"]);
+    start(&config).finish(TIMEOUT).await;
+}
+
+#[test]
+fn a_directory_that_was_deleted_is_locked_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("explanations");
+    let catalogue = Arc::new(Catalogue::builtin());
+    let mut writer = ArchiveWriter::new(&config(&dir), &catalogue, 1, Arc::default());
+    let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
+    let write = |writer: &mut ArchiveWriter| {
+        queue.send(KeptRequest { request: failed_over("one"), reason: KeptReason::FailedOver }).unwrap();
+        writer.write_batch(&requests)
+    };
+    assert!(writer.lock.acquire().unwrap());
+    write(&mut writer);
+    assert!(writer.lock.is_held());
+    fs::remove_dir_all(&dir).unwrap();
+    write(&mut writer);
+    writer.lock.keep(Instant::now());
+    assert!(writer.lock.is_held() && !DirectoryLock::new(&dir).acquire().unwrap());
 }
