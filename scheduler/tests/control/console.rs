@@ -427,3 +427,25 @@ async fn a_certificate_for_one_region_cannot_use_up_the_gateways_of_the_console(
     }
     hub.stop().await;
 }
+
+#[tokio::test]
+async fn a_login_has_at_most_the_bytes_that_its_error_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hub, url) = local(&dir).await;
+    let login = async |bytes: usize| {
+        let request = hub
+            .client
+            .post(format!("{url}/api/login"))
+            .header("origin", &url)
+            .header("x-meridian-console", "1");
+        let body = json!({"login": "x".repeat(bytes - r#"{"login":""}"#.len())}).to_string();
+        assert_eq!(body.len(), bytes);
+        let response = request.body(body).send().await.unwrap();
+        (response.status(), response.json::<Value>().await.unwrap())
+    };
+    assert_eq!(login(4096).await.0, StatusCode::UNAUTHORIZED);
+    let (status, body) = login(4097).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(body["error"]["message"], "The body has more than 4096 bytes.");
+    hub.stop().await;
+}

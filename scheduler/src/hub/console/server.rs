@@ -44,7 +44,7 @@ use supervision::request::{Panicked, contain};
 
 use super::context::{Admitted, ConsoleApi};
 use super::{auth, drills as local_drills, secret, stream};
-use crate::hub::api::{Body, json as parse};
+use crate::hub::api::{Body, json_of};
 use crate::hub::{drains, promote};
 use crate::respond::ErrorResponse;
 
@@ -150,7 +150,7 @@ struct LoginRequest {
 }
 
 async fn login<S: Store>(State(api): State<ConsoleApi<S>>, body: Body) -> Result<Response, ErrorResponse> {
-    let LoginRequest { login } = parse(body)?;
+    let LoginRequest { login } = json_of(body, BODY_BYTES_MAX)?;
     let session = secret()?;
     let visitor = api.console.sessions.lock().redeem(&login, session, Instant::now());
     let admitted = visitor.map(|visitor| Admitted { visitor, session: Some(session.expose()) });
