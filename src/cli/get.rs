@@ -181,10 +181,19 @@ mod tests {
             "--csv usage acme --token-file a --authorities b",
             "jobs --status failed --deployment a --since 2d --limit 5 --gateway http://a --key local --cacert b --json",
             "rollout",
-            "requests --operations http://a --tenant docs --region aws/us-east-1 --status 5xx --kept failed_over --since 2h --until 1h --limit 5",
+            "requests --operations http://a --tenant docs --region aws/us-east-1 --status 5xx --outcome overloaded --kept failed_over --since 2h --until 1h --limit 5",
         ] {
             let read = Cli::try_read(format!("meridian get {line}").split(' '));
             assert!(read.is_ok(), "{line}: {read:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_outcome_of_requests_is_rejected_with_the_known_ones() {
+        let read = Cli::try_read("meridian get requests --outcome bogus".split(' '));
+        let error = read.unwrap_err().to_string();
+        for part in ["--outcome", "bogus", "client_disconnected", "overloaded"] {
+            assert!(error.contains(part), "{part} in {error}");
         }
     }
 }

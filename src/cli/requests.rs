@@ -2,7 +2,7 @@
 
 use clap::Args;
 use regions::id::{RegionId, TenantId};
-use scheduler_api::requests::KeptReason;
+use scheduler_api::requests::{KeptReason, known_outcome};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Requests")]
@@ -16,8 +16,8 @@ pub(crate) struct GetRequestsOptions {
     /// Only requests with an attempt in this region
     #[arg(long, value_name = "REGION")]
     pub region: Option<RegionId>,
-    /// Only requests with this outcome: an error code, ok, truncated, client_disconnected or shutdown
-    #[arg(long, value_name = "OUTCOME")]
+    /// Only requests with this outcome: an error code, ok, other_status, other_server_error, truncated, client_disconnected or shutdown
+    #[arg(long, value_name = "OUTCOME", value_parser = known_outcome)]
     pub outcome: Option<String>,
     /// Only requests that arrived before then, in the format of --since: to continue a search at older requests
     #[arg(long, value_name = "TIME")]

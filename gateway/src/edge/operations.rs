@@ -84,12 +84,11 @@ async fn explain(State(operations): State<Operations>, Path(id): Path<String>) -
 /// Searches the explanations on disk.
 async fn requests(
     State(operations): State<Operations>,
-    filter: Result<Query<RequestFilterV1>, QueryRejection>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> (StatusCode, Json<Value>) {
-    let filter = filter.map_err(|rejection| rejection.body_text());
-    let filter =
-        filter.and_then(|Query(filter)| RequestFilter::try_from(filter).map_err(|error| error.to_string()));
-    let filter = match filter {
+    let read = |query| RequestFilterV1::from_query(query).and_then(RequestFilter::try_from);
+    let query = query.map_err(|rejection| rejection.body_text());
+    let filter = match query.and_then(|Query(query)| read(query).map_err(|error| error.to_string())) {
         Ok(filter) => filter,
         Err(problem) => return (StatusCode::BAD_REQUEST, Json(json!({"error": problem}))),
     };

@@ -13,6 +13,7 @@ use replica_api::error::{ErrorCode, Fault};
 use replica_api::headers;
 use replica_api::priority::Priority;
 use replica_api::start_failure::StartFailure;
+use scheduler_api::requests::OUTCOMES_WITHOUT_CODE;
 
 labels_of!(InGateway: AttemptCause, AttemptResult, IdleFrame, Priority, ShedReason, StartFailure);
 
@@ -62,11 +63,8 @@ pub(crate) enum RequestOutcome {
     Shutdown,
 }
 
-/// Outcomes without an error code: ok, other status, truncated, client disconnected, shutdown, other status of a server error.
-const OUTCOMES_WITHOUT_CODE: usize = 6;
-
 impl RequestOutcome {
-    pub(crate) const LEN: usize = ErrorCode::ALL.len() + OUTCOMES_WITHOUT_CODE;
+    pub(crate) const LEN: usize = OUTCOMES_WITHOUT_CODE.len() + ErrorCode::ALL.len();
 
     /// Returns the outcome of a request by the response head that `session` has written; without one, the client
     /// disconnected.
@@ -79,9 +77,10 @@ impl RequestOutcome {
         RequestOutcome::Complete { status: head.status.as_u16(), code }
     }
 
+    /// Returns the number of the outcome: its index in [`OUTCOMES_WITHOUT_CODE`], which the error codes follow.
     pub(crate) fn index(self) -> usize {
         match self {
-            RequestOutcome::Complete { code: Some(code), .. } => code as usize + OUTCOMES_WITHOUT_CODE,
+            RequestOutcome::Complete { code: Some(code), .. } => OUTCOMES_WITHOUT_CODE.len() + code as usize,
             RequestOutcome::Complete { status: 200..300, code: None } => 0,
             RequestOutcome::Complete { status: 500.., code: None } => 5,
             RequestOutcome::Complete { code: None, .. } => 1,
@@ -92,9 +91,8 @@ impl RequestOutcome {
     }
 
     pub(crate) fn name(at: usize) -> &'static str {
-        const NAMES: [&str; OUTCOMES_WITHOUT_CODE] =
-            ["ok", "other_status", "truncated", "client_disconnected", "shutdown", "other_server_error"];
-        NAMES.get(at).copied().unwrap_or_else(|| ErrorCode::ALL[at - OUTCOMES_WITHOUT_CODE].as_str())
+        let without_code = OUTCOMES_WITHOUT_CODE.get(at).copied();
+        without_code.unwrap_or_else(|| ErrorCode::ALL[at - OUTCOMES_WITHOUT_CODE.len()].as_str())
     }
 
     /// Returns the same response as truncated.

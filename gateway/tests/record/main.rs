@@ -228,3 +228,21 @@ async fn an_explanation_on_disk_has_the_time_of_the_routing_decision() {
     let line: Value = serde_json::from_str(std::fs::read_to_string(file).unwrap().trim()).unwrap();
     assert!(line["routing"]["took_ms"].is_number(), "{line:#}");
 }
+
+#[tokio::test]
+async fn an_invalid_search_is_rejected_with_its_parameter_and_the_valid_values() {
+    let fixture = Fixture::with(|_| {}).await;
+    for (field, value, valid) in [
+        ("outcome", "bogus", "client_disconnected"),
+        ("since_ms", "yesterday", "from 0 to 18446744073709551615"),
+        ("limit", "many", "from 1 to 1000"),
+    ] {
+        let url = format!("{}/requests?{field}={value}", fixture.operations);
+        let rejected = fixture.client.get(url).send().await.unwrap();
+        assert_eq!(rejected.status(), 400, "{field}");
+        let error = rejected.json::<Value>().await.unwrap()["error"].as_str().unwrap().to_owned();
+        for part in [field, value, valid] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+}

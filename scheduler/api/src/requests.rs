@@ -3,6 +3,10 @@
 //! A gateway serves it at its operations port, and answers the console of a hub with its traffic reports ([`super::traffic`]). The
 //! filter is the same everywhere: the query of a URL, a message, and the options of `meridian get requests`.
 
+mod query;
+
+pub use query::{InvalidOutcome, OUTCOMES_WITHOUT_CODE, known_outcome};
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -162,7 +166,7 @@ pub struct RequestFilterV1 {
     /// Status: `503`, `5xx` or `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
-    /// Outcome: an error code, `ok`, or an incomplete response.
+    /// Outcome: an error code or one of [`OUTCOMES_WITHOUT_CODE`]. A query may have one that this version knows, a message any one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<String>,
     /// Reason why it was kept.

@@ -173,9 +173,21 @@ async fn a_search_joins_what_all_gateways_find() {
     assert_eq!(ids, ["req-2", "req-1"], "{found}");
     assert_eq!((&found["requests"][0]["gateway"], &found["unresponsive"]), (&json!(AMERICA), &json!([])));
     assert_eq!(found["problems"], json!([{"gateway": AMERICA, "problem": "the disk failed"}]));
-    for wrong in ["status=9xx", "kept=lost", "limit=0", "unknown=1"] {
-        let rejected = hub.client.get(format!("{url}/api/requests?{wrong}")).send().await.unwrap();
-        assert_eq!(rejected.status(), StatusCode::BAD_REQUEST, "{wrong}");
+    for (field, value, valid) in [
+        ("status", "9xx", "5xx"),
+        ("kept", "lost", "failed_over"),
+        ("outcome", "bogus", "client_disconnected"),
+        ("limit", "0", "from 1 to 1000"),
+        ("limit", "many", "from 1 to 1000"),
+        ("since_ms", "yesterday", "from 0 to 18446744073709551615"),
+        ("until_ms", "-1", "from 0 to 18446744073709551615"),
+        ("unknown", "1", "since_ms"),
+    ] {
+        let rejected = hub.client.get(format!("{url}/api/requests?{field}={value}")).send().await.unwrap();
+        assert_eq!(rejected.status(), StatusCode::BAD_REQUEST, "{field}");
+        let body: Value = rejected.json().await.unwrap();
+        let message = body["error"]["message"].as_str().unwrap();
+        assert!(body["error"]["param"] == field && message.contains(valid), "{body}");
     }
     hub.stop().await;
 }

@@ -236,11 +236,12 @@ async fn explain<S: Store>(
 async fn search<S: Store>(
     State(api): State<ConsoleApi<S>>,
     Extension(admitted): Extension<Admitted>,
-    filter: Result<Query<RequestFilterV1>, QueryRejection>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Result<Json<SearchResult>, ErrorResponse> {
     let invalid =
         |rejection: QueryRejection| ErrorResponse::new(ErrorCode::InvalidValue, rejection.body_text());
-    let Query(filter) = filter.map_err(invalid)?;
+    let Query(query) = query.map_err(invalid)?;
+    let filter = RequestFilterV1::from_query(query)?;
     RequestFilter::try_from(filter.clone())?;
     let console = &api.console;
     let mut looked_up = console.looked_up.subscribe();
