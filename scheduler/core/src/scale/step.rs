@@ -8,7 +8,7 @@
 //! Stale replicas ([`OwnReplica::is_stale`]) are replaced in a rolling update: replacements are started, up to a
 //! quarter above the desired number at a time, and one stale replica is drained for each replacement that becomes
 //! ready, so that the number of serving replicas never falls below the desired one. The desired number is determined as
-//! usual; new replicas are never stale. A stale replica that has not become ready serves nobody, so it is drained as soon as
+//! usual; new replicas are never stale. A stale replica that has not become ready serves no requests, so it is drained as soon as
 //! that is certain ([`UNREADY_MIN`]): it would keep a port or a device that its replacement needs.
 //!
 //! A lost replica, frozen or unreachable, is replaced at once but drained only after [`LOST_MAX`]: a replica that is
