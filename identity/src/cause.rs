@@ -26,7 +26,8 @@ labels! {
         RejectedByPeer = "rejected_by_peer",
         /// The limit of connections or handshakes is reached.
         Overloaded = "overloaded",
-        /// The handshake timed out, or no request followed it in time.
+        /// The handshake timed out, or no request followed it in time. At an operations port: the request and the response took too
+        /// long.
         TimedOut = "timed_out",
         /// The connection of a load balancer does not begin with a valid PROXY protocol header.
         ProxyHeader = "proxy_header",

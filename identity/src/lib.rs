@@ -22,8 +22,9 @@
 //! certificate also ends the open connections of its owner.
 //!
 //! In reading order: [`section`] is the configuration, [`process`] the loaded identity, [`verify`] the rules for peers,
-//! [`server`] and [`client`] the two ends, [`listener`], [`handshakes`] and `lost_peers` a listener with its limits, [`stream`] an open
-//! connection, [`cause`] and [`events`] its failures, [`expiry`] the metrics of the certificate.
+//! [`server`] and [`client`] the two ends, [`listener`], [`handshakes`] and `lost_peers` a listener with its limits, `operations` the
+//! server of operations ports, which are plaintext, [`stream`] an open connection, [`cause`] and [`events`] its failures, [`expiry`]
+//! the metrics of the certificate.
 
 pub mod authorities;
 pub mod cause;
@@ -34,6 +35,8 @@ pub mod expiry;
 pub mod handshakes;
 pub mod listener;
 mod lost_peers;
+#[cfg(feature = "axum")]
+pub mod operations;
 pub mod process;
 mod reload;
 pub mod revocation;

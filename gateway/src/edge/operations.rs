@@ -21,6 +21,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use gateway_core::instances::InstanceStatus;
+use identity::operations::{self, OperationsLimits};
 use metrics::Format;
 use regions::{HostPort, RegionId};
 use scheduler_api::paths;
@@ -31,6 +32,7 @@ use tokio::net::TcpListener;
 
 /// Serves the operations port for ever.
 pub(super) async fn serve(socket: TcpListener, operations: Operations) {
+    let refused = operations.refused.clone();
     let router = axum::Router::new()
         .route(paths::LIVEZ, get(alive))
         .route(paths::READYZ, get(ready))
@@ -39,7 +41,7 @@ pub(super) async fn serve(socket: TcpListener, operations: Operations) {
         .route(paths::REQUESTS, get(requests))
         .route(paths::METRICS, get(metrics))
         .with_state(operations);
-    let served = axum::serve(socket, router).await;
+    let served = operations::serve(socket, router, OperationsLimits::DEFAULT, refused).await;
     let reason = served.err().map_or_else(|| "server ended".to_owned(), |error| error.to_string());
     supervision::process::fail(&format!("operations port: {reason}"));
 }

@@ -55,7 +55,7 @@ pub(super) struct Operations {
     pub(super) archive: Option<Arc<ExplanationArchive>>,
     pub(super) usage: Arc<UsageRecorder>,
     pub(super) upstream: Arc<Upstream>,
-    /// Rejected connections: clients that use TLS on a plaintext port.
+    /// Rejected connections of both ports.
     pub(super) refused: Arc<ConnectionFailures>,
     /// Whether the gateway is draining.
     pub(super) leaving: watch::Receiver<bool>,

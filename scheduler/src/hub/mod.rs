@@ -65,6 +65,7 @@ use std::time::{Duration, Instant, SystemTime};
 use supervision::Mutex;
 
 use futures_util::future::BoxFuture;
+use identity::operations::{self, OperationsLimits};
 use identity::{AcceptedPeers, ConnectedClient, ConnectionFailures, ServerTls, Transport, listener};
 use regions::RouteTable;
 use regions::spiffe::Role;
@@ -326,7 +327,8 @@ async fn serve<S: Store>(
     }
     follow_identities(&mut tasks, &config.transport, api.tokens.as_ref());
     if let Some(operations) = operations {
-        let server = axum::serve(operations, http::operations(api)).into_future();
+        let refused = api.refused.clone();
+        let server = operations::serve(operations, http::operations(api), OperationsLimits::DEFAULT, refused);
         tasks.spawn(async {
             essential("operations", async { drop(server.await) }).await;
         });
