@@ -7,11 +7,10 @@
 use crate::cli::CheckFilesOptions;
 use crate::roles::{base, read_spoke};
 use crate::{EXIT_CHECK_FAILED, drill, fail};
-use configuration::{ConfigFile, Files, Problem};
+use configuration::{ConfigFile, Environment, Files, Problem};
 use gateway::config::{EdgeConfig, read_tenants};
 use regions::Catalogue;
 use scheduler::config::HubConfig;
-use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,7 +52,7 @@ const KINDS: &[(ConfigKind, &str, &[&str])] = &[
 /// Surroundings of a check.
 struct Checker {
     catalogue: Catalogue,
-    environment: Option<BTreeMap<String, String>>,
+    environment: Option<Environment>,
 }
 
 /// Runs the command. Exit code 3 if a file is invalid; a valid file causes no output.
@@ -71,7 +70,7 @@ pub(crate) fn main(options: &CheckFilesOptions) -> ExitCode {
         problems.extend(found.into_iter().filter(|_| regions.is_some()));
         Catalogue::builtin()
     });
-    let environment = environment.then(|| std::env::vars().collect());
+    let environment = environment.then(Environment::of_process);
     let checker = Checker { catalogue, environment };
     for file in files {
         let (kind, found) = checker.check(file);
@@ -198,7 +197,7 @@ mod tests {
         let check = |text: &str, environment: Option<&str>| {
             let file = dir.path().join("file.toml");
             std::fs::write(&file, text).expect("written");
-            let environment = environment.map(|key| [("MERIDIAN_KEY".to_owned(), key.to_owned())].into());
+            let environment = environment.map(|key| [("MERIDIAN_KEY", key)].into_iter().collect());
             Checker { catalogue: Catalogue::builtin(), environment }.check(&file)
         };
         let tenant = "[[tenant]]\nname = \"docs\"\nkey_env = \"MERIDIAN_KEY\"\n";

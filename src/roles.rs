@@ -10,7 +10,7 @@ use crate::log::{self, LogWriterThread};
 use crate::pki::{Joined, join};
 use crate::up::scripted;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
-use configuration::{ConfigFile, Files};
+use configuration::{ConfigFile, Environment, Files};
 use gateway::config::EdgeConfig;
 use gateway::ingress::{IngressConfig, IngressSignals, JobsConfig};
 use gateway::receipts::ReceiptsConfig;
@@ -443,7 +443,7 @@ pub(crate) fn read_config<T>(
 ) -> Result<T, Vec<String>> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| vec![format!("{}: cannot be read: {error}", file.display())])?;
-    let environment = std::env::vars().collect();
+    let environment = Environment::of_process();
     let files = Files { base: base(file), environment: Some(&environment) };
     let parsed = ConfigFile::read(&text, |document| read(document, &files));
     parsed.map_err(|found| configuration::named(file, found))

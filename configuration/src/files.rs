@@ -1,9 +1,9 @@
 //! Files and environment variables that a configuration names.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::document::{ConfigFile, Problem};
+use crate::environment::Environment;
 
 /// Surroundings of a configuration file.
 #[derive(Clone, Copy)]
@@ -11,7 +11,7 @@ pub struct Files<'a> {
     /// Folder to which relative paths refer.
     pub base: &'a Path,
     /// Environment variables. `None` leaves out all that depends on them: a file is valid or not wherever it is checked.
-    pub environment: Option<&'a BTreeMap<String, String>>,
+    pub environment: Option<&'a Environment>,
 }
 
 impl Files<'_> {
@@ -76,14 +76,21 @@ impl Files<'_> {
             }
             (None, Some(variable)) => {
                 let (key, Some(environment)) = (format!("{name}_env"), self.environment) else { return None };
-                let Some(text) = environment.get(variable) else {
-                    document.problem(
-                        &key,
-                        format!("\"{variable}\" is not set in the environment; set the variable"),
-                    );
-                    return None;
+                let text = match environment.get(variable) {
+                    Some(Ok(text)) => text.to_owned(),
+                    Some(Err(problem)) => {
+                        document.problem(&key, format!("the variable \"{variable}\" {problem}"));
+                        return None;
+                    }
+                    None => {
+                        document.problem(
+                            &key,
+                            format!("\"{variable}\" is not set in the environment; set the variable"),
+                        );
+                        return None;
+                    }
                 };
-                (key, variable.to_owned(), text.clone())
+                (key, variable.to_owned(), text)
             }
         };
         parse(&text).map_err(|problem| document.problem(&key, format!("\"{source}\" {problem}"))).ok()
@@ -102,7 +109,9 @@ mod tests {
 
     #[test]
     fn a_secret_has_one_source_and_is_not_repeated() {
-        let environment = BTreeMap::from([("KEY".to_owned(), "s3cret".to_owned())]);
+        use std::os::unix::ffi::OsStringExt;
+        let not_utf_8 = std::ffi::OsString::from_vec(b"s3cret\xff".to_vec());
+        let environment = [("KEY", "s3cret".into()), ("BROKEN", not_utf_8)].into_iter().collect();
         let read = |file: Option<&str>, variable: Option<&str>, environment| {
             let document = ConfigFile::parse("").expect("TOML");
             let files = Files { base: Path::new("/nowhere"), environment };
@@ -120,6 +129,7 @@ mod tests {
             (None, Some(""), "tls.key_env: \"\" is not the name of an environment variable; write letters"),
             (None, Some("2 KEYS\0"), "tls.key_env: \"2 KEYS\\0\" is not the name of an environment variable"),
             (None, Some("OTHER"), "tls.key_env: \"OTHER\" is not set in the environment; set the variable"),
+            (None, Some("BROKEN"), "tls.key_env: the variable \"BROKEN\" is not UTF-8; set it"),
             (Some("gone"), None, "tls.key_file: \"/nowhere/gone\" cannot be read"),
             (Some("gone"), Some("KEY"), "key_file and key_env are both set; remove one"),
         ] {

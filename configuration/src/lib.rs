@@ -9,7 +9,7 @@
 //! - [`ConfigFile`]: a parsed file and the problems found in it. A problem names a key by its path (`scaling.ports`,
 //!   `tenant[2].weight`), from which its line follows.
 //! - [`ConfigValue`]: a type that can be the value of a key; [`Section`]: a table of such keys.
-//! - [`Files`]: the files and environment variables that a configuration names.
+//! - [`Files`]: the files and environment variables that a configuration names; [`Environment`]: those of a process.
 //! - [`duration`]: the one syntax of durations; [`did_you_mean`]: suggestions for misspelt words.
 //!
 //! The values of keys may be shown in messages: secrets are never written in a configuration file, only the names of the
@@ -17,6 +17,7 @@
 
 mod document;
 pub mod duration;
+mod environment;
 mod files;
 mod reference;
 mod section;
@@ -24,6 +25,7 @@ mod suggest;
 mod value;
 
 pub use document::{ConfigFile, Problem, named, segment};
+pub use environment::{Environment, NotUtf8};
 pub use files::Files;
 pub use reference::reference;
 pub use section::{Check, ConfigField, ConfigValue, Key, Rule, Section, Table, of_defaults};

@@ -29,6 +29,7 @@ use scheduler_client::unix_time;
 use seal::{MAGIC, OpeningReader, Passphrase, SealingWriter};
 use serde_json::json;
 use std::collections::BTreeMap;
+use std::env::VarError;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Chain, Cursor, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -317,7 +318,12 @@ fn passphrase(file: Option<&Path>) -> Result<Option<Passphrase>, CommandError> {
         }
         None => match std::env::var(PASSPHRASE_VARIABLE) {
             Ok(text) if !text.is_empty() => (PASSPHRASE_VARIABLE.to_owned(), text),
-            Ok(_) | Err(_) => return Ok(None),
+            Ok(_) | Err(VarError::NotPresent) => return Ok(None),
+            // Without the passphrase the backup would not be encrypted.
+            Err(VarError::NotUnicode(_)) => {
+                let fix = "set it to a text in UTF-8, or use --passphrase-file";
+                return Err(format!("{PASSPHRASE_VARIABLE} is not UTF-8; {fix}").into());
+            }
         },
     };
     Ok(Some(Passphrase::read(&text).map_err(|problem| format!("{source} {problem}"))?))

@@ -214,7 +214,8 @@ impl EdgeConfig {
         base: &Path,
         environment: &BTreeMap<String, String>,
     ) -> Result<EdgeConfig, Vec<Problem>> {
-        let files = Files { base, environment: Some(environment) };
+        let environment = environment.iter().collect();
+        let files = Files { base, environment: Some(&environment) };
         ConfigFile::read(text, |document| EdgeConfig::read(document, &files))
     }
 

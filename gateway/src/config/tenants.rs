@@ -4,7 +4,7 @@
 use super::issuers::{self, IssuerEntry};
 use crate::edge::tenants::tenant;
 use crate::tokens::Issuer;
-use configuration::{ConfigFile, Files, Problem, section};
+use configuration::{ConfigFile, Environment, Files, Problem, section};
 use gateway_core::keys::{Digest, KeyRing};
 use regions::catalogue::Catalogue;
 use regions::tenant::{TenantEntry, rules};
@@ -27,7 +27,7 @@ section! {
 pub struct TenantsFile {
     path: PathBuf,
     /// Environment variables with secrets, as of the start of the process.
-    environment: Option<Arc<BTreeMap<String, String>>>,
+    environment: Option<Arc<Environment>>,
     catalogue: Arc<Catalogue>,
 }
 
@@ -156,7 +156,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<KeyRing, Vec<String>> {
         let environment = [("DOCS_KEY", "s3cret"), ("TWO_KEYS", "old\nnew\n"), ("EMPTY", " ")];
-        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let environment = environment.into_iter().collect();
         let files = Files { base: Path::new("/nowhere"), environment: Some(&environment) };
         let read = ConfigFile::read(text, |document| read_tenants(document, &files, &Catalogue::builtin()));
         read.map(|(ring, _)| ring).map_err(|found| found.iter().map(ToString::to_string).collect())

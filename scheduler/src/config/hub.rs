@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use configuration::{ConfigFile, Files, Problem, section};
+use configuration::{ConfigFile, Environment, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
 use regions::spiffe::Role;
 use regions::{Catalogue, Deployment, parse_deployments};
@@ -90,7 +90,7 @@ impl HubConfig {
     ///
     /// All problems, each with the key, the value and the fix.
     pub fn parse(text: &str, base: &Path) -> Result<HubConfig, Vec<Problem>> {
-        let environment = std::env::vars().collect();
+        let environment = Environment::of_process();
         let files = Files { base, environment: Some(&environment) };
         ConfigFile::read(text, |document| HubConfig::read(document, &files))
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use configuration::{ConfigFile, Files, Problem, section};
+use configuration::{ConfigFile, Environment, Files, Problem, section};
 use identity::{IdentitySection, OwnName, Transport};
 use regions::accelerator::{COUNT_MAX, PRICE_MAX, TYPES_MAX, to_millionths};
 use regions::region_list::find_region;
@@ -158,7 +158,7 @@ impl SpokeConfig {
     ///
     /// All problems, each with the key, the value and the fix.
     pub fn parse(text: &str, base: &Path, region: Option<&str>) -> Result<SpokeConfig, Vec<Problem>> {
-        let environment = std::env::vars().collect();
+        let environment = Environment::of_process();
         let files = Files { base, environment: Some(&environment) };
         ConfigFile::read(text, |document| SpokeConfig::read(document, &files, region)?.config)
     }

@@ -246,7 +246,7 @@ mod tests {
                 store: StoreSection;
             }
         }
-        let environment = std::collections::BTreeMap::new();
+        let environment = configuration::Environment::default();
         let files = Files { base, environment: Some(&environment) };
         let store = ConfigFile::read(&format!("[store]\n{text}"), |document| {
             read(document, &files, Some(Some(document.section::<File>()?.store)), Some(None))

@@ -96,7 +96,13 @@ impl<'a> Environment<'a> {
 
     /// Returns a variable. An empty one counts as unset, as OpenTelemetry specifies.
     fn get(&self, name: &str) -> Option<&'a str> {
-        let value = self.files.environment?.get(name)?.trim();
+        let value = match self.files.environment?.get(name)? {
+            Ok(value) => value.trim(),
+            Err(error) => {
+                self.problem(name, error);
+                return None;
+            }
+        };
         (!value.is_empty()).then_some(value)
     }
 

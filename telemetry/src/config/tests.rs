@@ -1,7 +1,6 @@
 use super::values::{PAIRS_MAX, pairs};
 use super::*;
 use configuration::Problem;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 section! {
@@ -17,8 +16,7 @@ section! {
 type Read = (Option<TracingConfig>, Option<LogsConfig>);
 
 fn read_both(text: &str, variables: &[(&str, &str)]) -> Result<Read, String> {
-    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let environment: BTreeMap<_, _> = variables.collect();
+    let environment = variables.iter().copied().collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
     let read = ConfigFile::read(text, |document| {
         let file = document.section::<RoleFile>()?;

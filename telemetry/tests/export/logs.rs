@@ -10,7 +10,6 @@ use opentelemetry_proto::tonic::collector::logs::v1::{
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use prost::Message;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use telemetry::logs::{LogExport, LogLayer, QUEUED_BYTES_MAX};
@@ -31,7 +30,7 @@ section! {
 
 fn config(keys: &str, variable: Option<(&str, &str)>) -> LogsConfig {
     let variable = variable.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let environment: BTreeMap<_, _> = environment().into_iter().chain(variable).collect();
+    let environment = environment().into_iter().chain(variable).collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
     let text = format!("[logs]\n{keys}\n");
     let read =

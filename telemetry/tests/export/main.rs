@@ -17,7 +17,6 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,7 +49,7 @@ fn environment() -> BTreeMap<String, String> {
 }
 
 fn config(keys: &str, dir: &Path) -> TracingConfig {
-    let environment = environment();
+    let environment = environment().into_iter().collect();
     let files = Files { base: dir, environment: Some(&environment) };
     let text = format!("[tracing]\n{keys}\n");
     let read =

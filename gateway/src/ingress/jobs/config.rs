@@ -383,9 +383,8 @@ mod tests {
     use std::path::Path;
 
     fn read(text: &str) -> Result<JobsConfig, Vec<String>> {
-        let environment = [("KEYS".to_owned(), format!("{}\n{}\n", "0f".repeat(32), "F0".repeat(32)))]
-            .into_iter()
-            .collect();
+        let environment =
+            [("KEYS", format!("{}\n{}\n", "0f".repeat(32), "F0".repeat(32)))].into_iter().collect();
         let files = Files { base: Path::new("/etc/meridian"), environment: Some(&environment) };
         let read = ConfigFile::read(text, |document| {
             let section: JobsSection = document.section()?;
