@@ -5,6 +5,7 @@
 //! those of another process, so only `--environment` requires them.
 
 use crate::cli::CheckFilesOptions;
+use crate::log::LogSettings;
 use crate::roles::{base, read_spoke};
 use crate::{EXIT_CHECK_FAILED, drill, fail};
 use configuration::{ConfigFile, Environment, Files, Problem};
@@ -14,6 +15,7 @@ use scheduler::config::HubConfig;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use telemetry::log_filter::FilterLevel;
 
 /// Kind of a configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,9 @@ pub(crate) fn main(options: &CheckFilesOptions) -> ExitCode {
         problems.extend(found.into_iter().filter(|_| regions.is_some()));
         Catalogue::builtin()
     });
+    if *environment {
+        problems.extend(LogSettings::of_process(FilterLevel::Info).err().into_iter().flatten());
+    }
     let environment = environment.then(Environment::of_process);
     let checker = Checker { catalogue, environment };
     for file in files {

@@ -314,7 +314,7 @@ pub(crate) struct CheckFilesOptions {
     /// Catalogue for validating deployments, tenants and drills; by default one among the files, or the built-in one
     #[arg(long, value_name = "FILE")]
     pub regions: Option<PathBuf>,
-    /// Also require the environment variables that the files name, as a role does at start
+    /// Also validate the environment as a role does at start: the variables that the files name must be set, and those of the log valid
     #[arg(long)]
     pub environment: bool,
     /// Name the kind of each valid file

@@ -6,7 +6,7 @@
 use crate::cli::{
     ExecOptions, GatewayOptions, ReplicaOptions, RoleOptions, ScriptedReplicaOptions, SpokeOptions,
 };
-use crate::log::{self, LogWriterThread};
+use crate::log::{self, LogFormat, LogSettings, LogWriterThread};
 use crate::pki::{Joined, join};
 use crate::up::scripted;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
@@ -32,19 +32,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use supervision::task::{essential, supervise_until_done};
 use supervision::{Mutex, panics, process};
-use telemetry::logs::LogLayer;
+use telemetry::log_filter::FilterLevel;
+use telemetry::logs::{LogFilterLayer, LogLayer};
 use telemetry::{LogsConfig, Process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{fmt, registry};
 
 /// Variable with the process id of the parent. The role ends when that process ends.
 pub(crate) use heartbeat::PARENT_VARIABLE;
-
-/// Variable with the log format: `json`, or text by default.
-const LOG_FORMAT_VARIABLE: &str = "MERIDIAN_LOG_FORMAT";
 
 /// Maximum drain time of a failed process. Shorter than that of a normal stop, because its requests may depend on
 /// inconsistent state.
@@ -273,19 +271,23 @@ pub(crate) fn with_parent(other: &ExecOptions) -> ExitCode {
 
 /// Runs a role on a new runtime until it ends, and keeps its identity folder current; the first SIGTERM or SIGINT signals
 /// it to stop. Both use one resolver, whose metrics the role exports. Its log goes to stderr, and to a collector if that is
-/// configured.
+/// configured; an invalid variable of the log prevents the start.
 fn run<E: std::fmt::Display>(
     (own, logs): (Process<'_>, Option<&LogsConfig>),
     joined: Joined,
     dns: &DnsSection,
     role: impl AsyncFnOnce(watch::Receiver<bool>, Resolver) -> Result<(), E>,
 ) -> ExitCode {
+    let settings = match LogSettings::of_process(FilterLevel::Info) {
+        Ok(settings) => settings,
+        Err(problems) => return fail(EXIT_USAGE, &problems),
+    };
     let exported = match logs.map(|logs| telemetry::logs::start(logs, own)).transpose() {
         Ok(exported) => exported,
         Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     };
     let (layer, export) = exported.unzip();
-    let _log = log_to("info", layer);
+    let _log = log_to(settings, layer);
     // Dropped first, so that a failure of the last export is on stderr.
     let _export = export;
     if let Err(problem) = end_with_parent() {
@@ -392,47 +394,53 @@ fn end_with_parent() -> Result<(), String> {
     }
 }
 
-/// Logs to stderr at `level`, or as `MERIDIAN_LOG` says (the syntax of `tracing_subscriber::EnvFilter`), until the
-/// returned value is dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object per line.
-pub(crate) fn log_to_stderr(level: &str) -> Option<LogWriterThread> {
-    log_to(level, None)
+/// Logs to stderr at `level`, or as `MERIDIAN_LOG` says ([`LogFilter`](telemetry::log_filter::LogFilter)), until the returned value is
+/// dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object per line.
+///
+/// # Errors
+///
+/// When a variable is invalid.
+pub(crate) fn log_to_stderr(level: FilterLevel) -> Result<Option<LogWriterThread>, Vec<String>> {
+    Ok(log_to(LogSettings::of_process(level)?, None))
 }
 
 /// Logs to stderr, and copies the same events to the export if there is one.
-fn log_to(level: &str, export: Option<LogLayer>) -> Option<LogWriterThread> {
-    let filter = EnvFilter::try_from_env("MERIDIAN_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
-    let json = std::env::var_os(LOG_FORMAT_VARIABLE).is_some_and(|format| format == "json");
+fn log_to(settings: LogSettings, export: Option<LogLayer>) -> Option<LogWriterThread> {
+    let LogSettings { filter, format } = settings;
+    let filter = LogFilterLayer::new(filter);
+    let log = fmt::layer().with_ansi(false);
     // Without a writer thread, each line is written synchronously.
-    match (log::write_to(std::io::stderr()), json) {
-        (Ok((lines, writing)), true) => {
-            install(log.with_writer(lines).json().flatten_event(true).finish(), export);
+    match (log::write_to(std::io::stderr()), format) {
+        (Ok((lines, writing)), LogFormat::Json) => {
+            install(registry().with(log.json().flatten_event(true).with_writer(lines)), filter, export);
             Some(writing)
         }
-        (Ok((lines, writing)), false) => {
-            install(log.event_format(log::TextFormat::default()).with_writer(lines).finish(), export);
+        (Ok((lines, writing)), LogFormat::Text) => {
+            let log = log.event_format(log::TextFormat::default()).with_writer(lines);
+            install(registry().with(log), filter, export);
             Some(writing)
         }
-        (Err(_), true) => {
-            install(log.with_writer(std::io::stderr).json().flatten_event(true).finish(), export);
+        (Err(_), LogFormat::Json) => {
+            let log = log.json().flatten_event(true).with_writer(std::io::stderr);
+            install(registry().with(log), filter, export);
             None
         }
-        (Err(_), false) => {
+        (Err(_), LogFormat::Text) => {
             let log = log.event_format(log::TextFormat::default()).with_writer(std::io::stderr);
-            install(log.finish(), export);
+            install(registry().with(log), filter, export);
             None
         }
     }
 }
 
-/// Makes this subscriber, with the layer of the export if there is one, that of the process.
-fn install<S>(subscriber: S, export: Option<LogLayer>)
+/// Makes this subscriber, with the filter and with the layer of the export if there is one, that of the process.
+fn install<S>(subscriber: S, filter: LogFilterLayer, export: Option<LogLayer>)
 where
     S: tracing::Subscriber + Send + Sync + 'static,
 {
     match export {
-        Some(layer) => subscriber.with(layer).init(),
-        None => subscriber.init(),
+        Some(export) => subscriber.with(filter).with(export).init(),
+        None => subscriber.with(filter).init(),
     }
 }
 

@@ -12,6 +12,7 @@ mod gateways;
 mod haproxy;
 mod jobs;
 mod local_fleet;
+mod log_settings;
 mod model_download;
 mod on_etcd;
 mod on_gpu;

@@ -3,18 +3,31 @@
 /// Maximum number of suggestions.
 pub const MAX_SUGGESTIONS: usize = 3;
 
-/// Returns the words of `known` within a small edit distance of `given`, nearest first, ties in the order of `known`.
+/// Minimum length of a word that suggests a longer or shorter form of it.
+const STEM_MIN: usize = 3;
+
+/// Returns the words of `known` within a small edit distance of `given`, nearest first, ties in the order of `known`. If there is
+/// none, those of which one is the other with further letters (`warning`, `warn`).
 pub fn nearest<'k>(given: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k str> {
     // At most a third of the letters may differ, and at least one and at most four.
     let tolerated = (given.chars().count() / 3).clamp(1, 4);
-    let mut near: Vec<(usize, &str)> = known
-        .into_iter()
-        .map(|word| (edits(given, word), word))
-        .filter(|(edits, _)| *edits <= tolerated)
-        .collect();
+    let is_near = |(edits, word): &(usize, &str)| *edits <= tolerated || is_form(given, word);
+    let mut near: Vec<(usize, &str)> =
+        known.into_iter().map(|word| (edits(given, word), word)).filter(is_near).collect();
+    if near.iter().any(|(edits, _)| *edits <= tolerated) {
+        near.retain(|(edits, _)| *edits <= tolerated);
+    }
     near.sort_by_key(|(edits, _)| *edits);
     near.truncate(MAX_SUGGESTIONS);
     near.into_iter().map(|(_, word)| word).collect()
+}
+
+/// Returns whether one of two words is the other with further letters, ignoring case.
+fn is_form(a: &str, b: &str) -> bool {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let (short, long) = if a.len() < b.len() { (a, b) } else { (b, a) };
+    let further = long.strip_prefix(&short);
+    short.len() >= STEM_MIN && further.is_some_and(|rest| rest.chars().all(char::is_alphabetic))
 }
 
 /// Formats `; did you mean a or b?`, or an empty string if no word is close.
@@ -59,10 +72,18 @@ mod tests {
             ("embde", vec!["embed"]),
             ("classify", vec![]),
             ("mebde", vec![]),
+            ("aws", vec![]),
         ];
         for (given, expected) in cases {
             assert_eq!(nearest(given, known), expected, "{given}");
         }
+        let levels = ["error", "warn", "info", "debug"];
+        for (given, level) in
+            [("warning", "warn"), ("Err", "error"), ("information", "info"), ("inof", "info")]
+        {
+            assert_eq!(nearest(given, levels), [level], "{given}");
+        }
+        assert_eq!(nearest("verbose", levels), [""; 0]);
         assert_eq!(nearest("ue", ["de", "eea", "eu"]), ["de", "eu"]);
         assert_eq!(did_you_mean("embd", known), "; did you mean embed?");
         assert_eq!(did_you_mean("classify", known), "");

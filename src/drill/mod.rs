@@ -24,6 +24,7 @@ use run::{ActionExecutor, DrillRun};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::SystemTime;
+use telemetry::log_filter::FilterLevel;
 
 /// API key of the fleet of a drill.
 const KEY: &str = "local";
@@ -40,7 +41,10 @@ pub(crate) fn main(options: &DrillOptions) -> ExitCode {
         println!("{}: {steps} steps, {expectations} expectations", options.file.display());
         return ExitCode::SUCCESS;
     }
-    let _log = roles::log_to_stderr("error");
+    let _log = match roles::log_to_stderr(FilterLevel::Error) {
+        Ok(log) => log,
+        Err(problems) => return fail(EXIT_USAGE, &problems),
+    };
     // The root future runs on this thread, which lives as long as the process: see `FleetProcess::start`.
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,

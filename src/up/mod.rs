@@ -42,6 +42,7 @@ use plan::FleetPlan;
 use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
+use telemetry::log_filter::FilterLevel;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Runs the command.
@@ -54,7 +55,10 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
         Ok(listed) => Arc::new(DrillBoard::new(listed)),
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    let _log = roles::log_to_stderr("warn");
+    let _log = match roles::log_to_stderr(FilterLevel::Warn) {
+        Ok(log) => log,
+        Err(problems) => return fail(EXIT_USAGE, &problems),
+    };
     for model in plan.models() {
         if let Err(problem) = models::ensure(model) {
             return fail(EXIT_FAILED, &[problem]);

@@ -24,5 +24,5 @@ pub use config::{LogsConfig, LogsSection, TracingConfig, TracingSection};
 pub use export::{TraceExport, start};
 pub use exporter::{ExportError, Process};
 pub use logs::LogMetrics;
-pub use telemetry_core::{context, request, sampling, span};
+pub use telemetry_core::{context, log_filter, request, sampling, span};
 pub use tracer::{TraceMetrics, Tracer};

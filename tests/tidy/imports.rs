@@ -22,7 +22,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("jobs-core", &["backoff", "regions"]),
     ("jwt-core", &[]),
     ("jwt", &["jwt-core"]),
-    ("telemetry-core", &[]),
+    ("telemetry-core", &["configuration"]),
     ("gateway-core", &["backoff", "jwt-core", "regions", "replica-api", "scheduler-api", "telemetry-core"]),
     ("scheduler-core", &["backoff", "configuration", "jwt-core", "regions", "replica-api", "scheduler-api"]),
     ("replica-core", &["regions", "replica-api"]),

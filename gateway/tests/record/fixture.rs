@@ -16,8 +16,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Once};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use telemetry::log_filter::{FilterLevel, LogFilter};
+use telemetry::logs::LogFilterLayer;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 pub(crate) const AMERICA: &str = "aws/us-east-1";
 pub(crate) const EUROPE: &str = "gcp/europe-west4";
@@ -351,8 +355,9 @@ fn log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let filter = "trace,hyper=info,hyper_util=info,reqwest=info,h2=info,mio=info";
-        let filter = tracing_subscriber::EnvFilter::new(filter);
-        tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(|| LogWriter).init();
+        let filter = LogFilter::parse(filter, FilterLevel::Trace).unwrap();
+        let log = tracing_subscriber::fmt::layer().json().with_writer(|| LogWriter);
+        tracing_subscriber::registry().with(log).with(LogFilterLayer::new(filter)).init();
     });
 }
 

@@ -7,9 +7,11 @@
 //! it in fields, and the queue of the SDK neither counts what it drops nor excludes the events of the exporter itself.
 
 pub mod export;
+mod filter;
 mod layer;
 
 pub use export::{LogExport, start};
+pub use filter::LogFilterLayer;
 pub use layer::LogLayer;
 
 use crate::tracer::DropReason;
