@@ -6,6 +6,7 @@ mod get;
 mod jobs;
 mod key;
 mod load;
+mod log;
 mod model;
 mod pki;
 mod requests;
@@ -16,6 +17,7 @@ pub(crate) use get::{GetOptions, GetUsageOptions, ResourceKind};
 pub(crate) use jobs::{GetJobsOptions, GetListOptions, StatusOption};
 pub(crate) use key::{CreateKeyOptions, KeyCommand, KeyHubOptions, RevokeKeyOptions};
 pub(crate) use load::{CompareOptions, LoadCommand, LoadOptions};
+pub(crate) use log::LogOptions;
 pub(crate) use model::{BuildOptions, CheckOptions, ModelCommand};
 pub(crate) use pki::{
     BackupOptions, InitOptions, IssueOptions, MemberOptions, PkiCommand, RestoreOptions, RevokeOptions,
@@ -107,6 +109,8 @@ pub(crate) enum CliCommand {
     Tune(TuneOptions),
     /// Request a health path of a process on this machine; exit code 1 unless it responds with 200. For container health checks
     Health(HealthOptions),
+    /// Show the filter of the log of a running process, or change it for a time
+    Log(LogOptions),
     /// Write the shell completions and man pages of this program, for packages
     #[command(hide = true)]
     Generate(GenerateOptions),

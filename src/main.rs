@@ -15,6 +15,7 @@ mod jobs;
 mod key;
 mod load;
 mod log;
+mod log_filter;
 mod models;
 mod operations_port;
 mod pki;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         cli::CliCommand::Drill(options) => drill::main(&options),
         cli::CliCommand::Tune(options) => tune::main(options),
         cli::CliCommand::Health(options) => health::main(&options),
+        cli::CliCommand::Log(options) => log_filter::main(&options),
         cli::CliCommand::Generate(options) => generate::main(&options),
         cli::CliCommand::WithParent(other) => roles::with_parent(&other),
         cli::CliCommand::ScriptedReplica(options) => roles::scripted_replica(options),

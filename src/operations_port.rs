@@ -1,6 +1,6 @@
-//! Client of the operations port of a gateway, for `meridian explain` and `meridian get requests`.
+//! Client of operations ports, for `meridian explain`, `meridian get requests` and `meridian log`.
 
-use reqwest::Url;
+use reqwest::{Client, RequestBuilder, Url};
 use scheduler_api::requests::DISK_READ_MAX;
 use serde_json::Value;
 use std::time::Duration;
@@ -11,32 +11,49 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const _: () =
     assert!(TIMEOUT.as_millis() > DISK_READ_MAX.as_millis(), "the response says why there is no result");
 
-/// Returns the URL of a path at the gateway that an option names; each segment is escaped.
+/// Returns the URL of a path at the process that an option names; each segment is escaped.
 pub(crate) fn url<'s>(
     option: &str,
-    gateway: &str,
+    process: &str,
     segments: impl IntoIterator<Item = &'s str>,
 ) -> Result<Url, String> {
     let invalid =
-        || format!("{option} {gateway} is not a URL; write http://HOST:PORT of a gateway's operations port");
-    let mut url = Url::parse(gateway).map_err(|_| invalid())?;
+        || format!("{option} {process} is not a URL; write http://HOST:PORT of the operations port");
+    let mut url = Url::parse(process).map_err(|_| invalid())?;
     url.path_segments_mut().map_err(|()| invalid())?.pop_if_empty().extend(segments);
     Ok(url)
 }
 
 /// Returns the JSON of a response; the message of an error names the URL.
 pub(crate) async fn get(url: Url) -> Result<Value, String> {
-    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
-    let client = client.map_err(|error| error.to_string())?;
-    let response =
-        client.get(url.clone()).send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
+    let client = client()?;
+    read(&url, client.get(url.clone())).await
+}
+
+/// Sends JSON, and returns that of the response; the message of an error names the URL.
+pub(crate) async fn put(url: Url, body: &Value) -> Result<Value, String> {
+    let client = client()?;
+    read(&url, client.put(url.clone()).json(body)).await
+}
+
+fn client() -> Result<Client, String> {
+    let client = Client::builder().no_proxy().timeout(TIMEOUT).build();
+    client.map_err(|error| error.to_string())
+}
+
+async fn read(url: &Url, request: RequestBuilder) -> Result<Value, String> {
+    let response = request.send().await.map_err(|error| format!("request to {url} failed: {error}"))?;
     let status = response.status();
     let body: Value =
         response.json().await.map_err(|error| format!("invalid response from {url}: {error}"))?;
     if status.is_success() {
         return Ok(body);
     }
-    let problem = body["error"].as_str().map_or_else(|| format!("status {status}"), str::to_owned);
+    let error = &body["error"];
+    let problem = error
+        .as_str()
+        .or_else(|| error["message"].as_str())
+        .map_or_else(|| format!("status {status}"), str::to_owned);
     Err(format!("{url}: {problem}"))
 }
 

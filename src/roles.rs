@@ -6,7 +6,7 @@
 use crate::cli::{
     ExecOptions, GatewayOptions, ReplicaOptions, RoleOptions, ScriptedReplicaOptions, SpokeOptions,
 };
-use crate::log::{self, LogFormat, LogSettings, LogWriterThread};
+use crate::log::{self, LogSettings};
 use crate::pki::{Joined, join};
 use crate::up::scripted;
 use crate::{EXIT_FAILED, EXIT_USAGE, fail};
@@ -33,13 +33,10 @@ use std::time::Duration;
 use supervision::task::{essential, supervise_until_done};
 use supervision::{Mutex, panics, process};
 use telemetry::log_filter::FilterLevel;
-use telemetry::logs::{LogFilterLayer, LogLayer};
+use telemetry::logs::LogControl;
 use telemetry::{LogsConfig, Process};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{fmt, registry};
 
 /// Variable with the process id of the parent. The role ends when that process ends.
 pub(crate) use heartbeat::PARENT_VARIABLE;
@@ -287,7 +284,7 @@ fn run<E: std::fmt::Display>(
         Err(error) => return fail(EXIT_FAILED, &[error.to_string()]),
     };
     let (layer, export) = exported.unzip();
-    let _log = log_to(settings, layer);
+    let _log = log::start(settings, layer);
     // Dropped first, so that a failure of the last export is on stderr.
     let _export = export;
     if let Err(problem) = end_with_parent() {
@@ -336,8 +333,14 @@ fn run<E: std::fmt::Display>(
             let resolver = resolver.clone();
             move || joined.clone().follow(resolver.clone())
         }));
+        let log_filter = LogControl::of_process().map(|control| {
+            tokio::spawn(supervise_until_done("log filter", move || control.restore_when_due()))
+        });
         let outcome = role(watch, resolver).await.map_err(|error| error.to_string());
         following.abort();
+        if let Some(task) = log_filter {
+            task.abort();
+        }
         outcome
     });
     if let Some(reason) = process::failure() {
@@ -391,56 +394,6 @@ fn end_with_parent() -> Result<(), String> {
         Err(format!(
             "the parent process in {PARENT_VARIABLE} ({parent}) has ended; unset the variable to run without one"
         ))
-    }
-}
-
-/// Logs to stderr at `level`, or as `MERIDIAN_LOG` says ([`LogFilter`](telemetry::log_filter::LogFilter)), until the returned value is
-/// dropped. `MERIDIAN_LOG_FORMAT=json` writes a JSON object per line.
-///
-/// # Errors
-///
-/// When a variable is invalid.
-pub(crate) fn log_to_stderr(level: FilterLevel) -> Result<Option<LogWriterThread>, Vec<String>> {
-    Ok(log_to(LogSettings::of_process(level)?, None))
-}
-
-/// Logs to stderr, and copies the same events to the export if there is one.
-fn log_to(settings: LogSettings, export: Option<LogLayer>) -> Option<LogWriterThread> {
-    let LogSettings { filter, format } = settings;
-    let filter = LogFilterLayer::new(filter);
-    let log = fmt::layer().with_ansi(false);
-    // Without a writer thread, each line is written synchronously.
-    match (log::write_to(std::io::stderr()), format) {
-        (Ok((lines, writing)), LogFormat::Json) => {
-            install(registry().with(log.json().flatten_event(true).with_writer(lines)), filter, export);
-            Some(writing)
-        }
-        (Ok((lines, writing)), LogFormat::Text) => {
-            let log = log.event_format(log::TextFormat::default()).with_writer(lines);
-            install(registry().with(log), filter, export);
-            Some(writing)
-        }
-        (Err(_), LogFormat::Json) => {
-            let log = log.json().flatten_event(true).with_writer(std::io::stderr);
-            install(registry().with(log), filter, export);
-            None
-        }
-        (Err(_), LogFormat::Text) => {
-            let log = log.event_format(log::TextFormat::default()).with_writer(std::io::stderr);
-            install(registry().with(log), filter, export);
-            None
-        }
-    }
-}
-
-/// Makes this subscriber, with the filter and with the layer of the export if there is one, that of the process.
-fn install<S>(subscriber: S, filter: LogFilterLayer, export: Option<LogLayer>)
-where
-    S: tracing::Subscriber + Send + Sync + 'static,
-{
-    match export {
-        Some(export) => subscriber.with(filter).with(export).init(),
-        None => subscriber.with(filter).init(),
     }
 }
 

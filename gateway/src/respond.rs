@@ -158,6 +158,17 @@ pub(crate) async fn ok(
     json(session, head(200, extra), body.into()).await
 }
 
+/// Responds with a status and a JSON body. If the body of the request was not read to its end, the rest is discarded and the connection
+/// closes.
+pub(crate) async fn json_body(session: &mut ServerSession, status: u16, body: Bytes) -> AfterResponse {
+    let after = json(session, head(status, &[]), body).await;
+    if after == AfterResponse::Close || session.is_body_done() {
+        return after;
+    }
+    discard(session).await;
+    AfterResponse::Close
+}
+
 /// Responds to a head that could not be parsed; the caller closes the connection.
 pub(crate) async fn malformed_request(session: &mut ServerSession) {
     let code = ErrorCode::MalformedRequest;

@@ -14,7 +14,7 @@ use crate::up::Interrupts;
 use crate::up::fleet::LocalFleet;
 use crate::up::fleet_control::REQUEST_TIMEOUT;
 use crate::up::plan::{DEPLOYMENTS, FleetPlan, ScriptedReplicas};
-use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, models, roles};
+use crate::{EXIT_CHECK_FAILED, EXIT_FAILED, EXIT_USAGE, apply, fail, log, models};
 use anyhow::{Context, Result, bail};
 use configuration::ConfigFile;
 use loadtest::drill::{self, Drill, DrillEngine, DrillResult, DrillStore, ReadContext};
@@ -41,7 +41,7 @@ pub(crate) fn main(options: &DrillOptions) -> ExitCode {
         println!("{}: {steps} steps, {expectations} expectations", options.file.display());
         return ExitCode::SUCCESS;
     }
-    let _log = match roles::log_to_stderr(FilterLevel::Error) {
+    let _log = match log::log_to_stderr(FilterLevel::Error) {
         Ok(log) => log,
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };

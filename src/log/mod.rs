@@ -3,12 +3,15 @@
 //! Every request has a log line. A write per line costs a system call and a thread wakeup each; together they cost as much
 //! as the routing decision. So lines are appended to a buffer, and the thread writes the whole buffer every
 //! [`WRITE_PERIOD`]. A slow disk must not block requests: when more than [`BUFFERED_BYTES_MAX`] are waiting, lines are dropped
-//! and counted. The format of a line is in [`text`]; [`settings`] has the variables that configure the log.
+//! and counted. The format of a line is in [`text`]; [`settings`] has the variables that configure the log,
+//! and [`start`](mod@start) puts it together.
 
 mod settings;
+mod start;
 mod text;
 
 pub(crate) use settings::{LogFormat, LogSettings};
+pub(crate) use start::{log_to_stderr, start};
 pub(crate) use text::TextFormat;
 
 use std::io::{self, Write};

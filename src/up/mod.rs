@@ -33,7 +33,7 @@ mod summary;
 mod targets;
 
 use crate::cli::UpOptions;
-use crate::{EXIT_FAILED, EXIT_USAGE, fail, models, roles};
+use crate::{EXIT_FAILED, EXIT_USAGE, fail, log, models};
 use anyhow::{Context, Result};
 use drills::DrillContext;
 use drills::board::DrillBoard;
@@ -55,7 +55,7 @@ pub(crate) fn main(options: UpOptions) -> ExitCode {
         Ok(listed) => Arc::new(DrillBoard::new(listed)),
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };
-    let _log = match roles::log_to_stderr(FilterLevel::Warn) {
+    let _log = match log::log_to_stderr(FilterLevel::Warn) {
         Ok(log) => log,
         Err(problems) => return fail(EXIT_USAGE, &problems),
     };

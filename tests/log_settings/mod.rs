@@ -1,4 +1,6 @@
-//! Environment of a process: the variables of the log, and variables that are not UTF-8.
+//! Variables of the log, other variables that are not UTF-8, and changes of the filter of the log.
+
+mod filter;
 
 use super::meridian;
 use std::ffi::OsStr;

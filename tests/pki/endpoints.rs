@@ -339,7 +339,7 @@ fn endpoints(fleet: &Fleet, region: &Region) -> Vec<Endpoint> {
         clients
             .map(|(method, path)| by_path("gateway", gateway, method, path, AdmissionRule::ClientsWithKeys)),
     );
-    let operations_paths = ["/livez", "/readyz", "/metrics", "/routes", "/explain/unknown"];
+    let operations_paths = ["/livez", "/readyz", "/metrics", "/routes", "/explain/unknown", "/log"];
     all.extend(
         operations_paths.map(|path| by_path("operations", operations, "GET", path, AdmissionRule::Plaintext)),
     );

@@ -53,7 +53,7 @@ section! {
     partial struct GatewayFile {
         /// Listener for clients: HTTP/1.1 and HTTP/2.
         listen: SocketAddr, like "\"127.0.0.1:8080\"";
-        /// Listener for operators: `/livez`, `/readyz`, `/routes`, `/metrics`, `/explain/ID`, `/requests`.
+        /// Listener for operators: `/livez`, `/readyz`, `/routes`, `/metrics`, `/explain/ID`, `/requests`, `/log`.
         operations: SocketAddr, like "\"127.0.0.1:8081\"";
         /// Region at or near this gateway; distances are measured from it.
         region: String, like "\"aws/us-east-1\"";

@@ -7,6 +7,7 @@
 //! | `/routes` | the route table, and the state of each region |
 //! | `/explain/{id}` | routing decision and attempts of a request ([`super::explain`]) |
 //! | `/requests` | search for requests whose explanation is on disk ([`super::explanation_archive`]) |
+//! | `/log` | filter of the log, which a `PUT` changes ([`telemetry::logs::http`]) |
 //! | `/metrics` | metrics, in the text format of Prometheus or OpenMetrics ([`super::scrape`]) |
 
 use super::explain::{self, RECENT_REQUESTS_MAX};
@@ -40,6 +41,7 @@ pub(super) async fn serve(socket: TcpListener, operations: Operations) {
         .route(paths::EXPLAIN, get(explain))
         .route(paths::REQUESTS, get(requests))
         .route(paths::METRICS, get(metrics))
+        .merge(telemetry::logs::http::routes())
         .with_state(operations);
     let served = operations::serve(socket, router, OperationsLimits::DEFAULT, refused).await;
     let reason = served.err().map_or_else(|| "server ended".to_owned(), |error| error.to_string());

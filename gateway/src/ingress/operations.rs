@@ -1,7 +1,8 @@
-//! Operator endpoints of an ingress: liveness, readiness, status of replicas, metrics.
+//! Operator endpoints of an ingress: liveness, readiness, status of replicas, metrics, filter of the log.
 //!
 //! With mutual TLS only gateways and spokes can connect to the ingress port, and operators have neither certificate; so
-//! operators have a separate port that forwards no requests. Without one they use the ingress port.
+//! operators have a separate port that forwards no requests. Without one they use the ingress port, which does not have the filter of
+//! the log: gateways must not change it.
 
 use super::hold::Hold;
 use super::jobs::RegionalJobQueue;
@@ -28,6 +29,7 @@ use std::time::Instant;
 use supervision::Mutex;
 use supervision::health::HealthCheck;
 use telemetry::Tracer;
+use telemetry::logs::{self, http::LogResponse};
 use tokio::sync::Semaphore;
 
 /// Handler of the operations port.
@@ -70,6 +72,11 @@ impl RequestHandler for IngressOperations {
     async fn handle(&self, session: &mut ServerSession) -> AfterResponse {
         let head = session.req_header();
         let (method, path) = (head.method.clone(), head.uri.path().to_owned());
+        if path == logs::http::PATH
+            && let Some(response) = log_filter(session, method.as_str()).await
+        {
+            return respond::json_body(session, response.status, response.body.into()).await;
+        }
         match self.respond(session, method.as_str(), &path).await {
             Some(after) => after,
             None => {
@@ -81,6 +88,30 @@ impl RequestHandler for IngressOperations {
             }
         }
     }
+}
+
+/// Reads or changes the filter of the log; `None` for all other methods.
+async fn log_filter(session: &mut ServerSession, method: &str) -> Option<LogResponse> {
+    match method {
+        "GET" => Some(logs::http::get(Instant::now())),
+        "PUT" => {
+            let body = tokio::time::timeout(logs::http::BODY_TIMEOUT, change(session)).await.ok().flatten();
+            Some(body.map_or_else(LogResponse::unreadable, |body| logs::http::put(&body, Instant::now())))
+        }
+        _ => None,
+    }
+}
+
+/// Reads the body of a change; `None` if it is too large or incomplete.
+async fn change(session: &mut ServerSession) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    while let Some(piece) = session.read_request_body().await.ok()? {
+        body.extend_from_slice(&piece);
+        if body.len() > logs::http::BODY_BYTES_MAX {
+            return None;
+        }
+    }
+    Some(body)
 }
 
 impl IngressOperations {

@@ -17,7 +17,7 @@ use std::sync::{Arc, LazyLock, Once};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use telemetry::log_filter::{FilterLevel, LogFilter};
-use telemetry::logs::LogFilterLayer;
+use telemetry::logs::start_filter;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tracing_subscriber::layer::SubscriberExt;
@@ -351,13 +351,15 @@ impl std::io::Write for LogWriter {
     }
 }
 
+/// Filter of the log of this process.
+pub(crate) const FILTER: &str = "trace,h2=info,hyper=info,hyper_util=info,mio=info,reqwest=info";
+
 fn log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let filter = "trace,hyper=info,hyper_util=info,reqwest=info,h2=info,mio=info";
-        let filter = LogFilter::parse(filter, FilterLevel::Trace).unwrap();
+        let filter = LogFilter::parse(FILTER, FilterLevel::Trace).unwrap();
         let log = tracing_subscriber::fmt::layer().json().with_writer(|| LogWriter);
-        tracing_subscriber::registry().with(log).with(LogFilterLayer::new(filter)).init();
+        tracing_subscriber::registry().with(log).with(start_filter(filter)).init();
     });
 }
 

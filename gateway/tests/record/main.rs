@@ -7,6 +7,7 @@ mod address;
 mod fixture;
 #[path = "../sockets/hub.rs"]
 mod hub;
+mod log_filter;
 mod policy;
 mod receipts;
 mod required;

@@ -72,7 +72,7 @@ section! {
         tracing: TracingSection;
         /// Events of the log by OTLP.
         logs: LogsSection;
-        /// Plaintext listener for operators and probes: `/health`, `/info`, `/status` and `/metrics`.
+        /// Plaintext listener for operators and probes: `/health`, `/info`, `/status`, `/metrics` and `/log`.
         operations: Option<SocketAddr>, like "\"127.0.0.1:9001\"";
         /// Catalogue of clouds and regions; the built-in one if absent. With an identity only.
         catalogue: Option<PathBuf>;

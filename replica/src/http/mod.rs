@@ -4,8 +4,8 @@
 //! 2. [`embeddings`]: embeddings in every dialect; [`rerank`]: pairs in the formats of Cohere, Jina, Voyage,
 //!    Infinity, TEI and vLLM; [`tei`]: the other routes of TEI, and classification.
 //!
-//! `/health`, `/info`, `/status` and `/metrics` are for the spoke and for operators. Each path writes errors in the
-//! format of its API.
+//! `/health`, `/info`, `/status` and `/metrics` are for the spoke and for operators; `/log` is at the listener for operators only. Each
+//! path writes errors in the format of its API.
 
 mod call;
 mod embeddings;
@@ -61,6 +61,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 pub(crate) fn operations_router(app: Arc<App>) -> Router {
     probes()
         .route(Operation::Info.definition().path, handler(Operation::Info))
+        .merge(telemetry::logs::http::routes())
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn(identify))

@@ -31,7 +31,7 @@ section! {
         data: Option<PathBuf>;
         /// Initial deployments, until an operator applies some; none if absent.
         deployments: Option<PathBuf>;
-        /// Listener for probes and metrics, plaintext; that of the other requests if absent.
+        /// Listener for probes, metrics and `/log`, plaintext; that of the other requests, without `/log`, if absent.
         operations: Option<SocketAddr>;
         /// Identity towards spokes, gateways and operators; without this table the hub listens on loopback only.
         identity: Option<IdentitySection>;

@@ -51,7 +51,7 @@ section! {
         /// Queue of durable jobs; without this table this spoke accepts none. Of several spokes of a region one has it, or all
         /// have it with the same NATS servers.
         jobs: Option<JobsSection>;
-        /// Listener for operators, plaintext; that of the ingress if absent.
+        /// Listener for operators, plaintext; that of the ingress, without `/log`, if absent.
         operations: Option<SocketAddr>;
         /// Load balancers in front of `listen`, each of whose connections begins with a PROXY protocol header, version 2. If
         /// there are any, no other peer may connect.

@@ -31,9 +31,12 @@ use super::{
 use crate::events::ReaderAhead;
 use crate::respond::ErrorResponse;
 
-/// Probes and metrics, for operators on a listener of their own.
+/// Probes, metrics and the filter of the log, for operators on a listener of their own.
 pub(super) fn operations<S: Store>(api: HubApi<S>) -> Router {
-    probes().layer(from_fn_with_state(api.metrics.clone(), contained)).with_state(api)
+    probes()
+        .merge(telemetry::logs::http::routes())
+        .layer(from_fn_with_state(api.metrics.clone(), contained))
+        .with_state(api)
 }
 
 fn probes<S: Store>() -> Router<HubApi<S>> {

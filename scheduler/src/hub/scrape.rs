@@ -25,6 +25,7 @@ labels! {
         Livez = paths::LIVEZ,
         Readyz = paths::READYZ,
         Metrics = paths::METRICS,
+        Log = telemetry::logs::http::PATH,
         Spokes = paths::SPOKES,
         KeepAlive = paths::KEEP_ALIVE,
         Lease = paths::LEASE,

@@ -124,7 +124,7 @@ section! {
         /// File with the certificate authorities of the collector, PEM; those of the system if absent. Or
         /// `OTEL_EXPORTER_OTLP_LOGS_CERTIFICATE`, `OTEL_EXPORTER_OTLP_CERTIFICATE`.
         pub ca: Option<PathBuf>;
-        /// Lowest level of the events that are exported. An event that `MERIDIAN_LOG` excludes is not exported either.
+        /// Lowest level of the events that are exported. An event that `MERIDIAN_LOG` or `/log` excludes is not exported either.
         pub level: LogLevel = LogLevel::Trace;
         /// Timeout of an export; 10 s by default. Or `OTEL_EXPORTER_OTLP_LOGS_TIMEOUT`, `OTEL_EXPORTER_OTLP_TIMEOUT`, in
         /// milliseconds.

@@ -1,4 +1,4 @@
-//! Events of the log, from the layer of the subscriber to the queue.
+//! Events of the log: their filter, and their way from the layer of the subscriber to the queue of the export.
 //!
 //! The log is on stderr in any case. [`LogLayer`] copies the same events, with the same fields, into a bounded queue, from which a
 //! thread exports them ([`export`]). An event that the queue has no space for is dropped and counted.
@@ -8,10 +8,11 @@
 
 pub mod export;
 mod filter;
+pub mod http;
 mod layer;
 
 pub use export::{LogExport, start};
-pub use filter::LogFilterLayer;
+pub use filter::{LogControl, LogFilterLayer, start_filter};
 pub use layer::LogLayer;
 
 use crate::tracer::DropReason;

@@ -116,6 +116,11 @@ impl LogFilter {
         Ok(filter)
     }
 
+    /// Returns the level of the targets without a directive.
+    pub fn default_level(&self) -> FilterLevel {
+        self.default
+    }
+
     /// Returns the lowest level that is logged of a target: that of the longest directive with which the target begins.
     pub fn level(&self, target: &str) -> FilterLevel {
         let matching = self.targets.iter().filter(|(prefix, _)| target.starts_with(prefix.as_str()));
