@@ -17,6 +17,7 @@ use gateway::receipts::ReceiptsConfig;
 use identity::Transport;
 use metrics::Build;
 use regions::EngineKind;
+use regions::spiffe::Role;
 use resolver::{DnsSection, Resolver};
 use scheduler::config::{HubConfig, ReadSpoke, SpokeConfig};
 use scheduler::heartbeat::{self, HeartbeatFile};
@@ -51,7 +52,7 @@ const BLOCKED_THREADS: Duration = Duration::from_secs(2);
 
 /// Runs a gateway.
 pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
-    let joined = match join(&options.config, &options.join) {
+    let joined = match join(&options.config, &options.join, &[Role::Gateway], None) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -69,7 +70,7 @@ pub(crate) fn gateway(options: &GatewayOptions) -> ExitCode {
 
 /// Runs a hub.
 pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
-    let joined = match join(&options.config, &options.join) {
+    let joined = match join(&options.config, &options.join, &[Role::Hub], None) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -88,7 +89,7 @@ pub(crate) fn hub(options: &RoleOptions) -> ExitCode {
 
 /// Runs a spoke: the region's ingress, agent and scaler, which share one `Spoke`.
 pub(crate) fn spoke(options: &SpokeOptions) -> ExitCode {
-    let joined = match join(&options.config, &options.join) {
+    let joined = match join(&options.config, &options.join, &[Role::Spoke], options.region.as_deref()) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -199,7 +200,7 @@ async fn spoke_parts(
 
 /// Runs a replica.
 pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
-    let joined = match join(&options.config, &options.join) {
+    let joined = match join(&options.config, &options.join, &[Role::Replica], None) {
         Ok(joined) => joined,
         Err(problems) => return fail(EXIT_FAILED, &problems),
     };
@@ -227,7 +228,7 @@ pub(crate) fn replica(options: &ReplicaOptions) -> ExitCode {
 pub(crate) fn scripted_replica(options: ScriptedReplicaOptions) -> ExitCode {
     let read = || -> Result<_, Vec<String>> {
         let Some(config) = &options.config else { return Ok((Joined::elsewhere(), Transport::Loopback)) };
-        let joined = join(config, &options.join)?;
+        let joined = join(config, &options.join, &[Role::Replica], None)?;
         Ok((joined, read_config(config, scripted::read)?))
     };
     let (joined, transport) = match read() {

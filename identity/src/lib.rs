@@ -53,7 +53,7 @@ pub use listener::{
     AcceptedStream, ClientIdentity, ConnectedClient, FIRST_REQUEST_MAX, PeerAcceptor, PeerListener,
 };
 pub use lost_peers::LOST_AFTER;
-pub use process::{IdentityFiles, OwnName, ProcessIdentity};
+pub use process::{IdentityFiles, OwnName, ProcessIdentity, name_in_pem};
 pub use revocation::{ConnectionGuard, RevocationList, SerialNumber};
 pub use section::{IdentitySection, Transport};
 pub use server::{AcceptedClient, ServerTls};

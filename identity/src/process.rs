@@ -8,6 +8,7 @@ use regions::id::RegionId;
 use regions::set::RegionIndex;
 use regions::spiffe::{Role, SpiffeId, WrongPeer};
 use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -55,6 +56,12 @@ impl OwnName {
     /// Returns the name of a process in `region`.
     pub fn of(roles: &'static [Role], region: &RegionId) -> OwnName {
         OwnName { roles, region: Some(region.clone()) }
+    }
+
+    /// Returns whether a name has one of the roles, and the region if this process knows its own.
+    pub fn matches(&self, name: &SpiffeId) -> bool {
+        let is_region = self.region.as_ref().is_none_or(|region| name.region() == Some(region));
+        is_region && self.roles.contains(&name.role())
     }
 }
 
@@ -165,6 +172,16 @@ impl ProcessIdentity {
             self.revocations.clone().follow()
         );
     }
+}
+
+/// Returns the only SPIFFE ID in the first certificate of a chain in PEM.
+///
+/// # Errors
+///
+/// [`WrongPeer::InvalidId`] without a certificate, or without exactly one SPIFFE ID in it.
+pub fn name_in_pem(chain: &[u8]) -> Result<SpiffeId, WrongPeer> {
+    let certificate = CertificateDer::from_pem_slice(chain).map_err(|_| WrongPeer::InvalidId)?;
+    name_in(&certificate)
 }
 
 /// Returns the only SPIFFE ID in a certificate.

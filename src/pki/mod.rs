@@ -11,6 +11,8 @@ use crate::apply::{CommandError, operator_token, run};
 use crate::cli::{
     InitOptions, IssueOptions, MemberOptions, PkiCommand, RevokeOptions, RotateOptions, TokenOptions,
 };
+use identity::OwnName;
+use regions::spiffe::Role;
 use regions::{Catalogue, RegionId, duration};
 use resolver::{DnsSection, Resolver};
 use scheduler::hub::pki::init::{self, AuthorityFolders, NewAuthority};
@@ -213,7 +215,10 @@ async fn issue(options: &IssueOptions) -> Result<String, CommandError> {
         validity_s: Some(validity.as_secs()),
     };
     let (token, created) = create(&mut connection, addresses, &request).await?;
-    let membership = authority::join(&folder, &token, &Resolver::new(&DnsSection::default())).await?;
+    // The role and the name are those of the token that this command has created.
+    let (own, resolver) =
+        (OwnName { roles: &Role::ALL, region: None }, Resolver::new(&DnsSection::default()));
+    let membership = authority::join(&folder, &token, &own, &resolver).await?;
     if member.json {
         let value = json!({
             "identity": out, "subject": created.subject, "serial": membership.serial,

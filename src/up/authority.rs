@@ -5,6 +5,7 @@
 
 use crate::pki;
 use anyhow::{Context, Result, anyhow};
+use identity::OwnName;
 use regions::catalogue::{Catalogue, Region};
 use regions::id::RegionId;
 use regions::spiffe::Role;
@@ -120,7 +121,8 @@ impl FleetAuthority {
     pub(super) async fn issue_viewer(&self) -> Result<()> {
         let token = self.create_token(Role::Viewer, None).await?;
         let folder = IdentityFolder::new(self.operator().with_file_name(Role::Viewer.as_str()));
-        authority::join(&folder, &token, &Resolver::new(&DnsSection::default())).await?;
+        let own = OwnName { roles: &[Role::Viewer], region: None };
+        authority::join(&folder, &token, &own, &Resolver::new(&DnsSection::default())).await?;
         Ok(())
     }
 

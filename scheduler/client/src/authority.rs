@@ -15,10 +15,11 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use identity::verify::ExpectedPeer;
-use identity::{ConnectionFailureCause, OwnName, ProcessIdentity, TlsClient};
+use identity::{ConnectionFailureCause, OwnName, ProcessIdentity, TlsClient, name_in_pem};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use regions::HostPort;
-use regions::spiffe::Role;
+use regions::id::RegionId;
+use regions::spiffe::{Role, SpiffeId};
 use resolver::{ConnectError, Resolver};
 use rustls::Error;
 use rustls::pki_types::ServerName;
@@ -76,6 +77,10 @@ pub enum AuthorityError {
         /// The problem.
         problem: String,
     },
+    /// The join token is for another role or region than that of the process. It is used up, and the identity folder has
+    /// no certificate of it. Create a token with the command in the text.
+    #[error("{0}")]
+    OtherToken(String),
     /// A file of the identity folder cannot be read or written; the text names it.
     #[error("the identity folder {0}")]
     Folder(String),
@@ -89,6 +94,7 @@ impl AuthorityError {
             AuthorityError::Unreachable(_)
             | AuthorityError::Untrusted(_)
             | AuthorityError::Failed { .. }
+            | AuthorityError::OtherToken(_)
             | AuthorityError::Folder(_) => None,
         }
     }
@@ -381,14 +387,17 @@ async fn reachable(
     Err(last.unwrap_or_else(|| unreachable("no address".to_owned())))
 }
 
-/// Joins with a token: generates a key, obtains a certificate, and writes the folder.
+/// Joins with a token: generates a key, obtains a certificate, and writes the folder. The token does not contain its role:
+/// the name in the certificate must be one of `own`.
 ///
 /// # Errors
 ///
-/// When no hub accepts the token, or the folder cannot be written. The folder stays as it was.
+/// When no hub accepts the token, its certificate is for another role or region, or the folder cannot be written. The
+/// folder has the same certificate as before.
 pub async fn join(
     folder: &IdentityFolder,
     token: &JoinToken,
+    own: &OwnName,
     resolver: &Resolver,
 ) -> Result<Membership, AuthorityError> {
     let folder_error = |problem: &dyn std::fmt::Display| {
@@ -416,9 +425,27 @@ pub async fn join(
         tokio::time::sleep(JOIN_PAUSE).await;
     }
     let issued = issued?;
+    let name = name_in_pem(issued.certificate.as_bytes()).map_err(|wrong| {
+        AuthorityError::OtherToken(format!("the certificate for the token cannot be used: {wrong}"))
+    })?;
+    if !own.matches(&name) {
+        return Err(AuthorityError::OtherToken(other_token(&name, own)));
+    }
     let membership = Membership::of(&issued, token.addresses().to_vec());
     accept(folder, &issued, &key, &membership).map_err(|error| folder_error(&error))?;
     Ok(membership)
+}
+
+/// Returns the problem of a token for `name` at a process that is to be `own`, with the command that creates the right one.
+fn other_token(name: &SpiffeId, own: &OwnName) -> String {
+    let within = name.region().map_or_else(String::new, |region| format!(" in {region}"));
+    let roles = own.roles.iter().map(|role| role.as_str()).collect::<Vec<_>>().join(" or ");
+    let region = own.region.as_ref().or(name.region()).map_or("REGION", RegionId::as_str);
+    format!(
+        "the token is for the role {}{within}, and is used up; create one with `meridian pki token --role {roles} --region \
+         {region}`",
+        name.role()
+    )
 }
 
 /// Attempts to join while no hub is reachable, as when a whole fleet starts at once.

@@ -34,7 +34,16 @@ pub(super) fn resolver() -> Resolver {
 }
 
 pub(super) async fn join(folder: &IdentityFolder, token: &JoinToken) -> Result<Membership, AuthorityError> {
-    authority::join(folder, token, &resolver()).await
+    join_as(folder, token, &Role::ALL, &resolver()).await
+}
+
+async fn join_as(
+    folder: &IdentityFolder,
+    token: &JoinToken,
+    roles: &'static [Role],
+    resolver: &Resolver,
+) -> Result<Membership, AuthorityError> {
+    authority::join(folder, token, &OwnName { roles, region: None }, resolver).await
 }
 
 /// Connects to the hub at `address` once.
@@ -173,6 +182,34 @@ async fn a_process_joins_with_a_token_and_a_revocation_reaches_it_and_ends_its_c
     hub.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_of_another_role_or_region_leaves_a_folder_that_can_join_with_the_right_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new(dir.path());
+    let hub = Hub::start(fleet.config()).await;
+    let folder = fleet.folder("replica");
+    let token = fleet.token("gateway", Some("aws/us-east-1"), None).await;
+    let problem = join_as(&folder, &token, &[Role::Replica], &resolver()).await.unwrap_err().to_string();
+    let command = "`meridian pki token --role replica --region aws/us-east-1`";
+    assert!(
+        problem.contains("for the role gateway in aws/us-east-1") && problem.contains(command),
+        "{problem}"
+    );
+    assert!(!folder.has_certificate() && folder.membership().unwrap().is_none());
+    assert_eq!(folder.trust().unwrap(), None, "nothing was written");
+
+    let elsewhere = OwnName::of(&[Role::Replica], &"aws/eu-central-1".parse().unwrap());
+    let token = fleet.token("replica", Some("aws/us-east-1"), None).await;
+    let problem = authority::join(&folder, &token, &elsewhere, &resolver()).await.unwrap_err().to_string();
+    assert!(problem.contains("--role replica --region aws/eu-central-1"), "{problem}");
+    assert!(!folder.has_certificate());
+
+    let token = fleet.token("replica", Some("aws/us-east-1"), None).await;
+    join_as(&folder, &token, &[Role::Replica], &resolver()).await.unwrap();
+    assert!(folder.has_certificate());
+    hub.stop().await;
+}
+
 /// The clock of the machine that issued the certificates differs from those of the hub and of its peers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_differs_by_five_minutes_is_tolerated_and_a_larger_difference_is_named() {
@@ -297,7 +334,7 @@ async fn a_frozen_hub_behind_the_name_of_another_one_does_not_delay_a_revocation
     let name = vec![format!("hub.test:{port}")];
     let token = JoinToken::new(name, token.fingerprints().to_vec(), token.secret().clone()).unwrap();
     let gateway = fleet.folder("gateway");
-    authority::join(&gateway, &token, &resolver).await.unwrap();
+    join_as(&gateway, &token, &[Role::Gateway], &resolver).await.unwrap();
     let following = tokio::spawn(membership::follow(gateway.clone(), resolver));
     dns.set("hub.test", addresses(&["127.0.0.1", "127.0.0.2"], 1));
     // Each connection has a receiver, and the listener.
@@ -322,7 +359,7 @@ async fn a_name_of_the_authority_is_resolved_at_the_configured_servers_and_each_
     let name = vec![format!("hub.test:{port}")];
     let token = JoinToken::new(name.clone(), token.fingerprints().to_vec(), token.secret().clone()).unwrap();
     let gateway = fleet.folder("gateway");
-    authority::join(&gateway, &token, &resolver).await.unwrap();
+    join_as(&gateway, &token, &[Role::Gateway], &resolver).await.unwrap();
     assert_eq!(gateway.membership().unwrap().unwrap().addresses, name);
     // The last addresses are used while DNS fails.
     dns.set("hub.test", Zone::Silence);
