@@ -18,7 +18,7 @@ pub(crate) fn main(options: &HealthOptions) -> ExitCode {
         _ => {
             let problem = format!(
                 "{} is not the URL of a health path; write http://127.0.0.1:PORT/readyz",
-                options.url
+                without_user(&options.url)
             );
             return fail(EXIT_USAGE, &[problem]);
         }
@@ -36,8 +36,12 @@ pub(crate) fn main(options: &HealthOptions) -> ExitCode {
 async fn request(url: reqwest::Url) -> Result<(), String> {
     let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT).build();
     let client = client.map_err(|error| error.to_string())?;
-    let response = client.get(url.clone()).send().await;
-    let mut response = response.map_err(|error| format!("request to {url} failed: {error}"))?;
+    let shown = without_user(url.as_str());
+    let response = client.get(url).send().await;
+    // With its sources: the error itself has no cause.
+    let mut response = response.map_err(|error| {
+        format!("request to {shown} failed: {:#}", anyhow::Error::new(error.without_url()))
+    })?;
     let status = response.status();
     if status == StatusCode::OK {
         return Ok(());
@@ -45,7 +49,14 @@ async fn request(url: reqwest::Url) -> Result<(), String> {
     // One chunk has the reason, which is short.
     let reason = response.chunk().await.ok().flatten().unwrap_or_default();
     let reason = String::from_utf8_lossy(reason.get(..REASON_BYTES_MAX).unwrap_or(&reason)).into_owned();
-    Err(format!("{url} returned {status}: {}", reason.trim()))
+    Err(format!("{shown} returned {status}: {}", reason.trim()))
+}
+
+/// Returns a URL without user name and password. The text need not be a valid URL.
+fn without_user(url: &str) -> String {
+    let Some((before, after)) = url.rsplit_once('@') else { return url.to_owned() };
+    let scheme = before.split_once("://").map_or_else(String::new, |(scheme, _)| format!("{scheme}://"));
+    scheme + after
 }
 
 #[cfg(test)]
@@ -69,6 +80,19 @@ mod tests {
         server.abort();
         assert!(server.await.is_err());
         let problem = request(url("/readyz")).await.expect_err("nothing listens");
-        assert!(problem.contains("failed"), "{problem}");
+        assert!(problem.contains("failed") && problem.contains("refused"), "{problem}");
+        let secret = format!("http://jane:secret@{address}/readyz").parse().expect("a URL");
+        let problem = request(secret).await.expect_err("nothing listens");
+        assert!(
+            problem.contains(&format!("http://{address}/readyz")) && !problem.contains("secret"),
+            "{problem}"
+        );
+    }
+
+    #[test]
+    fn a_url_is_printed_without_its_password() {
+        assert_eq!(without_user("http://127.0.0.1:1/readyz"), "http://127.0.0.1:1/readyz");
+        assert_eq!(without_user("https://jane:se@c/ret@hub:1/readyz"), "https://hub:1/readyz");
+        assert_eq!(without_user("jane:secret@hub"), "hub");
     }
 }

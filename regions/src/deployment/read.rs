@@ -9,6 +9,7 @@ use super::placement::PlacementEntry;
 use super::scaling::{CONCURRENCY_MAX, DELAY, REPLICAS_MAX, WINDOW, ZERO_AFTER};
 use super::timetable::{TIMETABLE_ENTRIES_MAX, TimetableEntry};
 use super::{Deployment, MAX_DEPLOYMENTS, MAX_TENSOR_PARALLEL, Scaling};
+use crate::address::{Host, HostPort};
 use crate::catalogue::Catalogue;
 use crate::engine::{EngineKind, EngineSpec, Precision, Task};
 use crate::id::{DeploymentName, RegionId};
@@ -125,10 +126,17 @@ impl ConfigValue for DurationOrNever {
     }
 }
 
-/// Schemes of the sources of models. Replicas check the rest of a source, and accept `http` on their own machine only.
+/// Schemes of the sources of models, `http` on this machine only. Replicas check the rest of a source.
 const MODEL_SCHEMES: [&str; 7] = ["pypi", "hf", "s3", "gs", "az", "http", "https"];
 
+/// Maximum bytes of the source of a model. It is part of every route table, status and message about the deployment, and
+/// replicas accept paths of 200 bytes on web servers and in buckets.
+const MODEL_BYTES_MAX: usize = 2048;
+
 fn is_model(text: &str) -> Result<(), String> {
+    if text.len() > MODEL_BYTES_MAX {
+        return Err(format!("has {} bytes; write at most {MODEL_BYTES_MAX}", text.len()));
+    }
     let source = text.split_once("://");
     let is_known = match source {
         Some((scheme, rest)) => MODEL_SCHEMES.contains(&scheme) && !rest.is_empty(),
@@ -143,11 +151,19 @@ fn is_model(text: &str) -> Result<(), String> {
     }
     let Some((scheme, rest)) = source else { return Ok(()) };
     let authority = rest.split('/').next().unwrap_or_default();
+    if scheme == "pypi" && !is_package(rest.split_once("==").map_or(rest, |(package, _)| package)) {
+        return Err("has an invalid package name; write pypi://package or pypi://package==version".to_owned());
+    }
     let problem = if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
         "has a space or a control character"
     } else if matches!(scheme, "http" | "https") && authority.contains('@') {
         // The source of a deployment is shown to operators and in errors of clients.
         "has credentials, which belong to the file ~/.netrc of the replicas"
+    } else if scheme == "http" && !is_this_machine(authority) {
+        return Err(
+            "is on another machine, and a model is downloaded from there with TLS only; write https://"
+                .to_owned(),
+        );
     } else if text.contains(['?', '#']) {
         "has a query or a fragment"
     } else if rest.split('/').any(|part| matches!(part, "." | "..")) {
@@ -156,6 +172,22 @@ fn is_model(text: &str) -> Result<(), String> {
         return Ok(());
     };
     Err(format!("{problem}; write the source without it"))
+}
+
+/// Returns whether a text is the name of a Python package (PEP 508).
+fn is_package(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_outer = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    text.bytes().all(is_inner) && is_outer(text.bytes().next()) && is_outer(text.bytes().last())
+}
+
+/// Returns whether the host of a URL is this machine, by the rule of replicas: a loopback address, or `localhost`.
+fn is_this_machine(authority: &str) -> bool {
+    let parsed = authority.parse::<HostPort>().or_else(|_| format!("{authority}:80").parse());
+    parsed.is_ok_and(|address: HostPort| match address.host() {
+        Host::Ip(ip) => ip.is_loopback(),
+        Host::Name(name) => name.as_str() == "localhost",
+    })
 }
 
 /// Parses a deployments file; returns all of its problems on failure. The deployments keep the order of the file.

