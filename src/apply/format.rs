@@ -1,10 +1,10 @@
 //! Text output of the hub's responses.
 
-use super::replicas;
+use super::{replicas, wait};
 use regions::accelerator::millionths_to_text;
 use scheduler_api::apply::{
-    AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, FieldV1, PendingWideningV1, ReaderV1,
-    ResidencyChange, RolloutV1,
+    AppliedV1, ChangeKind, ChangeV1, DeploymentReplicasV1, DeploymentStatusV1, FieldV1, PendingWideningV1,
+    ReaderV1, ResidencyChange, RolloutStatus, RolloutV1,
 };
 use scheduler_api::plan::{
     AllSharesV1, FloorV1, PlacementCandidateV1, PlacementDecisionV1, PlanV1, RegionFloorsV1, RowV1, ShareV1,
@@ -148,16 +148,21 @@ fn placement(decision: &PlacementDecisionV1) -> Vec<String> {
     lines
 }
 
-/// Formats the state of the rollout.
-pub(super) fn rollout(rollout: &RolloutV1) -> String {
+/// Formats the state of the rollout. `statuses` are those of the applied deployments, as far as the hub reports them.
+pub(super) fn rollout(rollout: &RolloutV1, statuses: &[DeploymentStatusV1]) -> String {
     let RolloutV1 { version: _, generation, pending, readers, deployments } = rollout;
     let mut lines = vec![format!("route table {generation}, {} readers", readers.len())];
     lines.extend(deployments.iter().flat_map(replicas::format_deployment));
     let mut regions = deployments.iter().flat_map(|known| &known.regions);
     let has_failed = regions.any(|region| region.failed.is_some());
     if pending.is_empty() && !has_failed && deployments.iter().all(|known| known.next.is_none()) {
-        lines.push("rollout complete: all processes have the applied state".to_owned());
+        let is_complete = statuses.iter().all(|status| status.status == RolloutStatus::Ready);
+        lines.push(match is_complete {
+            true => "rollout complete: all processes have the applied state".to_owned(),
+            false => "all processes have the applied state, but not all deployments are ready".to_owned(),
+        });
     }
+    lines.extend(statuses.iter().filter_map(wait::pending).map(|line| format!("Pending: {line}")));
     for PendingWideningV1 { kind, name, residency, to, since, outdated_readers } in pending {
         lines.push(format!("{} {name}: {residency} -> {to}, announced by table {since}", kind.as_str()));
         if outdated_readers.is_empty() {
@@ -243,12 +248,33 @@ mod tests {
         let reader = "gateway/aws/us-east-1/00000000000000ff";
         let response = json!({"version": 1, "generation": "1.9", "readers": [{"version": 1, "reader": reader, "generation": "1.7"}],
                           "pending": [{"name": "a", "residency": "eu", "to": "eu,us", "since": "1.8", "outdated_readers": [reader]}]});
-        let text = rollout(&serde_json::from_value(response).expect("a response"));
+        let text = rollout(&serde_json::from_value(response).expect("a response"), &[]);
         for line in
             ["deployment a: eu -> eu,us, announced by table 1.8", &format!("  waits for {reader} runs 1.7")]
         {
             assert!(text.contains(line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_rollout_is_complete_when_all_deployments_are_ready() {
+        let response = json!({"version": 1, "generation": "1.9", "readers": [], "pending": []});
+        let response: RolloutV1 = serde_json::from_value(response).expect("a response");
+        let text = |statuses: serde_json::Value| {
+            rollout(
+                &response,
+                &serde_json::from_value::<Vec<DeploymentStatusV1>>(statuses).expect("statuses"),
+            )
+        };
+        let ready = json!({"name": "a", "status": "Ready", "regions": []});
+        let complete = "rollout complete: all processes have the applied state";
+        assert!(text(json!([])).ends_with(complete), "a hub that reports no status");
+        assert!(text(json!([ready])).ends_with(complete));
+        let region = json!({"region": "aws/us-east-1", "status": "Pending", "waiting": "no free device: 2 of 2 in use"});
+        let pending = json!({"name": "b", "status": "Pending", "regions": [region]});
+        let text = text(json!([ready, pending]));
+        let line = "Pending: b: not ready in aws/us-east-1 (no free device: 2 of 2 in use)";
+        assert!(!text.contains("rollout complete") && text.ends_with(line), "{text}");
     }
 
     #[test]

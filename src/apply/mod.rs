@@ -19,8 +19,8 @@ use regions::id::{IdError, TenantId};
 use regions::spiffe::Role;
 use reqwest::StatusCode;
 use scheduler_api::apply::{
-    AppliedDeploymentsV1, AppliedV1, ApplyFileV1, ApplyV1, ChangeKind, ChangeV1, Kind, ProblemV1, ProblemsV1,
-    RolloutV1,
+    AppliedDeploymentsV1, AppliedV1, ApplyFileV1, ApplyV1, ChangeKind, ChangeV1, DeploymentReplicasV1,
+    DeploymentStatusV1, Kind, ProblemV1, ProblemsV1, RolloutV1,
 };
 use scheduler_api::paths;
 use scheduler_api::plan::{AllSharesV1, PlanV1};
@@ -228,7 +228,17 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
         Ok(match resource {
             ResourceKind::Deployments => {
                 let desired = with_name(hub.get(paths::DEPLOYMENTS).await?, name.as_deref())?;
-                if *json { pretty(&desired) } else { as_file(desired)? }
+                if *json {
+                    pretty(&desired)
+                } else {
+                    let has_failed =
+                        desired.statuses.iter().any(|status| wait::failures(status).next().is_some());
+                    let replicas = match has_failed {
+                        true => hub.get::<RolloutV1>(paths::ROLLOUT).await?.deployments,
+                        false => Vec::new(),
+                    };
+                    as_file(desired, &replicas)?
+                }
             }
             ResourceKind::Tenants => {
                 let mut tenants: TenantsV1 = hub.get(paths::TENANTS).await?;
@@ -283,7 +293,13 @@ pub(crate) fn get(options: &GetOptions) -> ExitCode {
                 let mut rollout: RolloutV1 = hub.get(paths::ROLLOUT).await?;
                 rollout.pending.retain(|waiting| name.as_ref().is_none_or(|name| *name == waiting.name));
                 rollout.deployments.retain(|known| name.as_ref().is_none_or(|name| *name == known.name));
-                if *json { pretty(&rollout) } else { format::rollout(&rollout) }
+                if *json {
+                    pretty(&rollout)
+                } else {
+                    let mut applied: AppliedDeploymentsV1 = hub.get(paths::DEPLOYMENTS).await?;
+                    applied.statuses.retain(|status| name.as_ref().is_none_or(|name| *name == status.name));
+                    format::rollout(&rollout, &applied.statuses)
+                }
             }
         })
     })
@@ -416,17 +432,20 @@ fn require_any<T>(found: &[T], what: &str, name: Option<&str>) -> Result<(), Com
     }
 }
 
-/// Formats the applied deployments as a file. Failed deployments are named in comments, with region and reason.
-fn as_file(desired: AppliedDeploymentsV1) -> Result<String, CommandError> {
+/// Formats the applied deployments as a file. Failed and pending deployments are named in comments, with regions and reasons;
+/// `replicas` has the models that failed ones still serve.
+fn as_file(desired: AppliedDeploymentsV1, replicas: &[DeploymentReplicasV1]) -> Result<String, CommandError> {
     let unreadable =
         |error: &dyn std::fmt::Display| CommandError::Failed(format!("invalid response of the hub: {error}"));
     let deployments =
         deployment::read_deployments(desired.deployments).map_err(|error| unreadable(&error))?;
     let file = regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))?;
     // As comments, so that the output stays a file that can be applied.
-    let failed = desired.statuses.iter().flat_map(wait::failures);
-    let failed: String = failed.map(|line| format!("# Failed: {line}\n")).collect();
-    Ok(failed + &file)
+    let comment = |status: &DeploymentStatusV1| {
+        let failed = wait::failures_beside(status, replicas).map(|line| format!("# Failed: {line}\n"));
+        failed.chain(wait::pending(status).map(|line| format!("# Pending: {line}\n"))).collect::<String>()
+    };
+    Ok(desired.statuses.iter().map(comment).collect::<String>() + &file)
 }
 
 fn as_tenants_file(tenants: TenantsV1) -> Result<String, CommandError> {
@@ -467,5 +486,33 @@ mod tests {
         check("deployment = []\ntenant = []", Some("into separate files"));
         check("[[deployment", None);
         assert!(read(&dir.path().join("gone")).is_err_and(|problem| problem.contains("cannot be read")));
+    }
+
+    #[test]
+    fn the_file_names_failed_and_pending_deployments_in_comments() {
+        let deployment = |name: &str| {
+            let engine = serde_json::json!({"kind": "cpu", "precision": "f32"});
+            serde_json::json!({"name": name, "task": "embed", "model": "pypi://m", "engine": engine, "residency": null,
+                               "regions": []})
+        };
+        let region = |status: &str| serde_json::json!({"region": "aws/us-east-1", "status": status});
+        let statuses = serde_json::json!([
+            {"name": "a", "status": "Ready", "regions": [region("Ready")]},
+            {"name": "b", "status": "Pending", "regions": [region("Pending")]},
+            {"name": "c", "status": "Pending", "infeasible": "max_cost: 3 of\n2", "regions": []},
+            {"name": "d", "status": "Failed", "regions": [region("Failed")]},
+        ]);
+        let deployments: Vec<_> = ["a", "b", "c", "d"].map(deployment).into();
+        let desired = serde_json::json!({"version": 1, "revision": 7, "deployments": deployments, "statuses": statuses});
+        let desired: AppliedDeploymentsV1 = serde_json::from_value(desired).expect("a response");
+        let file = as_file(desired, &[]).expect("a file");
+        let comments: Vec<_> = file.lines().take_while(|line| line.starts_with("# ")).collect();
+        let expected = [
+            "# Pending: b: not ready in aws/us-east-1",
+            "# Pending: c: no set of regions meets its placement: max_cost: 3 of 2",
+            "# Failed: d has failed in aws/us-east-1",
+        ];
+        assert_eq!(comments.get(..3), Some(&expected[..]), "{file}");
+        assert!(file.parse::<toml::Table>().is_ok(), "{file}");
     }
 }

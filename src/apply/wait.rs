@@ -5,7 +5,9 @@
 //! placement is ready when the regions that the hub has chosen for the applied version are.
 
 use super::CommandError;
-use scheduler_api::apply::{AppliedDeploymentsV1, DeploymentStatusV1, RegionStatusV1, RolloutStatus};
+use scheduler_api::apply::{
+    AppliedDeploymentsV1, DeploymentReplicasV1, DeploymentStatusV1, RegionStatusV1, RolloutStatus,
+};
 use scheduler_api::paths;
 use scheduler_client::hub::HubFailure;
 use scheduler_client::operator::OperatorClient;
@@ -56,11 +58,44 @@ pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = Stri
     })
 }
 
+/// Returns the same lines, with the previous model where a region still serves it, which `replicas` has.
+pub(super) fn failures_beside(
+    status: &DeploymentStatusV1,
+    replicas: &[DeploymentReplicasV1],
+) -> impl Iterator<Item = String> {
+    let served = replicas.iter().find(|known| known.name == status.name && known.next.is_some());
+    let failed = status.regions.iter().filter(|region| region.status == RolloutStatus::Failed);
+    failed.zip(failures(status)).map(move |(failed, line)| {
+        let serves = |known: &&DeploymentReplicasV1| {
+            known.regions.iter().any(|region| region.region == failed.region && region.failed.is_none())
+        };
+        match served.filter(serves) {
+            Some(DeploymentReplicasV1 { model, engine, .. }) => {
+                format!(
+                    "{line}; it still serves the previous model: {model}, {} {}",
+                    engine.kind, engine.precision
+                )
+            }
+            None => line,
+        }
+    })
+}
+
+/// Returns a line with what a deployment waits for; `None` if it is ready, or only regions in which it has failed are not.
+pub(super) fn pending(status: &DeploymentStatusV1) -> Option<String> {
+    let is_pending = match status.status {
+        RolloutStatus::Ready | RolloutStatus::Failed => status.infeasible.is_some(),
+        RolloutStatus::Pending | RolloutStatus::Unknown => true,
+    };
+    is_pending.then(|| waits_for(status))
+}
+
 /// Returns a line with the constraint that no set of regions meets, or with the regions in which a deployment is not ready and their
 /// reasons as far as they state one.
 fn waits_for(status: &DeploymentStatusV1) -> String {
     let DeploymentStatusV1 { name, regions, infeasible, awaits_placement, status: _ } = status;
     if let Some(constraint) = infeasible {
+        let constraint = constraint.replace(char::is_control, " ");
         return format!("{name}: no set of regions meets its placement: {constraint}");
     }
     if *awaits_placement {
@@ -157,6 +192,31 @@ mod tests {
         assert_eq!(progress(&all, Some(&only("b"))), pending, "a is not waited for");
         let removed = Progress::Failed(vec!["c was removed by another change meanwhile".to_owned()]);
         assert_eq!(progress(&all, Some(&only("c"))), removed);
+    }
+
+    #[test]
+    fn a_failure_of_the_next_model_names_the_one_that_is_served() {
+        let status =
+            statuses(json!([{"name": "a", "status": "Failed", "regions": [failed("gcp/europe-west4")]}]))
+                .remove(0);
+        let line = "a has failed in gcp/europe-west4: model_missing: hf://m:  [31m404";
+        let lines = |next: Value, of_served: Value| -> Vec<String> {
+            let engine = json!({"kind": "cpu", "precision": "f32"});
+            let region =
+                json!({"region": "gcp/europe-west4", "target": 1, "models": [], "failed": of_served});
+            let known = json!([{"name": "a", "model": "pypi://old", "engine": engine, "revision": null, "next": next,
+                                "regions": [region]}]);
+            let known: Vec<DeploymentReplicasV1> = serde_json::from_value(known).expect("replicas");
+            failures_beside(&status, &known).collect()
+        };
+        let next = json!({"task": "embed", "model": "hf://m", "engine": {"kind": "cpu", "precision": "f32"},
+                          "revision": null, "held": false});
+        let beside = format!("{line}; it still serves the previous model: pypi://old, cpu f32");
+        assert_eq!(lines(next.clone(), Value::Null), [beside]);
+        assert_eq!(lines(Value::Null, Value::Null), [line], "the failed model is the only one");
+        let of_served = json!({"model": "pypi://old", "failure": {"reason": "other", "message": "m"}});
+        assert_eq!(lines(next, of_served), [line], "both have failed");
+        assert_eq!(failures_beside(&status, &[]).collect::<Vec<_>>(), [line]);
     }
 
     #[test]

@@ -77,7 +77,7 @@ async fn applied_deployments_take_effect_with_their_residency_policies() {
         })
         .await;
     let (code, output, _) = operator(&fleet, &["get", "rollout"]);
-    assert!(code == Some(0) && output.contains("rollout complete"), "{output}");
+    assert!(code == Some(0) && output.contains("all processes have the applied state"), "{output}");
     assert!(
         output.contains(", 3 readers"),
         "the gateway and both spokes have identities of this fleet: {output}"
