@@ -108,7 +108,7 @@ async fn run(options: &UpOptions, plan: &FleetPlan, board: Arc<DrillBoard>) -> R
             return Ok(());
         }
     };
-    fleet.announce(plan, &options.key).await?;
+    fleet.announce(plan, options).await?;
     let context = DrillContext::new(&fleet, plan, &options.key, control);
     // A drill executes its actions through the fleet that is watched meanwhile.
     tokio::select! {

@@ -3,7 +3,6 @@
 use crate::cli::StoreKind;
 use loadtest::drill::{LOCAL_HUBS_MAX, LOCAL_REGIONS_MAX, LOCAL_SPOKES_MAX};
 use regions::catalogue::Catalogue;
-use regions::deployment::scaling::Scaling;
 use regions::deployment::{self, Deployment};
 use regions::geography::GeoPoint;
 use regions::id::RegionId;
@@ -31,7 +30,8 @@ const DEFAULT_REGIONS: [&str; LOCAL_REGIONS_MAX] = [
 ];
 
 /// Maximum replicas that a spoke may start on one machine, and size of its port range: more would only compete for the CPU.
-const SPAWNED_MAX: u16 = 32;
+/// All spokes have this many ports, whatever the file needs, because further deployments may be applied later.
+pub(super) const SPAWNED_MAX: u16 = 32;
 
 /// Deployments of a fleet, also of a drill, whose options name no file.
 pub(crate) const DEPLOYMENTS: &str = include_str!("../../configs/deployments.toml");
@@ -51,6 +51,8 @@ pub(crate) struct FleetPlan {
     pub regions: Vec<RegionId>,
     pub deployments: Vec<Deployment>,
     pub deployments_text: String,
+    /// Whether a deployment of the file has `scaling`. One that is equal to the default counts too.
+    pub has_scaling: bool,
     /// Number of hubs.
     pub hubs: usize,
     /// Number of spokes in each region.
@@ -139,6 +141,7 @@ impl FleetPlan {
                 catalogue_file,
                 regions,
                 deployments,
+                has_scaling: has_scaling(&text),
                 deployments_text: text,
                 hubs: options.hubs as usize,
                 spokes: options.spokes as usize,
@@ -186,14 +189,7 @@ impl FleetPlan {
     /// Returns whether the fleet is autoscaled, which one deployment with `scaling` suffices for. Then spokes start and stop
     /// all replicas: if both `up` and the spoke started replicas, neither would know their number.
     pub(crate) fn is_autoscaled(&self) -> bool {
-        self.scripted.is_none() && is_autoscaled(&self.deployments)
-    }
-
-    /// Returns the maximum number of replicas in `region`; during a rollout, each deployment has two sets of replicas.
-    pub(crate) fn replicas_max(&self, region: &RegionId) -> u16 {
-        let here = self.replicas(region);
-        let max: u32 = here.values().flatten().map(|deployment| 2 * deployment.scaling.max).sum();
-        u16::try_from(max).unwrap_or(u16::MAX).clamp(1, SPAWNED_MAX)
+        self.scripted.is_none() && self.has_scaling
     }
 
     /// Returns the regions near which there is a gateway.
@@ -221,8 +217,11 @@ impl FleetPlan {
     }
 }
 
-fn is_autoscaled(deployments: &[Deployment]) -> bool {
-    deployments.iter().any(|deployment| deployment.scaling != Scaling::default())
+/// Returns whether a deployment of a file has `scaling`, which its parsed form does not tell from the default.
+fn has_scaling(text: &str) -> bool {
+    let file = text.parse::<toml::Table>().ok();
+    let deployments = file.as_ref().and_then(|file| file.get("deployment")?.as_array());
+    deployments.into_iter().flatten().any(|deployment| deployment.get("scaling").is_some())
 }
 
 fn select_regions(text: &str, catalogue: &Catalogue) -> Result<Vec<RegionId>, Vec<String>> {
@@ -321,21 +320,21 @@ mod tests {
 
     #[test]
     fn the_fleet_is_autoscaled_if_one_deployment_has_scaling() {
-        let check = |scaling: &str, is_autoscaled: bool, replicas_max: u16| {
+        let check = |scaling: &str, is_autoscaled: bool| {
             let file = tempfile::NamedTempFile::new().unwrap();
             let one = "[[deployment]]\nname = \"a\"\ntask = \"embed\"\nmodel = \"pypi://m\"\n\
                        engine = { kind = \"cpu\", precision = \"f32\" }\n";
             std::fs::write(file.path(), format!("{one}{scaling}")).unwrap();
             let plan = check(&["--regions", "1", "--deployments", file.path().to_str().unwrap()]);
             let plan = plan.map_err(|problems| problems.join("\n")).unwrap();
-            let region = &plan.regions[0];
-            let actual = (plan.is_autoscaled(), plan.replicas_max(region));
-            assert_eq!(actual, (is_autoscaled, replicas_max), "{scaling}");
+            assert_eq!(plan.is_autoscaled(), is_autoscaled, "{scaling}");
         };
-        check("", false, 2);
-        check("scaling = { min = 0, max = 3 }", true, 6);
-        check("scaling = { min = 1, max = 16 }", true, SPAWNED_MAX);
-        check("scaling = { min = 0, max = 17 }", true, SPAWNED_MAX);
+        check("", false);
+        check("# scaling = { min = 0 }", false);
+        check("scaling = { min = 0, max = 3 }", true);
+        // The default, written out.
+        check("scaling = { min = 1, max = 1 }", true);
+        check("[deployment.scaling]\nmin = 1", true);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::fleet::{
     LocalFleet, PreparedGateway, PreparedHub, PreparedRegion, PreparedReplica, PreparedSpoke,
 };
 use super::link::LinkDelays;
-use super::plan::FleetPlan;
+use super::plan::{FleetPlan, SPAWNED_MAX};
 use super::ports::Ports;
 use super::targets;
 use crate::cli::{StoreKind, UpOptions};
@@ -79,7 +79,7 @@ impl LocalFleet {
                 let (listen, advertise, operations) =
                     (ports.reserve(0)?, ports.reserve(0)?, ports.reserve(0)?);
                 let replica_ports = match plan.is_autoscaled() {
-                    true => Some(ports.range(plan.replicas_max(region))?),
+                    true => Some(ports.range(SPAWNED_MAX)?),
                     false => None,
                 };
                 let settings = SpokeSettings {
