@@ -1,7 +1,8 @@
 //! Labels: closed sets of values, and the families of metrics that have them. The labels of a metric are its nested
 //! families, outermost first.
 
-use crate::text::{Metric, MetricKind, Samples};
+use crate::declaration::{Metric, MetricKind};
+use crate::snapshot::Samples;
 use crate::value::Counter;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};

@@ -1,9 +1,11 @@
 //! Metrics of every role: each metric is declared once, in a [`metric_set!`].
 //!
 //! A declaration has the name, the help text (the doc comment of the field), the names of the labels, and a type that
-//! holds the values ([`value`], [`label`]). `/metrics` ([`text`], in the format that the scrape accepts: [`format`](mod@format)) and
-//! `docs/metrics.md` ([`page`]) are rendered from the declarations, so a metric that is not rendered, or that has no help
-//! text, does not compile. Histograms keep the trace of the last value in each bucket ([`exemplar`]).
+//! holds the values ([`value`], [`label`]). The values of all metrics are collected from the declarations
+//! ([`declaration`], [`snapshot`]); `/metrics` ([`text`], in the format that the scrape accepts: [`format`](mod@format)) and the
+//! pushes to a collector (`telemetry::metrics`) are made from them, and `docs/metrics.md` ([`page`]) from the declarations. So a
+//! metric that is not exported, or that has no help text, does not compile. Histograms keep the trace of the last value in
+//! each bucket ([`exemplar`]).
 //!
 //! Labels are closed sets, so a family is an array of atomics and counting is one relaxed addition. Names from the
 //! configuration (regions, tenants, deployments) are the exception: their number is bounded by the configuration.
@@ -13,18 +15,22 @@
 //! `te_request_count`.
 
 pub mod build;
+pub mod declaration;
 pub mod exemplar;
 pub mod format;
 pub mod label;
 pub mod page;
+pub mod snapshot;
 pub mod text;
 pub mod value;
 
 pub use build::{Build, BuildMetrics};
+pub use declaration::{MetricDescription, MetricHead, MetricKind, MetricSet};
 pub use exemplar::Exemplar;
 pub use format::Format;
 pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
-pub use text::{MetricDescription, MetricHead, MetricKind, MetricSet, render};
+pub use snapshot::MetricsSnapshot;
+pub use text::render;
 pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
 
 /// Declares a struct whose fields are metrics: `field: Type = "name" ["label", …]`. The doc comment of a field is the
@@ -42,9 +48,9 @@ macro_rules! metric_set {
                 $($crate::metric_set!(@describe all, $type, $name, [$($help),+], [$($($label),+)?]);)+
             }
 
-            fn render(&self, text: &mut $crate::text::MetricsText) {
+            fn collect(&self, into: &mut $crate::MetricsSnapshot) {
                 let $set { $($field),+ } = self;
-                $($crate::metric_set!(@render text, $field, $name, [$($help),+], [$($($label),+)?]);)+
+                $($crate::metric_set!(@collect into, $field, $name, [$($help),+], [$($($label),+)?]);)+
             }
         }
     };
@@ -54,15 +60,15 @@ macro_rules! metric_set {
     (@describe $all:ident, $type:ty, $name:literal, $help:tt, $labels:tt) => {
         const {
             let labels: &[&str] = &$labels;
-            assert!(<$type as $crate::text::Metric>::LABELS == labels.len(), "{}", $name);
+            assert!(<$type as $crate::declaration::Metric>::LABELS == labels.len(), "{}", $name);
         }
         $all.push($crate::MetricDescription::of::<$type>($crate::metric_set!(@head $name, $help, $labels)))
     };
-    (@render $text:ident, $field:ident, set, $help:tt, $labels:tt) => {
-        $crate::MetricSet::render($field, $text)
+    (@collect $into:ident, $field:ident, set, $help:tt, $labels:tt) => {
+        $crate::MetricSet::collect($field, $into)
     };
-    (@render $text:ident, $field:ident, $name:literal, $help:tt, $labels:tt) => {
-        $text.metric($crate::metric_set!(@head $name, $help, $labels), $field)
+    (@collect $into:ident, $field:ident, $name:literal, $help:tt, $labels:tt) => {
+        $into.metric($crate::metric_set!(@head $name, $help, $labels), $field)
     };
     (@head $name:literal, [$($help:literal),+], $labels:tt) => {
         $crate::MetricHead { name: $name, help: concat!($($help),+).trim_ascii_start(), labels: &$labels }

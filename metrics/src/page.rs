@@ -1,6 +1,6 @@
 //! `docs/metrics.md`, rendered from the declarations.
 
-use crate::text::{MetricDescription, MetricHead, MetricSet};
+use crate::declaration::{MetricDescription, MetricHead, MetricSet};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

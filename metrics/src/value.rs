@@ -1,7 +1,8 @@
 //! Values of metrics: counters, gauges and histograms that components share, and numbers read at the time of a scrape.
 
+use crate::declaration::{Metric, MetricKind};
 use crate::exemplar::{Exemplar, Exemplars};
-use crate::text::{Metric, MetricKind, Samples};
+use crate::snapshot::{HistogramValue, Samples};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -198,12 +199,13 @@ impl<B: Buckets> Metric for Histogram<B> {
 
     fn sample(&self, to: &mut Samples<'_>) {
         const { assert!(B::BOUNDS.len() < BUCKETS_MAX) };
-        let mut below = 0;
-        for (at, count) in self.counts[..=B::BOUNDS.len()].iter().enumerate() {
-            below += count.load(Ordering::Relaxed);
-            to.bucket(B::BOUNDS.get(at).copied(), below, self.exemplars.get(at));
-        }
-        to.sum_and_count(self.sum_millionths.load(Ordering::Relaxed) as f64 / 1e6, below);
+        let buckets = 0..=B::BOUNDS.len();
+        to.histogram(HistogramValue {
+            bounds: B::BOUNDS,
+            counts: buckets.clone().map(|at| self.counts[at].load(Ordering::Relaxed)).collect(),
+            sum: self.sum_millionths.load(Ordering::Relaxed) as f64 / 1e6,
+            exemplars: buckets.map(|at| self.exemplars.get(at)).collect(),
+        });
     }
 }
 
@@ -265,7 +267,7 @@ impl<const N: usize> Metric for Info<N> {
     fn sample(&self, to: &mut Samples<'_>) {
         let Info(facts) = self;
         match facts.split_first() {
-            None => to.value(1),
+            None => to.value(1_u8),
             Some((first, rest)) => to.labelled(first, |to| Info::<N>(rest.to_vec()).sample(to)),
         }
     }

@@ -8,6 +8,7 @@ use supervision::health::HealthCheck;
 
 use axum::http::HeaderValue;
 use identity::Transport;
+use metrics::MetricsSnapshot;
 use replica_api::identity::IdentityV1;
 use replica_api::info::{BatchV1, EngineInfoV1, InfoV1, ModelInfoV1, QueueV1, TeiInfo};
 use replica_api::input::Readable;
@@ -112,6 +113,11 @@ impl App {
     /// Returns the state of a replica that records traces.
     pub(crate) fn with_tracer(self, tracer: Option<Tracer>) -> App {
         App { tracer, ..self }
+    }
+
+    /// Returns the values of all metrics.
+    pub(crate) fn snapshot(&self) -> MetricsSnapshot {
+        self.metrics.snapshot(&self.transport, self.tracer.as_ref())
     }
 
     /// Publishes the loaded model; requests are accepted from now on.

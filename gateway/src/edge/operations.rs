@@ -118,7 +118,7 @@ fn archive_error(error: &ArchiveError) -> (StatusCode, Json<Value>) {
 async fn metrics(State(operations): State<Operations>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = Format::negotiate(accept);
-    ([(header::CONTENT_TYPE, format.content_type())], scrape::text(&operations, format))
+    ([(header::CONTENT_TYPE, format.content_type())], scrape::snapshot(&operations).text(format))
 }
 
 async fn routes(State(operations): State<Operations>) -> Json<Value> {

@@ -10,7 +10,7 @@ use crate::usage::LedgerState;
 use gateway_core::circuit::BreakerState;
 use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
-use metrics::{BuildMetrics, ByName, Format, Label, OneOf, Total, metric_set};
+use metrics::{BuildMetrics, ByName, Label, MetricsSnapshot, OneOf, Total, metric_set};
 use regions::Generation;
 use regions::health::Health;
 use regions::set::RegionIndex;
@@ -182,8 +182,8 @@ impl UsageScrape {
     }
 }
 
-/// Renders all metrics in this format.
-pub(super) fn text(operations: &Operations, format: Format) -> String {
+/// Returns the values of all metrics.
+pub(super) fn snapshot(operations: &Operations) -> MetricsSnapshot {
     let Operations { views, router, policy_clock, body_reader, split_capacity, upstream, .. } = operations;
     let before_first = Generation { epoch: 0, number: 0 };
     let table = views.borrow().as_ref().map_or(before_first, |view| view.generation);
@@ -239,10 +239,10 @@ pub(super) fn text(operations: &Operations, format: Format) -> String {
         traces: operations.tracer.as_ref().map(Tracer::metrics),
         logs: LogMetrics::read(),
     };
-    metrics::render(ROLE, &scrape, format)
+    MetricsSnapshot::of(ROLE, &scrape)
 }
 
-/// Copies the state of the regions, so that the lock is not held while the metrics are rendered.
+/// Copies the state of the regions, so that the lock is not held while the metrics are collected.
 fn regions(operations: &Operations) -> RegionScrape {
     let Operations { config, views, region_monitor, .. } = operations;
     let view = views.borrow().clone();

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE};
 use identity::{CertificateMetrics, ConnectionFailureCause};
 use metrics::page::RoleMetrics;
-use metrics::{BuildMetrics, ByName, Format, Label, OneOf, Sparse, Total, metric_set};
+use metrics::{BuildMetrics, ByName, Format, Label, MetricsSnapshot, OneOf, Sparse, Total, metric_set};
 use pingora::protocols::http::ServerSession;
 use replica_api::start_failure::StartFailure;
 use resolver::ResolverMetrics;
@@ -136,13 +136,14 @@ impl IngressOperations {
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let accept = session.get_header(ACCEPT).and_then(|value| value.to_str().ok());
         let format = Format::negotiate(accept);
-        let body = Bytes::from(self.text(format));
+        let body = Bytes::from(self.snapshot().text(format));
         let mut head = respond::head(200, &[(CONTENT_TYPE.as_str(), format.content_type())]);
         respond::put(&mut head, CONTENT_LENGTH.as_str(), &body.len().to_string());
         respond::whole(session, head, body).await
     }
 
-    fn text(&self, format: Format) -> String {
+    /// Returns the values of all metrics.
+    pub(super) fn snapshot(&self) -> MetricsSnapshot {
         let (bodies_bytes, _, bodies_max) = self.body_reader.used();
         let (retries_left, replicas) = self.replicas.limits();
         let mut spoke = self.spoke.lock();
@@ -209,6 +210,6 @@ impl IngressOperations {
             logs: LogMetrics::read(),
         };
         drop(spoke);
-        metrics::render(ROLE, &scrape, format)
+        MetricsSnapshot::of(ROLE, &scrape)
     }
 }

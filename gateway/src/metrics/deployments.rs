@@ -6,8 +6,7 @@
 
 use super::label::{ObjectiveResult, RequestOutcome};
 use super::{Family, Histogram};
-use metrics::text::MetricsText;
-use metrics::{ByName, Exemplar, MetricDescription, MetricSet, metric_set};
+use metrics::{ByName, Exemplar, MetricDescription, MetricSet, MetricsSnapshot, metric_set};
 use regions::id::DeploymentName;
 use replica_api::priority::Priority;
 use std::collections::BTreeMap;
@@ -124,7 +123,7 @@ impl MetricSet for DeploymentMetrics {
         DeploymentScrape::describe(all);
     }
 
-    fn render(&self, text: &mut MetricsText) {
+    fn collect(&self, into: &mut MetricsSnapshot) {
         let rows = &*self.0.read();
         let used = |times: &'_ Histogram| !times.is_empty();
         let scrape = DeploymentScrape {
@@ -137,7 +136,7 @@ impl MetricSet for DeploymentMetrics {
                 .collect(),
             shed: rows.shown().map(|(name, by)| (name, &by.shed)).collect(),
         };
-        scrape.render(text);
+        scrape.collect(into);
     }
 }
 

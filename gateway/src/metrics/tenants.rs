@@ -7,8 +7,7 @@
 use super::label::OutcomeClass;
 use super::{Counter, Family, RequestOutcome};
 use gateway_core::keys::KeyRing;
-use metrics::text::MetricsText;
-use metrics::{ByName, MetricDescription, MetricSet, metric_set};
+use metrics::{ByName, MetricDescription, MetricSet, MetricsSnapshot, metric_set};
 use regions::id::TenantId;
 use std::collections::BTreeMap;
 use supervision::RwLock;
@@ -96,13 +95,13 @@ impl MetricSet for TenantMetrics {
         TenantScrape::describe(all);
     }
 
-    fn render(&self, text: &mut MetricsText) {
+    fn collect(&self, into: &mut MetricsSnapshot) {
         let rows = &*self.0.read();
         let scrape = TenantScrape {
             requests: rows.named().map(|(tenant, by)| (tenant, &by.outcomes)).collect(),
             inputs: rows.named().map(|(tenant, by)| (tenant, &by.inputs)).collect(),
             tokens: rows.named().map(|(tenant, by)| (tenant, &by.tokens)).collect(),
         };
-        scrape.render(text);
+        scrape.collect(into);
     }
 }

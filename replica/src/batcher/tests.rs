@@ -141,7 +141,11 @@ impl Fixture {
     }
 
     fn counted(&self, line: &str) -> bool {
-        self.metrics.render(&Transport::Loopback, None, Format::Prometheus).lines().any(|given| given == line)
+        self.metrics
+            .snapshot(&Transport::Loopback, None)
+            .text(Format::Prometheus)
+            .lines()
+            .any(|given| given == line)
     }
 }
 
@@ -307,7 +311,7 @@ fn an_interactive_request_interrupts_a_bulk_batch_and_its_failure_does_not_affec
             fixture.counted(between),
             token == 5,
             "{}",
-            fixture.metrics.render(&Transport::Loopback, None, Format::Prometheus)
+            fixture.metrics.snapshot(&Transport::Loopback, None).text(Format::Prometheus)
         );
     }
 }
@@ -361,7 +365,7 @@ fn cached_rows_are_returned_to_the_same_tenant_only() {
         assert!(
             fixture.counted(line),
             "{line} in {}",
-            fixture.metrics.render(&Transport::Loopback, None, Format::Prometheus)
+            fixture.metrics.snapshot(&Transport::Loopback, None).text(Format::Prometheus)
         );
     }
 }

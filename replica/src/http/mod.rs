@@ -189,7 +189,7 @@ async fn status(State(app): State<Arc<App>>) -> Response<Body> {
 async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response<Body> {
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let format = Format::negotiate(accept);
-    respond::text(format.content_type(), app.metrics.render(&app.transport, app.tracer.as_ref(), format))
+    respond::text(format.content_type(), app.snapshot().text(format))
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response<Body> {

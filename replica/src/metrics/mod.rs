@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use identity::{CertificateMetrics, ConnectionFailureCause, ConnectionFailures, Transport};
 use metrics::page::RoleMetrics;
 use metrics::{
-    BuildMetrics, Counter, Format, Histogram, Info, Sizes, Sparse, TimeCounter, Total, metric_set,
+    BuildMetrics, Counter, Histogram, Info, MetricsSnapshot, Sizes, Sparse, TimeCounter, Total, metric_set,
 };
 use replica_api::api::Operation;
 use replica_api::info::{CountersV1, EngineInfoV1};
@@ -253,8 +253,8 @@ impl Metrics {
         *self.gauges.lock()
     }
 
-    /// Renders all metrics of a replica with this transport.
-    pub fn render(&self, transport: &Transport, tracer: Option<&Tracer>, format: Format) -> String {
+    /// Returns the values of all metrics of a replica with this transport.
+    pub fn snapshot(&self, transport: &Transport, tracer: Option<&Tracer>) -> MetricsSnapshot {
         let ReplicaGauges { loads, cost, tokens_per_second, cached, engine } = self.gauges();
         let BatchCost { fixed, per_token } = cost.unwrap_or(BatchCost { fixed: 0.0, per_token: 0.0 });
         let (cache_bytes, cache_rows) = cached;
@@ -281,7 +281,7 @@ impl Metrics {
             engine: engine.map(engine_scrape),
             tei: self.tei(Priority::ALL.iter().map(|priority| loads.of(*priority).queued.inputs).sum()),
         };
-        metrics::render(ROLE, &scrape, format)
+        MetricsSnapshot::of(ROLE, &scrape)
     }
 
     fn tei(&self, queue_size: u64) -> TeiScrape {

@@ -11,7 +11,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
-use metrics::Format;
+use metrics::{Format, MetricsSnapshot};
 use replica_api::error::ErrorCode;
 use scheduler_api::parsed;
 use scheduler_api::paths::{self, RoutesQuery};
@@ -96,14 +96,18 @@ async fn contained(State(metrics): State<Arc<HubMetrics>>, request: Request, nex
 async fn scrape<S: Store>(State(api): State<HubApi<S>>, headers: HeaderMap) -> impl IntoResponse {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = Format::negotiate(accept);
+    ([(header::CONTENT_TYPE, format.content_type())], snapshot(&api).text(format))
+}
+
+/// Returns the values of all metrics.
+pub(super) fn snapshot<S: Store>(api: &HubApi<S>) -> MetricsSnapshot {
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);
     let console = api.console.as_ref().map_or(ConsoleMetrics::NONE, |console| console.metrics());
     let places = (api.plans.places(), api.plans.sharing_gateways());
     let rejected = (&*api.denials, &api.refused.counts);
-    let text = api.metrics.render(table, places, (polls, console), rejected, &api.transport, format);
-    ([(header::CONTENT_TYPE, format.content_type())], text)
+    api.metrics.snapshot(table, places, (polls, console), rejected, &api.transport)
 }
 
 /// Records the demand of a gateway, and responds with its rows of the plan if they are newer than the gateway's, or

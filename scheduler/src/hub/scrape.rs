@@ -4,7 +4,8 @@ use axum::http::StatusCode;
 use identity::{CertificateMetrics, ConnectionFailureCause, Transport};
 use metrics::page::RoleMetrics;
 use metrics::{
-    BuildMetrics, Counter, Family, Format, Gauge, Histogram, Label, Sparse, Total, labels, metric_set,
+    BuildMetrics, Counter, Family, Gauge, Histogram, Label, MetricsSnapshot, Sparse, Total, labels,
+    metric_set,
 };
 use regions::{Generation, RouteTable};
 use scheduler_api::paths;
@@ -191,17 +192,16 @@ pub fn metrics() -> RoleMetrics {
 }
 
 impl HubMetrics {
-    /// Renders these metrics and the state of the hub: the published table, the origins and the sharing gateways of
+    /// Returns the values of these metrics and the state of the hub: the published table, the origins and the sharing gateways of
     /// the published plan, open long polls with their limit, the console, and rejected requests and connections.
-    pub(super) fn render(
+    pub(super) fn snapshot(
         &self,
         table: Option<&RouteTable>,
         (plan_origins, sharing_gateways): (usize, usize),
         ((polls, polls_max), console): ((usize, usize), ConsoleMetrics),
         (denials, refused): (&Denials, &Family<ConnectionFailureCause>),
         transport: &Transport,
-        format: Format,
-    ) -> String {
+    ) -> MetricsSnapshot {
         let generation = table.map_or(Generation { epoch: 0, number: 0 }, |table| table.generation);
         let scrape = HubScrape {
             counted: self,
@@ -223,6 +223,6 @@ impl HubMetrics {
             build: BuildMetrics::read(),
             logs: LogMetrics::read(),
         };
-        metrics::render(ROLE, &scrape, format)
+        MetricsSnapshot::of(ROLE, &scrape)
     }
 }
