@@ -1,10 +1,18 @@
-//! Build of the running binary, for `meridian_build_info` of every role.
+//! Build of the running binary, for `meridian_build_info` of every role, and its start.
 
 use crate::value::Info;
 use std::sync::OnceLock;
+use std::time::SystemTime;
 
 /// Build of the binary. The root package knows it: were it compiled into this crate, each commit would rebuild all crates.
 static BUILD: OnceLock<Build> = OnceLock::new();
+/// Start of the process.
+static STARTED: OnceLock<SystemTime> = OnceLock::new();
+
+/// Returns the time since which the counters of this process count: that of [`Build::set`], or else of the first call.
+pub fn started() -> SystemTime {
+    *STARTED.get_or_init(SystemTime::now)
+}
 
 /// Build of a binary.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +28,7 @@ pub struct Build {
 impl Build {
     /// Sets the build of this process. Called once, by the CLI; a later call has no effect.
     pub fn set(self) {
+        started();
         // The first one stays.
         let _ = BUILD.set(self);
     }

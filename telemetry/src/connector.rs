@@ -163,7 +163,8 @@ impl HttpExportClient {
         HttpExportClient { client, timeout, signal, last }
     }
 
-    async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    /// Sends a request, and returns the response whatever its status is.
+    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let exchange = async {
             let response = self.client.request(request.map(Full::new)).await?;
             let (head, body) = response.into_parts();

@@ -23,10 +23,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time beyond the exporter's own timeout after which an export is abandoned.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Identifier of the process, the same in its traces and in its logs.
+/// Identifier of the process, the same in its traces, its logs and its metrics.
 static INSTANCE: OnceLock<String> = OnceLock::new();
 
-/// Error that prevents the export of traces or logs.
+/// Error that prevents the export of traces, logs or metrics.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The exporter rejects the configuration. The process does not start.
@@ -110,8 +110,7 @@ fn grpc<B: WithExportConfig + WithTonicConfig>(
     builder: B,
     config: &CollectorConfig,
 ) -> Result<B, ExportError> {
-    let channel = channel(&config.endpoint, connector(config)?)
-        .map_err(|error| ExportError::Endpoint { signal: config.signal.name(), error })?;
+    let channel = collector_channel(config)?;
     let builder = builder.with_timeout(config.timeout).with_metadata(metadata(config)).with_channel(channel);
     Ok(match config.compression {
         ExportCompression::Gzip => builder.with_compression(Compression::Gzip),
@@ -124,7 +123,7 @@ fn http<B: WithExportConfig + WithHttpConfig>(
     config: &CollectorConfig,
     last: &LastOutcome,
 ) -> Result<B, ExportError> {
-    let client = HttpExportClient::new(connector(config)?, config.timeout, config.signal, last.clone());
+    let client = http_client(config, last)?;
     let builder = builder
         .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
         .with_endpoint(config.endpoint.to_string())
@@ -135,6 +134,20 @@ fn http<B: WithExportConfig + WithHttpConfig>(
         ExportCompression::Gzip => builder.with_compression(Compression::Gzip),
         ExportCompression::None => builder,
     })
+}
+
+/// Returns a client of exports by HTTP, which stores the outcome of its last request.
+pub(crate) fn http_client(
+    config: &CollectorConfig,
+    last: &LastOutcome,
+) -> Result<HttpExportClient, ExportError> {
+    Ok(HttpExportClient::new(connector(config)?, config.timeout, config.signal, last.clone()))
+}
+
+/// Returns a channel to the collector for exports by gRPC.
+pub(crate) fn collector_channel(config: &CollectorConfig) -> Result<Channel, ExportError> {
+    channel(&config.endpoint, connector(config)?)
+        .map_err(|error| ExportError::Endpoint { signal: config.signal.name(), error })
 }
 
 fn connector(config: &CollectorConfig) -> Result<CollectorConnector, ExportError> {
@@ -151,7 +164,8 @@ fn channel(endpoint: &Uri, connector: CollectorConnector) -> Result<Channel, ton
     Ok(channel.connect_with_connector_lazy(connector))
 }
 
-fn metadata(config: &CollectorConfig) -> MetadataMap {
+/// Returns the headers of each export.
+pub(crate) fn metadata(config: &CollectorConfig) -> MetadataMap {
     let mut map = HeaderMap::new();
     let Headers(headers) = &config.headers;
     for (name, value) in headers {
@@ -172,7 +186,7 @@ fn encoded_headers(config: &CollectorConfig) -> HashMap<String, String> {
 }
 
 /// Returns the attributes of the process, by the semantic conventions.
-fn resource(config: &CollectorConfig, process: Process<'_>) -> Resource {
+pub(crate) fn resource(config: &CollectorConfig, process: Process<'_>) -> Resource {
     let Process { role, region } = process;
     let name = config.service_name.clone().unwrap_or_else(|| format!("meridian-{role}"));
     let provider = region.and_then(|region| region.split_once('/')).map(|(provider, _)| provider.to_owned());

@@ -7,6 +7,7 @@
 
 use crate::config::Signal;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceResponse;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceResponse;
 use prost::Message;
 use std::error::Error;
@@ -28,17 +29,17 @@ pub(crate) enum HttpOutcome {
     Rejected(RejectedItems),
 }
 
-/// Spans or log records of one export that a collector rejected.
+/// Spans, log records or samples of one export that a collector rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RejectedItems {
-    /// Number of spans or log records, as the collector counts them.
+    /// Number of them, as the collector counts them.
     pub(crate) count: u64,
     /// Message of the collector, without control characters.
     pub(crate) reason: String,
 }
 
 impl RejectedItems {
-    /// Reads the body of a response; `None` if the collector accepted everything.
+    /// Reads the body of a response by HTTP; `None` if the collector accepted everything.
     pub(crate) fn read(signal: Signal, body: &[u8]) -> Option<RejectedItems> {
         let (count, message) = match signal {
             Signal::Traces => {
@@ -49,9 +50,20 @@ impl RejectedItems {
                 let partial = ExportLogsServiceResponse::decode(body).ok()?.partial_success?;
                 (partial.rejected_log_records, partial.error_message)
             }
+            Signal::Metrics => return Self::of_metrics(ExportMetricsServiceResponse::decode(body).ok()?),
         };
+        Self::of(count, &message)
+    }
+
+    /// Reads a response to an export of metrics.
+    pub(crate) fn of_metrics(response: ExportMetricsServiceResponse) -> Option<RejectedItems> {
+        let partial = response.partial_success?;
+        Self::of(partial.rejected_data_points, &partial.error_message)
+    }
+
+    fn of(count: i64, message: &str) -> Option<RejectedItems> {
         let count = u64::try_from(count).ok().filter(|count| *count > 0)?;
-        let reason = if message.is_empty() { "no reason given".to_owned() } else { printable(&message) };
+        let reason = if message.is_empty() { "no reason given".to_owned() } else { printable(message) };
         Some(RejectedItems { count, reason })
     }
 }

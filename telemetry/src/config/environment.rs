@@ -6,7 +6,7 @@
 use super::values::{Millis, Ratio, headers, pairs, url};
 use super::{CollectorConfig, ExportCompression, ExportProtocol, Headers, SAMPLE_RATIO, SamplerName, Signal};
 use configuration::{ConfigFile, Files};
-use http::Uri;
+use http::{HeaderName, HeaderValue, Uri};
 use identity::authorities::read_roots;
 use rustls::RootCertStore;
 use std::fmt::Display;
@@ -31,6 +31,7 @@ macro_rules! variables {
             own: match $signal {
                 Signal::Traces => concat!("OTEL_EXPORTER_OTLP_TRACES_", $setting),
                 Signal::Logs => concat!("OTEL_EXPORTER_OTLP_LOGS_", $setting),
+                Signal::Metrics => concat!("OTEL_EXPORTER_OTLP_METRICS_", $setting),
             },
             general: concat!("OTEL_EXPORTER_OTLP_", $setting),
         }
@@ -127,7 +128,7 @@ impl<'a> Environment<'a> {
     }
 
     /// Parses a variable if it is set; `None` after a problem.
-    fn parsed_one<T: FromStr<Err: Display>>(&self, name: &'static str) -> Option<Option<T>> {
+    pub(super) fn parsed_one<T: FromStr<Err: Display>>(&self, name: &'static str) -> Option<Option<T>> {
         self.parsed(&Variables { own: name, general: name })
     }
 
@@ -147,6 +148,7 @@ impl<'a> Environment<'a> {
         let name = match self.signal {
             Signal::Traces => "OTEL_TRACES_EXPORTER",
             Signal::Logs => "OTEL_LOGS_EXPORTER",
+            Signal::Metrics => "OTEL_METRICS_EXPORTER",
         };
         match self.get(name) {
             None | Some("otlp") => Some(!is_disabled),
@@ -165,6 +167,7 @@ impl<'a> Environment<'a> {
             _ if protocol == ExportProtocol::Grpc || !is_base => None,
             Signal::Traces => Some("/v1/traces"),
             Signal::Logs => Some("/v1/logs"),
+            Signal::Metrics => Some("/v1/metrics"),
         };
         if let Some(text) = key {
             let has_path = text.parse::<Uri>().is_ok_and(|url| !matches!(url.path(), "" | "/"));
@@ -235,6 +238,13 @@ impl<'a> Environment<'a> {
             }
         }
         Some(())
+    }
+
+    /// Returns the headers of the variables, for a signal that is exported without the exporter that reads them; `None` after a
+    /// problem, which [`Self::collector`] records.
+    pub(super) fn exporter_headers(&self) -> Option<Vec<(HeaderName, HeaderValue)>> {
+        let set = self.first(&variables!(self.signal, "HEADERS"));
+        set.map_or(Some(Vec::new()), |(_, text)| headers(text).ok())
     }
 
     /// Checks that no variable sets a certificate of the client; `None` after a problem.

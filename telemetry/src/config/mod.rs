@@ -1,9 +1,12 @@
-//! Configuration of the exports: the sections `[tracing]` and `[logs]`, and the standard variables of OpenTelemetry.
+//! Configuration of the exports: the sections `[tracing]`, `[logs]` and `[metrics]`, and the standard variables of OpenTelemetry.
 //!
 //! A key of the file takes precedence over its variable. Without an endpoint in either, nothing is exported.
 
 mod environment;
+mod metrics;
 mod values;
+
+pub use self::metrics::{MetricsConfig, MetricsSection};
 
 use configuration::{ConfigFile, Files, section, words};
 use environment::{CollectorKeys, Environment};
@@ -139,6 +142,8 @@ pub enum Signal {
     Traces,
     /// Logs.
     Logs,
+    /// Metrics.
+    Metrics,
 }
 
 impl Signal {
@@ -147,6 +152,7 @@ impl Signal {
         match self {
             Signal::Traces => "traces",
             Signal::Logs => "logs",
+            Signal::Metrics => "metrics",
         }
     }
 
@@ -155,6 +161,7 @@ impl Signal {
         match self {
             Signal::Traces => "tracing",
             Signal::Logs => "logs",
+            Signal::Metrics => "metrics",
         }
     }
 }

@@ -5,6 +5,7 @@
 mod captured;
 mod collector;
 mod logs;
+mod metrics;
 
 use captured::CapturedLog;
 use collector::TestCollector;
