@@ -150,6 +150,7 @@ async fn spoke_parts(
         catalogue: config.catalogue.clone(),
         receipts,
         tracing: config.tracing.clone(),
+        metrics: config.metrics.clone(),
         jobs: jobs.map(|jobs| jobs.reported_to(config.hub.clone())),
         transport: config.transport.clone(),
         operations: config.operations,

@@ -48,7 +48,8 @@ pub fn markdown(roles: &[RoleMetrics]) -> String {
         "# Metrics\n\n\
          For operators: every metric of `/metrics`, by role. Rendered from the code by the test\n\
          `docs_metrics_md_is_the_page_that_the_code_renders`. A gateway serves `/metrics` on its operations port, a spoke (as `ingress`)\n\
-         on its operations port or else on the port for gateways, a replica and a hub on their HTTP port.\n\n\
+         on its operations port or else on the port for gateways, a replica and a hub on their HTTP port. The same metrics can be sent to a\n\
+         collector by OTLP ([metrics-export.md](metrics-export.md)).\n\n\
          Labels with a closed set of values are listed in [Label values](#label-values). The values of the other labels are names from the\n\
          configuration: regions, deployments, tenants, tasks, replicas, and facts about the engine. Buckets of histograms are 0.1 ms to\n\
          60 s, or powers of 2 up to 16384.\n",

@@ -51,7 +51,7 @@ pub enum ServeError {
     /// The TLS library rejects the certificate, the key or the settings. The replica does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
-    /// Traces cannot be exported.
+    /// Traces or metrics cannot be exported.
     #[error("{0}")]
     Tracing(#[from] ExportError),
     /// The listener of the replica failed. The replica exits.

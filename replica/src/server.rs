@@ -104,6 +104,11 @@ async fn run_until(
     let started = tracing.map(|tracing| telemetry::start(&tracing.behind_gateway(), process));
     let (tracer, trace_export) = started.transpose()?.unzip();
     let app = Arc::new(App::new(&config).with_tracer(tracer));
+    let source = Arc::clone(&app);
+    let metrics = config.metrics.as_ref();
+    let metrics_export =
+        metrics.map(|metrics| telemetry::metrics::start(metrics, process, move || source.snapshot()));
+    let metrics_export = metrics_export.transpose()?;
     let mut server = Server::start(listener, operations, transport, &app)?;
     tokio::select! {
         () = shutdown => {}
@@ -114,6 +119,9 @@ async fn run_until(
     server.drain().await;
     if let Some(trace_export) = trace_export {
         trace_export.finish(LAST_SPANS).await;
+    }
+    if let Some(metrics_export) = metrics_export {
+        metrics_export.finish().await;
     }
     Ok(())
 }

@@ -1,15 +1,20 @@
-//! Collector of traces and logs: receives exports by HTTP and decodes them with the published protobuf definitions.
+//! Collector of traces, logs and metrics: receives exports by HTTP and decodes them with the published protobuf definitions.
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
 use opentelemetry_proto::tonic::collector::logs::v1::{ExportLogsServiceRequest, ExportLogsServiceResponse};
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+};
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse,
 };
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use prost::Message;
@@ -30,6 +35,7 @@ pub(super) struct Collector {
 struct Received {
     spans: Vec<ReceivedSpan>,
     logs: Vec<ReceivedLog>,
+    metrics: Vec<ReceivedMetric>,
     bytes: Vec<u8>,
 }
 
@@ -65,6 +71,15 @@ pub(super) struct ReceivedLog {
     pub(super) attributes: BTreeMap<String, String>,
 }
 
+/// Received sample of a counter or a gauge.
+#[derive(Clone, Debug)]
+pub(super) struct ReceivedMetric {
+    pub(super) service: String,
+    pub(super) name: String,
+    pub(super) value: f64,
+    pub(super) attributes: BTreeMap<String, String>,
+}
+
 impl ReceivedSpan {
     /// Returns an attribute as text; empty if absent.
     pub(super) fn text(&self, name: &str) -> &str {
@@ -78,6 +93,7 @@ impl Collector {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address");
         let router = Router::new().route("/v1/traces", post(receive)).route("/v1/logs", post(receive_logs));
+        let router = router.route("/v1/metrics", post(receive_metrics));
         let router = router.with_state(received.clone());
         let server = tokio::spawn(async move { axum::serve(listener, router).await.expect("it serves") });
         Collector { address, received, server }
@@ -95,6 +111,11 @@ impl Collector {
     /// Returns all events of logs.
     pub(super) fn logs(&self) -> Vec<ReceivedLog> {
         self.received.lock().unwrap_or_else(PoisonError::into_inner).logs.clone()
+    }
+
+    /// Returns all samples of counters and gauges.
+    pub(super) fn metrics(&self) -> Vec<ReceivedMetric> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner).metrics.clone()
     }
 
     /// Returns the spans of a trace in the order in which they began.
@@ -151,6 +172,34 @@ async fn receive_logs(State(received): State<Arc<Mutex<Received>>>, body: Bytes)
         }
     }
     ExportLogsServiceResponse::default().encode_to_vec()
+}
+
+async fn receive_metrics(State(received): State<Arc<Mutex<Received>>>, body: Bytes) -> Vec<u8> {
+    let export = ExportMetricsServiceRequest::decode(body.clone()).expect("an export");
+    let mut received = received.lock().unwrap_or_else(PoisonError::into_inner);
+    received.bytes.extend_from_slice(&body);
+    for resource in export.resource_metrics {
+        let process = attributes(resource.resource.map(|resource| resource.attributes).unwrap_or_default());
+        let service = process.get("service.name").cloned().unwrap_or_default();
+        for metric in resource.scope_metrics.into_iter().flat_map(|scope| scope.metrics) {
+            let points = match metric.data {
+                Some(Data::Sum(sum)) => sum.data_points,
+                Some(Data::Gauge(gauge)) => gauge.data_points,
+                _ => Vec::new(),
+            };
+            received.metrics.extend(points.into_iter().map(|point| ReceivedMetric {
+                service: service.clone(),
+                name: metric.name.clone(),
+                value: match point.value {
+                    Some(number_data_point::Value::AsInt(value)) => value as f64,
+                    Some(number_data_point::Value::AsDouble(value)) => value,
+                    None => panic!("{} has a sample without a value", metric.name),
+                },
+                attributes: attributes(point.attributes),
+            }));
+        }
+    }
+    ExportMetricsServiceResponse::default().encode_to_vec()
 }
 
 fn read((service, region): (&str, &str), span: Span) -> ReceivedSpan {

@@ -1,4 +1,4 @@
-//! Traces through all processes, received by a collector that reads the published protobuf definitions of OTLP.
+//! Traces through all processes, and their logs and metrics, received by a collector that reads the published protobuf definitions of OTLP.
 
 mod collector;
 mod jobs;
@@ -28,6 +28,7 @@ fn fleet(collector: &Collector) -> LocalFleet {
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
         ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
         ("OTEL_TRACES_SAMPLER_ARG", "0"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "1000"),
     ];
     let environment = environment.map(|(name, value)| (name, Path::new(value)));
     LocalFleet::start_with(&["--regions", "2", "--key", "canary-of-the-key"], &environment)
@@ -95,6 +96,29 @@ async fn check_logs(fleet: &LocalFleet, collector: &Collector, spans: &[&Receive
         let value = metrics.lines().find_map(|line| line.strip_prefix(name));
         assert!(value.is_some_and(|value| value != "0"), "{name} in {metrics}");
     }
+}
+
+/// Waits until each role has exported its metrics with its build, and a counter of the requests that it has served.
+async fn check_metrics(fleet: &LocalFleet, collector: &Collector) {
+    let counters = [
+        ("gateway", "meridian_gateway_requests_total"),
+        ("hub", "meridian_hub_requests_total"),
+        ("spoke", "meridian_ingress_requests_total"),
+        ("replica", "meridian_replica_requests_total"),
+    ];
+    fleet
+        .wait_until("all roles have exported their metrics", async || {
+            let metrics = collector.metrics();
+            counters.iter().all(|(role, counter)| {
+                let service = format!("meridian-{role}");
+                let of_role = || metrics.iter().filter(|metric| metric.service == service);
+                let has_build = of_role().any(|metric| {
+                    metric.name == "meridian_build_info" && metric.attributes.contains_key("version")
+                });
+                has_build && of_role().any(|metric| metric.name == *counter && metric.value >= 1.0)
+            })
+        })
+        .await;
 }
 
 #[tokio::test]
@@ -166,6 +190,7 @@ async fn a_trace_has_the_spans_of_every_process_a_request_passed_through() {
     );
 
     check_logs(&fleet, &collector, &[gateway, replica]).await;
+    check_metrics(&fleet, &collector).await;
 
     let statuses = |span: &ReceivedSpan| span.text("http.response.status_code").to_owned();
     let mut found: Vec<_> = spans.iter().filter(|span| span.parent == CLIENT.1).map(statuses).collect();

@@ -45,7 +45,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, MetricsConfig, MetricsSection, TracingConfig, TracingSection};
 use tenants::GatewayTenants;
 
 section! {
@@ -82,6 +82,8 @@ section! {
         tracing: TracingSection;
         /// Events of the log by OTLP.
         logs: LogsSection;
+        /// Metrics by OTLP, beside `/metrics`.
+        metrics: MetricsSection;
         /// Identity towards regions and hubs.
         identity: Option<IdentitySection>;
         /// Resolution of the names of regions and hubs.
@@ -201,6 +203,8 @@ pub struct EdgeConfig {
     pub tracing: Option<TracingConfig>,
     /// Export of the log, if it is configured.
     pub logs: Option<LogsConfig>,
+    /// Export of the metrics, if it is configured.
+    pub metrics: Option<MetricsConfig>,
 }
 
 impl EdgeConfig {
@@ -268,6 +272,7 @@ impl EdgeConfig {
         let bodies = file.bodies.and_then(|section| section.read(document, total));
         let tracing = file.tracing.and_then(|section| section.read(document, files));
         let logs = file.logs.and_then(|section| section.read(document, files));
+        let metrics = file.metrics.and_then(|section| section.read(document, files));
         let trusted_peers = file.trusted_peers?;
         let (point, region) = region?;
         let (tenants, read) = tenants.unzip();
@@ -311,6 +316,7 @@ impl EdgeConfig {
             explanations,
             tracing: tracing?,
             logs: logs?,
+            metrics: metrics?,
         })
     }
 }

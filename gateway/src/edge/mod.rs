@@ -154,7 +154,7 @@ pub enum EdgeError {
         /// Directory of the explanations.
         dir: PathBuf,
     },
-    /// Traces cannot be exported.
+    /// Traces or metrics cannot be exported.
     #[error("{0}")]
     Tracing(#[from] ExportError),
     /// A URL in `hub` or the identity cannot be used for requests to hubs. The gateway does not start.
@@ -216,6 +216,7 @@ async fn run_until(
 
     let state =
         gateway.operator_state(&listener, refused, draining.subscribe(), recorder.as_deref(), tracer.clone());
+    let metrics_export = scrape::start_export(&state)?;
     let operations = tasks.spawn(async {
         essential("operations port", operations::serve(operators, state)).await;
     });
@@ -255,6 +256,9 @@ async fn run_until(
     }
     if let Some(trace_export) = trace_export {
         trace_export.finish(FINAL_SPANS_TIMEOUT).await;
+    }
+    if let Some(metrics_export) = metrics_export {
+        metrics_export.finish().await;
     }
     // After the receipts, so that no defect of the ledgers loses evidence.
     contained("last usage", gateway.usage.finish(&gateway.client)).await;

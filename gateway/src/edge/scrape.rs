@@ -18,7 +18,7 @@ use resolver::ResolverMetrics;
 use scheduler_api::usage::ROWS_MAX;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
-use telemetry::{LogMetrics, TraceMetrics, Tracer};
+use telemetry::{ExportError, LogMetrics, MetricExports, MetricsExport, Process, TraceMetrics, Tracer};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "gateway";
@@ -112,6 +112,8 @@ metric_set! {
         traces: Option<TraceMetrics<'a>> = set,
         /// Export of the log.
         logs: Option<LogMetrics<'a>> = set,
+        /// Export of the metrics.
+        metric_exports: Option<MetricExports<'a>> = set,
     }
 }
 
@@ -182,6 +184,14 @@ impl UsageScrape {
     }
 }
 
+/// Starts the export of the metrics, if it is configured.
+pub(super) fn start_export(operations: &Operations) -> Result<Option<MetricsExport>, ExportError> {
+    let Some(config) = &operations.config.metrics else { return Ok(None) };
+    let process = Process { role: ROLE, region: Some(operations.config.region.as_str()) };
+    let operations = operations.clone();
+    telemetry::metrics::start(config, process, move || snapshot(&operations)).map(Some)
+}
+
 /// Returns the values of all metrics.
 pub(super) fn snapshot(operations: &Operations) -> MetricsSnapshot {
     let Operations { views, router, policy_clock, body_reader, split_capacity, upstream, .. } = operations;
@@ -238,6 +248,7 @@ pub(super) fn snapshot(operations: &Operations) -> MetricsSnapshot {
         explanations: operations.archive.as_ref().map(|archive| archive.scrape()),
         traces: operations.tracer.as_ref().map(Tracer::metrics),
         logs: LogMetrics::read(),
+        metric_exports: MetricExports::read(),
     };
     MetricsSnapshot::of(ROLE, &scrape)
 }

@@ -61,7 +61,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::Mutex;
 use supervision::task::{contained, essential};
-use telemetry::{ExportError, Process, TraceExport, Tracer, TracingConfig};
+use telemetry::{ExportError, MetricsConfig, Process, TraceExport, Tracer, TracingConfig};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -98,6 +98,8 @@ pub struct IngressConfig {
     pub receipts: Option<ReceiptsConfig>,
     /// Traces, if they are configured.
     pub tracing: Option<TracingConfig>,
+    /// Export of the metrics, if it is configured.
+    pub metrics: Option<MetricsConfig>,
     /// Queue of durable jobs, if the region has one.
     pub jobs: Option<JobsConfig>,
     /// Transport security of the listener and of connections to replicas; without an identity, plaintext.
@@ -146,7 +148,7 @@ pub enum IngressError {
     /// The TLS library rejects the certificate, the key or the settings. The spoke does not start.
     #[error("TLS cannot be set up: {0}")]
     Tls(#[from] rustls::Error),
-    /// Traces cannot be exported.
+    /// Traces or metrics cannot be exported.
     #[error("{0}")]
     Tracing(#[from] ExportError),
     /// The queue of jobs cannot be opened. The spoke does not start.
@@ -206,6 +208,7 @@ async fn run_until(
     let timeouts = timeouts();
     let usage = ListenerUsage::of(&gateways, refused);
     let shared = config.signals.shared.clone();
+    let metrics = config.metrics.clone();
     let (jobs, job_tasks) = match &config.jobs {
         Some(jobs) => {
             let IngressConfig { region, resolver, transport, catalogue, .. } = &config;
@@ -220,6 +223,7 @@ async fn run_until(
     let jobs = jobs.map(Arc::new);
     let ingress =
         Ingress::new(config, here, spoke.clone(), timeouts, usage, (recorder, tracer), jobs.clone())?;
+    let metrics_export = ingress.operations.start_metrics_export(metrics.as_ref())?;
     ready(gateways.address());
     let mut tasks = JoinSet::new();
     ingress.start_tasks(&mut tasks);
@@ -233,6 +237,9 @@ async fn run_until(
     }
     if let Some(trace_export) = trace_export {
         trace_export.finish(LAST_SPANS).await;
+    }
+    if let Some(metrics_export) = metrics_export {
+        metrics_export.finish().await;
     }
     if let Some(jobs) = jobs {
         // After the receipts, so that no defect of the ledgers loses evidence.

@@ -18,9 +18,12 @@ use resolver::ResolverMetrics;
 use scheduler_core::scale::ScalingReason;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
-use telemetry::{LogMetrics, TraceMetrics, Tracer};
+use telemetry::{
+    ExportError, LogMetrics, MetricExports, MetricsConfig, MetricsExport, Process, TraceMetrics, Tracer,
+};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "ingress";
@@ -105,6 +108,8 @@ metric_set! {
         traces: Option<TraceMetrics<'a>> = set,
         /// Export of the log.
         logs: Option<LogMetrics<'a>> = set,
+        /// Export of the metrics.
+        metric_exports: Option<MetricExports<'a>> = set,
     }
 }
 
@@ -133,6 +138,17 @@ pub fn metrics() -> RoleMetrics {
 }
 
 impl IngressOperations {
+    /// Starts the export of the metrics, if it is configured.
+    pub(super) fn start_metrics_export(
+        self: &Arc<Self>,
+        config: Option<&MetricsConfig>,
+    ) -> Result<Option<MetricsExport>, ExportError> {
+        let Some(config) = config else { return Ok(None) };
+        let process = Process { role: "spoke", region: Some(self.region.as_str()) };
+        let operations = self.clone();
+        telemetry::metrics::start(config, process, move || operations.snapshot()).map(Some)
+    }
+
     pub(super) async fn scrape(&self, session: &mut ServerSession) -> AfterResponse {
         let accept = session.get_header(ACCEPT).and_then(|value| value.to_str().ok());
         let format = Format::negotiate(accept);
@@ -208,6 +224,7 @@ impl IngressOperations {
             receipts: self.receipts.as_ref().map(ReceiptMetrics::scrape),
             traces: self.tracer.as_ref().map(Tracer::metrics),
             logs: LogMetrics::read(),
+            metric_exports: MetricExports::read(),
         };
         drop(spoke);
         MetricsSnapshot::of(ROLE, &scrape)

@@ -286,6 +286,7 @@ async fn start_region(id: &'static str, dir: &Path, required: bool) -> Region {
     let receipts = ConfigFile::read("", |document| ReceiptsConfig::read(section, document, &files)).unwrap();
     let config = IngressConfig {
         tracing: None,
+        metrics: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

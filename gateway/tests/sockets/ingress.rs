@@ -141,6 +141,7 @@ impl Fixture {
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
             tracing: None,
+            metrics: None,
             jobs: None,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

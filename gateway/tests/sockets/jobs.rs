@@ -123,6 +123,7 @@ impl Region {
         let spoke = Arc::new(Mutex::new(spoke));
         let config = IngressConfig {
             tracing: None,
+            metrics: None,
             jobs,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(dns),

@@ -59,6 +59,7 @@ impl RunningSpoke {
             catalogue: Arc::new(Catalogue::builtin()),
             receipts: None,
             tracing: None,
+            metrics: None,
             transport,
             operations: Some(operations),
         };

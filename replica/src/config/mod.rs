@@ -18,7 +18,7 @@ use regions::Catalogue;
 use regions::spiffe::Role;
 use replica_api::limits::Limits;
 use replica_core::{DeploymentName, DeploymentTask, EngineKind, MAX_TENSOR_PARALLEL, Precision};
-use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, MetricsConfig, MetricsSection, TracingConfig, TracingSection};
 use url::Url;
 
 use crate::cache::{DownloadPolicy, ModelSource};
@@ -72,6 +72,8 @@ section! {
         tracing: TracingSection;
         /// Events of the log by OTLP.
         logs: LogsSection;
+        /// Metrics by OTLP, beside `/metrics`.
+        metrics: MetricsSection;
         /// Plaintext listener for operators and probes: `/health`, `/info`, `/status`, `/metrics` and `/log`.
         operations: Option<SocketAddr>, like "\"127.0.0.1:9001\"";
         /// Catalogue of clouds and regions; the built-in one if absent. With an identity only.
@@ -184,7 +186,9 @@ pub struct Config {
     pub tracing: Option<TracingConfig>,
     /// Export of the log, if it is configured.
     pub logs: Option<LogsConfig>,
-    /// Region of the replica, for its traces. Set by the command line, not by the file.
+    /// Export of the metrics, if it is configured.
+    pub metrics: Option<MetricsConfig>,
+    /// Region of the replica, for its traces and metrics. Set by the command line, not by the file.
     pub region: Option<String>,
 }
 
@@ -285,6 +289,7 @@ impl Config {
         }
         let tracing = file.tracing.and_then(|section| section.read(document, files));
         let logs = file.logs.and_then(|section| section.read(document, files));
+        let metrics = file.metrics.and_then(|section| section.read(document, files));
         Some(Config {
             engine: file.engine.and_then(|section| section.validate(document))?,
             listen: file.listen?,
@@ -304,6 +309,7 @@ impl Config {
             transport: transport?,
             tracing: tracing?,
             logs: logs?,
+            metrics: metrics?,
             region: None,
         })
     }

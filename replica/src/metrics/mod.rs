@@ -24,7 +24,7 @@ use replica_core::cost::BatchCost;
 use replica_core::window::StartReason;
 use supervision::Mutex;
 use supervision::panics::PanicMetrics;
-use telemetry::{LogMetrics, TraceMetrics, Tracer};
+use telemetry::{LogMetrics, MetricExports, TraceMetrics, Tracer};
 
 use crate::engine::Statistics;
 
@@ -107,6 +107,8 @@ metric_set! {
         traces: Option<TraceMetrics<'a>> = set,
         /// Export of the log.
         logs: Option<LogMetrics<'a>> = set,
+        /// Export of the metrics.
+        metric_exports: Option<MetricExports<'a>> = set,
         /// Requests with inputs in the queue.
         queue_requests: Family<Priority, u64> = "meridian_replica_queue_requests" ["priority"],
         /// Inputs in the queue, equal ones counted once.
@@ -269,6 +271,7 @@ impl Metrics {
             build: BuildMetrics::read(),
             traces: tracer.map(Tracer::metrics),
             logs: LogMetrics::read(),
+            metric_exports: MetricExports::read(),
             queue_requests: queue(|load| load.requests),
             queue_inputs: queue(|load| load.queued.inputs),
             queue_tokens: queue(|load| load.queued.tokens),

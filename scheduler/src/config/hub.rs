@@ -11,7 +11,7 @@ use regions::spiffe::Role;
 use regions::{Catalogue, Deployment, parse_deployments};
 use scheduler_core::registry::LAPSED_KEEP;
 use scheduler_core::rollout::{READER_TIMEOUT, SETTLE_TIME};
-use telemetry::{LogsConfig, LogsSection};
+use telemetry::{LogsConfig, LogsSection, MetricsConfig, MetricsSection};
 
 use super::authority::{self, AuthorityConfig, AuthoritySection};
 use super::console::{self, ConsoleConfig, ConsoleSection};
@@ -47,6 +47,8 @@ section! {
         console: Option<ConsoleSection>;
         /// Events of the log by OTLP.
         logs: LogsSection;
+        /// Metrics by OTLP, beside `/metrics`.
+        metrics: MetricsSection;
     }
 }
 
@@ -71,6 +73,8 @@ pub struct HubConfig {
     pub console: Option<ConsoleConfig>,
     /// Export of the log, if it is configured.
     pub logs: Option<LogsConfig>,
+    /// Export of the metrics, if it is configured.
+    pub metrics: Option<MetricsConfig>,
     /// Clouds and regions.
     pub catalogue: Arc<Catalogue>,
     /// Lease time of a registration: [`LEASE_TTL`], or shorter in tests.
@@ -131,11 +135,13 @@ impl HubConfig {
         let is_tls = transport.as_ref().is_none_or(|transport| transport.identity().is_some());
         let operators = file.operators.and_then(|section| operators::read(document, files, section, is_tls));
         let logs = file.logs.and_then(|section| section.read(document, files));
+        let metrics = file.metrics.and_then(|section| section.read(document, files));
         let console = file.console.and_then(|section| console::read(document, section, transport.as_ref()));
         Some(HubConfig {
             authority: authority?,
             console: console?,
             logs: logs?,
+            metrics: metrics?,
             operators: operators?,
             listen: file.listen?,
             store: store?,

@@ -24,7 +24,7 @@ use scheduler_core::jobs::JobsSection;
 use scheduler_core::policy_age::{POLICY_MAX_AGE, POLICY_MAX_AGE_MAX, POLICY_MAX_AGE_MIN};
 use scheduler_core::receipts::ReceiptsSection;
 use scheduler_core::spoke::Spoke;
-use telemetry::{LogsConfig, LogsSection, TracingConfig, TracingSection};
+use telemetry::{LogsConfig, LogsSection, MetricsConfig, MetricsSection, TracingConfig, TracingSection};
 
 use super::scaling::{ActuatorConfig, ScalingConfig, ScalingSection};
 
@@ -62,6 +62,8 @@ section! {
         tracing: TracingSection;
         /// Events of the log by OTLP.
         logs: LogsSection;
+        /// Metrics by OTLP, beside `/metrics`.
+        metrics: MetricsSection;
         /// Identity towards gateways, hubs and replicas; without this table the listener must be on loopback.
         identity: Option<IdentitySection>;
         /// Actuator; without this table this spoke starts no replicas. Of several spokes with it, one starts replicas for all.
@@ -136,6 +138,8 @@ pub struct SpokeConfig {
     pub job_log: Option<JobLogKind>,
     /// Export of the log, if it is configured.
     pub logs: Option<LogsConfig>,
+    /// Export of the metrics, if it is configured.
+    pub metrics: Option<MetricsConfig>,
     /// Engines that its replicas can run, if that is known.
     pub engines: Option<BTreeSet<EngineKind>>,
 }
@@ -215,6 +219,7 @@ impl SpokeConfig {
             _ => JobLogKind::Nats,
         });
         let logs = file.logs.and_then(|section| section.read(document, files));
+        let metrics = file.metrics.and_then(|section| section.read(document, files));
         let config = || {
             Some(SpokeConfig {
                 region: region?,
@@ -234,6 +239,7 @@ impl SpokeConfig {
                 accelerators: accelerators?,
                 job_log,
                 logs: logs?,
+                metrics: metrics?,
                 engines: None,
             })
         };

@@ -19,6 +19,7 @@ use scheduler_api::plan::{DemandReportV1, GatewayBoot, GatewayDemand, PlanV1};
 use scheduler_api::route::changes::changes_response;
 use scheduler_store::Store;
 use supervision::request::{Panicked, contain};
+use telemetry::{ExportError, MetricsConfig, MetricsExport, Process};
 
 use super::access::{Caller, check};
 use super::api::{BODY_BYTES_MAX, Body, HubApi, json};
@@ -99,8 +100,19 @@ async fn scrape<S: Store>(State(api): State<HubApi<S>>, headers: HeaderMap) -> i
     ([(header::CONTENT_TYPE, format.content_type())], snapshot(&api).text(format))
 }
 
+/// Starts the export of the metrics, if it is configured.
+pub(super) fn start_metrics_export<S: Store>(
+    config: Option<&MetricsConfig>,
+    api: &HubApi<S>,
+) -> Result<Option<MetricsExport>, ExportError> {
+    let Some(config) = config else { return Ok(None) };
+    let process = Process { role: "hub", region: None };
+    let api = api.clone();
+    telemetry::metrics::start(config, process, move || snapshot(&api)).map(Some)
+}
+
 /// Returns the values of all metrics.
-pub(super) fn snapshot<S: Store>(api: &HubApi<S>) -> MetricsSnapshot {
+fn snapshot<S: Store>(api: &HubApi<S>) -> MetricsSnapshot {
     let current = api.current.borrow().clone();
     let table = current.as_ref().map(|published| &published.table);
     let polls = (LONG_POLLS_MAX - api.polls.available_permits(), LONG_POLLS_MAX);

@@ -75,6 +75,7 @@ use scheduler_core::table_history::TableHistory;
 use scheduler_store::{EmbeddedStore, EtcdStore, EtcdTls, Store, StoreError};
 use supervision::health::HealthCheck;
 use supervision::task::{essential, supervise};
+use telemetry::ExportError;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -162,6 +163,9 @@ pub enum HubError {
     /// The built-in authority cannot be used; the text has the cause. The hub does not start.
     #[error("authority: {0}")]
     Authority(String),
+    /// The metrics cannot be exported. The hub does not start.
+    #[error("{0}")]
+    Metrics(#[from] ExportError),
     /// The listener of the hub failed. The hub exits.
     #[error("the HTTP server ended: {0}")]
     Server(io::Error),
@@ -316,6 +320,7 @@ async fn serve<S: Store>(
         catalogue: config.catalogue,
         lease: Mutex::independent(None),
     };
+    let metrics_export = http::start_metrics_export(config.metrics.as_ref(), &api)?;
     let mut tasks = JoinSet::new();
     let recorder = ReaderRecorder::new(store.clone(), config.reader_keep);
     tasks.spawn(async {
@@ -353,6 +358,9 @@ async fn serve<S: Store>(
     let shut_down = shut_down(current, shutdown, || ready(address));
     let outcome = services.run(shut_down, &stop).await;
     tasks.shutdown().await;
+    if let Some(metrics_export) = metrics_export {
+        metrics_export.finish().await;
+    }
     outcome
 }
 

@@ -15,7 +15,7 @@ use super::denials::{DenialReason, Denials, JoinRejection};
 use super::operators::rejection::OperatorMetrics;
 use super::usage_records::UsageMetrics;
 use supervision::panics::PanicMetrics;
-use telemetry::LogMetrics;
+use telemetry::{LogMetrics, MetricExports};
 
 /// Role in the names of shared metrics.
 const ROLE: &str = "hub";
@@ -183,6 +183,8 @@ metric_set! {
         build: BuildMetrics = set,
         /// Export of the log.
         logs: Option<LogMetrics<'a>> = set,
+        /// Export of the metrics.
+        metric_exports: Option<MetricExports<'a>> = set,
     }
 }
 
@@ -222,6 +224,7 @@ impl HubMetrics {
             panics: PanicMetrics::read(),
             build: BuildMetrics::read(),
             logs: LogMetrics::read(),
+            metric_exports: MetricExports::read(),
         };
         MetricsSnapshot::of(ROLE, &scrape)
     }

@@ -121,6 +121,7 @@ impl Region {
         let signals = IngressSignals::default();
         let config = IngressConfig {
             tracing: None,
+            metrics: None,
             jobs: None,
             proxy_protocol_from: Vec::new(),
             resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

@@ -290,6 +290,7 @@ async fn start_region(id: &'static str, hop: PeerTls<'_>, takes: Duration, dir: 
     let operations = free_address();
     let config = IngressConfig {
         tracing: None,
+        metrics: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

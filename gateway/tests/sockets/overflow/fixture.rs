@@ -84,6 +84,7 @@ async fn ingress(
     let spoke = Arc::new(Mutex::new(spoke));
     let config = IngressConfig {
         tracing: None,
+        metrics: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

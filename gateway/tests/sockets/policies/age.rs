@@ -19,6 +19,7 @@ async fn a_region_with_a_stale_policy_rejects_locked_requests_until_a_hub_respon
     let spoke = Arc::new(Mutex::new(spoke));
     let config = IngressConfig {
         tracing: None,
+        metrics: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),

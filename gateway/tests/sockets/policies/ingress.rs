@@ -49,6 +49,7 @@ async fn a_narrowed_policy_rejects_requests_at_the_ingress_before_the_body_is_re
     let catalogue = Arc::new(Catalogue::builtin());
     let config = IngressConfig {
         tracing: None,
+        metrics: None,
         jobs: None,
         proxy_protocol_from: Vec::new(),
         resolver: resolver::Resolver::new(&resolver::DnsSection::default()),
