@@ -88,6 +88,16 @@ def parsed(name):
     return steps, steps[last:]
 
 
+def check_gpu_image(steps, stage):
+    """Checks that the image for GPUs has the engine, and the vendor's libraries both when it is built and when it runs."""
+    bases = [value.split()[0] for instruction, value in steps if instruction == "FROM"]
+    default = [value for instruction, value in steps if instruction == "ARG" and value.startswith("BASE=")]
+    assert bases == ["${BASE}", "${BASE}"] and stage[0] == ("FROM", "${BASE}"), bases
+    assert len(default) == 1 and re.fullmatch(r"BASE=nvcr\.io/nvidia/tensorrt-llm/release:[0-9.]+", default[0]), default
+    (build,) = [value for instruction, value in steps if instruction == "RUN" and "cargo build" in value]
+    assert build.endswith("--package meridian --features tensorrt-llm"), build
+
+
 def check_containerfiles():
     """Checks both files: an unprivileged user, a volume, a health check, the program as the entry point. Returns the variables of the CPU image."""
     for name in ["Containerfile.tensorrt-llm", "Containerfile"]:
@@ -100,6 +110,8 @@ def check_containerfiles():
         assert "MERIDIAN_HEALTH_URL" in variables, variables
         builds = " ".join(value for instruction, value in steps if instruction == "RUN")
         assert "cargo build --profile dist --locked --package meridian" in builds, builds
+        if name.endswith(".tensorrt-llm"):
+            check_gpu_image(steps, stage)
     assert "configs/deploy/image/rootfs.sh target/dist/meridian /rootfs" in builds, "the script that is tested here"
     return variables
 
