@@ -9,6 +9,7 @@ use gateway_core::trail::{AttemptEnd, AttemptRecord};
 use regions::catalogue::Catalogue;
 use regions::id::{InstanceName, TenantId};
 use regions::set::RegionIndex;
+use replica_api::api::Operation;
 use replica_api::priority::Priority;
 use std::time::Instant;
 use telemetry::request::RequestTrace;
@@ -22,6 +23,9 @@ pub(super) struct TraceDetails {
     pub(super) priority: Option<Priority>,
     pub(super) reason: KeepReason,
 }
+
+/// Value of `gen_ai.provider.name`.
+const GEN_AI_PROVIDER: &str = "meridian";
 
 /// Numbers of the spans that no other process refers to.
 const ADMISSION: u64 = 0;
@@ -69,7 +73,11 @@ fn whole_span(
         ClientProtocol::Http1 => "1.1",
         ClientProtocol::Http2 => "2",
     };
+    let scheme = if request.tls_ended_here { "https" } else { "http" };
+    let operation = Operation::at(endpoint.as_str()).and_then(Operation::gen_ai_name);
     let span = request_span(trace, (details.method, *endpoint), *outcome, *total)
+        .with(Attribute::UrlScheme, scheme)
+        .with_word(Attribute::GenAiProvider, operation.map(|_| GEN_AI_PROVIDER))
         .with(Attribute::NetworkProtocolVersion, version)
         .with(Attribute::KeepReason, details.reason.as_str())
         .with_text(Attribute::RequestId, Some(id))
@@ -215,6 +223,8 @@ mod tests {
         assert!(parts.iter().all(|span| span.parent == Some(whole.id)), "{parts:#?}");
         assert_eq!(value(whole, Attribute::CloudRegion), Some(AttributeValue::text("gcp/europe-west4")));
         assert_eq!(value(whole, Attribute::GenAiInputTokens), Some(7.into()));
+        assert_eq!(value(whole, Attribute::UrlScheme), Some("http".into()));
+        assert_eq!(value(whole, Attribute::GenAiProvider), Some("meridian".into()));
         assert_eq!(value(whole, Attribute::KeepReason), Some("failed_over".into()));
         let (failed, responded) = (&parts[2], &parts[3]);
         assert_eq!((failed.id.get(), failed.is_error, failed.kind), (11, true, SpanKind::Client));

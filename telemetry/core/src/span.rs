@@ -146,6 +146,8 @@ attributes! {
     NetworkProtocolVersion = "network.protocol.version",
     /// Path of the endpoint, without the values of its parameters.
     UrlPath = "url.path",
+    /// Gateway: `https` if the TLS connection of the client ended there, else `http`.
+    UrlScheme = "url.scheme",
     /// Host of the spoke or replica that an attempt was sent to.
     ServerAddress = "server.address",
     /// Its port.
@@ -154,6 +156,8 @@ attributes! {
     ErrorType = "error.type",
     /// Operation: `embeddings`, `rerank`, `score`, `classify`, `tokenize`.
     GenAiOperation = "gen_ai.operation.name",
+    /// Gateway: `meridian`, of a request with an operation.
+    GenAiProvider = "gen_ai.provider.name",
     /// Deployment.
     GenAiModel = "gen_ai.request.model",
     /// Tokens of the inputs as computed; those of a cached row count too.
