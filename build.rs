@@ -8,9 +8,9 @@ fn main() {
     let rust = output(&rustc, &["--version"]).and_then(|text| Some(text.split(' ').nth(1)?.to_owned()));
     println!("cargo::rustc-env=MERIDIAN_RUST={}", rust.unwrap_or_else(|| "unknown".to_owned()));
     let commit = commit();
-    // `0.1.0 (8d352fa8c9f1)`
-    let short = commit.as_deref().and_then(|commit| commit.get(..12)).map(|short| format!(" ({short})"));
-    println!("cargo::rustc-env=MERIDIAN_VERSION={}{}", env!("CARGO_PKG_VERSION"), short.unwrap_or_default());
+    // `0.1.0 (8d352fa8c9f1)`, or `0.1.0 (unknown)`
+    let short = commit.as_deref().and_then(|commit| commit.get(..12)).unwrap_or("unknown");
+    println!("cargo::rustc-env=MERIDIAN_VERSION={} ({short})", env!("CARGO_PKG_VERSION"));
     println!("cargo::rustc-env=MERIDIAN_COMMIT={}", commit.unwrap_or_else(|| "unknown".to_owned()));
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=MERIDIAN_BUILD_COMMIT");

@@ -335,6 +335,25 @@ async fn a_killed_region_and_a_cut_link_under_load_fail_no_request() {
     assert_eq!(fleet.embed("minilm", "back", &[]).await.header("x-meridian-region"), EUROPE);
 }
 
+/// Returns the version and the commit that `meridian --version` prints.
+fn printed_version() -> (String, String) {
+    let output = meridian().arg("--version").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let words = text.strip_prefix("meridian ").and_then(|rest| rest.strip_suffix(")\n")?.split_once(" ("));
+    let (version, commit) = words.unwrap_or_else(|| panic!("{text:?}"));
+    (version.to_owned(), commit.to_owned())
+}
+
+#[test]
+fn meridian_prints_its_version_and_its_commit() {
+    let (version, commit) = printed_version();
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    // A build without optimisation, and one of sources without their repository, do not know it.
+    let is_short_commit = commit.len() == 12 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(is_short_commit || commit == "unknown", "{commit}");
+}
+
 #[tokio::test]
 async fn prometheus_finds_each_process_with_its_role_and_its_place() {
     let fleet = LocalFleet::start(&["--regions", "2"]);
@@ -347,6 +366,12 @@ async fn prometheus_finds_each_process_with_its_role_and_its_place() {
         let role = labels["job"].as_str().unwrap().trim_start_matches("meridian-");
         let prefix = if role == "spoke" { "ingress" } else { role };
         assert!(metrics.contains(&format!("# TYPE meridian_{prefix}_")), "{role}: {metrics}");
+        let build = metrics.lines().find(|line| line.starts_with("meridian_build_info{")).unwrap_or_default();
+        let version = format!("meridian_build_info{{version=\"{}\",commit=\"", env!("CARGO_PKG_VERSION"));
+        let commit = build.strip_prefix(&version).and_then(|rest| rest.split('"').next());
+        let commit = commit.unwrap_or_else(|| panic!("{role}: {build:?}"));
+        assert_eq!(commit.get(..12).unwrap_or(commit), printed_version().1, "{role}: {build}");
+        assert!(build.ends_with("\"} 1") && build.contains(",rust=\""), "{role}: {build}");
         let (place, other) = if role == "gateway" { ("origin", "region") } else { ("region", "origin") };
         assert_eq!(labels[other], Value::Null, "{labels}");
         targets.push(format!("{role} {} {}", labels[place].as_str().unwrap(), labels["deployment"]));
