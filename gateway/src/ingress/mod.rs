@@ -15,6 +15,7 @@
 
 mod arrival;
 mod components;
+mod deployment_rows;
 mod follow;
 mod forwarder;
 mod hold;

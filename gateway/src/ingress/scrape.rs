@@ -1,10 +1,15 @@
 //! Metrics endpoint of an ingress: on its operations port, or else on the port for gateways.
+//!
+//! Labels are bounded whatever clients and replicas send. Deployments that replicas name have [rows](DeploymentRows) up to a limit.
+//! The label of a replica is its number in the region, and those of [`ScalingScrape`] are the deployments that the hub assigns: the
+//! configuration limits both.
 
 use super::CONNECTIONS_MAX;
+use super::deployment_rows::DeploymentRows;
 use super::operations::IngressOperations;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::listener::AfterResponse;
-use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, JobScrape, ListenerScrape};
+use crate::metrics::{HoldMetrics, InGateway, IngressMetrics, JobScrape, ListenerScrape, OTHER_DEPLOYMENTS};
 use crate::receipts::{ReceiptMetrics, ReceiptScrape};
 use crate::respond;
 use bytes::Bytes;
@@ -16,8 +21,8 @@ use pingora::protocols::http::ServerSession;
 use replica_api::start_failure::StartFailure;
 use resolver::ResolverMetrics;
 use scheduler_core::scale::ScalingReason;
+use scheduler_core::spoke::MismatchCounts;
 use scheduler_core::spoke::hold::{HELD_BYTES_MAX, HELD_MAX};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::panics::PanicMetrics;
@@ -166,20 +171,28 @@ impl IngressOperations {
         let is_scaler = spoke.is_scaler(Instant::now());
         let reported = spoke.loads(Instant::now());
         let loads = || reported.iter();
-        let mismatches = spoke.mismatches();
-        let failures: BTreeMap<_, _> =
-            loads().filter_map(|(name, load)| Some((name.clone(), load.failed?))).collect();
+        let rows = DeploymentRows::of(reported.keys(), |name| spoke.is_configured(name));
+        let MismatchCounts { by_deployment, others } = spoke.mismatches();
+        let other_mismatches = (others != (0, 0)).then_some((OTHER_DEPLOYMENTS, others));
+        let mismatches: Vec<_> = by_deployment
+            .iter()
+            .map(|(name, counts)| (name.as_str(), *counts))
+            .chain(other_mismatches)
+            .collect();
         let (held_requests, held_bytes) = spoke.held_totals();
         let policy_age = spoke.policy_age(Instant::now());
         let scrape = IngressScrape {
             counted: &self.metrics,
-            replicas_ready: loads().map(|(name, load)| (name, load.ready)).collect(),
-            pending_tokens: loads().map(|(name, load)| (name, load.pending_tokens)).collect(),
-            tokens_per_second: loads().map(|(name, load)| (name, load.tokens_per_second)).collect(),
-            granted_tokens: loads().map(|(name, _)| (name, spoke.granted(name))).collect(),
+            replicas_ready: rows.sum(loads().map(|(name, load)| (name, load.ready)), u32::saturating_add),
+            pending_tokens: rows
+                .sum(loads().map(|(name, load)| (name, load.pending_tokens)), u64::saturating_add),
+            tokens_per_second: rows
+                .sum(loads().map(|(name, load)| (name, load.tokens_per_second)), |sum, more| sum + more),
+            granted_tokens: rows
+                .sum(loads().map(|(name, _)| (name, spoke.granted(name))), u64::saturating_add),
             mismatched: mismatches.iter().map(|(name, (now, _))| (name, *now)).collect(),
             mismatches: mismatches.iter().map(|(name, (_, total))| (name, Total(*total))).collect(),
-            failed: failures.iter().map(|(name, reason)| (name, Sparse(OneOf::new(*reason)))).collect(),
+            failed: rows.failed(loads().filter_map(|(name, load)| Some((name, load.failed?)))),
             is_scaler,
             scaling: (!spoke.scaling_status().is_empty()).then(|| {
                 let each = || spoke.scaling_status().iter();

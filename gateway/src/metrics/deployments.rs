@@ -17,7 +17,7 @@ use supervision::RwLock;
 /// fleet with more deployments has objectives for these, and one for the rest.
 pub(crate) const DEPLOYMENTS_MAX: usize = 200;
 /// Row of the other deployments. No deployment can have this name.
-const OTHER: &str = "(other)";
+pub(crate) const OTHER: &str = "(other)";
 
 /// Requests, latencies and shed requests by deployment.
 #[derive(Default)]

@@ -17,6 +17,7 @@ pub(crate) use bounds::{
     BodyRejection, CloseReason, HopEvent, ListenerMetrics, ListenerScrape, NotHeldReason, PartOutcome,
     ReportRejection, ReportStreamLimit, SplitAdmission,
 };
+pub(crate) use deployments::{DEPLOYMENTS_MAX, OTHER as OTHER_DEPLOYMENTS};
 pub(crate) use edge::EdgeMetrics;
 pub(crate) use ingress::{HoldMetrics, IngressMetrics};
 pub(crate) use jobs::{

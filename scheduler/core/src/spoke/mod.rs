@@ -54,7 +54,7 @@ pub use grants::GRANT_TTL;
 use grants::Grants;
 use hold::HoldQueue;
 use model::ServedModels;
-pub use model::{RequestedRevision, RevisionMismatch};
+pub use model::{MISMATCHED_DEPLOYMENTS_MAX, MismatchCounts, RequestedRevision, RevisionMismatch};
 use peers::Peers;
 pub use peers::{ForeignPeer, PeerChanges, PeerReceipt};
 use provisioning::Provisioning;

@@ -12,6 +12,7 @@
 //! next revision of the table. A replica that reports no revision is used only where nothing is pinned.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Instant;
 
 use regions::{
@@ -47,6 +48,19 @@ pub struct RevisionMismatch {
     pub found: Option<ReportedModel>,
 }
 
+/// Number of deployments whose mismatches are counted for each of them. Without a route table replicas name the deployments, so the
+/// number of names has no other limit.
+pub const MISMATCHED_DEPLOYMENTS_MAX: usize = 200;
+
+/// Numbers of the replicas that run another model revision than the served one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MismatchCounts {
+    /// For each deployment, at most [`MISMATCHED_DEPLOYMENTS_MAX`], those now and all ever observed.
+    pub by_deployment: BTreeMap<DeploymentName, (u64, u64)>,
+    /// The same numbers of all other deployments.
+    pub others: (u64, u64),
+}
+
 /// Served and observed revisions.
 #[derive(Debug, Default)]
 pub(super) struct ServedModels {
@@ -56,8 +70,10 @@ pub(super) struct ServedModels {
     chosen: BTreeMap<DeploymentName, ModelRevision>,
     /// Current mismatches, with the reported revision.
     mismatched: BTreeMap<(usize, DeploymentName), Option<ModelRevision>>,
-    /// Total number of mismatches observed.
+    /// Total number of mismatches observed, of at most [`MISMATCHED_DEPLOYMENTS_MAX`] deployments.
     observed: BTreeMap<DeploymentName, u64>,
+    /// That of all other deployments.
+    observed_others: u64,
 }
 
 impl ServedModels {
@@ -171,14 +187,19 @@ impl Spoke {
                 found: model.cloned(),
             });
         }
-        let ServedModels { mismatched, observed, .. } = &mut self.models;
+        let ServedModels { mismatched, observed, observed_others, .. } = &mut self.models;
         let before: BTreeMap<_, _> = mismatched.extract_if(.., |(other, _), _| *other == number).collect();
         found.retain(|mismatch| {
             let key = (number, mismatch.deployment.clone());
             let revision = mismatch.found.as_ref().map(|model| model.revision);
             let is_new = before.get(&key) != Some(&revision);
             if is_new {
-                *observed.entry(mismatch.deployment.clone()).or_default() += 1;
+                let has_slot = observed.len() < MISMATCHED_DEPLOYMENTS_MAX;
+                match observed.entry(mismatch.deployment.clone()) {
+                    Entry::Occupied(mut count) => *count.get_mut() += 1,
+                    Entry::Vacant(free) if has_slot => *free.insert(0) += 1,
+                    Entry::Vacant(_) => *observed_others += 1,
+                }
             }
             mismatched.insert(key, revision);
             is_new
@@ -186,14 +207,23 @@ impl Spoke {
         found
     }
 
-    /// Returns for each deployment the number of current mismatches, and of those ever observed.
-    pub fn mismatches(&self) -> BTreeMap<DeploymentName, (u64, u64)> {
-        let mut each: BTreeMap<_, _> =
-            self.models.observed.iter().map(|(name, observed)| (name.clone(), (0, *observed))).collect();
-        for (_, name) in self.models.mismatched.keys() {
-            each.entry(name.clone()).or_default().0 += 1;
+    /// Returns the numbers of mismatches by deployment.
+    pub fn mismatches(&self) -> MismatchCounts {
+        let ServedModels { mismatched, observed, observed_others, .. } = &self.models;
+        let by_deployment = observed.iter().map(|(name, observed)| (name.clone(), (0, *observed))).collect();
+        let mut counts = MismatchCounts { by_deployment, others: (0, *observed_others) };
+        for (_, name) in mismatched.keys() {
+            counts.by_deployment.get_mut(name).unwrap_or(&mut counts.others).0 += 1;
         }
-        each
+        counts
+    }
+
+    /// Returns whether the route table pins a revision of the deployment, or this spoke scales it. Other names in [`Spoke::loads`] are
+    /// those that only replicas report.
+    pub fn is_configured(&self, deployment: &DeploymentName) -> bool {
+        let table = self.models.table.as_ref();
+        table.is_some_and(|table| table.contains_key(deployment))
+            || self.scaling_status().contains_key(deployment)
     }
 
     /// Returns the models of the replicas of each deployment. Draining replicas and those that report no model are

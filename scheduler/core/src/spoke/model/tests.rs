@@ -97,7 +97,7 @@ fn a_replica_that_restarts_with_another_model_gets_no_requests() {
     };
     assert_eq!((*expected, found.revision), (revision("a"), revision("b")));
     assert_eq!(spoke.observe_replica(0, observed(Some("b")), now), [], "it is reported once");
-    assert_eq!(spoke.mismatches()[&name()], (1, 1));
+    assert_eq!(spoke.mismatches().by_deployment[&name()], (1, 1));
     for _ in 0..10 {
         assert_eq!(chosen(&mut spoke, NO_REQUIREMENT, now), Ok(1));
     }
@@ -108,7 +108,10 @@ fn a_replica_that_restarts_with_another_model_gets_no_requests() {
     );
     assert!(spoke.deployments_ready(now).is_empty());
     spoke.observe_replica(0, observed(Some("a")), now);
-    assert_eq!((chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches()[&name()]), (Ok(0), (0, 1)));
+    assert_eq!(
+        (chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches().by_deployment[&name()]),
+        (Ok(0), (0, 1))
+    );
 }
 
 #[test]
@@ -117,7 +120,7 @@ fn replicas_of_the_next_model_are_no_mismatch_and_get_no_requests_yet() {
     let mut spoke = region(&[Some("a"), Some("a")], now);
     apply_route_table(&mut spoke, Some(("a", Some("b"))));
     assert_eq!(spoke.observe_replica(1, observed(Some("b")), now), []);
-    assert_eq!((chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches().len()), (Ok(0), 0));
+    assert_eq!((chosen(&mut spoke, NO_REQUIREMENT, now), spoke.mismatches().by_deployment.len()), (Ok(0), 0));
     assert_eq!(
         spoke.observe_replica(1, observed(Some("c")), now).len(),
         1,
@@ -175,4 +178,26 @@ fn replicas_that_report_no_model_are_served_where_nothing_is_pinned() {
     assert!(chosen(&mut spoke, NO_REQUIREMENT, now).is_err());
     let mismatch = spoke.observe_replica(0, observed(None), now);
     assert_eq!(mismatch[0].found, None);
+}
+
+#[test]
+fn mismatches_of_names_that_only_replicas_know_use_bounded_memory() {
+    let now = some_instant();
+    let mut spoke = region(&[Some("a"), Some("b")], now);
+    let named = |model, first: usize| {
+        let names = (first..first + 50).map(|number| format!("n{number:05}").parse().unwrap());
+        ReplicaStatus { names: names.collect(), ..observed(Some(model)) }
+    };
+    let before = spoke.mismatches();
+    // The first replica decides the served revision of the names, and the second one runs another.
+    for first in (0..500).step_by(50) {
+        spoke.observe_replica(0, named("a", first), now);
+        assert_eq!(spoke.observe_replica(1, named("b", first), now).len(), 50);
+    }
+    let MismatchCounts { by_deployment, others } = spoke.mismatches();
+    assert_eq!(by_deployment.len(), MISMATCHED_DEPLOYMENTS_MAX);
+    let (now_counted, ever) = by_deployment.values().fold(others, |sum, it| (sum.0 + it.0, sum.1 + it.1));
+    let ever_before: u64 = before.by_deployment.values().map(|(_, ever)| ever).sum();
+    assert_eq!((now_counted, ever), (50, 500 + ever_before), "none is lost");
+    assert_eq!(others.0, 50, "the last names have no count of their own");
 }
