@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use metrics::Exemplar;
 use replica_api::api::Operation;
 use replica_api::error::Fault;
 use replica_api::priority::Priority;
@@ -187,6 +188,8 @@ pub(crate) struct RequestCompleted<'a> {
     pub(crate) queue: Duration,
     pub(crate) engine: Duration,
     pub(crate) total: Duration,
+    /// Trace of the request, if its spans are exported.
+    pub(crate) exemplar: Option<Exemplar>,
 }
 
 impl RequestCompleted<'_> {
@@ -202,6 +205,7 @@ impl RequestCompleted<'_> {
             queue,
             engine,
             total,
+            exemplar,
         } = self;
         metrics.counts.outcomes.0.of(operation).count(CodeLabel::OK);
         metrics.counts.inputs.add(inputs);
@@ -212,7 +216,7 @@ impl RequestCompleted<'_> {
             (RequestStage::Engine, engine),
             (RequestStage::Total, total),
         ] {
-            metrics.counts.stages.of(stage).of(priority).observe(took);
+            metrics.counts.stages.of(stage).of(priority).observe_traced(took, exemplar);
         }
         let micros = |duration: Duration| duration.as_micros() as u64;
         let (queue_us, tokenize_us, engine_us) = (micros(queue), micros(tokenize), micros(engine));
@@ -313,15 +317,17 @@ pub(crate) struct BatchComputed {
     pub(crate) reason: StartReason,
     pub(crate) waited: Duration,
     pub(crate) busy: Duration,
+    /// Trace of a request with inputs in the batch that was sampled, if there is one.
+    pub(crate) exemplar: Option<Exemplar>,
 }
 
 impl BatchComputed {
     pub(crate) fn record(self, metrics: &Metrics) {
-        let BatchComputed { size: Backlog { tokens, inputs }, longest, priority, reason, waited, busy } =
-            self;
+        let BatchComputed { size, longest, priority, reason, waited, busy, exemplar } = self;
+        let Backlog { tokens, inputs } = size;
         metrics.counts.batch_inputs.of(priority).observe(inputs);
         metrics.counts.batch_tokens.of(priority).observe(tokens);
-        metrics.counts.batch_seconds.of(priority).observe(busy);
+        metrics.counts.batch_seconds.of(priority).observe_traced(busy, exemplar);
         metrics.counts.batches.0.of(priority).count(reason);
         metrics.counts.padding_saved.add(longest * inputs - tokens);
         metrics.counts.engine_busy.add(busy);

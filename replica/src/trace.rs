@@ -119,14 +119,15 @@ impl BatchTrace {
     }
 }
 
-/// Trace of a request in flight. Its spans are exported when this is dropped, also if the client disconnects.
+/// Trace of a request in flight. It ends when this is dropped, unless it has [ended](TracedRequest::ended) before: the client
+/// disconnected.
 pub(crate) struct TracedRequest {
     tracer: Tracer,
     stages: Arc<RequestStages>,
     operation: Operation,
     request_id: String,
     received: Instant,
-    end: RequestEnd,
+    is_ended: bool,
 }
 
 /// End of a request, for its trace.
@@ -200,7 +201,7 @@ impl TracedRequest {
             operation,
             request_id: request_id.to_owned(),
             received,
-            end: RequestEnd::Abandoned,
+            is_ended: false,
         }
     }
 
@@ -209,28 +210,30 @@ impl TracedRequest {
         &self.stages
     }
 
-    /// Records the end of the request.
-    pub(crate) fn ended(&mut self, end: RequestEnd) {
-        self.end = end;
+    /// Exports the spans of the request, which has ended after `total`, if it was sampled or is kept, and returns its trace then.
+    pub(crate) fn ended(&mut self, end: RequestEnd, total: Duration) -> Option<TraceId> {
+        self.is_ended = true;
+        let is_error = match end {
+            RequestEnd::Completed { .. } => false,
+            RequestEnd::Rejected(code) => code.status() >= 500,
+            RequestEnd::Abandoned => false,
+        };
+        let is_disconnected = matches!(end, RequestEnd::Abandoned);
+        let is_sampled = self.stages.trace.is_sampled;
+        let ended =
+            FinishedTrace { is_sampled, is_error, is_disconnected, failover: FailoverTrace::None, total };
+        let reason = self.tracer.keep(&ended)?;
+        let record = std::mem::take(&mut *self.stages.record.lock());
+        let request = (self.operation, self.request_id.as_str(), end);
+        self.tracer.export(spans(&self.stages.trace, request, &record, total, reason));
+        Some(self.stages.trace.trace)
     }
 }
 
 impl Drop for TracedRequest {
     fn drop(&mut self) {
-        let total = self.received.elapsed();
-        let is_error = match self.end {
-            RequestEnd::Completed { .. } => false,
-            RequestEnd::Rejected(code) => code.status() >= 500,
-            RequestEnd::Abandoned => false,
-        };
-        let is_disconnected = matches!(self.end, RequestEnd::Abandoned);
-        let is_sampled = self.stages.trace.is_sampled;
-        let ended =
-            FinishedTrace { is_sampled, is_error, is_disconnected, failover: FailoverTrace::None, total };
-        if let Some(reason) = self.tracer.keep(&ended) {
-            let record = std::mem::take(&mut *self.stages.record.lock());
-            let request = (self.operation, self.request_id.as_str(), self.end);
-            self.tracer.export(spans(&self.stages.trace, request, &record, total, reason));
+        if !self.is_ended {
+            self.ended(RequestEnd::Abandoned, self.received.elapsed());
         }
     }
 }
@@ -359,7 +362,7 @@ mod tests {
             let stages = request.stages();
             stages.computed(vec![Arc::clone(&batch)], 0);
             stages.ended(TraceStage::Compute, Instant::now());
-            request.ended(COMPLETED);
+            request.ended(COMPLETED, Duration::from_millis(9));
         }
         drop(requests);
         let exported: Vec<_> = tracer.take().collect();
@@ -392,10 +395,15 @@ mod tests {
         ] {
             let mut request = begin(&tracer, None);
             request.stages().ended(TraceStage::Parse, Instant::now());
-            request.ended(end);
+            let trace = request.stages().context().trace;
+            let is_failed = end == RequestEnd::Rejected(ErrorCode::Internal);
+            if end != RequestEnd::Abandoned {
+                let exported = request.ended(end, Duration::ZERO);
+                assert_eq!(exported, is_failed.then_some(trace), "{end:?}");
+            }
             drop(request);
             let exported: Vec<_> = tracer.take().collect();
-            let is_kept = matches!(end, RequestEnd::Rejected(ErrorCode::Internal) | RequestEnd::Abandoned);
+            let is_kept = is_failed || end == RequestEnd::Abandoned;
             assert_eq!(exported.len(), usize::from(is_kept), "{end:?}");
             assert!(exported.iter().flatten().take(1).all(|span| span.is_error), "{end:?}");
         }

@@ -28,4 +28,4 @@ pub use export::{TraceExport, start};
 pub use exporter::{ExportError, Process};
 pub use logs::LogMetrics;
 pub use telemetry_core::{context, log_filter, request, sampling, span};
-pub use tracer::{TraceMetrics, Tracer};
+pub use tracer::{TraceMetrics, Tracer, exemplar};

@@ -1,6 +1,6 @@
 //! Traces of requests, from their begin to the queue of finished spans.
 
-use metrics::{Counter, Family, labels, metric_set};
+use metrics::{Counter, Exemplar, Family, labels, metric_set};
 use rand::Rng;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -259,6 +259,12 @@ impl Tracer {
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
+}
+
+/// Returns the exemplar of a value that was observed at `at`, a time of the past, in a request with this trace. Its spans must be
+/// exported: an exemplar names a trace that a collector has, unless the export fails.
+pub fn exemplar(trace: TraceId, at: Instant) -> Exemplar {
+    Exemplar { trace_id: trace.get().to_be_bytes(), at_ms: since_1970_ns(at) / 1_000_000 }
 }
 
 /// Returns a time of the past in nanoseconds since 1970.

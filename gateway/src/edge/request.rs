@@ -29,7 +29,6 @@ use gateway_core::residency::{AllowedRegions, Residency};
 use gateway_core::tenant::{Cost, Tenant};
 use gateway_core::trail::{AttemptRecord, PolicyVersion, Trail};
 use http::header::CONTENT_LENGTH;
-use metrics::Exemplar;
 use pingora::protocols::http::ServerSession;
 use rand::Rng;
 use regions::ModelRevision;
@@ -392,10 +391,7 @@ impl Drop for RequestContext<'_> {
         let kept = self.kept_trace(total);
         // A collector has the trace that an exemplar names, unless the export of its spans fails.
         let trace_id = kept.map_or(self.client_trace, |(_, trace, _)| Some(trace.trace));
-        let exemplar = trace_id.map(|trace| Exemplar {
-            trace_id: trace.get().to_be_bytes(),
-            at_ms: self.at_ms + total.as_millis() as u64,
-        });
+        let exemplar = trace_id.map(|trace| telemetry::exemplar(trace, now));
         let ended = RequestEnded {
             id: &self.id,
             endpoint: self.endpoint,

@@ -2,6 +2,7 @@
 
 use super::{ACCESS, millis};
 use crate::metrics::{EndpointLabel, IngressMetrics, RequestOutcome};
+use metrics::Exemplar;
 use regions::id::{DeploymentName, RegionId};
 use std::time::Duration;
 use telemetry::context::TraceContext;
@@ -17,6 +18,8 @@ pub(crate) struct ArrivalEnded<'a> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
+    /// Trace of the request, if its spans are exported.
+    pub(crate) exemplar: Option<Exemplar>,
     /// Span of the request; absent if the spoke records no traces.
     pub(crate) trace: Option<TraceContext>,
 }
@@ -33,9 +36,10 @@ impl ArrivalEnded<'_> {
             bytes_in,
             bytes_out,
             total,
+            exemplar,
             ..
         } = self;
-        metrics.ended(endpoint, outcome, total);
+        metrics.ended(endpoint, outcome, total, exemplar);
         metrics.bytes_in.add(bytes_in);
         metrics.bytes_out.add(bytes_out);
         // A request has ended at the ingress. The line of the gateway with the same `id` has more; this one serves to

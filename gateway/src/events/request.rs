@@ -38,7 +38,7 @@ pub(crate) struct RequestEnded<'a> {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) total: Duration,
-    /// Trace of the request, if its client sent one.
+    /// Trace of the request, if its spans are exported, or if the gateway records no traces and the client samples it.
     pub(crate) exemplar: Option<Exemplar>,
     /// Absent if no region responded.
     pub(crate) times: Option<RequestTimes>,
@@ -77,7 +77,7 @@ impl RequestEnded<'_> {
         if let (Some(deployment), Some(priority)) = (self.deployment, self.priority) {
             metrics.deployments.ended(deployment, priority, self.outcome, self.total, self.exemplar);
         }
-        self.trail.attempts().for_each(|attempt| metrics.attempted(attempt));
+        self.trail.attempts().for_each(|attempt| metrics.attempted(attempt, self.exemplar));
         let spilled = self.trail.attempts().any(|attempt| attempt.cause == AttemptCause::Spillover);
         if let Some(primary) = self.trail.route().filter(|_| spilled).and_then(RouteDecision::primary) {
             metrics.spilled(primary);

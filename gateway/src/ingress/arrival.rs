@@ -14,7 +14,7 @@ use replica_api::headers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::Tracer;
-use telemetry::context::TraceContext;
+use telemetry::context::{TraceContext, TraceId};
 use telemetry::request::RequestTrace;
 use telemetry::sampling::FinishedTrace;
 
@@ -135,9 +135,9 @@ impl Arrival<'_> {
         self.outcome = outcome;
     }
 
-    /// Exports the trace of the request, if it was sampled or is kept.
-    fn export_trace(&self, total: Duration) {
-        let (Some(tracer), Some(trace)) = (&self.recorder.tracer, self.stages.trace()) else { return };
+    /// Exports the trace of the request, if it was sampled or is kept, and returns its identifier then.
+    fn export_trace(&self, total: Duration) -> Option<TraceId> {
+        let (tracer, trace) = (self.recorder.tracer.as_ref()?, self.stages.trace()?);
         let ended = FinishedTrace {
             is_sampled: trace.is_sampled,
             is_error: is_trace_error(self.outcome),
@@ -145,7 +145,7 @@ impl Arrival<'_> {
             failover: self.stages.failover(),
             total,
         };
-        let Some(reason) = tracer.keep(&ended) else { return };
+        let reason = tracer.keep(&ended)?;
         let finished = FinishedArrival {
             id: &self.id,
             attempt: self.attempt,
@@ -162,6 +162,7 @@ impl Arrival<'_> {
             reason,
         };
         tracer.export(spans::of_arrival(trace, &finished, &self.stages));
+        Some(trace.trace)
     }
 }
 
@@ -169,7 +170,7 @@ impl Drop for Arrival<'_> {
     fn drop(&mut self) {
         self.recorder.metrics.in_flight.decrement();
         let total = self.arrived.elapsed();
-        self.export_trace(total);
+        let exported = self.export_trace(total);
         let ended = ArrivalEnded {
             id: &self.id,
             attempt: self.attempt,
@@ -180,6 +181,7 @@ impl Drop for Arrival<'_> {
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
             total,
+            exemplar: exported.map(|trace| telemetry::exemplar(trace, self.arrived + total)),
             trace: self.stages.trace().map(RequestTrace::context),
         };
         ended.record(&self.recorder.metrics);

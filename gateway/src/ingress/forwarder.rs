@@ -189,7 +189,7 @@ impl ReplicaForwarder {
             if plan.not_selected(may_become_ready) != ReplicaStep::Hold {
                 return Err(no_replica(&request.deployment, &self.region, refusal));
             }
-            let mut hold = match self.hold.enter(request) {
+            let mut hold = match self.hold.enter(request, stages.sampled_trace()) {
                 Ok(None) if plan.not_held() == ReplicaStep::Select => continue,
                 Ok(None) | Err(HoldRejection::NotProvisioned) => {
                     return Err(no_replica(&request.deployment, &self.region, refusal));

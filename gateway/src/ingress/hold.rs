@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use supervision::{Mutex, MutexGuard};
+use telemetry::context::TraceId;
 use tokio::sync::{Notify, oneshot};
 
 /// Held requests of a region.
@@ -40,6 +41,8 @@ pub(super) struct HoldGuard<'a> {
     ticket: Option<HoldTicket>,
     released: oneshot::Receiver<ReleaseReason>,
     since: Instant,
+    /// Trace of the request, if it was sampled.
+    trace: Option<TraceId>,
 }
 
 impl Hold {
@@ -47,8 +50,12 @@ impl Hold {
         Hold { spoke, waiting: Mutex::default(), wake, woken: Notify::new(), metrics: HoldMetrics::default() }
     }
 
-    /// Holds a request; `None` if it need not wait.
-    pub(super) fn enter(&self, request: &ForwardedRequest) -> Result<Option<HoldGuard<'_>>, HoldRejection> {
+    /// Holds a request, whose trace is `trace` if it was sampled; `None` if it need not wait.
+    pub(super) fn enter(
+        &self,
+        request: &ForwardedRequest,
+        trace: Option<TraceId>,
+    ) -> Result<Option<HoldGuard<'_>>, HoldRejection> {
         let now = Instant::now();
         let hold_request = HoldRequest {
             deployment: &request.deployment,
@@ -77,7 +84,7 @@ impl Hold {
             self.wake.notify_one();
             self.woken.notify_waiters();
         }
-        Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now }))
+        Ok(Some(HoldGuard { hold: self, ticket: Some(ticket), released, since: now, trace }))
     }
 
     /// Returns the reason if a deployment has failed in this region.
@@ -138,7 +145,9 @@ impl Drop for HoldGuard<'_> {
             waiting.remove(&ticket.number());
             self.hold.spoke.lock().return_ticket(ticket);
         }
-        self.hold.metrics.seconds.observe(self.since.elapsed());
+        let now = Instant::now();
+        let exemplar = self.trace.map(|trace| telemetry::exemplar(trace, now));
+        self.hold.metrics.seconds.observe_traced(now.saturating_duration_since(self.since), exemplar);
         // Requests queued behind it may be released now.
         self.hold.call();
     }

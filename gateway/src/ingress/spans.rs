@@ -11,7 +11,7 @@ use regions::HostPort;
 use regions::id::{DeploymentName, RegionId};
 use std::time::{Duration, Instant};
 use telemetry::Tracer;
-use telemetry::context::{SpanId, TraceContext};
+use telemetry::context::{SpanId, TraceContext, TraceId};
 use telemetry::request::RequestTrace;
 use telemetry::sampling::{FailoverTrace, KeepReason};
 use telemetry::span::{Attribute, SpanName, SpanRecord};
@@ -50,6 +50,11 @@ impl IngressStages {
 
     pub(super) fn trace(&self) -> Option<&RequestTrace> {
         self.traced.as_ref().map(|(trace, _)| trace)
+    }
+
+    /// Returns the identifier of the trace if it was sampled at the start, so that its spans are exported however the request ends.
+    pub(super) fn sampled_trace(&self) -> Option<TraceId> {
+        self.trace().filter(|trace| trace.is_sampled).map(|trace| trace.trace)
     }
 
     /// Returns whether the request was sent to a second replica.
@@ -228,7 +233,6 @@ fn stage_span(trace: &RequestTrace, stage: &Stage, id: SpanId, times: (Instant, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use telemetry::context::TraceId;
     use telemetry::request::TraceRandom;
     use telemetry::sampling::{HeadSampler, KeepPolicy};
 

@@ -9,7 +9,7 @@ use gateway_core::keys::KeyRing;
 use gateway_core::labels::AttemptResult;
 use gateway_core::shed::ShedReason;
 use gateway_core::trail::{AttemptCause, AttemptRecord};
-use metrics::{ByIndex, Sparse, metric_set};
+use metrics::{ByIndex, Exemplar, Sparse, metric_set};
 use regions::catalogue::Catalogue;
 use regions::set::RegionIndex;
 use replica_api::priority::Priority;
@@ -100,9 +100,10 @@ impl EdgeMetrics {
         self.spillovers.of(primary.as_usize()).add(1);
     }
 
-    pub(crate) fn attempted(&self, attempt: &AttemptRecord) {
+    /// Counts an attempt of a request that has ended; the exemplar is that of the request.
+    pub(crate) fn attempted(&self, attempt: &AttemptRecord, exemplar: Option<Exemplar>) {
         let region = attempt.region.as_usize();
         self.attempts.of(region).0.of(attempt.cause).count(AttemptResult::from(attempt.end));
-        self.attempt_seconds.of(region).observe(attempt.took);
+        self.attempt_seconds.of(region).observe_traced(attempt.took, exemplar);
     }
 }

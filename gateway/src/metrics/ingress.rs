@@ -3,7 +3,7 @@
 use super::{
     Counter, EndpointLabel, Family, Gauge, Histogram, NotHeldReason, ReportStreamLimit, RequestOutcome,
 };
-use metrics::{Sparse, metric_set};
+use metrics::{Exemplar, Sparse, metric_set};
 use std::time::Duration;
 
 metric_set! {
@@ -50,8 +50,14 @@ metric_set! {
 
 impl IngressMetrics {
     /// Counts a finished request for a replica.
-    pub(crate) fn ended(&self, endpoint: EndpointLabel, outcome: RequestOutcome, took: Duration) {
+    pub(crate) fn ended(
+        &self,
+        endpoint: EndpointLabel,
+        outcome: RequestOutcome,
+        took: Duration,
+        exemplar: Option<Exemplar>,
+    ) {
         self.requests.of(endpoint).0.count(outcome);
-        self.seconds.observe(took);
+        self.seconds.observe_traced(took, exemplar);
     }
 }

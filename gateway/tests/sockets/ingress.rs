@@ -4,6 +4,7 @@
 //! The bounds here hold on a slow machine as well; the figures are printed, for a quiet one.
 
 mod locks;
+mod metrics;
 
 use gateway::ingress::{self, IngressConfig, IngressSignals};
 use regions::catalogue::Catalogue;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use supervision::Mutex;
+use telemetry::TracingConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -41,6 +43,8 @@ struct Replica {
     requests: AtomicU64,
     boot_id: AtomicU64,
     is_ready: AtomicBool,
+    /// Deployments that it reports.
+    names: watch::Sender<Vec<String>>,
 }
 
 impl Replica {
@@ -52,6 +56,7 @@ impl Replica {
             requests: AtomicU64::new(0),
             boot_id: AtomicU64::new(1),
             is_ready: AtomicBool::new(true),
+            names: watch::Sender::new(vec!["m".to_owned()]),
         });
         let shared = replica.clone();
         tokio::spawn(async move {
@@ -82,7 +87,8 @@ impl Replica {
             }
             let body = if path == "/status" {
                 let state = if self.is_ready.load(Ordering::SeqCst) { "ready" } else { "starting" };
-                json!({"version": 1, "boot_id": self.boot_id.load(Ordering::SeqCst), "names": ["m"], "model": "m",
+                let names = self.names.borrow().clone();
+                json!({"version": 1, "boot_id": self.boot_id.load(Ordering::SeqCst), "names": names, "model": "m",
                        "state": state, "pending_tokens": 0, "pending_inputs": 0, "requests_total": 0,
                        "tokens_per_second": 1000.0})
             } else {
@@ -135,12 +141,17 @@ impl LoadResult {
 
 impl Fixture {
     async fn with(scripts: [Script; 2]) -> Fixture {
+        Fixture::traced(scripts, None).await
+    }
+
+    /// Starts an ingress that exports traces, if they are configured.
+    async fn traced(scripts: [Script; 2], tracing: Option<TracingConfig>) -> Fixture {
         let (first, first_at) = Replica::start(scripts[0]).await;
         let (second, second_at) = Replica::start(scripts[1]).await;
         let addresses = vec![first_at.into(), second_at.into()];
         let spoke = Arc::new(Mutex::new(Spoke::new(REGION.parse().unwrap(), 1, addresses)));
         let config = IngressConfig {
-            tracing: None,
+            tracing,
             metrics: None,
             jobs: None,
             proxy_protocol_from: Vec::new(),

@@ -298,6 +298,8 @@ impl Shared {
                 cache.insert(key, rows);
             }
         }
+        let links = if self.is_traced { self.pending.traces(&requests) } else { Vec::new() };
+        let sampled = links.iter().find(|link| link.is_sampled);
         // Recorded before the responses are sent, so that a client that reads the metrics afterwards finds its request.
         let longest = batch.items.iter().map(|item| item.tokens).max().unwrap_or_default();
         BatchComputed {
@@ -307,13 +309,13 @@ impl Shared {
             reason: batch.reason,
             waited: batch.waited,
             busy,
+            exemplar: sampled.map(|link| telemetry::exemplar(link.trace, Instant::now())),
         }
         .record(&self.metrics);
         if let Some(cache) = &self.cache {
             cache.publish(&self.metrics);
         }
-        let trace = self.is_traced.then(|| self.pending.traces(&requests)).filter(|links| !links.is_empty());
-        let trace = trace.map(|links| {
+        let trace = (!links.is_empty()).then(|| {
             let times = BatchTimes { began: computed.0, ended: computed.1, steps };
             Arc::new(BatchTrace::new(batch.priority, batch.size(), times, requests.len(), links))
         });

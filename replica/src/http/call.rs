@@ -150,9 +150,9 @@ where
             response.headers_mut().insert(headers::SERVER_TIMING, server_timing(queue, tokenize, engine));
             response.headers_mut().insert(headers::TOKENS, HeaderValue::from(tokens));
             let total = received.elapsed();
-            if let Some(traced) = &mut traced {
-                traced.ended(RequestEnd::Completed { inputs, tokens, priority });
-            }
+            let end = RequestEnd::Completed { inputs, tokens, priority };
+            let exported = traced.as_mut().and_then(|traced| traced.ended(end, total));
+            let exemplar = exported.map(|trace| telemetry::exemplar(trace, received + total));
             RequestCompleted {
                 operation,
                 priority,
@@ -164,13 +164,14 @@ where
                 queue,
                 engine,
                 total,
+                exemplar,
             }
             .record(&app.metrics);
             response
         }
         Err(refusal) => {
             if let Some(traced) = &mut traced {
-                traced.ended(RequestEnd::Rejected(refusal.code));
+                traced.ended(RequestEnd::Rejected(refusal.code), received.elapsed());
             }
             RequestRejected { operation, request_id, trace, refusal: &refusal }.record(&app.metrics);
             respond::refused(&refusal, dialect)

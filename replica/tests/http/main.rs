@@ -7,6 +7,7 @@ mod clients;
 mod invalid_input;
 mod limits;
 mod locks;
+mod metrics;
 mod openai;
 mod rerank;
 mod revision;

@@ -280,3 +280,44 @@ async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
     assert_eq!(shown.map(|(name, _)| name).collect::<Vec<_>>(), declared);
     hub.stop().await;
 }
+
+#[tokio::test]
+async fn text_of_clients_creates_no_series() {
+    let dir = tempfile::tempdir().unwrap();
+    let hub = Hub::start(config(dir.path())).await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let scrape =
+        async || client.get(format!("{}/metrics", hub.url)).send().await.unwrap().text().await.unwrap();
+    let samples = |text: &str| text.lines().filter(|line| !line.starts_with('#')).count();
+    let hostile = async |n: usize| {
+        let long = format!("evil{n}{}", "x".repeat(10_000));
+        for name in [&format!("evil{n}"), &format!("evil{n}\"}} 1\\\nevil 1"), &format!("evil{n}äß😀"), &long]
+        {
+            let registration = json!({"version": 1, "region": EUROPE, "instance": name, "endpoint": "10.0.0.1:7100", "boot_id": n,
+                                      "deployments": [name], "capacity": capacity(1)});
+            hub.post(paths::SPOKES, registration.to_string()).await;
+            let other_region = json!({"version": 1, "region": name, "instance": "a", "endpoint": "10.0.0.1:7100", "boot_id": n});
+            hub.post(paths::SPOKES, other_region.to_string()).await;
+            let report = json!({"version": 1, "gateway": AMERICA, "boot_id": n,
+                                "classes": [{"deployment": name, "residency": name, "origin": AMERICA, "tokens_per_second": 1}]});
+            hub.post(paths::DEMAND, report.to_string()).await;
+            for path in [["v1", "leases"], ["v1", "keys"], ["v2", "evil"]] {
+                let mut url = reqwest::Url::parse(&hub.url).unwrap();
+                url.path_segments_mut().unwrap().extend(path).push(name);
+                client.get(url).header("user-agent", name.replace('\n', " ").as_bytes()).send().await.ok();
+            }
+        }
+        let method = reqwest::Method::from_bytes(format!("EVIL{n}").as_bytes()).unwrap();
+        client.request(method, format!("{}{}", hub.url, paths::SPOKES)).send().await.ok();
+    };
+    hostile(0).await;
+    let before = samples(&scrape().await);
+    for n in 1..20 {
+        hostile(n).await;
+    }
+    let text = scrape().await;
+    assert!(!text.to_lowercase().contains("evil"), "{text}");
+    // A limit that is reached in between has a status of its own.
+    assert!(samples(&text) <= before + 4, "{text}");
+    hub.stop().await;
+}

@@ -65,16 +65,20 @@ async fn open_metrics_has_the_trace_of_a_request_by_deployment() {
     let other = format!("00-{unsampled}-00f067aa0ba902b7-00");
     assert_eq!(fixture.send("anywhere", &[("traceparent", &other)]).await.unwrap().status(), 200);
     assert_eq!(fixture.send("anywhere", &[("traceparent", &parent)]).await.unwrap().status(), 200);
-    let is_bucket = |line: &&str| {
-        line.starts_with("meridian_gateway_deployment_request_seconds_bucket{deployment=\"anywhere\"")
-            && line.contains(&format!(" # {{trace_id=\"{trace}\"}} "))
+    let exemplar = format!(" # {{trace_id=\"{trace}\"}} ");
+    let has = |text: &str, bucket: &str| {
+        text.lines().any(|line| line.starts_with(bucket) && line.contains(&exemplar))
     };
+    let buckets = [
+        "meridian_gateway_deployment_request_seconds_bucket{deployment=\"anywhere\"",
+        "meridian_gateway_attempt_seconds_bucket{region=\"",
+    ];
     // A request is counted after its response was sent.
     let text = loop {
         let (content_type, text) = scrape(&fixture, OPEN_METRICS).await;
         assert_eq!(content_type, "application/openmetrics-text; version=1.0.0; charset=utf-8");
         assert!(text.ends_with("\n# EOF\n"), "{text}");
-        if text.lines().any(|line| is_bucket(&line)) {
+        if buckets.iter().all(|bucket| has(&text, bucket)) {
             break text;
         }
     };
