@@ -63,7 +63,7 @@ impl LocalFleet {
         let url = &self.urls()[0];
         println!("\nready  {url}/v1\n");
         let planned = plan.deployments.iter().map(|deployment| &deployment.name);
-        let model = planned.chain(applied.keys()).find(|name| applied.contains_key(name));
+        let model = planned.chain(applied.keys()).find(|name| applied.contains_key(*name));
         if let Some(model) = model {
             let key = &options.key;
             println!(

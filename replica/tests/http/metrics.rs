@@ -78,7 +78,9 @@ fn text_of_clients_creates_no_series() {
     let before = series(&scrape(&replica, "*/*"));
     (1..10).for_each(hostile);
     let text = scrape(&replica, "*/*");
-    let more: Vec<_> = series(&text).difference(&before).cloned().collect();
+    // The reason for which a batch is closed depends on the time.
+    let is_fixed = |name: &&String| !name.starts_with("meridian_replica_batches_total{");
+    let more: Vec<_> = series(&text).difference(&before).filter(is_fixed).cloned().collect();
     assert!(more.is_empty(), "{more:#?}");
     assert!(!text.to_lowercase().contains("evil"), "{text}");
 }

@@ -77,6 +77,7 @@ pub(crate) fn config(data: &Path) -> HubConfig {
         settle: SETTLE_TIME,
         console: None,
         logs: None,
+        metrics: None,
         operations: None,
         transport: Transport::Loopback,
         authority: None,

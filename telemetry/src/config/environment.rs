@@ -1,7 +1,7 @@
 //! Values of the sections, of the files that they name, and of the standard variables `OTEL_*`.
 //!
-//! The exporter reads `OTEL_EXPORTER_OTLP_HEADERS` itself, so that secrets pass through no other code; here they are only
-//! checked.
+//! The exporter of traces and logs reads `OTEL_EXPORTER_OTLP_HEADERS` itself, so that secrets pass through no other code; here they
+//! are only checked. Those of metrics, which that exporter does not send, are read here.
 
 use super::values::{Millis, Ratio, headers, pairs, url};
 use super::{CollectorConfig, ExportCompression, ExportProtocol, Headers, SAMPLE_RATIO, SamplerName, Signal};

@@ -1,7 +1,7 @@
 //! Client of the exports of metrics. It has the connections, the headers and the timeout that the exporters of the other signals have,
 //! and repeats nothing.
 
-use crate::config::{CollectorConfig, ExportCompression, ExportProtocol};
+use crate::config::{CollectorConfig, ExportCompression, ExportProtocol, Signal};
 use crate::connector::HttpExportClient;
 use crate::exporter::{self, ExportError};
 use crate::outcome::{LastOutcome, RejectedItems, error_text};
@@ -27,7 +27,7 @@ pub(super) struct MetricsClient {
 
 enum ExportTransport {
     Grpc { client: MetricsServiceClient<Channel>, metadata: MetadataMap },
-    Http { client: HttpExportClient, endpoint: Uri, headers: HeaderMap, compression: ExportCompression },
+    Http { client: Box<HttpExportClient>, endpoint: Uri, headers: HeaderMap, compression: ExportCompression },
 }
 
 impl MetricsClient {
@@ -45,7 +45,7 @@ impl MetricsClient {
                 ExportTransport::Grpc { client, metadata }
             }
             ExportProtocol::Http => ExportTransport::Http {
-                client: exporter::http_client(config, &LastOutcome::default())?,
+                client: Box::new(exporter::http_client(config, &LastOutcome::default())?),
                 endpoint: endpoint.clone(),
                 headers: http_headers(metadata.into_headers(), *compression),
                 compression: *compression,
@@ -99,7 +99,7 @@ async fn send_by_http(
     if !response.status().is_success() {
         return Err(format!("the collector responded with status {}", response.status()));
     }
-    Ok(RejectedItems::read(crate::config::Signal::Metrics, response.body()))
+    Ok(RejectedItems::read(Signal::Metrics, response.body()))
 }
 
 /// Adds the headers that describe the body.

@@ -16,7 +16,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Maximum number of samples of a message. A histogram with exemplars has some 1 KiB, so that is less than the 4 MiB that a collector
+/// Maximum number of samples of a message. A histogram with all exemplars has some 1.5 KiB, so that is less than the 4 MiB that a collector
 /// accepts by default.
 const SAMPLES_MAX: usize = 2048;
 

@@ -45,8 +45,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const PROCESS: Process<'_> = Process { role: "gateway", region: Some("aws/us-east-1") };
 
 /// Returns the environment of a process, with the headers of exports.
-fn environment() -> BTreeMap<String, String> {
-    BTreeMap::from([("COLLECTOR".to_owned(), "api-key=key%2541-of-the-collector".to_owned())])
+fn environment() -> [(String, String); 1] {
+    [("COLLECTOR".to_owned(), "api-key=key%2541-of-the-collector".to_owned())]
 }
 
 fn config(keys: &str, dir: &Path) -> TracingConfig {

@@ -12,7 +12,6 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use prost::Message;
-use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -39,7 +38,7 @@ metric_set! {
 
 fn config(keys: &str, variable: Option<(&str, &str)>) -> MetricsConfig {
     let variable = variable.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let environment: BTreeMap<_, _> = environment().into_iter().chain(variable).collect();
+    let environment = environment().into_iter().chain(variable).collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
     let text = format!("[metrics]\n{keys}\n");
     let read =

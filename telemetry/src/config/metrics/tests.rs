@@ -1,7 +1,6 @@
 use super::*;
 use crate::config::ExportCompression;
 use configuration::Problem;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 section! {
@@ -13,8 +12,7 @@ section! {
 }
 
 fn read(text: &str, variables: &[(&str, &str)]) -> Result<Option<MetricsConfig>, String> {
-    let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    let environment: BTreeMap<_, _> = variables.collect();
+    let environment = variables.iter().copied().collect();
     let files = Files { base: Path::new("."), environment: Some(&environment) };
     let read =
         ConfigFile::read(text, |document| document.section::<RoleFile>()?.metrics?.read(document, &files));
