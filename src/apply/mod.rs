@@ -442,7 +442,7 @@ fn as_file(desired: AppliedDeploymentsV1, replicas: &[DeploymentReplicasV1]) -> 
     let file = regions::write_deployments(deployments.values()).map_err(|error| unreadable(&error))?;
     // As comments, so that the output stays a file that can be applied.
     let comment = |status: &DeploymentStatusV1| {
-        let failed = wait::failures_beside(status, replicas).map(|line| format!("# Failed: {line}\n"));
+        let failed = wait::failures_and_served(status, replicas).map(|line| format!("# Failed: {line}\n"));
         failed.chain(wait::pending(status).map(|line| format!("# Pending: {line}\n"))).collect::<String>()
     };
     Ok(desired.statuses.iter().map(comment).collect::<String>() + &file)

@@ -59,7 +59,7 @@ pub(super) fn failures(status: &DeploymentStatusV1) -> impl Iterator<Item = Stri
 }
 
 /// Returns the same lines, with the previous model where a region still serves it, which `replicas` has.
-pub(super) fn failures_beside(
+pub(super) fn failures_and_served(
     status: &DeploymentStatusV1,
     replicas: &[DeploymentReplicasV1],
 ) -> impl Iterator<Item = String> {
@@ -207,7 +207,7 @@ mod tests {
             let known = json!([{"name": "a", "model": "pypi://old", "engine": engine, "revision": null, "next": next,
                                 "regions": [region]}]);
             let known: Vec<DeploymentReplicasV1> = serde_json::from_value(known).expect("replicas");
-            failures_beside(&status, &known).collect()
+            failures_and_served(&status, &known).collect()
         };
         let next = json!({"task": "embed", "model": "hf://m", "engine": {"kind": "cpu", "precision": "f32"},
                           "revision": null, "held": false});
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(lines(Value::Null, Value::Null), [line], "the failed model is the only one");
         let of_served = json!({"model": "pypi://old", "failure": {"reason": "other", "message": "m"}});
         assert_eq!(lines(next, of_served), [line], "both have failed");
-        assert_eq!(failures_beside(&status, &[]).collect::<Vec<_>>(), [line]);
+        assert_eq!(failures_and_served(&status, &[]).collect::<Vec<_>>(), [line]);
     }
 
     #[test]
