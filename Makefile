@@ -11,6 +11,9 @@ CARGO ?= cargo
 QUICK := --profile quick --locked
 CORES := backoff configuration console metrics regions http1 jobs-core gateway-core resolver-core scheduler-api scheduler-core replica-api replica-core telemetry-core
 
+# Most tests wait for processes and timers, so more of them run at a time than there are cores.
+export RUST_TEST_THREADS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? 4 : cores)))
+
 .PHONY: up fleet test skew drills dist lint check-prereqs check-test-prereqs
 
 # A hub, three regions and a gateway near each, the first on http://127.0.0.1:$(PORT); Ctrl-C stops it. ARGS passes options: ARGS='--regions 5'.
