@@ -1,7 +1,8 @@
 //! Labels: closed sets of values, and the families of metrics that have them. The labels of a metric are its nested
 //! families, outermost first.
 
-use crate::declaration::{Metric, MetricKind};
+use crate::declaration::MetricKind;
+use crate::snapshot::Metric;
 use crate::snapshot::Samples;
 use crate::value::Counter;
 use std::marker::PhantomData;

@@ -25,11 +25,11 @@ pub mod text;
 pub mod value;
 
 pub use build::{Build, BuildMetrics};
-pub use declaration::{MetricDescription, MetricHead, MetricKind, MetricSet};
+pub use declaration::{MetricDescription, MetricHead, MetricKind};
 pub use exemplar::Exemplar;
 pub use format::Format;
 pub use label::{ByIndex, ByName, Family, Label, OneOf, Sparse};
-pub use snapshot::MetricsSnapshot;
+pub use snapshot::{MetricSet, MetricsSnapshot};
 pub use text::render;
 pub use value::{Counter, Gauge, Histogram, Info, Seconds, Sizes, TimeCounter, Total};
 
@@ -60,7 +60,7 @@ macro_rules! metric_set {
     (@describe $all:ident, $type:ty, $name:literal, $help:tt, $labels:tt) => {
         const {
             let labels: &[&str] = &$labels;
-            assert!(<$type as $crate::declaration::Metric>::LABELS == labels.len(), "{}", $name);
+            assert!(<$type as $crate::snapshot::Metric>::LABELS == labels.len(), "{}", $name);
         }
         $all.push($crate::MetricDescription::of::<$type>($crate::metric_set!(@head $name, $help, $labels)))
     };

@@ -1,6 +1,7 @@
 //! `docs/metrics.md`, rendered from the declarations.
 
-use crate::declaration::{MetricDescription, MetricHead, MetricSet};
+use crate::declaration::{MetricDescription, MetricHead};
+use crate::snapshot::MetricSet;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 

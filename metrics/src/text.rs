@@ -2,9 +2,10 @@
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>), and OpenMetrics, version 1.0.0
 //! (<https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md>).
 
-use crate::declaration::{MetricKind, MetricSet};
+use crate::declaration::MetricKind;
 use crate::exemplar::Exemplar;
 use crate::format::Format;
+use crate::snapshot::MetricSet;
 use crate::snapshot::{CollectedMetric, HistogramValue, MetricSample, MetricsSnapshot, SampleValue};
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write};

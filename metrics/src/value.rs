@@ -1,7 +1,8 @@
 //! Values of metrics: counters, gauges and histograms that components share, and numbers read at the time of a scrape.
 
-use crate::declaration::{Metric, MetricKind};
+use crate::declaration::MetricKind;
 use crate::exemplar::{Exemplar, Exemplars};
+use crate::snapshot::Metric;
 use crate::snapshot::{HistogramValue, Samples};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -122,7 +122,7 @@ impl LoadErrors<'_> {
 
 /// Failure of an attempt to start after which there is another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct AttemptFailure {
+pub(crate) struct FailedStart {
     pub(crate) report: StartFailureReport,
     /// Model that was on this machine and cannot be loaded; `None` if it could not be pulled.
     pub(crate) invalid_model: Option<InvalidModel>,
@@ -130,7 +130,7 @@ pub(crate) struct AttemptFailure {
 
 impl ServeError {
     /// Returns the failure after which the start is tried again; `None` if it ends the process.
-    pub(crate) fn failure(&self) -> Option<AttemptFailure> {
+    pub(crate) fn failure(&self) -> Option<FailedStart> {
         let (reason, invalid_model) = match self {
             ServeError::Pull(PullError::Cancelled) => return None,
             ServeError::Pull(error) => (error.reason(), None),
@@ -149,6 +149,6 @@ impl ServeError {
             | ServeError::Tracing(_)
             | ServeError::Serve(_) => return None,
         };
-        Some(AttemptFailure { report: StartFailureReport::new(reason, self.to_string()), invalid_model })
+        Some(FailedStart { report: StartFailureReport::new(reason, self.to_string()), invalid_model })
     }
 }

@@ -30,7 +30,7 @@ use crate::cache::{
 };
 use crate::config::Config;
 use crate::events::{ModelDownloadPhase, ModelDownloadProgress, ModelDownloaded};
-use crate::serve_error::{AttemptFailure, InvalidModel, ServeError};
+use crate::serve_error::{FailedStart, InvalidModel, ServeError};
 
 /// Delays between attempts. A minute is short compared with the time in which a person corrects a policy, and long for the
 /// origin of a model that thousands of replicas request.
@@ -69,8 +69,8 @@ impl StartAttempts {
 
     /// Records a failure; returns the one to report, and the delay before the next attempt. While the cached model cannot be loaded, a
     /// failure of its origin is added to that failure.
-    pub(crate) fn failed(&mut self, failure: AttemptFailure, draw: f64) -> (StartFailureReport, Duration) {
-        let AttemptFailure { report, invalid_model } = failure;
+    pub(crate) fn failed(&mut self, failure: FailedStart, draw: f64) -> (StartFailureReport, Duration) {
+        let FailedStart { report, invalid_model } = failure;
         let cause = match invalid_model {
             Some(_) => FailureCause::Load,
             None => FailureCause::Pull(report.reason),
@@ -194,11 +194,11 @@ impl PullObserver for StartObserver<'_> {
 mod tests {
     use super::*;
 
-    fn pull_failure(reason: StartFailure) -> AttemptFailure {
-        AttemptFailure { report: StartFailureReport::new(reason, reason.as_str()), invalid_model: None }
+    fn pull_failure(reason: StartFailure) -> FailedStart {
+        FailedStart { report: StartFailureReport::new(reason, reason.as_str()), invalid_model: None }
     }
 
-    fn load_failure(is_unknown_family: bool) -> AttemptFailure {
+    fn load_failure(is_unknown_family: bool) -> FailedStart {
         let (model, digest, reason) = ("s3://m".to_owned(), "digest".to_owned(), "config.json".to_owned());
         let model = InvalidModel { model, digest, is_verified: true, is_unknown_family, reason };
         ServeError::InvalidModel(model).failure().expect("another attempt")
@@ -231,7 +231,7 @@ mod tests {
     fn delays_count_the_failures_with_one_cause_and_are_longer_if_files_are_downloaded_again() {
         let mut attempts = StartAttempts::default();
         let mut of =
-            |failure: AttemptFailure| [(); 4].map(|()| attempts.failed(failure.clone(), 1.0).1.as_secs());
+            |failure: FailedStart| [(); 4].map(|()| attempts.failed(failure.clone(), 1.0).1.as_secs());
         assert_eq!(of(pull_failure(StartFailure::ModelUnavailable)), [1, 2, 4, 8]);
         assert_eq!(of(pull_failure(StartFailure::ModelCorrupt)), [60, 120, 240, 300]);
         assert_eq!(of(load_failure(false)), [1, 2, 4, 8], "an unchanged version is not downloaded");

@@ -132,7 +132,7 @@ impl Visit for FieldWriter<'_> {
 
 /// Returns whether a byte is written as it is between quotes.
 fn is_plain(byte: u8) -> bool {
-    (byte >= b' ') & (byte <= b'~') & (byte != b'"') & (byte != b'\\')
+    (b' '..=b'~').contains(&byte) & (byte != b'"') & (byte != b'\\')
 }
 
 #[cfg(test)]

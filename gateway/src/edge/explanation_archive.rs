@@ -17,7 +17,6 @@ mod writing;
 
 pub(super) use reading::{ArchiveError, ReadCaller};
 
-use super::EdgeError;
 use crate::events::FinishedRequest;
 use crate::metrics::{Counter, ExplanationLoss, Family, ObjectiveResult, RequestOutcome};
 use crate::trace::is_trace_error;
@@ -129,6 +128,15 @@ metric_set! {
     }
 }
 
+/// Error that prevents the start of the writer.
+#[derive(Debug)]
+pub(super) enum ArchiveStartError {
+    /// Another gateway uses the directory.
+    InUse,
+    /// The thread cannot be started.
+    Thread(io::Error),
+}
+
 impl ExplanationArchive {
     /// Starts the writer. A directory that cannot be used is reported by the writer, which tries again; one that another gateway uses is
     /// an error, unless this one takes over from another, which releases it then.
@@ -136,19 +144,19 @@ impl ExplanationArchive {
         config: &ExplanationsConfig,
         catalogue: &Arc<Catalogue>,
         takes_over: bool,
-    ) -> Result<ExplanationArchive, EdgeError> {
+    ) -> Result<ExplanationArchive, ArchiveStartError> {
         let (queue, requests) = mpsc::sync_channel(QUEUE_MAX);
         let shared: Arc<Shared> = Arc::default();
         let mut writer = ArchiveWriter::new(config, catalogue, rand::rng().random(), shared.clone());
         if matches!(writer.lock.acquire(), Ok(false)) && !takes_over {
-            return Err(EdgeError::ExplanationsInUse { dir: config.dir.clone() });
+            return Err(ArchiveStartError::InUse);
         }
         let (end, ended) = watch::channel(false);
         let thread = supervision::task::thread("explanations", move || {
             writer.run(&requests);
             end.send_replace(true);
         });
-        thread.map_err(EdgeError::Threads)?;
+        thread.map_err(ArchiveStartError::Thread)?;
         Ok(ExplanationArchive {
             config: config.clone(),
             queue,

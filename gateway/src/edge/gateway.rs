@@ -1,7 +1,7 @@
 //! Components of a gateway, and the tasks that keep them up to date.
 
 use super::explain::Explanations;
-use super::explanation_archive::ExplanationArchive;
+use super::explanation_archive::{ArchiveStartError, ExplanationArchive};
 use super::forwarder::Forwarder;
 use super::forwarder::PolicyGuard;
 use super::job_transfer::{self, JobTransfers, QueueClient, ResultMemory, TRANSFERS_MAX};
@@ -22,7 +22,7 @@ use super::table::{self, Current};
 use super::tenants::Tenants;
 use super::traffic::{self, TrafficSource};
 use super::weights::{self, CurrentWeights, DemandRecorder, PlanCounts};
-use super::{EdgeError, reload, reports, shares};
+use super::{EdgeError, ExplanationsConfig, reload, reports, shares};
 use crate::config::EdgeConfig;
 use crate::listener::Listener;
 use crate::metrics::EdgeMetrics;
@@ -95,7 +95,13 @@ impl Gateway {
             current_weights: current_weights.subscribe(),
             demand_recorder: demand_recorder.clone(),
         };
-        let start = |explanations| ExplanationArchive::start(explanations, &config.catalogue, takes_over);
+        let start = |explanations: &ExplanationsConfig| {
+            let started = ExplanationArchive::start(explanations, &config.catalogue, takes_over);
+            started.map_err(|error| match error {
+                ArchiveStartError::InUse => EdgeError::ExplanationsInUse { dir: explanations.dir.clone() },
+                ArchiveStartError::Thread(error) => EdgeError::Threads(error),
+            })
+        };
         let archive = config.explanations.as_ref().map(start).transpose()?;
         let resolver = config.resolver.clone().unwrap_or_else(|| Resolver::new(&config.dns));
         Ok(Gateway {

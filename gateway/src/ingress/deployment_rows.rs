@@ -10,18 +10,18 @@ use replica_api::start_failure::StartFailure;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Deployments that have a row of their own.
-pub(super) struct DeploymentRows<'a>(BTreeSet<&'a DeploymentName>);
+pub(super) struct ListedDeployments<'a>(BTreeSet<&'a DeploymentName>);
 
-impl<'a> DeploymentRows<'a> {
+impl<'a> ListedDeployments<'a> {
     /// Selects those with a row of all `names`.
     pub(super) fn of(
         names: impl Iterator<Item = &'a DeploymentName>,
         is_configured: impl Fn(&DeploymentName) -> bool,
-    ) -> DeploymentRows<'a> {
+    ) -> ListedDeployments<'a> {
         let mut names: Vec<_> = names.map(|name| (!is_configured(name), name)).collect();
         names.sort_unstable();
         names.truncate(DEPLOYMENTS_MAX);
-        DeploymentRows(names.into_iter().map(|(_, name)| name).collect())
+        ListedDeployments(names.into_iter().map(|(_, name)| name).collect())
     }
 
     fn row<'n>(&self, name: &'n DeploymentName) -> &'n str {
@@ -62,7 +62,7 @@ mod tests {
     use metrics::{Format, metric_set};
 
     metric_set! {
-        struct Rows {
+        struct ListedSet {
             /// Sum.
             sum: ByName<u64> = "sum" ["deployment"],
             /// Failed.
@@ -76,9 +76,9 @@ mod tests {
 
     fn lines(count: usize, is_configured: impl Fn(&DeploymentName) -> bool) -> Vec<String> {
         let all = names(count);
-        let rows = DeploymentRows::of(all.iter(), is_configured);
+        let rows = ListedDeployments::of(all.iter(), is_configured);
         let reasons = [StartFailure::ALL[0], StartFailure::ALL[1]].into_iter().cycle();
-        let scrape = Rows {
+        let scrape = ListedSet {
             sum: rows.sum(all.iter().map(|name| (name, u64::MAX / 2)), u64::saturating_add),
             failed: rows.failed(all.iter().zip(reasons)),
         };

@@ -1,11 +1,11 @@
 //! Metrics endpoint of an ingress: on its operations port, or else on the port for gateways.
 //!
-//! Labels are bounded whatever clients and replicas send. Deployments that replicas name have [rows](DeploymentRows) up to a limit.
+//! Labels are bounded whatever clients and replicas send. Deployments that replicas name have [rows](ListedDeployments) up to a limit.
 //! The label of a replica is its number in the region, and those of [`ScalingScrape`] are the deployments that the hub assigns: the
 //! configuration limits both.
 
 use super::CONNECTIONS_MAX;
-use super::deployment_rows::DeploymentRows;
+use super::deployment_rows::ListedDeployments;
 use super::operations::IngressOperations;
 use super::replicas::REPLICA_IN_FLIGHT_MAX;
 use crate::listener::AfterResponse;
@@ -171,7 +171,7 @@ impl IngressOperations {
         let is_scaler = spoke.is_scaler(Instant::now());
         let reported = spoke.loads(Instant::now());
         let loads = || reported.iter();
-        let rows = DeploymentRows::of(reported.keys(), |name| spoke.is_configured(name));
+        let rows = ListedDeployments::of(reported.keys(), |name| spoke.is_configured(name));
         let MismatchCounts { by_deployment, others } = spoke.mismatches();
         let other_mismatches = (others != (0, 0)).then_some((OTHER_DEPLOYMENTS, others));
         let mismatches: Vec<_> = by_deployment

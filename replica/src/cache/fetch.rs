@@ -56,7 +56,7 @@ pub(super) struct Remote<'a> {
     pub(super) token: Option<&'a str>,
     /// Environment variable that selects another host.
     pub(super) setting: &'static str,
-    /// What to check if the host does not respond as one of its kind.
+    /// Advice for a host that does not respond as one of its kind.
     pub(super) advice: &'static str,
 }
 

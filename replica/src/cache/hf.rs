@@ -27,7 +27,7 @@ use crate::model::formats::Listing;
 /// Environment variable that selects another hub.
 pub(super) const SETTING: &str = "HF_ENDPOINT";
 
-/// What to check if the host does not respond as a hub.
+/// Advice for a host that does not respond as a hub.
 pub(super) const HUB_ADVICE: &str = "check that HF_ENDPOINT names a model hub";
 
 /// Repository at one commit.

@@ -16,7 +16,7 @@ use super::fetch::{Fetcher, IndexPage, Remote};
 
 /// Environment variable that selects another index.
 pub(super) const SETTING: &str = "MERIDIAN_PYPI_INDEX";
-/// What to check if the host does not respond as a package index.
+/// Advice for a host that does not respond as a package index.
 pub(super) const INDEX_ADVICE: &str = "check that MERIDIAN_PYPI_INDEX names a package index";
 
 const ACCEPT: &str =

@@ -17,7 +17,7 @@ use super::origins::ModelOrigins;
 use super::redirect::{WebRequest, WebRequestError, WebResponse, responding_host};
 use super::{fetch, hf};
 
-/// What to check if a web server does not respond as one for files.
+/// Advice for a web server that does not respond as one for files.
 const SERVER_ADVICE: &str =
     "use a web server that sends `content-length` and answers `range`, or correct the proxy before it";
 

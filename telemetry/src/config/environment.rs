@@ -49,13 +49,13 @@ pub(super) struct CollectorKeys {
 }
 
 /// Variables of OpenTelemetry, and the file that takes precedence.
-pub(super) struct Environment<'a> {
+pub(super) struct CollectorVariables<'a> {
     pub(super) document: &'a ConfigFile<'a>,
     pub(super) files: &'a Files<'a>,
     pub(super) signal: Signal,
 }
 
-impl<'a> Environment<'a> {
+impl<'a> CollectorVariables<'a> {
     /// Returns the collector of the signal; `Some(None)` without an endpoint, and `None` after a problem.
     pub(super) fn collector(&self, keys: CollectorKeys) -> Option<Option<CollectorConfig>> {
         let is_enabled = self.is_enabled();

@@ -1,6 +1,6 @@
 //! Configuration of the export of metrics: the section `[metrics]`.
 
-use super::environment::{CollectorKeys, Environment};
+use super::environment::{CollectorKeys, CollectorVariables};
 use super::{CollectorConfig, ExportProtocol, Signal};
 use configuration::{ConfigFile, Files, section};
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ impl MetricsSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<MetricsConfig>> {
         let MetricsSection { endpoint, protocol, headers_file, headers_env, ca, interval, timeout } = self;
-        let environment = Environment { document, files, signal: Signal::Metrics };
+        let environment = CollectorVariables { document, files, signal: Signal::Metrics };
         let interval = interval.and_then(|key| match key {
             Some(interval) => Some(interval),
             None => {

@@ -9,7 +9,7 @@ mod values;
 pub use self::metrics::{MetricsConfig, MetricsSection};
 
 use configuration::{ConfigFile, Files, section, words};
-use environment::{CollectorKeys, Environment};
+use environment::{CollectorKeys, CollectorVariables};
 use http::{HeaderName, HeaderValue, Uri};
 use rustls::RootCertStore;
 use std::path::PathBuf;
@@ -233,7 +233,7 @@ impl TracingSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<TracingConfig>> {
         let TracingSection { endpoint, protocol, headers_file, headers_env, ca, timeout, .. } = self;
-        let environment = Environment { document, files, signal: Signal::Traces };
+        let environment = CollectorVariables { document, files, signal: Signal::Traces };
         let sampler = environment.sampler(self.sampler, self.sample_ratio);
         let keys = CollectorKeys { endpoint, protocol, headers_file, headers_env, ca, timeout };
         let collector = environment.collector(keys)?;
@@ -248,7 +248,7 @@ impl LogsSection {
     /// problem.
     pub fn read(self, document: &ConfigFile<'_>, files: &Files<'_>) -> Option<Option<LogsConfig>> {
         let LogsSection { endpoint, protocol, headers_file, headers_env, ca, level, timeout } = self;
-        let environment = Environment { document, files, signal: Signal::Logs };
+        let environment = CollectorVariables { document, files, signal: Signal::Logs };
         let keys = CollectorKeys { endpoint, protocol, headers_file, headers_env, ca, timeout };
         let collector = environment.collector(keys)?;
         let level = level?;

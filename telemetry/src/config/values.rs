@@ -108,8 +108,9 @@ pub(super) fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
 pub(super) fn headers(text: &str) -> Result<Vec<(HeaderName, HeaderValue)>, String> {
     let read = |(index, (name, value)): (usize, (String, String))| {
         let entry = index + 1;
-        // `from_str`, as in the exporter: it takes no bytes beyond ASCII.
-        let (Ok(name), Ok(mut value)) = (HeaderName::try_from(name), HeaderValue::from_str(&value)) else {
+        // The exporter takes no bytes beyond ASCII.
+        let value = HeaderValue::from_str(&value).ok().filter(|_| value.is_ascii());
+        let (Ok(name), Some(mut value)) = (HeaderName::try_from(name), value) else {
             return Err(format!(
                 "entry {entry} has a name or a value that HTTP does not permit; write name=value, with letters, digits \
                  and \"-\" in the name, and a value of ASCII characters"

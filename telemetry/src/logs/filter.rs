@@ -73,7 +73,7 @@ impl LogControl {
     /// Restores the filter at the start of the process when the time of a changed one has ended, for ever.
     pub async fn restore_when_due(&self) {
         loop {
-            let until = self.0.state.lock().until();
+            let until = self.0.state.lock().restored_at();
             match until {
                 Some(until) => tokio::select! {
                     () = tokio::time::sleep_until(until.into()) => self.restore(Instant::now()),

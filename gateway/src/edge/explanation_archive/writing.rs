@@ -1,8 +1,8 @@
 //! Writer of the explanations: a thread that renders queued requests, appends them to files, and deletes surplus files.
 //!
 //! A write is one call for all lines of a batch. The partial line of a failed one is truncated, that of a killed process is skipped by
-//! readers. After a failed write, nothing is rendered for [`RETRY`]. A file that was deleted or moved away would take lines that nobody
-//! finds, so each batch checks that the current one is still in the directory, and creates both again if it is not.
+//! readers. After a failed write, nothing is rendered for [`RETRY`]. A file that was deleted or moved away would take lines that no
+//! search finds, so each batch checks that the current one is still in the directory, and creates both again if it is not.
 
 use super::lock::DirectoryLock;
 use super::{ExplanationsConfig, KeptRequest, Shared, list};

@@ -28,7 +28,7 @@ impl LogFilterState {
     }
 
     /// Returns the time at which the filter at the start is restored.
-    pub fn until(&self) -> Option<Instant> {
+    pub fn restored_at(&self) -> Option<Instant> {
         self.until
     }
 
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_changed_filter_ends_at_its_time() {
         let (start, now) = (LogFilterState::new(filter("info")), begun());
-        assert_eq!((start.until(), start.restored(now + MINUTE)), (None, None));
+        assert_eq!((start.restored_at(), start.restored(now + MINUTE)), (None, None));
         let changed = start.changed(filter("debug"), Some(MINUTE), now);
         assert_eq!(changed.current(), &filter("debug"));
         assert_eq!(changed.at_start(), &filter("info"));
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(second.restored(now + MINUTE), None);
         assert_eq!(second.restored(now + MINUTE * 3 / 2), Some(start.clone()));
         let lasting = second.changed(filter("debug"), None, now);
-        assert_eq!((lasting.until(), lasting.at_start()), (None, &filter("info")));
+        assert_eq!((lasting.restored_at(), lasting.at_start()), (None, &filter("info")));
         assert_eq!(lasting.changed(filter("info"), Some(MINUTE), now), start, "there is nothing to restore");
     }
 }
