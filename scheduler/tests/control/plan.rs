@@ -273,8 +273,10 @@ async fn the_metrics_of_a_hub_show_its_term_its_table_and_its_requests() {
     ] {
         assert!(text.lines().any(|given| given == line), "{line} in {text}");
     }
-    // Its log is not exported.
-    let is_shown = |name: &String| !name.starts_with("meridian_hub_log_");
+    // Its log and its metrics are not exported.
+    let is_shown = |name: &String| {
+        !name.starts_with("meridian_hub_log_") && !name.starts_with("meridian_hub_metric_export")
+    };
     let declared: Vec<String> = scheduler::hub::metrics().names().filter(is_shown).collect();
     let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     assert_eq!(shown.map(|(name, _)| name).collect::<Vec<_>>(), declared);
