@@ -67,7 +67,9 @@ pub(super) fn failures_and_served(
     let failed = status.regions.iter().filter(|region| region.status == RolloutStatus::Failed);
     failed.zip(failures(status)).map(move |(failed, line)| {
         let serves = |known: &&DeploymentReplicasV1| {
-            known.regions.iter().any(|region| region.region == failed.region && region.failed.is_none())
+            let of_region = known.regions.iter().filter(|region| region.region == failed.region);
+            let models = of_region.flat_map(|region| &region.models).filter(|model| model.ready > 0);
+            models.into_iter().any(|model| model.source == known.model && model.engine == known.engine)
         };
         match served.filter(serves) {
             Some(DeploymentReplicasV1 { model, engine, .. }) => {
@@ -200,10 +202,11 @@ mod tests {
             statuses(json!([{"name": "a", "status": "Failed", "regions": [failed("gcp/europe-west4")]}]))
                 .remove(0);
         let line = "a has failed in gcp/europe-west4: model_missing: hf://m:  [31m404";
-        let lines = |next: Value, of_served: Value| -> Vec<String> {
+        let lines = |next: Value, ready: u32| -> Vec<String> {
             let engine = json!({"kind": "cpu", "precision": "f32"});
-            let region =
-                json!({"region": "gcp/europe-west4", "target": 1, "models": [], "failed": of_served});
+            let model = json!({"revision": "1".repeat(16), "source": "pypi://old", "task": "embed", "engine": engine,
+                               "replicas": 1, "ready": ready});
+            let region = json!({"region": "gcp/europe-west4", "target": 1, "models": [model]});
             let known = json!([{"name": "a", "model": "pypi://old", "engine": engine, "revision": null, "next": next,
                                 "regions": [region]}]);
             let known: Vec<DeploymentReplicasV1> = serde_json::from_value(known).expect("replicas");
@@ -212,10 +215,9 @@ mod tests {
         let next = json!({"task": "embed", "model": "hf://m", "engine": {"kind": "cpu", "precision": "f32"},
                           "revision": null, "held": false});
         let beside = format!("{line}; it still serves the previous model: pypi://old, cpu f32");
-        assert_eq!(lines(next.clone(), Value::Null), [beside]);
-        assert_eq!(lines(Value::Null, Value::Null), [line], "the failed model is the only one");
-        let of_served = json!({"model": "pypi://old", "failure": {"reason": "other", "message": "m"}});
-        assert_eq!(lines(next, of_served), [line], "both have failed");
+        assert_eq!(lines(next.clone(), 1), [beside]);
+        assert_eq!(lines(Value::Null, 1), [line], "the failed model is the only one");
+        assert_eq!(lines(next, 0), [line], "no replica of the previous one is ready");
         assert_eq!(failures_and_served(&status, &[]).collect::<Vec<_>>(), [line]);
     }
 

@@ -8,7 +8,7 @@ use supervision::Mutex;
 use regions::{Catalogue, Deployment, DeploymentName, HostPort, RegionId};
 use scheduler_api::peer::SharedDeployment;
 use scheduler_core::scale::start_failures::ReplicaStartState;
-use scheduler_core::scale::step::{OwnReplica, Step, step};
+use scheduler_core::scale::step::{ORDERED_RANK, OwnReplica, Step, step};
 use scheduler_core::spoke::{DeploymentDemand, MemberState, ReplicaMember, ScalingStatus, Spoke};
 use tokio::sync::{Notify, watch};
 
@@ -544,7 +544,7 @@ fn observe_starts(
 fn missing(target: u32, existing: usize, now: Instant) -> impl Iterator<Item = OwnReplica<ReplicaSlot>> {
     (0..target.saturating_sub(existing as u32)).map(move |index| OwnReplica {
         id: ReplicaSlot::Ordered(index),
-        removal_rank: u64::MAX,
+        removal_rank: ORDERED_RANK,
         is_stale: false,
         ordered_at: now,
         state: MemberState::Pending,

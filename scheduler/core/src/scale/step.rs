@@ -22,6 +22,9 @@ use crate::spoke::{LOST_MAX, MemberState};
 /// Maximum number of replicas above the desired number during a rolling update.
 const SURGE_PERCENT: u32 = 25;
 
+/// [`OwnReplica::removal_rank`] of a replica that is ordered and does not exist yet: it is removed before all others.
+pub const ORDERED_RANK: u64 = u64::MAX;
+
 /// Time for which a stale replica must not have been ready before it is drained. After a restart of the spoke, a replica that
 /// serves is not known to be ready before its first report.
 const UNREADY_MIN: Duration = Duration::from_secs(3);
@@ -67,7 +70,8 @@ pub fn step<I: Clone + Ord>(own: &[OwnReplica<I>], others: u32, target: u32, now
         replica.state == MemberState::Lost && replica.lost_since.is_some_and(long)
     };
     // Where the platform chooses, it would remove another replica instead.
-    let highest = own.iter().map(|replica| replica.removal_rank).max();
+    let existing = own.iter().map(|replica| replica.removal_rank).filter(|rank| *rank != ORDERED_RANK);
+    let highest = existing.max();
     let abandoned = |replica: &&OwnReplica<I>| {
         let long = |since: Instant| now.saturating_duration_since(since) >= UNREADY_MIN;
         replica.is_stale
@@ -198,6 +202,13 @@ mod tests {
         assert!(
             step(&ranked, 0, 2, now + UNREADY_MIN).drain.is_empty(),
             "the platform would remove the other"
+        );
+        let ordered = OwnReplica { removal_rank: ORDERED_RANK, ..own(2, Pending, 0, now) };
+        let full = [stale(1, Pending), ordered];
+        assert_eq!(
+            step(&full, 0, 1, now + UNREADY_MIN).drain,
+            BTreeSet::from([1]),
+            "the other waits for its device"
         );
         let fresh = [own(1, Pending, 0, now)];
         assert!(step(&fresh, 0, 1, now + 10 * UNREADY_MIN).drain.is_empty(), "it is what is wanted");

@@ -11,8 +11,8 @@
 //! A replica that reports another revision than the pinned one gets no requests. It is a *mismatch*, unless it runs the
 //! next revision of the table. A replica that reports no revision is used only where nothing is pinned.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use regions::{
@@ -66,6 +66,8 @@ pub struct MismatchCounts {
 pub(super) struct ServedModels {
     /// Revisions of the newest table; `None` without one, or with one of a hub without support for revisions.
     table: Option<BTreeMap<DeploymentName, ServedRevision>>,
+    /// Deployments of the newest table.
+    deployments: BTreeSet<DeploymentName>,
     /// Revisions chosen locally, without a table.
     chosen: BTreeMap<DeploymentName, ModelRevision>,
     /// Current mismatches, with the reported revision.
@@ -79,6 +81,7 @@ pub(super) struct ServedModels {
 impl ServedModels {
     pub(super) fn apply_route_table(&mut self, table: &RouteTable) {
         self.table.clone_from(&table.revisions);
+        self.deployments = table.deployments.keys().cloned().collect();
         if self.table.is_some() {
             self.chosen.clear();
         }
@@ -218,12 +221,10 @@ impl Spoke {
         counts
     }
 
-    /// Returns whether the route table pins a revision of the deployment, or this spoke scales it. Other names in [`Spoke::loads`] are
-    /// those that only replicas report.
+    /// Returns whether the newest route table has the deployment, or this spoke scales it. Other names in [`Spoke::loads`] are those
+    /// that only replicas report.
     pub fn is_configured(&self, deployment: &DeploymentName) -> bool {
-        let table = self.models.table.as_ref();
-        table.is_some_and(|table| table.contains_key(deployment))
-            || self.scaling_status().contains_key(deployment)
+        self.models.deployments.contains(deployment) || self.scaling_status().contains_key(deployment)
     }
 
     /// Returns the models of the replicas of each deployment. Draining replicas and those that report no model are

@@ -2,9 +2,9 @@
 
 use super::super::{NoReplica, PassiveHealth, ReplicaOutcome, ReplicaStatus};
 use super::*;
+use crate::fixtures::some_deployment;
 use crate::some_instant;
 use regions::{Catalogue, EngineKind, EngineSpec, Generation, ModelSpec, Precision, Task};
-use std::collections::BTreeSet;
 
 fn revision(text: &str) -> ModelRevision {
     text.repeat(16).parse().unwrap()
@@ -200,4 +200,16 @@ fn mismatches_of_names_that_only_replicas_know_use_bounded_memory() {
     let ever_before: u64 = before.by_deployment.values().map(|(_, ever)| ever).sum();
     assert_eq!((now_counted, ever), (50, 500 + ever_before), "none is lost");
     assert_eq!(others.0, 50, "the last names have no count of their own");
+}
+
+#[test]
+fn the_deployments_of_the_table_are_configured_with_and_without_a_revision() {
+    let now = some_instant();
+    let mut spoke = region(&[Some("a")], now);
+    assert!(!spoke.is_configured(&name()), "a replica has named it");
+    let deployment = some_deployment("z");
+    let deployments = [(deployment.name.clone(), deployment)].into();
+    spoke.apply_route_table(&RouteTable { deployments, ..table(None) }, &Catalogue::builtin());
+    assert!(spoke.is_configured(&"z".parse().unwrap()));
+    assert!(!spoke.is_configured(&name()));
 }
