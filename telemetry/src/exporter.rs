@@ -3,6 +3,7 @@
 use crate::config::{CollectorConfig, ExportCompression, ExportProtocol, Headers};
 use crate::connector::{CollectorConnector, HttpExportClient};
 use crate::outcome::LastOutcome;
+use http::uri::Scheme;
 use http::{HeaderMap, Uri};
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::{
@@ -159,9 +160,16 @@ fn connector(config: &CollectorConfig) -> Result<CollectorConnector, ExportError
 /// Returns a channel to the collector. It connects with the first export, over the connector's own TLS; requests have the
 /// scheme of the URL.
 fn channel(endpoint: &Uri, connector: CollectorConnector) -> Result<Channel, tonic::transport::Error> {
-    let authority = endpoint.authority().map_or("", |authority| authority.as_str());
-    let channel = Endpoint::from_shared(format!("http://{authority}"))?.origin(endpoint.clone());
+    let channel = Endpoint::from_shared(connect_url(endpoint))?.origin(endpoint.clone());
     Ok(channel.connect_with_connector_lazy(connector))
+}
+
+/// Returns the URL that the connector of a channel connects to, in plaintext as far as the channel knows. It always has a port,
+/// because the default one is that of the scheme of the collector.
+fn connect_url(endpoint: &Uri) -> String {
+    let host = endpoint.host().unwrap_or_default();
+    let default = if endpoint.scheme() == Some(&Scheme::HTTPS) { 443 } else { 80 };
+    format!("http://{host}:{}", endpoint.port_u16().unwrap_or(default))
 }
 
 /// Returns the headers of each export.
@@ -204,4 +212,22 @@ pub(crate) fn resource(config: &CollectorConfig, process: Process<'_>) -> Resour
     Resource::builder_empty()
         .with_attributes(attributes.map(|(name, value)| KeyValue::new(name, value)))
         .build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_without_a_port_connects_to_that_of_the_scheme() {
+        for (endpoint, url) in [
+            ("https://collector", "http://collector:443"),
+            ("http://collector", "http://collector:80"),
+            ("https://collector:4317/", "http://collector:4317"),
+            ("http://[::1]", "http://[::1]:80"),
+            ("https://[::1]:4317", "http://[::1]:4317"),
+        ] {
+            assert_eq!(connect_url(&endpoint.parse().unwrap()), url, "{endpoint}");
+        }
+    }
 }
