@@ -53,7 +53,7 @@ pub enum ServeError {
     Tls(String),
     /// Traces or metrics cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] ExportError),
+    Export(#[from] ExportError),
     /// The listener of the replica failed. The replica exits.
     #[error("cannot serve: {0}")]
     Serve(io::Error),
@@ -146,7 +146,7 @@ impl ServeError {
             | ServeError::Load { .. }
             | ServeError::Thread(_)
             | ServeError::Tls(_)
-            | ServeError::Tracing(_)
+            | ServeError::Export(_)
             | ServeError::Serve(_) => return None,
         };
         Some(FailedStart { report: StartFailureReport::new(reason, self.to_string()), invalid_model })

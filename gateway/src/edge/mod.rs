@@ -156,7 +156,7 @@ pub enum EdgeError {
     },
     /// Traces or metrics cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] ExportError),
+    Export(#[from] ExportError),
     /// A URL in `hub` or the identity cannot be used for requests to hubs. The gateway does not start.
     #[error("cannot build the HTTP client for the control plane: {0}")]
     Client(#[from] scheduler_client::hub::HubClientError),

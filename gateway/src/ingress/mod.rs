@@ -151,7 +151,7 @@ pub enum IngressError {
     Tls(#[from] rustls::Error),
     /// Traces or metrics cannot be exported.
     #[error("{0}")]
-    Tracing(#[from] ExportError),
+    Export(#[from] ExportError),
     /// The queue of jobs cannot be opened. The spoke does not start.
     #[error("{0}")]
     Jobs(#[from] JobsError),

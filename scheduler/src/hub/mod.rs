@@ -165,7 +165,7 @@ pub enum HubError {
     Authority(String),
     /// The metrics cannot be exported. The hub does not start.
     #[error("{0}")]
-    Metrics(#[from] ExportError),
+    Export(#[from] ExportError),
     /// The listener of the hub failed. The hub exits.
     #[error("the HTTP server ended: {0}")]
     Server(io::Error),
